@@ -29,7 +29,10 @@ from pathlib import Path
 
 import numpy as np
 
+from edgespec.config import Config
+from edgespec.costs.planned_memory import HitRates
 from edgespec.errors import EdgeSpecError, MemoryLimitError
+from edgespec.models.gguf.footprint import Footprint
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub import catalog
@@ -45,7 +48,9 @@ from edgespec.models.llama.runtime.context import Context, FloatArray
 from edgespec.models.llama.runtime.device_layers import ON_PROCESSOR
 from edgespec.models.llama.runtime.model import Model
 from edgespec.models.llama.state_trees import Branching, try_branches
-from edgespec.offload.planning.stream_plan import open_streamed_model, plan_stream
+from edgespec.offload.planning.needs import Needs
+from edgespec.offload.planning.stream_layout import StreamLayout
+from edgespec.offload.planning.stream_plan import open_streamed_model, prepare_stream
 from edgespec.progress import no_progress
 from edgespec.speculation.tree import TokenTree
 from tests.fuzz.architectures import NotMade, make, names
@@ -202,24 +207,17 @@ def _shows_hidden(model: Model) -> bool:
 
 def _streamed(path: Path) -> FloatArray:
     files, budget = ModelFiles.of(read_header(path)), 1 << 16
+    needs, config = Needs([Footprint(files.tensor_bytes, 0, 0)], 0), Config.of(experts="never")
     with tempfile.TemporaryDirectory() as folder:
         while True:
             try:
-                plan = plan_stream(
-                    files,
-                    budget=budget,
-                    fixed=0,
-                    process=0,
-                    pack="always",
-                    pack_folder=Path(folder),
-                    experts="never",
-                    n_rows=64,
-                )
+                layout = StreamLayout.of(files, needs, budget, config, HitRates(), packed=True)
                 break
             except MemoryLimitError as error:
                 if error.least is None or error.least <= budget:
                     raise
                 budget = error.least
+        plan = prepare_stream(files, layout, "always", Path(folder), no_progress)
         with open_streamed_model(path, plan, ON_PROCESSOR, no_progress) as model:
             return _logits(_open(model, 1))
 

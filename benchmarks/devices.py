@@ -27,6 +27,7 @@ import edgespec
 from benchmarks.hollow_files import write_hollow
 from benchmarks.workload import q4_0
 from edgespec import GenerationConfig
+from edgespec.config import Config
 from edgespec.costs.curves import Curve
 from edgespec.errors import MemoryLimitError
 from edgespec.loading.devices.cards import Card, Cards
@@ -37,7 +38,6 @@ from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub import catalog
 from edgespec.models.hub.inspection import inspect_model
 from edgespec.plans.model_plan import plan_for
-from edgespec.plans.plan import PlanRequest
 from edgespec.profiles.device_profile import DeviceProfile
 from edgespec.profiles.store import DiskProfile, PassProfile, ProfileStore, disk_key, machine_identity
 from edgespec.progress import no_progress
@@ -153,10 +153,10 @@ def plan_on_paper(model: Path, memory: int) -> None:
     print("|---|---|---|---|---|---|---|")
     for label in ("none", *PAPER):
         cards = None if label == "none" else on_paper(label, files, own)
-        request = PlanRequest(
-            str(model),
-            "lookup",
-            memory,
+        request = Config.of(
+            model=model,
+            draft="lookup",
+            memory=memory,
             threads=default_threads(),
             gpu_layers=0 if cards is None else "auto",
         )

@@ -18,9 +18,9 @@ from pathlib import Path
 import gguf
 
 from benchmarks.hollow_files import write_hollow
+from edgespec.config import Config
 from edgespec.errors import MemoryLimitError
 from edgespec.plans.model_plan import plan_for
-from edgespec.plans.plan import PlanRequest
 from edgespec.profiles.store import DiskProfile, ProfileStore, disk_key
 from edgespec.progress import no_progress
 
@@ -100,7 +100,8 @@ def main() -> None:
 def cell(model: Path, drafter: Path, memory: int, store: ProfileStore) -> str:
     """Tokens a second, and in brackets those of plain decoding; bold where weights are streamed."""
     try:
-        plan = plan_for(PlanRequest(str(model), str(drafter), memory, gpu_layers=0), no_progress, store)
+        asked = Config.of(model=model, draft=drafter, memory=memory, gpu_layers=0)
+        plan = plan_for(asked, no_progress, store)
     except MemoryLimitError:
         return "too little"
     best, plain = plan.chosen.tokens_per_second, plan.plain.tokens_per_second

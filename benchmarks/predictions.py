@@ -28,6 +28,7 @@ from platformdirs import user_cache_path
 
 import edgespec
 from benchmarks.workload import FOLDER, PROMPTS, dropped_four, q4_0, smollm2, widened
+from edgespec.config import Config
 from edgespec.engine.engine import Engine
 from edgespec.files.kept import Kept
 from edgespec.generation.config import GenerationConfig
@@ -35,7 +36,7 @@ from edgespec.generation.result import PassRecord
 from edgespec.machine.probe import usable_cores
 from edgespec.measure.full_profile import measure_full_profile
 from edgespec.plans.model_plan import plan_for
-from edgespec.plans.plan import Plan, PlanRequest
+from edgespec.plans.report import PlanReport
 from edgespec.profiles.stream_rate import StreamRate
 
 CONTEXT = 1024
@@ -109,7 +110,7 @@ def _measure_all(target: Path, drafters: dict[str, str], options: argparse.Names
     print(json.dumps([asdict(row) for row in rows]))
 
 
-def _predicted(plan: Plan, budget: int) -> Speed:
+def _predicted(plan: PlanReport, budget: int) -> Speed:
     """For trees of so many nodes; one node is plain decoding."""
     wanted = (p for p in plan.sizes if p.nodes == budget and (p.drafter == "none") == (budget == 1))
     found = next(wanted)
@@ -179,9 +180,9 @@ def _use(target: Path, draft: str, memory: int, options: argparse.Namespace) -> 
             engine.generate(prompt, GenerationConfig(max_tokens=options.used_tokens))
 
 
-def _plan(target: Path, draft: str, memory: int) -> Plan:
-    wish = PlanRequest(str(target), draft, memory, CONTEXT, usable_cores())
-    return plan_for(wish, lambda _what, _fraction: None)
+def _plan(target: Path, draft: str, memory: int) -> PlanReport:
+    asked = Config.of(model=target, draft=draft, memory=memory, context=CONTEXT, threads=usable_cores())
+    return plan_for(asked, lambda _what, _fraction: None)
 
 
 def _measured(

@@ -23,16 +23,16 @@ from pathlib import Path
 import edgespec
 from benchmarks.slow_network import DelayedPort
 from benchmarks.workload import PROMPTS, dropped, q4_0, widened
+from edgespec.config import Config
 from edgespec.costs.planner import Prediction
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
 from edgespec.loading.devices.spreading import layer_sizes
-from edgespec.models.gguf.footprint import SPARE_CELLS, USUAL_NODES, footprint
+from edgespec.models.gguf.footprint import USUAL_NODES, cells_for
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.offload.planning.budget import bytes_needed
+from edgespec.offload.planning.needs import ContextShape, PairSizes
 from edgespec.plans.model_plan import plan_for
-from edgespec.plans.plan import PlanRequest
 from edgespec.progress import no_progress
 
 _CONTEXT = 1024
@@ -57,13 +57,13 @@ def _row(delay: float, draft: str, workers: Sequence[str], options: argparse.Nam
     memory = _tight(options.model) + (_tight_drafter(options.draft) if trees else 0)
     nodes = options.nodes if trees else 1
     plan = plan_for(
-        PlanRequest(
-            str(options.model),
-            draft,
-            memory,
-            _CONTEXT,
-            options.threads,
-            workers=tuple(workers),
+        Config.of(
+            model=options.model,
+            draft=draft,
+            memory=memory,
+            context=_CONTEXT,
+            threads=options.threads,
+            workers=workers,
         ),
         no_progress,
     )
@@ -120,9 +120,9 @@ def _answers(engine: edgespec.Engine, options: argparse.Namespace) -> list[Gener
 
 def _tight(model: Path) -> int:
     """Memory for everything and a quarter of the layers."""
-    header = read_header(model)
-    whole = bytes_needed([footprint(header, n_cells=_CONTEXT + SPARE_CELLS, n_outputs=USUAL_NODES)])
-    return whole - sum(layer_sizes(ModelFiles.of(header))) * 3 // 4
+    files = ModelFiles.of(read_header(model))
+    sizes = PairSizes(files, None, ContextShape(cells_for(_CONTEXT)), measured=False)
+    return sizes.at(USUAL_NODES).total - sum(layer_sizes(files)) * 3 // 4
 
 
 def _tight_drafter(draft: Path) -> int:

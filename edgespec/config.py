@@ -12,22 +12,22 @@ from typing import Any
 
 from edgespec.errors import UsageError
 from edgespec.option import (
-    Declared,
     Group,
     Number,
     OneOf,
+    Option,
     Size,
     Switch,
     Text,
     Texts,
-    declared,
     listed,
     option,
+    options_of,
 )
 
 AUTO, ALL, NONE = "auto", "all", "none"
-MAX_TREE = 4096  # nodes
-MOST_PARALLEL = 1000
+_MOST_NODES = 4096  # of a tree
+_MOST_PARALLEL = 1000  # sequences
 _MOST_TOKENS = 10_000_000
 TREES = ("calibrated", "specexec", "sequoia", "opt-tree", "eagle2", "chain", "sequences")
 """The policies of `speculation.policies`, which takes too long to import for help and completion."""
@@ -45,7 +45,7 @@ class ModelConfig(Group):
         "GGUF file or model name.",
         Text(),
         says="the bundled smollm2-135m",
-        argument="model",
+        name="model",
         metavar="MODEL",
         more="A name is in the catalog, or is org/repo[:quant] on the Hub, which is downloaded if needed.",
     )
@@ -66,6 +66,7 @@ class ModelConfig(Group):
         Texts(repeated=True),
         says="",
         metavar="FILE[:SCALE]",
+        more='Each is "FILE" or "FILE:SCALE".',
     )
 
 
@@ -74,7 +75,13 @@ class MemoryConfig(Group):
     """The memory budget, and what becomes of weights that exceed it."""
 
     limit: int | None = option(
-        None, "--memory", "Memory limit.", Size(), says="all available memory", argument="memory"
+        None,
+        "--memory",
+        "Memory limit.",
+        Size(),
+        says="all available memory",
+        name="memory",
+        more='In bytes, or a size such as "12GiB".',
     )
     offload: str = option(
         AUTO,
@@ -87,14 +94,14 @@ class MemoryConfig(Group):
     pack: str = option(
         AUTO,
         "--pack",
-        "Whether to store streamed weights in this CPU's fast layout, in a copy on disk.",
+        "Store a copy of streamed weights on disk, in this CPU's fast layout.",
         OneOf(AUTO, "always", "never"),
         more='"auto" does so if the disk has room for the copy.',
     )
     slots: int | None = option(
         None,
         "--slots",
-        "How many streamed layers to buffer at once.",
+        "Streamed layers to buffer at once.",
         Number(2, 4096),
         says="as many as keep the disk busy",
     )
@@ -145,7 +152,7 @@ class DevicesConfig(Group):
         "GPUs to use, by the names that 'edgespec doctor' prints.",
         Texts(),
         says=ALL,
-        argument="device",
+        name="device",
         metavar="NAME,...",
     )
     draft_device: str = option(
@@ -203,7 +210,7 @@ class SpeculationConfig(Group):
         "Kind of drafter, if --draft does not determine it.",
         OneOf("model", "lookup", "merged"),
         says="whatever the model supports",
-        argument="drafter",
+        name="drafter",
     )
     draft_from: str | None = option(
         None,
@@ -231,20 +238,20 @@ class SpeculationConfig(Group):
         of_load=False,
     )
     tree: str = option(
-        "calibrated",
-        "--tree",
-        f"Tree policy: {listed(TREES)}.",
-        OneOf(*TREES),
-        metavar="NAME",
+        "calibrated", "--tree", f"Tree policy: {listed(TREES)}.", OneOf(*TREES), metavar="NAME"
     )
     tree_budget: int | None = option(
-        None, "--tree-budget", "Maximum nodes per token tree.", Number(1, MAX_TREE, {AUTO: None}), says=AUTO
+        None,
+        "--tree-budget",
+        "Maximum nodes per token tree.",
+        Number(1, _MOST_NODES, {AUTO: None}),
+        says=AUTO,
     )
     tree_depth: int | None = option(
-        None, "--tree-depth", "Maximum depth of a token tree.", Number(1, MAX_TREE), says=AUTO
+        None, "--tree-depth", "Maximum depth of a token tree.", Number(1, _MOST_NODES), says=AUTO
     )
     tree_width: int | None = option(
-        None, "--tree-width", "Maximum nodes per draft step.", Number(1, MAX_TREE), says=AUTO
+        None, "--tree-width", "Maximum nodes per draft step.", Number(1, _MOST_NODES), says=AUTO
     )
     exact: bool | None = option(
         None,
@@ -310,10 +317,11 @@ class BatchingConfig(Group):
 
     parallel: int | str | None = option(
         None,
-        "",
+        "--parallel",
         "Sequences to make room for in the KV cache, as far as the memory allows.",
-        Number(1, MOST_PARALLEL, {AUTO: AUTO}),
+        Number(1, _MOST_PARALLEL, {AUTO: AUTO}),
         says="one, whose room several share",
+        everywhere=False,
         more='"auto" takes the number with the highest throughput, by the memory and the measured passes.',
     )
     text_tokens: int | None = option(
@@ -362,23 +370,27 @@ class Config:
         """A copy with some options changed, by their names as arguments; raises as `Config`."""
         changes: dict[str, dict[str, Any]] = {}
         for name, value in values.items():
-            group, one = OPTIONS[name]
-            changes.setdefault(group, {})[one.field.name] = value
-        groups = {group: replace(getattr(self, group), **values) for group, values in changes.items()}
-        return replace(self, **groups)
+            changes.setdefault(_GROUPS[name], {})[OPTIONS[name].field] = value
+        return replace(
+            self, **{group: replace(getattr(self, group), **its) for group, its in changes.items()}
+        )
 
     def arguments(self) -> dict[str, Any]:
         """The options that differ from their defaults, by their names as arguments, for JSON too."""
-        found = {}
-        for name, (group, one) in OPTIONS.items():
-            value = getattr(getattr(self, group), one.field.name)
-            if value != one.default:
-                found[name] = [*value] if isinstance(value, tuple) else value
-        return found
+        values = {name: getattr(getattr(self, _GROUPS[name]), OPTIONS[name].field) for name in OPTIONS}
+        return {
+            name: [*value] if isinstance(value, tuple) else value
+            for name, value in values.items()
+            if value != OPTIONS[name].default
+        }
 
 
-GROUPS = {group.name: type(group.default) for group in fields(Config)}
-OPTIONS: Mapping[str, tuple[str, Declared]] = {
-    one.name: (group, one) for group, kind in GROUPS.items() for one in declared(kind)
-}
-"""Every option by its name as an argument, with the group that it is in."""
+_BY_GROUP = {group.name: options_of(type(group.default)) for group in fields(Config)}
+_GROUPS = {option.name: group for group, options in _BY_GROUP.items() for option in options}
+OPTIONS: Mapping[str, Option] = {option.name: option for options in _BY_GROUP.values() for option in options}
+"""Every option by its name as an argument."""
+
+
+def heading_of(name: str) -> str:
+    """The heading under which `--help` lists an option: that of its group."""
+    return _GROUPS[name].capitalize()

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from numbers import Integral
 from typing import Any
 
@@ -143,64 +143,43 @@ class Switch(Values):
 
 @dataclass(frozen=True)
 class Option:
-    """The declaration of an option, besides its default.
+    """The declaration of an option.
 
     Attributes:
         flags: on the command line, separated by spaces, the main one last; empty if it has none there.
-        help: a sentence for `--help`.
+        summary: a sentence for `--help`.
         values: the values that it takes.
         says: the default in words; None for the value itself.
         more: sentences for those who call the library.
         metavar: the value in a usage line, where that of `values` is not clear enough.
-        argument: its name as an argument of `edgespec.load`; empty for that of the field.
         of_load: whether it is an argument of `edgespec.load`.
+        everywhere: whether all commands that load a model have its flag.
+        name: as an argument and a setting; that of its field if it is not given.
+        field: its field in its group.
     """
 
+    default: Any
     flags: str
-    help: str
+    summary: str
     values: Values
     says: str | None = None
     more: str = ""
     metavar: str = ""
-    argument: str = ""
     of_load: bool = True
-
-
-def option(default: Any, flags: str, help_text: str, values: Values, **more: Any) -> Any:
-    """A field of a group; see `Option`."""
-    return field(default=default, metadata={Option: Option(flags, help_text, values, **more)})
-
-
-@dataclass(frozen=True)
-class Declared:
-    """An option as it is declared in a group.
-
-    Attributes:
-        name: its name as an argument and as a setting.
-    """
-
-    name: str
-    field: Field[Any]
-    option: Option
-
-    @property
-    def default(self) -> Any:
-        """Its default."""
-        return self.field.default
+    everywhere: bool = True
+    name: str = ""
+    field: str = ""
 
     @property
     def help(self) -> str:
-        """A sentence on what it does, and its default."""
-        return self._with_default(self.option.help)
+        """The summary and the default."""
+        says = str(self.default) if self.says is None else self.says
+        return f"{self.summary} Default: {says}." if says else self.summary
 
     @property
     def documentation(self) -> str:
-        """The help with further sentences for those who call the library."""
-        return self._with_default(" ".join(filter(None, [self.option.help, self.option.more])))
-
-    def _with_default(self, text: str) -> str:
-        says = str(self.default) if self.option.says is None else self.option.says
-        return f"{text} Default: {says}." if says else text
+        """The summary for those who call the library, who see the default itself, unless it is None."""
+        return f"{self.help if self.default is None else self.summary} {self.more}".strip()
 
     def read(self, given: Any) -> Any:
         """The value, checked.
@@ -211,11 +190,14 @@ class Declared:
         if given is None and self.default is None:
             return None
         try:
-            return self.option.values.read(given)
+            return self.values.read(given)
         except (ValueError, TypeError):
-            raise UsageError(
-                f"{self.name} is {shown(given)}.", f"It must be {self.option.values.wanted}."
-            ) from None
+            raise UsageError(f"{self.name} is {shown(given)}.", f"It must be {self.values.wanted}.") from None
+
+
+def option(default: Any, flags: str, summary: str, values: Values, **more: Any) -> Any:
+    """A field of a group; see `Option`."""
+    return field(default=default, metadata={Option: Option(default, flags, summary, values, **more)})
 
 
 class Group:
@@ -227,15 +209,14 @@ class Group:
         Raises:
             UsageError: a value is out of its range.
         """
-        for one in declared(type(self)):
-            object.__setattr__(self, one.field.name, one.read(getattr(self, one.field.name)))
+        for each in options_of(type(self)):
+            object.__setattr__(self, each.field, each.read(getattr(self, each.field)))
 
 
-def declared(group: Any) -> Iterable[Declared]:
+def options_of(group: Any) -> list[Option]:
     """The options of a group, in order."""
-    for one in fields(group):
-        metadata: Option = one.metadata[Option]
-        yield Declared(metadata.argument or one.name, one, metadata)
+    found = [(each.name, each.metadata[Option]) for each in fields(group)]
+    return [replace(option, name=option.name or name, field=name) for name, option in found]
 
 
 def listed(words: Sequence[str]) -> str:

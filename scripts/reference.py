@@ -1,10 +1,13 @@
-"""Write docs/reference/cli.md from the command line itself: python scripts/reference.py
+"""Write the reference of options: docs/reference/cli.md, and the table of `edgespec.load` in library.md.
 
-With --check it writes nothing, and fails if the page is not what it would write.
+    python scripts/reference.py
+
+With --check it writes nothing, and fails if a page is not what it would write.
 """
 
 from __future__ import annotations
 
+import inspect
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,12 +15,39 @@ from typing import Any
 import typer
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "reference" / "cli.md"
+FOLDER = ROOT / "docs" / "reference"
+_BEGIN, _END = "<!-- The table is made by scripts/reference.py -->\n", "<!-- Until here -->\n"
+
+
+def main() -> int:
+    """Write or check the pages; returns the exit code."""
+    sys.path.insert(0, str(ROOT))
+    code = 0
+    for page, text in ((FOLDER / "cli.md", reference()), (FOLDER / "library.md", library())):
+        if "--check" not in sys.argv[1:]:
+            page.write_text(text, encoding="utf-8")
+        elif page.read_text(encoding="utf-8") != text:
+            print(f"{page} is out of date. Run: python scripts/reference.py", file=sys.stderr)
+            code = 1
+    return code
+
+
+def library() -> str:
+    """The page of the library with the arguments of `edgespec.load`."""
+    import edgespec
+    from edgespec.loading.arguments import documentation
+
+    before, rest = (FOLDER / "library.md").read_text(encoding="utf-8").split(_BEGIN)
+    rows = ["| argument | type | default | |", "|---|---|---|---|"]
+    for parameter in inspect.signature(edgespec.load).parameters.values():
+        kind = inspect.formatannotation(parameter.annotation).replace("collections.abc.", "")
+        cells = f"`{parameter.name}`", f"`{kind}`", f"`{parameter.default!r}`", documentation(parameter.name)
+        rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    return before + _BEGIN + "\n" + "\n".join(rows) + "\n\n" + _END + rest.split(_END)[1]
 
 
 def reference() -> str:
     """The page: every command, its options by group, and its examples."""
-    sys.path.insert(0, str(ROOT))
     from edgespec.cli.main import app
 
     group: Any = typer.main.get_command(app)
@@ -59,18 +89,6 @@ def _row(parameter: Any) -> str:
     variable = f" `{variables[0]}`" if variables else ""
     names = names.replace("|", "\\|")
     return f"| `{names}` | {help_of(parameter)}{variable} |"
-
-
-def main() -> int:
-    """Write or check the page; returns the exit code."""
-    text = reference()
-    if "--check" in sys.argv[1:]:
-        if PAGE.read_text(encoding="utf-8") == text:
-            return 0
-        print(f"{PAGE} is out of date. Run: python scripts/reference.py", file=sys.stderr)
-        return 1
-    PAGE.write_text(text, encoding="utf-8")
-    return 0
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import psutil
 
 import edgespec
 from edgespec import GenerationConfig
+from edgespec.config import Config
 from edgespec.costs.curves import Curve
 from edgespec.errors import EdgeSpecError, MemoryLimitError
 from edgespec.kernels.device_speed import measure_speeds
@@ -28,7 +29,6 @@ from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.build import current_build
 from edgespec.plans.model_plan import plan_for
-from edgespec.plans.plan import PlanRequest
 from edgespec.profiles.device_profile import DeviceProfile
 from edgespec.progress import no_progress
 
@@ -131,7 +131,7 @@ def in_least_memory(model: str, **options: Any) -> dict[str, Any]:
 
 def plan(model: str) -> dict[str, Any]:
     """The notes of a plan."""
-    request = PlanRequest(model, "none", context=512, threads=1, gpu_layers=15)
+    request = Config.of(model=model, gpu_layers=15, **OPTIONS)
     found = plan_for(request, no_progress)
     return {"notes": found.notes, "resident": found.chosen.holding.resident_bytes}
 

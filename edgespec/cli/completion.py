@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgespec.config import NO_MODEL
+
 _PATH_AT_END = re.compile(r'(?:^|\s)@("?)([^"\s]*|(?<=")[^"]*)$')
 
 
@@ -90,7 +92,7 @@ def complete_model(incomplete: str) -> list[str]:
 
 def complete_draft(incomplete: str) -> list[str]:
     """The same for --draft, with the words it takes."""
-    words = [word for word in ("auto", "none", "lookup") if word.startswith(incomplete)]
+    words = [word for word in NO_MODEL if word.startswith(incomplete)]
     return words + complete_model(incomplete)
 
 

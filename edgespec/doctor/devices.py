@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from edgespec.config import DevicesConfig
 from edgespec.progress import Progress
 
 if TYPE_CHECKING:
@@ -43,10 +44,10 @@ def examine_devices(build: Build, on_progress: Progress) -> tuple[DeviceFacts, .
     if not build.gpus:
         return ()
     from edgespec.kernels.device_speed import DeviceFailed
-    from edgespec.loading.devices.finding import AUTO, CardRequest, describe, measured
+    from edgespec.loading.devices.finding import PlacementRequest, describe, measured
     from edgespec.machine.cores import default_threads
 
-    request = CardRequest(AUTO, (), default_threads(), on_progress=on_progress)
+    request = PlacementRequest(DevicesConfig(), default_threads(), on_progress)
     found = []
     for device in build.gpus:
         about = (device.name, device.description, device.free, device.total)

@@ -16,7 +16,7 @@ from edgespec.doctor.kernels import KernelFacts, examine_kernels
 from edgespec.errors import EdgeSpecError
 from edgespec.machine.disks import Disk, disk_of
 from edgespec.machine.probe import Machine, probe
-from edgespec.models.gguf.footprint import SPARE_CELLS, USUAL_NODES
+from edgespec.models.gguf.footprint import cells_for
 from edgespec.progress import Progress, no_progress
 
 if TYPE_CHECKING:
@@ -203,6 +203,7 @@ def _inspect_build() -> tuple[Build | None, str, str]:
 
 
 def _inspect_model(model: str, on_progress: Progress) -> ModelFacts:
+    from edgespec.models.gguf.layers import ModelFiles
     from edgespec.models.gguf.summary import describe
     from edgespec.models.hub.drafter_choice import drafter_to_take
     from edgespec.models.hub.inspection import inspect_model
@@ -211,11 +212,9 @@ def _inspect_model(model: str, on_progress: Progress) -> ModelFacts:
     inspected = inspect_model(model, on_progress)
     memory = fit_report(inspected.headers)
     taken = drafter_to_take(
-        inspected.headers[0],
-        sum(header.tensor_bytes for header in inspected.headers),
+        ModelFiles(inspected.headers),
         budget=memory["available_bytes"],
-        n_cells=USUAL_CONTEXT + SPARE_CELLS,
-        n_outputs=USUAL_NODES,
+        n_cells=cells_for(USUAL_CONTEXT),
     )
     return ModelFacts(
         model,

@@ -19,13 +19,13 @@ from edgespec.drafting.recipe_search import CostModel, Judged, Recipe, search
 from edgespec.drafting.recipes import RecipeMeter, State
 from edgespec.errors import BackendError, OutputError, UsageError
 from edgespec.files.writing import remove_abandoned
+from edgespec.machine.memory import FreeMemory
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.split_files import split_paths
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.registry import MADE, Pair, Registry, drafters_folder
 from edgespec.models.llama.quantize import KEEP, QUANTIZATIONS, make_drafter
-from edgespec.offload.planning.budget import memory_room
 from edgespec.progress import Progress, no_progress
 
 _CONTEXT = 1024
@@ -130,7 +130,7 @@ def make_for(target: str, options: MakeOptions, on_progress: Progress | None = N
         report(what, part * 0.2)
 
     written = state.written(
-        memory_room(options.memory),
+        FreeMemory.read().budget(options.memory),
         lambda: _generate_texts(header, options, PROMPTS, options.tokens, report_writing),
         lambda: _generate_texts(header, options, PROMPTS[:_FEW_PROMPTS], _FEW_TOKENS, report_writing).cost,
     )

@@ -60,14 +60,14 @@ def takes_options(load: _Load) -> _Load:
             inspect.Parameter(
                 name,
                 kinds.get(name, inspect.Parameter.KEYWORD_ONLY),
-                default=OPTIONS[name][1].default if name in OPTIONS else None,
+                default=OPTIONS[name].default if name in OPTIONS else None,
                 annotation=hint,
             )
             for name, hint in types.items()
         ]
     )
     load.__annotations__ = {**types, "return": load.__annotations__["return"]}
-    options = "\n".join(map(_described, _TYPES))
+    options = "\n".join(map(_described, types))
     load.__doc__ = inspect.cleandoc(load.__doc__ or "").replace("    {options}", options)
     return load
 
@@ -86,9 +86,18 @@ def checked_config(arguments: dict[str, Any]) -> Config:
     return Config.of(**arguments)
 
 
+def documentation(name: str) -> str:
+    """The description of an argument, which names arguments where `--help` names flags."""
+    if name == "on_progress":
+        return "Called with what is being done and the fraction done."
+    return re.sub(r"--([a-z-]+)", lambda flag: flag[1].replace("-", "_"), OPTIONS[name].documentation)
+
+
 def _described(name: str) -> str:
-    """An argument for the documentation, which knows no flags."""
-    text = re.sub(r"--([a-z-]+)", lambda flag: flag[1].replace("-", "_"), OPTIONS[name][1].documentation)
     return textwrap.fill(
-        f"{name}: {text}", _WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 8, break_on_hyphens=False
+        f"{name}: {documentation(name)}",
+        _WIDTH,
+        initial_indent=" " * 4,
+        subsequent_indent=" " * 8,
+        break_on_hyphens=False,
     )

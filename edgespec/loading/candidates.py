@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from edgespec.costs.planner import Drafting, Passes, alternatives, best
+from edgespec.costs.planner import Drafting, alternatives, best
 from edgespec.errors import EdgeSpecError
-from edgespec.loading.state import LoadState
-from edgespec.measure.threads import known_threads
-from edgespec.models.gguf.footprint import USUAL_NODES, Footprint, footprint
+from edgespec.loading.plan import Planner
+from edgespec.models.gguf.footprint import USUAL_NODES
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub.drafter_choice import Candidate
-from edgespec.offload.planning.budget import memory_room, predict_memory
-from edgespec.offload.planning.needs import with_second_copy
-from edgespec.profiles.store import Keys, ProfileStore
+from edgespec.profiles.store import Keys
 
 _ENOUGH = 32  # passes after which what trees yield is known well enough
 _CLEARLY = 1.05  # times the speed, before another one than usual is taken
@@ -30,9 +26,7 @@ class Choice:
     reason: str
 
 
-def choose_candidate(
-    found: Sequence[Candidate], target: ModelFiles, state: LoadState, store: ProfileStore | None = None
-) -> Choice:
+def choose_candidate(found: Sequence[Candidate], planner: Planner) -> Choice:
     """The best of several candidates.
 
     Their order decides, unless runs have measured the draft steps and the accepted tokens of the first one
@@ -40,16 +34,14 @@ def choose_candidate(
 
     Args:
         found: at least one, the usual choice first.
-        store: what was measured; None is that of this machine.
     """
     usual = Choice(found[0], found[0].reason)
-    if len(found) < 2 or not state.config.speculation.learn:
+    if len(found) < 2 or not planner.config.speculation.learn:
         return usual
-    speeds = _Speeds(target, state, store or ProfileStore())
-    known = speeds.of(found[0])
+    known = _speed(found[0], planner)
     if known is None:
         return usual
-    measured = [(speed, other) for other in found[1:] if (speed := speeds.of(other)) is not None]
+    measured = [(speed, other) for other in found[1:] if (speed := _speed(other, planner)) is not None]
     fastest, candidate = max(measured, key=lambda pair: pair[0], default=(0.0, found[0]))
     if not measured:
         return usual
@@ -60,39 +52,18 @@ def choose_candidate(
     return Choice(found[0], f"{usual.reason}, {why}")
 
 
-class _Speeds:
-    """Tokens per second that candidates give a target, by what was measured of them on this machine."""
-
-    def __init__(self, target: ModelFiles, state: LoadState, store: ProfileStore) -> None:
-        self._target = target
-        self._state = state
-        self._store = store
-        self._header = target.headers[0]
-        self._threads = state.config.devices.threads or known_threads(self._header.fingerprint, store)
-
-    def of(self, candidate: Candidate) -> float | None:
-        """The speed with the best size of trees; None if something of it was not measured."""
-        try:
-            header = read_header(candidate.path)
-            drafter = with_second_copy(self._size(header), ModelFiles.of(header))
-            sizes = [replace(self._size(self._header), weights=self._target.tensor_bytes), drafter]
-            memory = self._state.config.memory
-            room, streams = memory_room(memory.limit), memory.offload == "stream"
-            holding = predict_memory(sizes, self._target, room, streams=streams)
-        except EdgeSpecError:
-            return None  # it cannot be read, or does not fit
-        keys = Keys.of(self._header.fingerprint, header.fingerprint, threads=self._threads, mode="")
-        steps, yields = self._store.drafts(keys.drafts), self._store.yields_at(keys, 0.0)
-        passes = self._store.preferred_passes(
-            self._header.fingerprint, self._threads, streams=holding.streamed_bytes > 0
-        )
-        if passes is None or (holding.streamed_bytes and not passes.read_rate):
-            return None
-        if steps is None or yields is None or yields.passes < _ENOUGH:
-            return None
-        drafting = Drafting(candidate.path.name, yields, steps.step, steps.overhead)
-        known = Passes(passes.compute, passes.read_rate, passes.accept_s, passes.overlap)
-        return best(alternatives(holding, known, drafting, USUAL_NODES)).tokens_per_second
-
-    def _size(self, header: GGUFHeader) -> Footprint:
-        return footprint(header, n_cells=self._state.n_cells, n_outputs=self._state.n_nodes)
+def _speed(candidate: Candidate, planner: Planner) -> float | None:
+    """Tokens per second with the best size of trees; None if something of it was not measured."""
+    try:
+        drafter = ModelFiles.of(read_header(candidate.path))
+        plan = planner.plan(drafter)
+    except EdgeSpecError:
+        return None  # it cannot be read, or does not fit
+    target = planner.target.headers[0].fingerprint
+    keys = Keys.of(target, drafter.headers[0].fingerprint, threads=planner.threads, mode="")
+    steps, yields = planner.store.drafts(keys.drafts), planner.store.yields_at(keys, 0.0)
+    passes = planner.known_passes(streams=plan.streams)
+    if passes is None or steps is None or yields is None or yields.passes < _ENOUGH:
+        return None
+    drafting = Drafting(candidate.path.name, yields, steps.step, steps.overhead)
+    return best(alternatives(plan.holding, plan.over(passes), drafting, USUAL_NODES)).tokens_per_second

@@ -11,8 +11,8 @@ from edgespec.drafters.kinds import DRAFTER_KINDS, NO_DRAFTER
 from edgespec.engine.target import Target
 from edgespec.files.kept import Kept
 from edgespec.files.secret import user_secret
-from edgespec.loading.memory import MemoryDecision
 from edgespec.loading.models import open_model
+from edgespec.loading.plan import Plan
 from edgespec.loading.state import LoadState
 from edgespec.measure.initial_costs import initial_costs
 from edgespec.models.gguf.header import read_header
@@ -52,36 +52,33 @@ def open_policy(target: ModelFiles, drafter: str, state: LoadState) -> TreePolic
     return tree_policy(state.config.speculation.tree, store)
 
 
-def tree_limits(
-    drafter: ModelFiles | None, policy: TreePolicy, state: LoadState, *, experts: bool = False
-) -> TreeLimits:
+def tree_limits(plan: Plan, policy: TreePolicy, *, experts: bool = False) -> TreeLimits:
     """What no tree may exceed.
 
     Args:
         experts: whether passes read the experts that their rows need.
     """
-    speculation, nodes = state.config.speculation, state.n_nodes
+    speculation, nodes = plan.config.speculation, plan.context.n_outputs
     if experts and speculation.tree_budget is None:
         nodes = _EXPERT_NODES
     limits = TreeLimits(nodes, depth=nodes, width=max(8, nodes // 8))
-    if drafter is not None:
+    if plan.drafter is not None:
         limits = replace(limits, depth=_MODEL_DRAFT_DEPTH)
     return policy.within(limits, speculation.tree_depth, speculation.tree_width)
 
 
-def open_drafter(
-    files: ModelFiles | None, target: Target, limits: TreeLimits, memory: MemoryDecision, state: LoadState
-) -> Drafter:
+def open_drafter(target: Target, limits: TreeLimits, plan: Plan, state: LoadState) -> Drafter:
     """The drafter: a model, prompt lookup, both, or none.
 
     Raises:
         ModelFileError, MemoryLimitError: its model cannot be loaded.
         UsageError: the files to draft from cannot be read.
     """
+    files = plan.drafter
     if files is not None:
         kind = DRAFTER_KINDS[state.config.speculation.kind or "merged"]
         proposers = kind.new_proposers() + file_sources(target, state)
-        return _open_model_drafter(files, target.model.vocabulary, limits, proposers, memory, state)
+        return _open_model_drafter(files, target.model.vocabulary, limits, proposers, plan, state)
     if state.config.speculation.draft == "auto":
         state.notes.append(
             "No drafter is known for this target; drafting from the text itself. "
@@ -109,19 +106,19 @@ def _open_model_drafter(
     vocabulary: Vocabulary,
     limits: TreeLimits,
     proposers: Sequence[Proposer],
-    memory: MemoryDecision,
+    plan: Plan,
     state: LoadState,
 ) -> Drafter:
     path = files.paths[0]
-    model = open_model(path, state, memory_map=memory.plan.memory_map, devices=memory.on_cards.drafter)
+    model = open_model(path, state, memory_map=plan.memory.memory_map, devices=plan.on_cards.drafter)
     differ = differs(vocabulary, model.vocabulary)
     context = state.keep(
         Context(
             model,
-            n_cells=state.n_cells,
+            n_cells=plan.context.n_cells,
             n_rows=MOST_PROMPT_ROWS,
             n_outputs=limits.width,
-            n_sequences=state.drafter_sequences(model),
+            n_sequences=1 if model.keeps_recurrent_state else plan.context.drafter_sequences or 1,
             n_threads=state.n_threads,
             abort=state.abort,
         )

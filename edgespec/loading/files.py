@@ -6,8 +6,8 @@ from pathlib import Path
 
 from edgespec.errors import ModelFileError, UsageError
 from edgespec.loading.candidates import choose_candidate
+from edgespec.loading.plan import Planner
 from edgespec.loading.state import LoadState
-from edgespec.machine.probe import available_memory
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.heads import is_head, read_head, require_fit, unusable
 from edgespec.models.gguf.layers import ModelFiles
@@ -55,7 +55,7 @@ def read_drafter(path: Path, target: ModelFiles) -> ModelFiles:
     return files
 
 
-def find_drafter(target: ModelFiles, state: LoadState) -> ModelFiles | None:
+def find_drafter(planner: Planner, state: LoadState) -> ModelFiles | None:
     """The files of the drafter; None if it is no model.
 
     Raises:
@@ -63,34 +63,31 @@ def find_drafter(target: ModelFiles, state: LoadState) -> ModelFiles | None:
         ModelFileError, HubError: the drafter cannot be read or downloaded.
         PairingError, BackendError: it is a head; see `read_drafter`.
     """
-    speculation = state.config.speculation
+    speculation, target = planner.config.speculation, planner.target
     speculation.check_drafter()
     if speculation.names_a_model:
         return read_drafter(catalog.find(speculation.draft, state.on_progress), target)
     searched = speculation.draft == "auto" and speculation.may_use_a_model
-    known = _known_drafter(target, state) if searched else None
+    known = _known_drafter(planner, state) if searched else None
     return read_drafter(known, target) if known else None
 
 
-def _known_drafter(target: ModelFiles, state: LoadState) -> Path | None:
+def _known_drafter(planner: Planner, state: LoadState) -> Path | None:
     """The best drafter on this machine for the target, and a note that says which."""
+    target, context = planner.target, planner.context
     state.notes += (
         f"The drafter {gone.path} of this target no longer exists. "
         f"'edgespec models remove {gone.path}' forgets it."
         for gone in Registry().missing(target.headers[0].fingerprint)
     )
     found = drafters_that_fit(
-        target.headers[0],
-        target.tensor_bytes,
-        budget=min(state.config.memory.limit or available_memory(), available_memory()),
-        n_cells=state.n_cells,
-        n_outputs=state.n_nodes,
+        target, budget=planner.budget, n_cells=context.n_cells, n_outputs=context.n_outputs
     )
     if found:
-        choice = choose_candidate(found, target, state)
+        choice = choose_candidate(found, planner)
         state.notes.append(f"Drafting with {choice.candidate.path.name}, {choice.reason}.")
         return choice.candidate.path
-    if state.config.speculation.kind is not None:
+    if planner.config.speculation.kind is not None:
         raise UsageError(
             "No drafter is known for this target.",
             "Name one with --draft PATH, or make one: edgespec draft make TARGET.",

@@ -8,8 +8,8 @@ from edgespec.engine.target import Target
 from edgespec.errors import BackendError, PairingError
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.loading.drafter import file_sources
-from edgespec.loading.memory import MemoryDecision
 from edgespec.loading.models import open_model
+from edgespec.loading.plan import Plan
 from edgespec.loading.state import LoadState
 from edgespec.models.gguf.heads import further_layers, is_head, read_head
 from edgespec.models.gguf.layers import ModelFiles
@@ -53,9 +53,7 @@ def require_hidden_states(model: Model, context: Context, tap: LayerTap) -> None
     tap.require_rows(context)
 
 
-def open_head(
-    files: ModelFiles, target: Target, tap: LayerTap, memory: MemoryDecision, state: LoadState
-) -> HeadDrafter:
+def open_head(files: ModelFiles, target: Target, tap: LayerTap, plan: Plan, state: LoadState) -> HeadDrafter:
     """The head as a drafter, which the target shows its hidden states from now on.
 
     Raises:
@@ -64,7 +62,7 @@ def open_head(
         UsageError: the files to draft from cannot be read.
     """
     path = files.paths[0]
-    model = open_model(path, state, memory_map=memory.plan.memory_map)
+    model = open_model(path, state, memory_map=plan.memory.memory_map)
     if differ := differs(target.model.vocabulary, model.vocabulary):
         raise PairingError(
             f"The vocabularies of the head {path.name} and the target differ ({differ}).",
@@ -74,8 +72,8 @@ def open_head(
         HeadContext(
             model,
             target.context,
-            n_cells=state.n_cells,
-            n_sequences=state.n_sequences(),
+            n_cells=plan.context.n_cells,
+            n_sequences=plan.context.n_sequences,
             n_threads=state.n_threads,
             abort=state.abort,
         )

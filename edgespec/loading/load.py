@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,14 +22,15 @@ from edgespec.kernels.report_store import ensure_report, report_notes, stored_re
 from edgespec.kernels.setting import own_allowed
 from edgespec.loading.adapters import read_adapters
 from edgespec.loading.arguments import LoadArguments, checked_config, takes_options
-from edgespec.loading.devices.finding import open_cards
+from edgespec.loading.devices.finding import PlacementRequest, open_cards
+from edgespec.loading.devices.machine import MachineSnapshot
 from edgespec.loading.drafter import drafter_name, open_drafter, open_policy, pair_costs, tree_limits
 from edgespec.loading.files import find_drafter, read_model
 from edgespec.loading.heads import head_tap, note_further_layers, open_head
-from edgespec.loading.memory import MemoryDecision, decide_memory
+from edgespec.loading.plan import Plan, Planner, TextPlan
 from edgespec.loading.state import LoadState
 from edgespec.loading.target import open_target
-from edgespec.loading.texts import TextPlan, plan_texts
+from edgespec.loading.texts import plan_texts
 from edgespec.loading.tree_sizes import usual_nodes
 from edgespec.loading.workers import connect
 from edgespec.models.gguf.footprint import require_cache_type
@@ -59,7 +61,6 @@ def load(
 
     Args:
         {options}
-        on_progress: called with what is being done and the fraction done.
 
     Raises:
         EdgeSpecError: by kind: UsageError, ModelFileError, HubError, MemoryLimitError, BackendError.
@@ -98,30 +99,35 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
         require_loadable([adapter.header], target_files.headers[0])
     _try_kernels(state)
     _connect_workers(target_files, state)
-    state.cards = open_cards(target_files, state.card_request)
-    drafter_files = find_drafter(target_files, state)
-    state.usual_nodes = usual_nodes(target_files, state)
-    texts = plan_texts(target_files, drafter_files, state)
+    cards = open_cards(
+        target_files, PlacementRequest(config.devices, state.n_threads, state.on_progress, state.notes)
+    )
+    machine = MachineSnapshot.read(state.n_threads, cards, state.workers)
+    adapter_bytes = sum(adapter.header.file_bytes for adapter in state.adapters)
+    planner = Planner(target_files, config, machine, beside=adapter_bytes)
+    drafter_files = find_drafter(planner, state)
+    planner = replace(planner, usual_nodes=usual_nodes(planner))
+    planner = replace(planner, texts=plan_texts(planner, drafter_files), measured=True)
     tap = head_tap(drafter_files)
-    memory, target, template = _open_placed(texts, target_files, drafter_files, tap, state)
+    plan, target, template = _open_planned(planner, drafter_files, tap, state)
 
     drafted_by = drafter_name(drafter_files, state)
     policy = open_policy(target_files, drafted_by, state)
     experts = target.model.weights.expert_use is not None
-    limits = tree_limits(drafter_files, policy, state, experts=experts)
+    limits = tree_limits(plan, policy, experts=experts)
     if drafter_files is not None and tap is not None:
-        drafter: Drafter = open_head(drafter_files, target, tap, memory, state)
+        drafter: Drafter = open_head(drafter_files, target, tap, plan, state)
     else:
-        drafter = open_drafter(drafter_files, target, limits, memory, state)
+        drafter = open_drafter(target, limits, plan, state)
     note_further_layers(target_files, state)
 
     keys = Keys.of(
         target_files.headers[0].fingerprint,
         drafted_by,
         threads=target.context.n_threads,
-        mode=f"{target.rule} {memory.kernels}{state.variant}",
-        workers=memory.places if state.crew is None else f"{memory.places} {state.crew.identity}",
-        drafter_device=memory.on_cards.drafter_name,
+        mode=f"{target.rule} {plan.kernels}{state.variant}",
+        workers=plan.places if state.workers is None else f"{plan.places} {state.workers.identity}",
+        drafter_device=plan.on_cards.drafter_name,
     )
     return Engine(
         target,
@@ -136,56 +142,50 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
         keys=keys,
         learn=config.speculation.learn,
         notes=state.notes,
-        warnings=state.warnings + memory.plan.warnings,
+        warnings=state.warnings,
         load_s=time.perf_counter() - start,
-        memory=memory.use(target.model, state.cards),
+        memory=plan.use(target.model),
         exact=bool(config.speculation.exact),
-        texts=texts.texts,
+        texts=plan.texts.texts,
     )
 
 
-def _open_placed(
-    texts: TextPlan,
-    target_files: ModelFiles,
-    drafter_files: ModelFiles | None,
-    tap: LayerTap | None,
-    state: LoadState,
-) -> tuple[MemoryDecision, Target, ChatTemplate | None]:
-    """The target, and where it is: with fewer layers on devices, if these turn out to have too little memory.
+def _open_planned(
+    planner: Planner, drafter: ModelFiles | None, tap: LayerTap | None, state: LoadState
+) -> tuple[Plan, Target, ChatTemplate | None]:
+    """The target, opened by a plan: with fewer layers on devices, if these have too little memory.
 
     What a device says is free may be gone a moment later, and drivers take some of it themselves.
     """
     while True:
-        memory: MemoryDecision | None = None
+        plan: Plan | None = None
         try:
             with state.undone_on_memory_limit():
-                memory = _memory_for(texts, target_files, drafter_files, state)
-                return memory, *open_target(target_files, memory, state, tap)
+                plan = state.plan = _plan_with_texts(planner, drafter)
+                state.notes += plan.notes
+                state.warnings += plan.warnings
+                return open_target(plan, state, tap)
         except MemoryLimitError as error:
-            if memory is None or not memory.on_cards.n_layers:
+            if plan is None or not plan.on_cards.n_layers:
                 raise
-            state.most_on_devices = memory.on_cards.n_layers * 3 // 4
+            fewer = plan.on_cards.n_layers * 3 // 4
+            planner = replace(planner, most_on_cards=fewer)
             state.warnings.append(
                 f"The memory of a device ran out ({error.what.rstrip('.')}): trying again with "
-                f"{state.most_on_devices} layers there."
+                f"{fewer} layers there."
             )
 
 
-def _memory_for(
-    texts: TextPlan, target: ModelFiles, drafter: ModelFiles | None, state: LoadState
-) -> MemoryDecision:
-    """The memory with cells for so many texts; or for a single one, if what was estimated does not fit."""
-    state.more_cells = texts.more_cells
+def _plan_with_texts(planner: Planner, drafter: ModelFiles | None) -> Plan:
+    """The plan with cells for several texts; or for a single one, if what was estimated does not fit."""
+    texts = planner.texts
     try:
-        memory = decide_memory(target, drafter, state)
+        plan = planner.plan(drafter)
     except MemoryLimitError:
         if not texts.more_cells:
             raise
-        state.more_cells = 0
-        return decide_memory(target, drafter, state)
-    if texts.note:
-        state.notes.append(texts.note)
-    return memory
+        return replace(planner, texts=TextPlan(texts.texts)).plan(drafter)
+    return replace(plan, notes=(*plan.notes, texts.note)) if texts.note else plan
 
 
 def _try_kernels(state: LoadState) -> None:
@@ -212,5 +212,5 @@ def _connect_workers(files: ModelFiles, state: LoadState) -> None:
     """Connect to the workers that were named; raises as `workers.connect`."""
     if state.config.devices.workers:
         state.on_progress("Connecting to workers", 0.0)
-    crew = connect(files, state)
-    state.crew = None if crew is None else state.keep(crew)
+    workers = connect(files, state)
+    state.workers = None if workers is None else state.keep(workers)

@@ -1,6 +1,8 @@
-"""What the target's passes take, as far as that is known while its memory is planned."""
+"""The time of the target's passes, as far as it is known while its memory is planned."""
 
 from __future__ import annotations
+
+from platformdirs import user_cache_path
 
 from edgespec.costs.pass_time import USUAL_OVERLAP
 from edgespec.costs.planner import Passes
@@ -8,13 +10,23 @@ from edgespec.costs.prompts import usual_prompt
 from edgespec.loading.devices.spreading import read_rate
 from edgespec.measure.derived_passes import known_curve
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.offload.planning.needs import Prefill
+from edgespec.models.llama.prefill_chunks import lengths_that_differ
+from edgespec.offload.planning.rows import Prefill
 from edgespec.profiles.store import ProfileStore
 
 
-def expected_prefill(files: ModelFiles, context: int, threads: int) -> Prefill:
-    """What the pieces of prompts are sized by, in a context of so many tokens."""
-    return Prefill(expected_passes(files, threads), usual_prompt(context))
+def expected_prefill(
+    files: ModelFiles,
+    context: int,
+    threads: int,
+    store: ProfileStore | None = None,
+    *,
+    own_kernels: bool = False,
+) -> Prefill:
+    """The grounds on which the pieces of prompts are sized, in a context of so many tokens."""
+    differ = lengths_that_differ(user_cache_path("edgespec") / "rows", files.headers[0].fingerprint)
+    passes = expected_passes(files, threads, store)
+    return Prefill(passes, usual_prompt(context), own_kernels, frozenset(differ))
 
 
 def expected_passes(files: ModelFiles, threads: int, store: ProfileStore | None = None) -> Passes:

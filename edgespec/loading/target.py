@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from platformdirs import user_cache_path
 
 from edgespec.engine.target import Target
@@ -10,13 +12,13 @@ from edgespec.files.state import FileState
 from edgespec.kernels.layouts import own_in_use
 from edgespec.loading.adapters import refuse_streaming
 from edgespec.loading.heads import require_hidden_states
-from edgespec.loading.memory import MemoryDecision
 from edgespec.loading.models import open_model
+from edgespec.loading.plan import Plan
 from edgespec.loading.state import LoadState
 from edgespec.loading.workers import borrow_layers
 from edgespec.machine.cores import thread_counts
 from edgespec.measure.threads import choose_threads, known_threads
-from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.gguf.footprint import cells_for
 from edgespec.models.llama.cache.identity import cache_identity
 from edgespec.models.llama.cache.state_cache import N_SEQUENCES
 from edgespec.models.llama.first_layers import FirstLayers
@@ -43,14 +45,17 @@ from edgespec.models.text.template import ChatTemplate
 from edgespec.offload.attention import keep_row_attention
 from edgespec.offload.experts.switch import UnknownRouting
 from edgespec.offload.paging import try_paging
-from edgespec.offload.planning.stream_plan import open_streamed_model
+from edgespec.offload.planning.budget import packs_folder
+from edgespec.offload.planning.stream_plan import open_streamed_model, prepare_stream
 from edgespec.offload.store_reader import DamagedPack
 
 
 def open_target(
-    files: ModelFiles, memory: MemoryDecision, state: LoadState, tap: LayerTap | None = None
-) -> tuple[Target, ChatTemplate | None]:
+    plan: Plan, state: LoadState, tap: LayerTap | None = None
+) -> tuple[Plan, Target, ChatTemplate | None]:
     """The target, ready to verify trees, and the process that renders its chat template.
+
+    The plan is returned as it was carried out: the disk may have had no room for a packed file.
 
     Args:
         tap: copies hidden states for a draft head.
@@ -61,51 +66,51 @@ def open_target(
             for, with larger trees than it allows here.
         ModelFileError, MemoryLimitError, StreamError: its weights cannot be loaded.
     """
-    header = files.headers[0]
-    model, context = _open_context(files, memory, state, tap)
-    branching = _try_branches(context, header.fingerprint, memory, state)
+    plan, model, context = _open_context(plan, state, tap)
+    files, header = plan.target, plan.target.headers[0]
+    branching = _try_branches(context, header.fingerprint, plan, state)
     if tap is not None:
         require_hidden_states(model, context, tap)
-    exact = _decodes_exactly(context, branching, memory, state)
+    exact = _decodes_exactly(context, branching, plan)
     template = _open_template(model, state)
     if state.adapters:
         context.adapt([(load_adapter(model, a.header.path), a.scale) for a in state.adapters])
     if exact:
         if model.weights.streamed_bytes and model.weights.expert_use is None:
             state.first_layers = FirstLayers(context, files)
-        rule = _row_rule(context, header.fingerprint, memory, state)
+        rule = _row_rule(context, header.fingerprint, plan, state)
     else:
-        rule = _free_rule(context, header.fingerprint, memory, state)
+        rule = _free_rule(context, header.fingerprint, plan, state)
     target = Target(model, context, rule)
     target.identity = cache_identity(
         header,
         model,
-        context=state.cells_alone,
+        context=cells_for(plan.config.model.context, plan.config.speculation.tree_budget or 0),
         rule=target.rule,
-        kernels=memory.kernels,
+        kernels=plan.kernels,
         kv=state.config.model.kv,
         **({"lora": _adapter_states(state)} if state.adapters else {}),
-        **({"layers": memory.spread.key} if memory.spread is not None else {}),
+        **({"layers": plan.spread.key} if plan.spread is not None else {}),
     )
-    if memory.spread is None:
+    if plan.spread is None:
         _allow_long_chunks(target, header.fingerprint)
-    _choose_threads(target, header.fingerprint, memory, state)
-    return target, template
+    _choose_threads(target, header.fingerprint, plan, state)
+    return plan, target, template
 
 
-def _open_context(
-    files: ModelFiles, memory: MemoryDecision, state: LoadState, tap: LayerTap | None
-) -> tuple[Model, Context]:
+def _open_context(plan: Plan, state: LoadState, tap: LayerTap | None) -> tuple[Plan, Model, Context]:
     """The target's weights and its context; whole layers are streamed where single experts cannot be."""
+
+    sizes = plan.context
 
     def open_for(model: Model) -> Context:
         return state.keep(
             Context(
                 model,
-                n_cells=state.n_cells,
-                n_rows=max(memory.needs.rows, ROWS) if branching(model) else memory.needs.rows,
-                n_outputs=max(state.n_nodes, ROWS) if branching(model) else state.n_nodes,
-                n_sequences=N_SEQUENCES if branching(model) else state.n_sequences(model),
+                n_cells=sizes.n_cells,
+                n_rows=max(plan.needs.rows, ROWS) if branching(model) else plan.needs.rows,
+                n_outputs=max(sizes.n_outputs, ROWS) if branching(model) else sizes.n_outputs,
+                n_sequences=N_SEQUENCES if branching(model) else sizes.sequences(model),
                 n_threads=state.n_threads,
                 abort=state.abort,
                 kv=state.config.model.kv,
@@ -115,22 +120,22 @@ def _open_context(
         )
 
     def branching(model: Model) -> bool:
-        return model.keeps_recurrent_state and _alone(memory, state)
+        return model.keeps_recurrent_state and _alone(plan, state)
 
-    model = _open_weights(files, memory, state)
+    plan, model = _open_weights(plan, state)
     context = open_for(model)
-    if model.weights.expert_use is None or _routes_as_expected(context):
-        return model, context
+    layout = plan.memory.layout
+    if layout is None or model.weights.expert_use is None or _routes_as_expected(context):
+        return plan, model, context
     model.close()
-    if state.crew is not None:  # the workers are let go with the weights
+    if state.workers is not None:  # the workers are let go with the weights
         raise BackendError(
-            f"How {files.paths[0].name} chooses experts is not known, so they cannot be streamed one by one.",
+            f"How {plan.target.paths[0].name} chooses experts is not known: they cannot be streamed singly.",
             "Use --experts never, which streams whole layers.",
         )
-    memory.plan.stream_again(experts="never")
     state.notes.append("How this model chooses experts is not known: whole layers are streamed.")
-    model = _open_weights(files, memory, state)
-    return model, open_for(model)
+    plan, model = _open_weights(plan.with_layout(layout.again(experts="never")), state)
+    return plan, model, open_for(model)
 
 
 def _routes_as_expected(context: Context) -> bool:
@@ -144,38 +149,45 @@ def _routes_as_expected(context: Context) -> bool:
     return True
 
 
-def _open_weights(files: ModelFiles, memory: MemoryDecision, state: LoadState) -> Model:
-    path, plan = files.paths[0], memory.plan
-    if state.adapters and (plan.stream is not None or plan.paged):
+def _open_weights(plan: Plan, state: LoadState) -> tuple[Plan, Model]:
+    """The target's weights, and the plan as it was carried out."""
+    files, memory = plan.target, plan.memory
+    if state.adapters and not memory.in_memory:
         raise refuse_streaming()
-    devices: DeviceLayers = memory.on_cards.target
+    devices: DeviceLayers = plan.on_cards.target
     beside: Residency | None = None
-    if state.crew is not None and memory.spread is not None:
-        if memory.spread.elsewhere:
-            devices, beside = borrow_layers(memory.spread, state.crew, state)
+    if state.workers is not None and plan.spread is not None:
+        if plan.spread.elsewhere:
+            devices, beside = borrow_layers(plan.spread, state.workers, state)
         else:
-            state.crew.close()  # a worker serves one program at a time
-    if plan.stream is None:
-        if plan.paged and beside is None:
+            state.workers.close()  # a worker serves one program at a time
+    if memory.layout is None:
+        if memory.paged and beside is None:
             beside = try_paging(files)
         # Rearranged weights are a copy in memory, which the system cannot page out.
-        return open_model(
-            path, state, memory_map=plan.memory_map, repack=not plan.paged, weights=beside, devices=devices
+        model = open_model(
+            files.paths[0],
+            state,
+            memory_map=memory.memory_map,
+            repack=not memory.paged,
+            weights=beside,
+            devices=devices,
         )
+        return plan, model
+    prepare = partial(prepare_stream, files, memory.layout, memory.pack, packs_folder(), state.on_progress)
+    stream = prepare()
     try:
-        model = open_streamed_model(path, plan.stream, devices, state.on_progress, beside)
+        model = open_streamed_model(files.paths[0], stream, devices, state.on_progress, beside)
     except DamagedPack:  # the pack has been removed, so this makes a new one
         if beside is not None:  # the workers are let go with the weights
             raise
-        model = open_streamed_model(path, plan.stream_again(), devices, state.on_progress)
-    state.keep(model)
-    state.notes += plan.stream.notes
-    return model
+        stream = prepare()
+        model = open_streamed_model(files.paths[0], stream, devices, state.on_progress)
+    state.notes += stream.notes
+    return plan.with_layout(stream.layout), state.keep(model)
 
 
-def _try_branches(
-    context: Context, fingerprint: str, memory: MemoryDecision, state: LoadState
-) -> Branching | None:
+def _try_branches(context: Context, fingerprint: str, plan: Plan, state: LoadState) -> Branching | None:
     """Whether the model's running states can branch; None if it keeps none.
 
     Where they cannot, the context does without.
@@ -185,7 +197,7 @@ def _try_branches(
     outcome = Branching.WRONG
     if context.branches:
         state.on_progress("Trying branches of running states (once a model)", 0.0)
-        held = f"{memory.kernels}{state.variant}{memory.places}"
+        held = f"{plan.kernels}{state.variant}{plan.places}"
         outcome = BranchingStore(user_cache_path("edgespec") / "rows").get(fingerprint, held, context)
     context.branches = outcome is not Branching.WRONG
     if not context.branches:
@@ -195,18 +207,11 @@ def _try_branches(
     return outcome
 
 
-def _decodes_exactly(
-    context: Context, branching: Branching | None, memory: MemoryDecision, state: LoadState
-) -> bool:
-    """Whether decoding is exact: as asked for, or else where the weights are streamed."""
-    model = context.model
-    # A streamed pass takes the same time with the rows that exactness adds. But where only the experts that
-    # rows need are read, a pass over few rows takes about as long as its arithmetic.
-    streamed = memory.plan.stream is not None and model.weights.expert_use is None
-    asked = state.config.speculation.exact
-    exact = streamed if asked is None else asked
+def _decodes_exactly(context: Context, branching: Branching | None, plan: Plan) -> bool:
+    """True if decoding is exact as planned, which takes branches that round like the text."""
+    model, exact = context.model, plan.exact
     if exact and branching not in (None, Branching.SAME):
-        if asked:
+        if plan.config.speculation.exact:
             why = "whose branches round differently" if context.branches else "which cannot branch"
             raise BackendError(
                 f"'{model.path.name}' keeps a running state, {why} here, so decoding cannot be exact.",
@@ -231,34 +236,31 @@ def _open_template(model: Model, state: LoadState) -> ChatTemplate | None:
     return template
 
 
-def _free_rule(
-    context: Context, fingerprint: str, memory: MemoryDecision, state: LoadState
-) -> RowRule | None:
+def _free_rule(context: Context, fingerprint: str, plan: Plan, state: LoadState) -> RowRule | None:
     """The rule that adds no rows, if it holds for a model in memory and exact decoding was not declined."""
-    plan = memory.plan
-    in_memory = plan.stream is None and not plan.paged and _alone(memory, state)
+    in_memory = plan.memory.in_memory and _alone(plan, state)
     chains = context.model.keeps_recurrent_state and not context.branches
     if state.config.speculation.exact is not None or not in_memory or chains:
         return None
     if not own_in_use():
         return None
-    held = f"{memory.kernels}{state.variant}{memory.places}"
+    held = f"{plan.kernels}{state.variant}{plan.places}"
     return RowRuleStore(user_cache_path("edgespec") / "rows").get(fingerprint, held, context, FREE)
 
 
-def _alone(memory: MemoryDecision, state: LoadState) -> bool:
-    """Whether this machine's processor computes all layers: who computes elsewhere cannot be watched."""
-    return state.crew is None and memory.spread is None and memory.on_cards.target == ON_PROCESSOR
+def _alone(plan: Plan, state: LoadState) -> bool:
+    """True if this machine's processor computes all layers: other devices cannot be watched."""
+    return state.workers is None and plan.spread is None and plan.on_cards.target == ON_PROCESSOR
 
 
-def _row_rule(context: Context, fingerprint: str, memory: MemoryDecision, state: LoadState) -> RowRule | None:
+def _row_rule(context: Context, fingerprint: str, plan: Plan, state: LoadState) -> RowRule | None:
     exact = state.config.speculation.exact
     state.on_progress("Finding the rule for exact decoding (once a model)", 0.0)
-    held = f"{memory.kernels}{state.variant}{memory.places}"
-    slow = memory.plan.stream is not None or state.crew is not None
+    held = f"{plan.kernels}{state.variant}{plan.places}"
+    slow = plan.memory.layout is not None or state.workers is not None
     rules = RowRuleStore(user_cache_path("edgespec") / "rows")
     searches = (FREE_SPARING, SPARING) if slow else (FREE, THOROUGH)
-    for search in searches if _alone(memory, state) else searches[1:]:
+    for search in searches if _alone(plan, state) else searches[1:]:
         rule = rules.get(fingerprint, held, context, search, state.first_layers)
         if rule is not None:
             state.config.speculation.require_exact_budget(rule.maximum)
@@ -285,7 +287,7 @@ def _allow_long_chunks(target: Target, fingerprint: str) -> None:
         target.pieces = PrefillChunks(target.rule, target.context.n_rows, path)
 
 
-def _choose_threads(target: Target, fingerprint: str, memory: MemoryDecision, state: LoadState) -> None:
+def _choose_threads(target: Target, fingerprint: str, plan: Plan, state: LoadState) -> None:
     """Compute with the fastest number of threads, which is measured where trees are sized too."""
     speculation = state.config.speculation
     if state.config.devices.threads is not None or len(thread_counts()) < 2:
@@ -293,7 +295,7 @@ def _choose_threads(target: Target, fingerprint: str, memory: MemoryDecision, st
     try:
         # Random text would fill the memory for experts with those that no real text needs.
         # What passes take on devices and other machines says nothing of the processor.
-        tries = target.model.weights.expert_use is None and memory.spread is None
+        tries = target.model.weights.expert_use is None and plan.spread is None
         if tries and speculation.drafts and speculation.tree_budget is None:
             state.n_threads = choose_threads(target, fingerprint)
         else:

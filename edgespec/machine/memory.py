@@ -15,6 +15,11 @@ _NO_LIMIT = 2**60  # version 1 of control groups writes a huge number for no lim
 
 OVERCOMMIT_STRICT = 2
 
+PROCESS_BYTES = 96 << 20
+"""The interpreter and its libraries. In another program, memory beyond this is that program's own."""
+
+_MARGIN = 0.05  # of free memory, left for other programs
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -38,6 +43,32 @@ class Memory:
     overcommit: int | None = None
     commit_left: int | None = None
     address_space: int | None = None
+
+
+@dataclass(frozen=True)
+class FreeMemory:
+    """Free memory at one moment, so that decisions that must agree rest on one reading.
+
+    Attributes:
+        available: bytes that can be used without swapping, within container limits.
+        own: bytes that EdgeSpec's process holds already, which a budget includes.
+    """
+
+    available: int
+    own: int = 0
+
+    @classmethod
+    def read(cls) -> FreeMemory:
+        """The memory that is free now."""
+        return cls(available_memory(), min(int(psutil.Process().memory_info().rss), PROCESS_BYTES))
+
+    def budget(self, asked: int | None = None) -> int:
+        """Bytes that everything may take: as many as were asked for, but no more than there are.
+
+        If nothing was asked for, a margin is left to other programs.
+        """
+        most = self.available + self.own
+        return min(asked, most) if asked is not None else int(most * (1 - _MARGIN))
 
 
 def probe_memory(root: Path = ROOT) -> Memory:

@@ -10,10 +10,10 @@ from edgespec.machine.cgroups import ROOT
 from edgespec.machine.cores import Cores, probe_cores, usable_cores
 from edgespec.machine.disks import Disk, disk_of
 from edgespec.machine.gpus import Gpu, probe_gpus
-from edgespec.machine.memory import Memory, available_memory, peak_rss, probe_memory
+from edgespec.machine.memory import FreeMemory, Memory, available_memory, peak_rss, probe_memory
 from edgespec.machine.power import Power, busy_share, probe_power
 
-__all__ = ["Machine", "available_memory", "disk_of", "peak_rss", "probe", "usable_cores"]
+__all__ = ["FreeMemory", "Machine", "available_memory", "disk_of", "peak_rss", "probe", "usable_cores"]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from edgespec.costs.planner import Drafting
 from edgespec.costs.yields import Yields, expected_yields
 from edgespec.errors import EdgeSpecError
-from edgespec.loading.devices.placed import Placed
+from edgespec.loading.plan import Plan
 from edgespec.models.gguf.heads import is_head
 from edgespec.models.hub.drafter_choice import agreement_of, candidates
 from edgespec.models.hub.inspection import InspectedModel, inspect_model
@@ -73,14 +73,14 @@ class DraftCosts:
             found.append((lookup, None))
         return found
 
-    def on_device(self, drafting: Drafting, model: InspectedModel, placed: Placed) -> Drafting:
+    def on_device(self, drafting: Drafting, model: InspectedModel, plan: Plan) -> Drafting:
         """A drafter on a device: as measured there, or derived from its steps on the processor."""
-        if not placed.drafter_device or drafting.step is None:
+        if not plan.on_cards.drafter_name or drafting.step is None:
             return drafting
         fingerprint = model.headers[0].fingerprint
-        steps = self._store.drafts(self._keys(fingerprint, placed.drafter_device).drafts)
+        steps = self._store.drafts(self._keys(fingerprint, plan.on_cards.drafter_name).drafts)
         if steps is None:
-            return replace(drafting, step=placed.draft_steps(drafting.step), measured=False)
+            return replace(drafting, step=plan.draft_steps(drafting.step), measured=False)
         measured = self._yields(fingerprint) is not None
         return replace(drafting, step=steps.step, overhead=steps.overhead, measured=measured)
 

@@ -23,10 +23,10 @@ from edgespec.costs.planned_memory import PlannedMemory
 from edgespec.costs.planner import Drafting, Passes, Prediction, alternatives, best
 from edgespec.costs.yields import Yields, expected_yields
 from edgespec.machine.cores import default_threads
+from edgespec.machine.memory import FreeMemory
 from edgespec.measure.derived_passes import known_products, pass_curve
 from edgespec.models.hub import catalog
 from edgespec.models.hub.catalog import Entry
-from edgespec.offload.planning.budget import memory_room
 from edgespec.profiles.store import PassProfile, ProfileStore, disk_key, machine_identity
 
 _AS_FAST_AS_READING = 5.0  # tokens a second
@@ -98,7 +98,7 @@ class Resources:
         downloads = _nearest(downloads_folder())
         profile = store.disk(disk_key(_nearest(user_cache_path("edgespec"))))
         return cls(
-            memory=memory_room(None),
+            memory=FreeMemory.read().budget(),
             disk=shutil.disk_usage(downloads).free,
             disk_rate=profile.speed if profile else _DISK_RATE,
             reference=_reference(store),

@@ -12,13 +12,14 @@ import pytest
 
 import edgespec
 from edgespec import GenerationConfig
+from edgespec.config import Config
 from edgespec.errors import MemoryLimitError, ModelFileError, UsageError
 from edgespec.generation.result import Generation
-from edgespec.models.gguf.footprint import SPARE_CELLS
+from edgespec.models.gguf.footprint import cells_for
 from edgespec.models.gguf.header import read_header
 from edgespec.models.llama.trials.dry_run import Shape, dry_run
 from edgespec.plans.model_plan import plan_for
-from edgespec.plans.plan import Plan, PlanRequest
+from edgespec.plans.report import PlanReport
 from edgespec.progress import no_progress
 from tests.desk import EDGESPEC
 from tests.fuzz.headers import UINT32, parse
@@ -124,9 +125,9 @@ def test_adapters_need_all_weights_in_memory(tiny: Path, tmp_path: Path) -> None
 def test_a_plan_counts_the_cache_and_adapters(smol_path: Path, tiny: Path, tmp_path: Path) -> None:
     """What it counts for them is what loading would find: all of it, or nothing that can be run."""
 
-    def planned(model: Path, memory: int = 1 << 30, **more: object) -> Plan:
-        wish = PlanRequest(str(model), "none", memory=memory, context=1024, **more)  # type: ignore[arg-type]
-        return plan_for(wish, no_progress)
+    def planned(model: Path, memory: int = 1 << 30, **more: object) -> PlanReport:
+        asked = Config.of(model=model, draft="none", memory=memory, context=1024, **more)
+        return plan_for(asked, no_progress)
 
     half, quantized = (planned(smol_path, kv=kv) for kv in ("f16", "q8_0"))
     assert half.cache_bytes == 1024 * 30 * 2 * 3 * 64 * 2, (
@@ -135,7 +136,7 @@ def test_a_plan_counts_the_cache_and_adapters(smol_path: Path, tiny: Path, tmp_p
     assert quantized.cache_bytes == half.cache_bytes * 34 // 64
     assert half.batch.cells.cell_bytes * 34 == quantized.batch.cells.cell_bytes * 64
     saved = half.chosen.holding.needed - quantized.chosen.holding.needed
-    assert saved == pytest.approx((1024 + SPARE_CELLS) * half.cache_bytes / 1024 * 30 / 64, rel=0.01)
+    assert saved == pytest.approx(cells_for(1024) * half.cache_bytes / 1024 * 30 / 64, rel=0.01)
 
     adapter = write_adapter(tmp_path / "adapter.gguf")
     alone, adapted = planned(tiny), planned(tiny, lora=(f"{adapter}:0.5", str(adapter)))
@@ -166,8 +167,8 @@ def test_a_long_context_is_planned_and_held_within_the_budget(short_path: Path) 
         pytest.skip("this system does not say what is held")
     context = 32_768
     budget = least_memory(short_path, context=context, kv="q8_0", threads=2) + (8 << 20)
-    wish = PlanRequest(str(short_path), "none", memory=1 << 30, context=context, kv="q8_0")
-    planned = plan_for(wish, no_progress)
+    asked = Config.of(model=short_path, draft="none", memory=1 << 30, context=context, kv="q8_0")
+    planned = plan_for(asked, no_progress)
     layers = read_header(short_path).block_count or 0
     assert planned.cache_bytes == context * layers * 2 * 3 * 64 * 34 // 32
     with pytest.raises(MemoryLimitError, match=f"A context of {context} tokens needs") as refused:

@@ -12,6 +12,7 @@ import pytest
 from platformdirs import user_cache_path
 
 import edgespec
+from edgespec.config import Config
 from edgespec.costs.curves import Curve
 from edgespec.costs.planned_memory import HitRates
 from edgespec.costs.planner import Drafting, Passes, predict
@@ -22,16 +23,16 @@ from edgespec.generation.config import GenerationConfig
 from edgespec.generation.decisions import Decisions
 from edgespec.loading.pass_costs import expected_prefill
 from edgespec.models.gguf.experts import layer_weights
-from edgespec.models.gguf.footprint import SPARE_CELLS, USUAL_NODES, footprint
+from edgespec.models.gguf.footprint import cells_for, footprint
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.quantize import make_drafter
 from edgespec.offload.experts import switch
 from edgespec.offload.experts.guesses import Guesser
 from edgespec.offload.packing.pack import gains_from_packing
-from edgespec.offload.planning.budget import bytes_needed, predict_memory
+from edgespec.offload.planning.budget import plan_memory
 from edgespec.offload.planning.held_experts import budget_for_experts
-from edgespec.offload.planning.needs import ContextOptions
+from edgespec.offload.planning.needs import ContextShape, Needs
 from edgespec.offload.weights import StreamedWeights
 from edgespec.profiles import updates
 from edgespec.profiles.store import ProfileStore
@@ -182,9 +183,9 @@ def test_more_memory_holds_more_experts_and_the_budget_counts_them(plain: Path) 
 
 def test_a_plan_knows_how_many_experts_fit_and_says_what_it_assumes(plain: Path) -> None:
     files = ModelFiles.of(read_header(plain))
-    needs = footprint(files.headers[0], n_cells=256, n_outputs=8)
-    whole = bytes_needed([needs])
-    plans = [predict_memory([needs], files, whole - short * MIB) for short in (12, 6, 0)]
+    needs, config = Needs([footprint(files, n_cells=256, n_outputs=8)], 180 * MIB), Config()
+    whole = needs.total
+    plans = [plan_memory(needs, files, whole - short * MIB, config).holding for short in (12, 6, 0)]
     few, more, all_fit = (plan.experts for plan in plans)
     assert few is not None
     assert more is not None
@@ -194,7 +195,8 @@ def test_a_plan_knows_how_many_experts_fit_and_says_what_it_assumes(plain: Path)
     assert not few.measured
     assert few.hit_rate < more.hit_rate < 1
     assert plans[0].streamed_bytes > plans[1].streamed_bytes > plans[2].streamed_bytes == 0
-    measured = predict_memory([needs], files, whole - 12 * MIB, hits=HitRates.measured_at(few.held, 0.9))
+    hits = HitRates.measured_at(few.held, 0.9)
+    measured = plan_memory(needs, files, whole - 12 * MIB, config, hits=hits).holding
     assert measured.experts is not None
     assert measured.experts.measured
     assert measured.experts.hit_rate == pytest.approx(0.9)
@@ -206,15 +208,15 @@ def test_a_plan_knows_how_many_experts_fit_and_says_what_it_assumes(plain: Path)
 
 
 def test_the_budget_that_holds_a_share_of_the_experts(plain: Path, smol_path: Path) -> None:
-    options = ContextOptions(256 + SPARE_CELLS, USUAL_NODES, n_sequences=1, n_threads=1)
+    shape = ContextShape(cells_for(256), n_sequences=1)
     files = ModelFiles.of(read_header(plain))
     prefill = expected_prefill(files, 256, 1)
-    budgets = [budget_for_experts(files, options, share, prefill) for share in (0.4, 0.6, 0.8)]
+    budgets = [budget_for_experts(files, Config(), shape, share, prefill) for share in (0.4, 0.6, 0.8)]
     assert budgets == sorted(budgets)
     with edgespec.load(plain, memory=budgets[1], offload="stream", draft="none", context=256) as engine:
         assert 0.4 < weights_of(engine).experts_held < 0.8
     with pytest.raises(ValueError, match="the model has no experts"):
-        budget_for_experts(ModelFiles.of(read_header(smol_path)), options, 0.5, prefill)
+        budget_for_experts(ModelFiles.of(read_header(smol_path)), Config(), shape, 0.5, prefill)
 
 
 def test_runs_measure_how_often_experts_are_in_memory(mixture: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,11 @@ import psutil
 import pytest
 
 import edgespec
+from edgespec.config import Config
 from edgespec.errors import MemoryLimitError
+from edgespec.loading.devices.machine import MachineSnapshot
+from edgespec.loading.plan import Planner
+from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub.inspection import inspect_model
 from edgespec.offload.planning.fit import fit_report
 from edgespec.units import readable
@@ -38,6 +42,20 @@ def test_a_verdict_holds_when_the_model_is_loaded(q4_drafter_path: Path) -> None
             streamed = getattr(engine.target.model.weights, "streamed_bytes", 0)
         assert (streamed > 0) is (verdict == "streams")
         assert streamed <= said["streamed_bytes_per_pass"]
+
+
+def test_a_load_streams_what_its_plan_says(q4_drafter_path: Path) -> None:
+    headers = inspect_model(str(q4_drafter_path)).headers
+    memory = fit_report(headers, context=CONTEXT)
+    budget = (memory["least_bytes"] + memory["needed_bytes"]) // 2
+    config = Config.of(context=CONTEXT, draft="none", memory=budget)
+    plan = Planner(ModelFiles(headers), config, MachineSnapshot.read(), measured=True).plan()
+    assert plan.streams
+    with edgespec.load(q4_drafter_path, memory=budget, context=CONTEXT, draft="none") as engine:
+        assert engine.memory.streamed_bytes_per_pass == plan.holding.streamed_bytes
+        assert engine.memory.budget_bytes == budget == plan.memory.budget
+        assert engine.target.context.n_rows == plan.needs.rows
+        assert (engine.target.rule is not None) == plan.exact
 
 
 def test_memory_that_is_not_there_is_named_when_less_is_taken(q4_drafter_path: Path) -> None:

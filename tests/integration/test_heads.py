@@ -289,15 +289,19 @@ def test_architectures_show_their_hidden_states(architecture: str, smol_path: Pa
 
 
 def test_the_budget_counts_the_head(pair: TinyPair) -> None:
+    from edgespec.config import Config
     from edgespec.loading.pass_costs import expected_prefill
     from edgespec.models.gguf.layers import ModelFiles
-    from edgespec.offload.planning.needs import ContextOptions, measure_needs
+    from edgespec.offload.planning.needs import ContextShape, PairSizes
+    from edgespec.offload.planning.rows import needs_within
 
     files, head = (ModelFiles.of(read_header(path)) for path in (pair.target, pair.head))
-    options = ContextOptions(512, 64, 64, 1)
+    shape = ContextShape(512, 64, 64, 1)
     prefill = expected_prefill(files, 512, 1)
-    alone = measure_needs(files, None, options, budget=8 << 30, offload="auto", prefill=prefill)
-    both = measure_needs(files, head, options, budget=8 << 30, offload="auto", prefill=prefill)
+    alone, both = (
+        needs_within(PairSizes(files, drafter, shape, measured=True), files, 8 << 30, Config(), prefill)
+        for drafter in (None, head)
+    )
     assert both.footprints[1].weights == head.tensor_bytes
     assert both.footprints[1].cache >= 512 * 2 * 2 * N_EMBD  # keys and values in half precision
     shown = both.rows * len(LAYERS) * N_EMBD * 4

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgespec.config import Config
+from edgespec.costs.planned_memory import HitRates
 from edgespec.errors import BackendError, UsageError
 from edgespec.kernels import report_store
 from edgespec.kernels.layouts import available_layouts, kernel_layout, kernel_layouts, kernels_identity
@@ -21,6 +23,7 @@ from edgespec.kernels.products import quantized
 from edgespec.kernels.report import Report
 from edgespec.kernels.setting import PLAIN, VARIABLE, owner
 from edgespec.kernels.trial import run_sequences_trial
+from edgespec.models.gguf.footprint import Footprint
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.runtime.backend import start_backend
@@ -30,7 +33,9 @@ from edgespec.models.llama.runtime.device_layers import ON_PROCESSOR
 from edgespec.models.llama.runtime.layout_overrides import layout_overrides
 from edgespec.models.llama.runtime.model import Model
 from edgespec.models.llama.trials.tiny_hybrid import write_tiny_hybrid
-from edgespec.offload.planning.stream_plan import open_streamed_model, plan_stream
+from edgespec.offload.planning.needs import Needs
+from edgespec.offload.planning.stream_layout import StreamLayout
+from edgespec.offload.planning.stream_plan import open_streamed_model, prepare_stream
 
 # Runs in every Python that is started, and spoils one layout in the process that tries them.
 SABOTAGE = """
@@ -269,9 +274,9 @@ def test_resident_and_streamed_weights_follow_the_measurement(
     assert all(kernel_layout(t.type_id, t.shape) is None for t in matrices if t.type_id in plain_is_faster)
     with Model(q4_drafter_path) as model:
         resident = logits(model)
-    plan = plan_stream(
-        files, budget=1 << 30, fixed=1 << 20, process=1 << 20, pack="always", pack_folder=tmp_path, n_slots=2
-    )
+    needs, config = Needs([Footprint(files.tensor_bytes, 0, 0)], 1 << 20), Config.of(slots=2)
+    layout = StreamLayout.of(files, needs, 1 << 30, config, HitRates(), packed=True)
+    plan = prepare_stream(files, layout, "always", tmp_path)
     with open_streamed_model(q4_drafter_path, plan, ON_PROCESSOR, lambda *_: None) as model:
         assert np.array_equal(logits(model), resident)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.cli.main import main
+from edgespec.config import Config
 from edgespec.drafting.pair_check import examine_pair
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.same_vocabulary import same_vocabulary
@@ -24,7 +25,6 @@ from edgespec.models.hub.removal import packs_folder
 from edgespec.models.hub.repository import Hub
 from edgespec.models.llama.quantize import make_drafter
 from edgespec.plans.model_plan import plan_for
-from edgespec.plans.plan import PlanRequest
 from edgespec.profiles.store import ProfileStore, machine_identity
 from edgespec.progress import no_progress
 from tests.fuzz.headers import small_model
@@ -177,8 +177,8 @@ def test_a_plan_is_the_same_however_the_drafter_is_named(
         store.put_products(kind, (1e-10, 2e-10, 4e-10))
     found = {}
     for name in ("auto", "smollm2-135m", str(smol_path), smol_path.name, str(link)):
-        wish = PlanRequest(str(target), name, memory=1 << 30, context=512, threads=1)
-        plan = plan_for(wish, no_progress)
+        asked = Config.of(model=target, draft=name, memory=1 << 30, context=512, threads=1)
+        plan = plan_for(asked, no_progress)
         (way,) = (way for way in plan.ways if way.drafter not in ("none", "prompt lookup"))
         found[name] = (way.tokens_per_second, way.tokens_per_pass, way.nodes)
     assert len(set(found.values())) == 1, found

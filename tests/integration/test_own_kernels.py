@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 import edgespec
+from edgespec.config import Config
+from edgespec.costs.planned_memory import HitRates
 from edgespec.engine.engine import Engine
 from edgespec.engine.passes import TargetPass, TextTree
 from edgespec.generation.config import GenerationConfig
@@ -20,6 +22,7 @@ from edgespec.kernels import products
 from edgespec.kernels.layouts import KernelLayout, kernel_layouts, looks_up_rows, watch_own
 from edgespec.kernels.native import library
 from edgespec.kernels.setting import OWN, PLAIN, VARIABLE, setting_for
+from edgespec.models.gguf.footprint import Footprint
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles, layers_of_each_kind
 from edgespec.models.llama.first_layers import FirstLayers
@@ -31,7 +34,9 @@ from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.device_layers import ON_PROCESSOR
 from edgespec.models.llama.runtime.model import Model
-from edgespec.offload.planning.stream_plan import open_streamed_model, plan_stream, tied_bytes
+from edgespec.offload.planning.needs import Needs, tied_bytes
+from edgespec.offload.planning.stream_layout import StreamLayout
+from edgespec.offload.planning.stream_plan import open_streamed_model, prepare_stream
 from edgespec.offload.weights import StreamedWeights
 from tests.integration.test_streaming import load_streamed
 from tests.least_memory import load_in_least_memory
@@ -140,9 +145,9 @@ def test_streamed_weights_have_the_bits_of_resident_ones(
     with Model(model_path) as model:
         resident = logits(model, rows=8)
     files = ModelFiles.of(read_header(model_path))
-    plan = plan_stream(
-        files, budget=1 << 30, fixed=1 << 20, process=1 << 20, pack="always", pack_folder=tmp_path, n_slots=2
-    )
+    needs, config = Needs([Footprint(files.tensor_bytes, 0, 0)], 1 << 20), Config.of(slots=2)
+    layout = StreamLayout.of(files, needs, 1 << 30, config, HitRates(), packed=True)
+    plan = prepare_stream(files, layout, "always", tmp_path)
     with open_streamed_model(model_path, plan, ON_PROCESSOR, lambda *_: None) as model:
         assert isinstance(model.weights, StreamedWeights)
         assert set(model.weights.store.kernels.values()) == {OWN}

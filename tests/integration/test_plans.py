@@ -13,16 +13,17 @@ from pathlib import Path
 import pytest
 
 from edgespec.cli.commands.plan import plan_report
+from edgespec.config import Config
 from edgespec.costs.curves import Curve
 from edgespec.errors import MemoryLimitError
 from edgespec.kernels.report import ROWS
+from edgespec.loading.devices import machine
 from edgespec.measure.derived_passes import DerivedPasses
 from edgespec.models.gguf.header import read_header
 from edgespec.models.hub.registry import REGISTERED, Pair, Registry
 from edgespec.models.llama.row_rule import SPARING
-from edgespec.plans import model_plan
 from edgespec.plans.model_plan import plan_for
-from edgespec.plans.plan import Plan, PlanRequest
+from edgespec.plans.report import PlanReport
 from edgespec.profiles.store import DiskProfile, PassProfile, ProfileStore, disk_key, machine_identity
 from edgespec.progress import no_progress
 from tests.least_memory import least_memory
@@ -42,8 +43,23 @@ def store(tmp_path: Path, smol_path: Path) -> ProfileStore:
     return store
 
 
-def planned(target: Path, store: ProfileStore, memory: int, draft: Path | str = "none") -> Plan:
-    return plan_for(PlanRequest(str(target), str(draft), memory, 512, THREADS), no_progress, store)
+def planned(target: Path, store: ProfileStore, memory: int, draft: Path | str = "none") -> PlanReport:
+    asked = Config.of(model=target, draft=draft, memory=memory, context=512, threads=THREADS)
+    return plan_for(asked, no_progress, store)
+
+
+def least_planned(target: Path, store: ProfileStore) -> int:
+    """The smallest budget for which there is a plan."""
+    budget = 1
+    while True:
+        try:
+            planned(target, store, budget)
+        except MemoryLimitError as error:
+            if error.least is None or error.least <= budget:
+                raise
+            budget = error.least
+        else:
+            return budget
 
 
 def test_the_first_command_of_all_may_be_a_plan(smol_path: Path, tmp_path: Path) -> None:
@@ -105,7 +121,7 @@ def test_passes_beside_a_drafter_count_what_is_streamed_then(
 def test_streamed_passes_are_padded_as_exact_decoding_pads_them(
     own: bool, smol_path: Path, store: ProfileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_plan, "own_in_use", lambda: own)
+    monkeypatch.setattr(machine, "own_in_use", lambda: own)
     needed = planned(smol_path, store, 4 << 30).plain.holding.needed
     for short in (1_000_000, 20_000_000):
         try:
@@ -166,11 +182,8 @@ def test_prompts_are_planned_in_contexts_that_hold_them(smol_path: Path, store: 
     report = plan_report(known)
     assert "A PROMPT OF" in report
     assert report.count("no room") == 2
-    with pytest.raises(MemoryLimitError) as refused:
-        planned(smol_path, store, 1)
-    assert refused.value.least is not None
     store.put(disk_key(smol_path), DiskProfile(1e6, 1e6, 1 << 20, 1))
-    streamed = planned(smol_path, store, refused.value.least + (24 << 20)).prompts[1_000]
+    streamed = planned(smol_path, store, least_planned(smol_path, store) + (24 << 20)).prompts[1_000]
     assert streamed is not None
     assert streamed.read_s > streamed.compute_s
     assert streamed.rows > 64, "a slow disk wants large pieces"

@@ -21,13 +21,13 @@ from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
 from edgespec.kernels import ggml
 from edgespec.kernels.native import gate
+from edgespec.loading.devices import machine
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.offload.layer_ring import LayerSwitch
 from edgespec.offload.packing import choice
 from edgespec.offload.packing.pack import gains_from_packing
 from edgespec.offload.paging import PagedWeights
-from edgespec.offload.planning import stream_plan
 from edgespec.offload.weights import StreamedWeights
 from tests.hanging_reads import cancelled_while_reading
 from tests.leaks import held_around
@@ -160,7 +160,7 @@ def test_auto_streams_what_does_not_fit_and_pages_where_it_cannot(
     def refuse() -> None:
         raise ggml.UnsupportedBuild("a tensor's name is elsewhere")
 
-    monkeypatch.setattr(stream_plan, "check_supported", refuse)
+    monkeypatch.setattr(machine, "check_supported", refuse)
     with edgespec.load(q4_drafter_path, memory=budget, **options) as engine:
         paged = engine.target.model.weights
         assert isinstance(paged, PagedWeights)

@@ -21,16 +21,19 @@ import pytest
 
 import edgespec
 from edgespec import GenerationConfig
+from edgespec.config import Config
 from edgespec.costs.curves import Curve
+from edgespec.costs.planner import Passes
 from edgespec.errors import BackendError, MemoryLimitError, UsageError, WorkerError
 from edgespec.kernels.ggml import rpc
-from edgespec.loading.devices.crew_plan import CrewPlan
+from edgespec.loading.devices.machine import MachineSnapshot
 from edgespec.loading.devices.spreading import layer_sizes
-from edgespec.models.gguf.footprint import footprint
+from edgespec.loading.devices.workers import measure_workers, workers_in_words
+from edgespec.loading.plan import Planner
+from edgespec.machine.memory import FreeMemory
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.offload.planning.budget import bytes_needed
-from edgespec.offload.planning.stream_plan import tied_bytes
+from edgespec.offload.planning.needs import tied_bytes
 from edgespec.profiles.store import DiskProfile, ProfileStore, disk_key
 from edgespec.workers import protocol
 from edgespec.workers.address import Address
@@ -221,21 +224,23 @@ def test_adapters_apply_to_layers_on_workers(
 
 def test_a_plan_measures_workers(smol_path: Path, has_rpc: None) -> None:
     files = ModelFiles.of(read_header(smol_path))
-    size = footprint(files.headers[0], n_cells=1024, n_outputs=64)
-    budget = bytes_needed([size]) - sum(layer_sizes(files))  # so that all layers are elsewhere
     here = Curve.through([(1, 0.010), (32, 0.040)])
     with LocalWorker("--threads", "1") as worker:
-        plan = CrewPlan.of([worker.address], files, threads=1)
-    placed = plan.place([size], budget)
-    holding = placed.holding
-    assert holding.streamed_bytes == 0
-    assert holding.budget > budget
-    (layers,) = placed.notes
+        workers = measure_workers([worker.address], files, threads=1)
+    machine = MachineSnapshot(FreeMemory(64 << 30), 1, workers=workers)
+    planner = Planner(files, Config.of(context=512, workers=[worker.address]), machine)
+    needs = planner.needs()
+    budget = needs.total - sum(layer_sizes(files))  # so that all layers are elsewhere
+    plan = planner.place(needs, budget=budget)
+    assert not plan.streams
+    assert plan.holding.budget > budget
+    (layers,) = plan.notes
     assert layers.startswith("Layers:")
     assert worker.address in layers
-    assert f"{worker.address} lends" in plan.notes[0]
-    assert placed.passes(here).rows == here.rows
-    assert placed.passes(here) != here
+    assert f"{worker.address} lends" in workers_in_words(workers, files)[0]
+    over = plan.over(Passes(here)).compute
+    assert over.rows == here.rows
+    assert over != here
 
 
 def test_a_killed_worker_ends_the_answer_and_the_next_goes_on(

@@ -18,7 +18,7 @@ from edgespec.files.writing import open_locked
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        (["--tree-budget", "many"], "The tree budget is 'many'."),
+        (["--tree-budget", "many"], "tree_budget is 'many'."),
         (["--repetitions", "0"], "--repetitions is 0."),
         (["--prompts", "0"], "--prompts is 0."),
         (["--row-seconds", "0"], "--row-seconds is 0."),

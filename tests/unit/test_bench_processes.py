@@ -20,6 +20,7 @@ from edgespec.bench.rows.figures import (
 )
 from edgespec.bench.rows.row_spec import RowSpec
 from edgespec.bench.rows.runner import RunConfig, Runner, why_it_failed
+from edgespec.config import Config
 from edgespec.generation.config import GenerationConfig
 from tests.waiting import wait_until
 
@@ -124,20 +125,20 @@ def runner(on_row: Callable[[Row, int], None], **changes: Any) -> Runner:
 def test_a_row_that_fails_says_why_and_the_next_one_is_tried(tmp_path: Path) -> None:
     told: list[tuple[str, int]] = []
     settings = [
-        RowSpec("memory", "none", {"model": str(tmp_path / "none.gguf"), "draft": "none"}),
-        RowSpec("memory", "none", {"model": str(tmp_path / "none.gguf"), "context": -1}),
+        RowSpec("memory", "none", Config.of(model=tmp_path / name, draft="none"))
+        for name in ("none.gguf", "gone.gguf")
     ]
     done = runner(lambda row, left: told.append((str(row.error), left))).run(settings)
     assert [row.error for row in done.rows] == [error for error, _ in told]
     assert "none.gguf" in told[0][0]
-    assert "context is -1." in told[1][0]
+    assert "gone.gguf" in told[1][0]
     assert [left for _, left in told] == [1, 0]
     assert [row.predicted_tokens_per_second for row in done.rows] == [3.5, 3.5]
     assert not done.interrupted
 
 
 def test_cancelling_leaves_the_rows_that_are_done(tmp_path: Path) -> None:
-    settings = [RowSpec("memory", "none", {"model": str(tmp_path / "none.gguf")})] * 3
+    settings = [RowSpec("memory", "none", Config.of(model=tmp_path / "none.gguf"))] * 3
     measuring: Runner
 
     def stop(_row: Row, left: int) -> None:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edgespec.bench.rows.row_spec import RowOptions, RowSpec, rows_for
 from edgespec.bench.rows.shared_rows import texts_of
+from edgespec.config import Config
 
 
 def wishes(**changes: Any) -> RowOptions:
-    values: dict[str, Any] = {
-        "model": Path("big.gguf"),
-        "load": {"draft": "small.gguf"},
-        "trees": [16, "auto"],
-    }
-    return RowOptions(**values | changes)
+    values: dict[str, Any] = {"load": {}, "trees": [16, "auto"]} | changes
+    values["load"] = Config.of(**{"model": "big.gguf", "draft": "small.gguf"} | values["load"])
+    return RowOptions(**values)
 
 
 def names(rows: list[RowSpec]) -> list[str]:
@@ -27,14 +24,14 @@ def names(rows: list[RowSpec]) -> list[str]:
 def test_a_model_that_fits_is_measured_in_memory() -> None:
     rows = rows_for(wishes(), fits=True, fits_machine=True)
     assert names(rows) == ["in memory, plain", "in memory, tree 16", "in memory, tree auto"]
-    assert rows[0].load == {"model": "big.gguf", "offload": "none", "draft": "none"}
-    assert rows[1].load == {
+    assert rows[0].load.arguments() == {"model": "big.gguf", "offload": "none", "draft": "none"}
+    assert rows[1].load.arguments() == {
         "model": "big.gguf",
         "offload": "none",
         "draft": "small.gguf",
         "tree_budget": 16,
     }
-    assert "tree_budget" not in rows[2].load
+    assert rows[2].load.speculation.tree_budget is None
     assert [row.curve for row in rows] == [True, False, False]
 
 
@@ -48,8 +45,8 @@ def test_a_model_that_does_not_fit_the_limit_is_streamed() -> None:
         "streamed, tree auto (widened)",
     ]
     assert [row.capped for row in rows] == [False, True, True, True, True]
-    assert [row.load.get("memory") for row in rows] == [None, 950, 950, 950, 950]
-    assert [row.load["offload"] for row in rows] == ["none", "mmap", "stream", "stream", "stream"]
+    assert [row.load.memory.limit for row in rows] == [None, 950, 950, 950, 950]
+    assert [row.load.memory.offload for row in rows] == ["none", "mmap", "stream", "stream", "stream"]
 
 
 def test_experts_are_compared_with_whole_layers() -> None:
@@ -59,29 +56,31 @@ def test_experts_are_compared_with_whole_layers() -> None:
         "streamed, plain (mixed, whole layers)",
         "streamed, plain (mixed)",
     ]
-    assert [row.load.get("experts") for row in rows[:3]] == [None, "never", None]
-    assert rows[1].load["memory"] == rows[2].load["memory"] == 950
+    assert [row.load.memory.experts for row in rows[:3]] == ["auto", "never", "auto"]
+    assert rows[1].load.memory.limit == rows[2].load.memory.limit == 950
 
 
 @pytest.mark.parametrize(("cap", "caps"), [(1000, [None, 1000, 2000]), (None, [None, None, None])])
 def test_rows_of_more_experts_have_budgets_and_caps_of_their_own(
     cap: int | None, caps: list[int | None]
 ) -> None:
-    options = wishes(cap=cap, memory=None if cap else 950, marks=("mixed",), held={50: 1900, 25: 950})
+    options = wishes(
+        cap=cap, load={"memory": None if cap else 950}, marks=("mixed",), held={50: 1900, 25: 950}
+    )
     rows = rows_for(options, fits=False, fits_machine=False, experts=True)
     assert names(rows)[2:5] == [
         "streamed, plain (mixed)",
         "streamed, plain (mixed, 25 % of the experts)",
         "streamed, plain (mixed, 50 % of the experts)",
     ]
-    assert [row.load["memory"] for row in rows[2:5]] == [950, 950, 1900]
+    assert [row.load.memory.limit for row in rows[2:5]] == [950, 950, 1900]
     assert [row.cap for row in rows[2:5]] == caps
 
 
 def test_memory_that_was_asked_for_goes_before_the_cap() -> None:
-    rows = rows_for(wishes(memory=700, cap=1000), fits=False, fits_machine=False)
+    rows = rows_for(wishes(load={"memory": 700}, cap=1000), fits=False, fits_machine=False)
     assert names(rows)[0] == "memory-mapped, plain"
-    assert {row.load["memory"] for row in rows} == {700}
+    assert {row.load.memory.limit for row in rows} == {700}
 
 
 @pytest.mark.parametrize(
@@ -89,7 +88,7 @@ def test_memory_that_was_asked_for_goes_before_the_cap() -> None:
     [("none", "in memory, plain"), ("mmap", "memory-mapped, plain"), ("stream", "memory-mapped, plain")],
 )
 def test_a_way_that_was_asked_for(offload: str, first: str) -> None:
-    rows = rows_for(wishes(offload=offload), fits=offload == "stream", fits_machine=False)
+    rows = rows_for(wishes(load={"offload": offload}), fits=offload == "stream", fits_machine=False)
     assert names(rows)[0] == first
     assert any(row.place == "stream" for row in rows) == (offload == "stream")
 
@@ -97,7 +96,7 @@ def test_a_way_that_was_asked_for(offload: str, first: str) -> None:
 def test_without_drafts_there_are_no_trees() -> None:
     rows = rows_for(wishes(load={"draft": "none", "tree": "chain"}), fits=True, fits_machine=True)
     assert names(rows) == ["in memory, plain"]
-    assert "tree" not in rows[0].load
+    assert rows[0].load.speculation.tree == "calibrated"
 
 
 def test_rows_of_many_texts() -> None:
@@ -109,8 +108,8 @@ def test_rows_of_many_texts() -> None:
         "streamed, 16 texts",
         "streamed, 16 texts, tree auto",
     ]
-    assert [row.load["parallel"] for row in many] == [1, 1, 16, 16]
-    assert many[0].load["draft"] == "none"
+    assert [row.load.batching.parallel for row in many] == [1, 1, 16, 16]
+    assert not many[0].load.speculation.drafts
     alone = rows_for(wishes(texts=(4,), load={"draft": "none"}), fits=True, fits_machine=True)
     assert names(alone) == ["in memory, plain", "in memory, 4 texts"]
     assert texts_of(["a", "b"], 5) == ["a", "b", "a (2)", "b (2)", "a (3)"]

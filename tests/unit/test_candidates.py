@@ -12,7 +12,9 @@ from edgespec.config import Config
 from edgespec.costs.curves import Curve
 from edgespec.costs.yields import expected_yields
 from edgespec.loading.candidates import choose_candidate
-from edgespec.loading.state import LoadState
+from edgespec.loading.devices.machine import MachineSnapshot
+from edgespec.loading.plan import Planner
+from edgespec.machine.memory import FreeMemory
 from edgespec.measure.threads import known_threads
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
@@ -20,7 +22,6 @@ from edgespec.models.hub.drafter_choice import Candidate
 from edgespec.models.hub.registry import MADE, REGISTERED
 from edgespec.models.llama.heads.sample import N_VOCAB, WIDTH, write_target
 from edgespec.profiles.store import DraftProfile, Keys, PassProfile, ProfileStore
-from edgespec.progress import no_progress
 
 
 class Known:
@@ -35,7 +36,7 @@ class Known:
         self.target = ModelFiles.of(read_header(paths[0]))
         self.found = [Candidate(paths[1], REGISTERED), Candidate(paths[2], MADE)]
         self.store = ProfileStore(folder / "profiles")
-        self.state = LoadState(Config.of(context=64, gpu_layers=0), no_progress)
+        self.config = Config.of(context=64, gpu_layers=0)
 
     def measured(self, which: int, agreement: float, step_s: float, passes: int = 500) -> None:
         """The steps of a drafter and what its trees yield were measured."""
@@ -51,7 +52,8 @@ class Known:
 
     def chosen(self) -> tuple[str, str]:
         """The name of what is taken, and why."""
-        choice = choose_candidate(self.found, self.target, self.state, self.store)
+        machine = MachineSnapshot(FreeMemory(8 << 30), 1)
+        choice = choose_candidate(self.found, Planner(self.target, self.config, machine, self.store))
         return choice.candidate.path.stem, choice.reason
 
 
@@ -85,7 +87,7 @@ def test_few_passes_prove_nothing_and_neither_do_those_that_may_not_be_used(know
     known.measured(1, 0.9, 0.01, passes=10)
     assert known.chosen()[0] == "usual"
     known.measured(1, 0.9, 0.01)
-    known.state.config = known.state.config.with_(learn=False)
+    known.config = known.config.with_(learn=False)
     assert known.chosen() == ("usual", "registered for this target")
 
 

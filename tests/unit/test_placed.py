@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from edgespec.config import Config
 from edgespec.costs.curves import Curve
-from edgespec.errors import MemoryLimitError
+from edgespec.costs.planner import Passes
 from edgespec.loading.devices import spreading
-from edgespec.loading.devices.card_plan import CardPlan
 from edgespec.loading.devices.cards import Card, Cards
-from edgespec.loading.devices.finding import CardRequest
-from edgespec.loading.devices.placed import OnProcessor, Placed
+from edgespec.loading.devices.machine import MachineSnapshot
 from edgespec.loading.devices.spreading import usual_type
-from edgespec.models.gguf.footprint import Footprint, footprint
+from edgespec.loading.plan import Plan, Planner
+from edgespec.machine.memory import FreeMemory
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.offload.planning import budget as budget_planning
-from edgespec.offload.planning.budget import bytes_needed
+from edgespec.offload.planning import stream_layout
+from edgespec.offload.planning.budget import least_budget
 from edgespec.plans.model_plan import plan_for
-from edgespec.plans.plan import Plan, PlanRequest
+from edgespec.plans.report import PlanReport
 from edgespec.profiles.device_profile import DeviceProfile
 from edgespec.profiles.store import PassProfile, ProfileStore, machine_identity
 from edgespec.progress import no_progress
@@ -48,21 +49,16 @@ def card(free: int, slowness: float = 0.1) -> Card:
     return Card("CUDA0", "a card", free, free, False, profile)
 
 
-def size_of(files: ModelFiles) -> Footprint:
-    return replace(footprint(files.headers[0], n_cells=1024, n_outputs=64), weights=files.tensor_bytes)
+def planner(files: ModelFiles, cards: Cards | None = None, **options: Any) -> Planner:
+    machine = MachineSnapshot(FreeMemory(64 << 30), THREADS, cards)
+    return Planner(files, Config.of(context=512, **options), machine, ProfileStore(Path("none")))
 
 
 def place(
-    files: ModelFiles,
-    free: int,
-    budget: int,
-    drafter: ModelFiles | None = None,
-    request: CardRequest | None = None,
-) -> Placed:
-    cards = Cards.of([card(free)], usual_type(files))
-    prints = [size_of(each) for each in (files, drafter) if each is not None]
-    request = request or CardRequest("auto", (), THREADS, "auto")
-    return CardPlan(cards, files, request, ProfileStore(Path("none"))).place(prints, budget, drafter)
+    files: ModelFiles, free: int, budget: int, drafter: ModelFiles | None = None, **options: Any
+) -> Plan:
+    there = planner(files, Cards.of([card(free)], usual_type(files)), **options)
+    return there.place(there.needs(drafter), drafter, budget=budget)
 
 
 @pytest.mark.parametrize("copies", [False, True])
@@ -71,30 +67,36 @@ def test_what_fits_in_the_memory_of_machine_and_card_is_not_streamed(
 ) -> None:
     """With kernels that hold a copy of a tied embedding while layers are streamed, and with others."""
     embedding = max(tensor.n_bytes for tensor in files.headers[0].tensors)
-    monkeypatch.setattr(budget_planning, "tied_bytes", lambda _files: embedding * copies)
-    whole = bytes_needed([size_of(files)])
-    with pytest.raises(MemoryLimitError) as failure:
-        OnProcessor(files).place([size_of(files)], 0)
-    assert failure.value.least is not None
-    budget = (failure.value.least + whole) // 2
-    missing = whole - budget
+    for module in (stream_layout, budget_planning):
+        monkeypatch.setattr(module, "tied_bytes", lambda _files: embedding * copies)
+    here = planner(files)
+    needs = here.needs()
+    least = least_budget(needs, files, here.config)
+    budget = (least + needs.total) // 2
+    missing = needs.total - budget
     assert missing > 0
-    assert OnProcessor(files).place([size_of(files)], budget).holding.streamed_bytes
-    beside = place(files, missing + 2 * size_of(files).total, budget)
-    assert not beside.holding.streamed_bytes
-    assert beside.passes(STEPS).at(1) < STEPS.at(1)
-    assert place(files, missing // 4, budget).holding.streamed_bytes
+    assert here.place(needs, budget=budget).streams
+    beside = place(files, missing + 2 * needs.footprints[0].total, budget)
+    assert not beside.streams
+    assert curve(beside).at(1) < STEPS.at(1)
+    assert place(files, missing // 4, budget).streams
+
+
+def curve(plan: Plan) -> Curve:
+    return plan.over(Passes(STEPS)).compute
 
 
 def test_a_drafter_on_a_card_takes_its_memory_and_is_faster_there(files: ModelFiles) -> None:
     drafter, budget = files, 4 << 30
     enough = place(files, 4 << 30, budget, drafter)
-    assert enough.drafter_device == "CUDA0 a card"
+    assert enough.on_cards.drafter_name == "CUDA0 a card"
     assert enough.notes[0] == "The drafter is on CUDA0."
     assert enough.draft_steps(STEPS).at(1) < STEPS.at(1) / 2
-    tight = int(1.2 * size_of(drafter).total)  # for the drafter, and hardly anything else
+    tight = int(
+        1.2 * planner(files).needs(drafter).footprints[1].total
+    )  # for the drafter, and hardly anything else
     alone, beside = place(files, tight, budget), place(files, tight, budget, drafter)
-    assert beside.drafter_device
+    assert beside.on_cards.drafter_name
     assert sum(part.share for part in beside.parts) < sum(part.share for part in alone.parts)
 
 
@@ -102,14 +104,14 @@ def test_a_drafter_stays_on_the_processor_where_the_card_has_no_room_or_is_left_
     files: ModelFiles,
 ) -> None:
     for free, layers, wanted in ((16 << 20, "auto", "auto"), (4 << 30, 0, "auto"), (4 << 30, "auto", "none")):
-        placed = place(files, free, 4 << 30, files, CardRequest(layers, (), THREADS, wanted))
-        assert placed.drafter_device == ""
-        assert placed.draft_steps(STEPS) == STEPS
-    named = CardRequest(0, (), THREADS, "CUDA0")
-    assert place(files, 4 << 30, 4 << 30, files, named).drafter_device
+        plan = place(files, free, 4 << 30, files, gpu_layers=layers, draft_device=wanted)
+        assert plan.on_cards.drafter_name == ""
+        assert plan.draft_steps(STEPS) == STEPS
+    named = place(files, 4 << 30, 4 << 30, files, gpu_layers=0, draft_device="CUDA0")
+    assert named.on_cards.drafter_name
 
 
-def planned(model: Path, drafter: Path, store: ProfileStore, **more: str) -> Plan:
+def planned(model: Path, drafter: Path, store: ProfileStore, **more: str) -> PlanReport:
     header = read_header(model)
     size = {"weight_bytes": header.tensor_bytes, "parameters": 1 << 27}
     key = machine_identity() | {"threads": str(THREADS), "model": header.fingerprint, "mode": "test"}
@@ -117,8 +119,9 @@ def planned(model: Path, drafter: Path, store: ProfileStore, **more: str) -> Pla
     for tensor in read_header(drafter).tensors:  # steps are derived from how fast the processor multiplies
         speed = {"threads": str(THREADS), "type": str(tensor.type_id)}
         store.put_products(machine_identity() | speed, SECONDS)
-    request = PlanRequest(str(model), str(drafter), 4 << 30, 512, THREADS, **more)  # type: ignore[arg-type]
-    return plan_for(request, no_progress, store, Cards.of([card(4 << 30)], usual_type(ModelFiles.of(header))))
+    pair = {"model": model, "draft": drafter, "memory": 4 << 30, "context": 512, "threads": THREADS}
+    cards = Cards.of([card(4 << 30)], usual_type(ModelFiles.of(header)))
+    return plan_for(Config.of(**(pair | more)), no_progress, store, cards)
 
 
 def test_a_plan_counts_the_drafter_where_loading_puts_it(

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.cli.options.values import parse_gpu_layers
+from edgespec.config import DevicesConfig
 from edgespec.costs.curves import Curve
-from edgespec.errors import MemoryLimitError, UsageError
+from edgespec.errors import MemoryLimitError
 from edgespec.kernels import report_store
 from edgespec.kernels.layouts import available_layouts
 from edgespec.kernels.report import Report
 from edgespec.kernels.setting import PLAIN, VARIABLE
 from edgespec.loading.devices.cards import Card, Cards
+from edgespec.loading.devices.finding import PlacementRequest
 from edgespec.loading.devices.on_cards import OnCards
-from edgespec.loading.devices.placing import MARGIN, Wish, drafter_card, place_on_cards, without
+from edgespec.loading.devices.placing import MARGIN, drafter_card, place_on_cards, without
 from edgespec.loading.devices.spreading import layer_seconds, layer_sizes, output_bytes
 from edgespec.measure.derived_passes import known_products
 from edgespec.models.gguf.footprint import Footprint
@@ -68,8 +70,12 @@ def room(layers: float) -> int:
     return int(layers * (LAYER + CELLS)) + PROCESS + BUFFERS + 2 * OUTSIDE
 
 
-def place(found: Cards, memory: int, wish: Wish | None = None) -> tuple[int, tuple[int, ...]]:
-    spread = place_on_cards(found, needs(), files(), memory, wish or Wish())
+def asked(layers: int | str = "auto", **more: Any) -> PlacementRequest:
+    return PlacementRequest(DevicesConfig(gpu_layers=layers), 1, **more)
+
+
+def place(found: Cards, memory: int, request: PlacementRequest | None = None) -> tuple[int, tuple[int, ...]]:
+    spread = place_on_cards(found, needs(), files(), memory, request or asked())
     return spread.here, spread.counts
 
 
@@ -96,35 +102,35 @@ def test_a_card_that_is_about_as_fast_gets_nothing_that_there_is_room_for() -> N
 
 
 def test_a_slow_card_gets_what_would_be_read_from_disk() -> None:
-    disk = Wish(read_rate=1e8)  # a layer takes a second
+    disk = asked(read_rate=1e8)  # a layer takes a second
     assert place(cards(card(3.0, 40)), room(6), disk) == (6, (4,))
     assert place(cards(card(3.0, 2)), room(6), disk) == (8, (2,))  # the rest is streamed
-    fast = Wish(read_rate=1e13)
+    fast = asked(read_rate=1e13)
     assert place(cards(card(3.0, 40)), room(6), fast) == (10, (0,))
 
 
 def test_a_number_is_obeyed_as_far_as_there_is_room() -> None:
     slow = cards(card(9.0, 4.5))
-    assert place(slow, room(20), Wish(3)) == (7, (3,))
-    assert place(slow, room(20), Wish(9)) == (6, (4,))
-    assert place(slow, room(20), Wish("all")) == (6, (4,))
-    assert place(slow, room(20), Wish(0)) == (10, (0,))
+    assert place(slow, room(20), asked(3)) == (7, (3,))
+    assert place(slow, room(20), asked(9)) == (6, (4,))
+    assert place(slow, room(20), asked("all")) == (6, (4,))
+    assert place(slow, room(20), asked(0)) == (10, (0,))
 
 
 def test_the_fastest_card_is_filled_first() -> None:
     two = cards(card(0.5, 3, name="A"), card(0.1, 4, name="B"))
     assert place(two, room(20)) == (3, (3, 4))
-    assert place(two, room(20), Wish(5)) == (5, (1, 4))
+    assert place(two, room(20), asked(5)) == (5, (1, 4))
 
 
 def test_the_output_follows_all_layers_if_it_fits() -> None:
     beside = OUTSIDE / (LAYER + CELLS)
     for layers, fits in ((10.1, False), (10.2 + beside, True)):
-        spread = place_on_cards(cards(card(0.1, layers)), needs(), files(), room(20), Wish("all"))
+        spread = place_on_cards(cards(card(0.1, layers)), needs(), files(), room(20), asked("all"))
         assert (spread.here, spread.output) == (0, fits)
         assert ("the output on CUDA0" in spread.where) == fits
     assert output_bytes(files()) == OUTSIDE
-    some = place_on_cards(cards(card(0.1, 40)), needs(), files(), room(20), Wish(10))
+    some = place_on_cards(cards(card(0.1, 40)), needs(), files(), room(20), asked(10))
     assert not some.output  # a number counts layers
 
 
@@ -132,19 +138,19 @@ def test_a_card_without_room_for_a_layer_is_an_error_only_where_layers_were_aske
     full = cards(card(0.1, 0.5))
     assert place(full, room(20)) == (10, (0,))
     with pytest.raises(MemoryLimitError, match=r"No layer fits on a device: one takes 102\.0 MiB"):
-        place(full, room(20), Wish("all"))
+        place(full, room(20), asked("all"))
 
 
 def test_fewer_layers_after_a_load_that_ran_out_of_memory() -> None:
-    assert place(cards(card(0.1, 8)), room(20), Wish(most=3)) == (7, (3,))
-    assert place(cards(card(0.1, 8)), room(20), Wish("all", most=3)) == (7, (3,))
+    assert place(cards(card(0.1, 8)), room(20), asked(most=3)) == (7, (3,))
+    assert place(cards(card(0.1, 8)), room(20), asked("all", most=3)) == (7, (3,))
     two = cards(card(0.1, 4, name="A"), card(0.5, 4, name="B"))
-    assert place(two, room(20), Wish("all", most=5)) == (5, (4, 1))
-    assert place(two, room(20), Wish("all", most=0)) == (10, (0, 0))
+    assert place(two, room(20), asked("all", most=5)) == (5, (4, 1))
+    assert place(two, room(20), asked("all", most=0)) == (10, (0, 0))
 
 
 def test_what_is_left_for_memory() -> None:
-    spread = place_on_cards(cards(card(0.1, 4)), needs(), files(), room(20), Wish())
+    spread = place_on_cards(cards(card(0.1, 4)), needs(), files(), room(20), asked())
     left = OnCards(placed=spread).left(needs())
     assert left.footprints[0].weights == needs().footprints[0].weights - 4 * LAYER
     assert left.footprints[0].cache == pytest.approx(CACHE * 0.6)
@@ -159,7 +165,7 @@ def test_a_card_that_shares_the_memory_takes_no_more_than_there_is() -> None:
 
 @given(st.floats(0.01, 100), st.floats(0, 20), st.floats(0, 20), st.floats(1e8, 1e12))
 def test_counts_always_add_up(slowness: float, there: float, here: float, rate: float) -> None:
-    stays, counts = place(cards(card(slowness, there)), room(here), Wish(read_rate=rate))
+    stays, counts = place(cards(card(slowness, there)), room(here), asked(read_rate=rate))
     assert stays + sum(counts) == LAYERS
     assert 0 <= counts[0] <= there + 0.1
 
@@ -190,16 +196,3 @@ def test_measurements_are_kept_by_device(tmp_path: Path) -> None:
     )
     assert plain.passes == on_card.passes
     assert plain.drafts != on_card.drafts
-
-
-@pytest.mark.parametrize(
-    ("text", "value"), [("auto", "auto"), ("ALL", "all"), ("-1", "all"), ("0", 0), ("12", 12)]
-)
-def test_numbers_of_layers(text: str, value: int | str) -> None:
-    assert parse_gpu_layers(text) == value
-
-
-@pytest.mark.parametrize("text", ["", "-2", "some", "1.5"])
-def test_what_is_no_number_of_layers(text: str) -> None:
-    with pytest.raises(UsageError, match="a number, auto or all"):
-        parse_gpu_layers(text)

@@ -13,7 +13,7 @@ from edgespec.costs.curves import Curve
 from edgespec.costs.planned_memory import PlannedMemory
 from edgespec.costs.planner import Comparison, Drafting, Passes, alternatives
 from edgespec.costs.yields import expected_yields
-from edgespec.plans.plan import BatchPlan, Plan
+from edgespec.plans.report import BatchPlan, PlanReport
 
 GB = 1_000_000_000
 
@@ -25,7 +25,7 @@ drafters = st.lists(st.tuples(st.floats(0.01, 0.99), curves), max_size=3)
 
 
 @st.composite
-def plans(draw: st.DrawFn) -> Plan:
+def plans(draw: st.DrawFn) -> PlanReport:
     """Plans for random costs, acceptances, memory and numbers of drafters."""
     whole = draw(st.integers(1, 40)) * GB
     passes = Passes(draw(curves), read_rate=draw(st.floats(1e8, 1e10)), overlap=draw(st.floats(1.5, 16)))
@@ -44,7 +44,7 @@ def plans(draw: st.DrawFn) -> Plan:
         trees.append(tuple(alternatives(holding(GB), passes, drafting, most)[1:]))
     size = predict_batch(alone, passes, 1)
     batch = BatchPlan(TextCells(1000, 512), 1, size, [size])
-    return Plan("a-model", Comparison(plain, tuple(trees)), [], batch)
+    return PlanReport("a-model", Comparison(plain, tuple(trees)), [], batch)
 
 
 def tables(report: str) -> dict[str, list[tuple[str, int, float]]]:
@@ -59,7 +59,7 @@ def tables(report: str) -> dict[str, list[tuple[str, int, float]]]:
 
 
 @given(plans())
-def test_the_stated_best_is_the_fastest_of_the_listed_rows(plan: Plan) -> None:
+def test_the_stated_best_is_the_fastest_of_the_listed_rows(plan: PlanReport) -> None:
     report = plan_report(plan)
     listed = tables(report)
     (speed,) = re.findall(r"^speed +([\d.]+) tokens/s$", report, re.MULTILINE)
@@ -80,7 +80,7 @@ def test_the_stated_best_is_the_fastest_of_the_listed_rows(plan: Plan) -> None:
 
 
 @given(plans())
-def test_scripts_see_the_same_choice(plan: Plan) -> None:
+def test_scripts_see_the_same_choice(plan: PlanReport) -> None:
     record = plan.to_json()
     fastest = max(size["tokens_per_second"] for size in record["sizes"])
     assert record["chosen"]["tokens_per_second"] == fastest == record["ways"][0]["tokens_per_second"]

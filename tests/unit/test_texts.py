@@ -13,17 +13,18 @@ from edgespec.costs.curves import Curve
 from edgespec.errors import UsageError
 from edgespec.loading.devices import spreading
 from edgespec.loading.devices.cards import Card, Cards
+from edgespec.loading.devices.machine import MachineSnapshot
 from edgespec.loading.devices.spreading import usual_type
 from edgespec.loading.load import load
-from edgespec.loading.state import LoadState
-from edgespec.loading.texts import TextPlan, plan_texts
+from edgespec.loading.plan import Planner, TextPlan
+from edgespec.loading.texts import plan_texts
+from edgespec.machine.memory import FreeMemory
 from edgespec.measure.threads import known_threads
-from edgespec.models.gguf.footprint import SPARE_CELLS, cell_bytes
+from edgespec.models.gguf.footprint import cell_bytes, cells_for
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.profiles.device_profile import DeviceProfile
 from edgespec.profiles.store import PassProfile, ProfileStore, machine_identity
-from edgespec.progress import no_progress
 
 FLAT = Curve((1, 60), (0.1, 0.1))
 STEEP = Curve((1, 4, 60), (0.1, 0.1, 1.5))  # from four rows on, each takes as long as every other
@@ -45,15 +46,14 @@ def planned(
 ) -> TextPlan:
     """The plan, where passes were measured to take so long."""
     options = {"draft": "none", "context": 512, "gpu_layers": 0, "parallel": parallel} | more
-    state = LoadState(Config.of(**options), no_progress)
-    state.cards = cards
+    machine = MachineSnapshot(FreeMemory(64 << 30), 1, cards)
     store = ProfileStore()
     if curve is not None:
         fingerprint = model.headers[0].fingerprint
         threads = str(known_threads(fingerprint, store))
         key = machine_identity() | {"threads": threads, "model": fingerprint, "mode": "test"}
         store.put(key, PassProfile(curve, streamed=rate > 0, read_rate=rate))
-    return plan_texts(model, None, state, store)
+    return plan_texts(Planner(model, Config.of(**options), machine, store), None)
 
 
 def test_a_single_text_is_planned_for_where_nobody_asks(model: ModelFiles) -> None:
@@ -132,7 +132,7 @@ def test_numbers_that_cannot_be_meant(parallel: int | str) -> None:
 def test_a_loaded_engine_has_the_cells_and_the_same_text(short_path: Path) -> None:
     with load(short_path, draft="none", exact=True, context=128) as engine:
         expected = engine.generate("Count to ten.", raw=True).tokens
-        assert engine.target.context.n_cells >= 128 + SPARE_CELLS
+        assert engine.target.context.n_cells >= cells_for(128)
         before = engine.target.context.n_cells
         identity = engine.target.identity
     with load(short_path, draft="none", exact=True, context=128, parallel=9) as engine:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,16 @@ import pytest
 from edgespec.config import Config
 from edgespec.costs.curves import Curve
 from edgespec.loading import tree_sizes
+from edgespec.loading.devices.machine import MachineSnapshot
 from edgespec.loading.load import load
-from edgespec.loading.state import LoadState
+from edgespec.loading.plan import Planner
 from edgespec.loading.tree_sizes import usual_nodes
+from edgespec.machine.memory import FreeMemory
 from edgespec.measure.threads import known_threads
 from edgespec.models.gguf.footprint import LARGE_NODES, USUAL_NODES
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.profiles.store import PassProfile, ProfileStore, machine_identity
-from edgespec.progress import no_progress
 from edgespec.speculation.tree import MAX_LEAVES
 
 MIB = 1 << 20
@@ -32,14 +34,16 @@ def model(smol_path: Path) -> ModelFiles:
     return ModelFiles.of(read_header(smol_path))
 
 
-@pytest.fixture(autouse=True)
-def own_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tree_sizes, "own_in_use", lambda: True)
-
-
 def options(**more: Any) -> Config:
     chosen = {"draft": "lookup", "context": 512, "gpu_layers": 0, "offload": "stream", "memory": 4096 * MIB}
     return Config.of(**(chosen | more))
+
+
+def planner(
+    model: ModelFiles, store: ProfileStore | None = None, *, own_kernels: bool = True, **more: Any
+) -> Planner:
+    machine = MachineSnapshot(FreeMemory(64 << 30), 1, own_kernels=own_kernels)
+    return Planner(model, options(**more), machine, store or ProfileStore())
 
 
 def nodes(model: ModelFiles, curve: Curve | None = None, **more: Any) -> int:
@@ -48,7 +52,7 @@ def nodes(model: ModelFiles, curve: Curve | None = None, **more: Any) -> int:
         fingerprint = model.headers[0].fingerprint
         key = machine_identity() | {"threads": str(known_threads(fingerprint, store)), "model": fingerprint}
         store.put(key | {"mode": "test"}, PassProfile(curve, streamed=True, read_rate=1.0))
-    return usual_nodes(model, LoadState(options(**more), no_progress), store)
+    return usual_nodes(planner(model, store, **more))
 
 
 def test_streamed_models_may_have_large_trees(model: ModelFiles) -> None:
@@ -66,9 +70,8 @@ def test_where_they_cost_too_much_or_help_nobody_trees_stay_small(
     assert nodes(model, **why) == USUAL_NODES
 
 
-def test_without_own_kernels_trees_stay_small(model: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tree_sizes, "own_in_use", lambda: False)
-    assert nodes(model) == USUAL_NODES
+def test_without_own_kernels_trees_stay_small(model: ModelFiles) -> None:
+    assert nodes(model, own_kernels=False) == USUAL_NODES
 
 
 def test_measured_passes_say_which_rows_are_free(model: ModelFiles) -> None:
@@ -91,13 +94,13 @@ def test_measured_passes_say_which_rows_are_free(model: ModelFiles) -> None:
         ({"parallel": "auto"}, 64, 64),
     ],
 )
-def test_rows_with_logits_and_sequences_follow(asked: dict[str, Any], rows: int, sequences: int) -> None:
+def test_rows_with_logits_and_sequences_follow(
+    model: ModelFiles, asked: dict[str, Any], rows: int, sequences: int
+) -> None:
     usual = asked.pop("usual_nodes", USUAL_NODES)
-    state = LoadState(options(**asked), no_progress)
-    state.usual_nodes = usual
-    assert (state.n_nodes, state.n_sequences()) == (rows, sequences)
-    drafters = state.drafter_sequences()
-    assert drafters == (sequences if asked else 64)
+    context = replace(planner(model, **asked), usual_nodes=usual).context
+    assert (context.n_outputs, context.n_sequences) == (rows, sequences)
+    assert context.drafter_sequences == (sequences if asked else 64)
 
 
 def test_padded_exact_decoding_refuses_larger_trees_before_anything_is_loaded(

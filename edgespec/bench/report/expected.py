@@ -5,36 +5,23 @@ from __future__ import annotations
 from functools import lru_cache
 
 from edgespec.bench.rows.row_spec import AUTO, PLAIN, RowSpec
+from edgespec.config import Config
 from edgespec.costs.planner import best
 from edgespec.errors import EdgeSpecError
 from edgespec.machine.cores import default_threads
 from edgespec.plans.model_plan import plan_for
-from edgespec.plans.plan import Plan, PlanRequest
+from edgespec.plans.report import PlanReport
 from edgespec.progress import no_progress
-
-_CONTEXT = 4096  # as when loading
 
 
 def expected(spec: RowSpec, temperature: float) -> float | None:
     """Tokens per second; None if the pair was not measured, or the planner has no model of the row."""
     load = spec.load
-    if spec.place not in ("memory", "stream") or load.get("experts") == "never":
+    if spec.place not in ("memory", "stream") or load.memory.experts == "never":
         return None
-    draft = "none" if spec.tree == PLAIN else str(load.get("draft", "auto"))
+    threads = load.devices.threads or default_threads()
     try:
-        plan = _plan(
-            PlanRequest(
-                model=str(load["model"]),
-                draft=draft,
-                memory=load.get("memory"),
-                context=load.get("context") or _CONTEXT,
-                threads=load.get("threads") or default_threads(),
-                temperature=temperature,
-                streams=spec.place == "stream",
-                kv=load.get("kv") or "f16",
-                lora=tuple(load.get("lora") or ()),
-            )
-        )
+        plan = _plan(load.with_(threads=threads, workers=()), temperature)
     except EdgeSpecError:
         return None
     if plan.uncertain:
@@ -52,5 +39,5 @@ def expected(spec: RowSpec, temperature: float) -> float | None:
 
 
 @lru_cache(maxsize=32)
-def _plan(request: PlanRequest) -> Plan:
-    return plan_for(request, no_progress)
+def _plan(config: Config, temperature: float) -> PlanReport:
+    return plan_for(config, no_progress, temperature=temperature)

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgespec.config import Config
 from edgespec.errors import ContextLengthError, EdgeSpecError
 from edgespec.progress import Progress
 
@@ -99,25 +100,24 @@ def budgets(task: dict[str, Any]) -> dict[str, Any]:
     import edgespec.loading.load  # noqa: F401  # its imports take memory, too
     from edgespec.loading.pass_costs import expected_prefill
     from edgespec.machine.cores import default_threads
-    from edgespec.models.gguf.footprint import SPARE_CELLS, USUAL_NODES
+    from edgespec.models.gguf.footprint import cells_for
     from edgespec.models.gguf.header import read_header
     from edgespec.models.gguf.layers import ModelFiles
     from edgespec.models.llama.runtime.backend import start_backend
     from edgespec.offload.planning.held_experts import budget_for_experts
-    from edgespec.offload.planning.needs import ContextOptions
+    from edgespec.offload.planning.needs import ContextShape
 
-    files, load = ModelFiles.of(read_header(Path(task["model"]))), task["load"]
-    options = ContextOptions(
-        load["context"] + SPARE_CELLS,
-        USUAL_NODES,
+    files, load = ModelFiles.of(read_header(Path(task["model"]))), Config.of(**task["load"])
+    shape = ContextShape(
+        cells_for(load.model.context),
         n_sequences=1,
-        n_threads=load.get("threads") or default_threads(),
-        kv=load.get("kv", "f16"),
+        n_threads=load.devices.threads or default_threads(),
+        kv=load.model.kv,
     )
     start_backend()
-    prefill = expected_prefill(files, load["context"], options.n_threads)
+    prefill = expected_prefill(files, load.model.context, shape.n_threads)
     found = {
-        n: budget_for_experts(files, options, n / 100, prefill) + _PROCESSES_DIFFER for n in task["held"]
+        n: budget_for_experts(files, load, shape, n / 100, prefill) + _PROCESSES_DIFFER for n in task["held"]
     }
     return {"budgets": found}
 
@@ -313,9 +313,9 @@ def _speed(group: list[Generation]) -> float:
 
 
 def _load(task: dict[str, Any], report: Progress) -> Engine:
-    from edgespec.loading.load import load
+    from edgespec.loading.load import open_engine
 
-    return load(**task["load"], on_progress=report)
+    return open_engine(Config.of(**task["load"]), report)
 
 
 def _rendered(engine: Engine, prompts: list[str]) -> list[str]:

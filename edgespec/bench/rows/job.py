@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -19,15 +19,13 @@ from edgespec.bench.rows.row_spec import BUDGET_SHARE, RowOptions, RowSpec, rows
 from edgespec.bench.rows.runner import CHILD, OtherProgram, RunConfig, why_it_failed
 from edgespec.bench.rows.synthetic import MixtureShape, synthetic_target
 from edgespec.bench.rows.workload import balanced, own_questions, read_questions
-from edgespec.config import ModelConfig
+from edgespec.config import AUTO, Config, ModelConfig
 from edgespec.errors import BackendError, MemoryLimitError, UsageError
-from edgespec.loading.devices.card_plan import placement_here
-from edgespec.loading.devices.finding import AUTO, NONE, CardRequest, open_cards
-from edgespec.loading.devices.placed import Placement
+from edgespec.loading.devices.finding import PlacementRequest, open_cards
+from edgespec.loading.devices.machine import MachineSnapshot
+from edgespec.loading.plan import Planner
 from edgespec.machine.cores import default_threads
-from edgespec.machine.probe import available_memory
 from edgespec.models.gguf.experts import layer_weights
-from edgespec.models.gguf.footprint import SPARE_CELLS, USUAL_NODES, Footprint, footprint
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import GGUFHeader
@@ -67,53 +65,61 @@ def prepared(request: Request, on_progress: Progress) -> Iterator[Job]:
     if request.compare:
         # Checked first, before anything takes time; with "auto", whether there is a drafter is only known
         # later.
-        draft = request.load.get("draft", "auto" if request.synthesize is None else "the model itself")
-        find_programs(request.compare, speculative=draft not in ("auto", "none", "lookup"))
-    source = catalog.find(request.model, on_progress)
+        speculative = request.load.speculation.names_a_model or (
+            request.synthesize is not None and request.load.speculation.draft == AUTO
+        )
+        find_programs(request.compare, speculative=speculative)
+    source = catalog.find(request.load.model.name, on_progress)
     with contextlib.ExitStack() as stack:
         target = source
-        load = dict(request.load)
-        load.setdefault("context", context_for(texts, request.config.max_tokens or 0))
+        context = request.context or context_for(texts, request.config.max_tokens or 0)
+        load = request.load.with_(context=context)
         if request.synthesize is not None:
-            load.setdefault("draft", str(source))
+            if load.speculation.draft == AUTO:
+                load = load.with_(draft=source)
             target = stack.enter_context(
                 synthetic_target(source, request.synthesize, keep=request.keep, on_progress=on_progress)
             )
+        load = load.with_(model=target)
         header = read_header(target)
         marks = tuple(mark for mark in ("widened", "mixed") if f"edgespec.{mark}_from" in header.metadata)
-        marks += ("on workers",) if load.get("workers") else ()
+        marks += ("on workers",) if load.devices.workers else ()
         files = ModelFiles.of(header)
         held = _held(request, files, load)
-        if held and request.memory is None and request.cap is None:
+        if held and load.memory.limit is None and request.cap is None:
             request = replace(request, cap=int(min(held.values()) / BUDGET_SHARE))
-        options = RowOptions(
-            target,
-            load,
-            request.trees,
-            request.memory,
-            request.cap,
-            request.offload,
-            marks,
-            request.texts,
-            held,
+        options = RowOptions(load, request.trees, request.cap, marks, request.texts, held)
+        notes: list[str] = []
+        threads = load.devices.threads or default_threads()
+        machine = MachineSnapshot.read(
+            threads, open_cards(files, PlacementRequest(load.devices, threads, on_progress, notes))
         )
-        room = available_memory()
+        room = machine.free.available
         limit = min(options.limit or room, room)
-        drafter = _drafter(header, files, load, limit, request.trees, on_progress)
+        # Rows have budgets and trees of their own; the largest trees need the most.
+        trees = [tree for tree in request.trees if isinstance(tree, int)]
+        planner = Planner(
+            files, load.with_(memory=None, offload=AUTO, tree_budget=max(trees, default=None)), machine
+        )
+        drafter = _drafter(planner, limit, on_progress)
         if drafter is not None:
-            load["draft"] = str(drafter)  # the same one for every row
+            load = load.with_(draft=drafter)  # the same one for every row
+            options = replace(options, load=load)
         programs = None
         if request.compare:
             programs = find_programs(request.compare, speculative=drafter is not None)
-        wanted = _wanted_cards(load)
-        placement = placement_here(open_cards(files, wanted), files, wanted)
-        prints = _footprints(header, files, drafter, load, request.trees)
+        drafts = None if drafter is None else ModelFiles.of(read_header(drafter))
+        needs = planner.needs(drafts)
 
         def fits(budget: int) -> bool:
-            return _fits(placement, prints, budget, drafter)
+            """True if this memory and that of devices hold everything, so that nothing is streamed."""
+            try:
+                return planner.place(needs, drafts, budget=budget).memory.in_memory
+            except MemoryLimitError:
+                return False
 
         experts = bool(layer_weights(files).experts)
-        shared = bool(load.get("workers"))  # with other machines, all weights are in some memory
+        shared = bool(load.devices.workers)  # with other machines, all weights are in some memory
         specs = rows_for(options, fits=shared or fits(limit), fits_machine=fits(room), experts=experts)
         run_config = RunConfig(
             request.config,
@@ -130,8 +136,9 @@ def prepared(request: Request, on_progress: Progress) -> Iterator[Job]:
         if request.texts:
             others.append(_llama_cpp_batches(request, load, files, marks))
         about = _about(request, header, files, options, len(texts))
-        about["notes"] += wanted.notes
-        about["draft"] = drafter.name if drafter else load.get("draft", "the text itself")
+        about["notes"] += notes
+        draft = load.speculation.draft
+        about["draft"] = drafter.name if drafter else "the text itself" if draft == AUTO else draft
         yield Job(specs, run_config, others, about)
 
 
@@ -144,7 +151,7 @@ def context_for(prompts: Sequence[str], max_tokens: int) -> int:
     return min(round_up(longest + _TEMPLATE_TOKENS + max_tokens, 256), ModelConfig().context)
 
 
-def _held(request: Request, files: ModelFiles, load: dict[str, Any]) -> dict[int, int]:
+def _held(request: Request, files: ModelFiles, load: Config) -> dict[int, int]:
     """Percents of the experts to hold in rows of their own, and the budgets that hold them.
 
     Raises:
@@ -154,13 +161,13 @@ def _held(request: Request, files: ModelFiles, load: dict[str, Any]) -> dict[int
     percents = (USUAL_HELD if made else ()) if request.held is None else request.held
     if not percents:
         return {}
-    if not layer_weights(files).experts or load.get("experts") == "never":
+    if not layer_weights(files).experts or load.memory.experts == "never":
         raise UsageError(
             f"No single experts of {files.paths[0].name} are streamed.",
             "Leave out --held, or add --synthesize moe:64x4.",
         )
     # A process like those that will measure the rows knows best what it takes itself.
-    task = {"role": "budgets", "model": str(files.paths[0]), "load": load, "held": list(percents)}
+    task = {"role": "budgets", "model": str(files.paths[0]), "load": load.arguments(), "held": list(percents)}
     ended = run_capped(CHILD, None, text=json.dumps(task), keep_errors=True)
     if ended.status != 0:
         raise BackendError(why_it_failed(ended, None))
@@ -170,59 +177,22 @@ def _held(request: Request, files: ModelFiles, load: dict[str, Any]) -> dict[int
     return {int(percent): budget for percent, budget in result["budgets"].items()}
 
 
-def _drafter(
-    header: GGUFHeader,
-    files: ModelFiles,
-    load: dict[str, Any],
-    limit: int,
-    trees: Sequence[int | str],
-    on_progress: Progress,
-) -> Path | None:
+def _drafter(planner: Planner, limit: int, on_progress: Progress) -> Path | None:
     """The drafter's file if a model drafts; with "auto", the one that loading within the limit would take."""
-    draft = load.get("draft", "auto")
-    if draft in ("none", "lookup"):
+    speculation, context = planner.config.speculation, planner.context
+    if speculation.names_a_model:
+        return catalog.find(speculation.draft, on_progress)
+    if speculation.draft != AUTO:
         return None
-    if draft != "auto":
-        return catalog.find(draft, on_progress)
-    n_cells, n_outputs = _sizes(load["context"], trees)
-    found = drafter_to_take(header, files.tensor_bytes, budget=limit, n_cells=n_cells, n_outputs=n_outputs)
+    found = drafter_to_take(
+        planner.target, budget=limit, n_cells=context.n_cells, n_outputs=context.n_outputs
+    )
     return found.path if found is not None else None
-
-
-def _fits(placement: Placement, prints: list[Footprint], budget: int, drafter: Path | None) -> bool:
-    """Whether this memory and that of devices hold everything, so that nothing is streamed."""
-    drafts = None if drafter is None else ModelFiles.of(read_header(drafter))
-    try:
-        return not placement.place(prints, budget, drafts).holding.streamed_bytes
-    except MemoryLimitError:
-        return False
-
-
-def _footprints(
-    header: GGUFHeader,
-    files: ModelFiles,
-    drafter: Path | None,
-    load: dict[str, Any],
-    trees: Sequence[int | str],
-) -> list[Footprint]:
-    """Memory of the target, and of the drafter if it is a model, as loading will count it."""
-    n_cells, n_outputs = _sizes(load["context"], trees)
-    target = footprint(header, n_cells=n_cells, n_outputs=n_outputs, kv=load.get("kv", "f16"))
-    prints = [replace(target, weights=files.tensor_bytes)]
-    if drafter is not None:
-        prints.append(footprint(read_header(drafter), n_cells=n_cells, n_outputs=n_outputs))
-    return prints
-
-
-def _sizes(context: int, trees: Sequence[int | str]) -> tuple[int, int]:
-    """Cells and outputs that contexts need for the largest trees."""
-    budgets = [tree for tree in trees if isinstance(tree, int)]
-    return context + SPARE_CELLS + max(budgets, default=0), max([USUAL_NODES, *budgets])
 
 
 def _llama_cpp(
     request: Request,
-    load: dict[str, Any],
+    load: Config,
     programs: Programs,
     drafter: Path | None,
     files: ModelFiles,
@@ -235,8 +205,8 @@ def _llama_cpp(
         drafter,
         n_bytes=files.tensor_bytes,
         cap=request.cap if cap_kind() != "none" else None,
-        context=load["context"],
-        threads=load.get("threads") or default_threads(),
+        context=load.model.context,
+        threads=load.devices.threads or default_threads(),
         temperature=config.temperature,
         seed=config.seed or 0,
         max_tokens=config.max_tokens or 0,
@@ -247,7 +217,7 @@ def _llama_cpp(
 
 
 def _llama_cpp_batches(
-    request: Request, load: dict[str, Any], files: ModelFiles, marks: tuple[str, ...]
+    request: Request, load: Config, files: ModelFiles, marks: tuple[str, ...]
 ) -> LlamaCppBatches:
     return LlamaCppBatches(
         program_folder(request.compare),
@@ -255,7 +225,7 @@ def _llama_cpp_batches(
         request.texts,
         n_bytes=files.tensor_bytes,
         cap=request.cap if cap_kind() != "none" else None,
-        threads=load.get("threads") or default_threads(),
+        threads=load.devices.threads or default_threads(),
         tokens=request.config.max_tokens or 1,
         repetitions=request.repetitions,
         row_seconds=request.row_seconds,
@@ -263,21 +233,10 @@ def _llama_cpp_batches(
     )
 
 
-def _wanted_cards(load: Mapping[str, Any]) -> CardRequest:
-    """The graphics cards that may hold layers, as loading will ask for them."""
-    workers = bool(load.get("workers"))
-    return CardRequest(
-        0 if workers else load.get("gpu_layers", AUTO),
-        tuple(load.get("device", ())),
-        load.get("threads") or default_threads(),
-        NONE if workers else load.get("draft_device", AUTO),
-    )
-
-
 def _about(
     request: Request, header: GGUFHeader, files: ModelFiles, options: RowOptions, asked: int
 ) -> dict[str, Any]:
-    """What the document holds besides the figures."""
+    """Everything in the document besides the figures."""
     widened_from = header.metadata.get("edgespec.widened_from")
     name = files.paths[0].stem
     if widened_from is not None:
@@ -306,7 +265,8 @@ def _about(
             "of the small model computes that it was made from. Its router is synthetic, too, so how often "
             "experts are in memory says nothing about any real model."
         )
-    config = request.config
+    config, load = request.config, options.load
+    others = load.with_(model=None, memory=None, offload=AUTO).arguments()  # these have fields of their own
     times = {1: "once", 2: "twice"}.get(request.repetitions, f"{request.repetitions} times")
     how = "greedy" if config.greedy else f"temperature {config.temperature:g}, seed {config.seed}"
     return {
@@ -336,7 +296,7 @@ def _about(
             "verify": config.verify,
             "trees": list(request.trees),
             "texts": list(request.texts),
-            "load": options.load,
+            "load": {"context": load.model.context, **others},
         },
         "notes": notes,
     }

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from edgespec.bench.rows.synthetic import MixtureShape
+from edgespec.config import Config
 from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.units import readable
@@ -20,9 +20,10 @@ class Request:
     """The model, the rows, and what is asked.
 
     Attributes:
-        load: arguments of `edgespec.load` that every row shares.
+        load: the options of loading that every row shares.
         trees: budgets; "auto" is a tree sized by cost.
-        memory, cap: bytes, or None.
+        cap: bytes, or None.
+        context: tokens; None for as many as the prompts and answers take.
         workload: a file of questions; None for our own.
         prompts: how many questions are asked.
         synthesize: bytes of a widened target to make, or the mixture of experts; None measures the model
@@ -33,13 +34,11 @@ class Request:
             mixture that is made here.
     """
 
-    model: str | None
-    load: dict[str, Any]
+    load: Config
     config: GenerationConfig
     trees: Sequence[int | str]
-    memory: int | None = None
     cap: int | None = None
-    offload: str = "auto"
+    context: int | None = None
     workload: Path | None = None
     prompts: int = 3
     repetitions: int = 3
@@ -72,12 +71,11 @@ def check(request: Request) -> None:
         raise UsageError(f"--profile-seconds is {request.profile_s:g}.", "It must be from 0 to 3600.")
     if not 0 < request.row_seconds < 1e6:
         raise UsageError(f"--row-seconds is {request.row_seconds:g}.", "It must be above 0.")
-    if request.offload not in ("auto", "stream", "mmap", "none"):
-        raise UsageError(f"--offload is '{request.offload}'.", "It must be auto, stream, mmap or none.")
     if request.keep and request.synthesize is None:
         raise UsageError("--keep applies only to --synthesize.", "Leave it out, or add --synthesize SIZE.")
-    if request.memory is not None and request.cap is not None and request.memory > request.cap:
+    memory = request.load.memory.limit
+    if memory is not None and request.cap is not None and memory > request.cap:
         raise UsageError(
-            f"--memory is {readable(request.memory)}, and --memory-cap {readable(request.cap)}.",
+            f"--memory is {readable(memory)}, and --memory-cap {readable(request.cap)}.",
             "The cap must be larger than the budget: it includes the page cache.",
         )

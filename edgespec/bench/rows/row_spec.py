@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from edgespec.config import OPTIONS, Config
 
 Place = Literal["memory", "mmap", "stream", "llama.cpp"]
 
@@ -14,6 +15,9 @@ PLAIN = "none"  # no tree
 
 BUDGET_SHARE = 0.95  # of a memory cap; the rest is for what nobody counts
 
+_PLAIN = {name: option.default for name, option in OPTIONS.items() if name.startswith(("draft", "tree"))} | {
+    "draft": "none"
+}
 _NAMES = {"memory": "in memory", "mmap": "memory-mapped", "stream": "streamed", "llama.cpp": "llama.cpp"}
 _OFFLOAD = {"memory": "none", "mmap": "mmap", "stream": "stream"}
 
@@ -25,7 +29,7 @@ class RowSpec:
     Attributes:
         place: where the target's weights are.
         tree: most nodes a pass, "auto" or "none".
-        load: arguments of `edgespec.load`.
+        load: the options of loading.
         capped: whether it runs within the memory cap, if there is one.
         cap: bytes of a cap of its own; None for that of all rows.
         marks: what a reader must know about all figures of the row, such as that the target is widened.
@@ -35,7 +39,7 @@ class RowSpec:
 
     place: Place
     tree: int | str
-    load: dict[str, Any] = field(default_factory=dict)
+    load: Config = field(default_factory=Config)
     capped: bool = True
     marks: tuple[str, ...] = ()
     curve: bool = False
@@ -54,33 +58,23 @@ class RowSpec:
             tree = f"draft {self.tree}"
         return f"{_NAMES[self.place]}, {tree}{marks}"
 
-    def to_json(self) -> dict[str, Any]:
-        """The same, for the child process that measures it."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class RowOptions:
     """The part of a request that decides which rows there are.
 
     Attributes:
-        model: the target.
-        load: arguments of `edgespec.load` that all rows share.
+        load: the options of loading that all rows share.
         trees: budgets to measure; "auto" among them is a tree sized by cost.
-        memory: bytes that EdgeSpec may use, or None.
         cap: bytes of the control group, or None.
-        offload: "auto", "stream", "mmap" or "none".
         marks: as for RowSpec.
         texts: numbers of texts to answer at once, each a row of its own.
         held: budgets that hold so many percent of a mixture's experts, each a row of its own.
     """
 
-    model: Path
-    load: dict[str, Any]
+    load: Config
     trees: Sequence[int | str]
-    memory: int | None = None
     cap: int | None = None
-    offload: str = "auto"
     marks: tuple[str, ...] = ()
     texts: Sequence[int] = ()
     held: Mapping[int, int] = field(default_factory=dict)
@@ -88,9 +82,9 @@ class RowOptions:
     @property
     def limit(self) -> int | None:
         """The memory budget in force: the one requested, or most of the cap."""
-        if self.memory is None and self.cap is not None:
+        if self.load.memory.limit is None and self.cap is not None:
             return int(self.cap * BUDGET_SHARE)
-        return self.memory
+        return self.load.memory.limit
 
 
 def rows_for(options: RowOptions, *, fits: bool, fits_machine: bool, experts: bool = False) -> list[RowSpec]:
@@ -104,9 +98,10 @@ def rows_for(options: RowOptions, *, fits: bool, fits_machine: bool, experts: bo
         fits_machine: whether it fits without one.
         experts: whether its experts can be streamed one by one; then whole layers are a row, too.
     """
-    if options.offload == "none" or (options.offload == "auto" and fits):
+    offload = options.load.memory.offload
+    if offload == "none" or (offload == "auto" and fits):
         return [_spec(options, "memory", PLAIN, curve=True), *_more(options, "memory")]
-    if options.offload == "mmap":
+    if offload == "mmap":
         return [_spec(options, "mmap", PLAIN, curve=True), *_more(options, "mmap")]
     rows = []
     if fits_machine:
@@ -132,13 +127,13 @@ def preparation_rows(specs: Sequence[RowSpec]) -> list[RowSpec]:
 
 def _more(options: RowOptions, place: Place) -> list[RowSpec]:
     """Rows with trees, and rows of many texts: without drafts and, if there is a drafter, with trees."""
-    trees: list[int | str] = [PLAIN] if options.load.get("draft") == "none" else [PLAIN, AUTO]
+    trees: list[int | str] = [PLAIN, AUTO] if options.load.speculation.drafts else [PLAIN]
     many = [_spec(options, place, tree, texts=texts) for texts in options.texts for tree in trees]
     return [*_trees(options, place), *many]
 
 
 def _trees(options: RowOptions, place: Place) -> list[RowSpec]:
-    if options.load.get("draft") == "none":
+    if not options.load.speculation.drafts:
         return []
     return [_spec(options, place, tree) for tree in options.trees]
 
@@ -146,7 +141,7 @@ def _trees(options: RowOptions, place: Place) -> list[RowSpec]:
 def _whole_layers(options: RowOptions) -> RowSpec:
     spec = _spec(options, "stream", PLAIN)
     return replace(
-        spec, load=spec.load | {"experts": "never", "exact": False}, marks=(*spec.marks, "whole layers")
+        spec, load=spec.load.with_(experts="never", exact=False), marks=(*spec.marks, "whole layers")
     )
 
 
@@ -155,7 +150,7 @@ def _held(options: RowOptions, percent: int, budget: int) -> RowSpec:
     spec = _spec(options, "stream", PLAIN)
     return replace(
         spec,
-        load=spec.load | {"memory": budget},
+        load=spec.load.with_(memory=budget),
         marks=(*spec.marks, f"{percent} % of the experts"),
         cap=int(budget / BUDGET_SHARE) if options.cap is not None else None,
     )
@@ -170,15 +165,12 @@ def _spec(
     unlimited: bool = False,
     texts: int = 0,
 ) -> RowSpec:
-    load = dict(options.load, model=str(options.model), offload=_OFFLOAD[place])
-    if options.limit is not None and not unlimited:
-        load["memory"] = options.limit
+    load = options.load.with_(offload=_OFFLOAD[place], memory=None if unlimited else options.limit)
     if tree == PLAIN:
-        load = {name: value for name, value in load.items() if not name.startswith(("draft", "tree"))}
-        load["draft"] = "none"
+        load = load.with_(**_PLAIN)
     elif tree != AUTO:
-        load["tree_budget"] = tree
+        load = load.with_(tree_budget=tree)
     if texts:
-        load |= {"parallel": texts, "text_tokens": load.get("context")}
+        load = load.with_(parallel=texts, text_tokens=load.model.context)
     marks = (*options.marks, "no limit") if unlimited else options.marks
     return RowSpec(place, tree, load, capped=not unlimited, marks=marks, curve=curve, texts=texts)

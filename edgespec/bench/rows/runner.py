@@ -196,7 +196,7 @@ class Runner:
             "prompts": list(config.prompts),
             "repetitions": config.repetitions,
             "row_seconds": config.row_seconds,
-            "load": spec.load if spec else {},
+            "load": spec.load.arguments() if spec else {},
             "curve": spec.curve if spec else False,
             "texts": spec.texts if spec else 0,
             **more,

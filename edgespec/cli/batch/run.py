@@ -55,7 +55,6 @@ class BatchRun:
         results: where answers go.
         file: the same, if it is a file that may hold earlier results.
         answers: how many each line gets, unless it has an "n".
-        parallel: most answers at once; None for as many as the memory and the passes are good for.
         ordered: write results in the order of the input.
         overwrite: answer lines again whose answers in the file were made differently.
         shard: which of the input's lines to answer.
@@ -72,7 +71,6 @@ class BatchRun:
         answers: int,
         system: str | None,
         raw: bool,
-        parallel: int | None = None,
         ordered: bool = True,
         overwrite: bool = False,
         shard: Shard | None = None,
@@ -85,7 +83,7 @@ class BatchRun:
         self._answers = answers
         self._system = system
         self._raw = raw
-        self._parallel = parallel
+        self._parallel: int | None = None
         self._ordered = ordered
         self._shard = shard or Shard()
         self._load = load
@@ -101,6 +99,9 @@ class BatchRun:
     def run(self, input_name: str, loading: Config) -> None:
         """Answer every line that has no answer yet.
 
+        Args:
+            loading: says how many lines are answered at once.
+
         Raises:
             typer.Exit: with 1 if a line failed, or with the code of the signal that stopped the run.
             UsageError: the input cannot be read, or answers in the file were made differently.
@@ -113,7 +114,8 @@ class BatchRun:
                 if Path(input_name).is_file():  # a pipe can be read only once
                     self._earlier.check(self._wanted(input_name))
             self._terminal.rule(self._config.rule)
-            loading = loading.with_(parallel=self._parallel or "auto")
+            asked = loading.batching.parallel
+            self._parallel = asked if isinstance(asked, int) else None
             if self._config.max_tokens is not None:
                 loading = loading.with_(text_tokens=usual_tokens(input_name, self._config.max_tokens))
             engine, self._model = stack.enter_context(self._load(loading, self._terminal))

@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgespec.cli.interrupt import cancelling
-from edgespec.cli.options.declaration import option, with_options
-from edgespec.cli.options.loading import ModelFlag
+from edgespec.cli.options.declaration import config_option, option, with_options
+from edgespec.cli.options.model_flag import ModelFlag
 from edgespec.cli.options.rows import check_no_model, form_and_file
 from edgespec.cli.options.sampling import SamplingOptions
 from edgespec.cli.options.shared import compared, is_shared
-from edgespec.cli.options.values import parse_tree_budget
 from edgespec.cli.screen.formatting import count
 from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal, is_terminal
-from edgespec.config import Config
+from edgespec.config import OPTIONS, Config
 from edgespec.errors import UsageError
 from edgespec.units import parse_size
 
@@ -58,18 +57,17 @@ def bench(
     called: typer.Context,
     tree_budgets: Annotated[
         list[str] | None,
-        option(
-            _ROWS,
-            "--tree-budget",
-            metavar="N|auto",
+        config_option(
+            "tree_budget",
+            panel=_ROWS,
             help_text="Add a row with trees of N nodes; repeatable. Default: 16, 32 and auto.",
         ),
     ] = None,
     parallel: Annotated[
         str | None,
-        option(
-            _ROWS,
-            "--parallel",
+        config_option(
+            "parallel",
+            panel=_ROWS,
             variable=False,  # EDGESPEC_PARALLEL is a single number, for batches and the server
             metavar="N,N,...",
             help_text="Add rows with N sequences at once, next to llama.cpp's own batching; such as 1,4,16.",
@@ -120,10 +118,9 @@ def bench(
     ] = 64,
     context: Annotated[
         int | None,
-        option(
-            _WORK,
-            "-c --context",
-            metavar="N",
+        config_option(
+            "context",
+            panel=_WORK,
             help_text="Maximum tokens, prompt plus answer. Default: as many as needed.",
         ),
     ] = None,
@@ -199,8 +196,6 @@ def bench(
     if compare is not None and is_shared(compare):
         results().text(compared(compare, flag.or_argument(loading.model.name, called)))
         return
-    load = flag.on(loading, called).arguments() | ({"context": context} if context is not None else {})
-    model, memory, offload = load.pop("model", None), load.pop("memory", None), load.pop("offload", "auto")
     trees = list(dict.fromkeys(_tree(text) for text in tree_budgets or _TREES))
     form, rows_name = form_and_file(form)
     if form == "md" and rows_name is None and json_name == "-":
@@ -219,13 +214,11 @@ def bench(
     from edgespec.bench.rows.request import Request, check
 
     request = Request(
-        model=model,
-        load=load,
+        load=flag.on(loading, called),
         config=config,
         trees=trees,
-        memory=memory,
         cap=cap,
-        offload=offload,
+        context=context,
         workload=workload,
         prompts=prompts,
         repetitions=repetitions,
@@ -399,5 +392,4 @@ def _numbers(name: str, given: str | None, what: str) -> list[int] | None:
 
 
 def _tree(text: str) -> int | str:
-    budget = parse_tree_budget(text)
-    return "auto" if budget is None else budget
+    return OPTIONS["tree_budget"].read(text) or "auto"

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from edgespec.cli.options.declaration import option
+from edgespec.cli.options.declaration import config_option, option
 from edgespec.cli.screen.formatting import table
 from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal
@@ -34,12 +34,13 @@ Output = Annotated[
         metavar="FILE",
     ),
 ]
-Memory = Annotated[str | None, option(None, "--memory", "Memory limit for the target.", metavar="SIZE")]
+Memory = Annotated[str | None, config_option("memory", panel=None, help_text="Memory limit for the target.")]
 PassSeconds = Annotated[
-    float | None,
-    option(None, "--pass-seconds", "Seconds per target pass. Default: measured.", metavar="S"),
+    float | None, option(None, "--pass-seconds", "Seconds per target pass. Default: measured.", metavar="S")
 ]
-Threads = Annotated[int | None, option(None, "-t --threads", "CPU threads. Default: all cores.", metavar="N")]
+Threads = Annotated[
+    int | None, config_option("threads", panel=None, help_text="CPU threads. Default: all cores.")
+]
 Json = Annotated[bool, option(None, "--json", "Print JSON.")]
 Quiet = Annotated[bool, option(None, "--quiet", "Print only results and errors.")]
 
@@ -53,8 +54,7 @@ def make(
         str | None, option(None, "--size", "Maximum size of the drafter.", metavar="SIZE")
     ] = None,
     quantization: Annotated[
-        list[str] | None,
-        option(None, "--quantization", "Quantization to try; repeatable.", metavar="TYPE"),
+        list[str] | None, option(None, "--quantization", "Quantization to try; repeatable.", metavar="TYPE")
     ] = None,
     keep_layers: Annotated[bool, option(None, "--keep-layers", "Only requantize; keep all layers.")] = False,
     pass_seconds: PassSeconds = None,
@@ -224,9 +224,7 @@ def convert(
 
 
 @app.command("list", epilog="Example:\n\nedgespec draft list")
-def list_drafters(
-    as_json: Json = False,
-) -> None:
+def list_drafters(as_json: Json = False) -> None:
     """List known drafters and how well they agree with their targets."""
     from edgespec.models.hub.registry import Registry
 

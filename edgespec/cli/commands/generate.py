@@ -21,7 +21,7 @@ from edgespec.cli.batch.shard import Shard
 from edgespec.cli.conversation.attach import Attachments, after_files, read_attachments
 from edgespec.cli.conversation.thoughts import Thoughts
 from edgespec.cli.interrupt import cancelling
-from edgespec.cli.options.declaration import is_on_command_line, option, with_options
+from edgespec.cli.options.declaration import config_option, is_on_command_line, option, with_options
 from edgespec.cli.options.output import OutputOptions
 from edgespec.cli.options.sampling import SamplingOptions
 from edgespec.cli.origin import ModelMark, Origin, model_mark
@@ -31,7 +31,7 @@ from edgespec.cli.prompt.standard_input import whole_prompt
 from edgespec.cli.prompt.system import SystemFile, system_prompt
 from edgespec.cli.screen.results import ResultStream
 from edgespec.cli.screen.terminal import Terminal
-from edgespec.config import Config
+from edgespec.config import AUTO, Config
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.generation.config import MAX_SEED, GenerationConfig
 
@@ -105,10 +105,10 @@ def generate(
     ] = 1,
     parallel: Annotated[
         int | None,
-        option(
-            _PANEL,
-            "--parallel",
-            "Lines of --input to answer at once. Default: as many as increase throughput.",
+        config_option(
+            "parallel",
+            panel=_PANEL,
+            help_text="Lines of --input to answer at once. Default: as many as increase throughput.",
             metavar="N",
         ),
     ] = None,
@@ -153,8 +153,6 @@ def generate(
         raise UsageError("--system cannot be used with --raw.", "Leave one of them out.")
     if not 1 <= answers <= MOST_ANSWERS:
         raise UsageError(f"--answers is {answers}.", f"It must be from 1 to {MOST_ANSWERS}.")
-    if parallel is not None and parallel < 1:
-        raise UsageError(f"--parallel is {parallel}.", "It must be 1 or more.")
     if overwrite and (input_name is None or output_name is None):
         raise UsageError("--overwrite is for batches.", "Give it together with --input and --output.")
     if shard is not None and input_name is None:
@@ -171,6 +169,7 @@ def generate(
         asks=input_name is None,
     )
     loading = loading.with_(model=model)
+    together = loading.with_(parallel=AUTO if parallel is None else parallel)
     terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
     with ExitStack() as stack:
         file = None
@@ -188,13 +187,12 @@ def generate(
                 answers=answers,
                 system=system,
                 raw=raw,
-                parallel=parallel,
                 ordered=not unordered,
                 overwrite=overwrite,
                 shard=part,
                 load=load,
             )
-            batch.run(input_name, loading)
+            batch.run(input_name, together)
         else:
             as_text = output_name is None and not output.as_json
             single = _SinglePrompt(terminal, results, system, raw, as_text, answers, read_attachments(files))

@@ -11,6 +11,7 @@ from edgespec.cli.options.declaration import option
 from edgespec.cli.screen.formatting import table
 from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal, is_terminal
+from edgespec.config import Config
 from edgespec.errors import UsageError
 from edgespec.progress import no_progress
 from edgespec.units import parse_size
@@ -177,13 +178,12 @@ def _plan(model: str, fingerprint: str) -> dict[str, Any] | None:
     """The plan for the model here, if its passes were measured."""
     from edgespec.errors import MemoryLimitError
     from edgespec.plans.model_plan import plan_for
-    from edgespec.plans.plan import PlanRequest
     from edgespec.profiles.store import ProfileStore
 
     if not any(ProfileStore().all_passes(model=fingerprint)):
         return None
     try:
-        found = plan_for(PlanRequest(model), no_progress)
+        found = plan_for(Config.of(model=model), no_progress)
     except MemoryLimitError:
         return None
     return found.chosen.to_json()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from edgespec.cli.options.declaration import with_options
-from edgespec.cli.options.loading import ModelFlag
+from edgespec.cli.options.model_flag import ModelFlag
 from edgespec.cli.options.output import OutputOptions
 from edgespec.cli.options.sampling import SamplingOptions
 from edgespec.cli.screen.formatting import count, table
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from edgespec.costs.planned_memory import PlannedExperts, PlannedMemory
     from edgespec.costs.planner import Prediction
     from edgespec.costs.prompts import PromptTime
-    from edgespec.plans.plan import BatchPlan, Plan
+    from edgespec.plans.report import BatchPlan, PlanReport
 
 _PLANNED = {"model", "draft", "memory", "context", "threads", "kv", "lora", "workers"}
 _PLANNED |= {"gpu_layers", "device", "draft_device", "temperature"}
@@ -46,33 +46,17 @@ def plan(
     """
     loading, config = flag.on(loading, called), sampling.config()
     from edgespec.plans.model_plan import plan_for
-    from edgespec.plans.plan import PlanRequest
 
     terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
-    model, devices = loading.model, loading.devices
-    request = PlanRequest(
-        model.name,
-        loading.speculation.draft,
-        loading.memory.limit,
-        model.context,
-        devices.threads,
-        config.temperature,
-        kv=model.kv,
-        lora=model.lora,
-        workers=devices.workers,
-        gpu_layers=devices.gpu_layers,
-        device=devices.names,
-        draft_device=devices.draft_device,
-    )
     with terminal.working() as progress:
-        found = plan_for(request, progress)
+        found = plan_for(loading, progress, temperature=config.temperature)
     if output.as_json:
         results().record(found.to_json())
     else:
         results().text(plan_report(found))
 
 
-def plan_report(plan: Plan) -> str:
+def plan_report(plan: PlanReport) -> str:
     """The plan for people: the choice, what it was compared with, and what would help."""
     chosen = plan.chosen
     holding = chosen.holding

@@ -10,7 +10,7 @@ import typer
 from edgespec.cli import presets
 from edgespec.cli.options.declaration import is_on_command_line, option, with_options
 from edgespec.cli.options.from_file import options_of
-from edgespec.cli.options.loading import ModelFlag
+from edgespec.cli.options.model_flag import ModelFlag
 from edgespec.cli.options.sampling import SamplingOptions
 from edgespec.cli.prompt.system import SystemFile, system_prompt
 from edgespec.cli.screen.formatting import table

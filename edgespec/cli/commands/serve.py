@@ -12,8 +12,8 @@ from typing import Annotated
 import typer
 
 from edgespec.cli.conversation.settings import sampling_in_words
-from edgespec.cli.options.declaration import option, with_options
-from edgespec.cli.options.loading import ModelFlag
+from edgespec.cli.options.declaration import config_option, option, with_options
+from edgespec.cli.options.model_flag import ModelFlag
 from edgespec.cli.options.output import OutputOptions
 from edgespec.cli.options.sampling import SamplingOptions
 from edgespec.cli.presets import Preset
@@ -48,7 +48,7 @@ def serve(
     ] = 16,
     parallel: Annotated[
         int,
-        option(_PANEL, "--parallel", "Requests to answer at once.", metavar="N"),
+        config_option("parallel", panel=_PANEL, help_text="Requests to answer at once.", metavar="N"),
     ] = 8,
     name: Annotated[
         str | None,
@@ -89,7 +89,7 @@ def serve(
     output: OutputOptions,
 ) -> None:
     """Serve the OpenAI, Anthropic and Ollama APIs over HTTP, with several requests in every pass."""
-    loading = flag.on(loading, called)
+    loading = flag.on(loading, called).with_(parallel=parallel)
     sampling.config_for(loading)  # refuses what is wrong before the model is loaded
     terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
     system = system_prompt(called, system, system_file)
@@ -97,8 +97,6 @@ def serve(
         raise UsageError(f"The port is {port}.", "It must be from 0 to 65535.")
     if not 0 <= queue <= 10_000:
         raise UsageError(f"--queue is {queue}.", "It must be from 0 to 10000.")
-    if not 1 <= parallel <= 1000:
-        raise UsageError(f"--parallel is {parallel}.", "It must be from 1 to 1000.")
     limit = parse_size(max_body, least_bare=0)
     if not 1024 <= limit <= 1 << 30:
         raise UsageError(f"--max-body is {max_body}.", "It must be from 1KiB to 1GiB.")
@@ -129,8 +127,8 @@ def serve(
         shown = terminal.note if terminal.verbose or terminal.is_watched else None
         requests = RequestLog(Path(log).expanduser() if log else None, shown)
         stack.callback(requests.close)
-        again = loading.with_(parallel=parallel, leave_out_missing=True)  # after a failure
-        engine = terminal.load(loading.with_(parallel=parallel))
+        again = loading.with_(leave_out_missing=True)  # after a failure
+        engine = terminal.load(loading)
         model = name or display_name(engine.target.model.path)
         chosen = sampling.chosen_for(loading, engine.target.model.path, usually="recommended")
         sampled = sampling_in_words(chosen.config, chosen.sources)

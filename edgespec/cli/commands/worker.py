@@ -11,12 +11,13 @@ from typing import Annotated
 
 import typer
 
-from edgespec.cli.options.declaration import option, with_options
+from edgespec.cli.options.declaration import config_option, option, with_options
 from edgespec.cli.options.output import OutputOptions
 from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal
+from edgespec.config import Config
 from edgespec.errors import UsageError
-from edgespec.units import parse_size, readable
+from edgespec.units import readable
 
 _PANEL = "Worker"
 
@@ -26,16 +27,15 @@ class LendingOptions:
     """What is lent, and where."""
 
     listen: Annotated[
-        str,
-        option(_PANEL, "--listen", "Address and port to listen on.", metavar="ADDRESS"),
+        str, option(_PANEL, "--listen", "Address and port to listen on.", metavar="ADDRESS")
     ] = "127.0.0.1:50052"
     memory: Annotated[
         str | None,
-        option(_PANEL, "--memory", "Memory to lend. Default: all available memory.", metavar="SIZE"),
+        config_option("memory", panel=_PANEL, help_text="Memory to lend. Default: all available memory."),
     ] = None
     threads: Annotated[
         int | None,
-        option(_PANEL, "-t --threads", "CPU threads. Default: one for each physical core.", metavar="N"),
+        config_option("threads", panel=_PANEL, help_text="CPU threads. Default: one per physical core."),
     ] = None
     public: Annotated[
         bool,
@@ -61,9 +61,8 @@ def worker(*, lending: LendingOptions, output: OutputOptions) -> None:
 
     terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
     address = Address.parse(lending.listen)
-    memory = None if lending.memory is None else parse_size(lending.memory)
-    if lending.threads is not None and not 1 <= lending.threads <= 1024:
-        raise UsageError(f"The number of threads is {lending.threads}.", "It must be from 1 to 1024.")
+    asked = Config.of(memory=lending.memory, threads=lending.threads)
+    threads = asked.devices.threads or default_threads()
     try:
         host = address.resolved()
     except OSError as error:
@@ -85,7 +84,7 @@ def worker(*, lending: LendingOptions, output: OutputOptions) -> None:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, end)
-    with Lending(Offer(host, port, lending.threads or default_threads(), memory), terminal.note) as lent:
+    with Lending(Offer(host, port, threads, asked.memory.limit), terminal.note) as lent:
         if output.as_json:
             results().record({"address": f"{host}:{port}", "devices": lent.devices})
         for device in lent.devices:

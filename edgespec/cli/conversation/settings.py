@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from edgespec.config import OPTIONS
 from edgespec.errors import UsageError
 from edgespec.generation.config import NOT_SETTINGS, GenerationConfig
 from edgespec.generation.rules import KINDS
@@ -50,13 +50,12 @@ def parse_budget(value: str) -> int | None:
     """Nodes a pass; None means auto.
 
     Raises:
-        UsageError: it is not a number.
+        UsageError: there can be no trees of that size.
     """
     if value.strip().lower() in (*_NOTHING, AS_AT_START):
         return None
-    if not re.fullmatch(r"\d{1,9}", value.strip(), re.ASCII):
-        raise UsageError(f"The tree budget is '{value.strip()}'.", "It must be a number of nodes, or auto.")
-    return int(value)
+    budget: int = OPTIONS[_BUDGET].read(value)
+    return budget
 
 
 def changed(config: GenerationConfig, name: str, value: str, at_start: GenerationConfig) -> GenerationConfig:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from edgespec.cli.completion import complete_draft, complete_model, complete_words
-from edgespec.config import OPTIONS, Config
+from edgespec.config import OPTIONS, TREES, Config, heading_of
 
 
 def option(panel: str | None, flags: str, help_text: str = "", *, variable: bool = True, **more: Any) -> Any:
@@ -38,33 +38,36 @@ def variable_of(flag: str) -> str:
 
 
 def is_on_command_line(context: typer.Context, name: str) -> bool:
-    """Whether a parameter was given on the command line, not by the environment or the configuration file."""
+    """True for a parameter given on the command line, not by the environment or the configuration file."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
 
-def config_option(name: str, *, panel: str = "", help_text: str = "", **more: Any) -> Any:
+_ITS_GROUP = "its group"
+
+
+def config_option(name: str, *, panel: str | None = _ITS_GROUP, help_text: str = "", **more: Any) -> Any:
     """An option of `Config` as an option of the command line; the model is an argument.
 
     Args:
         name: as an argument of `edgespec.load`.
         panel, help_text, more: where the option means something else to a command; see `option`.
     """
-    group, declared = OPTIONS[name]
-    values = declared.option.values
-    more = {"metavar": declared.option.metavar or values.metavar or None} | more
-    if values.words:
-        more = {"autocompletion": complete_words(*values.words)} | more
-    more = _COMPLETED.get(name, {}) | more
+    declared = OPTIONS[name]
+    more = _COMPLETED.get(name, {}) | {"metavar": declared.metavar or declared.values.metavar or None} | more
     help_text = help_text or declared.help
-    if not declared.option.flags:
+    if not declared.flags:
         return typer.Argument(help=help_text, envvar=variable_of(name), show_envvar=False, **more)
-    if values.typed is bool:
+    if declared.values.typed is bool:
         more["show_default"] = False
-    return option(panel or group.capitalize(), declared.option.flags, help_text, **more)
+    return option(heading_of(name) if panel == _ITS_GROUP else panel, declared.flags, help_text, **more)
 
 
-_COMPLETED = {"model": {"autocompletion": complete_model}, "draft": {"autocompletion": complete_draft}}
+_COMPLETED: dict[str, dict[str, Any]] = {
+    "model": {"autocompletion": complete_model},
+    "draft": {"autocompletion": complete_draft},
+    "tree": {"autocompletion": complete_words(*TREES)},
+}
 
 
 def with_options(
@@ -124,8 +127,8 @@ def _config_parameters(leave_out: Collection[str]) -> list[inspect.Parameter]:
             name,
             inspect.Parameter.KEYWORD_ONLY,
             default=None,
-            annotation=Annotated[declared.option.values.typed | None, config_option(name)],
+            annotation=Annotated[declared.values.typed | None, config_option(name)],
         )
-        for name, (_, declared) in OPTIONS.items()
-        if name not in leave_out and (declared.option.flags or name == "model")
+        for name, declared in OPTIONS.items()
+        if name not in leave_out and declared.everywhere and (declared.flags or name == "model")
     ]

@@ -20,13 +20,14 @@ import typer
 
 from edgespec.cli.completion import complete_model
 from edgespec.cli.options.declaration import option
+from edgespec.config import OPTIONS
 from edgespec.errors import UsageError
 
 FirstWord = Annotated[
     str | None,
     typer.Argument(
         metavar="MODEL",
-        help="GGUF file or model name. Default: the bundled smollm2-135m.",
+        help=OPTIONS["model"].help,
         autocompletion=complete_model,
     ),
 ]

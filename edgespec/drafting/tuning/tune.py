@@ -40,14 +40,13 @@ from edgespec.errors import (
 )
 from edgespec.files.writing import remove_abandoned, termination_raises
 from edgespec.machine.cores import default_threads
-from edgespec.machine.memory import available_memory
+from edgespec.machine.memory import FreeMemory, available_memory
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.drafter_choice import candidates
 from edgespec.models.hub.registry import MADE, Pair, Registry, drafters_folder
 from edgespec.models.llama.quantize import KEEP
-from edgespec.offload.planning.budget import memory_room
 from edgespec.processes.environment import environment_set
 from edgespec.progress import Progress, no_progress
 
@@ -139,7 +138,7 @@ class _Tuning:
 
     def _answered(self) -> CostModel:
         """Have the target answer what is still missing; what its passes cost, measured now or before."""
-        room = memory_room(self._options.memory)
+        room = FreeMemory.read().budget(self._options.memory)
         known = self._state.values.get("passes", {})
         knows_cost = (
             self._options.pass_s is not None or abs(known.get("memory", 0) - room) <= _SAME_MEMORY * room

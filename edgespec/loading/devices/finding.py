@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from edgespec.config import AUTO, NONE, DevicesConfig
 from edgespec.costs.curves import Curve
 from edgespec.errors import BackendError, UsageError
 from edgespec.kernels.device_speed import DeviceFailed, measure_speeds
@@ -16,8 +17,6 @@ from edgespec.profiles.device_profile import DeviceProfile
 from edgespec.profiles.store import Key, ProfileStore, machine_identity
 from edgespec.progress import Progress, no_progress
 from edgespec.units import readable
-
-AUTO, ALL, NONE = "auto", "all", "none"
 
 
 def find_devices(names: Sequence[str]) -> tuple[Device, ...]:
@@ -38,45 +37,55 @@ def find_devices(names: Sequence[str]) -> tuple[Device, ...]:
     return tuple(known[name] for name in names) or there
 
 
-@dataclass
-class CardRequest:
-    """Which devices are to be used.
+@dataclass(frozen=True)
+class PlacementRequest:
+    """A request to place layers, and the drafter, on devices of this machine.
 
     Attributes:
-        layers: "auto", "all" or a number.
-        names: of devices; empty for all.
+        devices: the options.
         n_threads: the processor computes with.
-        drafter: "auto", "none" or the name of a device for the drafter.
-        notes: what was found, in sentences.
+        notes: sentences on what was found.
+        most: layers on devices at most, after a load has run out of their memory.
+        read_rate: bytes of weights that the disk reads per second.
     """
 
-    layers: int | str
-    names: tuple[str, ...]
+    devices: DevicesConfig
     n_threads: int
-    drafter: str = NONE
     on_progress: Progress = no_progress
     notes: list[str] = field(default_factory=list)
+    most: int | None = None
+    read_rate: float = 1e9
 
     @property
-    def forced(self) -> bool:
-        """Whether a device must be used."""
-        return self.layers not in (0, AUTO) or self.drafter not in (AUTO, NONE)
+    def layers(self) -> int | str:
+        """Layers of the target: "auto", "all" or a number."""
+        return self.devices.layers_here
+
+    @property
+    def drafter(self) -> str:
+        """The device for the drafter: "auto", "none" or a name."""
+        return self.devices.drafter_here
+
+    @property
+    def places_drafters(self) -> bool:
+        """False where no drafter may be on a device; without layers there, only one that was named may."""
+        return self.drafter != NONE and (self.layers != 0 or self.drafter != AUTO)
 
 
-def open_cards(files: ModelFiles, request: CardRequest) -> Cards | None:
+def open_cards(files: ModelFiles, request: PlacementRequest) -> Cards | None:
     """The cards that may hold layers of the target or the drafter, measured; None if there are none.
 
     Raises:
         UsageError: layers were asked for, and there is no device; or there is none of a name.
         BackendError: llama.cpp fails with a device that was asked for.
     """
-    if request.layers == 0 and not request.forced:
+    if request.layers == 0 and not request.devices.requires_gpu:
         return None
-    there = find_devices(request.names)
+    there = find_devices(request.devices.names)
     if request.drafter not in (AUTO, NONE, *(device.name for device in there)):
         there += find_devices([request.drafter])
     if not there:
-        if request.forced:
+        if request.devices.requires_gpu:
             why = "finds no GPU here" if current_build().offloads else "is compiled for the processor alone"
             raise UsageError(
                 f"The gpu layers are {request.layers}, and this llama.cpp build {why}.",
@@ -89,18 +98,18 @@ def open_cards(files: ModelFiles, request: CardRequest) -> Cards | None:
         try:
             cards.append(measured(device, type_id, request))
         except DeviceFailed as error:
-            if request.forced or request.names:
+            if request.devices.requires_gpu or request.devices.names:
                 raise BackendError(
                     f"llama.cpp cannot compute on {device.name} ({device.description}): trying it, it ended "
                     f"({error}).",
                     "Update the card's driver, or use --gpu-layers 0.",
                 ) from error
             request.notes.append(f"{device.name} is not used: trying it, llama.cpp ended ({error}).")
-    request.notes += [describe(card) for card in cards]
+    request.notes.extend(map(describe, cards))
     return Cards.of(cards, type_id) if cards else None
 
 
-def measured(device: Device, type_id: int, request: CardRequest) -> Card:
+def measured(device: Device, type_id: int, request: PlacementRequest) -> Card:
     """A device, with how fast it is: as stored, or measured now in a child process.
 
     Raises:
@@ -118,7 +127,7 @@ def measured(device: Device, type_id: int, request: CardRequest) -> Card:
 
 
 def measure_device(name: str, type_id: int, n_threads: int) -> DeviceProfile:
-    """How fast a device is, measured in a child process.
+    """The speed of a device, measured in a child process.
 
     Raises:
         DeviceFailed: llama.cpp cannot compute on it.
@@ -137,8 +146,8 @@ def describe(card: Card) -> str:
     )
 
 
-def with_type(cards: Cards, files: ModelFiles, request: CardRequest) -> Cards:
-    """The same cards, measured with the weights that most of another model has."""
+def with_type(cards: Cards, files: ModelFiles, request: PlacementRequest) -> Cards:
+    """Cards, measured with the weights that most of another model has."""
     type_id = usual_type(files)
     if type_id == cards.type_id:
         return cards

@@ -1,13 +1,14 @@
-"""What of target and drafter is on this machine's devices, and what that leaves for its memory."""
+"""The parts of target and drafter on this machine's devices, and what that leaves for its memory."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from edgespec.config import ALL, AUTO
 from edgespec.costs.spread import RemotePart
 from edgespec.loading.devices.cards import Card, Cards
-from edgespec.loading.devices.finding import ALL, AUTO, CardRequest, with_type
-from edgespec.loading.devices.placing import Wish, drafter_card, place_on_cards, without
+from edgespec.loading.devices.finding import PlacementRequest, with_type
+from edgespec.loading.devices.placing import drafter_card, place_on_cards, without
 from edgespec.loading.devices.spreading import Spread, layer_sizes, remote_parts, usual_type
 from edgespec.models.gguf.footprint import Footprint
 from edgespec.models.gguf.heads import is_head
@@ -19,7 +20,7 @@ from edgespec.units import readable
 
 @dataclass(frozen=True)
 class OnCards:
-    """What is on devices of this machine.
+    """The parts of target and drafter on devices of this machine.
 
     Attributes:
         cards: with the memory that the drafter leaves; None if there are none.
@@ -39,7 +40,7 @@ class OnCards:
 
     @property
     def spread(self) -> Spread | None:
-        """Where the target's layers are; None if none are on devices."""
+        """The places of the target's layers; None if none are on devices."""
         return self.placed if self.placed is not None and self.placed.elsewhere else None
 
     @property
@@ -70,23 +71,23 @@ class OnCards:
 
     @property
     def notes(self) -> list[str]:
-        """What is where."""
+        """The places in words."""
         notes = [] if self.drafter_card is None else [f"The drafter is on {self.drafter_card.name}."]
         return notes if self.placed is None else [*notes, f"Layers: {self.placed.where}."]
 
-    def shortfall(self, wish: Wish) -> list[str]:
+    def shortfall(self, request: PlacementRequest) -> list[str]:
         """A warning if fewer layers are there than were asked for."""
-        if self.cards is None or self.placed is None or wish.layers == AUTO:
+        if self.cards is None or self.placed is None or request.layers == AUTO:
             return []
         total = self.placed.here + self.placed.elsewhere
-        wanted = total if wish.layers == ALL else min(int(wish.layers), total)
+        wanted = total if request.layers == ALL else min(int(request.layers), total)
         if self.placed.elsewhere >= wanted:
             return []
         free = " and ".join(f"{card.name} ({readable(card.free)} free)" for card in self.cards.devices)
         return [f"{self.placed.elsewhere} of {total} layers fit on {free}."]
 
     def left(self, needs: Needs) -> Needs:
-        """What is needed of this machine's memory.
+        """The needs of this machine's memory.
 
         Args:
             needs: as if everything were on the processor.
@@ -106,23 +107,21 @@ def place_models(
     target: ModelFiles,
     drafter: ModelFiles | None,
     room: int,
-    wish: Wish,
-    request: CardRequest,
+    request: PlacementRequest,
 ) -> OnCards:
-    """What goes to the devices: the drafter, if its steps are faster there, and then layers of the target.
+    """Give devices the drafter, if its steps are faster there, and then layers of the target.
 
     Args:
         needs: as if everything were on the processor.
         room: bytes of this machine's memory.
-        request: by which the cards were found, to measure them with the drafter's weights.
 
     Raises:
         MemoryLimitError: something was asked for that no device has room for.
     """
     on = OnCards(cards)
-    if drafter is not None and wish.places_drafters and not is_head(drafter.headers[0]):
+    if drafter is not None and request.places_drafters and not is_head(drafter.headers[0]):
         size = needs.footprints[1]
-        card = drafter_card(with_type(cards, drafter, request), drafter, size, wish.drafter)
+        card = drafter_card(with_type(cards, drafter, request), drafter, size, request.drafter)
         if card is not None:
             cards = without(cards, card, size.total)
             on = OnCards(
@@ -132,15 +131,15 @@ def place_models(
                 drafter_bytes=size.weights,
                 shared_bytes=size.weights + size.cache if card.shared else 0,
             )
-    if wish.layers == 0:
+    if request.layers == 0:
         return on
-    spread = place_on_cards(cards, on.left(needs), target, room, wish)
+    spread = place_on_cards(cards, on.left(needs), target, room, request)
     shared = _shared_bytes(cards, spread, needs.footprints[0]) if spread.elsewhere else 0
     return replace(on, placed=spread, shared_bytes=on.shared_bytes + shared)
 
 
 def drafter_parts(on: OnCards, drafter: ModelFiles) -> tuple[RemotePart, ...]:
-    """What draft steps take on the device that the drafter is on; nothing if it is on the processor."""
+    """Seconds of draft steps on the device that the drafter is on; nothing if it is on the processor."""
     if on.drafter_card is None:
         return ()
     cards = Cards.of([on.drafter_card], usual_type(drafter))

@@ -1,15 +1,16 @@
-"""Which layers go to graphics cards: tiers of memory, the fastest first, and the disk as the last one."""
+"""The layers that go to graphics cards: tiers of memory, the fastest first, and the disk as the last one."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from edgespec.config import ALL, AUTO
 from edgespec.costs.spread import Place, fill_places, spread_layers
 from edgespec.errors import MemoryLimitError
 from edgespec.loading.devices.cards import Card, Cards
-from edgespec.loading.devices.finding import ALL, AUTO, NONE
+from edgespec.loading.devices.finding import PlacementRequest
 from edgespec.loading.devices.spreading import (
     CLEARLY_FASTER,
     USUAL_ROWS,
@@ -30,30 +31,10 @@ from edgespec.units import readable
 MARGIN = 0.05  # of a card's free memory, left to other programs and to what drivers allocate
 
 
-@dataclass(frozen=True)
-class Wish:
-    """How layers and the drafter are to be placed.
-
-    Attributes:
-        layers: "auto", "all" or a number.
-        most: layers on devices at most, after a load has run out of their memory.
-        read_rate: bytes of weights that the disk reads per second.
-        drafter: "auto", "none" or the name of a device.
-    """
-
-    layers: int | str = AUTO
-    most: int | None = None
-    read_rate: float = 1e9
-    drafter: str = NONE
-
-    @property
-    def places_drafters(self) -> bool:
-        """Whether a drafter may be on a device; without layers there, only if one was named for it."""
-        return self.drafter != NONE and (self.layers != 0 or self.drafter != AUTO)
-
-
-def place_on_cards(cards: Cards, needs: Needs, files: ModelFiles, room: int, wish: Wish) -> Spread:
-    """Where the layers of a model go.
+def place_on_cards(
+    cards: Cards, needs: Needs, files: ModelFiles, room: int, request: PlacementRequest
+) -> Spread:
+    """The devices for the layers of a model.
 
     What is asked for is given to the cards, the fastest first, as far as their memory reaches. With "auto", a
     layer goes wherever a pass through it takes the least time: on a card, in memory, or on the disk.
@@ -73,21 +54,21 @@ def place_on_cards(cards: Cards, needs: Needs, files: ModelFiles, room: int, wis
         Place(card_room(card, needs.footprints[0], here), layer_s, transfer_seconds(card, transferred_bytes))
         for card, layer_s in zip(cards.devices, there_s, strict=True)
     ]
-    if wish.layers == AUTO:
-        read_s = layer_bytes / wish.read_rate
+    if request.layers == AUTO:
+        read_s = layer_bytes / request.read_rate
         slower = [replace(place, layer_s=CLEARLY_FASTER * place.layer_s) for place in places]
         disk = Place(layer_bytes * len(sizes), max(own_s, read_s))
         spread = spread_layers(len(sizes), layer_bytes, [Place(here, own_s), *slower, disk])
         assert spread is not None  # the disk holds everything
         counts = list(spread[1:-1])
     else:
-        wanted = len(sizes) if wish.layers == ALL else min(int(wish.layers), len(sizes))
+        wanted = len(sizes) if request.layers == ALL else min(int(request.layers), len(sizes))
         counts = list(fill_places(wanted, layer_bytes, places))
-        if not any(counts) and wanted and wish.most is None:
+        if not any(counts) and wanted and request.most is None:
             raise _no_room(cards.devices, layer_bytes, places)
-    if wish.most is not None:
-        _take_away(counts, sum(counts) - wish.most)
-    return _spread(cards, counts, places, files, layer_bytes, output=_takes_output(wish, there_s, own_s))
+    if request.most is not None:
+        _take_away(counts, sum(counts) - request.most)
+    return _spread(cards, counts, places, files, layer_bytes, output=_takes_output(request, there_s, own_s))
 
 
 def card_room(card: Card, target: Footprint, here: int) -> int:
@@ -145,8 +126,8 @@ def without(cards: Cards, card: Card, n_bytes: int) -> Cards:
     return replace(cards, devices=tuple(rest))
 
 
-def _takes_output(wish: Wish, there_s: Sequence[float], own_s: float) -> bool:
-    return wish.layers == ALL or (wish.layers == AUTO and min(there_s) * CLEARLY_FASTER < own_s)
+def _takes_output(request: PlacementRequest, there_s: Sequence[float], own_s: float) -> bool:
+    return request.layers == ALL or (request.layers == AUTO and min(there_s) * CLEARLY_FASTER < own_s)
 
 
 def _take_away(counts: list[int], excess: int) -> None:

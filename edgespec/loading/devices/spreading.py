@@ -1,4 +1,4 @@
-"""Where the layers of a model are: on this machine's processor, and on devices, which were measured."""
+"""The layers of a model on this machine's processor, and on devices, which were measured."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class LayerDevices(Protocol):
 
 @dataclass(frozen=True)
 class Spread:
-    """Where the layers of a model are.
+    """The number of layers on each device.
 
     Attributes:
         here: layers on this machine's processor, in memory or streamed; the first ones.
@@ -91,7 +91,7 @@ class Spread:
         return sum(self.counts)
 
     def left(self, needs: Needs) -> Needs:
-        """What is needed of this machine's memory.
+        """The needs of this machine's memory.
 
         Args:
             needs: as if everything were on this machine's processor.
@@ -107,7 +107,7 @@ class Spread:
 
 
 def in_words(here: int, counts: Sequence[int], names: Sequence[str]) -> str:
-    """Which layers are where."""
+    """The places of layers, in words."""
     used = [(count, name) for count, name in zip(counts, names, strict=True) if count]
     return ", ".join([f"{here} here", *(f"{count} on {name}" for count, name in used)])
 
@@ -132,27 +132,27 @@ def transfer_seconds(device: LayerDevice, n_bytes: float) -> float:
     return max(device.transfer.at(n_bytes), device.ping_s)
 
 
-def remote_parts(spread: Spread, crew: LayerDevices, files: ModelFiles) -> list[RemotePart]:
+def remote_parts(spread: Spread, devices: LayerDevices, files: ModelFiles) -> list[RemotePart]:
     """Time per pass on each device that holds layers, transfers included."""
     sizes, total = layer_sizes(files), files.tensor_bytes
-    own = [seconds * _kernel_share(usual_type(files), at) for at, seconds in enumerate(crew.own_seconds)]
+    own = [seconds * _kernel_share(usual_type(files), at) for at, seconds in enumerate(devices.own_seconds)]
     parts, start = [], spread.here
-    for device, count in spread.used(crew.devices):
+    for device, count in spread.used(devices.devices):
         slowness = {rows: there / here for rows, there, here in zip(ROWS, device.seconds, own, strict=True)}
         share = sum(sizes[start : start + count]) / total
         row = hidden_bytes(files) + _ROW_MASK
-        described = count * _LAYER_DESCRIPTION if crew.remote else 0
+        described = count * _LAYER_DESCRIPTION if devices.remote else 0
         parts.append(RemotePart(share, slowness, device.transfer, described, row))
         start += count
     return parts
 
 
-def layer_seconds(crew: LayerDevices, files: ModelFiles, rows: int = USUAL_ROWS) -> list[float]:
+def layer_seconds(devices: LayerDevices, files: ModelFiles, rows: int = USUAL_ROWS) -> list[float]:
     """Seconds of a pass over one layer of usual size: here, and then on each device."""
     sizes = layer_sizes(files)
     at = ROWS.index(rows)
-    per_byte = [crew.own_seconds[at] * _kernel_share(usual_type(files), at)]
-    per_byte += [device.seconds[at] for device in crew.devices]
+    per_byte = [devices.own_seconds[at] * _kernel_share(usual_type(files), at)]
+    per_byte += [device.seconds[at] for device in devices.devices]
     return [seconds * sum(sizes) / max(len(sizes), 1) for seconds in per_byte]
 
 

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from edgespec.errors import UsageError
+from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import ArrayInfo, GGUFHeader
 
-SPARE_CELLS = 512  # for trees after the text, and for rejected cells until the next compaction
+_SPARE_CELLS = 512  # for trees after the text, and for rejected cells until the next compaction
 USUAL_NODES = 64  # of the largest tree, by default
 LARGE_NODES = 128  # the same, where weights are streamed and exact passes may have any number of rows
 USUAL_TEXT = 512  # tokens of one of many texts, prompt and answer together, where nothing else is known
@@ -43,16 +44,21 @@ class Footprint:
         return self.weights + self.cache + self.buffers
 
 
+def cells_for(context: int, tree_budget: int = 0) -> int:
+    """Cells of a cache that holds a text of so many tokens, and its trees."""
+    return context + _SPARE_CELLS + tree_budget
+
+
 def footprint(
-    header: GGUFHeader,
+    files: ModelFiles,
     *,
     n_cells: int,
-    n_outputs: int,
+    n_outputs: int = USUAL_NODES,
     n_rows: int = USUAL_NODES,
     n_threads: int = 1,
     kv: str = "f16",
 ) -> Footprint:
-    """The memory for a model, estimated from its header.
+    """The memory for a model, estimated from its headers.
 
     Args:
         n_cells: of the cache.
@@ -60,6 +66,7 @@ def footprint(
         n_rows: most rows of a pass.
         kv: type of cached keys and values, of CACHE_TYPES.
     """
+    header = files.headers[0]
     embedding = _number(header, "embedding_length", 0)
     hidden = _number(header, "feed_forward_length", 4 * embedding)
     # At the peak: three rows of a feed-forward block, four of the residual stream and the mask; or the
@@ -67,10 +74,10 @@ def footprint(
     rows = n_rows * ((3 * hidden + 4 * embedding) * _FLOAT + n_cells * _HALF)
     logits = n_outputs * header.n_vocab * _FLOAT
     return Footprint(
-        weights=header.tensor_bytes,
+        weights=files.tensor_bytes,
         cache=n_cells * cell_bytes(header, kv),
         # Logits are in the graph and in the output buffer.
-        buffers=max(rows, logits) + logits + work_bytes([header], n_rows, n_threads, n_cells),
+        buffers=max(rows, logits) + logits + work_bytes(files.headers, n_rows, n_threads, n_cells),
     )
 
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.errors import EdgeSpecError
-from edgespec.models.gguf.footprint import footprint
+from edgespec.models.gguf.footprint import USUAL_NODES, footprint
 from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.registry import MADE, REGISTERED, Registry, same_file
@@ -62,30 +63,30 @@ def agreement_of(header: GGUFHeader, drafter: Path, registry: Registry | None = 
 
 
 def drafter_to_take(
-    header: GGUFHeader, target_bytes: int, *, budget: int, n_cells: int, n_outputs: int
+    target: ModelFiles, *, budget: int, n_cells: int, n_outputs: int = USUAL_NODES
 ) -> Candidate | None:
     """The choice of `--draft auto` where nothing was measured: the first of `drafters_that_fit`."""
-    found = drafters_that_fit(header, target_bytes, budget=budget, n_cells=n_cells, n_outputs=n_outputs)
+    found = drafters_that_fit(target, budget=budget, n_cells=n_cells, n_outputs=n_outputs)
     return found[0] if found else None
 
 
 def drafters_that_fit(
-    header: GGUFHeader, target_bytes: int, *, budget: int, n_cells: int, n_outputs: int
+    target: ModelFiles, *, budget: int, n_cells: int, n_outputs: int = USUAL_NODES
 ) -> list[Candidate]:
     """The candidates that are small compared with the target and the budget, the usual choice first.
 
     Args:
-        target_bytes: of the target's weights, in all its files.
         budget: bytes of memory for target and drafter together.
         n_cells, n_outputs: of the drafter's context; see `footprint`.
     """
     found = []
-    for candidate in candidates(header):
+    for candidate in candidates(target.headers[0]):
         try:
-            small = footprint(read_header(candidate.path), n_cells=n_cells, n_outputs=n_outputs)
+            files = ModelFiles.of(read_header(candidate.path))
+            small = footprint(files, n_cells=n_cells, n_outputs=n_outputs)
         except EdgeSpecError:
             continue  # it cannot be read
-        if small.weights < target_bytes and small.total < budget / 2:
+        if small.weights < target.tensor_bytes and small.total < budget / 2:
             found.append(candidate)
     return found
 

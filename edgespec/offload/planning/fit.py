@@ -1,18 +1,20 @@
-"""Whether and how a model fits this machine, for `models show` and `doctor`, computed as in loading."""
+"""The fit of a model into this machine's memory, for `models show` and `doctor`, planned as in loading."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
+from edgespec.config import Config, ModelConfig
 from edgespec.errors import MemoryLimitError
-from edgespec.models.gguf.footprint import SPARE_CELLS, USUAL_NODES, footprint
+from edgespec.machine.memory import FreeMemory
+from edgespec.models.gguf.footprint import USUAL_NODES, cells_for
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import GGUFHeader
-from edgespec.offload.planning.budget import bytes_needed, memory_room, predict_memory
+from edgespec.offload.planning.budget import least_budget, plan_memory
+from edgespec.offload.planning.needs import ContextShape, PairSizes
 
-USUAL_CONTEXT = 4096  # tokens, the default
+USUAL_CONTEXT = ModelConfig().context
 
 Verdict = Literal["fits", "streams", "too large"]
 
@@ -20,36 +22,31 @@ Verdict = Literal["fits", "streams", "too large"]
 def fit_report(
     headers: Sequence[GGUFHeader], *, budget: int | None = None, context: int = USUAL_CONTEXT
 ) -> dict[str, Any]:
-    """How a model without a drafter would be held, as JSON.
+    """The places of the weights of a model without a drafter, as JSON.
 
     Args:
         headers: of all its files, in order.
         budget: bytes of memory that may be used; None is what is available here.
         context: most tokens of a text.
     """
-    room = memory_room(None) if budget is None else budget
-    files = ModelFiles(tuple(headers))
-    needs = footprint(headers[0], n_cells=context + SPARE_CELLS, n_outputs=USUAL_NODES)
-    needs = replace(needs, weights=files.tensor_bytes)
-
-    least = needed = bytes_needed([needs])
+    room = FreeMemory.read().budget() if budget is None else budget
+    files, config = ModelFiles(tuple(headers)), Config.of(context=context)
+    sizes = PairSizes(files, None, ContextShape(cells_for(context)), measured=False)
+    needs = sizes.at(USUAL_NODES)
     try:
-        predict_memory([needs], files, 0)
-    except MemoryLimitError as error:
-        least = error.least or needed
-    try:
-        plan = predict_memory([needs], files, room)
+        plan = plan_memory(needs, files, room, config)
     except MemoryLimitError:
         plan = None
-    if plan is not None and not plan.streamed_bytes and room < needed:
+    if plan is not None and plan.paged:
         plan = None  # it has no layers that could be streamed
-    verdict: Verdict = "too large" if plan is None else "streams" if plan.streamed_bytes else "fits"
+    holding = None if plan is None else plan.holding
+    verdict: Verdict = "too large" if holding is None else "streams" if holding.streamed_bytes else "fits"
     return {
         "available_bytes": room,
-        "needed_bytes": needed,
+        "needed_bytes": needs.total,
         "context": context,
         "verdict": verdict,
-        "resident_bytes": plan.resident_bytes if plan else 0,
-        "streamed_bytes_per_pass": plan.streamed_bytes if plan else 0,
-        "least_bytes": least,
+        "resident_bytes": holding.resident_bytes if holding else 0,
+        "streamed_bytes_per_pass": holding.streamed_bytes if holding else 0,
+        "least_bytes": least_budget(needs, files, config),
     }

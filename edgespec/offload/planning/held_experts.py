@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from edgespec.config import Config
 from edgespec.errors import MemoryLimitError
 from edgespec.models.gguf.experts import layer_weights
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.offload.planning.budget import predict_memory
-from edgespec.offload.planning.needs import ContextOptions, Prefill, measure_needs
+from edgespec.offload.planning.budget import plan_memory
+from edgespec.offload.planning.needs import ContextShape, PairSizes
+from edgespec.offload.planning.rows import Prefill, needs_within
 
 _STEP = 1 << 20  # bytes; finer would be finer than what is known of the process
 
 
-def budget_for_experts(files: ModelFiles, options: ContextOptions, share: float, prefill: Prefill) -> int:
+def budget_for_experts(
+    files: ModelFiles, config: Config, shape: ContextShape, share: float, prefill: Prefill
+) -> int:
     """The least budget under which this share of the experts is in memory at a time, without a drafter.
 
     It is found by bisection: more memory never holds fewer experts.
 
     Args:
         share: of all layers' experts, from 0 to 1. No budget holds fewer than one layer's.
-        prefill: as for `measure_needs`.
+        prefill: as for `needs_within`.
 
     Raises:
         ValueError: the model has no experts that could be streamed one by one.
@@ -27,15 +31,15 @@ def budget_for_experts(files: ModelFiles, options: ContextOptions, share: float,
     if not layer_weights(files).experts:
         raise ValueError("the model has no experts")
 
+    config, sizes = config.with_(offload="stream"), PairSizes(files, None, shape, measured=True)
+
     def holds(budget: int) -> bool:
         try:
-            needs = measure_needs(files, None, options, budget=budget, offload="stream", prefill=prefill)
-            plan = predict_memory(
-                needs.footprints, files, budget, streams=True, process=needs.process, n_rows=needs.rows
-            )
+            needs = needs_within(sizes, files, budget, config, prefill)
+            experts = plan_memory(needs, files, budget, config).holding.experts
         except MemoryLimitError:
             return False
-        return plan.experts is not None and plan.experts.held >= share
+        return experts is not None and experts.held >= share
 
     low, high = 0, files.tensor_bytes
     while not holds(high):

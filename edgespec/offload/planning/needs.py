@@ -1,83 +1,69 @@
-"""How much memory a target and its drafter will take, before any of it is allocated.
+"""The memory that a target and its drafter will take, before any of it is allocated.
 
 Weights are known from the files. Caches and compute buffers are found by a dry run, and the process's memory
-is measured. Only what is allocated later is estimated, and each estimate is named here.
+is measured; for models that are not here, and for those that are only compared, headers give estimates. Only
+what is allocated later is always estimated, and each estimate is named here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
 import psutil
 from platformdirs import user_cache_path
 
-from edgespec.costs.planned_memory import PlannedMemory
-from edgespec.costs.planner import Passes
-from edgespec.costs.prompts import best_rows
-from edgespec.errors import MemoryLimitError
 from edgespec.kernels.ggml import UnsupportedBuild
-from edgespec.models.gguf.experts import layer_weights
+from edgespec.kernels.layouts import kernel_layout, looks_up_rows
+from edgespec.machine.memory import PROCESS_BYTES
 from edgespec.models.gguf.footprint import USUAL_NODES, Footprint, footprint, vocabulary_bytes, work_bytes
 from edgespec.models.gguf.heads import is_head, read_head
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.llama.cache.shared_cells import PART
 from edgespec.models.llama.heads.context import HEAD_ROWS
+from edgespec.models.llama.runtime.model import Model
 from edgespec.models.llama.trials.dry_run import AllocationStore, Shape
 from edgespec.models.text.template import WORKER_BYTES
-from edgespec.offload.planning.budget import LEARNED_BYTES, PROCESS_BYTES, bytes_needed, predict_memory
-from edgespec.offload.planning.stream_plan import tied_bytes
 from edgespec.speculation.noise import noise_bytes
 from edgespec.speculation.sampling import scratch_bytes
 
 MOST_PROMPT_ROWS = 512
 """Most rows of a piece of a prompt where weights are in memory: more would be no faster."""
 
-_MOST_STREAMED_ROWS = 4096
+LEARNED_BYTES = 22 << 20  # for what is learned of a pair with a model as drafter, including while it is saved
 _SHOWN_COPIES = 3  # of a row's hidden states: as they are found, side by side, and waiting to be encoded
 _LATER_BYTES = 12 << 20  # imports and small allocations during generation
 
 
 @dataclass(frozen=True)
-class ContextOptions:
+class ContextShape:
     """The options that contexts' memory depends on.
 
     Attributes:
         n_cells, n_outputs, n_sequences, n_threads: of every context; see runtime.context.
-        devices: whether layers are on devices.
-        exact, experts: as for loading.
         kv: of the target's context; the drafter's is always f16.
-        adapters: bytes of LoRA adapters.
-        own_kernels: whether EdgeSpec's own kernels are in use.
         drafter_sequences: of the drafter's context, which has as many outputs; None for those of the target.
+        beside: bytes of whatever else the process will hold, such as LoRA adapters.
     """
 
     n_cells: int
-    n_outputs: int
-    n_sequences: int
-    n_threads: int
-    devices: bool = False
-    exact: bool | None = None
-    experts: str = "auto"
+    n_outputs: int = USUAL_NODES
+    n_sequences: int = USUAL_NODES
+    n_threads: int = 1
     kv: str = "f16"
-    adapters: int = 0
-    own_kernels: bool = False
     drafter_sequences: int | None = None
+    beside: int = 0
 
+    def sequences(self, model: Model) -> int:
+        """Sequence ids of the target's context; running states do not branch without more ado."""
+        return 1 if model.keeps_recurrent_state else self.n_sequences
 
-@dataclass(frozen=True)
-class Prefill:
-    """What the size of prompts' pieces depends on besides memory.
-
-    Attributes:
-        passes: what the target's passes take, as far as that is known.
-        tokens: of a usual prompt.
-    """
-
-    passes: Passes
-    tokens: int
+    @property
+    def fewest_rows(self) -> int:
+        """Rows of a pass that every target can do with."""
+        return max(USUAL_NODES, self.n_outputs)
 
 
 @dataclass(frozen=True)
@@ -92,113 +78,150 @@ class Needs:
 
     footprints: list[Footprint]
     process: int
-    rows: int
+    rows: int = USUAL_NODES
+
+    @property
+    def total(self) -> int:
+        """Bytes of everything, all weights included."""
+        return self.process + sum(size.total for size in self.footprints)
 
 
-def measure_needs(
-    files: ModelFiles,
-    draft: ModelFiles | None,
-    options: ContextOptions,
-    *,
-    budget: int,
-    offload: str,
-    prefill: Prefill,
-) -> Needs:
-    """What target and drafter need, with the rows per pass that suit the budget best.
+class PairSizes:
+    """The memory of a target and its drafter, for each number of rows of the target's passes.
 
     Args:
-        offload: as for loading.
-        prefill: what the size of prompts' pieces depends on, where weights are streamed.
+        drafter: a model, or a head of the target; None for drafters without a model.
+        measured: find by dry runs what contexts allocate, and measure this process; otherwise estimate it.
+        copied: count a tied embedding's second copy as the target's weights. A stream's layout counts it
+            itself, and a mapped file has none.
 
     Raises:
         ModelFileError: llama.cpp cannot load a model.
         MemoryLimitError: not even the logits fit.
     """
-    process = _process_bytes()  # before the dry runs, which leave memory allocated
-    fewest = max(USUAL_NODES, options.n_outputs)
-    counts = [fewest]
-    while counts[0] * 2 <= MOST_PROMPT_ROWS:
-        counts.insert(0, counts[0] * 2)
 
-    shown = 0  # bytes of a row's hidden states
+    def __init__(
+        self,
+        target: ModelFiles,
+        drafter: ModelFiles | None,
+        context: ContextShape,
+        *,
+        measured: bool,
+        copied: bool = False,
+    ) -> None:
+        own = _process_bytes() if measured else PROCESS_BYTES  # before dry runs, which leave memory allocated
+        self.context = context
+        self._target = target
+        self._measured = measured
+        self._copied = copied
+        self._found: dict[int, Footprint] = {}
+        self._shown = 0  # bytes of a row's hidden states
+        self._drafter = [] if drafter is None else [self._size_of(drafter)]
+        fewest = self._size(context.fewest_rows)
+        headers = [files.headers[0] for files in (target, drafter) if files is not None]
+        self._process = own + context.beside + _later_bytes(headers, fewest.cache // context.n_cells)
 
-    def sized(row_counts: Sequence[int]) -> dict[int, Footprint]:
-        found = dict(zip(row_counts, _footprints(files, options, row_counts), strict=True))
-        if offload == "none":  # otherwise the file is mapped, or the stream plan counts the copy
-            found = {rows: with_second_copy(size, files) for rows, size in found.items()}
-        return {rows: replace(size, buffers=size.buffers + rows * shown) for rows, size in found.items()}
+    @property
+    def rows(self) -> list[int]:
+        """The numbers of rows that passes may have where weights are in memory, the most first."""
+        counts = [self.context.fewest_rows]
+        while counts[0] * 2 <= MOST_PROMPT_ROWS:
+            counts.insert(0, counts[0] * 2)
+        return counts
 
-    drafter = []
-    if draft is not None and is_head(draft.headers[0]):
-        head = read_head(draft.headers[0])
-        own = replace(options, kv="f16", n_outputs=HEAD_ROWS)
-        drafter = _footprints(draft, own, [HEAD_ROWS], beside=files.headers[0])
-        shown = _SHOWN_COPIES * 4 * head.target_width * len(head.layers)
-    elif draft is not None:
-        outputs = options.drafter_sequences or options.n_outputs
-        own = replace(options, kv="f16", n_outputs=outputs, n_sequences=outputs)
-        (small,) = _footprints(draft, own, [MOST_PROMPT_ROWS])
-        drafter = [with_second_copy(small, draft)]
-    sizes = sized(counts)
-    headers = [files.headers[0], draft.headers[0]] if draft else [files.headers[0]]
-    process += options.adapters + _later_bytes(headers, sizes[fewest].cache // options.n_cells)
+    def at(self, rows: int) -> Needs:
+        """The needs with passes of so many rows; raises as the class."""
+        return Needs([self._size(rows), *self._drafter], self._process, rows)
 
-    def whole(rows: int) -> int:
-        return bytes_needed([sizes[rows], *drafter], process)
+    def roughly(self, rows: int) -> Needs:
+        """The needs with passes of so many rows, without a dry run."""
+        size = self._found.get(rows) or self._whole(self._estimate(self._target, self.context, rows), rows)
+        return Needs([size, *self._drafter], self._process, rows)
 
-    if offload != "stream" and whole(fewest) <= budget:
-        # In memory, exact passes that are padded have few rows, as reading the weights is cheap.
-        padded = options.exact and not options.own_kernels
-        rows = fewest if padded else next(n for n in counts if whole(n) <= budget)
-    else:
-        # Streamed models decode exactly by default, but for those whose experts are streamed one by one.
-        alone = options.experts != "never" and bool(layer_weights(files).experts)
-        exact = offload != "mmap" and not alone if options.exact is None else options.exact
-        if exact and (offload == "mmap" or options.devices):
-            rows = fewest  # only streamed weights allow long pieces in exact decoding
-        else:
-            estimates = {n: _estimate(files, options, n) for n in streamed_counts(counts[0], options.n_cells)}
-            while True:
-                possible = {**estimates, **sizes}
-                holdings = streamed_holdings(possible, drafter, files, budget, process)
-                rows = best_rows(holdings, prefill.passes, prefill.tokens) if holdings else fewest
-                if rows in sizes:
-                    break
-                sizes |= sized([rows])
-    return Needs([sizes[rows], *drafter], process, rows)
+    def is_known(self, rows: int) -> bool:
+        """True if `roughly` is as good as `at`."""
+        return rows in self._found or not self._measured
+
+    def _size(self, rows: int) -> Footprint:
+        """The target's footprint; a first dry run finds those of all usual rows."""
+        if rows not in self._found:
+            counts = self.rows if rows in self.rows else [rows]
+            sizes = self._sizes(self._target, self.context, counts)
+            self._found |= {n: self._whole(size, n) for n, size in zip(counts, sizes, strict=True)}
+        return self._found[rows]
+
+    def _whole(self, size: Footprint, rows: int) -> Footprint:
+        """The target's footprint with what a context of its own does not have."""
+        size = replace(size, buffers=size.buffers + rows * self._shown)
+        return _with_second_copy(size, self._target) if self._copied else size
+
+    def _size_of(self, drafter: ModelFiles) -> Footprint:
+        if is_head(drafter.headers[0]):
+            head = read_head(drafter.headers[0])
+            self._shown = _SHOWN_COPIES * 4 * head.target_width * len(head.layers)
+            own = replace(self.context, kv="f16", n_outputs=HEAD_ROWS)
+            return self._sizes(drafter, own, [HEAD_ROWS], beside=self._target.headers[0])[0]
+        outputs = self.context.drafter_sequences or self.context.n_outputs
+        own = replace(self.context, kv="f16", n_outputs=outputs, n_sequences=outputs)
+        return _with_second_copy(self._sizes(drafter, own, [MOST_PROMPT_ROWS])[0], drafter)
+
+    def _sizes(
+        self,
+        files: ModelFiles,
+        context: ContextShape,
+        row_counts: Sequence[int],
+        beside: GGUFHeader | None = None,
+    ) -> list[Footprint]:
+        """The footprints of a model with contexts for each of these row counts.
+
+        Args:
+            beside: of the target, for a draft head.
+        """
+        estimates = [self._estimate(files, context, rows) for rows in row_counts]
+        if not self._measured:
+            return estimates
+        shapes = [
+            Shape(context.n_cells, rows, context.n_outputs, context.n_sequences, context.kv)
+            for rows in row_counts
+        ]
+        store = AllocationStore(user_cache_path("edgespec") / "allocations")
+        found = store.get(files.headers[0], shapes, beside)
+        if found is None:
+            return estimates
+        work = [work_bytes(files.headers, n, context.n_threads, context.n_cells) for n in row_counts]
+        return [
+            replace(size, cache=allocated.cache, buffers=allocated.buffers + n_bytes)
+            for size, allocated, n_bytes in zip(estimates, found, work, strict=True)
+        ]
+
+    @staticmethod
+    def _estimate(files: ModelFiles, context: ContextShape, rows: int) -> Footprint:
+        return footprint(
+            files,
+            n_cells=context.n_cells,
+            n_outputs=context.n_outputs,
+            n_rows=rows,
+            n_threads=context.n_threads,
+            kv=context.kv,
+        )
 
 
-def streamed_counts(fewest: int, n_cells: int) -> list[int]:
-    """The rows of pieces that are compared where weights are streamed, beyond these."""
-    doubled = (fewest << n for n in range(1, _MOST_STREAMED_ROWS.bit_length()))
-    return [rows for rows in doubled if rows <= min(_MOST_STREAMED_ROWS, n_cells)]
+def tied_bytes(files: ModelFiles) -> int:
+    """Memory for a tied embedding's second copy: one is for looking rows up, one rearranged for products.
 
-
-def streamed_holdings(
-    sizes: Mapping[int, Footprint],
-    drafter: Sequence[Footprint],
-    files: ModelFiles,
-    budget: int,
-    process: int | None = None,
-) -> dict[int, PlannedMemory]:
-    """The placement of streamed weights for each number of rows that there is room for.
-
-    Args:
-        sizes: rows of a pass to what the target takes with them.
-        process: bytes of the process itself; None estimates them.
+    Where rows can be looked up in the rearranged one, there is none.
     """
-    found = {}
-    for rows in sorted(sizes):
-        try:
-            found[rows] = predict_memory(
-                [sizes[rows], *drafter], files, budget, streams=True, process=process, n_rows=rows
-            )
-        except (MemoryLimitError, UnsupportedBuild):  # loading says what is wrong
-            break
-    return found
+    tensors = {tensor.name: tensor for header in files.headers for tensor in header.tensors}
+    embedding = tensors.get("token_embd.weight")
+    tied = embedding is not None and "output.weight" not in tensors
+    if not tied or embedding is None:
+        return 0
+    layout = kernel_layout(embedding.type_id, embedding.shape)
+    one_serves = layout is None or looks_up_rows(layout, embedding.type_id, embedding.shape)
+    return 0 if one_serves else embedding.n_bytes
 
 
-def with_second_copy(size: Footprint, files: ModelFiles) -> Footprint:
+def _with_second_copy(size: Footprint, files: ModelFiles) -> Footprint:
     """The footprint of a model whose tied embedding is in memory both rearranged and as in the file."""
     try:
         return replace(size, weights=size.weights + tied_bytes(files))
@@ -212,50 +235,8 @@ def _process_bytes() -> int:
     return min(psutil.Process().memory_info().rss, PROCESS_BYTES)
 
 
-def _estimate(files: ModelFiles, options: ContextOptions, rows: int) -> Footprint:
-    """The footprint of a model with a context for so many rows, without a dry run."""
-    size = footprint(
-        files.headers[0],
-        n_cells=options.n_cells,
-        n_outputs=options.n_outputs,
-        n_rows=rows,
-        n_threads=options.n_threads,
-        kv=options.kv,
-    )
-    return replace(size, weights=files.tensor_bytes)
-
-
-def _footprints(
-    files: ModelFiles,
-    options: ContextOptions,
-    row_counts: Sequence[int],
-    beside: GGUFHeader | None = None,
-) -> list[Footprint]:
-    """The footprints of a model with contexts for each of these row counts.
-
-    Args:
-        beside: of the target, for a draft head.
-    """
-    header = files.headers[0]
-    shapes = [
-        Shape(options.n_cells, n, options.n_outputs, options.n_sequences, options.kv) for n in row_counts
-    ]
-    store = AllocationStore(user_cache_path("edgespec") / "allocations")
-    found = store.get(header, shapes, beside)
-    footprints = []
-    for at, rows in enumerate(row_counts):
-        size = footprint(
-            header, n_cells=options.n_cells, n_outputs=options.n_outputs, n_rows=rows, kv=options.kv
-        )
-        if found is not None:
-            work = work_bytes(files.headers, rows, options.n_threads, options.n_cells)
-            size = replace(size, cache=found[at].cache, buffers=found[at].buffers + work)
-        footprints.append(replace(size, weights=files.tensor_bytes))
-    return footprints
-
-
 def _later_bytes(headers: Sequence[GGUFHeader], cell_bytes: int) -> int:
-    """What the process will take beyond what it takes now.
+    """Memory of the process beyond what it takes now.
 
     Args:
         headers: the target's, and the drafter's if it is a model.

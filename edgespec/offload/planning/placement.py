@@ -1,4 +1,4 @@
-"""Which layers are resident and which are streamed, under one memory budget.
+"""Resident and streamed layers, under one memory budget.
 
 Every layer is used once per pass, so the choice makes no difference to the number of bytes read. But the ring
 holds few layers, and the disk is idle while it is full. So the resident layers are spread evenly between the
@@ -24,7 +24,7 @@ _READS_AHEAD = 4  # reads that keep a disk busy: one under way for each reader, 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where layers are held.
+    """The places of layers.
 
     Attributes:
         resident: layers that stay in memory.
@@ -43,7 +43,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class PoolSizes:
-    """What the pool of experts takes.
+    """Memory of the pool of experts.
 
     Attributes:
         slot_bytes: of one expert, with what the kernels need beside it.

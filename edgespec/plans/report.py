@@ -1,4 +1,4 @@
-"""A request for a plan, and the plan: plain values."""
+"""A plan: plain values."""
 
 from __future__ import annotations
 
@@ -8,33 +8,6 @@ from typing import Any
 from edgespec.costs.batches import BatchPrediction, TextCells
 from edgespec.costs.planner import Advice, Comparison, Prediction
 from edgespec.costs.prompts import PromptTime
-
-
-@dataclass(frozen=True)
-class PlanRequest:
-    """A request for a plan.
-
-    Attributes:
-        model, draft: as for loading; no model means the default one.
-        memory: bytes; may be more than the machine has, to see what that would give.
-        threads: None takes as many as loading would.
-        streams: stream the weights even if they would fit.
-        kv, lora, workers, gpu_layers, device, draft_device: as for loading.
-    """
-
-    model: str | None = None
-    draft: str = "auto"
-    memory: int | None = None
-    context: int = 4096
-    threads: int | None = None
-    temperature: float = 0.0
-    streams: bool = False
-    kv: str = "f16"
-    lora: tuple[str, ...] = ()
-    workers: tuple[str, ...] = ()
-    gpu_layers: int | str = "auto"
-    device: tuple[str, ...] = ()
-    draft_device: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -66,8 +39,8 @@ class BatchPlan:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A prediction of how a model would run on this machine.
+class PlanReport:
+    """How a model would run on this machine, and what it was compared with.
 
     Attributes:
         comparison: the ways to run that were compared; the choice is the fastest of them.

@@ -42,7 +42,7 @@ class LentDevice:
         return f"{self.address}#{self.index}" if self.index else str(self.address)
 
 
-class Crew:
+class WorkerPool:
     """Connections to workers; closed in the end.
 
     Args:

@@ -1,0 +1,365 @@
+"""The plan of a load: where every layer will be, what that takes, and why. `load` carries it out.
+
+It follows from the configuration, a snapshot of the machine, the models' headers and what earlier runs have
+measured. Nothing is read or written for it but what is missing of these, so the plan of `edgespec plan`, and
+those by which drafters and numbers of sequences are compared, are the plans that a load would carry out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from edgespec.config import NONE, Config
+from edgespec.costs.curves import Curve
+from edgespec.costs.planned_memory import HitRates, PlannedMemory
+from edgespec.costs.planner import Passes
+from edgespec.costs.spread import RemotePart, curve_over_machines
+from edgespec.drafters.folder_index import MAKING_BYTES
+from edgespec.errors import MemoryLimitError
+from edgespec.generation.result import MemoryUse
+from edgespec.loading.devices.finding import PlacementRequest, describe
+from edgespec.loading.devices.machine import MachineSnapshot
+from edgespec.loading.devices.on_cards import NO_CARDS, OnCards, drafter_parts, place_models
+from edgespec.loading.devices.spreading import Spread, read_rate, remote_parts
+from edgespec.loading.devices.workers import spread_over
+from edgespec.loading.pass_costs import expected_prefill
+from edgespec.measure.threads import known_threads
+from edgespec.models.gguf.footprint import USUAL_NODES, cells_for
+from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.llama.runtime.model import Model
+from edgespec.offload.planning.budget import MemoryPlan, plan_memory
+from edgespec.offload.planning.needs import ContextShape, Needs, PairSizes
+from edgespec.offload.planning.rows import needs_within
+from edgespec.offload.planning.stream_layout import StreamLayout
+from edgespec.profiles.store import ProfileStore
+from edgespec.speculation.tree import MAX_LEAVES
+
+_BESIDE_TREES = 8  # sequence ids for padding, for what is parked, and for texts
+
+
+@dataclass(frozen=True)
+class TextPlan:
+    """The number of texts answered at once.
+
+    Attributes:
+        texts: how many, where a call does not say; None leaves it to the passes' costs.
+        more_cells: cells of the cache besides those for a single text.
+        note: what that takes, in a sentence.
+    """
+
+    texts: int | None = None
+    more_cells: int = 0
+    note: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The places of the weights of a target and its drafter, and the memory that these take.
+
+    Attributes:
+        config: the options that it is for.
+        target, drafter: the models; no drafter if it has no model.
+        context: the sizes of their contexts: cells, rows with logits, sequences, threads.
+        needs: as if everything were on the processor, with the rows of a pass.
+        memory: what of this machine's memory holds the target, and what is streamed.
+        machine: that this is a plan for.
+        spread: which layers are on cards or workers; None if none are.
+        on_cards: what is on cards.
+        texts: how many are answered at once.
+        notes, warnings: the reasons, in sentences.
+    """
+
+    config: Config
+    target: ModelFiles
+    drafter: ModelFiles | None
+    context: ContextShape
+    needs: Needs
+    memory: MemoryPlan
+    machine: MachineSnapshot
+    spread: Spread | None = None
+    on_cards: OnCards = NO_CARDS
+    texts: TextPlan = TextPlan()
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def holding(self) -> PlannedMemory:
+        """The places of the target's weights, in bytes."""
+        return self.memory.holding
+
+    @property
+    def streams(self) -> bool:
+        """True if passes read weights from disk."""
+        return self.holding.streamed_bytes > 0
+
+    @property
+    def exact(self) -> bool:
+        """Exactness of decoding: as asked for, or else where the weights are streamed.
+
+        A streamed pass takes the same time with the rows that exactness adds. But where only the experts that
+        rows need are read, a pass over few rows takes about as long as its arithmetic.
+        """
+        asked, layout = self.config.speculation.exact, self.memory.layout
+        return (layout is not None and not layout.weights.experts) if asked is None else asked
+
+    @property
+    def kernels(self) -> str:
+        """The kernels that run, as keys of what is remembered name them."""
+        return "plain" if self.memory.kernels_differ else "packed"
+
+    @property
+    def places(self) -> str:
+        """The places of layers, for keys; empty if all are on the processor."""
+        return f" layers={self.spread.key}" if self.spread is not None else ""
+
+    def with_layout(self, layout: StreamLayout) -> Plan:
+        """The plan with other places of streamed weights."""
+        return replace(self, memory=replace(self.memory, layout=layout, holding=layout.holding))
+
+    def use(self, model: Model) -> MemoryUse:
+        """Memory of the loaded target, for reports."""
+        footprints, layout = self.needs.footprints, self.memory.layout
+        use = MemoryUse(budget_bytes=self.memory.budget, resident_bytes=sum(f.weights for f in footprints))
+        use.device_bytes = self.on_cards.drafter_bytes
+        cards = self.machine.cards
+        use.devices = () if cards is None else tuple(map(describe, cards.devices))
+        if self.spread is not None:
+            use.device_bytes += self.spread.lent_bytes
+            use.layers = self.spread.where
+        use.resident_bytes -= use.device_bytes
+        if layout is not None and model.weights.resident_bytes:
+            drafter = sum(f.weights for f in footprints[1:]) - self.on_cards.drafter_bytes
+            use.resident_bytes = layout.other_bytes + model.weights.resident_bytes + drafter
+            use.streamed_bytes_per_pass = model.weights.streamed_bytes
+        return use
+
+    @property
+    def parts(self) -> list[RemotePart]:
+        """Time per pass on each device that holds layers."""
+        devices = self.machine.workers or self.on_cards.cards
+        if self.spread is None or devices is None:
+            return []
+        return remote_parts(self.spread, devices, self.target)
+
+    def over(self, passes: Passes) -> Passes:
+        """The target's passes, from those of the whole model on the processor."""
+        return replace(passes, compute=curve_over_machines(passes.compute, self.parts))
+
+    def draft_steps(self, here: Curve) -> Curve:
+        """Seconds of draft steps by rows, from those on the processor."""
+        parts = () if self.drafter is None else drafter_parts(self.on_cards, self.drafter)
+        return curve_over_machines(here, parts)
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Plans for one target on one machine.
+
+    Attributes:
+        beside: bytes of LoRA adapters.
+        measured: whether contexts are tried by dry runs, as when they are about to be loaded.
+        most_on_cards: layers that may be there, after a load has run out of their memory; None for any.
+        usual_nodes: nodes that trees may have if no other number is asked for.
+        texts: how many are to be answered at once, and their cells.
+    """
+
+    target: ModelFiles
+    config: Config
+    machine: MachineSnapshot
+    store: ProfileStore = field(default_factory=ProfileStore)
+    beside: int = 0
+    measured: bool = False
+    most_on_cards: int | None = None
+    usual_nodes: int = USUAL_NODES
+    texts: TextPlan = TextPlan()
+
+    @property
+    def budget(self) -> int:
+        """Bytes of this machine's memory that may be used."""
+        return self.machine.free.budget(self.config.memory.limit)
+
+    @cached_property
+    def threads(self) -> int:
+        """CPU threads of the passes that were measured: those asked for, or the fastest number."""
+        return self.config.devices.threads or known_threads(self.target.headers[0].fingerprint, self.store)
+
+    @cached_property
+    def hits(self) -> HitRates:
+        """Hit rates of experts in memory, as far as they were measured."""
+        known = self.store.experts(self.target.headers[0].fingerprint)
+        return HitRates.measured_at(known.held, known.hit_rate) if known else HitRates()
+
+    @cached_property
+    def read_rate(self) -> float:
+        """Bytes that the model's disk reads per second."""
+        return read_rate(self.target, self.store)
+
+    def known_passes(self, *, streams: bool) -> Passes | None:
+        """Passes of the target; None if they were not measured yet."""
+        profile = self.store.preferred_passes(
+            self.target.headers[0].fingerprint, self.threads, streams=streams
+        )
+        if profile is None or (streams and not profile.read_rate):
+            return None
+        return Passes(profile.compute, profile.read_rate, profile.accept_s, profile.overlap)
+
+    @property
+    def context(self) -> ContextShape:
+        """The sizes of contexts."""
+        config = self.config
+        parallel, tree = config.batching.parallel, config.speculation.tree_budget
+        asked = max(tree or 0, parallel if isinstance(parallel, int) else 0, USUAL_NODES)
+        nodes = max(asked, self.usual_nodes)
+        return ContextShape(
+            cells_for(config.model.context, tree or 0) + self.texts.more_cells,
+            nodes,
+            _sequences(nodes),
+            self.machine.n_threads,
+            config.model.kv,
+            _sequences(asked),  # most leaves of the largest trees are not expanded, and need none
+            self.beside + self._indexing,
+        )
+
+    @property
+    def _indexing(self) -> int:
+        return 0 if self.config.speculation.draft_from is None else MAKING_BYTES
+
+    def plan(self, drafter: ModelFiles | None = None) -> Plan:
+        """The plan for the target with a drafter, with the rows of a pass that suit the memory best.
+
+        Raises:
+            MemoryLimitError, BackendError: as plan_memory; or a device has no room for what was asked for.
+            ModelFileError: llama.cpp cannot load a model.
+        """
+        sizes = self.sizes(drafter)
+        needs = self._within(sizes, self.budget + self.machine.lent_bytes)
+        if self.machine.workers is not None:
+            try:
+                plan = self.place(needs, drafter)
+            except MemoryLimitError:
+                plan = None
+            if plan is None or not plan.memory.in_memory:
+                # Passes get fewer rows first; what is left over is streamed then.
+                plan = self.place(self._within(sizes, self.budget, devices=True), drafter)
+        else:
+            on_cards = self._on_cards(needs, drafter, self.budget)
+            if on_cards.spread is not None:  # exact passes are shorter then
+                needs = self._within(sizes, self.budget + on_cards.spread.lent_bytes, devices=True)
+            plan = self.place(needs, drafter, on_cards=on_cards)
+        if drafter is not None and needs.footprints[1].weights > needs.footprints[0].weights:
+            name = drafter.headers[0].path.name
+            note = f"The drafter {name} is larger than its target: it is unlikely to pay off."
+            plan = replace(plan, notes=(note, *plan.notes))
+        return plan
+
+    def place(
+        self,
+        needs: Needs,
+        drafter: ModelFiles | None = None,
+        *,
+        budget: int | None = None,
+        on_cards: OnCards | None = None,
+    ) -> Plan:
+        """Place weights that need so much.
+
+        Args:
+            needs: as if everything were on the processor.
+            budget: another one than the planner's.
+            on_cards: what is on cards, if that is decided already.
+
+        Raises:
+            MemoryLimitError, BackendError: as `plan`.
+        """
+        budget = self.budget if budget is None else budget
+        notes: tuple[str, ...] = ()
+        warnings: tuple[str, ...] = ()
+        if self.machine.workers is not None:
+            disk_rate = None if self.config.memory.offload == NONE else self.read_rate
+            found = spread_over(self.machine.workers, needs, self.target, budget, disk_rate)
+            on_cards, left, notes = NO_CARDS, found.left(needs), (f"Layers: {found.where}.",)
+            spread: Spread | None = found
+            if left.total <= budget:
+                lent = self.machine.lent_bytes
+                holding = PlannedMemory(budget + lent, needs.total, self.target.tensor_bytes)
+                memory = MemoryPlan(budget, holding)
+                return self._plan(drafter, needs, memory, spread, on_cards, notes, warnings)
+        else:
+            on_cards = on_cards or self._on_cards(needs, drafter, budget)
+            spread, left = on_cards.spread, on_cards.left(needs)
+            notes, warnings = tuple(on_cards.notes), tuple(on_cards.shortfall(self._request))
+        memory = plan_memory(
+            left,
+            self.target,
+            budget,
+            self.config,
+            here=None if spread is None else spread.here,
+            hits=self.hits,
+            no_streaming=self.machine.no_streaming,
+        )
+        return self._plan(drafter, needs, memory, spread, on_cards, notes, warnings)
+
+    def sizes(self, drafter: ModelFiles | None = None) -> PairSizes:
+        """The needs of the target and a drafter by the rows of a pass; raises as PairSizes."""
+        copied = self.config.memory.offload == NONE
+        return PairSizes(self.target, drafter, self.context, measured=self.measured, copied=copied)
+
+    def needs(self, drafter: ModelFiles | None = None) -> Needs:
+        """The needs with passes of as few rows as any target can do with."""
+        sizes = self.sizes(drafter)
+        return sizes.at(sizes.context.fewest_rows)
+
+    def _plan(
+        self,
+        drafter: ModelFiles | None,
+        needs: Needs,
+        memory: MemoryPlan,
+        spread: Spread | None,
+        on_cards: OnCards,
+        notes: tuple[str, ...],
+        warnings: tuple[str, ...],
+    ) -> Plan:
+        return Plan(
+            self.config,
+            self.target,
+            drafter,
+            self.context,
+            needs,
+            memory,
+            self.machine,
+            spread,
+            on_cards,
+            self.texts,
+            notes + memory.notes,
+            warnings + memory.warnings,
+        )
+
+    def _within(self, sizes: PairSizes, budget: int, *, devices: bool = False) -> Needs:
+        prefill = expected_prefill(
+            self.target,
+            self.config.model.context,
+            self.machine.n_threads,
+            self.store,
+            own_kernels=self.machine.own_kernels,
+        )
+        return needs_within(sizes, self.target, budget, self.config, prefill, devices=devices)
+
+    def _on_cards(self, needs: Needs, drafter: ModelFiles | None, budget: int) -> OnCards:
+        cards = self.machine.cards
+        if cards is None:
+            return NO_CARDS
+        return place_models(cards, needs, self.target, drafter, budget, self._request)
+
+    @property
+    def _request(self) -> PlacementRequest:
+        return PlacementRequest(
+            self.config.devices,
+            self.machine.n_threads,
+            most=self.most_on_cards,
+            read_rate=self.read_rate,
+        )
+
+
+def _sequences(nodes: int) -> int:
+    """Sequence ids for texts and the branches of trees; each costs a row of logits, used or not."""
+    return min(nodes + _BESIDE_TREES, MAX_LEAVES) if nodes > USUAL_NODES else USUAL_NODES

@@ -1,0 +1,262 @@
+"""Where weights go, worked out without a `Plan`: what was predicted, and what a load did, as separate code.
+
+Both are written in terms of footprints alone, so that a plan can be compared with them on simulated machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from edgespec.config import NONE, Config
+from edgespec.costs.planned_memory import HitRates, PlannedExperts, PlannedMemory
+from edgespec.costs.prompts import best_rows
+from edgespec.errors import MemoryLimitError
+from edgespec.loading.devices.finding import PlacementRequest
+from edgespec.loading.devices.machine import MachineSnapshot
+from edgespec.loading.devices.on_cards import NO_CARDS, place_models
+from edgespec.loading.devices.spreading import Spread, read_rate
+from edgespec.loading.devices.workers import spread_over
+from edgespec.models.gguf.experts import LayerWeights, layer_weights
+from edgespec.models.gguf.layers import Layer, ModelFiles
+from edgespec.offload.layout import EXPERT_PIECE_BYTES, plain_store
+from edgespec.offload.packing.pack import gains_from_packing, record_places, tensor_places
+from edgespec.offload.planning.needs import MOST_PROMPT_ROWS, Needs, tied_bytes
+from edgespec.offload.planning.placement import Placement, PoolSizes, place, place_with_experts
+from edgespec.offload.planning.rows import Prefill
+
+_MOST_STREAMED_ROWS = 4096
+
+
+def predict(
+    needs: Needs,
+    files: ModelFiles,
+    budget: int,
+    *,
+    streams: bool = False,
+    hits: HitRates | None = None,
+) -> PlannedMemory:
+    """Where weights would be held under a budget, on a processor alone."""
+    whole = _whole(needs)
+    weights = layer_weights(files)
+    layers, expert_bytes = _stored(files, weights, packed=gains_from_packing(files.layers()))
+    if (budget >= whole and not streams) or not (layers or expert_bytes):
+        return PlannedMemory(budget, whole, files.tensor_bytes)
+    beside = files.tensor_bytes - weights.n_bytes
+    other = beside + tied_bytes(files)
+    placement = _place(
+        layers,
+        _pool(weights, expert_bytes, needs.rows),
+        budget,
+        whole - needs.footprints[0].weights + other,
+        needs.process + other + _largest_beside(files),
+    )
+    streamed = sum(layers[index] for index in placement.streamed)
+    resident = beside + sum(layers[index] for index in placement.resident)
+    experts = None
+    if placement.expert_slots:
+        slots, hits = placement.expert_slots, hits or HitRates()
+        experts = PlannedExperts(
+            expert_bytes,
+            slots,
+            weights.n_experts,
+            weights.n_used * len(weights.experts),
+            hits.at(slots / weights.n_experts),
+            measured=hits.measured,
+        )
+        streamed += experts.missed_bytes(1)
+        resident += slots * expert_bytes
+    slot = max(layers.values(), default=0)
+    return PlannedMemory(budget, whole, resident, streamed, slot, placement.n_slots, experts)
+
+
+def predict_on(
+    machine: MachineSnapshot,
+    needs: Needs,
+    files: ModelFiles,
+    drafter: ModelFiles | None,
+    budget: int,
+    config: Config,
+) -> PlannedMemory:
+    """Where weights would be held, on whatever holds layers."""
+    streams = config.memory.offload == "stream"
+    if machine.workers is not None:
+        spread = spread_over(machine.workers, needs, files, budget, read_rate(files))
+        left = spread.left(needs)
+        if _whole(left) <= budget:
+            lent = sum(device.free for device in machine.workers.devices)
+            return PlannedMemory(budget + lent, _whole(needs), files.tensor_bytes)
+        return predict(left, files.first_layers(spread.here) if spread.elsewhere else files, budget)
+    if machine.cards is None:
+        return predict(needs, files, budget, streams=streams)
+    request = _request(machine, config, files)
+    on = place_models(machine.cards, needs, files, drafter, budget, request)
+    rest = files if on.spread is None else files.first_layers(on.spread.here)
+    return predict(on.left(needs), rest, budget, streams=streams)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a load did: `placement` is None where nothing is streamed."""
+
+    rows: int
+    spread: Spread | None
+    placement: Placement | None
+
+
+def decide(
+    machine: MachineSnapshot,
+    target: ModelFiles,
+    drafter: ModelFiles | None,
+    sizes: Mapping[int, Needs],
+    budget: int,
+    config: Config,
+    prefill: Prefill,
+) -> Decision:
+    """What a load did with models whose needs for each number of rows are known."""
+
+    def measure(lent: int = 0, *, devices: bool = False) -> Needs:
+        return _measure(target, sizes, budget + lent, config, prefill, devices=devices)
+
+    spread: Spread | None = None
+    if machine.workers is not None:
+        needs = measure(sum(device.free for device in machine.workers.devices))
+        try:
+            spread = spread_over(machine.workers, needs, target, budget)
+            suffices = _whole(spread.left(needs)) <= budget
+        except MemoryLimitError:
+            suffices = False
+        if not suffices:
+            needs = measure(devices=True)
+            rate = None if config.memory.offload == NONE else read_rate(target)
+            spread = spread_over(machine.workers, needs, target, budget, rate)
+        assert spread is not None
+        left = spread.left(needs)
+        if _whole(left) <= budget:
+            return Decision(needs.rows, spread, None)
+    else:
+        needs, on_cards = measure(), NO_CARDS
+        if machine.cards is not None:
+            request = _request(machine, config, target)
+            on_cards = place_models(machine.cards, needs, target, drafter, budget, request)
+            spread = on_cards.spread
+            if spread is not None:
+                needs = measure(spread.lent_bytes, devices=True)
+        left = on_cards.left(needs)
+    return Decision(needs.rows, spread, carry_out(left, target, budget, config, spread))
+
+
+def carry_out(
+    needs: Needs, files: ModelFiles, budget: int, config: Config, spread: Spread | None
+) -> Placement | None:
+    """The layers that a load streamed; None if it streamed none."""
+    whole, offload = _whole(needs), config.memory.offload
+    least = whole - sum(size.weights for size in needs.footprints)
+    if budget < least:
+        raise MemoryLimitError("The caches do not fit.", "", least=least)
+    if budget >= whole and offload != "stream":
+        return None
+    if offload == NONE:
+        raise MemoryLimitError("The weights do not fit.", "", least=whole)
+    first_there = (files.headers[0].block_count or 0) - (0 if spread is None else spread.elsewhere)
+    layers = [layer for layer in files.layers() if layer.index < first_there]
+    if offload == "mmap" or not layers:
+        return None
+    chosen = _chosen(files, layers, config)
+    packed = config.memory.pack != "never" and gains_from_packing(files.layers())
+    stored, expert_bytes = _stored(files, chosen, packed=packed)
+    rest = files if spread is None else files.first_layers(spread.here)
+    other = rest.tensor_bytes - sum(layer.n_bytes for layer in layers) + tied_bytes(files)
+    return _place(
+        stored,
+        _pool(chosen, expert_bytes, needs.rows),
+        budget,
+        whole - needs.footprints[0].weights + other,
+        needs.process + other + _largest_beside(rest),
+        config.memory.slots,
+    )
+
+
+def _measure(
+    files: ModelFiles,
+    sizes: Mapping[int, Needs],
+    budget: int,
+    config: Config,
+    prefill: Prefill,
+    *,
+    devices: bool,
+) -> Needs:
+    """The rows of a pass that suit a budget best."""
+    offload, exact = config.memory.offload, config.speculation.exact
+    fewest = min(sizes)
+    if offload != "stream" and _whole(sizes[fewest]) <= budget:
+        if exact and not prefill.own_kernels:
+            return sizes[fewest]
+        counts = [rows for rows in sizes if rows <= MOST_PROMPT_ROWS]
+        return sizes[max(rows for rows in counts if _whole(sizes[rows]) <= budget)]
+    alone = config.memory.experts != "never" and bool(layer_weights(files).experts)
+    if exact is None:
+        exact = offload != "mmap" and not alone
+    if exact and (offload == "mmap" or devices):
+        return sizes[fewest]
+    holdings = {}
+    for rows in sorted(sizes):
+        try:
+            holdings[rows] = predict(sizes[rows], files, budget, streams=True)
+        except MemoryLimitError:
+            break
+    return sizes[best_rows(holdings, prefill.passes, prefill.tokens) if holdings else fewest]
+
+
+def _chosen(files: ModelFiles, layers: Sequence[Layer], config: Config) -> LayerWeights:
+    if config.memory.experts == "never":
+        return LayerWeights(tuple(layers))
+    return layer_weights(files, layers)
+
+
+def _whole(needs: Needs) -> int:
+    return needs.process + sum(size.weights + size.cache + size.buffers for size in needs.footprints)
+
+
+def _request(machine: MachineSnapshot, config: Config, files: ModelFiles) -> PlacementRequest:
+    return PlacementRequest(config.devices, machine.n_threads, read_rate=read_rate(files))
+
+
+def _stored(files: ModelFiles, weights: LayerWeights, *, packed: bool) -> tuple[dict[int, int], int]:
+    if packed:
+        layers = {layer.index: tensor_places(layer)[1] for layer in weights.layers}
+        return layers, max((record_places(found)[1] for found in weights.experts), default=0)
+    store = plain_store(files, weights.layers, weights.experts)
+    layers = {index: stored.n_bytes for index, stored in store.layers.items()}
+    return layers, max((stored.n_bytes for stored in store.experts.values()), default=0)
+
+
+def _pool(weights: LayerWeights, slot_bytes: int, n_rows: int) -> PoolSizes | None:
+    if not weights.experts:
+        return None
+    return PoolSizes(
+        slot_bytes + n_rows * weights.n_used * 8 + 80,
+        fewest=max(found.n_experts for found in weights.experts),
+        most=weights.n_experts,
+        beside=weights.n_experts * (3 + slot_bytes // EXPERT_PIECE_BYTES) * 512,
+    )
+
+
+def _place(
+    layers: dict[int, int],
+    pool: PoolSizes | None,
+    budget: int,
+    fixed: int,
+    loading: int,
+    n_slots: int | None = None,
+) -> Placement:
+    if pool is None:
+        return place(layers, budget=budget, fixed=fixed, loading=loading, n_slots=n_slots)
+    return place_with_experts(layers, pool, budget=budget, fixed=fixed, loading=loading, n_slots=n_slots)
+
+
+def _largest_beside(files: ModelFiles) -> int:
+    layers = {tensor.name for layer in files.layers() for tensor in layer.tensors}
+    return max(
+        (t.n_bytes for header in files.headers for t in header.tensors if t.name not in layers), default=0
+    )
