@@ -14,13 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from edgespec.engine.drafting_ahead import DraftingAhead
 from edgespec.engine.observing import Observing
 from edgespec.engine.passes import CachedText, PromptChunk, TargetPass, TextTree, Verified
 from edgespec.errors import EdgeSpecError
 from edgespec.generation.decisions import Decisions
 from edgespec.generation.result import PassRecord
-from edgespec.models.llama.runtime.residency import Meanwhile
 from edgespec.speculation.drafters.base import Drafter, ProposedBy
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.methods import Method
@@ -44,12 +42,7 @@ class TreeVerifier(Protocol):
     def n_free_leaves(self) -> int: ...
     @property
     def n_pending(self) -> int: ...
-    def verify(
-        self,
-        trees: Sequence[TextTree],
-        chunks: Sequence[PromptChunk] = (),
-        meanwhile: Meanwhile | None = None,
-    ) -> TargetPass: ...
+    def verify(self, trees: Sequence[TextTree], chunks: Sequence[PromptChunk] = ()) -> TargetPass: ...
     def commit(self, trees: Sequence[TextTree], paths: Sequence[Sequence[int]]) -> None: ...
 
 
@@ -97,7 +90,6 @@ class Loop:
         sizer: decides how large they are.
         plain_s: seconds of a pass over a single row, as measured lately; 0 if unknown.
         last_round: the latest tree with drafted tokens, and what was accepted of it.
-        ahead: drafts while passes wait for the disk.
         decisions: which decisions are forced, instead of following from measured costs.
     """
 
@@ -108,7 +100,6 @@ class Loop:
         self.plain_s = plain_s
         self.last_round: tuple[TokenTree, Acceptance] | None = None
         self._observing = Observing()
-        self.ahead = DraftingAhead()
         self.decisions = Decisions()
 
     @property
@@ -118,7 +109,6 @@ class Loop:
     @decisions.setter
     def decisions(self, decisions: Decisions) -> None:
         self._decisions = decisions
-        self.ahead.forced = decisions.drafting_ahead
         self._observing.forced = decisions.observing
 
     def next_pass(self, text: DecodingText) -> PassRecord:
@@ -179,8 +169,7 @@ class Loop:
             TextTree(text.tokens, d.tree, text.cached, text.unread)
             for text, d in zip(texts, drafted, strict=True)
         ]
-        meanwhile = self.ahead.begin(self.drafter, resting=not asked) if alone else None
-        result = self._target.verify(trees, chunks, meanwhile)
+        result = self._target.verify(trees, chunks)
         for text in texts:
             text.unread = 0
 
@@ -213,13 +202,10 @@ class Loop:
             draft_steps=self.drafter.steps if asked else 0,
             draft_rows=self.drafter.rows if asked else 0,
             draft_text_s=self.drafter.text_s if asked else 0.0,
-            ahead_steps=self.ahead.steps if alone else 0,
-            ahead_s=self.ahead.seconds if alone else 0.0,
             observe_s=observe_s,
             prompt_rows=unread,
         )
         if alone:
-            self.ahead.end(whole)
             texts[0].sizer.record(whole, 1, unread)
             if whole.nodes == 1 and not unread:
                 self.plain_s = min(whole.target_s, 1.05 * (self.plain_s or math.inf))

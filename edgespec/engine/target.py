@@ -18,7 +18,6 @@ from edgespec.models.llama.row_rule import ANY_ROWS, RowRule
 from edgespec.models.llama.runtime.batch import Batch, IntArray
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
-from edgespec.models.llama.runtime.residency import Meanwhile
 
 
 class Target(CachedTexts):
@@ -188,19 +187,13 @@ class Target(CachedTexts):
             cache.restore(expected, len(held) - first)
             cached.tokens[:] = held
 
-    def verify(
-        self,
-        trees: Sequence[TextTree],
-        chunks: Sequence[PromptChunk] = (),
-        meanwhile: Meanwhile | None = None,
-    ) -> TargetPass:
+    def verify(self, trees: Sequence[TextTree], chunks: Sequence[PromptChunk] = ()) -> TargetPass:
         """One pass over trees, each after its text, and over chunks of prompts.
 
         Args:
             trees: one for each of different texts. The cache must hold each text except its last token, and
                 what is unread of it if there is only one tree, and `most_unread` allows it.
             chunks: of other texts that are still being read; they are in the cache afterwards.
-            meanwhile: what the pass does while it waits for weights.
 
         Raises:
             DecodeAborted: stopped from outside; the cached texts are unchanged.
@@ -235,11 +228,7 @@ class Target(CachedTexts):
                 before = Batch.run(text_tree.text[-1 - n_unread : -1], cache.length, cache.open_paths)
                 batch = Batch.joined([before, batch])
             parts.append((cache, batch))
-        self.model.weights.use_waits(meanwhile)
-        try:
-            decode_together(parts, rows, certain=n_unread + 1)
-        finally:
-            self.model.weights.use_waits(None)
+        decode_together(parts, rows, certain=n_unread + 1)
         row = 0
         read = [(chunk.cached, chunk.tokens) for chunk in chunks]
         if n_unread:

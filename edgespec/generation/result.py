@@ -38,8 +38,6 @@ class PassRecord:
         draft_rows: nodes that it read in them.
         draft_text_s: seconds of `draft_s` in a decode that read text which was new to the drafter, such as
             the prompt, beside the root; 0 if there was none.
-        ahead_steps, ahead_s: decodes that it took for the next tree while this pass waited for the disk, and
-            their seconds, which are part of `verify_s` and not of `wait_s`.
         experts: what the pass needed of a mixture's experts that are read one by one; None if none are.
         observe_s: seconds of `accept_s` in which the drafter looked at what the target said.
         prompt_rows: tokens of the prompt that the pass read beside the tree.
@@ -56,8 +54,6 @@ class PassRecord:
     draft_steps: int = 0
     draft_rows: int = 0
     draft_text_s: float = 0.0
-    ahead_steps: int = 0
-    ahead_s: float = 0.0
     experts: ExpertUse | None = None
     setup_s: float = 0.0
     observe_s: float = 0.0
@@ -86,7 +82,7 @@ class PassRecord:
 
         What is read while the drafter works need not be waited for later, as far as the pass waits at all.
         """
-        return min(self.draft_read_s, self.wait_s + self.ahead_s)
+        return min(self.draft_read_s, self.wait_s)
 
     def cut(self, tokens: int) -> PassRecord:
         """The record if only the first `tokens` tokens of the pass (at least 1) belong to the answer."""

@@ -19,7 +19,7 @@ from edgespec.models.llama.cache.states import StateStore
 from edgespec.models.llama.cache.text_cache import common_prefix
 from edgespec.models.llama.row_rule import RowRule
 from edgespec.models.llama.runtime.abort import AbortFlag
-from edgespec.models.llama.runtime.residency import AllInMemory, Meanwhile
+from edgespec.models.llama.runtime.residency import AllInMemory
 from edgespec.models.text.encoding import Encoder
 from edgespec.speculation.drafters.base import Drafter, DraftRequest
 from edgespec.speculation.growth import TreeLimits
@@ -170,12 +170,7 @@ class FakeTarget:
             on_progress(len(tokens), len(tokens))
         return 0
 
-    def verify(
-        self,
-        trees: Sequence[TextTree],
-        chunks: Sequence[PromptChunk] = (),
-        meanwhile: Meanwhile | None = None,
-    ) -> TargetPass:
+    def verify(self, trees: Sequence[TextTree], chunks: Sequence[PromptChunk] = ()) -> TargetPass:
         self.on_pass()
         rows = sum(len(text.tree) for text in trees)
         assert rows <= self.max_nodes
@@ -185,9 +180,6 @@ class FakeTarget:
         assert 0 < rows <= (self.rule.maximum if self.rule else self.context.n_rows)
         assert self.n_live + rows <= self.context.n_cells or len(self.texts) == 2, "the cells are full"
         self.passes += 1
-        for wait in range(self.waits if meanwhile else 0):
-            while meanwhile is not None and meanwhile(1.0, 1 - wait / self.waits):
-                pass
         self.shared_passes += len(trees) > 1
         self._verified = list(trees)
         taking_part = [text.cached or self.own for text in trees] + [chunk.cached for chunk in chunks]

@@ -308,11 +308,6 @@ def test_draft_steps_cost_nothing_while_the_disk_reads_for_the_pass(
     assert limits.hidden_gain == pytest.approx(hidden_s / 0.1 * limits.min_gain, rel=0.05, abs=1e-3)
 
 
-def test_steps_during_waits_do_not_end_what_is_read_between_passes() -> None:
-    """Steps ahead fill the waits of a pass, which is bound by the disk nevertheless."""
-    assert replace(_drafted(0.4, 0.2, 0.0), ahead_s=0.5).hidden_draft_s == 0.2
-
-
 def _share_drafted(passes: int, **machine: float) -> float:
     """The share of passes with drafts, where rows cost time from the second on, and costs are known."""
     curve = Curve.through([(1, 1.0), (8, 2.2), (32, 6.0), (64, 13.0)])
