@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from edgespec.engine.sessions.session import Session
     from edgespec.generation.config import GenerationConfig
     from edgespec.loading.load import load
+    from edgespec.loading.load import open_engine as open_engine
 
 __all__ = ["EdgeSpecError", "Engine", "GenerationConfig", "Session", "__version__", "load"]
 
@@ -27,6 +28,7 @@ _HOMES = {
     "GenerationConfig": "edgespec.generation.config",
     "Session": "edgespec.engine.sessions.session",
     "load": "edgespec.loading.load",
+    "open_engine": "edgespec.loading.load",  # for the command line
 }
 
 
@@ -47,8 +49,9 @@ def __getattr__(name: str) -> Any:
         if error.name != "llama_cpp":
             raise
         from edgespec.errors import BackendError
+        from edgespec.installation import install_command
 
         raise BackendError(
             "llama-cpp-python is not installed.",
-            "Run 'python3 scripts/setup.py' in EdgeSpec's folder, or: pip install llama-cpp-python==0.3.36",
+            f"Install it: {install_command()}",
         ) from error

@@ -63,6 +63,15 @@ def instruction_set() -> str | None:
     return next((name for name in _INSTRUCTION_SETS if setting_for(name) == setting), None)
 
 
+def own_allowed() -> bool:
+    """Check that EdgeSpec's own kernels may be used.
+
+    Raises:
+        UsageError: the variable has an unknown value.
+    """
+    return kernels_setting() in (AUTO, setting_of(OWN)) or instruction_set() is not None
+
+
 def allowed_layouts(available: Sequence[str]) -> tuple[str, ...]:
     """The available layouts (ggml's names) that the setting allows, in the same order.
 

@@ -43,7 +43,7 @@ def choose_candidate(
         store: what was measured; None is that of this machine.
     """
     usual = Choice(found[0], found[0].reason)
-    if len(found) < 2 or not state.options.learn:
+    if len(found) < 2 or not state.config.speculation.learn:
         return usual
     speeds = _Speeds(target, state, store or ProfileStore())
     known = speeds.of(found[0])
@@ -65,10 +65,10 @@ class _Speeds:
 
     def __init__(self, target: ModelFiles, state: LoadState, store: ProfileStore) -> None:
         self._target = target
-        self._options = state.options
+        self._state = state
         self._store = store
         self._header = target.headers[0]
-        self._threads = state.options.threads or known_threads(self._header.fingerprint, store)
+        self._threads = state.config.devices.threads or known_threads(self._header.fingerprint, store)
 
     def of(self, candidate: Candidate) -> float | None:
         """The speed with the best size of trees; None if something of it was not measured."""
@@ -76,8 +76,9 @@ class _Speeds:
             header = read_header(candidate.path)
             drafter = with_second_copy(self._size(header), ModelFiles.of(header))
             sizes = [replace(self._size(self._header), weights=self._target.tensor_bytes), drafter]
-            streams = self._options.offload == "stream"
-            holding = predict_memory(sizes, self._target, memory_room(self._options.memory), streams=streams)
+            memory = self._state.config.memory
+            room, streams = memory_room(memory.limit), memory.offload == "stream"
+            holding = predict_memory(sizes, self._target, room, streams=streams)
         except EdgeSpecError:
             return None  # it cannot be read, or does not fit
         keys = Keys.of(self._header.fingerprint, header.fingerprint, threads=self._threads, mode="")
@@ -94,4 +95,4 @@ class _Speeds:
         return best(alternatives(holding, known, drafting, USUAL_NODES)).tokens_per_second
 
     def _size(self, header: GGUFHeader) -> Footprint:
-        return footprint(header, n_cells=self._options.n_cells, n_outputs=self._options.n_nodes)
+        return footprint(header, n_cells=self._state.n_cells, n_outputs=self._state.n_nodes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from edgespec.costs.pass_time import Costs
 from edgespec.drafters.kinds import DRAFTER_KINDS, NO_DRAFTER
@@ -40,15 +41,15 @@ def drafter_name(files: ModelFiles | None, state: LoadState) -> str:
     """The drafter, as keys of what is remembered of a pair name it."""
     if files is not None:
         return files.headers[0].fingerprint
-    return NO_DRAFTER if state.options.draft == NO_DRAFTER else "lookup"
+    return "lookup" if state.config.speculation.drafts else NO_DRAFTER
 
 
 def open_policy(target: ModelFiles, drafter: str, state: LoadState) -> TreePolicy:
     """The tree policy, with what it learned of this pair in earlier runs, if that may be used."""
     pair = [target.headers[0].fingerprint + state.variant, drafter]
-    secret = user_secret() if state.options.learn else None
+    secret = user_secret() if state.config.speculation.learn else None
     store = TableStore() if secret is None else TableFile.for_pair(Kept.LEARNED.folder, pair, secret)
-    return tree_policy(state.options.tree, store)
+    return tree_policy(state.config.speculation.tree, store)
 
 
 def tree_limits(
@@ -59,13 +60,13 @@ def tree_limits(
     Args:
         experts: whether passes read the experts that their rows need.
     """
-    options, nodes = state.options, state.options.n_nodes
-    if experts and options.tree_budget is None:
+    speculation, nodes = state.config.speculation, state.n_nodes
+    if experts and speculation.tree_budget is None:
         nodes = _EXPERT_NODES
     limits = TreeLimits(nodes, depth=nodes, width=max(8, nodes // 8))
     if drafter is not None:
         limits = replace(limits, depth=_MODEL_DRAFT_DEPTH)
-    return policy.within(limits, options.tree_depth, options.tree_width)
+    return policy.within(limits, speculation.tree_depth, speculation.tree_width)
 
 
 def open_drafter(
@@ -77,11 +78,11 @@ def open_drafter(
         ModelFileError, MemoryLimitError: its model cannot be loaded.
         UsageError: the files to draft from cannot be read.
     """
-    options = state.options
     if files is not None:
-        proposers = DRAFTER_KINDS[options.kind or "merged"].new_proposers() + file_sources(target, state)
+        kind = DRAFTER_KINDS[state.config.speculation.kind or "merged"]
+        proposers = kind.new_proposers() + file_sources(target, state)
         return _open_model_drafter(files, target.model.vocabulary, limits, proposers, memory, state)
-    if options.draft == "auto":
+    if state.config.speculation.draft == "auto":
         state.notes.append(
             "No drafter is known for this target; drafting from the text itself. "
             "'edgespec draft make' makes one."
@@ -92,13 +93,13 @@ def open_drafter(
 
 def file_sources(target: Target, state: LoadState) -> list[Proposer]:
     """The files that drafts are to come from; raises as `folder_index.open_corpus`."""
-    source = state.options.draft_from
+    source = state.config.speculation.draft_from
     if source is None:
         return []
     from edgespec.drafters.folder_index import open_corpus
 
     key = read_header(target.model.path).fingerprint
-    corpus, notes = open_corpus(source, target.model.vocabulary, key, state.on_progress)
+    corpus, notes = open_corpus(Path(source), target.model.vocabulary, key, state.on_progress)
     state.notes += notes
     return [FileSource(corpus)]
 
@@ -117,7 +118,7 @@ def _open_model_drafter(
     context = state.keep(
         Context(
             model,
-            n_cells=state.options.n_cells,
+            n_cells=state.n_cells,
             n_rows=MOST_PROMPT_ROWS,
             n_outputs=limits.width,
             n_sequences=state.drafter_sequences(model),
@@ -146,7 +147,7 @@ def pair_costs(
     What experts a pass reads depends on its text, and on what is in memory by then. So nothing that is
     measured beforehand says what it costs.
     """
-    if state.options.tree_budget is not None or isinstance(drafter, NoDrafter):
+    if state.config.speculation.tree_budget is not None or isinstance(drafter, NoDrafter):
         return None
     if target.model.weights.expert_use is not None:
         return None

@@ -63,17 +63,17 @@ def find_drafter(target: ModelFiles, state: LoadState) -> ModelFiles | None:
         ModelFileError, HubError: the drafter cannot be read or downloaded.
         PairingError, BackendError: it is a head; see `read_drafter`.
     """
-    options = state.options
-    options.check_drafter()
-    if options.names_a_model:
-        return read_drafter(catalog.find(options.draft, state.on_progress), target)
-    known = _known_drafter(target, state) if options.draft == "auto" and options.may_use_a_model else None
+    speculation = state.config.speculation
+    speculation.check_drafter()
+    if speculation.names_a_model:
+        return read_drafter(catalog.find(speculation.draft, state.on_progress), target)
+    searched = speculation.draft == "auto" and speculation.may_use_a_model
+    known = _known_drafter(target, state) if searched else None
     return read_drafter(known, target) if known else None
 
 
 def _known_drafter(target: ModelFiles, state: LoadState) -> Path | None:
     """The best drafter on this machine for the target, and a note that says which."""
-    options = state.options
     state.notes += (
         f"The drafter {gone.path} of this target no longer exists. "
         f"'edgespec models remove {gone.path}' forgets it."
@@ -82,15 +82,15 @@ def _known_drafter(target: ModelFiles, state: LoadState) -> Path | None:
     found = drafters_that_fit(
         target.headers[0],
         target.tensor_bytes,
-        budget=min(options.memory or available_memory(), available_memory()),
-        n_cells=options.n_cells,
-        n_outputs=options.n_nodes,
+        budget=min(state.config.memory.limit or available_memory(), available_memory()),
+        n_cells=state.n_cells,
+        n_outputs=state.n_nodes,
     )
     if found:
         choice = choose_candidate(found, target, state)
         state.notes.append(f"Drafting with {choice.candidate.path.name}, {choice.reason}.")
         return choice.candidate.path
-    if options.kind is not None:
+    if state.config.speculation.kind is not None:
         raise UsageError(
             "No drafter is known for this target.",
             "Name one with --draft PATH, or make one: edgespec draft make TARGET.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgespec.drafters.head import HeadDrafter
-from edgespec.drafters.kinds import DRAFTER_KINDS, NO_DRAFTER
+from edgespec.drafters.kinds import DRAFTER_KINDS
 from edgespec.engine.target import Target
 from edgespec.errors import BackendError, PairingError
 from edgespec.kernels.ggml import UnsupportedBuild
@@ -63,7 +63,7 @@ def open_head(
         PairingError: its vocabulary is not the target's.
         UsageError: the files to draft from cannot be read.
     """
-    path, options = files.paths[0], state.options
+    path = files.paths[0]
     model = open_model(path, state, memory_map=memory.plan.memory_map)
     if differ := differs(target.model.vocabulary, model.vocabulary):
         raise PairingError(
@@ -74,13 +74,14 @@ def open_head(
         HeadContext(
             model,
             target.context,
-            n_cells=options.n_cells,
+            n_cells=state.n_cells,
             n_sequences=state.n_sequences(),
             n_threads=state.n_threads,
             abort=state.abort,
         )
     )
-    proposers = DRAFTER_KINDS[options.kind or "merged"].new_proposers() + file_sources(target, state)
+    kind = DRAFTER_KINDS[state.config.speculation.kind or "merged"]
+    proposers = kind.new_proposers() + file_sources(target, state)
     drafter = HeadDrafter(model, context, target.model.vocabulary.n_tokens, proposers)
     target.show_hidden(tap, drafter)
     return drafter
@@ -89,7 +90,7 @@ def open_head(
 def note_further_layers(target: ModelFiles, state: LoadState) -> None:
     """Say that the target's own layers for further tokens are not used, and why, if it has some."""
     count = further_layers(target.headers[0])
-    if not count or state.options.draft == NO_DRAFTER:
+    if not count or not state.config.speculation.drafts:
         return
     layers = "a layer that predicts" if count == 1 else f"{count} layers that predict"
     why = (

@@ -87,7 +87,7 @@ def decide_memory(target: ModelFiles, drafter: ModelFiles | None, state: LoadSta
     on_cards, spread, left = NO_CARDS, None, needs
     if state.crew is not None:
         needs, spread = _spread_on_workers(state.crew, needs, target, drafter, state)
-        left, room = spread.left(needs), memory_room(state.options.memory)
+        left, room = spread.left(needs), memory_room(state.config.memory.limit)
         if _fits(left, room):
             return MemoryDecision(needs, MemoryPlan(room, memory_map=False), spread)
     elif state.cards is not None:
@@ -97,7 +97,7 @@ def decide_memory(target: ModelFiles, drafter: ModelFiles | None, state: LoadSta
             needs = _needs(target, drafter, state, lent=spread.lent_bytes, devices=True)
         left = on_cards.left(needs)
     plan = plan_memory(
-        state.options.for_memory,
+        state.config,
         left.footprints,
         target,
         user_cache_path("edgespec") / "packs",
@@ -115,7 +115,7 @@ def _place_on_cards(
 ) -> OnCards:
     """What goes to the devices; raises as place_models."""
     wish = replace(state.wish, most=state.most_on_devices, read_rate=read_rate(target))
-    room = memory_room(state.options.memory)
+    room = memory_room(state.config.memory.limit)
     on_cards = place_models(cards, needs, target, drafter, room, wish, state.card_request)
     state.notes += on_cards.notes
     state.warnings += on_cards.shortfall(wish)
@@ -129,7 +129,7 @@ def _spread_on_workers(
 
     Where the memories do not suffice, passes get fewer rows first, and what is left over is streamed then.
     """
-    room = memory_room(state.options.memory)
+    room = memory_room(state.config.memory.limit)
     try:
         spread = spread_over(crew, needs, target, room)
         suffices = _fits(spread.left(needs), room)
@@ -137,7 +137,7 @@ def _spread_on_workers(
         suffices = False
     if not suffices:
         needs = _needs(target, drafter, state, devices=True)
-        disk_rate = None if state.options.offload == "none" else read_rate(target)
+        disk_rate = None if state.config.memory.offload == "none" else read_rate(target)
         spread = spread_over(crew, needs, target, room, disk_rate)
     state.notes.append(f"Layers: {spread.where}.")
     return needs, spread
@@ -161,26 +161,26 @@ def _needs(
         lent: bytes for weights on devices or other machines.
         devices: whether layers are there, and the others may be streamed.
     """
-    options = state.options
-    indexing = 0 if options.draft_from is None else MAKING_BYTES
+    config = state.config
+    indexing = 0 if config.speculation.draft_from is None else MAKING_BYTES
     needs = measure_needs(
         target,
         drafter,
         ContextOptions(
-            options.n_cells,
-            options.n_nodes,
+            state.n_cells,
+            state.n_nodes,
             state.n_sequences(),
             state.n_threads,
             devices,
-            options.exact,
-            options.experts,
-            options.kv,
+            config.speculation.exact,
+            config.memory.experts,
+            config.model.kv,
             sum(adapter.header.file_bytes for adapter in state.adapters),
             own_in_use(),
             state.drafter_sequences(),
         ),
-        budget=memory_room(options.memory) - indexing + lent,
-        offload=options.offload,
-        prefill=expected_prefill(target, options.context, state.n_threads),
+        budget=memory_room(config.memory.limit) - indexing + lent,
+        offload=config.memory.offload,
+        prefill=expected_prefill(target, config.model.context, state.n_threads),
     )
     return replace(needs, process=needs.process + indexing)

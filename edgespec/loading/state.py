@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
+from edgespec.config import Config, ModelConfig
 from edgespec.errors import MemoryLimitError
 from edgespec.loading.adapters import Adapter
 from edgespec.loading.devices.cards import Cards
-from edgespec.loading.devices.finding import NONE, CardRequest
+from edgespec.loading.devices.finding import CardRequest
 from edgespec.loading.devices.placing import Wish
-from edgespec.loading.options import DEFAULT_KV, LoadOptions
 from edgespec.machine.cores import default_threads
 from edgespec.machine.probe import available_memory
-from edgespec.models.gguf.footprint import USUAL_NODES
+from edgespec.models.gguf.footprint import SPARE_CELLS, USUAL_NODES
 from edgespec.models.llama.first_layers import FirstLayers
 from edgespec.models.llama.runtime.abort import AbortFlag
 from edgespec.models.llama.runtime.model import Model
@@ -42,6 +42,8 @@ class LoadState:
         abort: ends the decodes of everything that is loaded.
         notes: what a person might wonder about, in plain sentences.
         n_threads: CPU threads to compute with.
+        usual_nodes: nodes that trees may have if no other number is asked for.
+        more_cells: cells for texts beside a single one.
         needed_bytes: of memory, for everything; 0 until it is known.
         adapters: LoRA adapters of the target.
         crew: the workers that may hold layers of the target.
@@ -51,12 +53,14 @@ class LoadState:
         first_layers: of a streamed target, for passes that cost little; None before it is open.
     """
 
-    def __init__(self, options: LoadOptions, on_progress: Progress) -> None:
-        self.options = options
+    def __init__(self, config: Config, on_progress: Progress) -> None:
+        self.config = config
         self.on_progress = on_progress
         self.abort = AbortFlag()
         self.notes: list[str] = []
-        self.n_threads = default_threads() if options.threads is None else options.threads
+        self.n_threads = config.devices.threads or default_threads()
+        self.usual_nodes = USUAL_NODES
+        self.more_cells = 0
         self.needed_bytes = 0
         self.adapters: list[Adapter] = []
         self.crew: Crew | None = None
@@ -74,12 +78,12 @@ class LoadState:
     @property
     def card_request(self) -> CardRequest:
         """The devices of this machine to use."""
-        options = self.options
+        devices = self.config.devices
         return CardRequest(
-            0 if options.workers else options.gpu_layers,
-            options.device,
+            devices.layers_here,
+            devices.names,
             self.n_threads,
-            NONE if options.workers else options.draft_device,
+            devices.drafter_here,
             self.on_progress,
             self.notes,
         )
@@ -105,21 +109,43 @@ class LoadState:
     @property
     def variant(self) -> str:
         """What sets the target apart from the file alone, for keys of what is remembered; usually empty."""
-        parts = [f"kv={self.options.kv}"] if self.options.kv != DEFAULT_KV else []
+        kv = self.config.model.kv
+        parts = [f"kv={kv}"] if kv != ModelConfig().kv else []
         parts += [f"lora={a.header.fingerprint}:{a.scale:g}" for a in self.adapters]
         return "".join(f" {part}" for part in parts)
+
+    @property
+    def n_nodes(self) -> int:
+        """Most rows of a pass that want logits: the nodes of the largest tree, or one for each text."""
+        return max(self.asked_nodes, self.usual_nodes)
+
+    @property
+    def asked_nodes(self) -> int:
+        """The rows that want logits, but for what memory and measurements allow beyond the usual."""
+        parallel, budget = self.config.batching.parallel, self.config.speculation.tree_budget
+        return max(budget or 0, parallel if isinstance(parallel, int) else 0, USUAL_NODES)
+
+    @property
+    def n_cells(self) -> int:
+        """Cells of the cache: for the texts, and for the trees after them."""
+        return self.cells_alone + self.more_cells
+
+    @property
+    def cells_alone(self) -> int:
+        """Cells for a single text and its tree."""
+        return self.config.model.context + SPARE_CELLS + (self.config.speculation.tree_budget or 0)
 
     def n_sequences(self, model: Model | None = None) -> int:
         """Sequence ids for texts and the branches of trees; each costs a row of logits, used or not."""
         if model is not None and model.keeps_recurrent_state:
             return 1
-        return _sequences(self.options.n_nodes)
+        return _sequences(self.n_nodes)
 
     def drafter_sequences(self, model: Model | None = None) -> int:
         """Sequence ids of a drafter: most leaves of the largest trees are not expanded, and need none."""
         if model is not None and model.keeps_recurrent_state:
             return 1
-        return _sequences(self.options.asked_nodes)
+        return _sequences(self.asked_nodes)
 
     @contextmanager
     def undone_on_failure(self) -> Iterator[None]:

@@ -61,7 +61,7 @@ def open_target(
             for, with larger trees than it allows here.
         ModelFileError, MemoryLimitError, StreamError: its weights cannot be loaded.
     """
-    options, header = state.options, files.headers[0]
+    header = files.headers[0]
     model, context = _open_context(files, memory, state, tap)
     branching = _try_branches(context, header.fingerprint, memory, state)
     if tap is not None:
@@ -80,10 +80,10 @@ def open_target(
     target.identity = cache_identity(
         header,
         model,
-        context=options.cells_alone,
+        context=state.cells_alone,
         rule=target.rule,
         kernels=memory.kernels,
-        kv=options.kv,
+        kv=state.config.model.kv,
         **({"lora": _adapter_states(state)} if state.adapters else {}),
         **({"layers": memory.spread.key} if memory.spread is not None else {}),
     )
@@ -102,13 +102,13 @@ def _open_context(
         return state.keep(
             Context(
                 model,
-                n_cells=state.options.n_cells,
+                n_cells=state.n_cells,
                 n_rows=max(memory.needs.rows, ROWS) if branching(model) else memory.needs.rows,
-                n_outputs=max(state.options.n_nodes, ROWS) if branching(model) else state.options.n_nodes,
+                n_outputs=max(state.n_nodes, ROWS) if branching(model) else state.n_nodes,
                 n_sequences=N_SEQUENCES if branching(model) else state.n_sequences(model),
                 n_threads=state.n_threads,
                 abort=state.abort,
-                kv=state.options.kv,
+                kv=state.config.model.kv,
                 observers=[] if tap is None else [tap],
                 branching=branching(model),
             )
@@ -203,9 +203,10 @@ def _decodes_exactly(
     # A streamed pass takes the same time with the rows that exactness adds. But where only the experts that
     # rows need are read, a pass over few rows takes about as long as its arithmetic.
     streamed = memory.plan.stream is not None and model.weights.expert_use is None
-    exact = streamed if state.options.exact is None else state.options.exact
+    asked = state.config.speculation.exact
+    exact = streamed if asked is None else asked
     if exact and branching not in (None, Branching.SAME):
-        if state.options.exact:
+        if asked:
             why = "whose branches round differently" if context.branches else "which cannot branch"
             raise BackendError(
                 f"'{model.path.name}' keeps a running state, {why} here, so decoding cannot be exact.",
@@ -234,10 +235,10 @@ def _free_rule(
     context: Context, fingerprint: str, memory: MemoryDecision, state: LoadState
 ) -> RowRule | None:
     """The rule that adds no rows, if it holds for a model in memory and exact decoding was not declined."""
-    options, plan = state.options, memory.plan
+    plan = memory.plan
     in_memory = plan.stream is None and not plan.paged and _alone(memory, state)
     chains = context.model.keeps_recurrent_state and not context.branches
-    if options.exact is not None or not in_memory or chains:
+    if state.config.speculation.exact is not None or not in_memory or chains:
         return None
     if not own_in_use():
         return None
@@ -251,7 +252,7 @@ def _alone(memory: MemoryDecision, state: LoadState) -> bool:
 
 
 def _row_rule(context: Context, fingerprint: str, memory: MemoryDecision, state: LoadState) -> RowRule | None:
-    exact = state.options.exact
+    exact = state.config.speculation.exact
     state.on_progress("Finding the rule for exact decoding (once a model)", 0.0)
     held = f"{memory.kernels}{state.variant}{memory.places}"
     slow = memory.plan.stream is not None or state.crew is not None
@@ -260,7 +261,7 @@ def _row_rule(context: Context, fingerprint: str, memory: MemoryDecision, state:
     for search in searches if _alone(memory, state) else searches[1:]:
         rule = rules.get(fingerprint, held, context, search, state.first_layers)
         if rule is not None:
-            state.options.require_exact_budget(rule.maximum)
+            state.config.speculation.require_exact_budget(rule.maximum)
             return rule
     if exact is not None:
         raise BackendError(
@@ -286,14 +287,14 @@ def _allow_long_chunks(target: Target, fingerprint: str) -> None:
 
 def _choose_threads(target: Target, fingerprint: str, memory: MemoryDecision, state: LoadState) -> None:
     """Compute with the fastest number of threads, which is measured where trees are sized too."""
-    options = state.options
-    if options.threads is not None or len(thread_counts()) < 2:
+    speculation = state.config.speculation
+    if state.config.devices.threads is not None or len(thread_counts()) < 2:
         return
     try:
         # Random text would fill the memory for experts with those that no real text needs.
         # What passes take on devices and other machines says nothing of the processor.
         tries = target.model.weights.expert_use is None and memory.spread is None
-        if tries and options.draft != "none" and options.tree_budget is None:
+        if tries and speculation.drafts and speculation.tree_budget is None:
             state.n_threads = choose_threads(target, fingerprint)
         else:
             state.n_threads = known_threads(fingerprint)

@@ -54,19 +54,20 @@ def plan_texts(
     Args:
         store: what passes take, if it was measured; None is that of this machine.
     """
-    options, header = state.options, target.headers[0]
-    if options.parallel is None:
+    config, header = state.config, target.headers[0]
+    parallel = config.batching.parallel
+    if parallel is None:
         return TextPlan()
-    asked = options.parallel if isinstance(options.parallel, int) else None
+    asked = parallel if isinstance(parallel, int) else None
     if asked == 1 or _has_one_size(target):
         return TextPlan(asked)
     models = [target] if drafter is None else [target, drafter]
     cells = TextCells(
-        cell_bytes(header, options.kv) + sum(cell_bytes(model.headers[0]) for model in models[1:]),
-        min(options.text_tokens or USUAL_TEXT, options.context),
+        cell_bytes(header, config.model.kv) + sum(cell_bytes(model.headers[0]) for model in models[1:]),
+        min(config.batching.text_tokens or USUAL_TEXT, config.model.context),
     )
     sizes = SIZES if asked is None else sorted({*(n for n in SIZES if n < asked), asked})
-    room = memory_room(options.memory)
+    room = memory_room(config.memory.limit)
     placed = _possible(models, cells, sizes, room, state)
     possible = {texts: there.holding for texts, there in placed.items()}
     if not possible:  # there is no room for a single one; loading says what is missing
@@ -90,15 +91,14 @@ def _possible(
     models: Sequence[ModelFiles], cells: TextCells, sizes: Sequence[int], room: int, state: LoadState
 ) -> dict[int, Placed]:
     """Where weights would be held, for each number of texts that there is room for."""
-    options = state.options
     target, *others = models
     placement = _placement(target, state)
     alone = [
         replace(
             footprint(
                 model.headers[0],
-                n_cells=options.n_cells,
-                n_outputs=options.n_nodes,
+                n_cells=state.n_cells,
+                n_outputs=state.n_nodes,
                 n_threads=state.n_threads,
             ),
             weights=model.tensor_bytes,
@@ -111,7 +111,7 @@ def _possible(
         # Which of the two models' cells these are does not matter for the sum.
         first = replace(alone[0], cache=alone[0].cache + (texts - 1) * cells.text_bytes)
         try:
-            streams = options.offload == "stream"
+            streams = state.config.memory.offload == "stream"
             placed = placement.place([first, *drafters], room, *others, streams=streams)
         except MemoryLimitError:
             break
@@ -134,7 +134,7 @@ def _known_passes(
     header: GGUFHeader, state: LoadState, store: ProfileStore, *, streams: bool
 ) -> Passes | None:
     """What passes of the target take here; None if that was not measured yet."""
-    threads = state.options.threads or known_threads(header.fingerprint, store)
+    threads = state.config.devices.threads or known_threads(header.fingerprint, store)
     profile = store.preferred_passes(header.fingerprint, threads, streams=streams)
     if profile is None or (streams and not profile.read_rate):
         return None

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 
 from edgespec.costs.curves import Curve
 from edgespec.costs.pass_time import read_seconds
-from edgespec.drafters.kinds import NO_DRAFTER
 from edgespec.kernels.layouts import own_in_use
 from edgespec.loading.state import LoadState
 from edgespec.measure.threads import known_threads
@@ -32,17 +31,16 @@ def usual_nodes(files: ModelFiles, state: LoadState, store: ProfileStore | None 
     Args:
         store: what passes take, if it was measured; None is that of this machine.
     """
-    options, header = state.options, files.headers[0]
-    room = memory_room(options.memory)
-    streams = options.offload in ("auto", "stream") and (
-        options.offload == "stream" or files.tensor_bytes > room
-    )
-    drafts = options.draft != NO_DRAFTER and options.tree_budget is None
-    if not (streams and drafts) or header.keeps_running_state or options.exact is False:
+    config, header = state.config, files.headers[0]
+    room = memory_room(config.memory.limit)
+    offload = config.memory.offload
+    streams = offload == "stream" or (offload == "auto" and files.tensor_bytes > room)
+    drafts = config.speculation.drafts and config.speculation.tree_budget is None
+    if not (streams and drafts) or header.keeps_running_state or config.speculation.exact is False:
         return USUAL_NODES
     if not own_in_use() or state.crew is not None or layer_weights(files).experts:
         return USUAL_NODES
-    threads = options.threads or known_threads(header.fingerprint, store)
+    threads = config.devices.threads or known_threads(header.fingerprint, store)
     profile = (store or ProfileStore()).preferred_passes(header.fingerprint, threads, streams=True)
     read_s = 0.0
     if profile is not None and profile.read_rate:

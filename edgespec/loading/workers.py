@@ -18,14 +18,14 @@ def connect(files: ModelFiles, state: LoadState) -> Crew | None:
     Raises:
         BackendError, WorkerError: as Crew.
     """
-    options = state.options
-    if not options.workers:
+    devices = state.config.devices
+    if not devices.workers:
         return None
     crew = Crew(
-        parse_addresses(",".join(options.workers)),
+        parse_addresses(",".join(devices.workers)),
         type_id=usual_type(files),
         n_threads=state.n_threads,
-        leave_out_missing=options.leave_out_missing,
+        leave_out_missing=devices.leave_out_missing,
     )
     state.warnings += [f"{error.what} Going on without it." for error in crew.missing]
     state.warnings += [

@@ -26,7 +26,6 @@ from edgespec.loading.devices.cards import Cards
 from edgespec.loading.devices.crew_plan import CrewPlan
 from edgespec.loading.devices.finding import CardRequest, open_cards
 from edgespec.loading.devices.placed import Placed, Placement
-from edgespec.loading.options import check_cache
 from edgespec.measure.threads import known_threads
 from edgespec.models.gguf.footprint import (
     LARGE_NODES,
@@ -36,6 +35,7 @@ from edgespec.models.gguf.footprint import (
     Footprint,
     cell_bytes,
     footprint,
+    require_cache_type,
 )
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import GGUFHeader
@@ -117,7 +117,7 @@ class _Planning:
         header = model.headers[0]
         self._notes += model.notes
         files = ModelFiles(model.headers)
-        check_cache(request.kv, header)
+        require_cache_type(request.kv, header)
         self._adapter_bytes = sum(a.header.file_bytes for a in read_adapters(request.lora, header))
         room = memory_room(None)
         budget = request.memory or room

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgespec.errors import BackendError, UsageError
+from edgespec.installation import install_command
 from edgespec.processes.exit_status import describe_exit
 from edgespec.workers.server import NO_ADDRESS, NO_RPC
 
-REBUILD = "Compile it again, with -DGGML_RPC=ON in CMAKE_ARGS; scripts/setup.py --rebuild does that."
+REBUILD = f"Compile it with its RPC backend: {install_command(rebuild=True)}"
 
 _CONNECTED, _LEFT = "Accepted client connection", "Client connection closed"
 _STARTING_S = 60.0

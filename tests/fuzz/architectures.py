@@ -127,7 +127,7 @@ _LISTS: dict[str, list[int]] = {
     "swiglu_clamp_exp": [0, 0],
     "swiglu_clamp_shexp": [0, 0],
 }
-_EXPERTS = {
+_EXPERTS: dict[str, int | float] = {
     "expert_count": 4,
     "expert_used_count": 2,
     "expert_feed_forward_length": 32,
@@ -253,7 +253,7 @@ def make(architecture: str, vocabulary_of: Path) -> Header:
     Raises:
         NotMade: there is none.
     """
-    maker = _Maker(architecture, vocabulary_of)
+    maker: _Maker = _Maker(architecture, vocabulary_of)
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "log").open("w+b") as log:
         while maker.attempts < _MOST_ATTEMPTS:
             state = Path(folder) / "maker.pickle"
@@ -274,7 +274,8 @@ def make(architecture: str, vocabulary_of: Path) -> Header:
             answer = log.read().decode("utf-8", "replace").strip()
             if not os.WIFSIGNALED(status):
                 if not os.WEXITSTATUS(status):
-                    return maker.header
+                    header: Header = maker.header
+                    return header
                 raise NotMade(answer)
             # The log is that of ggml's abort.
             asserted = re.findall(r"[^\n]*(?:GGML_ASSERT|GGML_ABORT|fatal|abort)[^\n]*", answer)

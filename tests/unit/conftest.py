@@ -16,7 +16,7 @@ from tests.unit.talking import TalkingEngine, TalkingSession, write_lines
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> TalkingEngine:
     talker = TalkingEngine()
-    monkeypatch.setattr(edgespec, "load", talker.load, raising=False)
+    monkeypatch.setattr(edgespec, "open_engine", talker.open_engine, raising=False)
     return talker
 
 

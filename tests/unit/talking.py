@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from edgespec.config import Config
 from edgespec.engine.requests import Event, RequestSource
 from edgespec.errors import ContextLengthError, EdgeSpecError
 from edgespec.generation.config import GenerationConfig
@@ -43,9 +44,9 @@ class TalkingEngine:
         self.cancelled = False
         self.parallel: int | None = None
 
-    def load(self, **arguments: Any) -> TalkingEngine:
-        self.loaded_with = arguments
-        self.on_load(arguments["on_progress"])
+    def open_engine(self, config: Config, on_progress: Callable[[str, float], None]) -> TalkingEngine:
+        self.loaded_with = config.arguments() | {"on_progress": on_progress}
+        self.on_load(on_progress)
         return self
 
     def close(self) -> None:

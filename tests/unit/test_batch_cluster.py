@@ -19,10 +19,9 @@ from edgespec.cli.batch.cluster.address import RayAddress
 from edgespec.cli.batch.cluster.dispatch import MOST_LOSSES, Dispatch, Task
 from edgespec.cli.batch.cluster.sharing import options_for_nodes
 from edgespec.cli.main import main
-from edgespec.cli.options.loading import LoadOptions
+from edgespec.config import Config
 from edgespec.engine.requests import Request, RequestList
 from edgespec.errors import UsageError
-from edgespec.units import parse_size
 from tests.unit.talking import TalkingEngine, write_lines
 
 
@@ -97,23 +96,23 @@ def test_paths_are_absolute_on_nodes_and_names_stay(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     for name in ("here", "adapter", "auto"):
         Path(name).touch()
-    loading = LoadOptions(model="gone.gguf", draft="auto", draft_from="here", lora=["adapter:0.5", "adapter"])
+    loading = Config.of(model="gone.gguf", draft_from="here", lora=["adapter:0.5", "adapter"])
     options = options_for_nodes(loading, 1)
-    assert (options.model, options.draft) == (f"{tmp_path}/gone.gguf", "auto")
-    assert options.draft_from == f"{tmp_path}/here"
-    assert options.lora == [f"{tmp_path}/adapter:0.5", f"{tmp_path}/adapter"]
+    assert (options.model.name, options.speculation.draft) == (f"{tmp_path}/gone.gguf", "auto")
+    assert options.speculation.draft_from == f"{tmp_path}/here"
+    assert options.model.lora == (f"{tmp_path}/adapter:0.5", f"{tmp_path}/adapter")
     for name in (None, "smollm2-135m", "org/repo:Q4_K_M"):
-        assert options_for_nodes(LoadOptions(model=name), 1) == LoadOptions(model=name)
+        assert options_for_nodes(Config.of(model=name), 1) == Config.of(model=name)
 
 
 def test_engines_on_one_machine_share_it() -> None:
-    alone, shared = (options_for_nodes(LoadOptions(), engines) for engines in (1, 64))
-    assert (alone.threads, alone.memory) == (None, None)
-    assert shared.threads is not None
-    assert shared.memory is not None
-    assert shared.threads >= 1
-    assert parse_size(shared.memory) > 0
-    asked = LoadOptions(threads=3, memory="1GiB")
+    alone, shared = (options_for_nodes(Config(), engines) for engines in (1, 64))
+    assert alone == Config()
+    assert shared.devices.threads is not None
+    assert shared.memory.limit is not None
+    assert shared.devices.threads >= 1
+    assert shared.memory.limit > 0
+    asked = Config.of(threads=3, memory="1GiB")
     assert options_for_nodes(asked, 2) == asked
 
 

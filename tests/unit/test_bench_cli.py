@@ -26,7 +26,7 @@ from edgespec.files.writing import open_locked
         (["--memory-cap", "lots"], "'lots' is not a size."),
         (["--memory", "2GiB", "--memory-cap", "1GiB"], "--memory is 2.0 GiB, and --memory-cap 1.0 GiB."),
         (["--keep"], "--keep applies only to --synthesize."),
-        (["--offload", "gpu"], "--offload is 'gpu'."),
+        (["--offload", "gpu"], "offload is 'gpu'."),
         (["-o", "xml"], "There is no output format 'xml'."),
         (["-o", "csv", "--json", "-"], "Standard output cannot be both csv and a JSON document."),
         (["--workload", "none.jsonl"], "none.jsonl cannot be read: No such file or directory."),

@@ -130,7 +130,7 @@ def test_a_row_that_fails_says_why_and_the_next_one_is_tried(tmp_path: Path) -> 
     done = runner(lambda row, left: told.append((str(row.error), left))).run(settings)
     assert [row.error for row in done.rows] == [error for error, _ in told]
     assert "none.gguf" in told[0][0]
-    assert "The context is -1." in told[1][0]
+    assert "context is -1." in told[1][0]
     assert [left for _, left in told] == [1, 0]
     assert [row.predicted_tokens_per_second for row in done.rows] == [3.5, 3.5]
     assert not done.interrupted

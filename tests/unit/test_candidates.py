@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgespec.config import Config
 from edgespec.costs.curves import Curve
 from edgespec.costs.yields import expected_yields
 from edgespec.loading.candidates import choose_candidate
-from edgespec.loading.options import LoadOptions
 from edgespec.loading.state import LoadState
 from edgespec.measure.threads import known_threads
 from edgespec.models.gguf.header import read_header
@@ -35,10 +35,7 @@ class Known:
         self.target = ModelFiles.of(read_header(paths[0]))
         self.found = [Candidate(paths[1], REGISTERED), Candidate(paths[2], MADE)]
         self.store = ProfileStore(folder / "profiles")
-        options = LoadOptions(
-            *("auto", None, 64, None, None, "calibrated", None, None, None, None, 0, "auto", "auto", None)
-        )
-        self.state = LoadState(options, no_progress)
+        self.state = LoadState(Config.of(context=64, gpu_layers=0), no_progress)
 
     def measured(self, which: int, agreement: float, step_s: float, passes: int = 500) -> None:
         """The steps of a drafter and what its trees yield were measured."""
@@ -88,7 +85,7 @@ def test_few_passes_prove_nothing_and_neither_do_those_that_may_not_be_used(know
     known.measured(1, 0.9, 0.01, passes=10)
     assert known.chosen()[0] == "usual"
     known.measured(1, 0.9, 0.01)
-    known.state.options = replace(known.state.options, learn=False)
+    known.state.config = known.state.config.with_(learn=False)
     assert known.chosen() == ("usual", "registered for this target")
 
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgespec.config import Config
 from edgespec.errors import ModelFileError, PairingError
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.loading.heads import note_further_layers
-from edgespec.loading.options import LoadOptions
 from edgespec.loading.state import LoadState
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.heads import (
@@ -138,9 +138,6 @@ def test_other_kinds_of_heads_say_why_not(tmp_path: Path, target: ModelFiles) ->
 
 def test_a_targets_own_layers_for_further_tokens_are_named(target: ModelFiles) -> None:
     (large,) = target.headers
-    options = LoadOptions(
-        *("auto", None, 64, None, None, "calibrated", None, None, None, None, 0, "auto", "auto", None)
-    )
     for count, words in (
         (0, None),
         (1, "a layer that predicts further tokens (MTP). They do not draft: llama.cpp computes them"),
@@ -149,7 +146,7 @@ def test_a_targets_own_layers_for_further_tokens_are_named(target: ModelFiles) -
         more = {"llama.nextn_predict_layers": count}
         files = ModelFiles((replace(large, metadata={**large.metadata, **more}),))
         for draft in ("auto", "none"):
-            state = LoadState(replace(options, draft=draft), no_progress)
+            state = LoadState(Config.of(draft=draft), no_progress)
             note_further_layers(files, state)
             said = words if draft == "auto" else None
             assert [said is not None and said in note for note in state.notes] == [True] * bool(said)

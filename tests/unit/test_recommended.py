@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from edgespec.cli.options.loading import LoadOptions
 from edgespec.cli.options.sampling import SamplingOptions
+from edgespec.config import Config
 from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.models.gguf.types import GGUFHeader
@@ -131,7 +131,7 @@ def recommended(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_given_comes_before_what_is_recommended(
     options: dict[str, Any], usually: str, config: GenerationConfig
 ) -> None:
-    chosen = SamplingOptions(**options).chosen_for(LoadOptions(), Path("x.gguf"), usually=usually)
+    chosen = SamplingOptions(**options).chosen_for(Config(), Path("x.gguf"), usually=usually)
     assert chosen.config == config
     for name in options:
         assert name in ("sampling",) or chosen.sources[name] == "given"
@@ -139,7 +139,7 @@ def test_what_is_given_comes_before_what_is_recommended(
 
 @pytest.mark.usefixtures("recommended")
 def test_a_rule_that_exactness_excludes_is_refused_at_the_recommended_temperature() -> None:
-    options, loading = SamplingOptions(verify="speculative"), LoadOptions(exact=True)
+    options, loading = SamplingOptions(verify="speculative"), Config.of(exact=True)
     options.config_for(loading)  # greedy
     with pytest.raises(UsageError, match="which --exact excludes"):
         options.chosen_for(loading, Path("x.gguf"), usually="recommended")

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 
 from edgespec.cli.batch.input_file import usual_tokens
+from edgespec.config import Config
 from edgespec.costs.curves import Curve
 from edgespec.errors import UsageError
 from edgespec.loading.devices import spreading
 from edgespec.loading.devices.cards import Card, Cards
 from edgespec.loading.devices.spreading import usual_type
 from edgespec.loading.load import load
-from edgespec.loading.options import LoadOptions
 from edgespec.loading.state import LoadState
 from edgespec.loading.texts import TextPlan, plan_texts
 from edgespec.measure.threads import known_threads
-from edgespec.models.gguf.footprint import SPARE_CELLS, USUAL_NODES, cell_bytes
+from edgespec.models.gguf.footprint import SPARE_CELLS, cell_bytes
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.profiles.device_profile import DeviceProfile
@@ -44,13 +44,8 @@ def planned(
     **more: Any,
 ) -> TextPlan:
     """The plan, where passes were measured to take so long."""
-    options: dict[str, Any] = dict.fromkeys(LoadOptions.__dataclass_fields__)
-    options |= {"draft": "none", "context": 512, "tree": "calibrated", "gpu_layers": 0, "more_cells": 0}
-    options["usual_nodes"] = USUAL_NODES
-    options |= {"offload": "auto", "pack": "auto", "kv": "f16", "experts": "auto"}
-    options |= {"lora": (), "learn": True, "parallel": parallel} | more
-    state = LoadState(LoadOptions(**options), no_progress)
-    state.options.check()
+    options = {"draft": "none", "context": 512, "gpu_layers": 0, "parallel": parallel} | more
+    state = LoadState(Config.of(**options), no_progress)
     state.cards = cards
     store = ProfileStore()
     if curve is not None:
@@ -130,7 +125,7 @@ def test_models_whose_cache_has_one_size_keep_it(model: ModelFiles, key: str) ->
 
 @pytest.mark.parametrize("parallel", [0, 1001, "many"])
 def test_numbers_that_cannot_be_meant(parallel: int | str) -> None:
-    with pytest.raises(UsageError, match="number of parallel texts"):
+    with pytest.raises(UsageError, match=r"^parallel is"):
         load(parallel=parallel)
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from edgespec.config import Config
 from edgespec.costs.curves import Curve
 from edgespec.loading import tree_sizes
 from edgespec.loading.load import load
-from edgespec.loading.options import LoadOptions
 from edgespec.loading.state import LoadState
 from edgespec.loading.tree_sizes import usual_nodes
 from edgespec.measure.threads import known_threads
@@ -37,11 +37,9 @@ def own_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree_sizes, "own_in_use", lambda: True)
 
 
-def options(**more: Any) -> LoadOptions:
-    chosen: dict[str, Any] = dict.fromkeys(LoadOptions.__dataclass_fields__)
-    chosen |= {"draft": "lookup", "context": 512, "tree": "calibrated", "gpu_layers": 0, "more_cells": 0}
-    chosen |= {"offload": "stream", "pack": "auto", "kv": "f16", "experts": "auto", "lora": ()}
-    return LoadOptions(**(chosen | {"memory": 4096 * MIB, "usual_nodes": USUAL_NODES} | more))
+def options(**more: Any) -> Config:
+    chosen = {"draft": "lookup", "context": 512, "gpu_layers": 0, "offload": "stream", "memory": 4096 * MIB}
+    return Config.of(**(chosen | more))
 
 
 def nodes(model: ModelFiles, curve: Curve | None = None, **more: Any) -> int:
@@ -94,10 +92,12 @@ def test_measured_passes_say_which_rows_are_free(model: ModelFiles) -> None:
     ],
 )
 def test_rows_with_logits_and_sequences_follow(asked: dict[str, Any], rows: int, sequences: int) -> None:
+    usual = asked.pop("usual_nodes", USUAL_NODES)
     state = LoadState(options(**asked), no_progress)
-    assert (state.options.n_nodes, state.n_sequences()) == (rows, sequences)
+    state.usual_nodes = usual
+    assert (state.n_nodes, state.n_sequences()) == (rows, sequences)
     drafters = state.drafter_sequences()
-    assert drafters == (64 if "usual_nodes" in asked else sequences)
+    assert drafters == (sequences if asked else 64)
 
 
 def test_padded_exact_decoding_refuses_larger_trees_before_anything_is_loaded(

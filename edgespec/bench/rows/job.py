@@ -19,11 +19,11 @@ from edgespec.bench.rows.row_spec import BUDGET_SHARE, RowOptions, RowSpec, rows
 from edgespec.bench.rows.runner import CHILD, OtherProgram, RunConfig, why_it_failed
 from edgespec.bench.rows.synthetic import MixtureShape, synthetic_target
 from edgespec.bench.rows.workload import balanced, own_questions, read_questions
+from edgespec.config import ModelConfig
 from edgespec.errors import BackendError, MemoryLimitError, UsageError
 from edgespec.loading.devices.card_plan import placement_here
 from edgespec.loading.devices.finding import AUTO, NONE, CardRequest, open_cards
 from edgespec.loading.devices.placed import Placement
-from edgespec.loading.load import DEFAULT_CONTEXT
 from edgespec.machine.cores import default_threads
 from edgespec.machine.probe import available_memory
 from edgespec.models.gguf.experts import layer_weights
@@ -141,7 +141,7 @@ def context_for(prompts: Sequence[str], max_tokens: int) -> int:
     A token is at least a byte. A larger context would take memory that weights could have.
     """
     longest = max(len(prompt.encode()) for prompt in prompts)
-    return min(round_up(longest + _TEMPLATE_TOKENS + max_tokens, 256), DEFAULT_CONTEXT)
+    return min(round_up(longest + _TEMPLATE_TOKENS + max_tokens, 256), ModelConfig().context)
 
 
 def _held(request: Request, files: ModelFiles, load: dict[str, Any]) -> dict[int, int]:

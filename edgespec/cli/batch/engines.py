@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from edgespec.cli.batch.answering import BatchEngine
-from edgespec.cli.options.loading import LoadOptions
 from edgespec.cli.origin import ModelMark, model_mark
 from edgespec.cli.screen.terminal import Terminal
+from edgespec.config import Config
 
 
 class Loaded(NamedTuple):
@@ -22,21 +22,15 @@ class Loaded(NamedTuple):
 class Loader(Protocol):
     """Loads what answers a batch."""
 
-    def __call__(
-        self, loading: LoadOptions, terminal: Terminal, **arguments: Any
-    ) -> AbstractContextManager[Loaded]:
-        """Load it for the time of the block.
-
-        Args:
-            arguments: of `edgespec.load`, besides the options.
-        """
+    def __call__(self, loading: Config, terminal: Terminal) -> AbstractContextManager[Loaded]:
+        """Load it for the time of the block."""
 
 
 @contextmanager
-def load_here(loading: LoadOptions, terminal: Terminal, **arguments: Any) -> Iterator[Loaded]:
+def load_here(loading: Config, terminal: Terminal) -> Iterator[Loaded]:
     """Load an engine on this machine."""
-    with terminal.load(loading, **arguments) as engine:
-        yield Loaded(engine, model_mark(loading.model))
+    with terminal.load(loading) as engine:
+        yield Loaded(engine, model_mark(loading.model.name))
 
 
 def load_on_cluster(address: str) -> Loader:
@@ -53,10 +47,10 @@ def load_on_cluster(address: str) -> Loader:
     where = RayAddress.parse(address)
 
     @contextmanager
-    def load(loading: LoadOptions, terminal: Terminal, **arguments: Any) -> Iterator[Loaded]:
+    def load(loading: Config, terminal: Terminal) -> Iterator[Loaded]:
         from edgespec.cli.batch.cluster.engine import cluster_engine
 
-        with cluster_engine(where, loading, terminal, **arguments) as engine:
+        with cluster_engine(where, loading, terminal) as engine:
             yield Loaded(engine, engine.facts.model)
 
     return load

@@ -31,11 +31,11 @@ from edgespec.cli.batch.resume import EarlierAnswers
 from edgespec.cli.batch.shard import Shard
 from edgespec.cli.batch.wanted import WantedResult, results_of
 from edgespec.cli.interrupt import Interruption, cancelling
-from edgespec.cli.options.loading import LoadOptions
 from edgespec.cli.origin import ModelMark, Origin, model_mark
 from edgespec.cli.screen.results import ResultStream
 from edgespec.cli.screen.status import Status
 from edgespec.cli.screen.terminal import Terminal
+from edgespec.config import Config
 from edgespec.engine.requests import Request
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.generation.config import GenerationConfig
@@ -98,7 +98,7 @@ class BatchRun:
         self._last_place = -1  # the highest of the results that are written
         self._in_order = InOrder()
 
-    def run(self, input_name: str, loading: LoadOptions) -> None:
+    def run(self, input_name: str, loading: Config) -> None:
         """Answer every line that has no answer yet.
 
         Raises:
@@ -109,14 +109,14 @@ class BatchRun:
         with ExitStack() as stack:
             lines = stack.enter_context(open_input(input_name))
             if self._earlier.exist:
-                self._model = model_mark(loading.model)
+                self._model = model_mark(loading.model.name)
                 if Path(input_name).is_file():  # a pipe can be read only once
                     self._earlier.check(self._wanted(input_name))
             self._terminal.rule(self._config.rule)
-            texts: dict[str, Any] = {"parallel": self._parallel or "auto"}
+            loading = loading.with_(parallel=self._parallel or "auto")
             if self._config.max_tokens is not None:
-                texts["text_tokens"] = usual_tokens(input_name, self._config.max_tokens)
-            engine, self._model = stack.enter_context(self._load(loading, self._terminal, **texts))
+                loading = loading.with_(text_tokens=usual_tokens(input_name, self._config.max_tokens))
+            engine, self._model = stack.enter_context(self._load(loading, self._terminal))
             self._terminal.template(engine, raw=self._raw)
             self._terminal.thinking(engine, self._config)
             self._progress = Progress(self._shard.lines(count_lines(input_name)))

@@ -14,7 +14,7 @@ import typer
 
 from edgespec.cli.interrupt import cancelling
 from edgespec.cli.options.declaration import option, with_options
-from edgespec.cli.options.loading import LoadOptions, ModelFlag
+from edgespec.cli.options.loading import ModelFlag
 from edgespec.cli.options.rows import check_no_model, form_and_file
 from edgespec.cli.options.sampling import SamplingOptions
 from edgespec.cli.options.shared import compared, is_shared
@@ -22,6 +22,7 @@ from edgespec.cli.options.values import parse_tree_budget
 from edgespec.cli.screen.formatting import count
 from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal, is_terminal
+from edgespec.config import Config
 from edgespec.errors import UsageError
 from edgespec.units import parse_size
 
@@ -191,12 +192,12 @@ def bench(
     verbose: Annotated[bool, option(_OUTPUT, "--verbose", help_text="Print details and statistics.")] = False,
     *,
     flag: ModelFlag,
-    loading: LoadOptions,
+    loading: Config,
     sampling: SamplingOptions,
 ) -> None:
     """Benchmark a model on this machine: tokens per second, plain and with trees."""
     if compare is not None and is_shared(compare):
-        results().text(compared(compare, flag.or_argument(loading.model, called)))
+        results().text(compared(compare, flag.or_argument(loading.model.name, called)))
         return
     load = flag.on(loading, called).arguments() | ({"context": context} if context is not None else {})
     model, memory, offload = load.pop("model", None), load.pop("memory", None), load.pop("offload", "auto")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from typing import Annotated
 
@@ -20,7 +19,6 @@ from edgespec.cli.conversation.interactive import InteractiveChat, Keyboard, Typ
 from edgespec.cli.conversation.plain_keyboard import PlainKeyboard
 from edgespec.cli.conversation.welcome import welcome
 from edgespec.cli.options.declaration import is_on_command_line, option, with_options
-from edgespec.cli.options.loading import LoadOptions
 from edgespec.cli.options.output import OutputOptions
 from edgespec.cli.options.sampling import SamplingOptions
 from edgespec.cli.presets import Preset
@@ -30,6 +28,7 @@ from edgespec.cli.prompt.system import SystemFile, system_prompt
 from edgespec.cli.screen.results import ResultStream
 from edgespec.cli.screen.terminal import Terminal, is_terminal
 from edgespec.cli.utf8 import as_text
+from edgespec.config import Config
 from edgespec.errors import TemplateError, UsageError
 
 _PANEL = "Prompt"
@@ -60,7 +59,7 @@ def chat(
     ] = None,
     model: NamedModel = None,
     *,
-    loading: LoadOptions,
+    loading: Config,
     sampling: SamplingOptions,
     output: OutputOptions,
 ) -> None:
@@ -72,7 +71,7 @@ def chat(
         prompt=prompt,
         model_is_given=is_on_command_line(called, "model"),
     )
-    loading = replace(loading, model=model)
+    loading = loading.with_(model=model)
     sampling.config_for(loading)  # refuses what is wrong before the model is loaded
     terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
     results = ResultStream(sys.stdout, "Standard output")
@@ -124,8 +123,8 @@ def chat(
             terminal,
             results,
             sources=chosen.sources,
-            budget=loading.budget,
-            exact=bool(loading.exact),
+            budget=loading.speculation.tree_budget,
+            exact=bool(loading.speculation.exact),
         )
         pending = None
         if file is not None:
@@ -135,7 +134,7 @@ def chat(
             if system is not None and conversation.system != system:
                 conversation.system = system
         if typed:
-            if loading.model is None:
+            if loading.model.name is None:
                 welcome(terminal)
             else:
                 terminal.note(greeting(engine, chosen.config.temperature))

@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,7 +22,6 @@ from edgespec.cli.conversation.attach import Attachments, after_files, read_atta
 from edgespec.cli.conversation.thoughts import Thoughts
 from edgespec.cli.interrupt import cancelling
 from edgespec.cli.options.declaration import is_on_command_line, option, with_options
-from edgespec.cli.options.loading import LoadOptions
 from edgespec.cli.options.output import OutputOptions
 from edgespec.cli.options.sampling import SamplingOptions
 from edgespec.cli.origin import ModelMark, Origin, model_mark
@@ -32,6 +31,7 @@ from edgespec.cli.prompt.standard_input import whole_prompt
 from edgespec.cli.prompt.system import SystemFile, system_prompt
 from edgespec.cli.screen.results import ResultStream
 from edgespec.cli.screen.terminal import Terminal
+from edgespec.config import Config
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.generation.config import MAX_SEED, GenerationConfig
 
@@ -139,7 +139,7 @@ def generate(
     ] = False,
     model: NamedModel = None,
     *,
-    loading: LoadOptions,
+    loading: Config,
     sampling: SamplingOptions,
     output: OutputOptions,
 ) -> None:
@@ -170,7 +170,7 @@ def generate(
         model_is_given=is_on_command_line(called, "model"),
         asks=input_name is None,
     )
-    loading = replace(loading, model=model)
+    loading = loading.with_(model=model)
     terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
     with ExitStack() as stack:
         file = None
@@ -201,7 +201,7 @@ def generate(
             single.run(prompt, loading, sampling)
 
 
-def _config(sampling: SamplingOptions, loading: LoadOptions, terminal: Terminal) -> GenerationConfig:
+def _config(sampling: SamplingOptions, loading: Config, terminal: Terminal) -> GenerationConfig:
     """The settings: greedy unless others are asked for, so that scripts give the same text every time."""
     config = sampling.config_for(loading)
     if sampling.sampling != "recommended":
@@ -209,7 +209,7 @@ def _config(sampling: SamplingOptions, loading: LoadOptions, terminal: Terminal)
     from edgespec.models.hub import catalog
 
     with terminal.working() as progress:
-        path = catalog.find(loading.model, progress)
+        path = catalog.find(loading.model.name, progress)
     return sampling.chosen_for(loading, path, usually="greedy").config
 
 
@@ -225,7 +225,7 @@ class _SinglePrompt:
     answers: int
     files: Sequence[tuple[Path, str]] = ()
 
-    def run(self, prompt: str | None, loading: LoadOptions, sampling: SamplingOptions) -> None:
+    def run(self, prompt: str | None, loading: Config, sampling: SamplingOptions) -> None:
         """Answer the prompt, or standard input if there is none; with JSON, a failure gives an object too."""
         try:
             prompt = whole_prompt(prompt, self.terminal, _HOW)
@@ -235,7 +235,7 @@ class _SinglePrompt:
             with self.terminal.load(loading) as engine:
                 self.terminal.template(engine, raw=self.raw)
                 self.terminal.thinking(engine, config)
-                model = ModelMark() if self.as_text else model_mark(loading.model)
+                model = ModelMark() if self.as_text else model_mark(loading.model.name)
                 for index in range(self.answers):
                     if index and self.as_text:
                         self.results.text("\n")

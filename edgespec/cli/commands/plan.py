@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import typer
 
 from edgespec.cli.options.declaration import with_options
-from edgespec.cli.options.loading import LoadOptions, ModelFlag
+from edgespec.cli.options.loading import ModelFlag
 from edgespec.cli.options.output import OutputOptions
 from edgespec.cli.options.sampling import SamplingOptions
 from edgespec.cli.screen.formatting import count, table
 from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal
-from edgespec.errors import UsageError
+from edgespec.config import OPTIONS, Config
 from edgespec.units import readable
 
 if TYPE_CHECKING:
@@ -25,12 +25,9 @@ if TYPE_CHECKING:
     from edgespec.costs.prompts import PromptTime
     from edgespec.plans.plan import BatchPlan, Plan
 
-_LOADED = {"model", "draft", "memory", "context", "threads", "kv", "lora", "workers"}
-_LOADED |= {"gpu_layers", "device", "draft_device"}
-_SAMPLED = {"temperature"}
-_LEFT_OUT = ({f.name for f in fields(LoadOptions)} - _LOADED) | (
-    {f.name for f in fields(SamplingOptions)} - _SAMPLED
-)
+_PLANNED = {"model", "draft", "memory", "context", "threads", "kv", "lora", "workers"}
+_PLANNED |= {"gpu_layers", "device", "draft_device", "temperature"}
+_LEFT_OUT = {*OPTIONS, *(field.name for field in fields(SamplingOptions))} - _PLANNED
 
 
 @partial(with_options, leave_out=_LEFT_OUT)
@@ -38,7 +35,7 @@ def plan(
     called: typer.Context,
     *,
     flag: ModelFlag,
-    loading: LoadOptions,
+    loading: Config,
     sampling: SamplingOptions,
     output: OutputOptions,
 ) -> None:
@@ -47,27 +44,25 @@ def plan(
     Figures are measured where this machine has run the model, and derived from the speed of its processor
     and disk otherwise. Models on the Hub are not downloaded.
     """
-    load, config = flag.on(loading, called).arguments(), sampling.config()
-    context = load.get("context", 4096)
-    if not 16 <= context <= 10_000_000:
-        raise UsageError(f"The context is {context}.", "It must be from 16 to 10000000.")
+    loading, config = flag.on(loading, called), sampling.config()
     from edgespec.plans.model_plan import plan_for
     from edgespec.plans.plan import PlanRequest
 
     terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
+    model, devices = loading.model, loading.devices
     request = PlanRequest(
-        load.get("model"),
-        load.get("draft", "auto"),
-        load.get("memory"),
-        context,
-        load.get("threads"),
+        model.name,
+        loading.speculation.draft,
+        loading.memory.limit,
+        model.context,
+        devices.threads,
         config.temperature,
-        kv=load.get("kv", "f16"),
-        lora=tuple(load.get("lora", ())),
-        workers=tuple(load.get("workers", ())),
-        gpu_layers=load.get("gpu_layers", "auto"),
-        device=tuple(load.get("device", ())),
-        draft_device=load.get("draft_device", "auto"),
+        kv=model.kv,
+        lora=model.lora,
+        workers=devices.workers,
+        gpu_layers=devices.gpu_layers,
+        device=devices.names,
+        draft_device=devices.draft_device,
     )
     with terminal.working() as progress:
         found = plan_for(request, progress)

@@ -10,13 +10,14 @@ import typer
 from edgespec.cli import presets
 from edgespec.cli.options.declaration import is_on_command_line, option, with_options
 from edgespec.cli.options.from_file import options_of
-from edgespec.cli.options.loading import LoadOptions, ModelFlag
+from edgespec.cli.options.loading import ModelFlag
 from edgespec.cli.options.sampling import SamplingOptions
 from edgespec.cli.prompt.system import SystemFile, system_prompt
 from edgespec.cli.screen.formatting import table
 from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal
 from edgespec.cli.utf8 import as_text
+from edgespec.config import Config
 from edgespec.errors import OutputError, UsageError
 
 app = typer.Typer(
@@ -67,20 +68,19 @@ def save(
     system_file: SystemFile = None,
     *,
     flag: ModelFlag,
-    loading: LoadOptions,
+    loading: Config,
     sampling: SamplingOptions,
 ) -> None:
     """Save the given options of chat, generate and serve under a name."""
     loading = flag.on(loading, called)
     sampling.config_for(loading)  # refuses what could not be used
-    loading.arguments()
     file = presets.path_of(name)
     if file.exists() and not force:
         raise UsageError(f"There is a preset '{name}' already.", "Give --force to replace it.")
     system = system_prompt(called, system, system_file)
     values: dict[str, Any] = {}
     if is_on_command_line(called, "model") or is_on_command_line(called, "model_flag"):
-        values["model"] = _lasting("model", loading.model)
+        values["model"] = _lasting("model", loading.model.name)
     if is_on_command_line(called, "system") or is_on_command_line(called, "system_file"):
         values["system"] = system
     for key, parameter in options_of(called.command).items():

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgespec.cli.options.declaration import option, with_options
-from edgespec.cli.options.loading import LoadOptions, ModelFlag
+from edgespec.cli.options.loading import ModelFlag
 from edgespec.cli.options.output import OutputOptions
 from edgespec.cli.screen.formatting import table
 from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal
+from edgespec.config import Config
 from edgespec.errors import UsageError
 from edgespec.units import readable, readable_time
 
@@ -36,7 +37,7 @@ def profile(
     ] = 50.0,
     *,
     flag: ModelFlag,
-    loading: LoadOptions,
+    loading: Config,
     output: OutputOptions,
 ) -> None:
     """Measure disk, memory, passes, draft steps and trees, and store the results.

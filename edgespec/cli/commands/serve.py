@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 import socket
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -14,19 +13,20 @@ import typer
 
 from edgespec.cli.conversation.settings import sampling_in_words
 from edgespec.cli.options.declaration import option, with_options
-from edgespec.cli.options.loading import LoadOptions, ModelFlag
+from edgespec.cli.options.loading import ModelFlag
 from edgespec.cli.options.output import OutputOptions
 from edgespec.cli.options.sampling import SamplingOptions
 from edgespec.cli.presets import Preset
 from edgespec.cli.prompt.system import SystemFile, system_prompt
 from edgespec.cli.screen.terminal import Terminal
+from edgespec.config import Config
 from edgespec.errors import UsageError
 from edgespec.units import parse_size
 
 _PANEL = "Server"
 
 
-@partial(with_options, leave_out=("as_json", "collect"))
+@partial(with_options, leave_out=("as_json", "collect"), defaults=Config.of(prompt_cache=True))
 def serve(
     called: typer.Context,
     host: Annotated[str, option(_PANEL, "--host", "Address to listen on.", metavar="ADDRESS")] = "127.0.0.1",
@@ -84,14 +84,12 @@ def serve(
     preset: Preset = None,
     *,
     flag: ModelFlag,
-    loading: LoadOptions,
+    loading: Config,
     sampling: SamplingOptions,
     output: OutputOptions,
 ) -> None:
     """Serve the OpenAI, Anthropic and Ollama APIs over HTTP, with several requests in every pass."""
     loading = flag.on(loading, called)
-    if loading.prompt_cache is None:
-        loading = replace(loading, prompt_cache=True)
     sampling.config_for(loading)  # refuses what is wrong before the model is loaded
     terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
     system = system_prompt(called, system, system_file)
@@ -109,6 +107,7 @@ def serve(
             f"Other machines can reach this server at {host}, and there is no API key.",
             "Give one with --api-key or EDGESPEC_API_KEY, or leave out --host.",
         )
+    from edgespec import open_engine
     from edgespec.models.hub.elsewhere import display_name
 
     try:
@@ -130,15 +129,15 @@ def serve(
         shown = terminal.note if terminal.verbose or terminal.is_watched else None
         requests = RequestLog(Path(log).expanduser() if log else None, shown)
         stack.callback(requests.close)
-        load = partial(loading.load, parallel=parallel, leave_out_missing=True)  # after a failure
-        engine = terminal.load(loading, parallel=parallel)
+        again = loading.with_(parallel=parallel, leave_out_missing=True)  # after a failure
+        engine = terminal.load(loading.with_(parallel=parallel))
         model = name or display_name(engine.target.model.path)
         chosen = sampling.chosen_for(loading, engine.target.model.path, usually="recommended")
         sampled = sampling_in_words(chosen.config, chosen.sources)
         terminal.detail(f"Sampling, unless a request says otherwise: {sampled}.")
         terminal.thinking(engine, chosen.config)
         can_chat = engine.has_chat_template
-        worker = Worker(engine, queue, load, terminal.warn, parallel=parallel)
+        worker = Worker(engine, queue, partial(open_engine, again), terminal.warn, parallel=parallel)
         try:
             hosts = ["localhost", "127.0.0.1", "[::1]", "[", host] if _is_loopback(host) else None
             limits = Limits(body=limit)

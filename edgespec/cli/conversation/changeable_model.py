@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from edgespec.errors import TemplateError
@@ -11,12 +10,10 @@ from edgespec.errors import TemplateError
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from edgespec.cli.options.loading import LoadOptions
     from edgespec.cli.options.sampling import ChosenSampling
     from edgespec.cli.screen.terminal import Terminal
+    from edgespec.config import Config
     from edgespec.engine.engine import Engine
-
-_FOR_ANY_TARGET = (None, "auto", "none", "lookup")  # values of --draft that name no model
 
 
 class ChangeableModel:
@@ -31,9 +28,9 @@ class ChangeableModel:
 
     def __init__(
         self,
-        loading: LoadOptions,
+        loading: Config,
         terminal: Terminal,
-        sample: Callable[[LoadOptions, Engine], ChosenSampling],
+        sample: Callable[[Config, Engine], ChosenSampling],
     ) -> None:
         self._loading = loading
         self._terminal = terminal
@@ -60,7 +57,7 @@ class ChangeableModel:
             EdgeSpecError: it cannot be loaded.
         """
         self.engine.close()
-        self.engine = self._terminal.load(self._loading, leave_out_missing=True)
+        self.engine = self._terminal.load(self._loading.with_(leave_out_missing=True))
 
     def replace_by(self, name: str) -> None:
         """Load another model with the same options. A named drafter and adapters are not taken along.
@@ -75,8 +72,8 @@ class ChangeableModel:
 
         with self._terminal.working() as progress:
             read_header(catalog.find(name, progress))  # before the present one is given up
-        draft = self._loading.draft if self._loading.draft in _FOR_ANY_TARGET else None
-        loading = replace(self._loading, model=name, draft=draft, lora=None)
+        draft = "auto" if self._loading.speculation.names_a_model else self._loading.speculation.draft
+        loading = self._loading.with_(model=name, draft=draft, lora=())
         self.engine.close()
         try:
             engine = self._terminal.load(loading)

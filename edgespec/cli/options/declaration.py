@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection
-from dataclasses import Field, fields, is_dataclass
-from typing import Any, get_type_hints
+from dataclasses import fields, is_dataclass
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from edgespec.cli.completion import complete_words
+from edgespec.cli.completion import complete_draft, complete_model, complete_words
+from edgespec.config import OPTIONS, Config
 
 
 def option(panel: str | None, flags: str, help_text: str = "", *, variable: bool = True, **more: Any) -> Any:
@@ -42,34 +43,61 @@ def is_on_command_line(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def with_options(command: Callable[..., None], leave_out: Collection[str] = ()) -> Callable[..., None]:
+def config_option(name: str, *, panel: str = "", help_text: str = "", **more: Any) -> Any:
+    """An option of `Config` as an option of the command line; the model is an argument.
+
+    Args:
+        name: as an argument of `edgespec.load`.
+        panel, help_text, more: where the option means something else to a command; see `option`.
+    """
+    group, declared = OPTIONS[name]
+    values = declared.option.values
+    more = {"metavar": declared.option.metavar or values.metavar or None} | more
+    if values.words:
+        more = {"autocompletion": complete_words(*values.words)} | more
+    more = _COMPLETED.get(name, {}) | more
+    help_text = help_text or declared.help
+    if not declared.option.flags:
+        return typer.Argument(help=help_text, envvar=variable_of(name), show_envvar=False, **more)
+    if values.typed is bool:
+        more["show_default"] = False
+    return option(panel or group.capitalize(), declared.option.flags, help_text, **more)
+
+
+_COMPLETED = {"model": {"autocompletion": complete_model}, "draft": {"autocompletion": complete_draft}}
+
+
+def with_options(
+    command: Callable[..., None], leave_out: Collection[str] = (), defaults: Config | None = None
+) -> Callable[..., None]:
     """Let a command take groups of options as parameters; the groups come after its own options.
+
+    A group is `Config`, or a dataclass whose fields are annotated with options.
 
     Args:
         leave_out: fields of the groups that are not options of this command; they keep their defaults.
+        defaults: the configuration if no option is given.
     """
     hints = get_type_hints(command, include_extras=True)
     hints.pop("return")
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     own = [p for p in inspect.signature(command).parameters.values() if p.name not in groups]
     parameters = [p.replace(annotation=hints[p.name]) for p in own]
-    for group in groups.values():
-        types = get_type_hints(group, include_extras=True)
-        parameters += [
-            inspect.Parameter(
-                field.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=field.default,
-                annotation=types[field.name],
-            )
-            for field in _taken(group, leave_out)
-        ]
+    taken: dict[str, list[str]] = {}
+    for name, group in groups.items():
+        its = _config_parameters(leave_out) if group is Config else _parameters(group, leave_out)
+        taken[name] = [parameter.name for parameter in its]
+        parameters += its
 
     def run(**values: Any) -> None:
-        filled = {
-            name: group(**{field.name: values.pop(field.name) for field in _taken(group, leave_out)})
-            for name, group in groups.items()
-        }
+        filled: dict[str, Any] = {}
+        for name, group in groups.items():
+            given = {option: values.pop(option) for option in taken[name]}
+            if group is Config:
+                given = {option: value for option, value in given.items() if value not in (None, [])}
+                filled[name] = (defaults or Config()).with_(**given)
+            else:
+                filled[name] = group(**given)
         command(**values, **filled)
 
     run.__name__, run.__doc__ = command.__name__, command.__doc__
@@ -78,5 +106,26 @@ def with_options(command: Callable[..., None], leave_out: Collection[str] = ()) 
     return run
 
 
-def _taken(group: Any, leave_out: Collection[str]) -> list[Field[Any]]:
-    return [field for field in fields(group) if field.name not in leave_out]
+def _parameters(group: Any, leave_out: Collection[str]) -> list[inspect.Parameter]:
+    types = get_type_hints(group, include_extras=True)
+    return [
+        inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=types[field.name]
+        )
+        for field in fields(group)
+        if field.name not in leave_out
+    ]
+
+
+def _config_parameters(leave_out: Collection[str]) -> list[inspect.Parameter]:
+    """The options of `Config`; each is None if it is not given, so that its default is that of `Config`."""
+    return [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[declared.option.values.typed | None, config_option(name)],
+        )
+        for name, (_, declared) in OPTIONS.items()
+        if name not in leave_out and (declared.option.flags or name == "model")
+    ]

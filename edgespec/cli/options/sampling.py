@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from edgespec.cli.completion import complete_words
 from edgespec.cli.options.declaration import option
-from edgespec.cli.options.loading import LoadOptions
 from edgespec.cli.utf8 import as_text, decoded
+from edgespec.config import Config
 from edgespec.errors import ModelFileError, UsageError
 from edgespec.generation.config import GenerationConfig, Grammar
 from edgespec.generation.rules import KINDS
@@ -185,19 +185,18 @@ class SamplingOptions:
             values["max_tokens"] = None
         return GenerationConfig(**values)
 
-    def config_for(self, loading: LoadOptions) -> GenerationConfig:
+    def config_for(self, loading: Config) -> GenerationConfig:
         """The settings, checked against the options for loading.
 
         Raises:
             UsageError: a value of either is out of its range, or --exact and --verify contradict each other.
         """
         config = self.config()
-        loading.arguments()
-        if loading.exact and not config.rule.kind.invariant:
+        if loading.speculation.exact and not config.rule.kind.invariant:
             raise exact_contradicts(self.verify)
         return config
 
-    def chosen_for(self, loading: LoadOptions, model: Path, *, usually: str) -> ChosenSampling:
+    def chosen_for(self, loading: Config, model: Path, *, usually: str) -> ChosenSampling:
         """The settings for a model, with what its maker recommends where nothing was given.
 
         Args:
@@ -216,7 +215,7 @@ class SamplingOptions:
         found = _recommendation(model, config.thinking.enabled)
         values = {name: value for name, value in found.values.items() if name not in self.given}
         config = config.with_(**values)
-        if loading.exact and not config.rule.kind.invariant:
+        if loading.speculation.exact and not config.rule.kind.invariant:
             raise exact_contradicts(self.verify)
         return ChosenSampling(config, {name: found.sources[name] for name in values} | sources)
 

@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Protocol, TextIO
 
 from edgespec.cli.interrupt import Cancellable, cancelling
 from edgespec.cli.screen.formatting import details, format_statistics, in_columns, is_cut_off
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from edgespec.cli.options.loading import LoadOptions
+    from edgespec.config import Config
     from edgespec.engine.engine import Engine
     from edgespec.generation.config import GenerationConfig
     from edgespec.generation.result import Generation
@@ -82,20 +82,19 @@ class Terminal:
         """Print a warning."""
         _print(text, style="yellow")
 
-    def load(self, loading: LoadOptions, **more: Any) -> Engine:
+    def load(self, loading: Config) -> Engine:
         """Load the models and show the progress; raises what `edgespec.load` raises.
-
-        Args:
-            more: further arguments of `edgespec.load`.
 
         Raises:
             KeyboardInterrupt: on Ctrl-C, at the next report of progress. Raised by the signal handler, it
                 would be lost inside llama.cpp's callbacks, where ctypes swallows exceptions.
         """
+        from edgespec import open_engine
+
         engine = None
         try:
             with self.working() as report:
-                engine = loading.load(report, **more)
+                engine = open_engine(loading, report)
         except KeyboardInterrupt:
             if engine is not None:
                 engine.close()
@@ -104,7 +103,7 @@ class Terminal:
             self.warn(line)
         for line in (engine.description, *engine.notes):
             self.detail(line)
-        if loading.collect:
+        if loading.speculation.collect:
             self._collect(engine)
         return engine
 

@@ -1,7 +1,8 @@
-"""Compiling EdgeSpec's own kernels: python -m edgespec.kernels.native.build
+"""Compile EdgeSpec's own kernels: python -m edgespec.kernels.native.build
 
 The library lies beside the sources, or in the user's cache folder where that cannot be written to. Its name
-holds a hash of the sources, so a library of other sources is never loaded. scripts/setup.py runs this.
+holds a hash of the sources, so a library of other sources is never loaded. scripts/setup.py runs this; in an
+environment made without it, the first model that is loaded does.
 """
 
 from __future__ import annotations
@@ -93,6 +94,30 @@ def build(*, again: bool = False) -> Path:
     with tempfile.TemporaryDirectory(prefix="edgespec-kernels-") as scratch:
         made = _compile(compiler, Path(scratch))
         return _install(made)
+
+
+def build_once() -> str:
+    """Compile the library, unless it exists or a build of these sources has failed on this machine before.
+
+    Returns:
+        Why there is no library; empty if there is one.
+    """
+    if library_path() is not None:
+        return ""
+    failed = user_cache_path("edgespec") / "native" / f"{sources_digest()}.failed"
+    try:
+        if problem := failed.read_text("utf-8"):
+            return problem
+    except (OSError, ValueError):
+        pass
+    try:
+        build()
+    except BuildFailed as error:
+        with suppress(OSError):  # the build is tried again next time
+            failed.parent.mkdir(parents=True, exist_ok=True)
+            failed.write_text(str(error), "utf-8")
+        return str(error)
+    return ""
 
 
 def main() -> int:

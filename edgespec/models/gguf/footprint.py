@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from edgespec.errors import UsageError
 from edgespec.models.gguf.types import ArrayInfo, GGUFHeader
 
 SPARE_CELLS = 512  # for trees after the text, and for rejected cells until the next compaction
@@ -78,6 +79,20 @@ def head_sizes(header: GGUFHeader) -> tuple[int, int]:
     usual = _number(header, "embedding_length", 0) // _heads(header)
     key = _number(header, "attention.key_length", usual)
     return key, _number(header, "attention.value_length", usual)
+
+
+def require_cache_type(kv: str, header: GGUFHeader) -> None:
+    """Refuse a type of cached keys and values that a model's heads do not fit.
+
+    Raises:
+        UsageError: they do not.
+    """
+    sizes = head_sizes(header)
+    if kv != "f16" and any(size % CACHE_BLOCK for size in sizes):
+        raise UsageError(
+            f"{header.path.name} has heads of {max(sizes)} elements, and {kv} stores {CACHE_BLOCK} together.",
+            "Leave out --kv, or take --kv f16.",
+        )
 
 
 def query_elements(header: GGUFHeader) -> int:

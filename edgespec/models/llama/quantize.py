@@ -20,6 +20,7 @@ from typing import Any
 
 from edgespec.errors import BackendError, EdgeSpecError, ModelFileError, OutputError, UsageError
 from edgespec.files.writing import atomic_large_write
+from edgespec.installation import install_command
 from edgespec.processes.exit_status import describe_exit
 
 KEEP = "keep"
@@ -132,7 +133,7 @@ def _explain(
     reason = failure.get("reason", "")
     match failure["stage"]:
         case "import":
-            return BackendError(f"llama.cpp cannot be loaded: {reason}", "Run: python3 scripts/setup.py")
+            return BackendError(f"llama.cpp cannot be loaded: {reason}", f"Run: {install_command()}")
         case "read":
             return ModelFileError(
                 f"{target} cannot be read as a GGUF model: {reason}",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 
+from edgespec.config import Config
 from edgespec.costs.planned_memory import HitRates, PlannedExperts, PlannedMemory
 from edgespec.errors import BackendError, MemoryLimitError
 from edgespec.kernels.ggml import UnsupportedBuild
@@ -33,27 +34,6 @@ PROCESS_BYTES = 96 << 20
 LEARNED_BYTES = 22 << 20  # for what is learned of a pair with a model as drafter, including while it is saved
 _LATER_BYTES = 64 << 20  # vocabularies, noise and so on, if they were not measured
 _MARGIN = 0.05  # of available memory, left for other programs
-
-
-@dataclass(frozen=True)
-class MemoryOptions:
-    """The options that the memory plan depends on.
-
-    Attributes:
-        memory: bytes that may be used; None means what is available.
-        offload: "auto", "stream", "mmap" or "none".
-        pack: "auto", "always" or "never".
-        context: most tokens of a text, for messages.
-        slots: layers that the ring holds; None lets the plan decide.
-        experts: "auto" streams single experts of a mixture of experts, "never" whole layers.
-    """
-
-    memory: int | None
-    offload: str
-    pack: str
-    context: int
-    slots: int | None = None
-    experts: str = "auto"
 
 
 @dataclass
@@ -94,7 +74,7 @@ class MemoryPlan:
 
 
 def plan_memory(
-    options: MemoryOptions,
+    config: Config,
     footprints: list[Footprint],
     files: ModelFiles,
     pack_folder: Path,
@@ -116,20 +96,21 @@ def plan_memory(
         BackendError: weights must be streamed, and cannot be on this machine.
         OutputError, StreamError: as plan_stream.
     """
-    budget = memory_room(options.memory)
+    options = config.memory
+    budget = memory_room(options.limit)
     notes: list[str] = []
     warnings = []
-    if options.memory is not None and options.memory > budget:
+    if options.limit is not None and options.limit > budget:
         warnings.append(
-            f"--memory is lowered from {readable(options.memory)} to {readable(budget)}: "
+            f"--memory is lowered from {readable(options.limit)} to {readable(budget)}: "
             "no more is available now."
         )
     whole = bytes_needed(footprints, process)
     least = whole - sum(p.weights for p in footprints)
-    had = f"there are {readable(budget)}" + (" in the budget" if options.memory else "")
+    had = f"there are {readable(budget)}" + (" in the budget" if options.limit else "")
     if budget < least:
         raise MemoryLimitError(
-            f"A context of {options.context} tokens needs {readable(least)} of memory besides the "
+            f"A context of {config.model.context} tokens needs {readable(least)} of memory besides the "
             f"weights, and {had}.",
             "Ask for a smaller --context, or for more --memory.",
             least=least,

@@ -26,7 +26,6 @@ from edgespec.progress import Progress, no_progress
 from edgespec.units import readable
 
 PACK_MODES = ("auto", "always", "never")
-EXPERT_MODES = ("auto", "never")
 
 # Beside each expert in memory, kernels keep the rows that it is multiplied by: an entry for each choice that
 # the rows of a pass can make, and a few counters.

@@ -15,9 +15,9 @@ from edgespec.cli.batch.cluster.dispatch import MOST_LOSSES, Dispatch, Task
 from edgespec.cli.batch.cluster.node import Facts, Reply
 from edgespec.cli.batch.cluster.ray_cluster import Place, RayCluster, WorkerLost, opened
 from edgespec.cli.batch.cluster.sharing import options_for_nodes
-from edgespec.cli.options.loading import LoadOptions
 from edgespec.cli.screen.formatting import count
 from edgespec.cli.screen.terminal import Terminal
+from edgespec.config import Config
 from edgespec.engine.requests import Event, Request, RequestList, RequestSource
 from edgespec.errors import EdgeSpecError
 from edgespec.generation.result import Chunk, Generation
@@ -79,15 +79,11 @@ class ClusterEngine:
 
     Args:
         loading: what each node loads.
-        arguments: more arguments of `edgespec.load`.
     """
 
-    def __init__(
-        self, cluster: RayCluster, loading: LoadOptions, arguments: dict[str, Any], terminal: Terminal
-    ) -> None:
+    def __init__(self, cluster: RayCluster, loading: Config, terminal: Terminal) -> None:
         self._cluster = cluster
         self._loading = loading
-        self._arguments = arguments
         self._terminal = terminal
         self._workers: dict[Place, _Worker] = {}
         self._starts: Counter[Place] = Counter()
@@ -248,7 +244,7 @@ class ClusterEngine:
                 f"Node {worker.place.name} has EdgeSpec {version}, and this machine {__version__}.",
                 "Install the same version everywhere.",
             )
-        call = worker.actor.load.remote(self._loading, self._arguments)
+        call = worker.actor.load.remote(self._loading)
         self._calls[call] = _Call(worker, "load")
 
     def _loaded(self, worker: _Worker, facts: Facts | EdgeSpecError) -> None:
@@ -316,9 +312,7 @@ class ClusterEngine:
 
 
 @contextmanager
-def cluster_engine(
-    address: RayAddress, loading: LoadOptions, terminal: Terminal, **arguments: Any
-) -> Iterator[ClusterEngine]:
+def cluster_engine(address: RayAddress, loading: Config, terminal: Terminal) -> Iterator[ClusterEngine]:
     """The engines of a Ray cluster, with the first of them loaded.
 
     Raises:
@@ -329,7 +323,7 @@ def cluster_engine(
         with terminal.working() as report:
             report("Starting Ray" if address.is_local else "Joining the Ray cluster", 0.0)
             cluster = stack.enter_context(opened(address))
-        engine = ClusterEngine(cluster, options, arguments, terminal)
+        engine = ClusterEngine(cluster, options, terminal)
         stack.callback(engine.close)
         with terminal.working() as report:
             engine.begin(report)

@@ -7,12 +7,12 @@ import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from edgespec.cli.batch.answering import FATAL, BatchRequests, answer_all
 from edgespec.cli.interrupt import Interruption
-from edgespec.cli.options.loading import LoadOptions
 from edgespec.cli.origin import ModelMark, model_mark
+from edgespec.config import Config
 from edgespec.engine.requests import Event, Request, RequestQueue
 from edgespec.errors import EdgeSpecError
 from edgespec.generation.config import GenerationConfig
@@ -82,28 +82,26 @@ class Node:
         """The version of EdgeSpec here."""
         return __version__
 
-    async def load(self, loading: LoadOptions, arguments: dict[str, Any]) -> Facts | EdgeSpecError:
-        """Load the engine, and begin to answer; why that is impossible, if it is.
-
-        Args:
-            arguments: of `edgespec.load`, besides the options.
-        """
+    async def load(self, loading: Config) -> Facts | EdgeSpecError:
+        """Load the engine, and begin to answer; why that is impossible, if it is."""
         try:
-            facts = await asyncio.to_thread(self._load, loading, arguments)
+            facts = await asyncio.to_thread(self._load, loading)
         except (EdgeSpecError, *FATAL) as error:
             return _told(error)
-        asked = arguments.get("parallel")
+        asked = loading.batching.parallel
         parallel = asked if isinstance(asked, int) else None
         loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._answer_all, args=(loop, parallel), daemon=True)
         self._thread.start()
         return facts
 
-    def _load(self, loading: LoadOptions, arguments: dict[str, Any]) -> Facts:
-        engine = self._engine = loading.load(no_progress, **arguments)
-        asked = arguments.get("parallel")
+    def _load(self, loading: Config) -> Facts:
+        from edgespec import open_engine
+
+        engine = self._engine = open_engine(loading, no_progress)
+        asked = loading.batching.parallel
         return Facts(
-            model_mark(loading.model),
+            model_mark(loading.model.name),
             engine.has_chat_template,
             engine.can_think,
             engine.vocabulary_size,

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
-from edgespec.cli.options.loading import LoadOptions
+from edgespec.config import NO_MODEL, Config
 from edgespec.machine.cores import default_threads
 from edgespec.machine.probe import available_memory
 
-_WORDS = ("auto", "none", "lookup")  # in the place of a drafter's name
 
-
-def options_for_nodes(loading: LoadOptions, engines: int) -> LoadOptions:
+def options_for_nodes(loading: Config, engines: int) -> Config:
     """The options for each of the engines.
 
     Nodes run in folders of their own, so paths are made absolute. Names are left as they are: each node finds
@@ -22,23 +19,23 @@ def options_for_nodes(loading: LoadOptions, engines: int) -> LoadOptions:
         engines: how many share this machine; what is not asked for is divided among them. On nodes of their
             own, engines decide themselves.
     """
-    loading = replace(
-        loading,
-        model=_absolute(loading.model),
-        draft=_absolute(loading.draft),
-        draft_from=_absolute(loading.draft_from),
-        lora=[_absolute_adapter(name) for name in loading.lora] if loading.lora else None,
+    model, speculation = loading.model, loading.speculation
+    loading = loading.with_(
+        model=_absolute(model.name),
+        draft=_absolute(speculation.draft),
+        draft_from=_absolute(speculation.draft_from),
+        lora=[_absolute_adapter(name) for name in model.lora],
     )
     if engines == 1:
         return loading
-    threads = loading.threads or max(default_threads() // engines, 1)
-    memory = loading.memory or f"{available_memory() // engines >> 20}MiB"
-    return replace(loading, threads=threads, memory=memory)
+    threads = loading.devices.threads or max(default_threads() // engines, 1)
+    memory = loading.memory.limit or available_memory() // engines
+    return loading.with_(threads=threads, memory=memory)
 
 
 def _absolute(name: str | None) -> str | None:
     """A path as seen from everywhere; anything else is a name."""
-    if name is None or name in _WORDS or not (_is_here(name) or name.lower().endswith(".gguf")):
+    if name is None or name in NO_MODEL or not (_is_here(name) or name.lower().endswith(".gguf")):
         return name
     return str(Path(name).expanduser().absolute())  # links stay, as they may lead elsewhere on other nodes
 

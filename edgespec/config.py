@@ -1,0 +1,384 @@
+"""The options of loading a model, declared once: `Config`.
+
+The flags, environment variables and settings of the command line, and the arguments of `edgespec.load`, are
+made from the fields here. The settings of an answer are `generation.config.GenerationConfig`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from edgespec.errors import UsageError
+from edgespec.option import (
+    Declared,
+    Group,
+    Number,
+    OneOf,
+    Size,
+    Switch,
+    Text,
+    Texts,
+    declared,
+    listed,
+    option,
+)
+
+AUTO, ALL, NONE = "auto", "all", "none"
+MAX_TREE = 4096  # nodes
+MOST_PARALLEL = 1000
+_MOST_TOKENS = 10_000_000
+TREES = ("calibrated", "specexec", "sequoia", "opt-tree", "eagle2", "chain", "sequences")
+"""The policies of `speculation.policies`, which takes too long to import for help and completion."""
+NO_MODEL = (AUTO, NONE, "lookup")
+"""Values of --draft that name no model."""
+
+
+@dataclass(frozen=True)
+class ModelConfig(Group):
+    """The target and its context."""
+
+    name: str | None = option(
+        None,
+        "",
+        "GGUF file or model name.",
+        Text(),
+        says="the bundled smollm2-135m",
+        argument="model",
+        metavar="MODEL",
+        more="A name is in the catalog, or is org/repo[:quant] on the Hub, which is downloaded if needed.",
+    )
+    context: int = option(
+        4096, "-c --context", "Maximum tokens, prompt plus answer.", Number(16, _MOST_TOKENS)
+    )
+    kv: str = option(
+        "f16",
+        "--kv",
+        "KV cache type; q8_0 halves its memory.",
+        OneOf("f16", "q8_0"),
+        more="It changes the text a little. The drafter's cache is always f16.",
+    )
+    lora: tuple[str, ...] = option(
+        (),
+        "--lora",
+        "LoRA adapter; requires all weights in memory; repeatable.",
+        Texts(repeated=True),
+        says="",
+        metavar="FILE[:SCALE]",
+    )
+
+
+@dataclass(frozen=True)
+class MemoryConfig(Group):
+    """The memory budget, and what becomes of weights that exceed it."""
+
+    limit: int | None = option(
+        None, "--memory", "Memory limit.", Size(), says="all available memory", argument="memory"
+    )
+    offload: str = option(
+        AUTO,
+        "--offload",
+        "How to read weights that do not fit in memory.",
+        OneOf(AUTO, "stream", "mmap", NONE),
+        more='"none" keeps all weights in memory, "stream" reads the others from disk in every pass, "mmap" '
+        'lets the system page them, and "auto" keeps or streams them.',
+    )
+    pack: str = option(
+        AUTO,
+        "--pack",
+        "Whether to store streamed weights in this CPU's fast layout, in a copy on disk.",
+        OneOf(AUTO, "always", "never"),
+        more='"auto" does so if the disk has room for the copy.',
+    )
+    slots: int | None = option(
+        None,
+        "--slots",
+        "How many streamed layers to buffer at once.",
+        Number(2, 4096),
+        says="as many as keep the disk busy",
+    )
+    experts: str = option(
+        AUTO,
+        "--experts",
+        "Mixture of experts: stream single experts (auto) or whole layers (never).",
+        OneOf(AUTO, "never"),
+    )
+    prompt_cache: bool = option(
+        False,
+        "--prompt-cache/--no-prompt-cache",
+        "Cache prompt prefixes on disk, so shared prefixes are processed only once.",
+        Switch(),
+        says="yes for serve, otherwise no",
+    )
+    prompt_cache_size: int = option(
+        8 << 30,
+        "--prompt-cache-size",
+        "Maximum size of the prompt cache on disk.",
+        Size(),
+        says="8GiB",
+        more="It is shared by all models; what was of no use for the longest time is deleted first.",
+    )
+
+
+@dataclass(frozen=True)
+class DevicesConfig(Group):
+    """The processor's threads, and the devices and machines that hold layers."""
+
+    threads: int | None = option(
+        None,
+        "-t --threads",
+        "CPU threads.",
+        Number(1, 1024),
+        says="one per physical core, or more where that is faster",
+    )
+    gpu_layers: int | str = option(
+        AUTO,
+        "-ngl --gpu-layers",
+        "Layers to put on GPUs; auto picks the fastest split.",
+        Number(0, 999_999, {AUTO: AUTO, ALL: ALL}, hidden={"-1": ALL}),  # -1 in other programs
+        more="0 uses no GPU. See docs/devices.md.",
+    )
+    names: tuple[str, ...] = option(
+        (),
+        "-dev --device",
+        "GPUs to use, by the names that 'edgespec doctor' prints.",
+        Texts(),
+        says=ALL,
+        argument="device",
+        metavar="NAME,...",
+    )
+    draft_device: str = option(
+        AUTO,
+        "-devd --draft-device",
+        "GPU for the drafter; auto uses one where that is faster.",
+        Text(AUTO, NONE),
+        metavar="NAME|auto|none",
+    )
+    workers: tuple[str, ...] = option(
+        (),
+        "--workers",
+        "Machines running 'edgespec worker' that hold some of the layers.",
+        Texts(),
+        says="",
+        metavar="HOST:PORT,...",
+        more="All weights must fit in these memories and this one. See docs/devices.md.",
+    )
+    leave_out_missing: bool = option(
+        False, "", "Continue without workers that do not answer; from disk, if none does.", Switch()
+    )
+
+    @property
+    def layers_here(self) -> int | str:
+        """Layers for this machine's GPUs; none while workers hold layers."""
+        return 0 if self.workers else self.gpu_layers
+
+    @property
+    def drafter_here(self) -> str:
+        """The GPU of this machine for the drafter: "auto", "none" or a name."""
+        return NONE if self.workers else self.draft_device
+
+    @property
+    def requires_gpu(self) -> bool:
+        """True if a GPU of this machine must be used."""
+        return self.layers_here not in (0, AUTO) or self.drafter_here not in (AUTO, NONE)
+
+
+@dataclass(frozen=True)
+class SpeculationConfig(Group):
+    """The drafter and its trees."""
+
+    draft: str = option(
+        AUTO,
+        "-md --draft",
+        "Draft model or draft head.",
+        Text(),
+        metavar="PATH|NAME|auto|none",
+        more='"lookup" drafts from the text itself, "none" decodes without drafting, and "auto" takes the '
+        "best drafter on this machine: registered, of the same family, made, or else the text itself.",
+    )
+    kind: str | None = option(
+        None,
+        "--drafter",
+        "Kind of drafter, if --draft does not determine it.",
+        OneOf("model", "lookup", "merged"),
+        says="whatever the model supports",
+        argument="drafter",
+    )
+    draft_from: str | None = option(
+        None,
+        "--draft-from",
+        "Text file or folder of text files to draft matching passages from.",
+        Text(),
+        says="",
+        metavar="FOLDER",
+        more="An index of it is kept in the cache folder.",
+    )
+    learn: bool = option(
+        True,
+        "--learn/--no-learn",
+        "Use and update what earlier runs learned about these models.",
+        Switch(),
+        says="yes",
+        more="docs/how-to/privacy.md says what that is.",
+    )
+    collect: bool = option(
+        False,
+        "--collect/--no-collect",
+        "Store prompts and answers on disk as training data for 'draft tune'.",
+        Switch(),
+        says="no",
+        of_load=False,
+    )
+    tree: str = option(
+        "calibrated",
+        "--tree",
+        f"Tree policy: {listed(TREES)}.",
+        OneOf(*TREES),
+        metavar="NAME",
+    )
+    tree_budget: int | None = option(
+        None, "--tree-budget", "Maximum nodes per token tree.", Number(1, MAX_TREE, {AUTO: None}), says=AUTO
+    )
+    tree_depth: int | None = option(
+        None, "--tree-depth", "Maximum depth of a token tree.", Number(1, MAX_TREE), says=AUTO
+    )
+    tree_width: int | None = option(
+        None, "--tree-width", "Maximum nodes per draft step.", Number(1, MAX_TREE), says=AUTO
+    )
+    exact: bool | None = option(
+        None,
+        "--exact/--no-exact",
+        "Make the text bit-identical with any drafter.",
+        Switch(),
+        says="where that costs almost nothing",
+        more="Exact decoding refuses verification rules by which the drafter influences the text.",
+    )
+
+    @property
+    def drafts(self) -> bool:
+        """False for plain decoding."""
+        return self.draft != NONE
+
+    @property
+    def names_a_model(self) -> bool:
+        """True if `draft` is the name or path of a model."""
+        return self.draft not in NO_MODEL
+
+    @property
+    def may_use_a_model(self) -> bool:
+        """True unless the drafter is known to need no model."""
+        return self.kind != "lookup"
+
+    def check_drafter(self) -> None:
+        """Refuse a kind of drafter that contradicts its name.
+
+        Raises:
+            UsageError: it does.
+        """
+        kind, draft = self.kind, self.draft
+        if self.draft_from is not None and (draft == NONE or kind == "model"):
+            raise UsageError(
+                "Files to draft from were named, and this drafter does not use them.",
+                f"Leave out --draft-from, or {'--draft none' if draft == NONE else '--drafter model'}.",
+            )
+        if kind == "lookup" and self.names_a_model:
+            raise UsageError("The lookup drafter needs no model.", "Leave out --draft, or --drafter lookup.")
+        if kind in ("model", "merged") and draft in (NONE, "lookup"):
+            raise UsageError(f"The {kind} drafter needs a model.", "Name it with --draft PATH.")
+
+    def require_exact_budget(self, most: int) -> None:
+        """Refuse larger trees than exact decoding allows, if both were asked for.
+
+        Args:
+            most: rows of an exact pass.
+
+        Raises:
+            UsageError: that is the case.
+        """
+        if self.exact and self.tree_budget is not None and self.tree_budget > most:
+            raise UsageError(
+                f"The tree budget is {self.tree_budget}, and exact decoding allows {most} with this model "
+                "here.",
+                f"Ask for --tree-budget {most} or less, or for --no-exact.",
+            )
+
+
+@dataclass(frozen=True)
+class BatchingConfig(Group):
+    """The number of sequences that are answered at once, and their usual length."""
+
+    parallel: int | str | None = option(
+        None,
+        "",
+        "Sequences to make room for in the KV cache, as far as the memory allows.",
+        Number(1, MOST_PARALLEL, {AUTO: AUTO}),
+        says="one, whose room several share",
+        more='"auto" takes the number with the highest throughput, by the memory and the measured passes.',
+    )
+    text_tokens: int | None = option(
+        None,
+        "",
+        "Tokens of a usual sequence, prompt plus answer, where there are several.",
+        Number(1, _MOST_TOKENS),
+        says="512",
+    )
+
+
+@dataclass(frozen=True)
+class Config:
+    """All options of loading a model.
+
+    Raises:
+        UsageError: a value is out of its range, or two options contradict each other.
+    """
+
+    model: ModelConfig = ModelConfig()
+    memory: MemoryConfig = MemoryConfig()
+    devices: DevicesConfig = DevicesConfig()
+    speculation: SpeculationConfig = SpeculationConfig()
+    batching: BatchingConfig = BatchingConfig()
+
+    def __post_init__(self) -> None:
+        if not self.devices.workers:
+            return
+        if self.memory.offload in ("stream", "mmap"):
+            raise UsageError(
+                f"--offload {self.memory.offload} and workers do not go together.",
+                "Leave out one of them: what no machine's memory holds is streamed in any case.",
+            )
+        if self.devices.gpu_layers not in (0, AUTO) or self.devices.draft_device not in (AUTO, NONE):
+            raise UsageError(
+                "This machine's GPU layers and workers do not go together.",
+                "Leave out --gpu-layers and --draft-device, or have 'edgespec worker' here lend the card.",
+            )
+
+    @classmethod
+    def of(cls, **values: Any) -> Config:
+        """The configuration with some options, by their names as arguments; raises as `Config`."""
+        return cls().with_(**values)
+
+    def with_(self, **values: Any) -> Config:
+        """A copy with some options changed, by their names as arguments; raises as `Config`."""
+        changes: dict[str, dict[str, Any]] = {}
+        for name, value in values.items():
+            group, one = OPTIONS[name]
+            changes.setdefault(group, {})[one.field.name] = value
+        groups = {group: replace(getattr(self, group), **values) for group, values in changes.items()}
+        return replace(self, **groups)
+
+    def arguments(self) -> dict[str, Any]:
+        """The options that differ from their defaults, by their names as arguments, for JSON too."""
+        found = {}
+        for name, (group, one) in OPTIONS.items():
+            value = getattr(getattr(self, group), one.field.name)
+            if value != one.default:
+                found[name] = [*value] if isinstance(value, tuple) else value
+        return found
+
+
+GROUPS = {group.name: type(group.default) for group in fields(Config)}
+OPTIONS: Mapping[str, tuple[str, Declared]] = {
+    one.name: (group, one) for group, kind in GROUPS.items() for one in declared(kind)
+}
+"""Every option by its name as an argument, with the group that it is in."""

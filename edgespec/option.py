@@ -1,0 +1,243 @@
+"""Declarations of options: a dataclass field with the flag, the help and the range of its value.
+
+Everything that takes options is made from these declarations: the command line, its environment variables and
+configuration file, and the arguments of `edgespec.load`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields
+from numbers import Integral
+from typing import Any
+
+from edgespec.arguments import shown
+from edgespec.errors import UsageError
+from edgespec.units import parse_size
+
+
+class Values(ABC):
+    """The values that an option takes.
+
+    Attributes:
+        wanted: the values in words, to follow "It must be".
+        metavar: the value in a usage line.
+        words: values to complete.
+        typed: the type that the command line reads.
+    """
+
+    def __init__(
+        self, wanted: str, metavar: str = "", words: Sequence[str] = (), typed: type[Any] = str
+    ) -> None:
+        self.wanted = wanted
+        self.metavar = metavar
+        self.words = words
+        self.typed = typed
+
+    @abstractmethod
+    def read(self, given: Any) -> Any:
+        """The value, from however it was written.
+
+        Raises:
+            ValueError, TypeError: it is no such value.
+        """
+
+
+class Number(Values):
+    """A whole number, or one of a few words.
+
+    Args:
+        named: words, and the values that they stand for.
+        hidden: further ones, known from other programs.
+    """
+
+    def __init__(
+        self,
+        least: int,
+        most: int,
+        named: Mapping[str, Any] | None = None,
+        hidden: Mapping[str, Any] | None = None,
+    ) -> None:
+        words = [*(named or {})]
+        wanted = listed([f"from {least} to {most}", *words])
+        super().__init__(wanted, "|".join(["N", *words]), words, str if words else int)
+        self._range = range(least, most + 1)
+        self._named = {**(named or {}), **(hidden or {})}
+
+    def read(self, given: Any) -> Any:
+        word = str(given).strip().lower()
+        if word in self._named:
+            return self._named[word]
+        if isinstance(given, bool) or not isinstance(given, str | Integral):
+            raise TypeError
+        # int() alone would read digits of all scripts, and underscores.
+        if isinstance(given, str) and not re.fullmatch(r"\d{1,19}", word, re.ASCII):
+            raise ValueError
+        number = int(given)
+        if number not in self._range:
+            raise ValueError
+        return number
+
+
+class Size(Values):
+    """Bytes, or a text such as "12GiB"."""
+
+    def __init__(self) -> None:
+        super().__init__("above 0 and below 8 EiB", "SIZE")
+
+    def read(self, given: Any) -> int:
+        size = parse_size(given) if isinstance(given, str) else int(given)
+        if not 0 < size < 2**63:
+            raise ValueError
+        return size
+
+
+class OneOf(Values):
+    """One of several words."""
+
+    def __init__(self, *words: str) -> None:
+        super().__init__(listed(words), "|".join(words), words)
+
+    def read(self, given: Any) -> str:
+        if given not in self.words:
+            raise ValueError
+        return str(given)
+
+
+class Text(Values):
+    """A string, or a path."""
+
+    def __init__(self, *words: str) -> None:
+        super().__init__("a string", words=words)
+
+    def read(self, given: Any) -> str:
+        return str(os.fspath(given))
+
+
+class Texts(Values):
+    """Several strings: separated by commas, or each with a flag of its own."""
+
+    def __init__(self, *, repeated: bool = False) -> None:
+        super().__init__("a list of strings", typed=list[str] if repeated else str)
+
+    def read(self, given: Any) -> tuple[str, ...]:
+        if isinstance(given, str):
+            given = (part.strip() for part in given.split(",") if part.strip())
+        return tuple(given)
+
+
+class Switch(Values):
+    """Yes or no."""
+
+    def __init__(self) -> None:
+        super().__init__("true or false", typed=bool)
+
+    def read(self, given: Any) -> bool:
+        if not isinstance(given, bool):
+            raise TypeError
+        return given
+
+
+@dataclass(frozen=True)
+class Option:
+    """The declaration of an option, besides its default.
+
+    Attributes:
+        flags: on the command line, separated by spaces, the main one last; empty if it has none there.
+        help: a sentence for `--help`.
+        values: the values that it takes.
+        says: the default in words; None for the value itself.
+        more: sentences for those who call the library.
+        metavar: the value in a usage line, where that of `values` is not clear enough.
+        argument: its name as an argument of `edgespec.load`; empty for that of the field.
+        of_load: whether it is an argument of `edgespec.load`.
+    """
+
+    flags: str
+    help: str
+    values: Values
+    says: str | None = None
+    more: str = ""
+    metavar: str = ""
+    argument: str = ""
+    of_load: bool = True
+
+
+def option(default: Any, flags: str, help_text: str, values: Values, **more: Any) -> Any:
+    """A field of a group; see `Option`."""
+    return field(default=default, metadata={Option: Option(flags, help_text, values, **more)})
+
+
+@dataclass(frozen=True)
+class Declared:
+    """An option as it is declared in a group.
+
+    Attributes:
+        name: its name as an argument and as a setting.
+    """
+
+    name: str
+    field: Field[Any]
+    option: Option
+
+    @property
+    def default(self) -> Any:
+        """Its default."""
+        return self.field.default
+
+    @property
+    def help(self) -> str:
+        """A sentence on what it does, and its default."""
+        return self._with_default(self.option.help)
+
+    @property
+    def documentation(self) -> str:
+        """The help with further sentences for those who call the library."""
+        return self._with_default(" ".join(filter(None, [self.option.help, self.option.more])))
+
+    def _with_default(self, text: str) -> str:
+        says = str(self.default) if self.option.says is None else self.option.says
+        return f"{text} Default: {says}." if says else text
+
+    def read(self, given: Any) -> Any:
+        """The value, checked.
+
+        Raises:
+            UsageError: the option does not take it.
+        """
+        if given is None and self.default is None:
+            return None
+        try:
+            return self.option.values.read(given)
+        except (ValueError, TypeError):
+            raise UsageError(
+                f"{self.name} is {shown(given)}.", f"It must be {self.option.values.wanted}."
+            ) from None
+
+
+class Group:
+    """Options that belong together: a dataclass whose fields are made by `option`."""
+
+    def __post_init__(self) -> None:
+        """Read and check every value.
+
+        Raises:
+            UsageError: a value is out of its range.
+        """
+        for one in declared(type(self)):
+            object.__setattr__(self, one.field.name, one.read(getattr(self, one.field.name)))
+
+
+def declared(group: Any) -> Iterable[Declared]:
+    """The options of a group, in order."""
+    for one in fields(group):
+        metadata: Option = one.metadata[Option]
+        yield Declared(metadata.argument or one.name, one, metadata)
+
+
+def listed(words: Sequence[str]) -> str:
+    """Words as a sentence lists them: "a, b or c"."""
+    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
