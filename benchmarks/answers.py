@@ -35,7 +35,7 @@ import edgespec
 from benchmarks.workload import FOLDER, PROMPTS, q4_0, smollm2, widened
 from edgespec.bench.rows.capped import run_capped
 from edgespec.bench.rows.workload import balanced, own_questions, read_questions
-from edgespec.engine.loop import Sizer
+from edgespec.engine.sequence import Sizer
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
 from edgespec.measure.throughput import forget_cached
@@ -157,13 +157,13 @@ def alternating(target: Path, options: argparse.Namespace) -> dict[str, Any]:
         states: dict[str, tuple[Sizer, TreePolicy, Drafter]] = {}
         for way in ways:
             engine.set_tree_budget(1 if way == "plain" else None)
-            states[way] = engine.loop.sizer, tree_policy(), NoDrafter() if way == "plain" else drafter
+            states[way] = engine.sizer, tree_policy(), NoDrafter() if way == "plain" else drafter
 
         def answered(way: str, prompt: str, config: GenerationConfig) -> Generation:
             if not options.session:
                 engine.forget_texts()
             engine.target.rewind(0)
-            engine.loop.sizer, engine.policy, engine.drafter = states[way]
+            engine.sizer, engine.policy, engine.drafter = states[way]
             return engine.generate(prompt, config)
 
         for way in ways:

@@ -9,8 +9,8 @@ from typing import Protocol
 
 from edgespec.engine.answer_plan import AnswerPlan
 from edgespec.engine.logprobs import Logprobs
-from edgespec.engine.loop import DecodingText, Sizer
 from edgespec.engine.passes import CachedText
+from edgespec.engine.sequence import RunningSequence, Sizer
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk, FinishReason, Generation, PassRecord
 from edgespec.generation.tools import CallPiece
@@ -26,7 +26,7 @@ class Watcher(Protocol):
     """Sees what the target says in one answer, and what else it might have said."""
 
     def add(self, logits: FloatArray, tree: TokenTree, accepted: Acceptance) -> None:
-        """A pass: see `DecodingText.on_accept`. Called for tokens behind the end of the answer too."""
+        """A pass: see `RunningSequence.on_accept`. Called for tokens behind the end of the answer too."""
 
     def finish(self, answer: Generation) -> None:
         """The answer has ended, or was stopped."""
@@ -42,7 +42,7 @@ class AnswerInProgress:
     Attributes:
         config: its settings.
         generation: the answer so far.
-        decoding: the text, prompt and answer, as the loop extends it.
+        sequence: prompt and answer, as passes extend them.
         constrained: whether not every token may follow everywhere.
         builder: turns accepted tokens into text, and knows where the answer ends.
     """
@@ -64,43 +64,43 @@ class AnswerInProgress:
         self.constrained = plan.constraint is not None
         self.builder = AnswerBuilder(generation, vocabulary, config.stop, plan.parts, plan.shown)
         most = room if config.max_tokens is None else min(config.max_tokens, room)
-        self.decoding = DecodingText(list(prompt), method, len(prompt) + most, sizer)
+        self.sequence = RunningSequence(list(prompt), method, len(prompt) + most, sizer)
         self._room = room
         self._prompt_tokens = len(prompt)
         self._start = time.perf_counter()
         self._logprobs: Logprobs | None = None
         if config.logprobs is not None:
-            self._logprobs = self.decoding.on_accept = Logprobs(
+            self._logprobs = self.sequence.on_accept = Logprobs(
                 config.logprobs, lambda token: vocabulary.piece(token, control=True)
             )
         self._watcher: Watcher | None = None
 
     def watch(self, watcher: Watcher) -> None:
         """Let a watcher see every pass, and the end."""
-        before, self._watcher = self.decoding.on_accept, watcher
+        before, self._watcher = self.sequence.on_accept, watcher
 
         def on_accept(logits: FloatArray, tree: TokenTree, accepted: Acceptance) -> None:
             if before is not None:
                 before(logits, tree, accepted)
             watcher.add(logits, tree, accepted)
 
-        self.decoding.on_accept = on_accept
+        self.sequence.on_accept = on_accept
 
     @property
     def cached(self) -> CachedText | None:
         """Where the target caches the text; None for the target's own text."""
-        return self.decoding.cached
+        return self.sequence.cached
 
     @property
     def missing(self) -> int:
         """Tokens that must be read before the text can be extended; the last one is read by the next pass."""
-        held = len(self.decoding.cached.tokens) if self.decoding.cached is not None else 0
-        return len(self.decoding.tokens) - 1 - held
+        held = len(self.sequence.cached.tokens) if self.sequence.cached is not None else 0
+        return len(self.sequence.tokens) - 1 - held
 
     @property
     def is_full(self) -> bool:
         """Whether it has as many tokens as it may have."""
-        return len(self.decoding.tokens) >= self.decoding.end
+        return len(self.sequence.tokens) >= self.sequence.end
 
     @property
     def length_to_settle(self) -> int:
@@ -118,7 +118,7 @@ class AnswerInProgress:
         """Add what a pass has appended to the text; whatever follows the end of the answer is not counted."""
         answer, timings, builder = self.generation, self.generation.timings, self.builder
         before, known = builder.count, len(answer.tokens)
-        said = builder.take(self.decoding.tokens[self._prompt_tokens + before :])
+        said = builder.take(self.sequence.tokens[self._prompt_tokens + before :])
         record = record.cut(builder.count - before)
         answer.passes.append(record)
         timings.draft_s += record.draft_s
