@@ -11,17 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.drafters.cascade import rows_are_cheap
-from edgespec.drafters.drafted_text import DraftedText, DraftStep
-from edgespec.drafters.drafted_texts import DraftedTexts
+from edgespec.drafters.draft_sequence import DraftSequence, DraftStep
+from edgespec.drafters.draft_sequences import DraftSequences
 from edgespec.files.checked import CheckedFiles
 from edgespec.models.gguf.header import read_header
 from edgespec.models.llama.cache.identity import cache_identity
-from edgespec.models.llama.cache.states import BLOCK, StateStore
-from edgespec.models.llama.cache.text_cache import (
-    TextCache,
+from edgespec.models.llama.cache.kv_cache import (
+    KVCache,
     common_prefix,
     decode_together,
 )
+from edgespec.models.llama.cache.states import BLOCK, StateStore
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
@@ -72,8 +72,8 @@ class ModelDrafter(Drafter):
         # One vocabulary may be padded at its end; padding is no token of the other.
         self._n_vocab = min(model.vocabulary.n_tokens, target_vocabulary)
         self._proposers = proposers
-        self._texts = DraftedTexts(context, self._new_text)
-        self._drafted: list[DraftedText] = []  # those of the last trees, in order
+        self._texts = DraftSequences(context, self._new_text)
+        self._drafted: list[DraftSequence] = []  # those of the last trees, in order
         self._places: dict[int, int] = {}  # where each request of the last call is in there
         self._store: StateStore | None = None
         self._prompts: StateStore | None = None
@@ -81,8 +81,8 @@ class ModelDrafter(Drafter):
         self._reads_ahead = False  # whether the steps of the last tree read what sources are sure of
         self._changing = False  # a call has begun and not ended
 
-    def _new_text(self, cache: TextCache) -> DraftedText:
-        return DraftedText(cache, self._n_vocab)
+    def _new_text(self, cache: KVCache) -> DraftSequence:
+        return DraftSequence(cache, self._n_vocab)
 
     @property
     def root_was_known(self) -> bool:
@@ -110,7 +110,7 @@ class ModelDrafter(Drafter):
         trees = [TokenTree.root_only(request.text[-1]) for request in requests]
         served = self._with_room(requests, limits) if limits.allows_drafting else []
         if served:
-            self._take_up([requests[index] for index in served])
+            self._resume([requests[index] for index in served])
             searches = [TreeSearch(requests[index].text[-1], requests[index].limits) for index in served]
             if len(requests) > 1:
                 limits = replace(limits, width=self._context.n_outputs)
@@ -140,7 +140,7 @@ class ModelDrafter(Drafter):
         # Draws are not candidates: none is learned from or reused.
         (drafted,) = self._drafted = self._texts_for([(text, None, 0)])
         self._recall(drafted, text)
-        drafted.take_up(None, None, None)
+        drafted.begin_candidates(None, None, None)
 
         def read(frontier: Frontier) -> tuple[list[int], FloatArray]:
             step = DraftStep(drafted, frontier)
@@ -265,11 +265,11 @@ class ModelDrafter(Drafter):
         """The requests that the cache has room for."""
         return self._texts.with_room(requests, limits)
 
-    def _texts_for(self, wanted: Sequence[tuple[Sequence[int], Ranking | None, int]]) -> list[DraftedText]:
-        """The text in the cache for each of these; see `DraftedTexts.continued`."""
+    def _texts_for(self, wanted: Sequence[tuple[Sequence[int], Ranking | None, int]]) -> list[DraftSequence]:
+        """The text in the cache for each of these; see `DraftSequences.continued`."""
         return self._texts.continued(wanted)
 
-    def _take_up(self, requests: Sequence[DraftRequest]) -> None:
+    def _resume(self, requests: Sequence[DraftRequest]) -> None:
         """Take up texts where their last trees left them."""
         wanted = [(request.text, request.ranking, request.limits.branching) for request in requests]
         self._drafted = self._texts_for(wanted)
@@ -278,9 +278,9 @@ class ModelDrafter(Drafter):
             limits = request.limits
             merged = self._proposers if limits.growth.merges else ()
             proposals = proposals_of(merged, request.text, limits.depth) if merged else None
-            drafted.take_up(limits, request.ranking, proposals)
+            drafted.begin_candidates(limits, request.ranking, proposals)
 
-    def _recall(self, drafted: DraftedText, text: Sequence[int]) -> None:
+    def _recall(self, drafted: DraftSequence, text: Sequence[int]) -> None:
         """Restore as much of a long text as the saved states hold."""
         for store in (self._store, self._prompts):
             if store is not None and len(drafted.pending) > BLOCK:

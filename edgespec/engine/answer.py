@@ -9,7 +9,7 @@ from typing import Protocol
 
 from edgespec.engine.answer_plan import AnswerPlan
 from edgespec.engine.logprobs import Logprobs
-from edgespec.engine.passes import CachedText
+from edgespec.engine.passes import CachedSequence
 from edgespec.engine.sequence import RunningSequence, Sizer
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk, FinishReason, Generation, PassRecord
@@ -87,7 +87,7 @@ class AnswerInProgress:
         self.sequence.on_accept = on_accept
 
     @property
-    def cached(self) -> CachedText | None:
+    def cached(self) -> CachedSequence | None:
         """Where the target caches the text; None for the target's own text."""
         return self.sequence.cached
 
@@ -103,7 +103,7 @@ class AnswerInProgress:
         return len(self.sequence.tokens) >= self.sequence.end
 
     @property
-    def length_to_settle(self) -> int:
+    def final_length(self) -> int:
         """Tokens of the text that plain decoding has read by the end of the answer."""
         return self._prompt_tokens + self.builder.tokens_to_cache
 
@@ -118,7 +118,7 @@ class AnswerInProgress:
         """Add what a pass has appended to the text; whatever follows the end of the answer is not counted."""
         answer, timings, builder = self.generation, self.generation.timings, self.builder
         before, known = builder.count, len(answer.tokens)
-        said = builder.take(self.sequence.tokens[self._prompt_tokens + before :])
+        delta = builder.feed(self.sequence.tokens[self._prompt_tokens + before :])
         record = record.cut(builder.count - before)
         answer.passes.append(record)
         timings.draft_s += record.draft_s
@@ -128,24 +128,24 @@ class AnswerInProgress:
         if self._logprobs is not None:
             answer.logprobs += self._logprobs.taken()[: len(answer.tokens) - known]
         return Chunk(
-            said.text,
+            delta.text,
             tuple(answer.tokens[known:]),
             record,
-            reasoning=said.reasoning,
-            calls=said.calls,
+            reasoning=delta.reasoning,
+            calls=delta.calls,
             logprobs=tuple(answer.logprobs[known:]),
         )
 
-    def finish(self, reason: FinishReason, settle: Callable[[int], None]) -> Chunk:
+    def finish(self, reason: FinishReason, truncate_to: Callable[[int], None]) -> Chunk:
         """Finish the answer.
 
         Args:
             reason: why it ends, unless the answer has ended by itself.
-            settle: makes the cache end where plain decoding would have stopped.
+            truncate_to: makes the cache end where plain decoding would have stopped.
         """
         answer = self.generation
         rest = self.builder.finish(reason)
-        settle(self.length_to_settle)
+        truncate_to(self.final_length)
         answer.context_full = answer.finish_reason == "length" and len(answer.tokens) == self._room
         answer.memory.peak_rss_bytes = peak_rss()
         if self._watcher is not None:
@@ -154,7 +154,7 @@ class AnswerInProgress:
 
 
 @dataclass(frozen=True)
-class Said:
+class AnswerDelta:
     """What has become certain of an answer; see `generation.result.Chunk`."""
 
     text: str = ""
@@ -197,7 +197,7 @@ class AnswerBuilder:
         self._calls: list[CallPiece] = []
         self._end_token = False
 
-    def take(self, tokens: Sequence[int]) -> Said:
+    def feed(self, tokens: Sequence[int]) -> AnswerDelta:
         """Add tokens up to the end of the answer; returns what can no longer change."""
         before = self._sizes()
         for token in tokens:
@@ -214,9 +214,9 @@ class AnswerBuilder:
             if self._stream.stopped:
                 self.ended = True
                 break
-        return self._said_since(before)
+        return self._delta_since(before)
 
-    def finish(self, reason: FinishReason) -> Said:
+    def finish(self, reason: FinishReason) -> AnswerDelta:
         """Finish the answer; returns what was held back until now."""
         before = self._sizes()
         if self._parts is not None:
@@ -231,7 +231,7 @@ class AnswerBuilder:
             self.generation.stop_string = self._stream.stop_string
         ending: FinishReason = "tool_calls" if self.generation.tool_calls else "stop"
         self.generation.finish_reason = ending if self.ended else reason
-        return self._said_since(before)
+        return self._delta_since(before)
 
     def _spelled(self, token: int) -> bytes:
         if token in self._shown:
@@ -250,9 +250,9 @@ class AnswerBuilder:
     def _sizes(self) -> tuple[int, int, int]:
         return len(self._text), len(self._reasoning), len(self._calls)
 
-    def _said_since(self, sizes: tuple[int, int, int]) -> Said:
+    def _delta_since(self, sizes: tuple[int, int, int]) -> AnswerDelta:
         text, reasoning, calls = sizes
-        return Said(
+        return AnswerDelta(
             "".join(self._text[text:]), "".join(self._reasoning[reasoning:]), tuple(self._calls[calls:])
         )
 

@@ -117,7 +117,7 @@ class Engine:
         self.profile_updates = ProfileUpdates(keys if learn else None)
         self._costs = costs
         if texts is None:
-            texts = knee_of_texts(costs.verify, target.max_texts) if costs else target.max_texts
+            texts = knee_of_texts(costs.verify, target.max_sequences) if costs else target.max_sequences
         self.texts = texts
         by_expert = target.model.weights.expert_use is not None
         self._first_nodes = _FIRST_NODES_BY_EXPERT if by_expert else FIRST_BUDGET
@@ -287,7 +287,7 @@ class Engine:
         """
         answers = Answers(on_result)
         for event in self.stream_many(numbered(prompts, config, raw), parallel=parallel):
-            answers.take(event)
+            answers.add(event)
         return answers.in_order
 
     @checks_arguments
@@ -319,7 +319,7 @@ class Engine:
             self.stream_many_async(numbered(prompts, config, raw), parallel=parallel)
         ) as events:
             async for event in events:
-                answers.take(event)
+                answers.add(event)
         return answers.in_order
 
     def step(self, batch: Batch) -> list[PassRecord]:
@@ -350,7 +350,7 @@ class Engine:
         whole = PassRecord(
             nodes=sum(len(draft.tree) for draft in drafts.trees),
             accepted=sum(max(len(path) - 1, 0) for path in paths),
-            promised=sum(draft.tree.expected_accepted for draft in drafts.trees),
+            expected_accepted=sum(draft.tree.expected_accepted for draft in drafts.trees),
             draft_s=draft_end - start,
             verify_s=verify_end - draft_end,
             accept_s=time.perf_counter() - verify_end,
@@ -466,17 +466,17 @@ class Engine:
             return self.sizer
         return FixedSizer(replace(self.limits, budget=min(method.nodes, self.limits.budget)))
 
-    def _finish(self, answer: AnswerInProgress, reason: FinishReason, *, settles: bool = True) -> Chunk:
+    def _finish(self, answer: AnswerInProgress, reason: FinishReason, *, in_cache: bool = True) -> Chunk:
         """End an answer, and the text in the cache where plain decoding would have."""
 
-        def settle(length: int) -> None:
+        def truncate_to(length: int) -> None:
             with self._usage.held_for_cleanup() as is_open:
-                if is_open and settles:
-                    self.target.settle(length, answer.cached)
+                if is_open and in_cache:
+                    self.target.truncate_to(length, answer.cached)
 
         answer.generation.plain_pass_s = self.baseline_pass_s
         try:
-            return answer.finish(reason, settle)
+            return answer.finish(reason, truncate_to)
         finally:
             self.policy.keep()
 
@@ -507,7 +507,7 @@ class Engine:
                 *self._checked(request.prompt, request.config, request.raw), request.config, request.raw
             ),
             # A sequence that waits, or was given up, is not in the cache.
-            finish=lambda answer, reason: self._finish(answer, reason, settles=answer.cached is not None),
+            finish=lambda answer, reason: self._finish(answer, reason, in_cache=answer.cached is not None),
             most_texts=parallel or self.texts,
         )
         with closing(self._usage.held_steps(self._scheduled_passes(scheduler, on_pass))) as events:
@@ -543,7 +543,7 @@ class Engine:
         finally:
             unfinished = scheduler.close()
         for request, answer in unfinished:
-            yield Event(request, self._finish(answer, "cancelled", settles=False))
+            yield Event(request, self._finish(answer, "cancelled", in_cache=False))
 
     def _new_answer(self, prompt_tokens: int, config: GenerationConfig, seed: int) -> Generation:
         answer = Generation(
@@ -653,7 +653,7 @@ def _divided(whole: PassRecord, drafts: Drafts, paths: Sequence[Sequence[int]]) 
             whole,
             nodes=len(draft.tree),
             accepted=max(len(path) - 1, 0),
-            promised=draft.tree.expected_accepted,
+            expected_accepted=draft.tree.expected_accepted,
             experts=share,
         )
         for draft, path, share in zip(drafts.trees, paths, experts, strict=True)

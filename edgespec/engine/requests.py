@@ -135,7 +135,7 @@ class Answers:
         self._on_result = on_result
         self._answers: dict[int, Generation] = {}
 
-    def take(self, event: Event) -> None:
+    def add(self, event: Event) -> None:
         """Take a piece of an answer; raises why there is none."""
         if event.error is not None:
             raise event.error

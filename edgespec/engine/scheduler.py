@@ -17,7 +17,7 @@ from pathlib import Path
 
 from edgespec.engine.answer import AnswerInProgress
 from edgespec.engine.pass_plan import CellBudget, PassLimits, ReadingBeside, plan_pass
-from edgespec.engine.passes import CachedText, PromptChunk
+from edgespec.engine.passes import CachedSequence, PromptChunk
 from edgespec.engine.requests import Event, Request, RequestSource
 from edgespec.engine.sequence import Batch
 from edgespec.engine.target import Target
@@ -25,8 +25,8 @@ from edgespec.errors import EdgeSpecError
 from edgespec.files.checked import CheckedFiles
 from edgespec.generation.result import Chunk, FinishReason, PassRecord
 from edgespec.models.gguf.footprint import LARGE_NODES, USUAL_NODES
+from edgespec.models.llama.cache.kv_cache import common_prefix
 from edgespec.models.llama.cache.states import StateStore
-from edgespec.models.llama.cache.text_cache import common_prefix
 from edgespec.models.llama.row_rule import MOST_PADDED_ROWS
 from edgespec.speculation.drafters.base import Drafter
 
@@ -57,7 +57,7 @@ class _InFlight:
         return self.answer.sequence.tokens[:-1]
 
     @property
-    def place(self) -> CachedText:
+    def place(self) -> CachedSequence:
         """Where the text is cached."""
         cached = self.answer.sequence.cached
         assert cached is not None, "only waiting texts are not in the cache"
@@ -93,17 +93,17 @@ class Scheduler:
         self._source = source
         self._begin = begin
         self._finish = finish
-        texts = min(most_texts, target.max_texts - 1, target.max_nodes)
+        texts = min(most_texts, target.max_sequences - 1, target.max_nodes)
         self._limits = PassLimits(max(texts, 1), _most_rows(target))
         self._beside = ReadingBeside(self._limits.rows)
-        self._most_idle = max(target.max_texts - 1 - self._limits.texts, 0)
+        self._most_idle = max(target.max_sequences - 1 - self._limits.texts, 0)
         self._cells = CellBudget(target.context.n_cells, spare=4 * target.max_nodes)
         self._in_flight: list[_InFlight] = []
         self._extended: list[_InFlight] = []  # by the latest batch
         self._read: list[_InFlight] = []  # those of whose prompts the latest batch reads a chunk
         self._waiting: deque[_InFlight] = deque()
-        self._idle: deque[CachedText] = deque()  # of finished answers, for requests that begin alike
-        self._storing: dict[CachedText, Iterator[None]] = {}  # what is left to be written of texts
+        self._idle: deque[CachedSequence] = deque()  # of finished answers, for requests that begin alike
+        self._storing: dict[CachedSequence, Iterator[None]] = {}  # what is left to be written of texts
         self._drafted: deque[Sequence[int]] = deque(maxlen=_MOST_DRAFTED)  # finished, not yet written
         self._states: StateStore | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -221,7 +221,7 @@ class Scheduler:
         """Cells in use, and those that prompts will take."""
         return self._target.n_live + sum(max(text.answer.missing, 0) for text in self._in_flight)
 
-    def _forget_finished(self, last: CachedText | None = None) -> bool:
+    def _forget_finished(self, last: CachedSequence | None = None) -> bool:
         """Give up the least recent of the finished texts; False if there is none.
 
         Args:
@@ -236,7 +236,7 @@ class Scheduler:
         self._forget(next((text for text in finished if text is not last), finished[0]))
         return True
 
-    def _forget(self, cached: CachedText) -> None:
+    def _forget(self, cached: CachedSequence) -> None:
         """Give up a finished text, whose state is written first."""
         for _ in self._storing.pop(cached, ()):
             pass
@@ -244,7 +244,7 @@ class Scheduler:
             self._target.rewind(0)
         else:
             self._idle.remove(cached)
-            self._target.close_text(cached)
+            self._target.close_sequence(cached)
 
     def _store_a_block(self) -> bool:
         """Write a block of a finished text's state; False if all are written."""
@@ -266,10 +266,10 @@ class Scheduler:
     def _open(self, text: _InFlight) -> None:
         """Give a text its place in the cache, with what is known of it already."""
         tokens = text.prompt
-        if self._target.max_texts == 1:  # the text that it takes the place of is still to be written
+        if self._target.max_sequences == 1:  # the text that it takes the place of is still to be written
             while self._store_a_block():
                 pass
-        cached = self._target.open_text(tokens)
+        cached = self._target.open_sequence(tokens)
         text.answer.sequence.cached = cached
         self._in_flight.append(text)
         while self._cells.overflows(self._held):  # only now, as it may share cells of a finished text
@@ -282,7 +282,7 @@ class Scheduler:
 
     def _reads_alone(self, ready: Sequence[_InFlight], reading: Sequence[_InFlight]) -> bool:
         """Whether the oldest prompt that is being read gets the next pass to itself, in the longest piece."""
-        if self._target.max_texts == 1:
+        if self._target.max_sequences == 1:
             return not ready
         if not self._streamed or reading[0].answer.missing <= self._limits.rows:
             return False
@@ -317,8 +317,8 @@ class Scheduler:
             if not text.started and text.answer.missing > 0:
                 known = len(text.place.tokens)
                 if self._target.longest_prefix(text.prompt, but=text.place)[1] > known:
-                    self._target.close_text(text.place)
-                    text.answer.sequence.cached = self._target.open_text(text.prompt)
+                    self._target.close_sequence(text.place)
+                    text.answer.sequence.cached = self._target.open_sequence(text.prompt)
                     text.to_read = max(text.answer.missing, 0)
 
     def _add(self, text: _InFlight, record: PassRecord) -> Generator[Event, None, None]:
@@ -371,8 +371,8 @@ class Scheduler:
             self._folder = tempfile.TemporaryDirectory(prefix="edgespec-texts-", ignore_cleanup_errors=True)
             files = CheckedFiles(Path(self._folder.name))
             self._states = StateStore(files, repr(sorted(self._target.identity.items())))
-        self._target.save_text(self._states, text.place)
-        self._target.close_text(text.place)
+        self._target.save_sequence(self._states, text.place)
+        self._target.close_sequence(text.place)
         text.answer.sequence.cached = None
         self._in_flight.remove(text)
         self._waiting.appendleft(text)
@@ -383,7 +383,7 @@ class Scheduler:
             self._folder.cleanup()
         if not self._target.closed:
             for cached in tuple(self._target.texts):
-                self._target.close_text(cached)
+                self._target.close_sequence(cached)
         for text in self._in_flight:
             text.answer.sequence.cached = None
         self._in_flight, self._idle, self._waiting = [], deque(), deque()

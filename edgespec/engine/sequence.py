@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from edgespec.engine.passes import CachedText, PromptChunk, TextTree
+from edgespec.engine.passes import CachedSequence, PromptChunk, SequenceTree
 from edgespec.errors import EdgeSpecError
 from edgespec.generation.result import PassTree
 from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
@@ -44,7 +44,7 @@ class RunningSequence:
     method: Method
     end: int
     sizer: Sizer
-    cached: CachedText | None = None
+    cached: CachedSequence | None = None
     unread: int = 0
     last_round: tuple[TokenTree, Acceptance] | None = None
     error: EdgeSpecError | None = None
@@ -128,9 +128,9 @@ class Batch:
         """Rows that are no nodes: those of prompts."""
         return sum(s.unread for s in self.sequences) + sum(len(chunk.tokens) for chunk in self.chunks)
 
-    def trees(self, drafts: Sequence[DraftedTree]) -> list[TextTree]:
+    def trees(self, drafts: Sequence[DraftedTree]) -> list[SequenceTree]:
         """What the target is to verify."""
         return [
-            TextTree(sequence.tokens, draft.tree, sequence.cached, sequence.unread)
+            SequenceTree(sequence.tokens, draft.tree, sequence.cached, sequence.unread)
             for sequence, draft in zip(self.sequences, drafts, strict=True)
         ]

@@ -32,7 +32,7 @@ class PassRecord:
         setup_s: seconds of the pass for what is needed once for its number of rows, such as asking workers
             how much memory it takes there. The next pass over as many rows does not take them.
         draft_read_s: seconds of `draft_s` during which weights for the pass were being read.
-        promised: drafted tokens that were expected to be accepted, the sum of the nodes' path
+        expected_accepted: drafted tokens that were expected to be accepted, the sum of the nodes' path
             probabilities; 0 if unknown.
         draft_steps: decodes that the drafter took.
         draft_rows: nodes that it read in them.
@@ -50,7 +50,7 @@ class PassRecord:
     accept_s: float
     wait_s: float = 0.0
     draft_read_s: float = 0.0
-    promised: float = 0.0
+    expected_accepted: float = 0.0
     draft_steps: int = 0
     draft_rows: int = 0
     draft_text_s: float = 0.0

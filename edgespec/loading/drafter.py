@@ -66,7 +66,7 @@ def tree_limits(
     limits = TreeLimits(nodes, depth=nodes, width=max(8, nodes // 8))
     if drafter is not None:
         limits = replace(limits, depth=_MODEL_DRAFT_DEPTH)
-    return policy.within(limits, speculation.tree_depth, speculation.tree_width)
+    return policy.clamp(limits, speculation.tree_depth, speculation.tree_width)
 
 
 def open_drafter(

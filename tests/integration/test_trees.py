@@ -52,7 +52,7 @@ def engine(smol_path: Path, q4_drafter_path: Path) -> Iterator[Engine]:
 def test_the_text_does_not_depend_on_the_policy(engine: Engine, texts: list[list[int]], name: str) -> None:
     engine.policy = tree_policy(name)
     sizer = engine.sizer
-    engine.sizer = type(sizer)(engine.policy.within(sizer.limits()))
+    engine.sizer = type(sizer)(engine.policy.clamp(sizer.limits()))
     try:
         answers = [engine.generate(PROMPT, config) for config in CONFIGS]
     finally:
@@ -193,7 +193,7 @@ def test_a_searched_node_that_the_target_chose_is_not_read_again(engine: Engine)
     config = CONFIGS[0]
     ranking = policy.ranking(config, GumbelNoise(0, 49152))
     text = engine.encoder.encode(PROMPT)
-    limits = policy.within(engine.sizer.limits())
+    limits = policy.clamp(engine.sizer.limits())
     tree = drafter.draft(text, limits, ranking)
     steps = drafter.steps
     searched = [node for node in range(1, len(tree)) if tree.depths[node] == 1]
