@@ -1,7 +1,7 @@
 """Tokens per second of a target that does not fit, with a drafter, against llama.cpp in the same memory.
 
     python -m benchmarks.answers [--cap 1200] [--budgets 8 16 32] [--llama-cpp DIR]
-    python -m benchmarks.answers --alternate ahead|lookup|drafter [--drafter FILE] [--disk GB/s]
+    python -m benchmarks.answers --alternate lookup|drafter [--drafter FILE] [--disk GB/s]
 
 The target is the widened SmolLM2-135M-Instruct (Q4_0) of benchmarks.streaming, the drafter the model it
 was requantized from, which agrees with it on about 3 of 4 tokens. Every answer is made in a process of its
@@ -11,12 +11,11 @@ llama.cpp's own programs, built from the sources of the same version: llama-comp
 llama-speculative-simple with its own speculative decoding, both with the target's file mapped.
 
 With `--alternate`, two ways to draft take turns in one process, prompt by prompt of `bench`'s own workload or
-of a file in its format, such as benchmarks/quoting.jsonl: `ahead` compares drafting while passes wait for the
-disk with not doing so, `lookup` compares everything that needs no drafter with plain decoding, and `drafter`
-compares the drafter with it, whose trees are sized while running. Each way learns by itself, beginning with
-an answer that is not counted, so that no question is easier for having been asked before. What was kept of
-texts is forgotten before each answer; with `--session`, sources go on from question to question as they do in
-use.
+of a file in its format, such as benchmarks/quoting.jsonl: `lookup` compares everything that needs no drafter
+with plain decoding, and `drafter` compares the drafter with it, whose trees are sized while running. Each way
+learns by itself, beginning with an answer that is not counted, so that no question is easier for having been
+asked before. What was kept of texts is forgotten before each answer; with `--session`, sources keep what they
+have seen from question to question, as they do in use.
 """
 
 from __future__ import annotations
@@ -36,9 +35,8 @@ import edgespec
 from benchmarks.workload import FOLDER, PROMPTS, q4_0, smollm2, widened
 from edgespec.bench.rows.capped import run_capped
 from edgespec.bench.rows.workload import balanced, own_questions, read_questions
-from edgespec.engine.loop import Sizer
+from edgespec.engine.sequence import Sizer
 from edgespec.generation.config import GenerationConfig
-from edgespec.generation.decisions import Decisions
 from edgespec.generation.result import Generation
 from edgespec.measure.throughput import forget_cached
 from edgespec.offload.layout import Piece
@@ -52,13 +50,10 @@ _SUMMED = (  # of passes
     "draft_s",
     "draft_read_s",
     "draft_steps",
-    "ahead_s",
-    "ahead_steps",
     "wait_s",
     "verify_s",
 )
 _WAYS = {  # of --alternate
-    "ahead": ("between passes", "ahead"),
     "lookup": ("plain", "lookup"),
     "drafter": ("plain", "drafter"),
 }
@@ -80,7 +75,7 @@ def main() -> None:
     parser.add_argument("--llama-tokens", type=int, default=24, help="its answers' length: it is slow here")
     parser.add_argument("--llama-drafts", type=int, nargs="*", default=[4, 8, 16], help="its draft lengths")
     parser.add_argument("--alternate", choices=_WAYS, help="compare two ways only")
-    parser.add_argument("--drafter", type=Path, help="the drafter of --alternate ahead and drafter")
+    parser.add_argument("--drafter", type=Path, help="the drafter of --alternate drafter")
     parser.add_argument("--workload", type=Path, help="questions of --alternate, as JSON lines")
     parser.add_argument("--session", action="store_true", help="forget nothing between different questions")
     parser.add_argument(
@@ -162,14 +157,13 @@ def alternating(target: Path, options: argparse.Namespace) -> dict[str, Any]:
         states: dict[str, tuple[Sizer, TreePolicy, Drafter]] = {}
         for way in ways:
             engine.set_tree_budget(1 if way == "plain" else None)
-            states[way] = engine.loop.sizer, tree_policy(), NoDrafter() if way == "plain" else drafter
+            states[way] = engine.sizer, tree_policy(), NoDrafter() if way == "plain" else drafter
 
         def answered(way: str, prompt: str, config: GenerationConfig) -> Generation:
             if not options.session:
                 engine.forget_texts()
             engine.target.rewind(0)
-            engine.decisions = Decisions(drafting_ahead=None if way == "ahead" else False)
-            engine.loop.sizer, engine.policy, engine.drafter = states[way]
+            engine.sizer, engine.policy, engine.drafter = states[way]
             return engine.generate(prompt, config)
 
         for way in ways:
@@ -211,7 +205,7 @@ def show_alternating(row: dict[str, Any]) -> None:
             f"{way:>16}: {tokens / total['decode_s']:6.2f} tokens/s, {tokens / rounds:5.2f} a pass,"
             f" {total['nodes'] / rounds:5.1f} nodes, pass {total['verify_s'] / rounds:.3f} s,"
             f" drafting {100 * total['draft_s'] / total['decode_s']:4.1f} % of the time"
-            f" ({total['draft_steps'] / rounds:.1f} steps a pass, {total['ahead_steps'] / rounds:.1f} ahead,"
+            f" ({total['draft_steps'] / rounds:.1f} steps a pass,"
             f" the disk reads for {100 * total['draft_read_s'] / total['decode_s']:4.1f} %),"
             f" waits {100 * total['wait_s'] / total['decode_s']:4.1f} %"
         )

@@ -82,7 +82,7 @@ def _measured(
         answer = engine.generate(tokens, config).tokens
         for name, policy in policies.items():
             ranking = policy.ranking(config, GumbelNoise(seed, engine.target.model.vocabulary.n_tokens))
-            limits = policy.within(TreeLimits(options.budget, depth=16, width=max(8, options.budget // 8)))
+            limits = policy.clamp(TreeLimits(options.budget, depth=16, width=max(8, options.budget // 8)))
             limits = replace(limits, growth=policy.growth(config))
             text = [*tokens]
             ahead = list(answer)

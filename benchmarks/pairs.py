@@ -29,7 +29,7 @@ import edgespec
 from benchmarks.workload import read_lines, smollm2
 from edgespec.bench.rows.workload import Question, balanced, own_questions, read_questions
 from edgespec.engine.engine import Engine
-from edgespec.engine.loop import Sizer
+from edgespec.engine.sequence import Sizer
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
 from edgespec.speculation.drafters.base import Drafter, NoDrafter
@@ -145,9 +145,7 @@ def _measured(options: argparse.Namespace, known: Iterable[Row]) -> Iterator[lis
 def _way(engine: Engine, way: str, drafter: Drafter) -> _Way:
     """A way that has learned nothing yet."""
     engine.set_tree_budget(1 if way == "plain" else None if way == "auto" else int(way))
-    return _Way(
-        engine.loop.sizer, tree_policy(engine.policy.name), NoDrafter() if way == "plain" else drafter
-    )
+    return _Way(engine.sizer, tree_policy(engine.policy.name), NoDrafter() if way == "plain" else drafter)
 
 
 def _answer(
@@ -156,7 +154,7 @@ def _answer(
     if not keep:
         way.drafter.forget_texts()
     engine.target.rewind(0)
-    engine.loop.sizer, engine.policy, engine.drafter = way.sizer, way.policy, way.drafter
+    engine.sizer, engine.policy, engine.drafter = way.sizer, way.policy, way.drafter
     return engine.generate(prompt, config)
 
 

@@ -18,7 +18,7 @@ from functools import partial
 
 import edgespec
 from benchmarks.workload import PROMPTS, dropped, q4_0
-from edgespec.engine.passes import TextTree
+from edgespec.engine.passes import SequenceTree
 from edgespec.generation.config import GenerationConfig
 from edgespec.machine.probe import usable_cores
 from edgespec.speculation.draws import SeededDraws
@@ -104,7 +104,7 @@ def tokens_of(engine: edgespec.Engine, methods: list[Method], budget: int, text:
     limits = TreeLimits(budget, depth=budget - 1)
     engine.target.prefill(text[:-1])
     guess = methods[0].drafting.draft(engine.drafter, text, limits)
-    trees = [TextTree(text, guess.tree)]
+    trees = [SequenceTree(text, guess.tree)]
     logits = engine.target.verify(trees).verified[0].logits.copy()
     engine.target.commit(trees, [[0]])
     shared = methods[0].rule.name == "shared-noise"

@@ -235,7 +235,7 @@ def new_policy(method: str, path: Path | None = None) -> TreePolicy:
 
 def limits_of(policy: TreePolicy, budget: int, config: GenerationConfig) -> TreeLimits:
     """What `edgespec.load` would allow for that budget."""
-    limits = policy.within(TreeLimits(max(budget, 64), depth=DEPTH, width=max(8, budget // 8)))
+    limits = policy.clamp(TreeLimits(max(budget, 64), depth=DEPTH, width=max(8, budget // 8)))
     return replace(limits, budget=budget, growth=policy.growth(config))
 
 

@@ -87,13 +87,13 @@ def together(
     outcome = Outcome()
     patience = {chance.randrange(len(wanted)): chance.randint(1, 6) for _ in range(leaving)}
     said: dict[int, list[int]] = {}
-    save, before = engine.target.save_text, engine.target.cache.compactions
+    save, before = engine.target.save_sequence, engine.target.cache.compactions
 
     def counted(*arguments: Any) -> None:
         outcome.set_aside += 1
         save(*arguments)
 
-    engine.target.save_text = counted  # type: ignore[method-assign,assignment]
+    engine.target.save_sequence = counted  # type: ignore[method-assign,assignment]
     try:
         events = engine.stream_many(
             Arrivals([replace(request, cancelled=False) for request in wanted], chance, 8.0),
@@ -112,7 +112,7 @@ def together(
                 assert finished == expected[number], f"request {number}"
                 outcome.identical += 1
     finally:
-        engine.target.save_text = save  # type: ignore[method-assign]
+        engine.target.save_sequence = save  # type: ignore[method-assign]
     assert list(engine.target.texts) == [engine.target.own], "all places are given back"
     assert outcome.identical + outcome.left == len(wanted)
     outcome.compactions = engine.target.cache.compactions - before

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.models.llama.cache.text_cache import TextCache
+from edgespec.models.llama.cache.kv_cache import KVCache
 from edgespec.speculation.growth import Children, Frontier
 from edgespec.speculation.tree import TokenTree
 
@@ -78,7 +78,7 @@ class Branches:
         """The paths that hold branches."""
         return frozenset(self._paths.values())
 
-    def add(self, node: int, parent: int, token: int, depth: int, cache: TextCache) -> int | None:
+    def add(self, node: int, parent: int, token: int, depth: int, cache: KVCache) -> int | None:
         """Note that a search's node is going to be read, or one that it has not come upon yet.
 
         Args:
@@ -104,7 +104,7 @@ class Branches:
         self._found_before |= node < 0
         return path
 
-    def _path_below(self, parent: int, depth: int, cache: TextCache) -> int | None:
+    def _path_below(self, parent: int, depth: int, cache: KVCache) -> int | None:
         if parent in self._paths and parent not in self._extended:
             self._extended.add(parent)
             return self._paths[parent]

@@ -15,11 +15,11 @@ from typing import Protocol
 
 import numpy as np
 
-from edgespec.drafters.drafted_text import DraftedText, DraftStep
-from edgespec.drafters.head_text import HeadText
+from edgespec.drafters.draft_sequence import DraftSequence, DraftStep
+from edgespec.drafters.head_sequence import HeadSequence
 from edgespec.drafters.model import ModelDrafter
 from edgespec.files.checked import CheckedFiles
-from edgespec.models.llama.cache.text_cache import TextCache
+from edgespec.models.llama.cache.kv_cache import KVCache
 from edgespec.models.llama.heads.context import HeadContext
 from edgespec.models.llama.runtime.model import Model
 from edgespec.speculation.drafters.base import DraftRequest
@@ -35,7 +35,7 @@ _SPARE_CELLS = 256  # for the trees of all texts
 _TRIAL_TEXT = 16  # least tokens before the rows that are timed
 
 
-class ReadText(Protocol):
+class ReadSequence(Protocol):
     """A text in the target's cache."""
 
     @property
@@ -46,7 +46,7 @@ class ReadText(Protocol):
 class _Shown:
     """Hidden states (rows, width) of a text's last tokens, from `start` on."""
 
-    owner: ReadText
+    owner: ReadSequence
     tokens: list[int]
     start: int
     hidden: FloatArray
@@ -75,19 +75,19 @@ class HeadDrafter(ModelDrafter):
         self._head = context
         super().__init__(model, context, target_vocabulary, proposers)
         self._shown: list[_Shown] = []
-        self._closed: list[ReadText] = []
-        self._owned: list[tuple[ReadText, HeadText]] = []
+        self._closed: list[ReadSequence] = []
+        self._owned: list[tuple[ReadSequence, HeadSequence]] = []
 
-    def _new_text(self, cache: TextCache) -> HeadText:
-        return HeadText(cache, self._n_vocab, self._head.width)
+    def _new_text(self, cache: KVCache) -> HeadSequence:
+        return HeadSequence(cache, self._n_vocab, self._head.width)
 
-    def take(self, cached: ReadText, start: int, hidden: FloatArray) -> None:
+    def receive(self, cached: ReadSequence, start: int, hidden: FloatArray) -> None:
         """Tokens of a text were read by the target; see HiddenReader."""
         if sum(len(shown.hidden) for shown in self._shown) > _MOST_WAITING:
             self._shown.clear()  # texts that are never drafted for: they begin anew where they are
         self._shown.append(_Shown(cached, list(cached.tokens[: start + len(hidden)]), start, hidden))
 
-    def closed(self, cached: ReadText) -> None:
+    def closed(self, cached: ReadSequence) -> None:
         """The target has forgotten a text."""
         self._shown = [shown for shown in self._shown if shown.owner is not cached]
         self._closed.append(cached)
@@ -114,11 +114,11 @@ class HeadDrafter(ModelDrafter):
         """Seconds of one decode of this many rows, after a short text; everything is forgotten."""
         self.forget()
         text, rng = self._texts[0], np.random.default_rng(rows)
-        assert isinstance(text, HeadText)
+        assert isinstance(text, HeadSequence)
         n_tokens = rows + -(-_TRIAL_TEXT // rows) * rows
         tokens = rng.integers(0, self._n_vocab, n_tokens + 1).tolist()
         self._begin()
-        text.take(tokens, 0, rng.standard_normal((n_tokens + 1, self._head.width)).astype(np.float32))
+        text.add_features(tokens, 0, rng.standard_normal((n_tokens + 1, self._head.width)).astype(np.float32))
         text.prepare_reading()
         text.read_pending(rows)
         start = time.perf_counter()
@@ -150,12 +150,12 @@ class HeadDrafter(ModelDrafter):
             if text is not None:
                 if not text.n_rows and shown.start:
                     self._begin_like_another(text, shown)
-                text.take(shown.tokens, shown.start, features)
+                text.add_features(shown.tokens, shown.start, features)
             del self._shown[0]
             if text is not None and text.readable > self._context.n_rows:
                 self._read_ahead(text)
 
-    def _begin_like_another(self, text: HeadText, shown: _Shown) -> None:
+    def _begin_like_another(self, text: HeadSequence, shown: _Shown) -> None:
         """Let an empty text share the rows of one that begins alike, as it does in the target's cache."""
         start = shown.start
         alike = [
@@ -166,7 +166,7 @@ class HeadDrafter(ModelDrafter):
         if alike:
             text.begin_like(min(alike, key=lambda other: other.unread), start)
 
-    def _read_ahead(self, text: HeadText) -> None:
+    def _read_ahead(self, text: HeadSequence) -> None:
         """Read rows of a long text, so that their features need not be kept."""
         room = self._context.n_cells - _SPARE_CELLS - text.n_rows
         if room < 0:
@@ -177,14 +177,14 @@ class HeadDrafter(ModelDrafter):
         text.read_pending(self._context.n_rows)
         text.pending = []
 
-    def _leave(self, room: int, kept: Sequence[DraftedText]) -> None:
+    def _leave(self, room: int, kept: Sequence[DraftSequence]) -> None:
         """Forget all texts but these, if the others have more rows than there is room for."""
         others = [text for text in self._texts if all(text is not one for one in kept)]
         if sum(len(text.read) for text in others) > room:
             for text in others:
                 text.forget()
 
-    def _owned_by(self, owner: ReadText) -> HeadText | None:
+    def _owned_by(self, owner: ReadSequence) -> HeadSequence | None:
         """The text in the head's cache for one of the target's; None if there is no room for another."""
         for known, text in self._owned:
             if known is owner:
@@ -193,11 +193,11 @@ class HeadDrafter(ModelDrafter):
         found = free[0] if free else self._opened_beside()
         if found is None:
             return None
-        assert isinstance(found, HeadText)
+        assert isinstance(found, HeadSequence)
         self._owned.append((owner, found))
         return found
 
-    def _opened_beside(self) -> DraftedText | None:
+    def _opened_beside(self) -> DraftSequence | None:
         for text in self._texts:
             text.forget_tree()  # its branches may have all sequence ids
         try:
@@ -205,7 +205,7 @@ class HeadDrafter(ModelDrafter):
         except ValueError:
             return None
 
-    def _release(self, owner: ReadText) -> None:
+    def _release(self, owner: ReadSequence) -> None:
         for known, text in list(self._owned):
             if known is owner:
                 self._owned.remove((known, text))
@@ -215,9 +215,9 @@ class HeadDrafter(ModelDrafter):
                     text.forget_tree()
                     self._texts.close(text)
 
-    def _ready(self, texts: Sequence[Sequence[int]]) -> list[HeadText | None]:
+    def _ready(self, texts: Sequence[Sequence[int]]) -> list[HeadSequence | None]:
         """For each text, the one in the head's cache whose features are known up to the root."""
-        found: list[HeadText | None] = []
+        found: list[HeadSequence | None] = []
         free = [text for _, text in self._owned]
         for tokens in texts:
             before = list(tokens[:-1])
@@ -245,11 +245,11 @@ class HeadDrafter(ModelDrafter):
         self._leave(room, [ready[index] for index in served])
         return sorted(served)
 
-    def _texts_for(self, wanted: Sequence[tuple[Sequence[int], Ranking | None, int]]) -> list[DraftedText]:
+    def _texts_for(self, wanted: Sequence[tuple[Sequence[int], Ranking | None, int]]) -> list[DraftSequence]:
         """The text in the cache for each of these, which are ready; its last tree is dropped."""
         for known in self._texts:
             known.forget_tree()
-        found: list[DraftedText] = []
+        found: list[DraftSequence] = []
         for text, (tokens, ranking, count) in zip(self._ready([w[0] for w in wanted]), wanted, strict=True):
             assert text is not None, "only texts that are ready are drafted for"
             text.begin(tokens)
@@ -257,7 +257,7 @@ class HeadDrafter(ModelDrafter):
             found.append(text)
         return found
 
-    def _recall(self, drafted: DraftedText, text: Sequence[int]) -> None:
+    def _recall(self, drafted: DraftSequence, text: Sequence[int]) -> None:
         """There is no saved state."""
 
     def _most_pending(self, steps: Sequence[DraftStep]) -> int:
@@ -271,5 +271,5 @@ class HeadDrafter(ModelDrafter):
             return
         features = self._head.features(outputs)
         for step, which in zip(steps, rows, strict=True):
-            assert isinstance(step.text, HeadText)
+            assert isinstance(step.text, HeadSequence)
             step.text.keep_features(step.frontier, step.rows, features[which])

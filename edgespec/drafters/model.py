@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,19 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.drafters.cascade import rows_are_cheap
-from edgespec.drafters.drafted_text import DraftedText, DraftStep
-from edgespec.drafters.drafted_texts import ROOM, DraftedTexts
-from edgespec.errors import EdgeSpecError
+from edgespec.drafters.draft_sequence import DraftSequence, DraftStep
+from edgespec.drafters.draft_sequences import DraftSequences
 from edgespec.files.checked import CheckedFiles
 from edgespec.models.gguf.header import read_header
 from edgespec.models.llama.cache.identity import cache_identity
-from edgespec.models.llama.cache.states import BLOCK, StateStore
-from edgespec.models.llama.cache.text_cache import (
-    TextCache,
+from edgespec.models.llama.cache.kv_cache import (
+    KVCache,
     common_prefix,
     decode_together,
 )
-from edgespec.models.llama.runtime.abort import DecodeAborted
+from edgespec.models.llama.cache.states import BLOCK, StateStore
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
@@ -35,13 +32,10 @@ from edgespec.speculation.sampled_trees import Drawing, grow_drawn
 from edgespec.speculation.sources.base import Proposer, proposals_of
 from edgespec.speculation.sources.target_rows import observed
 from edgespec.speculation.tree import FloatArray, TokenTree
-from edgespec.speculation.tree_search import TreeSearch, draft_steps, grow_together
+from edgespec.speculation.tree_search import TreeSearch, grow_together
 from edgespec.speculation.verification.base import DraftedTree
 
 _TRIAL_TEXT = 32  # tokens before the rows that are timed
-_NODES_AHEAD = 128  # nodes beyond a tree that it is extended by
-_LEAST_AHEAD = math.log(0.01)  # score of a node that is worth reading before its time has come
-
 _USUAL_PENDING = 4  # tokens up to the root that are read in a usual round
 
 _NO_LOGITS = np.empty((0, 0), dtype=np.float32)
@@ -78,18 +72,17 @@ class ModelDrafter(Drafter):
         # One vocabulary may be padded at its end; padding is no token of the other.
         self._n_vocab = min(model.vocabulary.n_tokens, target_vocabulary)
         self._proposers = proposers
-        self._texts = DraftedTexts(context, self._new_text)
-        self._drafted: list[DraftedText] = []  # those of the last trees, in order
+        self._texts = DraftSequences(context, self._new_text)
+        self._drafted: list[DraftSequence] = []  # those of the last trees, in order
         self._places: dict[int, int] = {}  # where each request of the last call is in there
         self._store: StateStore | None = None
         self._prompts: StateStore | None = None
         self.steps = self.rows = 0
-        self._ahead: Iterator[None] | None = None  # draft steps below the last tree
         self._reads_ahead = False  # whether the steps of the last tree read what sources are sure of
         self._changing = False  # a call has begun and not ended
 
-    def _new_text(self, cache: TextCache) -> DraftedText:
-        return DraftedText(cache, self._n_vocab)
+    def _new_text(self, cache: KVCache) -> DraftSequence:
+        return DraftSequence(cache, self._n_vocab)
 
     @property
     def root_was_known(self) -> bool:
@@ -117,7 +110,7 @@ class ModelDrafter(Drafter):
         trees = [TokenTree.root_only(request.text[-1]) for request in requests]
         served = self._with_room(requests, limits) if limits.allows_drafting else []
         if served:
-            self._take_up([requests[index] for index in served])
+            self._resume([requests[index] for index in served])
             searches = [TreeSearch(requests[index].text[-1], requests[index].limits) for index in served]
             if len(requests) > 1:
                 limits = replace(limits, width=self._context.n_outputs)
@@ -128,66 +121,14 @@ class ModelDrafter(Drafter):
                 and self._drafted[0].cache.max_paths > 1
                 and not searches[0].counts_steps
             )
-            if goes_on:
-                limits = replace(limits, remembered=_LEAST_AHEAD)
             cascade = rows_are_cheap(limits) if limits.cascade is None else limits.cascade
             self._reads_ahead = goes_on and cascade
             grown = grow_together(searches, self._expand, limits, self._known)
             for index, tree in zip(served, grown, strict=True):
                 trees[index] = tree
-            if goes_on:
-                self._ahead = self._steps_ahead(searches[0], limits)
         self._places = {index: place for place, index in enumerate(served)}
         self._changing = False
         return trees
-
-    def draft_ahead(self) -> bool:
-        """Take another draft step below the last tree.
-
-        What the target may choose next is read beforehand: the likeliest tokens after its leaves, and so on.
-        If it fails, for example because it was stopped from outside, there are no further steps.
-        """
-        if self._ahead is None or self._changing:
-            return False
-        steps, rows = self.steps, self.rows
-        self._changing = True
-        try:
-            took_one = next(self._ahead, _NO_STEP) is not _NO_STEP
-        except (DecodeAborted, EdgeSpecError, MemoryError):
-            self._ahead = None  # the next call of `draft` recovers
-            return False
-        finally:
-            self.steps, self.rows = steps, rows  # those of the tree itself
-        self._changing = False
-        if not took_one:
-            self._ahead = None
-        return took_one
-
-    def _steps_ahead(self, search: TreeSearch, limits: TreeLimits) -> Iterator[None]:
-        """Continue the search for the last tree: its best open nodes are what most likely comes next."""
-        text = self._drafted[0]
-        most_cells = self._texts.room_for(text) - ROOM - limits.width
-        wider = replace(
-            limits,
-            budget=limits.budget + _NODES_AHEAD,
-            width=min(max(limits.width, 1), self._context.n_outputs),
-            min_logprob=_LEAST_AHEAD,
-            free=1,
-            rows=1,
-            min_gain=0.0,
-            row_gain=0.0,
-            hidden_gain=0.0,
-            most_gain=math.inf,
-        )
-        steps = draft_steps([search], wider, self._known)
-        try:
-            frontiers = next(steps)
-            while len(text.read) + text.n_branch_cells <= most_cells:
-                children = self._expand(frontiers)
-                yield None
-                frontiers = steps.send(children)
-        except StopIteration:
-            return
 
     def draw(self, text: Sequence[int], drawing: Drawing, width: int) -> DraftedTree:
         """A tree whose tokens are sampled from this model's distribution.
@@ -199,7 +140,7 @@ class ModelDrafter(Drafter):
         # Draws are not candidates: none is learned from or reused.
         (drafted,) = self._drafted = self._texts_for([(text, None, 0)])
         self._recall(drafted, text)
-        drafted.take_up(None, None, None)
+        drafted.begin_candidates(None, None, None)
 
         def read(frontier: Frontier) -> tuple[list[int], FloatArray]:
             step = DraftStep(drafted, frontier)
@@ -310,14 +251,12 @@ class ModelDrafter(Drafter):
             self._recover()
         self._changing = True
         self._places = {}
-        self._ahead = None
         self.steps = self.rows = 0
         self.text_s = 0.0
 
     def _recover(self) -> None:
         """Return to the texts that were certainly read, and forget the last trees."""
         self._changing = True  # in case this is interrupted too
-        self._ahead = None
         self._texts.recover()
         self._drafted, self._places = [], {}
         self._changing = False
@@ -326,11 +265,11 @@ class ModelDrafter(Drafter):
         """The requests that the cache has room for."""
         return self._texts.with_room(requests, limits)
 
-    def _texts_for(self, wanted: Sequence[tuple[Sequence[int], Ranking | None, int]]) -> list[DraftedText]:
-        """The text in the cache for each of these; see `DraftedTexts.continued`."""
+    def _texts_for(self, wanted: Sequence[tuple[Sequence[int], Ranking | None, int]]) -> list[DraftSequence]:
+        """The text in the cache for each of these; see `DraftSequences.continued`."""
         return self._texts.continued(wanted)
 
-    def _take_up(self, requests: Sequence[DraftRequest]) -> None:
+    def _resume(self, requests: Sequence[DraftRequest]) -> None:
         """Take up texts where their last trees left them."""
         wanted = [(request.text, request.ranking, request.limits.branching) for request in requests]
         self._drafted = self._texts_for(wanted)
@@ -339,9 +278,9 @@ class ModelDrafter(Drafter):
             limits = request.limits
             merged = self._proposers if limits.growth.merges else ()
             proposals = proposals_of(merged, request.text, limits.depth) if merged else None
-            drafted.take_up(limits, request.ranking, proposals)
+            drafted.begin_candidates(limits, request.ranking, proposals)
 
-    def _recall(self, drafted: DraftedText, text: Sequence[int]) -> None:
+    def _recall(self, drafted: DraftSequence, text: Sequence[int]) -> None:
         """Restore as much of a long text as the saved states hold."""
         for store in (self._store, self._prompts):
             if store is not None and len(drafted.pending) > BLOCK:

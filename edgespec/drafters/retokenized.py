@@ -14,7 +14,7 @@ from itertools import takewhile
 
 import numpy as np
 
-from edgespec.models.llama.cache.text_cache import common_prefix, open_cache
+from edgespec.models.llama.cache.kv_cache import common_prefix, open_cache
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model

@@ -9,8 +9,8 @@ from typing import Protocol
 
 from edgespec.engine.answer_plan import AnswerPlan
 from edgespec.engine.logprobs import Logprobs
-from edgespec.engine.loop import DecodingText, Sizer
-from edgespec.engine.passes import CachedText
+from edgespec.engine.passes import CachedSequence
+from edgespec.engine.sequence import RunningSequence, Sizer
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk, FinishReason, Generation, PassRecord
 from edgespec.generation.tools import CallPiece
@@ -26,7 +26,7 @@ class Watcher(Protocol):
     """Sees what the target says in one answer, and what else it might have said."""
 
     def add(self, logits: FloatArray, tree: TokenTree, accepted: Acceptance) -> None:
-        """A pass: see `DecodingText.on_accept`. Called for tokens behind the end of the answer too."""
+        """A pass: see `RunningSequence.on_accept`. Called for tokens behind the end of the answer too."""
 
     def finish(self, answer: Generation) -> None:
         """The answer has ended, or was stopped."""
@@ -42,7 +42,7 @@ class AnswerInProgress:
     Attributes:
         config: its settings.
         generation: the answer so far.
-        decoding: the text, prompt and answer, as the loop extends it.
+        sequence: prompt and answer, as passes extend them.
         constrained: whether not every token may follow everywhere.
         builder: turns accepted tokens into text, and knows where the answer ends.
     """
@@ -64,46 +64,46 @@ class AnswerInProgress:
         self.constrained = plan.constraint is not None
         self.builder = AnswerBuilder(generation, vocabulary, config.stop, plan.parts, plan.shown)
         most = room if config.max_tokens is None else min(config.max_tokens, room)
-        self.decoding = DecodingText(list(prompt), method, len(prompt) + most, sizer)
+        self.sequence = RunningSequence(list(prompt), method, len(prompt) + most, sizer)
         self._room = room
         self._prompt_tokens = len(prompt)
         self._start = time.perf_counter()
         self._logprobs: Logprobs | None = None
         if config.logprobs is not None:
-            self._logprobs = self.decoding.on_accept = Logprobs(
+            self._logprobs = self.sequence.on_accept = Logprobs(
                 config.logprobs, lambda token: vocabulary.piece(token, control=True)
             )
         self._watcher: Watcher | None = None
 
     def watch(self, watcher: Watcher) -> None:
         """Let a watcher see every pass, and the end."""
-        before, self._watcher = self.decoding.on_accept, watcher
+        before, self._watcher = self.sequence.on_accept, watcher
 
         def on_accept(logits: FloatArray, tree: TokenTree, accepted: Acceptance) -> None:
             if before is not None:
                 before(logits, tree, accepted)
             watcher.add(logits, tree, accepted)
 
-        self.decoding.on_accept = on_accept
+        self.sequence.on_accept = on_accept
 
     @property
-    def cached(self) -> CachedText | None:
+    def cached(self) -> CachedSequence | None:
         """Where the target caches the text; None for the target's own text."""
-        return self.decoding.cached
+        return self.sequence.cached
 
     @property
     def missing(self) -> int:
         """Tokens that must be read before the text can be extended; the last one is read by the next pass."""
-        held = len(self.decoding.cached.tokens) if self.decoding.cached is not None else 0
-        return len(self.decoding.tokens) - 1 - held
+        held = len(self.sequence.cached.tokens) if self.sequence.cached is not None else 0
+        return len(self.sequence.tokens) - 1 - held
 
     @property
     def is_full(self) -> bool:
         """Whether it has as many tokens as it may have."""
-        return len(self.decoding.tokens) >= self.decoding.end
+        return len(self.sequence.tokens) >= self.sequence.end
 
     @property
-    def length_to_settle(self) -> int:
+    def final_length(self) -> int:
         """Tokens of the text that plain decoding has read by the end of the answer."""
         return self._prompt_tokens + self.builder.tokens_to_cache
 
@@ -118,7 +118,7 @@ class AnswerInProgress:
         """Add what a pass has appended to the text; whatever follows the end of the answer is not counted."""
         answer, timings, builder = self.generation, self.generation.timings, self.builder
         before, known = builder.count, len(answer.tokens)
-        said = builder.take(self.decoding.tokens[self._prompt_tokens + before :])
+        delta = builder.feed(self.sequence.tokens[self._prompt_tokens + before :])
         record = record.cut(builder.count - before)
         answer.passes.append(record)
         timings.draft_s += record.draft_s
@@ -128,24 +128,24 @@ class AnswerInProgress:
         if self._logprobs is not None:
             answer.logprobs += self._logprobs.taken()[: len(answer.tokens) - known]
         return Chunk(
-            said.text,
+            delta.text,
             tuple(answer.tokens[known:]),
             record,
-            reasoning=said.reasoning,
-            calls=said.calls,
+            reasoning=delta.reasoning,
+            calls=delta.calls,
             logprobs=tuple(answer.logprobs[known:]),
         )
 
-    def finish(self, reason: FinishReason, settle: Callable[[int], None]) -> Chunk:
+    def finish(self, reason: FinishReason, truncate_to: Callable[[int], None]) -> Chunk:
         """Finish the answer.
 
         Args:
             reason: why it ends, unless the answer has ended by itself.
-            settle: makes the cache end where plain decoding would have stopped.
+            truncate_to: makes the cache end where plain decoding would have stopped.
         """
         answer = self.generation
         rest = self.builder.finish(reason)
-        settle(self.length_to_settle)
+        truncate_to(self.final_length)
         answer.context_full = answer.finish_reason == "length" and len(answer.tokens) == self._room
         answer.memory.peak_rss_bytes = peak_rss()
         if self._watcher is not None:
@@ -154,7 +154,7 @@ class AnswerInProgress:
 
 
 @dataclass(frozen=True)
-class Said:
+class AnswerDelta:
     """What has become certain of an answer; see `generation.result.Chunk`."""
 
     text: str = ""
@@ -197,7 +197,7 @@ class AnswerBuilder:
         self._calls: list[CallPiece] = []
         self._end_token = False
 
-    def take(self, tokens: Sequence[int]) -> Said:
+    def feed(self, tokens: Sequence[int]) -> AnswerDelta:
         """Add tokens up to the end of the answer; returns what can no longer change."""
         before = self._sizes()
         for token in tokens:
@@ -214,9 +214,9 @@ class AnswerBuilder:
             if self._stream.stopped:
                 self.ended = True
                 break
-        return self._said_since(before)
+        return self._delta_since(before)
 
-    def finish(self, reason: FinishReason) -> Said:
+    def finish(self, reason: FinishReason) -> AnswerDelta:
         """Finish the answer; returns what was held back until now."""
         before = self._sizes()
         if self._parts is not None:
@@ -231,7 +231,7 @@ class AnswerBuilder:
             self.generation.stop_string = self._stream.stop_string
         ending: FinishReason = "tool_calls" if self.generation.tool_calls else "stop"
         self.generation.finish_reason = ending if self.ended else reason
-        return self._said_since(before)
+        return self._delta_since(before)
 
     def _spelled(self, token: int) -> bytes:
         if token in self._shown:
@@ -250,9 +250,9 @@ class AnswerBuilder:
     def _sizes(self) -> tuple[int, int, int]:
         return len(self._text), len(self._reasoning), len(self._calls)
 
-    def _said_since(self, sizes: tuple[int, int, int]) -> Said:
+    def _delta_since(self, sizes: tuple[int, int, int]) -> AnswerDelta:
         text, reasoning, calls = sizes
-        return Said(
+        return AnswerDelta(
             "".join(self._text[text:]), "".join(self._reasoning[reasoning:]), tuple(self._calls[calls:])
         )
 

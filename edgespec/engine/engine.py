@@ -1,14 +1,18 @@
 """The engine: turns prompts into answers, one at a time or many in shared passes.
 
-The decoding loop itself is in `loop.py`.
+A pass of the target is expensive, and takes about as long for a whole tree of tokens as for one. So a drafter
+guesses how sequences continue, each as a tree; the target reads all trees in one pass; the path that it
+agrees with is accepted, together with the target's own choice after it. That is `Engine.step`. Decoding
+without a drafter is the same with trees of one node, and a single answer is a batch of one sequence.
 """
 
 from __future__ import annotations
 
+import math
 import secrets
-import weakref
-from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+import time
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack, aclosing, closing
 from dataclasses import replace
 from types import TracebackType
 
@@ -17,10 +21,14 @@ from edgespec.costs.batches import knee_of_texts
 from edgespec.costs.pass_time import Costs
 from edgespec.engine.answer import AnswerInProgress, Watcher
 from edgespec.engine.answer_plan import AnswerPlanner
-from edgespec.engine.loop import Loop, Sizer
-from edgespec.engine.many_texts.answers import ManyAnswers
+from edgespec.engine.asynchronous import events_of_thread
+from edgespec.engine.drafting import Drafts, draft_batch, limits_for
+from edgespec.engine.observing import Observing
+from edgespec.engine.passes import TargetPass
+from edgespec.engine.requests import Answers, Event, Request, RequestList, RequestSource, numbered
+from edgespec.engine.scheduler import Scheduler
+from edgespec.engine.sequence import Batch, Sizer
 from edgespec.engine.target import Target
-from edgespec.engine.tree_limits import limits_for
 from edgespec.engine.usage import Usage
 from edgespec.errors import ContextLengthError, EdgeSpecError, UsageError
 from edgespec.files.checked import CheckedFiles
@@ -43,7 +51,7 @@ from edgespec.speculation.tree import Acceptance, TokenTree
 _FIRST_NODES_BY_EXPERT = 2
 
 
-class Engine(ManyAnswers):
+class Engine:
     """One target and one drafter, generating one answer at a time, or many in shared passes.
 
     Several threads may use an engine: a call waits until those that other threads made before it have ended.
@@ -63,7 +71,10 @@ class Engine(ManyAnswers):
         notes: explanations of decisions, in plain sentences.
         warnings: what users must know, for example that something other than requested is done.
         last_generation: the latest answer.
-        loop: draft, verify, accept, commit.
+        drafter: guesses how sequences continue, as trees.
+        sizer: decides how large these are.
+        baseline_pass_s: seconds of a pass over a single row, as measured lately; 0 if unknown.
+        last_round: the latest tree with drafted tokens, and what was accepted of it; None before the first.
         memory: what the loaded models take, and where layers are.
         texts: how many texts `stream_many` answers at once, where it is not told.
         prompt_files: where the states of prompts are kept for later runs; None if they are not.
@@ -106,12 +117,16 @@ class Engine(ManyAnswers):
         self.profile_updates = ProfileUpdates(keys if learn else None)
         self._costs = costs
         if texts is None:
-            texts = knee_of_texts(costs.verify, target.max_texts) if costs else target.max_texts
+            texts = knee_of_texts(costs.verify, target.max_sequences) if costs else target.max_sequences
         self.texts = texts
         by_expert = target.model.weights.expert_use is not None
         self._first_nodes = _FIRST_NODES_BY_EXPERT if by_expert else FIRST_BUDGET
-        sizer = self._new_sizer(fixed=self.limits if tree_budget else None)
-        self.loop = Loop(target, drafter, sizer, plain_s=costs.verify.at(1) if costs else 0.0)
+        self.drafter = drafter
+        self.sizer: Sizer = self._new_sizer(fixed=self.limits if tree_budget else None)
+        self.baseline_pass_s = costs.verify.at(1) if costs else 0.0
+        self.last_round: tuple[TokenTree, Acceptance] | None = None
+        self._decisions = Decisions()
+        self._observing = Observing()
         self.load_s = self._load_s = load_s
         self.memory = memory or MemoryUse()
         self._abort = abort
@@ -141,28 +156,15 @@ class Engine(ManyAnswers):
         return f"{self.target.model.path.name}, drafted by {self.drafter.name}, {mode}"
 
     @property
-    def drafter(self) -> Drafter:
-        """The drafter, which guesses how texts continue."""
-        return self.loop.drafter
-
-    @drafter.setter
-    def drafter(self, drafter: Drafter) -> None:
-        self.loop.drafter = drafter
-
-    @property
     def decisions(self) -> Decisions:
         """Which decisions are forced instead of following from measured costs; may be set between answers."""
-        return self.loop.decisions
+        return self._decisions
 
     @decisions.setter
     def decisions(self, decisions: Decisions) -> None:
-        self.loop.decisions = decisions
+        self._decisions = decisions
+        self._observing.forced = decisions.observing
         self.target.model.weights.guess_experts(decisions.expert_guesses)
-
-    @property
-    def last_round(self) -> tuple[TokenTree, Acceptance] | None:
-        """The latest tree with drafted tokens, and what was accepted of it; None before the first."""
-        return self.loop.last_round
 
     @checks_arguments
     def stream(
@@ -189,23 +191,13 @@ class Engine(ManyAnswers):
                 decoding was requested; or this thread has begun another answer and not ended it.
             BackendError: the engine is closed, or another thread closes it in the meantime.
         """
-        # The engine is busy as long as the generator exists, so the generator needs a reference to itself.
-        own: list[weakref.ref[Generator[Chunk, None, None]]] = []
-        answer = self._stream(own, prompt, config or GenerationConfig(), raw, on_prefill)
-        own.append(weakref.ref(answer))
-        return answer
+        config = config or GenerationConfig()
 
-    def _stream(
-        self,
-        own: Sequence[weakref.ref[Generator[Chunk, None, None]]],
-        prompt: Prompt,
-        config: GenerationConfig,
-        raw: bool,
-        on_prefill: Callable[[int, int], None] | None,
-    ) -> Generator[Chunk, None, None]:
-        tokens, room = self._checked(prompt, config, raw)
-        with self._usage.turn(own[0]):
-            yield from self._usage.held_steps(self._answer(tokens, room, config, raw, on_prefill))
+        def begin() -> Generator[Chunk, None, None]:
+            tokens, room = self._checked(prompt, config, raw)
+            return self._usage.held_steps(self._answer(tokens, room, config, raw, on_prefill))
+
+        return self._usage.in_turn(begin)
 
     @checks_arguments
     def _checked(self, prompt: Prompt, config: GenerationConfig, raw: bool) -> tuple[list[int], int]:
@@ -244,6 +236,172 @@ class Engine(ManyAnswers):
         assert generation is not None
         return generation
 
+    @checks_arguments
+    def stream_many(
+        self,
+        source: RequestSource | Iterable[Request],
+        *,
+        parallel: int | None = None,
+        on_pass: Callable[[Sequence[PassRecord]], None] | None = None,
+    ) -> Generator[Event, None, None]:
+        """Answer many requests in shared passes, yielding what each pass adds to each answer.
+
+        Every answer is the one that `generate` would give: texts that share passes do not change each other
+        in exact decoding, and otherwise differ no more than trees of other sizes would make them.
+
+        Args:
+            source: requests, taken as there is room for them.
+            parallel: most answers at once; None for `texts`.
+            on_pass: called after each pass that extended answers, with a record of each; all have the
+                times of the whole pass.
+
+        Raises:
+            UsageError: `parallel` is not positive, or this thread has begun another answer and not ended it.
+            BackendError: the engine is closed, or another thread closes it in the meantime.
+        """
+        if parallel is not None and parallel < 1:
+            raise UsageError(f"The number of parallel texts is {parallel}.", "It must be 1 or more.")
+        requests = RequestList(source) if isinstance(source, Iterable) else source
+        return self._usage.in_turn(lambda: self._answer_many(requests, parallel, on_pass))
+
+    @checks_arguments
+    def generate_many(
+        self,
+        prompts: Iterable[Prompt],
+        config: GenerationConfig | None = None,
+        *,
+        raw: bool = False,
+        parallel: int | None = None,
+        on_result: Callable[[int, Generation], None] = lambda index, answer: None,
+    ) -> list[Generation]:
+        """Answer many prompts in shared passes; see `stream_many`.
+
+        Args:
+            on_result: called with each prompt's index and answer, as soon as it is finished.
+
+        Returns:
+            The answers, in the order of the prompts.
+
+        Raises:
+            EdgeSpecError: a prompt cannot be answered; see `stream`.
+        """
+        answers = Answers(on_result)
+        for event in self.stream_many(numbered(prompts, config, raw), parallel=parallel):
+            answers.add(event)
+        return answers.in_order
+
+    @checks_arguments
+    def stream_many_async(
+        self, source: RequestSource | Iterable[Request], *, parallel: int | None = None
+    ) -> AsyncGenerator[Event, None]:
+        """The same as `stream_many` for asynchronous code: passes run in a thread of their own.
+
+        Ending the iteration early, or cancelling the task that iterates, ends the answers after the pass that
+        is running, and the engine is free then. If the engine still works for another call, the iteration
+        ends at once, and nothing is answered. Requests may be added meanwhile through a `RequestQueue`, which
+        is closed in the end.
+        """
+        return events_of_thread(lambda requests: self.stream_many(requests, parallel=parallel), source)
+
+    @checks_arguments
+    async def generate_many_async(
+        self,
+        prompts: Iterable[Prompt],
+        config: GenerationConfig | None = None,
+        *,
+        raw: bool = False,
+        parallel: int | None = None,
+        on_result: Callable[[int, Generation], None] = lambda index, answer: None,
+    ) -> list[Generation]:
+        """The same as `generate_many` for asynchronous code; may be cancelled like `stream_many_async`."""
+        answers = Answers(on_result)
+        async with aclosing(
+            self.stream_many_async(numbered(prompts, config, raw), parallel=parallel)
+        ) as events:
+            async for event in events:
+                answers.add(event)
+        return answers.in_order
+
+    def step(self, batch: Batch) -> list[PassRecord]:
+        """One pass over a batch: draft, verify, accept, commit.
+
+        Each sequence is extended, and the chunks of prompts are read. If the choice of a sequence's tokens
+        fails, its `error` says why, nothing of its tree is kept, and the others are extended.
+
+        Returns:
+            A record for each sequence. All have the times of the whole pass, and divide its experts.
+
+        Raises:
+            DecodeAborted: stopped from outside; the sequences are unchanged.
+        """
+        start, read_s = time.perf_counter(), self.target.reading_s
+        drafts = draft_batch(batch, self.drafter, self.target, self.sizer, self._decisions)
+
+        draft_end, draft_read_s = time.perf_counter(), self.target.reading_s - read_s
+        trees = batch.trees(drafts.trees)
+        result = self.target.verify(trees, batch.chunks)
+
+        verify_end = time.perf_counter()
+        observe_s = self._observe(batch, drafts, result, verify_end - draft_end)
+        paths = self._accept(batch, drafts, result)
+        self.target.commit(trees, paths)
+
+        asked = bool(drafts.asked)
+        whole = PassRecord(
+            nodes=sum(len(draft.tree) for draft in drafts.trees),
+            accepted=sum(max(len(path) - 1, 0) for path in paths),
+            expected_accepted=sum(draft.tree.expected_accepted for draft in drafts.trees),
+            draft_s=draft_end - start,
+            verify_s=verify_end - draft_end,
+            accept_s=time.perf_counter() - verify_end,
+            wait_s=result.waited_s,
+            setup_s=result.setup_s,
+            draft_read_s=draft_read_s,
+            experts=result.experts,
+            draft_steps=self.drafter.steps if asked else 0,
+            draft_rows=self.drafter.rows if asked else 0,
+            draft_text_s=self.drafter.text_s if asked else 0.0,
+            observe_s=observe_s,
+            prompt_rows=sum(tree.unread for tree in trees),
+        )
+        self._learn(batch, whole)
+        return _divided(whole, drafts, paths)
+
+    def _observe(self, batch: Batch, drafts: Drafts, result: TargetPass, verify_s: float) -> float:
+        """Show the pass to the drafter; returns the seconds that it took."""
+        resting_s = None if drafts.asked or not batch.sequences else verify_s / len(batch.sequences)
+        return sum(
+            self._observing.show(self.drafter, sequence.tokens, draft.tree, verified.logits, resting_s)
+            for sequence, draft, verified in zip(batch.sequences, drafts.trees, result.verified, strict=True)
+        )
+
+    def _accept(self, batch: Batch, drafts: Drafts, result: TargetPass) -> list[Sequence[int]]:
+        """Extend each sequence by what the target chose; returns the accepted path of each tree."""
+        paths = []
+        for sequence, draft, verified in zip(batch.sequences, drafts.trees, result.verified, strict=True):
+            sequence.unread = 0
+            paths.append(sequence.accept(draft, verified.logits))
+            if sequence.error is None and len(draft.tree) > 1:
+                self.last_round = sequence.last_round
+        for place, index in enumerate(drafts.asked):
+            if batch.sequences[index].error is None:
+                self.drafter.learn(batch.sequences[index].tokens, place)
+        return paths
+
+    def _learn(self, batch: Batch, record: PassRecord) -> None:
+        """Let the next sizes follow from what a pass took and yielded."""
+        n_sequences = len(batch.sequences)
+        if not n_sequences:
+            return
+        chunk_rows = sum(len(chunk.tokens) for chunk in batch.chunks)
+        other_rows = record.prompt_rows + chunk_rows
+        sizer = self.sizer if batch.dedicated_to is None else batch.dedicated_to.sizer
+        sizer.record(record, n_sequences, other_rows)
+        if record.nodes == 1 and not other_rows:
+            self.baseline_pass_s = min(record.target_s, 1.05 * (self.baseline_pass_s or math.inf))
+        by_rows = replace(record, nodes=record.nodes + chunk_rows)
+        self.profile_updates.add_pass(by_rows, self.target.context.n_threads)
+
     def _answer(
         self,
         prompt: list[int],
@@ -255,20 +413,23 @@ class Engine(ManyAnswers):
         """Read the prompt, then extend the text pass by pass until the answer ends."""
         self._usage.clear_abort()
         answer = self._begin(prompt, room, config, raw)
-        decoding = answer.decoding
+        sequence = answer.sequence
         reason: FinishReason = "cancelled"
         try:
             try:
                 # A head drafts from hidden states of the whole prompt.
                 most_unread = 0 if self.drafter.reads_target else self.target.most_unread
-                decoding.unread = self.target.prefill(
-                    decoding.tokens[:-1], on_prefill, most_unread=max(most_unread - FIRST_BUDGET, 0)
+                sequence.unread = self.target.prefill(
+                    sequence.tokens[:-1], on_prefill, most_unread=max(most_unread - FIRST_BUDGET, 0)
                 )
             finally:
                 answer.prompt_was_read(len(prompt) - 1 - self.target.recalled)
             self._usage.check()  # the progress callback may have closed the engine
             while not answer.is_full:
-                yield self._add_pass(answer, self.loop.next_pass(decoding))
+                (record,) = self.step(Batch([sequence]))
+                if sequence.error is not None:
+                    raise sequence.error
+                yield self._add_pass(answer, record)
                 if answer.builder.ended or self._abort.is_set:
                     break
             else:
@@ -301,21 +462,21 @@ class Engine(ManyAnswers):
 
     def _sizer_for(self, method: Method) -> Sizer:
         """The engine's own, unless the rule has trees of one size."""
-        if method.nodes is None or isinstance(self.loop.sizer, FixedSizer):
-            return self.loop.sizer
+        if method.nodes is None or isinstance(self.sizer, FixedSizer):
+            return self.sizer
         return FixedSizer(replace(self.limits, budget=min(method.nodes, self.limits.budget)))
 
-    def _finish(self, answer: AnswerInProgress, reason: FinishReason, *, settles: bool = True) -> Chunk:
+    def _finish(self, answer: AnswerInProgress, reason: FinishReason, *, in_cache: bool = True) -> Chunk:
         """End an answer, and the text in the cache where plain decoding would have."""
 
-        def settle(length: int) -> None:
+        def truncate_to(length: int) -> None:
             with self._usage.held_for_cleanup() as is_open:
-                if is_open and settles:
-                    self.target.settle(length, answer.cached)
+                if is_open and in_cache:
+                    self.target.truncate_to(length, answer.cached)
 
-        answer.generation.plain_pass_s = self.loop.plain_s
+        answer.generation.plain_pass_s = self.baseline_pass_s
         try:
-            return answer.finish(reason, settle)
+            return answer.finish(reason, truncate_to)
         finally:
             self.policy.keep()
 
@@ -328,8 +489,61 @@ class Engine(ManyAnswers):
             tree, accepted = self.last_round
             path = accepted.path[: chunk.record.accepted + 1]
             self.profile_updates.add_tree(tree, path, record, config.temperature)
-        self.profile_updates.add_pass(record, self.target.context.n_threads)
         return chunk
+
+    def _answer_many(
+        self,
+        source: RequestSource,
+        parallel: int | None,
+        on_pass: Callable[[Sequence[PassRecord]], None] | None,
+    ) -> Generator[Event, None, None]:
+        """Answer the requests of a source, waiting for more while there are none."""
+        self._usage.clear_abort()
+        scheduler = Scheduler(
+            self.target,
+            self.drafter,
+            source,
+            begin=lambda request: self._begin(
+                *self._checked(request.prompt, request.config, request.raw), request.config, request.raw
+            ),
+            # A sequence that waits, or was given up, is not in the cache.
+            finish=lambda answer, reason: self._finish(answer, reason, in_cache=answer.cached is not None),
+            most_texts=parallel or self.texts,
+        )
+        with closing(self._usage.held_steps(self._scheduled_passes(scheduler, on_pass))) as events:
+            for event in events:
+                if event is not None:
+                    yield event
+                elif not source.wait():
+                    return
+
+    def _scheduled_passes(
+        self, scheduler: Scheduler, on_pass: Callable[[Sequence[PassRecord]], None] | None
+    ) -> Generator[Event | None, None, None]:
+        """What each pass adds to each answer; None whenever there is nothing to do until another request.
+
+        When everything is stopped, what is being answered ends as cancelled.
+        """
+        try:
+            while not self._abort.is_set:
+                yield from scheduler.join_and_leave()
+                if not scheduler.is_idle:
+                    batch = scheduler.schedule()
+                    if batch is not None:
+                        records = self.step(batch)
+                        if records and on_pass is not None:
+                            on_pass(records)
+                        yield from scheduler.passed(records, batch)
+                    scheduler.write_state()
+                elif not scheduler.write_state():
+                    yield None
+            scheduler.write_all()
+        except DecodeAborted:
+            scheduler.write_all()
+        finally:
+            unfinished = scheduler.close()
+        for request, answer in unfinished:
+            yield Event(request, self._finish(answer, "cancelled", in_cache=False))
 
     def _new_answer(self, prompt_tokens: int, config: GenerationConfig, seed: int) -> Generation:
         answer = Generation(
@@ -374,7 +588,7 @@ class Engine(ManyAnswers):
                 f"The tree budget is {shown(budget)}.",
                 f"It must be from 1 to {self.target.max_nodes} now, or auto.",
             )
-        self.loop.sizer = self._new_sizer(fixed=replace(self.limits, budget=budget) if budget else None)
+        self.sizer = self._new_sizer(fixed=replace(self.limits, budget=budget) if budget else None)
 
     def _new_sizer(self, *, fixed: TreeLimits | None) -> Sizer:
         """What sizes the trees: always `fixed`, or by measured cost."""
@@ -427,3 +641,20 @@ class Engine(ManyAnswers):
 
 def _round_up(value: int, step: int) -> int:
     return -(-value // step) * step
+
+
+def _divided(whole: PassRecord, drafts: Drafts, paths: Sequence[Sequence[int]]) -> list[PassRecord]:
+    """The record of a pass for each of its sequences."""
+    if len(paths) == 1:
+        return [whole]
+    experts = whole.experts.divided(len(paths)) if whole.experts and paths else [None] * len(paths)
+    return [
+        replace(
+            whole,
+            nodes=len(draft.tree),
+            accepted=max(len(path) - 1, 0),
+            expected_accepted=draft.tree.expected_accepted,
+            experts=share,
+        )
+        for draft, path, share in zip(drafts.trees, paths, experts, strict=True)
+    ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from edgespec.engine.passes import CachedText
+from edgespec.engine.passes import CachedSequence
 from edgespec.speculation.tree import FloatArray
 
 
@@ -18,7 +18,7 @@ class HiddenStates(Protocol):
 class HiddenReader(Protocol):
     """Is given the hidden states of what becomes text: a drafter that has a use for them."""
 
-    def take(self, cached: CachedText, start: int, hidden: FloatArray) -> None:
+    def receive(self, cached: CachedSequence, start: int, hidden: FloatArray) -> None:
         """Tokens of a text were read. Computes nothing, so it cannot be interrupted.
 
         Args:
@@ -34,7 +34,7 @@ class HiddenReader(Protocol):
             DecodeAborted: stopped from outside; the rest is computed later.
         """
 
-    def closed(self, cached: CachedText) -> None:
+    def closed(self, cached: CachedSequence) -> None:
         """A text was forgotten, and its place in the cache with it."""
 
 
@@ -49,21 +49,21 @@ class HiddenFeed:
         """Give a reader the hidden states from now on."""
         self._states, self._reader = states, reader
 
-    def show(self, cached: CachedText, start: int, rows: slice | Sequence[int]) -> None:
+    def show(self, cached: CachedSequence, start: int, rows: slice | Sequence[int]) -> None:
         """Show the reader the hidden states of some rows of the last decode, which are text now.
 
         Args:
             start: position of the first in the text.
         """
         if self._states is not None and self._reader is not None:
-            self._reader.take(cached, start, self._states.rows()[rows].copy())
+            self._reader.receive(cached, start, self._states.rows()[rows].copy())
 
     def digest(self) -> None:
         """Have the reader compute what it wants of them; see `HiddenReader`."""
         if self._reader is not None:
             self._reader.digest()
 
-    def closed(self, cached: CachedText) -> None:
+    def closed(self, cached: CachedSequence) -> None:
         """Tell the reader that a text was forgotten."""
         if self._reader is not None:
             self._reader.closed(cached)

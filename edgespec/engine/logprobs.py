@@ -11,7 +11,7 @@ from edgespec.speculation.tree import Acceptance, FloatArray, TokenTree
 
 
 class Logprobs:
-    """Records how likely the target found each accepted token: `DecodingText.on_accept`.
+    """Records how likely the target found each accepted token: `RunningSequence.on_accept`.
 
     Args:
         top: how many of the likeliest tokens are recorded beside it.

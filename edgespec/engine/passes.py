@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgespec.generation.expert_use import ExpertUse
-from edgespec.models.llama.cache.text_cache import TextCache
+from edgespec.models.llama.cache.kv_cache import KVCache
 from edgespec.speculation.tree import FloatArray, TokenTree
 
 
-class CachedText:
+class CachedSequence:
     """A text in the target's cache.
 
     Attributes:
@@ -18,7 +18,7 @@ class CachedText:
         tokens: the tokens whose keys and values are in them.
     """
 
-    def __init__(self, cache: TextCache) -> None:
+    def __init__(self, cache: KVCache) -> None:
         self.cache = cache
         self.tokens: list[int] = []
 
@@ -29,7 +29,7 @@ class CachedText:
 
 
 @dataclass(frozen=True)
-class TextTree:
+class SequenceTree:
     """A text, and a tree of possible continuations, whose root is the text's last token.
 
     Attributes:
@@ -37,9 +37,9 @@ class TextTree:
         unread: tokens before the last one that are not cached either, and are read in the tree's pass.
     """
 
-    text: Sequence[int]
+    tokens: Sequence[int]
     tree: TokenTree
-    cached: CachedText | None = None
+    cached: CachedSequence | None = None
     unread: int = 0
 
 
@@ -47,7 +47,7 @@ class TextTree:
 class PromptChunk:
     """The next tokens of a prompt that is being read."""
 
-    cached: CachedText
+    cached: CachedSequence
     tokens: Sequence[int]
 
 

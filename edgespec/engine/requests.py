@@ -27,8 +27,8 @@ class Request:
         raw: continue the text as it is, without a template.
         cancelled: set by the caller, from any thread, to end the answer.
         traced: its chunks show the trees of its passes.
-        on_accept: see `DecodingText`; called for tokens behind the end of the answer too. It takes the place
-            of recording logprobs.
+        on_accept: see `RunningSequence`; called for tokens behind the end of the answer too. It takes the
+            place of recording logprobs.
         on_prefill: called with (tokens read, tokens to read) while the prompt is read, in the thread
             that answers.
     """
@@ -135,7 +135,7 @@ class Answers:
         self._on_result = on_result
         self._answers: dict[int, Generation] = {}
 
-    def take(self, event: Event) -> None:
+    def add(self, event: Event) -> None:
         """Take a piece of an answer; raises why there is none."""
         if event.error is not None:
             raise event.error

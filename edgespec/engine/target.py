@@ -1,47 +1,78 @@
-"""The target: reads prompts, verifies a whole token tree per pass, and keeps what was accepted."""
+"""The target: reads prompts, verifies a whole token tree per pass, and keeps what was accepted.
+
+Its cache holds one sequence or several: they are opened and closed, saved to disk and restored, and cut.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
 import numpy as np
 
-from edgespec.engine.cached_texts import CachedTexts
-from edgespec.engine.hidden_states import HiddenReader, HiddenStates
-from edgespec.engine.passes import CachedText, PromptChunk, TargetPass, TextTree, Verified
+from edgespec.engine.hidden_states import HiddenFeed, HiddenReader, HiddenStates
+from edgespec.engine.passes import CachedSequence, PromptChunk, SequenceTree, TargetPass, Verified
+from edgespec.models.llama.cache.kv_cache import (
+    KVCache,
+    close_all_but,
+    common_prefix,
+    decode_together,
+    inherit,
+    open_beside,
+    open_cache,
+    placement,
+)
 from edgespec.models.llama.cache.state_cache import same_states
-from edgespec.models.llama.cache.text_cache import TextCache, decode_together, placement
+from edgespec.models.llama.cache.states import StateStore
 from edgespec.models.llama.cache.tree_rows import tree_batch
 from edgespec.models.llama.prefill_chunks import PrefillChunks
 from edgespec.models.llama.row_rule import ANY_ROWS, RowRule
 from edgespec.models.llama.runtime.batch import Batch, IntArray
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
-from edgespec.models.llama.runtime.residency import Meanwhile
 
 
-class Target(CachedTexts):
+class Target:
     """Verifies trees of one or more texts in one pass, and keeps the accepted paths in its cache.
+
+    Every call is atomic as far as later calls can tell: whatever it raises and wherever it is interrupted,
+    the next call first discards what it left in the cache. The cached texts may then be shorter than before,
+    and the missing parts are read again; they are never different texts.
+
+    There is always one text, the target's own, for callers that have a single one. Others are opened beside
+    it, and share its cells.
 
     Attributes:
         rule: the row rule in force; None lets the number of rows choose the kernels.
         max_nodes: most rows of a pass in which logits are wanted.
+        max_leaves: most leaves of a tree.
+        max_sequences: most texts in the cache.
         recalled: tokens of the last prompt that `prefill` did not have to read.
         pieces: under a row rule with a maximum, the longer pieces that prompts may be read in; None allows
             none.
+        identity: everything that the contents of the cache depend on, except the tokens.
+        stores: where the states of texts are kept on disk.
     """
 
     def __init__(self, model: Model, context: Context, rule: RowRule | None) -> None:
-        super().__init__(context, ordered=rule is not None)
         self.model = model
         self.context = context
         self.rule = rule
+        self.own = CachedSequence(open_cache(context, ordered=rule is not None))
         most = min(context.n_rows, context.n_outputs)
         self.max_nodes = min(most, rule.maximum) if rule else most
+        self.max_leaves = self.cache.max_paths
+        # Saving a text's state takes an id of its own; a running state is that of one text.
+        self.max_sequences = max(self.max_leaves - 1, 1) if self.cache.saves_parts else 1
         self.pieces: PrefillChunks | None = None
         self.recalled = 0
+        self.identity: dict[str, str] = {}
+        self.stores: list[StateStore] = []
+        self._texts = [self.own]
         self._tree_rows: list[IntArray] = []  # the rows of each tree's nodes in the last pass
+        self._hidden = HiddenFeed()
+        self._changing = False  # a call has begun and not ended
+        self._guessing = False  # trees were verified, but nothing of them is committed yet
 
     def show_hidden(self, states: HiddenStates, reader: HiddenReader) -> None:
         """Give a reader the hidden states of everything that becomes text from now on."""
@@ -98,7 +129,7 @@ class Target(CachedTexts):
             return 0
         return min(self.rule.maximum, self.context.n_rows) - 1
 
-    def read_chunk(self, tokens: Sequence[int], cached: CachedText) -> int:
+    def read_chunk(self, tokens: Sequence[int], cached: CachedSequence) -> int:
         """Read the next tokens of a text whose beginning is cached, in as large a chunk as possible.
 
         Under a row rule, prompts too are read in chunks that it allows. A token's keys and values then do not
@@ -154,7 +185,7 @@ class Target(CachedTexts):
         tokens = min(missing, self.prompt_rows)
         return tokens, self._padded(tokens)
 
-    def _read(self, cached: CachedText, piece: Sequence[int], rows: int) -> None:
+    def _read(self, cached: CachedSequence, piece: Sequence[int], rows: int) -> None:
         """Decode the next tokens of a prompt in one pass of this many rows."""
         cache = cached.cache
         start = cache.length
@@ -162,7 +193,9 @@ class Target(CachedTexts):
         cached.tokens.extend(piece)
         self._hidden.show(cached, start, slice(len(piece)))
 
-    def _try_long(self, cached: CachedText, piece: Sequence[int], rows: int, pieces: PrefillChunks) -> None:
+    def _try_long(
+        self, cached: CachedSequence, piece: Sequence[int], rows: int, pieces: PrefillChunks
+    ) -> None:
         """Read a piece in proven pieces and then as a whole, and record whether both gave the same bits."""
         cache = cached.cache
         start = cache.length
@@ -188,19 +221,13 @@ class Target(CachedTexts):
             cache.restore(expected, len(held) - first)
             cached.tokens[:] = held
 
-    def verify(
-        self,
-        trees: Sequence[TextTree],
-        chunks: Sequence[PromptChunk] = (),
-        meanwhile: Meanwhile | None = None,
-    ) -> TargetPass:
+    def verify(self, trees: Sequence[SequenceTree], chunks: Sequence[PromptChunk] = ()) -> TargetPass:
         """One pass over trees, each after its text, and over chunks of prompts.
 
         Args:
             trees: one for each of different texts. The cache must hold each text except its last token, and
                 what is unread of it if there is only one tree, and `most_unread` allows it.
             chunks: of other texts that are still being read; they are in the cache afterwards.
-            meanwhile: what the pass does while it waits for weights.
 
         Raises:
             DecodeAborted: stopped from outside; the cached texts are unchanged.
@@ -208,9 +235,9 @@ class Target(CachedTexts):
         self._begin()
         waited, experts = self.context.waited_s, self.model.weights.expert_use
         setup = self.context.setup_s
-        nodes = [len(text_tree.tree) for text_tree in trees]
-        pending = sum((text_tree.cached or self.own).cache.n_pending for text_tree in trees)
-        n_unread = sum(text_tree.unread for text_tree in trees)
+        nodes = [len(sequence_tree.tree) for sequence_tree in trees]
+        pending = sum((sequence_tree.cached or self.own).cache.n_pending for sequence_tree in trees)
+        n_unread = sum(sequence_tree.unread for sequence_tree in trees)
         assert not n_unread or (len(trees) == 1 and not chunks)
         total = pending + n_unread + sum(nodes) + sum(len(chunk.tokens) for chunk in chunks)
         rows = self._padded(total)
@@ -219,7 +246,7 @@ class Target(CachedTexts):
         # prompts' rows.
         wanted = pending + sum(nodes) + rows - total
         extra = unread = self._padded(wanted) - wanted if trees else 0
-        parts: list[tuple[TextCache, Batch]] = []
+        parts: list[tuple[KVCache, Batch]] = []
         # The cells must be taken in the order in which they are committed: the chunks' now, the trees' later.
         for chunk in chunks:
             cache = chunk.cached.cache
@@ -227,23 +254,19 @@ class Target(CachedTexts):
             batch.wants_logits[:unread] = True
             unread = max(unread - len(batch), 0)
             parts.append((cache, batch))
-        for text_tree in trees:
-            cache = (text_tree.cached or self.own).cache
-            cache.open(len(text_tree.tree.leaves))
-            batch = tree_batch(text_tree.tree, cache.length + n_unread)
+        for sequence_tree in trees:
+            cache = (sequence_tree.cached or self.own).cache
+            cache.open(len(sequence_tree.tree.leaves))
+            batch = tree_batch(sequence_tree.tree, cache.length + n_unread)
             if n_unread:
-                before = Batch.run(text_tree.text[-1 - n_unread : -1], cache.length, cache.open_paths)
+                before = Batch.run(sequence_tree.tokens[-1 - n_unread : -1], cache.length, cache.open_paths)
                 batch = Batch.joined([before, batch])
             parts.append((cache, batch))
-        self.model.weights.use_waits(meanwhile)
-        try:
-            decode_together(parts, rows, certain=n_unread + 1)
-        finally:
-            self.model.weights.use_waits(None)
+        decode_together(parts, rows, certain=n_unread + 1)
         row = 0
         read = [(chunk.cached, chunk.tokens) for chunk in chunks]
         if n_unread:
-            read.append((trees[0].cached or self.own, trees[0].text[-1 - n_unread : -1]))
+            read.append((trees[0].cached or self.own, trees[0].tokens[-1 - n_unread : -1]))
         for cached, tokens in read:
             start, end = cached.cache.length, row + len(tokens)
             cached.cache.appended(len(tokens))
@@ -254,8 +277,8 @@ class Target(CachedTexts):
         self._tree_rows = []
         if trees:
             logits = self.context.logits()[extra:]
-            for end, n, text_tree in zip(accumulate(nodes), nodes, trees, strict=True):
-                placed = placement((text_tree.cached or self.own).cache)
+            for end, n, sequence_tree in zip(accumulate(nodes), nodes, trees, strict=True):
+                placed = placement((sequence_tree.cached or self.own).cache)
                 if placed is None:
                     self._tree_rows.append(np.arange(row + end - n, row + end, dtype=np.int32))
                     verified.append(Verified(logits[end - n : end]))
@@ -268,15 +291,15 @@ class Target(CachedTexts):
         used = now - experts if now is not None and experts is not None else None
         return TargetPass(tuple(verified), self.context.waited_s - waited, used, self.context.setup_s - setup)
 
-    def commit(self, trees: Sequence[TextTree], paths: Sequence[Sequence[int]]) -> None:
+    def commit(self, trees: Sequence[SequenceTree], paths: Sequence[Sequence[int]]) -> None:
         """Keep the accepted nodes of the trees that were verified last, and discard the others.
 
         Args:
             paths: for each tree, its accepted nodes from the root on; none of a tree that failed.
         """
         self._changing = True
-        for text_tree, path, rows in zip(trees, paths, self._tree_rows, strict=True):
-            tree, cached = text_tree.tree, text_tree.cached or self.own
+        for sequence_tree, path, rows in zip(trees, paths, self._tree_rows, strict=True):
+            tree, cached = sequence_tree.tree, sequence_tree.cached or self.own
             start = cached.cache.length
             numbers, offsets = tree.sequences
             leaf = int(numbers[offsets[path[-1]]]) if path else 0
@@ -285,7 +308,7 @@ class Target(CachedTexts):
             cached.tokens.extend(accepted)
             if path:
                 self._hidden.show(cached, start, rows[list(path)].tolist())
-            if text_tree.unread:
+            if sequence_tree.unread:
                 self.store_blocks(cached)
         self._guessing = self._changing = False
 
@@ -293,6 +316,186 @@ class Target(CachedTexts):
         if self.pieces is not None:
             return self.pieces.padded(rows)
         return self.rule.padded(rows) if self.rule else rows
+
+    @property
+    def cache(self) -> KVCache:
+        """The cache of the target's own text."""
+        return self.own.cache
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """The tokens of the target's own text whose keys and values are in the cache."""
+        if self._changing:
+            self._recover()
+        return self.own.tokens
+
+    @property
+    def texts(self) -> Sequence[CachedSequence]:
+        """All texts in the cache, the target's own first."""
+        if self._changing:
+            self._recover()
+        return self._texts
+
+    @property
+    def n_free_leaves(self) -> int:
+        """Leaves that trees of all texts together may have beyond one for each."""
+        return self.cache.n_free_ids
+
+    @property
+    def n_live(self) -> int:
+        """Cells that texts hold."""
+        return self.cache.n_live
+
+    def open_sequence(self, tokens: Sequence[int]) -> CachedSequence:
+        """A new text in the cache, which holds as much of the beginning of `tokens` as is known already.
+
+        The cells of the longest beginning that another text has in common are shared. A recurrent state is
+        that of a single text, so there this is the target's own.
+
+        Raises:
+            ValueError: there are `max_sequences` texts already.
+        """
+        if self.max_sequences == 1:
+            self.recall(tokens)
+            return self.own
+        self._begin()
+        cached = CachedSequence(open_beside(self.cache))
+        self._texts.append(cached)
+        source, shared = self.longest_prefix(tokens, but=cached)
+        if source is not None:
+            inherit(cached.cache, source.cache, shared)
+            cached.tokens[:] = tokens[:shared]
+        self._changing = False
+        return cached
+
+    def close_sequence(self, cached: CachedSequence) -> None:
+        """Forget a text that was opened; the target's own stays."""
+        if cached is self.own:
+            return
+        self._begin()
+        cached.tokens.clear()
+        cached.cache.close()
+        self._texts.remove(cached)
+        self._changing = False
+        self._hidden.closed(cached)
+
+    def longest_prefix(
+        self, tokens: Sequence[int], but: CachedSequence | None = None
+    ) -> tuple[CachedSequence | None, int]:
+        """The text in the cache with the longest beginning of `tokens`, but for one, and its length."""
+        longest: tuple[CachedSequence | None, int] = (None, 0)
+        for other in self._texts:
+            length = 0 if other is but else common_prefix(other.tokens, tokens)
+            if length > longest[1]:
+                longest = other, length
+        return longest
+
+    def recall(
+        self, tokens: Sequence[int], cached: CachedSequence | None = None, stores: Sequence[StateStore] = ()
+    ) -> int:
+        """Make the cache hold as long a prefix of `tokens` as possible without a pass.
+
+        Args:
+            cached: the text that shall hold it; None for the target's own.
+            stores: where else to look for saved states.
+
+        Returns:
+            How many tokens it now holds.
+        """
+        cached = cached or self.own
+        self._begin()
+        cached.rewind(common_prefix(cached.tokens, tokens))
+        _drop_pending(cached)
+        for store in [*self.stores, *stores]:
+            cached.tokens[:] = tokens[: store.restore(cached.cache, tokens)]
+        self._changing = False
+        return cached.cache.length
+
+    def save_sequence(self, store: StateStore, cached: CachedSequence) -> None:
+        """Write the state of a whole text to a store."""
+        self._begin()
+        _drop_pending(cached)
+        store.keep(cached.cache, cached.tokens, tail=True)
+        self._changing = False
+
+    def keep(self, store: StateStore, text: Sequence[int]) -> int:
+        """Make a store hold the state of as much of a text as is in the cache, and of no other text.
+
+        Args:
+            text: the target's own.
+
+        Returns:
+            How many tokens that is. 0 if the cache holds nothing of the text, or if a recurrent state has
+            already moved past it; the store is then left unchanged.
+        """
+        self._begin()
+        _drop_pending(self.own)
+        held = self.own.tokens
+        known = common_prefix(held, text)
+        if not self.cache.saves_parts and known < self.cache.length:
+            known = 0
+        if known or not text:
+            store.keep(self.cache, held[:known], tail=True)
+            store.prune(held[:known], parts=self.cache.saves_parts)
+        self._changing = False
+        return known
+
+    def store_blocks(self, cached: CachedSequence) -> None:
+        """Write the whole blocks of a text that are not on disk yet to the stores."""
+        for store in self.stores:
+            store.keep(cached.cache, cached.tokens, tail=False)
+
+    def storing(self, cached: CachedSequence) -> Iterator[None]:
+        """Write what is not on disk yet of a text to the stores, with a step for each block.
+
+        The steps end early when the cache no longer has the text as it is now.
+        """
+        return self._storing(cached, list(cached.tokens))
+
+    def _storing(self, cached: CachedSequence, text: list[int]) -> Iterator[None]:
+        for store in self.stores:
+            blocks = store.keeping(cached.cache, text, tail=True)
+            while cached.tokens == text:
+                self._begin()
+                wrote = next(blocks, self) is not self
+                self._changing = False
+                if not wrote:
+                    break
+                yield
+
+    def rewind(self, length: int) -> None:
+        """Forget the target's own text from `length` on."""
+        self._begin()
+        self.own.rewind(length)
+        self._changing = False
+
+    def truncate_to(self, length: int, cached: CachedSequence | None = None) -> None:
+        """End an answer: forget what plain decoding would not have read by its end."""
+        cached = cached or self.own
+        self._begin()
+        cached.cache.truncate_to(length)
+        del cached.tokens[cached.cache.length :]
+        self._changing = False
+
+    @property
+    def n_pending(self) -> int:
+        """Rows of the next pass that tokens of its text take, besides the root of the tree."""
+        return self.cache.n_pending
+
+    def _begin(self) -> None:
+        """Begin a call that changes the cache, and discard what an interrupted one left behind."""
+        if self._changing or self._guessing:
+            self._recover()
+        self._changing = True
+
+    def _recover(self) -> None:
+        """Reset cache and tokens to what both are known to hold."""
+        self._changing = True  # in case this is interrupted too
+        close_all_but([cached.cache for cached in self._texts])
+        self.cache.recover()
+        for cached in self._texts:
+            cached.rewind(len(cached.tokens))
+        self._changing = self._guessing = False
 
     @property
     def reading_s(self) -> float:
@@ -308,3 +511,8 @@ class Target(CachedTexts):
         """Free the context and the weights."""
         self.context.close()
         self.model.close()
+
+
+def _drop_pending(cached: CachedSequence) -> None:
+    """Forget the tokens that only the next pass would read; they are read like any others then."""
+    cached.rewind(cached.cache.length - cached.cache.n_pending)

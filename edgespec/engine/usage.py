@@ -93,6 +93,24 @@ class Usage:
         with self._changed:
             return max(len(self._open_turns()) - 1, 0)
 
+    def in_turn(self, begin: Callable[[], Generator[Step, None, None]]) -> Generator[Step, None, None]:
+        """The steps of a call, which has the engine as long as this generator exists; see `turn`.
+
+        Args:
+            begin: called before the turn is waited for.
+        """
+        # A weak reference to the generator itself, as a strong one would keep it from being collected.
+        own: list[weakref.ref[Generator[Step, None, None]]] = []
+
+        def steps() -> Generator[Step, None, None]:
+            inner = begin()
+            with self.turn(own[0]):
+                yield from inner
+
+        generator = steps()
+        own.append(weakref.ref(generator))
+        return generator
+
     @contextmanager
     def turn(self, answer: weakref.ref[Answer]) -> Iterator[None]:
         """A context in which a call has the engine; waits until the calls before it have ended.

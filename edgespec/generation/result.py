@@ -32,14 +32,12 @@ class PassRecord:
         setup_s: seconds of the pass for what is needed once for its number of rows, such as asking workers
             how much memory it takes there. The next pass over as many rows does not take them.
         draft_read_s: seconds of `draft_s` during which weights for the pass were being read.
-        promised: drafted tokens that were expected to be accepted, the sum of the nodes' path
+        expected_accepted: drafted tokens that were expected to be accepted, the sum of the nodes' path
             probabilities; 0 if unknown.
         draft_steps: decodes that the drafter took.
         draft_rows: nodes that it read in them.
         draft_text_s: seconds of `draft_s` in a decode that read text which was new to the drafter, such as
             the prompt, beside the root; 0 if there was none.
-        ahead_steps, ahead_s: decodes that it took for the next tree while this pass waited for the disk, and
-            their seconds, which are part of `verify_s` and not of `wait_s`.
         experts: what the pass needed of a mixture's experts that are read one by one; None if none are.
         observe_s: seconds of `accept_s` in which the drafter looked at what the target said.
         prompt_rows: tokens of the prompt that the pass read beside the tree.
@@ -52,12 +50,10 @@ class PassRecord:
     accept_s: float
     wait_s: float = 0.0
     draft_read_s: float = 0.0
-    promised: float = 0.0
+    expected_accepted: float = 0.0
     draft_steps: int = 0
     draft_rows: int = 0
     draft_text_s: float = 0.0
-    ahead_steps: int = 0
-    ahead_s: float = 0.0
     experts: ExpertUse | None = None
     setup_s: float = 0.0
     observe_s: float = 0.0
@@ -86,7 +82,7 @@ class PassRecord:
 
         What is read while the drafter works need not be waited for later, as far as the pass waits at all.
         """
-        return min(self.draft_read_s, self.wait_s + self.ahead_s)
+        return min(self.draft_read_s, self.wait_s)
 
     def cut(self, tokens: int) -> PassRecord:
         """The record if only the first `tokens` tokens of the pass (at least 1) belong to the answer."""

@@ -64,7 +64,7 @@ def tree_limits(plan: Plan, policy: TreePolicy, *, experts: bool = False) -> Tre
     limits = TreeLimits(nodes, depth=nodes, width=max(8, nodes // 8))
     if plan.drafter is not None:
         limits = replace(limits, depth=_MODEL_DRAFT_DEPTH)
-    return policy.within(limits, speculation.tree_depth, speculation.tree_width)
+    return policy.clamp(limits, speculation.tree_depth, speculation.tree_width)
 
 
 def open_drafter(target: Target, limits: TreeLimits, plan: Plan, state: LoadState) -> Drafter:

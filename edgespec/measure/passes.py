@@ -15,7 +15,7 @@ import numpy as np
 
 from edgespec.costs.curves import Curve
 from edgespec.costs.pass_time import USUAL_OVERLAP, fitted_overlap, read_seconds
-from edgespec.engine.passes import TextTree
+from edgespec.engine.passes import SequenceTree
 from edgespec.engine.target import Target
 from edgespec.machine.contention import ContentionWatch
 from edgespec.measure.samples import ROUNDS, TimingSamples
@@ -161,7 +161,7 @@ def time_pass(target: Target, tokens: list[int], rows: int) -> tuple[float, floa
     waited, setup = target.context.waited_s, target.context.setup_s
     begun = time.perf_counter()
     if rows <= target.max_nodes:
-        trees = [TextTree(tokens[:_TEXT], TokenTree.chain(tokens[_TEXT - 1 : _TEXT - 1 + rows]))]
+        trees = [SequenceTree(tokens[:_TEXT], TokenTree.chain(tokens[_TEXT - 1 : _TEXT - 1 + rows]))]
         target.verify(trees)
         taken = time.perf_counter() - begun
         target.commit(trees, [[0]])

@@ -23,7 +23,6 @@ from edgespec.errors import BackendError
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address
 from edgespec.kernels.watch import new_watch
-from edgespec.models.llama.runtime.residency import Meanwhile
 from edgespec.offload.layout import Read
 from edgespec.offload.slot_filler import Load, SlotFiller
 from edgespec.offload.store_reader import StoreReader
@@ -197,7 +196,6 @@ class LayerRing:
 
     Attributes:
         slots: holds the layers, and reads them; loads are numbered by layer.
-        meanwhile: what a pass does while it waits; see `Meanwhile`.
     """
 
     def __init__(self, reader: StoreReader, order: Sequence[int], *, n_slots: int, n_threads: int) -> None:
@@ -208,7 +206,6 @@ class LayerRing:
         self._held: dict[int, Load] = {}
         self._dropped: set[Load] = set()  # still being read, for nobody
         self._next = 0  # position of the layer that will be asked for next
-        self.meanwhile: Meanwhile | None = None
         self.slots = SlotFiller(
             reader,
             n_slots=n_slots,
@@ -236,12 +233,8 @@ class LayerRing:
         """
         with self.slots.waiting():
             load = self._held.get(layer) or self._head(layer, stop)
-            meanwhile, left = self.meanwhile, 1 - self._position[layer] / len(self._order)
             while load.missing and load.error is None:
-                if meanwhile is None:
-                    self.slots.wait(stop)
-                elif not self.slots.work(meanwhile, left, stop):
-                    meanwhile = None
+                self.slots.wait(stop)
             if load.error is not None:
                 self._align(layer)  # the next try reads it anew
                 raise load.error

@@ -23,7 +23,7 @@ from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address, UnsupportedBuild
 from edgespec.kernels.watch import new_watch
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.llama.runtime.residency import BufferTypes, Meanwhile
+from edgespec.models.llama.runtime.residency import BufferTypes
 from edgespec.offload.layout import Piece, plain_store
 
 _AHEAD = 1  # layers after the one that begins; more could evict pages before they are used
@@ -88,9 +88,6 @@ class PagedWeights:
     def failure(self) -> EdgeSpecError | None:
         """The system reads the pages; what fails there is a signal."""
         return None
-
-    def use_waits(self, meanwhile: Meanwhile | None) -> None:
-        """Waits for pages are no calls of ours, so nothing can be done meanwhile."""
 
     def guess_experts(self, forced: bool | None) -> None:
         """The system reads pages when they are used."""

@@ -16,7 +16,6 @@ from time import perf_counter
 
 from edgespec.kernels.ggml import Address, address_of_map
 from edgespec.models.llama.runtime.abort import DecodeAborted
-from edgespec.models.llama.runtime.residency import Meanwhile
 from edgespec.offload.layout import PIECE_BYTES, Read
 from edgespec.offload.read_meter import ReadMeter
 from edgespec.offload.store_reader import StoreReader
@@ -58,7 +57,7 @@ class SlotFiller:
         lock: guards everything, what its owner keeps included.
         most_later: what is only to be read later begins while fewer reads than this are under way. Where the
             disk does not read in parallel, what is needed now waits behind them.
-        waited_s: total seconds of waits, without what was done meanwhile.
+        waited_s: total seconds of waits.
         meter: counts the reads.
     """
 
@@ -148,31 +147,6 @@ class SlotFiller:
         if stop():
             raise DecodeAborted
         self._arrived.wait(_POLL_S)
-
-    def work(self, meanwhile: Meanwhile, left: float, stop: Callable[[], bool]) -> bool:
-        """Do something else while the readers go on, which does not count as waiting.
-
-        Args:
-            left: the share of the pass that is still to be computed.
-
-        Returns:
-            Whether anything was done.
-
-        Raises:
-            DecodeAborted: `stop` says so.
-        """
-        if stop():
-            raise DecodeAborted
-        queued = sum(read.piece.n_bytes for _, read in self._jobs)
-        start = perf_counter()
-        self.lock.release()
-        try:
-            worked = meanwhile(queued * self.meter.seconds / max(self.meter.n_bytes, 1), left)
-        finally:
-            self.lock.acquire()
-        if worked:
-            self.waited_s -= perf_counter() - start
-        return worked
 
     def close(self) -> None:
         """End the threads and free the memory; the lock must not be held."""

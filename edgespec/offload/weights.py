@@ -18,7 +18,7 @@ from edgespec.kernels.ggml import Address, UnbackedBufferType
 from edgespec.kernels.layouts import kernel_layouts
 from edgespec.models.gguf.layers import ModelFiles, pattern_of
 from edgespec.models.llama.runtime.graph import GraphObserver
-from edgespec.models.llama.runtime.residency import BufferTypes, Meanwhile, Residency
+from edgespec.models.llama.runtime.residency import BufferTypes, Residency
 from edgespec.offload.experts.guesses import Guesser, Trial
 from edgespec.offload.experts.pool import ExpertPool
 from edgespec.offload.experts.switch import ExpertSwitch
@@ -208,11 +208,6 @@ class StreamedWeights:
     def failure(self) -> EdgeSpecError | None:
         """An error if a machine is gone; what cannot be read is raised by the decode that needs it."""
         return None if self._beside is None else self._beside.failure()
-
-    def use_waits(self, meanwhile: Meanwhile | None) -> None:
-        """Do something else while passes wait for layers, from now on."""
-        if self._ring is not None:
-            self._ring.meanwhile = meanwhile
 
     def guess_experts(self, forced: bool | None) -> None:
         """Read experts ahead of their router's choice in every pass, in none, or (None) where it pays."""

@@ -173,8 +173,6 @@ class TreeLimits:
             reads ahead for the pass meanwhile, so that they take no time.
         most_gain: what all draft steps may cost beyond that, in the same unit; the first is always taken.
         steps: most draft steps.
-        remembered: candidates whose path scores above this are kept in the search although they cannot become
-            part of the tree. The search may be continued below them later.
         cascade: whether draft steps also read what sources without a model are sure of; None to decide by
             the gains above.
         growth: the tree policy.
@@ -194,7 +192,6 @@ class TreeLimits:
     hidden_gain: float = 0.0
     most_gain: float = np.inf
     steps: int = 1 << 16
-    remembered: float = np.inf
     cascade: bool | None = None
     growth: Growth = field(default_factory=Growth, compare=False)
     ends: Callable[[IntArray], NDArray[np.bool_]] | None = field(default=None, compare=False)

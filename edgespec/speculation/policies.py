@@ -40,7 +40,7 @@ class TreePolicy:
     branching: int | None = None
     leaves: int | None = None
 
-    def within(self, limits: TreeLimits, depth: int | None = None, width: int | None = None) -> TreeLimits:
+    def clamp(self, limits: TreeLimits, depth: int | None = None, width: int | None = None) -> TreeLimits:
         """The limits with this policy's shape; `depth` and `width` are the user's own settings."""
         return replace(
             limits,

@@ -93,7 +93,7 @@ def draft_steps(
         found = yield frontiers
         keep_above = enters if limits.rows > 1 else bar  # the rest may fill padding
         for (index, frontier), children in zip(frontiers, found, strict=True):
-            searches[index].add(frontier, children, min(keep_above, limits.remembered), limits.budget)
+            searches[index].add(frontier, children, keep_above, limits.budget)
     return _best_trees(searches, limits)
 
 

@@ -30,11 +30,11 @@ from tests.slow_disk import slow_down
 from tests.templated import speaking
 from tests.unit import templates
 
-ALL = Decisions(drafting=True, cascade=True, drafting_ahead=True, observing=True, expert_guesses=True)
-NONE = Decisions(drafting=False, cascade=False, drafting_ahead=False, observing=False, expert_guesses=False)
+ALL = Decisions(drafting=True, cascade=True, observing=True, expert_guesses=True)
+NONE = Decisions(drafting=False, cascade=False, observing=False, expert_guesses=False)
 SIDES = {
     "all": ALL,
-    "trees": Decisions(True, cascade=False, drafting_ahead=False, observing=False, expert_guesses=False),
+    "trees": Decisions(True, cascade=False, observing=False, expert_guesses=False),
     "none": NONE,
 }
 
@@ -186,7 +186,5 @@ def test_what_is_forced_is_done(side: str, engine: Engine, monkeypatch: pytest.M
     passes = engine.generate(QUOTED, QUOTING, raw=True).passes
     assert (max(record.nodes for record in passes) > 1) is forced.drafting
     assert (max(read_ahead, default=0) > 1) is forced.cascade
-    if not forced.drafting_ahead:  # whether there is a wait to use depends on the disk
-        assert sum(record.ahead_steps for record in passes) == 0
     looks = sum(record.observe_s > 0 for record in passes)
     assert (looks > 0) is (forced.observing or forced.drafting)

@@ -11,7 +11,7 @@ import pytest
 import edgespec
 from edgespec.bench.rows.child import answers
 from edgespec.engine.engine import Engine
-from edgespec.engine.passes import TextTree
+from edgespec.engine.passes import SequenceTree
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
 from edgespec.speculation.drafters.base import Drafter
@@ -74,7 +74,7 @@ def test_a_drafter_that_goes_on_behind_the_end_gains_nothing(
     # The end token, and what the target itself would say behind it, so that all of it would be accepted.
     for _ in range(8):
         engine.target.prefill(text[:-1])
-        trees = [TextTree(text, TokenTree.root_only(text[-1]))]
+        trees = [SequenceTree(text, TokenTree.root_only(text[-1]))]
         text.append(int(np.argmax(engine.target.verify(trees).verified[0].logits[0])))
         engine.target.commit(trees, [[0]])
     assert engine.target.model.vocabulary.is_end(text[len(prompt) + len(answer.tokens)])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edgespec.errors import EdgeSpecError
-from edgespec.models.llama.cache.text_cache import open_cache
+from edgespec.models.llama.cache.kv_cache import open_cache
 from edgespec.models.llama.cache.tree_cache import BranchingCache
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context, NoRoomInCache

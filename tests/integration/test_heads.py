@@ -13,7 +13,7 @@ import pytest
 import edgespec
 from edgespec.cli.main import main
 from edgespec.drafters.head import HeadDrafter
-from edgespec.drafters.head_text import HeadText
+from edgespec.drafters.head_sequence import HeadSequence
 from edgespec.engine.engine import Engine
 from edgespec.errors import BackendError, PairingError, UsageError
 from edgespec.generation.config import GenerationConfig
@@ -83,14 +83,14 @@ class Step:
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[Step]:
     """The draft steps that are made from now on, of texts whose beginning the head has seen."""
     seen: list[Step] = []
-    ranked = HeadText.ranked
+    ranked = HeadSequence.ranked
 
-    def note(self: HeadText, frontier: Frontier, rows: list[int], logits: FloatArray) -> Children:
+    def note(self: HeadSequence, frontier: Frontier, rows: list[int], logits: FloatArray) -> Children:
         assert rows == list(range(len(frontier.nodes))), "there is room for all nodes"
         seen.append(Step([self.known_text[0], *self._text], frontier, logits.copy()))
         return ranked(self, frontier, rows, logits)
 
-    monkeypatch.setattr(HeadText, "ranked", note)
+    monkeypatch.setattr(HeadSequence, "ranked", note)
     return seen
 
 
@@ -169,13 +169,13 @@ def test_several_texts_in_a_pass(engine: Engine) -> None:
 
 def test_texts_that_begin_alike_share_what_is_known(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[tuple[int, int]] = []
-    begin = HeadText.begin
+    begin = HeadSequence.begin
 
-    def note(self: HeadText, text: Sequence[int]) -> None:
+    def note(self: HeadSequence, text: Sequence[int]) -> None:
         begun.append((self.unread, len(text)))
         begin(self, text)
 
-    monkeypatch.setattr(HeadText, "begin", note)
+    monkeypatch.setattr(HeadSequence, "begin", note)
     engine.target.rewind(0)
     drafter_of(engine).forget()
     prompts = [[*PROMPT, last] for last in (5, 6, 7)]

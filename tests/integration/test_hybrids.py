@@ -216,7 +216,7 @@ def test_the_context_can_be_filled(engine: Engine) -> None:
 
 
 def test_many_requests_are_answered_one_after_the_other(engine: Engine) -> None:
-    assert engine.target.max_texts == 1
+    assert engine.target.max_sequences == 1
     found = engine.generate_many([PROMPT, PROMPT[:40], PROMPT], CONFIGS[0], raw=True)
     expected = known(engine, 0)[70:94]
     assert found[0].tokens == found[2].tokens == expected

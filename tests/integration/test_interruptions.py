@@ -16,7 +16,7 @@ import pytest
 
 import edgespec
 from edgespec.engine.engine import Engine
-from edgespec.engine.passes import CachedText
+from edgespec.engine.passes import CachedSequence
 from edgespec.errors import BackendError, UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.models.llama.quantize import make_drafter
@@ -164,7 +164,7 @@ def test_an_error_between_verifying_and_committing_changes_nothing(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     text = engine.generate(PROMPT, GREEDY).tokens
-    failing = [(engine.drafter, "observe"), (engine.target, "commit"), (CachedText, "rewind")]
+    failing = [(engine.drafter, "observe"), (engine.target, "commit"), (CachedSequence, "rewind")]
     if not isinstance(engine.drafter, NoDrafter):
         failing.append((engine.drafter, "learn"))
     for owner, name in failing:

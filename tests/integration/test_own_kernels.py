@@ -15,7 +15,7 @@ import edgespec
 from edgespec.config import Config
 from edgespec.costs.planned_memory import HitRates
 from edgespec.engine.engine import Engine
-from edgespec.engine.passes import TargetPass, TextTree
+from edgespec.engine.passes import SequenceTree, TargetPass
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.decisions import Decisions
 from edgespec.kernels import products
@@ -267,7 +267,7 @@ def test_more_texts_than_a_padded_pass_has_rows_share_one(own: library.Library, 
         rows: list[int] = []
         verify = engine.target.verify
 
-        def counted(trees: Sequence[TextTree], *others: Any) -> TargetPass:
+        def counted(trees: Sequence[SequenceTree], *others: Any) -> TargetPass:
             rows.append(len(trees))
             return verify(trees, *others)
 

@@ -29,6 +29,7 @@ from edgespec.speculation.methods import Method, method_for
 from edgespec.speculation.ranking import Ranking
 from edgespec.speculation.sizing.sizers import FixedSizer
 from edgespec.speculation.tree import TokenTree
+from tests.passes import passes
 from tests.tiny_mamba import write_mamba
 
 PROMPT = "one two three one two three one two"
@@ -111,7 +112,7 @@ def test_no_pass_has_several_sequences_of_a_running_state(
     monkeypatch.setattr(Context, "decode", watched)
     config = GenerationConfig(max_tokens=12)
     with edgespec.load(target, draft=hybrid, context=256, parallel=4, learn=False) as engine:
-        for decisions in (Decisions(), Decisions(drafting=True, cascade=True, drafting_ahead=True)):
+        for decisions in (Decisions(), Decisions(drafting=True, cascade=True)):
             engine.decisions = decisions
             engine.generate(PROMPT, config, raw=True)
             engine.generate_many([PROMPT, "one two", "three"], config, raw=True)
@@ -126,7 +127,7 @@ def test_a_pass_of_one_node_saves_no_state(engine: Engine, monkeypatch: pytest.M
     assert len(answer.passes) == 20
     assert saved == [], "nothing of one node can be rejected"
     sizer = FixedSizer(TreeLimits(budget=3, leaves=1))
-    list(engine.loop.passes([*engine.encoder.encode(PROMPT, raw=True)], _guessing(engine), 6, sizer))
+    list(passes(engine, [*engine.encoder.encode(PROMPT, raw=True)], _guessing(engine), 6, sizer))
     assert saved, "a guess can"
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import edgespec
 from edgespec import Engine, GenerationConfig, Session
-from edgespec.drafters.drafted_text import DraftedText
+from edgespec.drafters.draft_sequence import DraftSequence
 from edgespec.drafters.model import ModelDrafter
 from edgespec.engine.sessions.file import SessionFile, saved_sessions
 from edgespec.errors import SessionError
@@ -104,13 +104,13 @@ def test_a_drafter_takes_up_a_long_text_from_its_saved_state(
     forget(engine)
     drafter.forget()
     pending: list[int] = []
-    read = DraftedText.read_pending
+    read = DraftSequence.read_pending
 
-    def read_and_tell(text: DraftedText, most: int) -> None:
+    def read_and_tell(text: DraftSequence, most: int) -> None:
         pending.append(len(text.pending))
         read(text, most)
 
-    monkeypatch.setattr(DraftedText, "read_pending", read_and_tell)
+    monkeypatch.setattr(DraftSequence, "read_pending", read_and_tell)
     session = Session(engine)
     session.resume(SessionFile(str(tmp_path / "talk.json")))
     ask(session, "Go on.")

@@ -51,12 +51,12 @@ def engine(smol_path: Path, q4_drafter_path: Path) -> Iterator[Engine]:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_text_does_not_depend_on_the_policy(engine: Engine, texts: list[list[int]], name: str) -> None:
     engine.policy = tree_policy(name)
-    sizer = engine.loop.sizer
-    engine.loop.sizer = type(sizer)(engine.policy.within(sizer.limits()))
+    sizer = engine.sizer
+    engine.sizer = type(sizer)(engine.policy.clamp(sizer.limits()))
     try:
         answers = [engine.generate(PROMPT, config) for config in CONFIGS]
     finally:
-        engine.loop.sizer = sizer
+        engine.sizer = sizer
     assert [answer.tokens for answer in answers] == texts
     assert all(answer.tokens_per_pass > 1.5 for answer in answers)
     assert all(record.draft_steps for record in answers[0].passes[:-1])
@@ -116,7 +116,7 @@ def test_what_a_person_types_is_no_evidence(engine: Engine, monkeypatch: pytest.
     learned = len(watched.evidence)
     assert watched.evidence[-1] in itertools.pairwise([*tree.tokens[list(accepted.path)], accepted.bonus])
     drafter = engine.drafter
-    limits = engine.loop.sizer.limits()
+    limits = engine.sizer.limits()
     ranking = engine.policy.ranking(CONFIGS[0], GumbelNoise(0, 49152))
     guess = drafter.draft([*prompt, *answer.tokens], replace(limits, growth=Growth(watched)), ranking)
     typed = [int(guess.tokens[node]) for node in guess.path(int(guess.leaves[0]))[1:]]
@@ -132,7 +132,7 @@ def test_a_merged_drafter_leaves_out_what_only_the_text_proposes(
         drafter = engine.drafter
         assert isinstance(drafter, ModelDrafter)
         text = engine.encoder.encode("red zebra, blue zebra, red zebra, blue zebra, red", raw=True)
-        limits = replace(engine.loop.sizer.limits(), depth=1, branching=2, growth=Growth(merges=merges))
+        limits = replace(engine.sizer.limits(), depth=1, branching=2, growth=Growth(merges=merges))
         tree = drafter.draft([*text[:-1], text[-1], text[0] + 1, text[-1]], limits, ByProbability())
         found = set(tree.tokens[1:].tolist())
         drafter._proposers = ()
@@ -151,7 +151,7 @@ def test_picking_goes_on_where_drawing_ended(smol_path: Path, q4_drafter_path: P
         text = engine.encoder.encode(PROMPT, raw=True)
         assert len(text) < 40
         chances = _Watched(Calibrated(TableStore(), "sampled"))
-        limits = replace(engine.loop.sizer.limits(), growth=Growth(chances))
+        limits = replace(engine.sizer.limits(), growth=Growth(chances))
         sampled = GenerationConfig(temperature=1.0, verify="specinfer")
         drawing = method_for(sampled, 49152, 5, drafter).drafting
         ranking = ByProbability()
@@ -193,7 +193,7 @@ def test_a_searched_node_that_the_target_chose_is_not_read_again(engine: Engine)
     config = CONFIGS[0]
     ranking = policy.ranking(config, GumbelNoise(0, 49152))
     text = engine.encoder.encode(PROMPT)
-    limits = policy.within(engine.loop.sizer.limits())
+    limits = policy.clamp(engine.sizer.limits())
     tree = drafter.draft(text, limits, ranking)
     steps = drafter.steps
     searched = [node for node in range(1, len(tree)) if tree.depths[node] == 1]

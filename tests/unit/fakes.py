@@ -14,12 +14,12 @@ from types import SimpleNamespace
 import numpy as np
 
 from edgespec.engine.engine import Engine
-from edgespec.engine.passes import PromptChunk, TargetPass, TextTree, Verified
+from edgespec.engine.passes import PromptChunk, SequenceTree, TargetPass, Verified
+from edgespec.models.llama.cache.kv_cache import common_prefix
 from edgespec.models.llama.cache.states import StateStore
-from edgespec.models.llama.cache.text_cache import common_prefix
 from edgespec.models.llama.row_rule import RowRule
 from edgespec.models.llama.runtime.abort import AbortFlag
-from edgespec.models.llama.runtime.residency import AllInMemory, Meanwhile
+from edgespec.models.llama.runtime.residency import AllInMemory
 from edgespec.models.text.encoding import Encoder
 from edgespec.speculation.drafters.base import Drafter, DraftRequest
 from edgespec.speculation.growth import TreeLimits
@@ -70,7 +70,7 @@ class FakeTarget:
     most_unread = 0
     n_pending = 0
     max_leaves = 8
-    max_texts = 8
+    max_sequences = 8
 
     def __init__(
         self, seed: int, *, never_ends: bool = False, rule: RowRule | None = None, n_cells: int = 1 << 20
@@ -81,8 +81,8 @@ class FakeTarget:
         )
         self.context = FakeCells(n_cells)
         self.cache = SimpleNamespace(ordered=False)
-        self.own = FakeText()
-        self.texts: list[FakeText] = [self.own]
+        self.own = FakeSequence()
+        self.texts: list[FakeSequence] = [self.own]
         self.identity: dict[str, str] = {}
         self.passes = 0
         self.shared_passes = 0
@@ -93,7 +93,7 @@ class FakeTarget:
         self.read_s = 0.0  # seconds of reading so far
         self._seed = seed
         self._never_ends = never_ends
-        self._verified: list[TextTree] = []
+        self._verified: list[SequenceTree] = []
         self._saved: list[list[int]] = []
 
     @property
@@ -117,42 +117,42 @@ class FakeTarget:
     def n_live(self) -> int:
         return sum(len(text.tokens) for text in self.texts)
 
-    def open_text(self, tokens: Sequence[int]) -> FakeText:
-        assert len(self.texts) < self.max_texts
-        cached = FakeText()
+    def open_sequence(self, tokens: Sequence[int]) -> FakeSequence:
+        assert len(self.texts) < self.max_sequences
+        cached = FakeSequence()
         _, shared = self.longest_prefix(tokens, but=cached)
         cached.tokens = list(tokens[:shared])
         self.texts.append(cached)
         return cached
 
-    def close_text(self, cached: FakeText) -> None:
+    def close_sequence(self, cached: FakeSequence) -> None:
         if cached is not self.own:
             self.texts.remove(cached)
 
     def longest_prefix(
-        self, tokens: Sequence[int], but: FakeText | None = None
-    ) -> tuple[FakeText | None, int]:
+        self, tokens: Sequence[int], but: FakeSequence | None = None
+    ) -> tuple[FakeSequence | None, int]:
         others = [other for other in self.texts if other is not but]
         best = max(others, key=lambda other: common_prefix(other.tokens, tokens), default=None)
         return best, common_prefix(best.tokens, tokens) if best else 0
 
-    def recall(self, tokens: Sequence[int], cached: FakeText, stores: Sequence[StateStore] = ()) -> int:
+    def recall(self, tokens: Sequence[int], cached: FakeSequence, stores: Sequence[StateStore] = ()) -> int:
         assert tokens[: len(cached.tokens)] == cached.tokens
         for saved in self._saved if stores else ():
             if saved == tokens[: len(saved)] and len(saved) > len(cached.tokens):
                 cached.tokens = list(saved)
         return len(cached.tokens)
 
-    def save_text(self, store: StateStore, cached: FakeText) -> None:
+    def save_sequence(self, store: StateStore, cached: FakeSequence) -> None:
         self._saved.append(list(cached.tokens))
 
-    def read_chunk(self, tokens: Sequence[int], cached: FakeText) -> int:
+    def read_chunk(self, tokens: Sequence[int], cached: FakeSequence) -> int:
         self.on_pass()
         start = len(cached.tokens)
         cached.tokens += tokens[start : start + self.context.n_rows]
         return len(cached.tokens) - start
 
-    def storing(self, cached: FakeText) -> Iterator[None]:
+    def storing(self, cached: FakeSequence) -> Iterator[None]:
         return iter(())
 
     def rewind(self, length: int) -> None:
@@ -170,12 +170,7 @@ class FakeTarget:
             on_progress(len(tokens), len(tokens))
         return 0
 
-    def verify(
-        self,
-        trees: Sequence[TextTree],
-        chunks: Sequence[PromptChunk] = (),
-        meanwhile: Meanwhile | None = None,
-    ) -> TargetPass:
+    def verify(self, trees: Sequence[SequenceTree], chunks: Sequence[PromptChunk] = ()) -> TargetPass:
         self.on_pass()
         rows = sum(len(text.tree) for text in trees)
         assert rows <= self.max_nodes
@@ -185,9 +180,6 @@ class FakeTarget:
         assert 0 < rows <= (self.rule.maximum if self.rule else self.context.n_rows)
         assert self.n_live + rows <= self.context.n_cells or len(self.texts) == 2, "the cells are full"
         self.passes += 1
-        for wait in range(self.waits if meanwhile else 0):
-            while meanwhile is not None and meanwhile(1.0, 1 - wait / self.waits):
-                pass
         self.shared_passes += len(trees) > 1
         self._verified = list(trees)
         taking_part = [text.cached or self.own for text in trees] + [chunk.cached for chunk in chunks]
@@ -196,9 +188,9 @@ class FakeTarget:
             chunk.cached.tokens.extend(chunk.tokens)
         return TargetPass(tuple(self._verify(text) for text in trees), waited_s=float(self.waits))
 
-    def _verify(self, text_tree: TextTree) -> Verified:
-        tree, text = text_tree.tree, list(text_tree.text)
-        assert text[:-1] == (text_tree.cached or self.own).tokens
+    def _verify(self, sequence_tree: SequenceTree) -> Verified:
+        tree, text = sequence_tree.tree, list(sequence_tree.tokens)
+        assert text[:-1] == (sequence_tree.cached or self.own).tokens
         assert int(tree.tokens[0]) == text[-1]
         rows = []
         for node in range(len(tree)):
@@ -207,14 +199,14 @@ class FakeTarget:
             rows.append(row)
         return Verified(np.stack(rows))
 
-    def commit(self, trees: Sequence[TextTree], paths: Sequence[Sequence[int]]) -> None:
+    def commit(self, trees: Sequence[SequenceTree], paths: Sequence[Sequence[int]]) -> None:
         assert list(trees) == self._verified, "only what was verified can be kept"
-        for text_tree, path in zip(trees, paths, strict=True):
-            cached = text_tree.cached or self.own
-            cached.tokens.extend(int(text_tree.tree.tokens[node]) for node in path)
+        for sequence_tree, path in zip(trees, paths, strict=True):
+            cached = sequence_tree.cached or self.own
+            cached.tokens.extend(int(sequence_tree.tree.tokens[node]) for node in path)
         self._verified = []
 
-    def settle(self, length: int, cached: FakeText | None = None) -> None:
+    def truncate_to(self, length: int, cached: FakeSequence | None = None) -> None:
         del (cached or self.own).tokens[length:]
         self._verified = []
 
@@ -222,7 +214,7 @@ class FakeTarget:
         self.closed = True
 
 
-class FakeText:
+class FakeSequence:
     """A text in the cache of a fake target."""
 
     def __init__(self) -> None:

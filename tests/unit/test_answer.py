@@ -35,7 +35,7 @@ def test_nothing_behind_the_end_is_counted(
 ) -> None:
     answer = Generation()
     builder = AnswerBuilder(answer, Letters(), stop)  # type: ignore[arg-type]
-    said = builder.take(tokens).text + builder.finish("length").text
+    said = builder.feed(tokens).text + builder.finish("length").text
     assert said == answer.text == text
     assert len(answer.tokens) == own
     assert builder.count == count

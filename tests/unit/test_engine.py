@@ -245,3 +245,20 @@ def test_drafting_is_forced_whatever_it_costs(tree_budget: int | None, texts: in
         assert [answer.tokens for answer in answers] == expected
         sizes = [record.nodes for answer in answers for record in answer.passes[:-1]]
         assert (min(sizes) > 1) if forced and texts == 1 else (max(sizes) > 1) is forced
+
+
+def test_what_is_read_while_the_drafter_works_is_noted() -> None:
+    drafter = FakeDrafter(5, 0.5)
+    engine, target = fake_engine(drafter, 5, tree_budget=6, never_ends=True)
+
+    def read_ahead() -> None:
+        target.read_s += 0.25
+
+    drafter.on_draft = read_ahead
+    target.on_pass = read_ahead
+    target.waits = 1
+    answer = engine.generate([1, 2, 3], GenerationConfig(max_tokens=20))
+    drafted = [record for record in answer.passes if record.nodes > 1]
+    assert len(drafted) >= len(answer.passes) - 1  # nothing can follow the last token
+    assert [record.draft_read_s for record in drafted] == [0.25] * len(drafted)
+    assert [record.hidden_draft_s for record in drafted] == [0.25] * len(drafted)

@@ -373,37 +373,6 @@ def test_a_shared_draft_step_is_taken_while_its_gain_is_worth_it_for_all_togethe
     assert len(many[0].steps) > len(alone.steps)
 
 
-@given(_DRAFTERS, st.integers(1, 30), st.integers(1, 5), st.floats(-3, 0), st.sampled_from([1, 3, 8]))
-def test_what_is_remembered_does_not_change_the_tree(
-    drafter: _Drafter, budget: int, width: int, least: float, rows: int
-) -> None:
-    limits = TreeLimits(budget, depth=4, leaves=1000, width=width, min_logprob=least, rows=rows, free=rows)
-    tree = grow(_ROOT, drafter.expand, limits)
-    steps = drafter.steps
-    drafter.steps = []
-    again = grow(_ROOT, drafter.expand, replace(limits, remembered=-6.0))
-    assert again.tokens.tolist() == tree.tokens.tolist()
-    assert again.logprobs.tolist() == tree.logprobs.tolist()
-    assert drafter.steps == steps
-
-
-@given(_DRAFTERS, st.integers(1, 20), st.integers(1, 40), st.integers(1, 5))
-def test_a_search_that_goes_on_finds_what_a_larger_one_finds(
-    drafter: _Drafter, budget: int, more: int, width: int
-) -> None:
-    limits = TreeLimits(budget, depth=4, leaves=1000, width=width, remembered=-math.inf)
-    search = TreeSearch(_ROOT, limits)
-
-    def expand(frontiers: Sequence[tuple[int, Frontier]]) -> list[Children]:
-        return [drafter.expand(frontier) for _, frontier in frontiers]
-
-    grow_together([search], expand, limits)
-    (further,) = grow_together([search], expand, replace(limits, budget=budget + more))
-    assert len(set(drafter.expanded)) == len(drafter.expanded), "nothing is read twice"
-    direct = grow(_ROOT, drafter.expand, replace(limits, budget=budget + more))
-    assert sorted(further.logprobs.tolist()) == sorted(direct.logprobs.tolist())
-
-
 @given(_DRAFTERS, st.integers(2, 30), st.sets(st.integers(0, 3), max_size=3))
 def test_what_is_known_is_expanded_without_a_step_that_pays(
     drafter: _Drafter, budget: int, tokens: set[int]

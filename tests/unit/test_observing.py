@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.engine.loop import Loop
 from edgespec.engine.observing import Observing
 from edgespec.generation.config import GenerationConfig
 from edgespec.speculation.drafters.base import NoDrafter
@@ -18,7 +17,8 @@ from edgespec.speculation.methods import method_for
 from edgespec.speculation.ranking import Ranking
 from edgespec.speculation.sizing.sizers import FixedSizer
 from edgespec.speculation.tree import FloatArray, TokenTree
-from tests.unit.fakes import N_VOCAB, FakeTarget
+from tests.passes import passes
+from tests.unit.fakes import N_VOCAB, fake_engine
 
 PASS_S = 0.01
 
@@ -96,10 +96,9 @@ def test_a_look_that_was_disturbed_is_not_the_last() -> None:
 
 @pytest.mark.parametrize("drafter", [Looking(), LookingAtTarget()])
 def test_only_drafters_that_follow_the_target_are_asked_for_trees_of_a_root(drafter: Looking) -> None:
-    target = FakeTarget(0, never_ends=True)
+    engine, target = fake_engine(drafter, 0, never_ends=True)
     target.own.tokens = [3, 1]  # all of the text but its last token
-    loop = Loop(target, drafter, FixedSizer(TreeLimits(budget=1, depth=8, leaves=4)))
     method = method_for(GenerationConfig(temperature=0.0), N_VOCAB, 0, drafter)
-    passes = list(loop.passes([3, 1, 2], method, 6))
-    assert len(passes) == 6
+    sizer = FixedSizer(TreeLimits(budget=1, depth=8, leaves=4))
+    assert len(list(passes(engine, [3, 1, 2], method, 6, sizer))) == 6
     assert drafter.asked == (6 if drafter.reads_target else 0)

@@ -132,7 +132,7 @@ def test_trees_are_sized_by_known_figures(costs: Costs | None, figures: tuple[fl
                 draft_s=0.03 * drafts,
                 verify_s=0.1 + 0.001 * nodes,
                 accept_s=0.005,
-                promised=min(nodes - 1, 2) * 0.7,
+                expected_accepted=min(nodes - 1, 2) * 0.7,
                 draft_steps=3 * drafts,
                 draft_rows=nodes - 1,
             )

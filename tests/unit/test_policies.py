@@ -52,7 +52,7 @@ class RandomDrafter:
 
 def grown(name: str, budget: int, seed: int = 0, **fixed: int) -> tuple[TokenTree, RandomDrafter]:
     policy = tree_policy(name)
-    limits = policy.within(TreeLimits(64, depth=16, width=8), **fixed)
+    limits = policy.clamp(TreeLimits(64, depth=16, width=8), **fixed)
     drafter = RandomDrafter(seed, limits.branching)
     within = TreeLimits(
         budget, limits.depth, limits.leaves, limits.width, limits.branching, growth=policy.growth(GREEDY)
@@ -62,7 +62,7 @@ def grown(name: str, budget: int, seed: int = 0, **fixed: int) -> tuple[TokenTre
 
 @given(st.sampled_from(NAMES), st.integers(1, 64), st.integers(0, 2**32 - 1))
 def test_every_policy_grows_a_tree_within_its_limits(name: str, budget: int, seed: int) -> None:
-    limits = tree_policy(name).within(_MOST)
+    limits = tree_policy(name).clamp(_MOST)
     tree, drafter = grown(name, budget, seed)
     assert_well_formed(tree)
     assert len(tree) <= budget
@@ -80,10 +80,10 @@ def test_a_person_can_fix_depth_and_width(name: str, depth: int, width: int, see
 
 
 def test_a_fixed_depth_may_exceed_the_policys_own() -> None:
-    assert tree_policy("eagle2").within(_MOST).depth == 6
-    assert tree_policy("eagle2").within(_MOST, depth=9).depth == 9
-    assert tree_policy("calibrated").within(_MOST, depth=40).depth == 40
-    assert tree_policy("calibrated").within(_MOST, depth=400).depth == _MOST.budget
+    assert tree_policy("eagle2").clamp(_MOST).depth == 6
+    assert tree_policy("eagle2").clamp(_MOST, depth=9).depth == 9
+    assert tree_policy("calibrated").clamp(_MOST, depth=40).depth == 40
+    assert tree_policy("calibrated").clamp(_MOST, depth=400).depth == _MOST.budget
 
 
 def test_a_chain_is_a_chain_of_first_candidates() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.engine.many_texts.scheduler import CellBudget, PassLimits, ReadingBeside, plan_pass
+from edgespec.engine.pass_plan import CellBudget, PassLimits, ReadingBeside, plan_pass
 
 limits = st.builds(PassLimits, texts=st.integers(1, 60), rows=st.integers(1, 128))
 

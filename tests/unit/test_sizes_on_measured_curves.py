@@ -69,7 +69,7 @@ class _Drafter:
             draft_s=even_draft_seconds(self._costs.step_s, self._costs.row_s, self._steps, self._rows),
             verify_s=self._costs.verify.at(len(tree)) * (1 + 0.03 * self._rng.exponential()),
             accept_s=0.0,
-            promised=tree.expected_accepted,
+            expected_accepted=tree.expected_accepted,
             draft_steps=self._steps,
             draft_rows=self._rows,
         )

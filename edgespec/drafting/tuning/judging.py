@@ -98,7 +98,7 @@ def tokens_per_pass(path: Path, texts: Sequence[Text], budgets: Sequence[int] = 
 def _passes(drafter: ModelDrafter, text: Text, budget: int) -> int:
     """Passes in which the target would write a text, with trees of this size and nothing learned before."""
     config, policy = GenerationConfig(), tree_policy()
-    limits = policy.within(TreeLimits(budget, depth=_DEPTH, width=max(8, budget // 8)))
+    limits = policy.clamp(TreeLimits(budget, depth=_DEPTH, width=max(8, budget // 8)))
     limits = replace(limits, growth=policy.growth(config))
     ranking = policy.ranking(config, GumbelNoise(0, 1))
     tokens, ahead = list(text.prompt), list(text.answer)

@@ -182,7 +182,7 @@ class Trainer:
         self.loss: float | None = None
         self._first_losses: list[float] = []  # while the rate is still low: how far the start is
         self._changing = False
-        self._take_up()
+        self._resume()
 
     def train(self, budget: Budget, on_progress: Progress) -> None:
         """Train until the budget is spent.
@@ -283,7 +283,7 @@ class Trainer:
                 f"{self._checkpoint} cannot be written: {error}.", "Make room on that disk."
             ) from error
 
-    def _take_up(self) -> None:
+    def _resume(self) -> None:
         state = _read(self._checkpoint)
         if state.get("label") != self._label:
             return

@@ -59,17 +59,6 @@ class Drafter(Protocol):
             return [TokenTree.root_only(request.text[-1]) for request in requests]
         return [self.draft(request.text, limits, request.ranking) for request in requests]
 
-    def draft_ahead(self) -> bool:
-        """Use time that nothing else needs: guess what may come below the last tree, for the next one.
-
-        To be called between `draft` and the next call of anything else, as often as it returns True. The
-        trees that follow are grown faster, or are larger.
-
-        Returns:
-            Whether anything was done; drafters to which time is of no use do nothing.
-        """
-        return False
-
     def proposed_by(self, tree: TokenTree, index: int = 0) -> list[ProposedBy]:
         """Who proposed each node of one of the last trees, below its root.
 

@@ -96,7 +96,7 @@ class AdaptiveSizer:
         self._usual = _expected_round(costs, most, _USUAL_AGREEMENT) if costs else None
         self._is_hopeless = costs is not None and _cannot_pay(costs, most)
         self._judgements: dict[int, _Judgement] = {}
-        self._promised = self._kept = 0.0  # fading sums of tokens
+        self._expected = self._kept = 0.0  # fading sums of tokens
 
     def limits(self, texts: int = 1, room: PassRoom | None = None) -> TreeLimits:
         """Limits of the next tree; as many nodes as texts mean plain decoding.
@@ -117,7 +117,7 @@ class AdaptiveSizer:
         per_node = self._cost.slope
         if per_node is None:
             return replace(self.most, budget=min(self._first * texts, most))
-        trust = (self._kept + _TRUST_PRIOR) / (self._promised + _TRUST_PRIOR)
+        trust = (self._kept + _TRUST_PRIOR) / (self._expected + _TRUST_PRIOR)
         worth = judgement.token_s(texts) * trust  # seconds that a promised token saves
         chance = min(max(per_node / worth, 1e-6), 1.0)
         # The first step is always taken: it shows whether drafting pays.
@@ -145,8 +145,8 @@ class AdaptiveSizer:
         if record.draft_steps:
             self._steps.add(record)
             self._ahead.add(record)
-        self._promised = _TRUST_MEMORY * self._promised + record.promised
-        self._kept = _TRUST_MEMORY * self._kept + (record.accepted if record.promised else 0)
+        self._expected = _TRUST_MEMORY * self._expected + record.expected_accepted
+        self._kept = _TRUST_MEMORY * self._kept + (record.accepted if record.expected_accepted else 0)
         if not other_rows:  # what these take would count against the trees
             judgement.add(record, texts, seconds - self._steps.reading(record))
 

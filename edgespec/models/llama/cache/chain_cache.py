@@ -15,7 +15,7 @@ from edgespec.models.llama.runtime.context import Context
 
 
 class ChainCache:
-    """A TextCache with a single path."""
+    """A KVCache with a single path."""
 
     ordered = False
     max_paths = 1
@@ -90,7 +90,7 @@ class ChainCache:
         if length < self.length:
             self.clear()
 
-    def settle(self, length: int) -> None:
+    def truncate_to(self, length: int) -> None:
         """Keep the state: tokens after `length` are dropped when the next text differs there."""
 
     def compact(self) -> None:

@@ -79,7 +79,7 @@ class Placement:
 
 
 class StateCache:
-    """A TextCache whose state branches; see the module.
+    """A KVCache whose state branches; see the module.
 
     Attributes:
         placement: of the rows that were tried last.
@@ -233,7 +233,7 @@ class StateCache:
         else:
             self.clear()
 
-    def settle(self, length: int) -> None:
+    def truncate_to(self, length: int) -> None:
         """Forget pending tokens after `length`; others are dropped when the next text differs there."""
         self.rewind(max(length, self._text.n_read))
 

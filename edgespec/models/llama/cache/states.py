@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from edgespec.errors import BackendError
 from edgespec.files.checked import CheckedFiles
-from edgespec.models.llama.cache.text_cache import TextCache
+from edgespec.models.llama.cache.kv_cache import KVCache
 from edgespec.models.llama.runtime.context import NoRoomInCache
 
 BLOCK = 128  # tokens
@@ -54,7 +54,7 @@ class StateStore:
         """Why nothing can be written here; empty if nothing has failed."""
         return self._files.failure
 
-    def restore(self, cache: TextCache, tokens: Sequence[int]) -> int:
+    def restore(self, cache: KVCache, tokens: Sequence[int]) -> int:
         """Extend the cache, which holds a prefix of `tokens`, as far as there are files.
 
         Returns:
@@ -80,7 +80,7 @@ class StateStore:
         self._files.used([block.name for block in found])
         return cache.length
 
-    def keep(self, cache: TextCache, tokens: Sequence[int], *, tail: bool) -> None:
+    def keep(self, cache: KVCache, tokens: Sequence[int], *, tail: bool) -> None:
         """Write the blocks of the text in the cache that are not on disk yet.
 
         Args:
@@ -90,7 +90,7 @@ class StateStore:
         for _ in self.keeping(cache, tokens, tail=tail):
             pass
 
-    def keeping(self, cache: TextCache, tokens: Sequence[int], *, tail: bool) -> Iterator[None]:
+    def keeping(self, cache: KVCache, tokens: Sequence[int], *, tail: bool) -> Iterator[None]:
         """As `keep`, with a step for each block that is written; the text must stay as it is in between."""
         parts = cache.saves_parts
         blocks = [block for block in self._blocks(tokens, parts) if tail or (parts and block.is_whole)]

@@ -175,7 +175,7 @@ class BranchingCache:
                 self.cells.context.remove(path, length)
             self.cells.truncated(self, length)
 
-    def settle(self, length: int) -> None:
+    def truncate_to(self, length: int) -> None:
         """Forget what follows `length` at the end of an answer: plain decoding would not have read it."""
         self.rewind(length)
 

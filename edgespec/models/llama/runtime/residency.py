@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,11 +14,6 @@ from edgespec.kernels.ggml import Address, overrides
 from edgespec.models.llama.runtime.graph import GraphObserver
 
 BufferTypes = list[tuple[str, Address]]  # regular expressions over weights' names, and their buffer types
-
-
-Meanwhile = Callable[[float, float], bool]
-"""What a pass may do while it waits for weights. It is called with the seconds for which reads would go on,
-and the share of the pass that is left, and returns whether it did anything."""
 
 
 class Residency(Protocol):
@@ -79,10 +74,6 @@ class Residency(Protocol):
         """An error if weights are out of reach, so that nothing that was computed counts; else None."""
         ...
 
-    def use_waits(self, meanwhile: Meanwhile | None) -> None:
-        """Do something else while passes wait, from now on. What it takes is no part of `waited_s`."""
-        ...
-
     def guess_experts(self, forced: bool | None) -> None:
         """Read experts ahead of their router's choice in every pass, in none, or (None) where it pays."""
         ...
@@ -125,9 +116,6 @@ class AllInMemory:
     def failure(self) -> EdgeSpecError | None:
         """Weights in memory do not get lost."""
         return None
-
-    def use_waits(self, meanwhile: Meanwhile | None) -> None:
-        """Nothing waits."""
 
     def guess_experts(self, forced: bool | None) -> None:
         """All experts are there."""

@@ -12,15 +12,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from edgespec.drafters.drafted_text import DraftedText
-from edgespec.models.llama.cache.text_cache import TextCache, inherit
+from edgespec.drafters.draft_sequence import DraftSequence
+from edgespec.models.llama.cache.kv_cache import KVCache, inherit
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.speculation.growth import Frontier
 from edgespec.speculation.ranking import Ranking
 from edgespec.speculation.tree import FloatArray
 
 
-class HeadText(DraftedText):
+class HeadSequence(DraftSequence):
     """A text that a head drafts for.
 
     Features may be known from the middle of the text on only, if its beginning was restored from disk and
@@ -34,7 +34,7 @@ class HeadText(DraftedText):
         known_text: the text up to the last token whose feature is known.
     """
 
-    def __init__(self, cache: TextCache, n_vocab: int, width: int) -> None:
+    def __init__(self, cache: KVCache, n_vocab: int, width: int) -> None:
         super().__init__(cache, n_vocab)
         self.known_text: list[int] = []
         self.unread = 1  # the tokens up to the first whose feature is known
@@ -52,7 +52,7 @@ class HeadText(DraftedText):
         """Rows that can be read and were not, as their tokens and features are known."""
         return max(self.n_rows - 1 - len(self.read), 0)
 
-    def take(self, tokens: Sequence[int], start: int, features: FloatArray) -> None:
+    def add_features(self, tokens: Sequence[int], start: int, features: FloatArray) -> None:
         """Learn the features of the text's tokens from `start` on.
 
         Args:
@@ -69,7 +69,7 @@ class HeadText(DraftedText):
         self.known_text = list(tokens)
         self._features = np.concatenate([self._features, features])
 
-    def begin_like(self, source: HeadText, length: int) -> None:
+    def begin_like(self, source: HeadSequence, length: int) -> None:
         """Share what is known of another text's first `length` tokens; this one must be empty."""
         rows = length - source.unread + 1
         read = min(len(source.read), rows)

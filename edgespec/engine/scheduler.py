@@ -1,4 +1,6 @@
-"""Many answers at once: texts join and leave between passes, and every pass serves all of them.
+"""The scheduler: which sequences the next pass extends, and which prompts it reads beside them.
+
+Sequences join and leave between passes (continuous batching).
 
 A text's tokens are the same, bit for bit, in any company: its rows attend to its own cells only, a row rule
 keeps the number of rows from choosing the kernels, and its random numbers come from its own seed. So texts
@@ -14,20 +16,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgespec.engine.answer import AnswerInProgress
-from edgespec.engine.loop import Loop
-from edgespec.engine.many_texts.pass_tree import pass_tree
-from edgespec.engine.many_texts.scheduler import CellBudget, PassLimits, ReadingBeside, plan_pass
-from edgespec.engine.passes import CachedText, PromptChunk
+from edgespec.engine.pass_plan import CellBudget, PassLimits, ReadingBeside, plan_pass
+from edgespec.engine.passes import CachedSequence, PromptChunk
 from edgespec.engine.requests import Event, Request, RequestSource
+from edgespec.engine.sequence import Batch
 from edgespec.engine.target import Target
 from edgespec.errors import EdgeSpecError
 from edgespec.files.checked import CheckedFiles
 from edgespec.generation.result import Chunk, FinishReason, PassRecord
 from edgespec.models.gguf.footprint import LARGE_NODES, USUAL_NODES
+from edgespec.models.llama.cache.kv_cache import common_prefix
 from edgespec.models.llama.cache.states import StateStore
-from edgespec.models.llama.cache.text_cache import common_prefix
 from edgespec.models.llama.row_rule import MOST_PADDED_ROWS
-from edgespec.models.llama.runtime.abort import DecodeAborted
+from edgespec.speculation.drafters.base import Drafter
 
 _SHARED_PREFIX = 16  # tokens that are worth waiting for while another text reads them
 _MOST_DRAFTED = 16  # texts whose states in the drafter's cache wait to be written
@@ -53,12 +54,12 @@ class _InFlight:
     @property
     def prompt(self) -> list[int]:
         """The tokens that must be in the cache before the text is extended."""
-        return self.answer.decoding.tokens[:-1]
+        return self.answer.sequence.tokens[:-1]
 
     @property
-    def place(self) -> CachedText:
+    def place(self) -> CachedSequence:
         """Where the text is cached."""
-        cached = self.answer.decoding.cached
+        cached = self.answer.sequence.cached
         assert cached is not None, "only waiting texts are not in the cache"
         return cached
 
@@ -68,77 +69,115 @@ class _InFlight:
             self.request.on_prefill(self.to_read - max(self.answer.missing, 0), self.to_read)
 
 
-class SharedPasses:
-    """Answers the requests of a source, as many at once as fit.
+class Scheduler:
+    """Chooses the batches in which the requests of a source are answered, as many at once as fit.
 
     Args:
         begin: starts an answer: encodes the prompt, checks it, and sets up its method.
         finish: ends an answer.
-        stopped: whether everything is to end.
         most_texts: most answers at once.
-        on_pass: called after each pass that extended texts, with its rows and a record for each text.
     """
 
     def __init__(
         self,
         target: Target,
-        loop: Loop,
+        drafter: Drafter,
         source: RequestSource,
         *,
         begin: Callable[[Request], AnswerInProgress],
         finish: Callable[[AnswerInProgress, FinishReason], Chunk],
-        stopped: Callable[[], bool],
-        on_pass: Callable[[int, Sequence[PassRecord]], None],
         most_texts: int,
     ) -> None:
         self._target = target
-        self._loop = loop
+        self._drafter = drafter
         self._source = source
         self._begin = begin
         self._finish = finish
-        self._stopped = stopped
-        self._on_pass = on_pass
-        texts = min(most_texts, target.max_texts - 1, target.max_nodes)
+        texts = min(most_texts, target.max_sequences - 1, target.max_nodes)
         self._limits = PassLimits(max(texts, 1), _most_rows(target))
         self._beside = ReadingBeside(self._limits.rows)
-        self._most_idle = max(target.max_texts - 1 - self._limits.texts, 0)
+        self._most_idle = max(target.max_sequences - 1 - self._limits.texts, 0)
         self._cells = CellBudget(target.context.n_cells, spare=4 * target.max_nodes)
         self._in_flight: list[_InFlight] = []
+        self._extended: list[_InFlight] = []  # by the latest batch
+        self._read: list[_InFlight] = []  # those of whose prompts the latest batch reads a chunk
         self._waiting: deque[_InFlight] = deque()
-        self._idle: deque[CachedText] = deque()  # of finished answers, for requests that begin alike
-        self._storing: dict[CachedText, Iterator[None]] = {}  # what is left to be written of texts
+        self._idle: deque[CachedSequence] = deque()  # of finished answers, for requests that begin alike
+        self._storing: dict[CachedSequence, Iterator[None]] = {}  # what is left to be written of texts
         self._drafted: deque[Sequence[int]] = deque(maxlen=_MOST_DRAFTED)  # finished, not yet written
         self._states: StateStore | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
-    def events(self) -> Generator[Event | None, None, None]:
-        """Answer everything, yielding what each pass adds to each answer.
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is being answered."""
+        return not self._in_flight
 
-        Yields None when there is nothing to do until the source has another request. When everything is
-        stopped, what is in flight ends as cancelled.
+    def join_and_leave(self) -> Generator[Event, None, None]:
+        """End what was cancelled, and let waiting and new requests begin, as long as there is room."""
+        yield from self._drop_cancelled()
+        yield from self._admit()
+
+    def schedule(self) -> Batch | None:
+        """The batch of the next pass; None if that pass went to a long prompt alone, which it has read."""
+        self._make_room()
+        self._share_prefixes()
+        reading = [text for text in self._in_flight if text.answer.missing > 0]
+        ready = [text for text in self._in_flight if text.answer.missing <= 0]
+        for text in ready:
+            text.answer.prompt_was_read(text.read)
+        reading = [text for index, text in enumerate(reading) if not _is_being_read(text, reading[:index])]
+        if reading and self._reads_alone(ready, reading):
+            reading[0].started = True
+            reading[0].read += self._target.read_chunk(reading[0].prompt, reading[0].place)
+            reading[0].tell_progress()
+            return None
+        missing = [text.answer.missing for text in reading]
+        limits = self._limits_with(len(ready), missing)
+        plan = plan_pass(len(ready), missing, limits)
+        self._extended = ready[: plan.extended]
+        self._read = [text for text, size in zip(reading, plan.chunks, strict=True) if size]
+        chunks = [_chunk(text, size) for text, size in zip(reading, plan.chunks, strict=True) if size]
+        return Batch([text.answer.sequence for text in self._extended], chunks, limits.rows)
+
+    def passed(self, records: Sequence[PassRecord], batch: Batch) -> Generator[Event, None, None]:
+        """Take note of the pass over the latest batch, and yield what it adds to each answer.
+
+        Args:
+            records: one for each sequence that was extended.
         """
-        try:
-            while not self._stopped():
-                yield from self._drop_cancelled()
-                yield from self._admit()
-                if self._in_flight:
-                    yield from self._pass()
-                    self._store_a_block()
-                elif not (self._store_a_block() or self._store_a_drafted_block()):
-                    yield None
-            self._store_all()
-        except DecodeAborted:
-            self._store_all()
-        finally:
-            unfinished = [*self._in_flight, *self._waiting]
-            self._forget_everything()
-        for text in unfinished:
-            yield Event(text.request, self._finish(text.answer, "cancelled"))
+        for text in self._read:
+            text.tell_progress()
+        if records:
+            rows = sum(record.nodes for record in records) + batch.other_rows
+            self._beside.passed(rows, records[0].verify_s)
+        for text, record in zip(self._extended, records, strict=True):
+            yield from self._add(text, record)
+
+    def write_state(self) -> bool:
+        """Write a block of the state of a finished sequence, where states are kept; False if all are written.
+
+        While nothing is answered, the drafter's are written too.
+        """
+        return self._store_a_block() or (self.is_idle and self._store_a_drafted_block())
+
+    def write_all(self) -> None:
+        """Write the states of all sequences, finished or not: everything has been stopped."""
+        if not self._target.closed:
+            self._storing |= {text.place: self._target.storing(text.place) for text in self._in_flight}
+            while self._store_a_block():
+                pass
+
+    def close(self) -> list[tuple[Request, AnswerInProgress]]:
+        """Give all cells back, and remove what was set aside; returns what was not finished."""
+        unfinished = [*self._in_flight, *self._waiting]
+        self._forget_everything()
+        return [(text.request, text.answer) for text in unfinished]
 
     def _admit(self) -> Generator[Event, None, None]:
         """Let waiting texts go on and new ones begin, as long as there is room."""
         while self._waiting:
-            tokens = self._waiting[0].answer.decoding.tokens
+            tokens = self._waiting[0].answer.sequence.tokens
             if not self._has_room(len(tokens), tokens):
                 return
             self._open(self._waiting.popleft())
@@ -151,11 +190,11 @@ class SharedPasses:
             try:
                 text = _InFlight(request, self._begin(request))
                 if request.on_accept is not None:
-                    text.answer.decoding.on_accept = request.on_accept
+                    text.answer.sequence.on_accept = request.on_accept
             except EdgeSpecError as error:
                 yield Event(request, error=error)
                 continue
-            text.answer.decoding.traced = request.traced
+            text.answer.sequence.traced = request.traced
             if not self._has_room(len(text.prompt), text.prompt):
                 self._waiting.append(text)
                 return
@@ -182,7 +221,7 @@ class SharedPasses:
         """Cells in use, and those that prompts will take."""
         return self._target.n_live + sum(max(text.answer.missing, 0) for text in self._in_flight)
 
-    def _forget_finished(self, last: CachedText | None = None) -> bool:
+    def _forget_finished(self, last: CachedSequence | None = None) -> bool:
         """Give up the least recent of the finished texts; False if there is none.
 
         Args:
@@ -197,7 +236,7 @@ class SharedPasses:
         self._forget(next((text for text in finished if text is not last), finished[0]))
         return True
 
-    def _forget(self, cached: CachedText) -> None:
+    def _forget(self, cached: CachedSequence) -> None:
         """Give up a finished text, whose state is written first."""
         for _ in self._storing.pop(cached, ()):
             pass
@@ -205,7 +244,7 @@ class SharedPasses:
             self._target.rewind(0)
         else:
             self._idle.remove(cached)
-            self._target.close_text(cached)
+            self._target.close_sequence(cached)
 
     def _store_a_block(self) -> bool:
         """Write a block of a finished text's state; False if all are written."""
@@ -219,26 +258,19 @@ class SharedPasses:
     def _store_a_drafted_block(self) -> bool:
         """Write a block of the drafter's state of a finished text; False if all are written."""
         while self._drafted:
-            if self._loop.drafter.store_block(self._drafted[0]):
+            if self._drafter.store_block(self._drafted[0]):
                 return True
             self._drafted.popleft()
         return False
 
-    def _store_all(self) -> None:
-        """Write the states of all texts, finished or not: everything has been stopped."""
-        if not self._target.closed:
-            self._storing |= {text.place: self._target.storing(text.place) for text in self._in_flight}
-            while self._store_a_block():
-                pass
-
     def _open(self, text: _InFlight) -> None:
         """Give a text its place in the cache, with what is known of it already."""
         tokens = text.prompt
-        if self._target.max_texts == 1:  # the text that it takes the place of is still to be written
+        if self._target.max_sequences == 1:  # the text that it takes the place of is still to be written
             while self._store_a_block():
                 pass
-        cached = self._target.open_text(tokens)
-        text.answer.decoding.cached = cached
+        cached = self._target.open_sequence(tokens)
+        text.answer.sequence.cached = cached
         self._in_flight.append(text)
         while self._cells.overflows(self._held):  # only now, as it may share cells of a finished text
             if not self._forget_finished():
@@ -248,37 +280,9 @@ class SharedPasses:
         text.started = False
         text.to_read = max(text.answer.missing, 0)
 
-    def _pass(self) -> Generator[Event, None, None]:
-        self._make_room()
-        self._share_prefixes()
-        reading = [text for text in self._in_flight if text.answer.missing > 0]
-        ready = [text for text in self._in_flight if text.answer.missing <= 0]
-        for text in ready:
-            text.answer.prompt_was_read(text.read)
-        reading = [text for index, text in enumerate(reading) if not _is_being_read(text, reading[:index])]
-        if reading and self._reads_alone(ready, reading):
-            reading[0].started = True
-            reading[0].read += self._target.read_chunk(reading[0].prompt, reading[0].place)
-            reading[0].tell_progress()
-            return
-        limits = self._limits_with(len(ready), [text.answer.missing for text in reading])
-        plan = plan_pass(len(ready), [text.answer.missing for text in reading], limits)
-        extended = ready[: plan.extended]
-        chunks = [_chunk(text, size) for text, size in zip(reading, plan.chunks, strict=True) if size]
-        records = self._loop.round([text.answer.decoding for text in extended], chunks, limits.rows)
-        for text, size in zip(reading, plan.chunks, strict=True):
-            if size:
-                text.tell_progress()
-        if records:
-            rows = sum(record.nodes for record in records) + sum(len(chunk.tokens) for chunk in chunks)
-            self._beside.passed(rows, records[0].verify_s)
-            self._on_pass(rows, records)
-        for text, record in zip(extended, records, strict=True):
-            yield from self._add(text, record)
-
     def _reads_alone(self, ready: Sequence[_InFlight], reading: Sequence[_InFlight]) -> bool:
         """Whether the oldest prompt that is being read gets the next pass to itself, in the longest piece."""
-        if self._target.max_texts == 1:
+        if self._target.max_sequences == 1:
             return not ready
         if not self._streamed or reading[0].answer.missing <= self._limits.rows:
             return False
@@ -313,20 +317,20 @@ class SharedPasses:
             if not text.started and text.answer.missing > 0:
                 known = len(text.place.tokens)
                 if self._target.longest_prefix(text.prompt, but=text.place)[1] > known:
-                    self._target.close_text(text.place)
-                    text.answer.decoding.cached = self._target.open_text(text.prompt)
+                    self._target.close_sequence(text.place)
+                    text.answer.sequence.cached = self._target.open_sequence(text.prompt)
                     text.to_read = max(text.answer.missing, 0)
 
     def _add(self, text: _InFlight, record: PassRecord) -> Generator[Event, None, None]:
         answer = text.answer
-        if answer.decoding.error is not None:
+        if answer.sequence.error is not None:
             self._close(text, "error")
-            yield Event(text.request, error=answer.decoding.error)
+            yield Event(text.request, error=answer.sequence.error)
             return
         chunk = answer.add(record)
-        if answer.decoding.traced:
+        if answer.sequence.traced:
             vocabulary = self._target.model.vocabulary
-            chunk = replace(chunk, tree=pass_tree(answer.decoding, record.nodes, vocabulary))
+            chunk = replace(chunk, tree=answer.sequence.pass_tree(record.nodes, vocabulary))
         yield Event(text.request, chunk)
         if answer.builder.ended or answer.is_full:
             yield Event(text.request, self._close(text, "length"))
@@ -343,7 +347,7 @@ class SharedPasses:
         cached = text.place
         last = self._finish(text.answer, reason)
         self._in_flight.remove(text)
-        text.answer.decoding.cached = None
+        text.answer.sequence.cached = None
         self._storing[cached] = self._target.storing(cached)
         self._drafted.append(list(cached.tokens))
         if cached is not self._target.own:
@@ -367,9 +371,9 @@ class SharedPasses:
             self._folder = tempfile.TemporaryDirectory(prefix="edgespec-texts-", ignore_cleanup_errors=True)
             files = CheckedFiles(Path(self._folder.name))
             self._states = StateStore(files, repr(sorted(self._target.identity.items())))
-        self._target.save_text(self._states, text.place)
-        self._target.close_text(text.place)
-        text.answer.decoding.cached = None
+        self._target.save_sequence(self._states, text.place)
+        self._target.close_sequence(text.place)
+        text.answer.sequence.cached = None
         self._in_flight.remove(text)
         self._waiting.appendleft(text)
 
@@ -379,9 +383,9 @@ class SharedPasses:
             self._folder.cleanup()
         if not self._target.closed:
             for cached in tuple(self._target.texts):
-                self._target.close_text(cached)
+                self._target.close_sequence(cached)
         for text in self._in_flight:
-            text.answer.decoding.cached = None
+            text.answer.sequence.cached = None
         self._in_flight, self._idle, self._waiting = [], deque(), deque()
         self._storing.clear()
 

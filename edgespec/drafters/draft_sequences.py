@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from edgespec.drafters.drafted_text import DraftedText
-from edgespec.models.llama.cache.text_cache import (
-    TextCache,
+from edgespec.drafters.draft_sequence import DraftSequence
+from edgespec.models.llama.cache.kv_cache import (
+    KVCache,
     close_all_but,
     common_prefix,
     inherit,
@@ -22,14 +22,14 @@ _MOST_UNUSED = 16  # rounds after which a text that is not drafted for is forgot
 ROOM = 256  # cells that branches kept from the last tree leave to the next one
 
 
-class DraftedTexts(list[DraftedText]):
+class DraftSequences(list[DraftSequence]):
     """The texts in the cache of one context; there is always one.
 
     Args:
         new_text: makes an empty text of a cache.
     """
 
-    def __init__(self, context: Context, new_text: Callable[[TextCache], DraftedText]) -> None:
+    def __init__(self, context: Context, new_text: Callable[[KVCache], DraftSequence]) -> None:
         super().__init__([new_text(open_cache(context, ordered=False))])
         self._context = context
         self._new_text = new_text
@@ -49,14 +49,14 @@ class DraftedTexts(list[DraftedText]):
             served.append(index)
         return sorted(served)
 
-    def continued(self, wanted: Sequence[tuple[Sequence[int], Ranking | None, int]]) -> list[DraftedText]:
+    def continued(self, wanted: Sequence[tuple[Sequence[int], Ranking | None, int]]) -> list[DraftSequence]:
         """For each text, the one in the cache that it continues, or a new one; its last tree is settled.
 
         Args:
             wanted: texts, with how their candidates are ranked and how many of each node are wanted.
         """
         others = list(self)
-        found: dict[int, DraftedText] = {}
+        found: dict[int, DraftSequence] = {}
         for index, (text, ranking, count) in enumerate(wanted):
             best = max(others, key=lambda known: common_prefix(known.read, text), default=None)
             if best is None:
@@ -79,16 +79,16 @@ class DraftedTexts(list[DraftedText]):
                 found[index].keep_accepted(ranking, count)
         return [found[index] for index in range(len(wanted))]
 
-    def room_for(self, text: DraftedText) -> int:
+    def room_for(self, text: DraftSequence) -> int:
         """Cells that a text and its branches may take beside what was read of the others."""
         return self._context.n_cells - sum(len(other.read) for other in self if other is not text)
 
-    def close(self, text: DraftedText) -> None:
+    def close(self, text: DraftSequence) -> None:
         """Forget a text, and give its cells back."""
         text.cache.close()
         self.remove(text)
 
-    def open_empty(self) -> DraftedText:
+    def open_empty(self) -> DraftSequence:
         """A new text beside the others.
 
         Raises:
@@ -111,7 +111,7 @@ class DraftedTexts(list[DraftedText]):
             self.close(text)
         self[0].forget()
 
-    def _make_room(self, others: Sequence[DraftedText], wanted: int) -> None:
+    def _make_room(self, others: Sequence[DraftSequence], wanted: int) -> None:
         """Close texts that were not drafted for lately or have no room beside what is wanted."""
         room = self._context.n_cells - wanted
         for text in sorted(others, key=lambda text: text.unused):
@@ -119,7 +119,7 @@ class DraftedTexts(list[DraftedText]):
             if text.unused > _MOST_UNUSED or room < 0:
                 self.close(text)
 
-    def _opened(self, text: Sequence[int]) -> DraftedText:
+    def _opened(self, text: Sequence[int]) -> DraftSequence:
         """A new text in the cache, which shares the longest beginning that another one has."""
         opened = self._new_text(open_beside(self[0].cache))
         source = max(self, key=lambda known: common_prefix(known.read, text))

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.drafters.head_text import HeadText
+from edgespec.drafters.head_sequence import HeadSequence
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.speculation.growth import Frontier
 from edgespec.speculation.tree import FloatArray
@@ -62,7 +62,7 @@ class Follower:
 
     def __init__(self) -> None:
         self.cells = Cells()
-        self.text = HeadText(self.cells, N_VOCAB, 1)  # type: ignore[arg-type]
+        self.text = HeadSequence(self.cells, N_VOCAB, 1)  # type: ignore[arg-type]
         self.target: list[int] = []
         self.stale = 0
 

@@ -14,7 +14,7 @@ from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
 
 
-class TextCache(Protocol):
+class KVCache(Protocol):
     """A committed text with drafts at its end; see BranchingCache for what the methods do.
 
     After a call that raises anything, KeyboardInterrupt included, `recover` must be called next. It may leave
@@ -53,7 +53,7 @@ class TextCache(Protocol):
     ) -> None: ...
     def recover(self) -> None: ...
     def rewind(self, length: int) -> None: ...
-    def settle(self, length: int) -> None: ...
+    def truncate_to(self, length: int) -> None: ...
     def compact(self) -> None: ...
     def clear(self) -> None: ...
     def close(self) -> None: ...
@@ -61,7 +61,7 @@ class TextCache(Protocol):
     def restore(self, state: ctypes.Array[ctypes.c_uint8], n_tokens: int) -> None: ...
 
 
-def open_cache(context: Context, *, ordered: bool) -> TextCache:
+def open_cache(context: Context, *, ordered: bool) -> KVCache:
     """The cache for the model: with branches if its layers keep cells, or their states can branch here."""
     if context.branches:
         return StateCache(context, ordered=ordered)
@@ -70,7 +70,7 @@ def open_cache(context: Context, *, ordered: bool) -> TextCache:
     return BranchingCache(SharedCells(context, ordered=ordered))
 
 
-def open_beside(cache: TextCache) -> TextCache:
+def open_beside(cache: KVCache) -> KVCache:
     """The cache of another text in the same cells.
 
     Raises:
@@ -81,7 +81,7 @@ def open_beside(cache: TextCache) -> TextCache:
     return cache.another()
 
 
-def close_all_but(known: Sequence[TextCache]) -> None:
+def close_all_but(known: Sequence[KVCache]) -> None:
     """Close the texts in the cells of these that are none of them: an interrupted call may leave such."""
     first, kept = known[0], {id(cache) for cache in known}
     if isinstance(first, BranchingCache):
@@ -90,14 +90,14 @@ def close_all_but(known: Sequence[TextCache]) -> None:
                 first.cells.drop(text)
 
 
-def inherit(cache: TextCache, source: TextCache, length: int) -> None:
+def inherit(cache: KVCache, source: KVCache, length: int) -> None:
     """Make an empty text share the first `length` cells of another."""
     assert isinstance(cache, BranchingCache)
     assert isinstance(source, BranchingCache)
     cache.inherit(source, length)
 
 
-def decode_together(parts: Sequence[tuple[TextCache, Batch]], rows: int, certain: int) -> None:
+def decode_together(parts: Sequence[tuple[KVCache, Batch]], rows: int, certain: int) -> None:
     """Decode rows after the committed texts of several caches in one pass.
 
     Args:
@@ -114,7 +114,7 @@ def decode_together(parts: Sequence[tuple[TextCache, Batch]], rows: int, certain
     branching[0][0].cells.decode(branching, rows)
 
 
-def placement(cache: TextCache) -> Placement | None:
+def placement(cache: KVCache) -> Placement | None:
     """Where the rows that a cache tried last are in the pass; None if they are where they were given."""
     return cache.placement if isinstance(cache, StateCache) else None
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from edgespec.drafters.branches import Branches
 from edgespec.drafters.cascade import Cascade, joined
-from edgespec.models.llama.cache.text_cache import TextCache, common_prefix
+from edgespec.models.llama.cache.kv_cache import KVCache, common_prefix
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.speculation.drafters.base import ProposedBy
 from edgespec.speculation.drafters.expansions import Expansions
@@ -20,7 +20,7 @@ from edgespec.speculation.sources.base import JoinedProposals
 from edgespec.speculation.tree import FloatArray, TokenTree
 
 
-class DraftedText:
+class DraftSequence:
     """A text that trees are drafted for, and its part of the drafter's cache.
 
     The cache holds the text and, until the next tree, the branches of the last one. The branch that the
@@ -40,7 +40,7 @@ class DraftedText:
         unread: tokens at the beginning of the text that are not read at all; 0 for models.
     """
 
-    def __init__(self, cache: TextCache, n_vocab: int) -> None:
+    def __init__(self, cache: KVCache, n_vocab: int) -> None:
         self.cache = cache
         self.read: list[int] = []
         self.pending: list[int] = []
@@ -83,7 +83,7 @@ class DraftedText:
         last, self._branches = self._branches, Branches()
         self.cache.commit(0, 0, last.used_paths, len(last))
 
-    def take_up(
+    def begin_candidates(
         self, limits: TreeLimits | None, ranking: Ranking | None, proposals: JoinedProposals | None
     ) -> None:
         """Set what the candidates of the new tree depend on; None if tokens are drawn instead."""
@@ -284,7 +284,7 @@ class DraftStep:
         batch: the rows that are decoded; None if there are none.
     """
 
-    text: DraftedText
+    text: DraftSequence
     frontier: Frontier
     room: int = 0
     batch: Batch | None = None

@@ -1,1 +1,0 @@
-"""Many texts in a pass: who takes part, and how their answers come back."""

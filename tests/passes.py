@@ -1,0 +1,22 @@
+"""Passes of an engine over a sequence that a test holds itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from edgespec.engine.engine import Engine
+from edgespec.engine.sequence import Batch, RunningSequence, Sizer
+from edgespec.generation.result import PassRecord
+from edgespec.speculation.methods import Method
+
+
+def passes(
+    engine: Engine, tokens: list[int], method: Method, max_tokens: int, sizer: Sizer | None = None
+) -> Iterator[PassRecord]:
+    """Append up to `max_tokens` to the tokens, all of which but the last are in the target's cache."""
+    sequence = RunningSequence(tokens, method, len(tokens) + max_tokens, sizer or engine.sizer)
+    while len(tokens) < sequence.end:
+        (record,) = engine.step(Batch([sequence]))
+        if sequence.error is not None:
+            raise sequence.error
+        yield record
