@@ -113,7 +113,7 @@ def together(
                 outcome.identical += 1
     finally:
         engine.target.save_sequence = save  # type: ignore[method-assign]
-    assert list(engine.target.texts) == [engine.target.own], "all places are given back"
+    assert list(engine.target.sequences) == [engine.target.own], "all places are given back"
     assert outcome.identical + outcome.left == len(wanted)
     outcome.compactions = engine.target.cache.compactions - before
     return outcome

@@ -508,7 +508,7 @@ class Engine:
             ),
             # A sequence that waits, or was given up, is not in the cache.
             finish=lambda answer, reason: self._finish(answer, reason, in_cache=answer.cached is not None),
-            most_texts=parallel or self.texts,
+            most_sequences=parallel or self.texts,
         )
         with closing(self._usage.held_steps(self._scheduled_passes(scheduler, on_pass))) as events:
             for event in events:

@@ -16,13 +16,13 @@ class HiddenStates(Protocol):
 
 
 class HiddenReader(Protocol):
-    """Is given the hidden states of what becomes text: a drafter that has a use for them."""
+    """Is given the hidden states of what joins a sequence: a drafter that has a use for them."""
 
     def receive(self, cached: CachedSequence, start: int, hidden: FloatArray) -> None:
-        """Tokens of a text were read. Computes nothing, so it cannot be interrupted.
+        """Tokens of a sequence were read. Computes nothing, so it cannot be interrupted.
 
         Args:
-            cached: holds the text, up to the last of these tokens.
+            cached: holds the sequence, up to the last of these tokens.
             start: of the first.
             hidden: (tokens, width) of each.
         """
@@ -35,11 +35,11 @@ class HiddenReader(Protocol):
         """
 
     def closed(self, cached: CachedSequence) -> None:
-        """A text was forgotten, and its place in the cache with it."""
+        """A sequence was forgotten, and its place in the cache with it."""
 
 
 class HiddenFeed:
-    """Hands a reader the hidden states of everything that becomes text; does nothing without one."""
+    """Hands a reader the hidden states of every token that joins a sequence; does nothing without one."""
 
     def __init__(self) -> None:
         self._states: HiddenStates | None = None
@@ -50,10 +50,10 @@ class HiddenFeed:
         self._states, self._reader = states, reader
 
     def show(self, cached: CachedSequence, start: int, rows: slice | Sequence[int]) -> None:
-        """Show the reader the hidden states of some rows of the last decode, which are text now.
+        """Show the reader the hidden states of rows of the last decode that a sequence kept.
 
         Args:
-            start: position of the first in the text.
+            start: position of the first in the sequence.
         """
         if self._states is not None and self._reader is not None:
             self._reader.receive(cached, start, self._states.rows()[rows].copy())
@@ -64,6 +64,6 @@ class HiddenFeed:
             self._reader.digest()
 
     def closed(self, cached: CachedSequence) -> None:
-        """Tell the reader that a text was forgotten."""
+        """Tell the reader that a sequence was forgotten."""
         if self._reader is not None:
             self._reader.closed(cached)

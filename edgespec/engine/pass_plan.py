@@ -1,10 +1,10 @@
-"""Which texts take part in the next pass, and with how many rows.
+"""Which sequences take part in the next pass, and with how many rows.
 
 A pass over streamed weights takes nearly as long for one row as for dozens, so its rows are filled with what
-is certain to be wanted: the next token of every text that is being answered, and then tokens of prompts that
-are still to be read (chunked prefill, Agrawal et al. 2023), so an answer waits for prompts no longer than a
-full pass takes. The oldest prompt gets at least half of these rows, so that none starves; the others get the
-rest, the shortest first, so that a short one does not wait for the end of a long one.
+is certain to be wanted: the next token of every sequence that is being answered, and then tokens of prompts
+that are still to be read (chunked prefill, Agrawal et al. 2023), so an answer waits for prompts no longer
+than a full pass takes. The oldest prompt gets at least half of these rows, so that none starves; the others
+get the rest, the shortest first, so that a short one does not wait for the end of a long one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_LONGEST = 2.0  # times as long as without prompts: a pass for texts that are being answered
+_LONGEST = 2.0  # times as long as without prompts: a pass for sequences that are being answered
 _MOST_ROWS = 1 << 20
 
 
@@ -22,11 +22,11 @@ class PassLimits:
     """Limits of one pass.
 
     Attributes:
-        texts: most texts that are extended, each by a row of logits.
+        sequences: most sequences that are extended, each by a row of logits.
         rows: most rows.
     """
 
-    texts: int
+    sequences: int
     rows: int
 
 
@@ -35,7 +35,7 @@ class PassPlan:
     """What the next pass does.
 
     Attributes:
-        extended: how many texts are extended, the oldest first.
+        extended: how many sequences are extended, the oldest first.
         chunks: for each prompt that is being read, the oldest first, how many of its tokens are read.
     """
 
@@ -52,10 +52,10 @@ def plan_pass(extendable: int, unread: Sequence[int], limits: PassLimits) -> Pas
     """The next pass.
 
     Args:
-        extendable: texts whose prompts have been read.
+        extendable: sequences whose prompts have been read.
         unread: for each prompt that is being read, the oldest first, how many tokens are left.
     """
-    extended = min(extendable, limits.texts)
+    extended = min(extendable, limits.sequences)
     room = limits.rows - extended
     chunks = [0] * len(unread)
 
@@ -74,7 +74,7 @@ def plan_pass(extendable: int, unread: Sequence[int], limits: PassLimits) -> Pas
 
 
 class ReadingBeside:
-    """How many rows a pass may have that reads prompts beside texts that are being answered.
+    """How many rows a pass may have that reads prompts beside sequences that are being answered.
 
     A pass over streamed weights takes as long for few rows as for many, up to a number that depends on the
     disk and the processor. So the number is found while answering: as many as make a pass twice as long.
@@ -91,7 +91,7 @@ class ReadingBeside:
         self._shortest_s = math.inf
 
     def passed(self, rows: int, seconds: float) -> None:
-        """Learn from a pass that extended texts."""
+        """Learn from a pass that extended sequences."""
         if rows <= self._least:
             # The shortest pass is the least disturbed by other programs; passes slow down only gradually.
             self._shortest_s = min(seconds, 1.05 * self._shortest_s)
@@ -102,15 +102,15 @@ class ReadingBeside:
 
 @dataclass(frozen=True)
 class CellBudget:
-    """How many texts the cells of the cache can hold.
+    """How many sequences the cells of the cache can hold.
 
-    Every text in flight needs room to grow, or the cells would soon be full, and texts would be moved to disk
-    and back.
+    Every sequence in flight needs room to grow, or the cells would soon be full, and sequences would be moved
+    to disk and back.
 
     Attributes:
         cells: cells of the cache.
         spare: cells that must stay free for the rows of the next pass.
-        growth: cells that are kept free for each text in flight when another one is let in.
+        growth: cells that are kept free for each sequence in flight when another one is let in.
     """
 
     cells: int
@@ -118,12 +118,12 @@ class CellBudget:
     growth: int = 48
 
     def admits(self, held: int, wanted: int, in_flight: int) -> bool:
-        """Whether another text may begin.
+        """Whether another sequence may begin.
 
         Args:
             held: cells that are in use.
             wanted: cells that it needs at once.
-            in_flight: texts that have begun; the first one is always admitted.
+            in_flight: sequences that have begun; the first one is always admitted.
         """
         if in_flight == 0:
             return True

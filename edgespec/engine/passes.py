@@ -11,7 +11,7 @@ from edgespec.speculation.tree import FloatArray, TokenTree
 
 
 class CachedSequence:
-    """A text in the target's cache.
+    """A sequence in the target's cache.
 
     Attributes:
         cache: its cells.
@@ -23,17 +23,17 @@ class CachedSequence:
         self.tokens: list[int] = []
 
     def rewind(self, length: int) -> None:
-        """Forget the text from `length` on."""
+        """Forget the sequence from `length` on."""
         self.cache.rewind(length)
         del self.tokens[self.cache.length :]
 
 
 @dataclass(frozen=True)
 class SequenceTree:
-    """A text, and a tree of possible continuations, whose root is the text's last token.
+    """A sequence, and a tree of possible continuations, whose root is the sequence's last token.
 
     Attributes:
-        cached: where the text is cached, except its last tokens; None for the target's own text.
+        cached: where the sequence is cached, except its last tokens; None for the target's own sequence.
         unread: tokens before the last one that are not cached either, and are read in the tree's pass.
     """
 

@@ -2,9 +2,9 @@
 
 Sequences join and leave between passes (continuous batching).
 
-A text's tokens are the same, bit for bit, in any company: its rows attend to its own cells only, a row rule
-keeps the number of rows from choosing the kernels, and its random numbers come from its own seed. So texts
-are scheduled by speed alone.
+A sequence's tokens are the same, bit for bit, in any company: its rows attend to its own cells only, a row
+rule keeps the number of rows from choosing the kernels, and its random numbers come from its own seed. So
+sequences are scheduled by speed alone.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from edgespec.models.llama.cache.states import StateStore
 from edgespec.models.llama.row_rule import MOST_PADDED_ROWS
 from edgespec.speculation.drafters.base import Drafter
 
-_SHARED_PREFIX = 16  # tokens that are worth waiting for while another text reads them
-_MOST_DRAFTED = 16  # texts whose states in the drafter's cache wait to be written
+_SHARED_PREFIX = 16  # tokens that are worth waiting for while another sequence reads them
+_MOST_DRAFTED = 16  # sequences whose states in the drafter's cache wait to be written
 _DONE = object()
 
 
@@ -53,14 +53,14 @@ class _InFlight:
 
     @property
     def prompt(self) -> list[int]:
-        """The tokens that must be in the cache before the text is extended."""
+        """The tokens that must be in the cache before the sequence is extended."""
         return self.answer.sequence.tokens[:-1]
 
     @property
     def place(self) -> CachedSequence:
-        """Where the text is cached."""
+        """Where the sequence is cached."""
         cached = self.answer.sequence.cached
-        assert cached is not None, "only waiting texts are not in the cache"
+        assert cached is not None, "only waiting sequences are not in the cache"
         return cached
 
     def tell_progress(self) -> None:
@@ -86,24 +86,24 @@ class Scheduler:
         *,
         begin: Callable[[Request], AnswerInProgress],
         finish: Callable[[AnswerInProgress, FinishReason], Chunk],
-        most_texts: int,
+        most_sequences: int,
     ) -> None:
         self._target = target
         self._drafter = drafter
         self._source = source
         self._begin = begin
         self._finish = finish
-        texts = min(most_texts, target.max_sequences - 1, target.max_nodes)
-        self._limits = PassLimits(max(texts, 1), _most_rows(target))
+        sequences = min(most_sequences, target.max_sequences - 1, target.max_nodes)
+        self._limits = PassLimits(max(sequences, 1), _most_rows(target))
         self._beside = ReadingBeside(self._limits.rows)
-        self._most_idle = max(target.max_sequences - 1 - self._limits.texts, 0)
+        self._most_idle = max(target.max_sequences - 1 - self._limits.sequences, 0)
         self._cells = CellBudget(target.context.n_cells, spare=4 * target.max_nodes)
         self._in_flight: list[_InFlight] = []
         self._extended: list[_InFlight] = []  # by the latest batch
         self._read: list[_InFlight] = []  # those of whose prompts the latest batch reads a chunk
         self._waiting: deque[_InFlight] = deque()
         self._idle: deque[CachedSequence] = deque()  # of finished answers, for requests that begin alike
-        self._storing: dict[CachedSequence, Iterator[None]] = {}  # what is left to be written of texts
+        self._storing: dict[CachedSequence, Iterator[None]] = {}  # what is left to be written of sequences
         self._drafted: deque[Sequence[int]] = deque(maxlen=_MOST_DRAFTED)  # finished, not yet written
         self._states: StateStore | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -122,23 +122,25 @@ class Scheduler:
         """The batch of the next pass; None if that pass went to a long prompt alone, which it has read."""
         self._make_room()
         self._share_prefixes()
-        reading = [text for text in self._in_flight if text.answer.missing > 0]
-        ready = [text for text in self._in_flight if text.answer.missing <= 0]
-        for text in ready:
-            text.answer.prompt_was_read(text.read)
-        reading = [text for index, text in enumerate(reading) if not _is_being_read(text, reading[:index])]
+        reading = [running for running in self._in_flight if running.answer.missing > 0]
+        ready = [running for running in self._in_flight if running.answer.missing <= 0]
+        for running in ready:
+            running.answer.prompt_was_read(running.read)
+        reading = [
+            running for index, running in enumerate(reading) if not _is_being_read(running, reading[:index])
+        ]
         if reading and self._reads_alone(ready, reading):
             reading[0].started = True
             reading[0].read += self._target.read_chunk(reading[0].prompt, reading[0].place)
             reading[0].tell_progress()
             return None
-        missing = [text.answer.missing for text in reading]
+        missing = [running.answer.missing for running in reading]
         limits = self._limits_with(len(ready), missing)
         plan = plan_pass(len(ready), missing, limits)
         self._extended = ready[: plan.extended]
-        self._read = [text for text, size in zip(reading, plan.chunks, strict=True) if size]
-        chunks = [_chunk(text, size) for text, size in zip(reading, plan.chunks, strict=True) if size]
-        return Batch([text.answer.sequence for text in self._extended], chunks, limits.rows)
+        self._read = [running for running, size in zip(reading, plan.chunks, strict=True) if size]
+        chunks = [_chunk(running, size) for running, size in zip(reading, plan.chunks, strict=True) if size]
+        return Batch([running.answer.sequence for running in self._extended], chunks, limits.rows)
 
     def passed(self, records: Sequence[PassRecord], batch: Batch) -> Generator[Event, None, None]:
         """Take note of the pass over the latest batch, and yield what it adds to each answer.
@@ -146,13 +148,13 @@ class Scheduler:
         Args:
             records: one for each sequence that was extended.
         """
-        for text in self._read:
-            text.tell_progress()
+        for running in self._read:
+            running.tell_progress()
         if records:
             rows = sum(record.nodes for record in records) + batch.other_rows
             self._beside.passed(rows, records[0].verify_s)
-        for text, record in zip(self._extended, records, strict=True):
-            yield from self._add(text, record)
+        for running, record in zip(self._extended, records, strict=True):
+            yield from self._add(running, record)
 
     def write_state(self) -> bool:
         """Write a block of the state of a finished sequence, where states are kept; False if all are written.
@@ -164,7 +166,9 @@ class Scheduler:
     def write_all(self) -> None:
         """Write the states of all sequences, finished or not: everything has been stopped."""
         if not self._target.closed:
-            self._storing |= {text.place: self._target.storing(text.place) for text in self._in_flight}
+            self._storing |= {
+                running.place: self._target.storing(running.place) for running in self._in_flight
+            }
             while self._store_a_block():
                 pass
 
@@ -172,45 +176,45 @@ class Scheduler:
         """Give all cells back, and remove what was set aside; returns what was not finished."""
         unfinished = [*self._in_flight, *self._waiting]
         self._forget_everything()
-        return [(text.request, text.answer) for text in unfinished]
+        return [(running.request, running.answer) for running in unfinished]
 
     def _admit(self) -> Generator[Event, None, None]:
-        """Let waiting texts go on and new ones begin, as long as there is room."""
+        """Let waiting sequences go on and new ones begin, as long as there is room."""
         while self._waiting:
             tokens = self._waiting[0].answer.sequence.tokens
             if not self._has_room(len(tokens), tokens):
                 return
             self._open(self._waiting.popleft())
-        while len(self._in_flight) < self._limits.texts:
+        while len(self._in_flight) < self._limits.sequences:
             if not self._has_room(self._target.max_nodes):
                 return
             request = self._source.take()
             if request is None:
                 return
             try:
-                text = _InFlight(request, self._begin(request))
+                running = _InFlight(request, self._begin(request))
                 if request.on_accept is not None:
-                    text.answer.sequence.on_accept = request.on_accept
+                    running.answer.sequence.on_accept = request.on_accept
             except EdgeSpecError as error:
                 yield Event(request, error=error)
                 continue
-            text.answer.sequence.traced = request.traced
-            if not self._has_room(len(text.prompt), text.prompt):
-                self._waiting.append(text)
+            running.answer.sequence.traced = request.traced
+            if not self._has_room(len(running.prompt), running.prompt):
+                self._waiting.append(running)
                 return
-            self._open(text)
+            self._open(running)
 
     def _has_room(self, wanted: int, tokens: Sequence[int] = ()) -> bool:
-        """Whether another text may begin, after forgetting finished ones if need be.
+        """Whether another sequence may begin, after forgetting finished ones if need be.
 
         Args:
             wanted: cells that it needs if it shares none.
-            tokens: its prompt, of which it shares what another text has in the cache.
+            tokens: its prompt, of which it shares what another sequence has in the cache.
         """
         while True:
             source, shared = self._target.longest_prefix(tokens or [])
             if not self._target.cache.ordered:
-                shared = 0  # cells in use are counted for each text there
+                shared = 0  # cells in use are counted for each sequence there
             if self._cells.admits(self._held, wanted - shared, len(self._in_flight)):
                 return True
             if not self._forget_finished(last=source):
@@ -219,25 +223,25 @@ class Scheduler:
     @property
     def _held(self) -> int:
         """Cells in use, and those that prompts will take."""
-        return self._target.n_live + sum(max(text.answer.missing, 0) for text in self._in_flight)
+        return self._target.n_live + sum(max(running.answer.missing, 0) for running in self._in_flight)
 
     def _forget_finished(self, last: CachedSequence | None = None) -> bool:
-        """Give up the least recent of the finished texts; False if there is none.
+        """Give up the least recent of the finished sequences; False if there is none.
 
         Args:
             last: the one that is given up after all others.
         """
         own = self._target.own
         finished = list(self._idle)
-        if own.tokens and all(text.place is not own for text in self._in_flight):
+        if own.tokens and all(running.place is not own for running in self._in_flight):
             finished.insert(0, own)
         if not finished:
             return False
-        self._forget(next((text for text in finished if text is not last), finished[0]))
+        self._forget(next((running for running in finished if running is not last), finished[0]))
         return True
 
     def _forget(self, cached: CachedSequence) -> None:
-        """Give up a finished text, whose state is written first."""
+        """Give up a finished sequence, whose state is written first."""
         for _ in self._storing.pop(cached, ()):
             pass
         if cached is self._target.own:
@@ -247,7 +251,7 @@ class Scheduler:
             self._target.close_sequence(cached)
 
     def _store_a_block(self) -> bool:
-        """Write a block of a finished text's state; False if all are written."""
+        """Write a block of a finished sequence's state; False if all are written."""
         while self._storing:
             cached = next(iter(self._storing))
             if next(self._storing[cached], _DONE) is not _DONE:
@@ -256,29 +260,29 @@ class Scheduler:
         return False
 
     def _store_a_drafted_block(self) -> bool:
-        """Write a block of the drafter's state of a finished text; False if all are written."""
+        """Write a block of the drafter's state of a finished sequence; False if all are written."""
         while self._drafted:
             if self._drafter.store_block(self._drafted[0]):
                 return True
             self._drafted.popleft()
         return False
 
-    def _open(self, text: _InFlight) -> None:
-        """Give a text its place in the cache, with what is known of it already."""
-        tokens = text.prompt
-        if self._target.max_sequences == 1:  # the text that it takes the place of is still to be written
+    def _open(self, running: _InFlight) -> None:
+        """Give a sequence its place in the cache, with what is known of it already."""
+        tokens = running.prompt
+        if self._target.max_sequences == 1:  # the sequence that it takes the place of is still to be written
             while self._store_a_block():
                 pass
         cached = self._target.open_sequence(tokens)
-        text.answer.sequence.cached = cached
-        self._in_flight.append(text)
-        while self._cells.overflows(self._held):  # only now, as it may share cells of a finished text
+        running.answer.sequence.cached = cached
+        self._in_flight.append(running)
+        while self._cells.overflows(self._held):  # only now, as it may share cells of a finished sequence
             if not self._forget_finished():
                 break
         stores = [] if self._states is None else [self._states]
         self._target.recall(tokens, cached, stores)
-        text.started = False
-        text.to_read = max(text.answer.missing, 0)
+        running.started = False
+        running.to_read = max(running.answer.missing, 0)
 
     def _reads_alone(self, ready: Sequence[_InFlight], reading: Sequence[_InFlight]) -> bool:
         """Whether the oldest prompt that is being read gets the next pass to itself, in the longest piece."""
@@ -297,57 +301,57 @@ class Scheduler:
         """Limits of the next pass.
 
         Only where weights are streamed does it matter into how many pieces prompts are cut. They are then
-        read in pieces as large as possible, but so that a text that is being answered waits no more than
+        read in pieces as large as possible, but so that a sequence that is being answered waits no more than
         twice as long for its next token.
 
         Args:
-            ready: texts that are being answered.
+            ready: sequences that are being answered.
             unread: tokens of each prompt that is being read.
         """
         if not (self._streamed and unread):
             return self._limits
-        wanted = min(ready, self._limits.texts) + sum(unread)
+        wanted = min(ready, self._limits.sequences) + sum(unread)
         if ready:
             wanted = min(wanted, self._beside.rows)
         return replace(self._limits, rows=max(self._limits.rows, self._target.shared_rows(wanted)))
 
     def _share_prefixes(self) -> None:
-        """Let texts that have read nothing yet share what others have read in the meantime."""
-        for text in self._in_flight:
-            if not text.started and text.answer.missing > 0:
-                known = len(text.place.tokens)
-                if self._target.longest_prefix(text.prompt, but=text.place)[1] > known:
-                    self._target.close_sequence(text.place)
-                    text.answer.sequence.cached = self._target.open_sequence(text.prompt)
-                    text.to_read = max(text.answer.missing, 0)
+        """Let sequences that have read nothing yet share what others have read in the meantime."""
+        for running in self._in_flight:
+            if not running.started and running.answer.missing > 0:
+                known = len(running.place.tokens)
+                if self._target.longest_prefix(running.prompt, but=running.place)[1] > known:
+                    self._target.close_sequence(running.place)
+                    running.answer.sequence.cached = self._target.open_sequence(running.prompt)
+                    running.to_read = max(running.answer.missing, 0)
 
-    def _add(self, text: _InFlight, record: PassRecord) -> Generator[Event, None, None]:
-        answer = text.answer
+    def _add(self, running: _InFlight, record: PassRecord) -> Generator[Event, None, None]:
+        answer = running.answer
         if answer.sequence.error is not None:
-            self._close(text, "error")
-            yield Event(text.request, error=answer.sequence.error)
+            self._close(running, "error")
+            yield Event(running.request, error=answer.sequence.error)
             return
         chunk = answer.add(record)
         if answer.sequence.traced:
             vocabulary = self._target.model.vocabulary
             chunk = replace(chunk, tree=answer.sequence.pass_tree(record.nodes, vocabulary))
-        yield Event(text.request, chunk)
+        yield Event(running.request, chunk)
         if answer.builder.ended or answer.is_full:
-            yield Event(text.request, self._close(text, "length"))
+            yield Event(running.request, self._close(running, "length"))
 
     def _drop_cancelled(self) -> Generator[Event, None, None]:
-        for text in [text for text in self._in_flight if text.request.cancelled]:
-            yield Event(text.request, self._close(text, "cancelled"))
-        for text in [text for text in self._waiting if text.request.cancelled]:
-            self._waiting.remove(text)
-            yield Event(text.request, self._finish(text.answer, "cancelled"))
+        for running in [running for running in self._in_flight if running.request.cancelled]:
+            yield Event(running.request, self._close(running, "cancelled"))
+        for running in [running for running in self._waiting if running.request.cancelled]:
+            self._waiting.remove(running)
+            yield Event(running.request, self._finish(running.answer, "cancelled"))
 
-    def _close(self, text: _InFlight, reason: FinishReason) -> Chunk:
-        """End an answer; its text stays in the cache until the room is needed."""
-        cached = text.place
-        last = self._finish(text.answer, reason)
-        self._in_flight.remove(text)
-        text.answer.sequence.cached = None
+    def _close(self, running: _InFlight, reason: FinishReason) -> Chunk:
+        """End an answer; its sequence stays in the cache until the room is needed."""
+        cached = running.place
+        last = self._finish(running.answer, reason)
+        self._in_flight.remove(running)
+        running.answer.sequence.cached = None
         self._storing[cached] = self._target.storing(cached)
         self._drafted.append(list(cached.tokens))
         if cached is not self._target.own:
@@ -357,7 +361,7 @@ class Scheduler:
         return last
 
     def _make_room(self) -> None:
-        """Forget finished texts, and set the youngest aside, until the next pass will find free cells."""
+        """Forget finished sequences, and set the youngest aside, until the next pass will find free cells."""
         while self._cells.overflows(self._target.n_live):
             if self._forget_finished():
                 continue
@@ -365,27 +369,27 @@ class Scheduler:
                 return
             self._set_aside(self._in_flight[-1])
 
-    def _set_aside(self, text: _InFlight) -> None:
-        """Move a text's state to disk until there is room for it again."""
+    def _set_aside(self, running: _InFlight) -> None:
+        """Move a sequence's state to disk until there is room for it again."""
         if self._states is None:
             self._folder = tempfile.TemporaryDirectory(prefix="edgespec-texts-", ignore_cleanup_errors=True)
             files = CheckedFiles(Path(self._folder.name))
             self._states = StateStore(files, repr(sorted(self._target.identity.items())))
-        self._target.save_sequence(self._states, text.place)
-        self._target.close_sequence(text.place)
-        text.answer.sequence.cached = None
-        self._in_flight.remove(text)
-        self._waiting.appendleft(text)
+        self._target.save_sequence(self._states, running.place)
+        self._target.close_sequence(running.place)
+        running.answer.sequence.cached = None
+        self._in_flight.remove(running)
+        self._waiting.appendleft(running)
 
     def _forget_everything(self) -> None:
         """Give all cells back, and remove what was set aside."""
         if self._folder is not None:
             self._folder.cleanup()
         if not self._target.closed:
-            for cached in tuple(self._target.texts):
+            for cached in tuple(self._target.sequences):
                 self._target.close_sequence(cached)
-        for text in self._in_flight:
-            text.answer.sequence.cached = None
+        for running in self._in_flight:
+            running.answer.sequence.cached = None
         self._in_flight, self._idle, self._waiting = [], deque(), deque()
         self._storing.clear()
 
@@ -393,23 +397,23 @@ class Scheduler:
 def _most_rows(target: Target) -> int:
     """Most rows of a shared pass."""
     if target.rule is None:
-        # Larger passes take other kernels, so their texts would differ more; and they are hardly faster.
+        # Larger passes take other kernels, so their sequences would differ more; and they are hardly faster.
         return min(MOST_PADDED_ROWS, target.context.n_rows)
-    # In memory every row takes time, in which the other texts wait for those of a prompt.
+    # In memory every row takes time, in which the other sequences wait for those of a prompt.
     usual = LARGE_NODES if target.model.weights.streamed_bytes else USUAL_NODES
     return min(target.rule.maximum, target.context.n_rows, max(usual, target.max_nodes))
 
 
-def _is_being_read(text: _InFlight, others: Sequence[_InFlight]) -> bool:
-    """Whether an earlier text is about to read what this one needs next; its cells are then shared."""
-    if text.started:
+def _is_being_read(running: _InFlight, others: Sequence[_InFlight]) -> bool:
+    """Whether an earlier sequence is about to read what this one needs next; its cells are then shared."""
+    if running.started:
         return False
-    known = len(text.place.tokens)
-    return any(common_prefix(other.prompt, text.prompt) >= known + _SHARED_PREFIX for other in others)
+    known = len(running.place.tokens)
+    return any(common_prefix(other.prompt, running.prompt) >= known + _SHARED_PREFIX for other in others)
 
 
-def _chunk(text: _InFlight, size: int) -> PromptChunk:
-    text.started = True
-    text.read += size
-    start = len(text.place.tokens)
-    return PromptChunk(text.place, text.prompt[start : start + size])
+def _chunk(running: _InFlight, size: int) -> PromptChunk:
+    running.started = True
+    running.read += size
+    start = len(running.place.tokens)
+    return PromptChunk(running.place, running.prompt[start : start + size])

@@ -33,25 +33,25 @@ from edgespec.models.llama.runtime.model import Model
 
 
 class Target:
-    """Verifies trees of one or more texts in one pass, and keeps the accepted paths in its cache.
+    """Verifies trees of one or more sequences in one pass, and keeps the accepted paths in its cache.
 
     Every call is atomic as far as later calls can tell: whatever it raises and wherever it is interrupted,
-    the next call first discards what it left in the cache. The cached texts may then be shorter than before,
-    and the missing parts are read again; they are never different texts.
+    the next call first discards what it left in the cache. The cached sequences may then be shorter than
+    before, and the missing parts are read again; they are never different sequences.
 
-    There is always one text, the target's own, for callers that have a single one. Others are opened beside
-    it, and share its cells.
+    There is always one sequence, the target's own, for callers that have a single one. Others are opened
+    beside it, and share its cells.
 
     Attributes:
         rule: the row rule in force; None lets the number of rows choose the kernels.
         max_nodes: most rows of a pass in which logits are wanted.
         max_leaves: most leaves of a tree.
-        max_sequences: most texts in the cache.
+        max_sequences: most sequences in the cache.
         recalled: tokens of the last prompt that `prefill` did not have to read.
         pieces: under a row rule with a maximum, the longer pieces that prompts may be read in; None allows
             none.
         identity: everything that the contents of the cache depend on, except the tokens.
-        stores: where the states of texts are kept on disk.
+        stores: where the states of sequences are kept on disk.
     """
 
     def __init__(self, model: Model, context: Context, rule: RowRule | None) -> None:
@@ -62,20 +62,20 @@ class Target:
         most = min(context.n_rows, context.n_outputs)
         self.max_nodes = min(most, rule.maximum) if rule else most
         self.max_leaves = self.cache.max_paths
-        # Saving a text's state takes an id of its own; a running state is that of one text.
+        # Saving a sequence's state takes an id of its own; a running state is that of one sequence.
         self.max_sequences = max(self.max_leaves - 1, 1) if self.cache.saves_parts else 1
         self.pieces: PrefillChunks | None = None
         self.recalled = 0
         self.identity: dict[str, str] = {}
         self.stores: list[StateStore] = []
-        self._texts = [self.own]
+        self._sequences = [self.own]
         self._tree_rows: list[IntArray] = []  # the rows of each tree's nodes in the last pass
         self._hidden = HiddenFeed()
         self._changing = False  # a call has begun and not ended
         self._guessing = False  # trees were verified, but nothing of them is committed yet
 
     def show_hidden(self, states: HiddenStates, reader: HiddenReader) -> None:
-        """Give a reader the hidden states of everything that becomes text from now on."""
+        """Give a reader the hidden states of every token that joins a sequence from now on."""
         self._hidden.connect(states, reader)
 
     def prefill(
@@ -85,7 +85,7 @@ class Target:
         *,
         most_unread: int = 0,
     ) -> int:
-        """Make the target's own text exactly `tokens`, reusing what the cache already has of them.
+        """Make the target's own sequence exactly `tokens`, reusing what the cache already has of them.
 
         Args:
             on_progress: called with the tokens read and to be read.
@@ -130,11 +130,12 @@ class Target:
         return min(self.rule.maximum, self.context.n_rows) - 1
 
     def read_chunk(self, tokens: Sequence[int], cached: CachedSequence) -> int:
-        """Read the next tokens of a text whose beginning is cached, in as large a chunk as possible.
+        """Read the next tokens of a sequence whose beginning is cached, in as large a chunk as possible.
 
         Under a row rule, prompts too are read in chunks that it allows. A token's keys and values then do not
-        depend on how the text was split into passes, so a reused cache gives the same text as an empty one.
-        Chunks beyond the rule's maximum are used only where they have been shown to give the same bits.
+        depend on how the sequence was split into passes, so a reused cache gives the same text as an
+        empty one. Chunks beyond the rule's maximum are used only where they have been shown to give the same
+        bits.
 
         Returns:
             How many tokens were read.
@@ -173,7 +174,7 @@ class Target:
         return not self.pieces.is_proven(self.pieces.next(missing)[1])
 
     def shared_rows(self, wanted: int) -> int:
-        """Most rows, of as many as are wanted, of a pass that texts share."""
+        """Most rows, of as many as are wanted, of a pass that sequences share."""
         if self.pieces is not None:
             return self.pieces.proven(wanted)
         return min(wanted, self.prompt_rows)
@@ -199,7 +200,7 @@ class Target:
         """Read a piece in proven pieces and then as a whole, and record whether both gave the same bits."""
         cache = cached.cache
         start = cache.length
-        # A running state has no parts: the whole text is saved and restored.
+        # A running state has no parts: the whole sequence is saved and restored.
         first = start if cache.saves_parts else 0
         before = cache.save(0, start) if start > first else None
         at = 0
@@ -222,15 +223,15 @@ class Target:
             cached.tokens[:] = held
 
     def verify(self, trees: Sequence[SequenceTree], chunks: Sequence[PromptChunk] = ()) -> TargetPass:
-        """One pass over trees, each after its text, and over chunks of prompts.
+        """One pass over trees, each after its sequence, and over chunks of prompts.
 
         Args:
-            trees: one for each of different texts. The cache must hold each text except its last token, and
-                what is unread of it if there is only one tree, and `most_unread` allows it.
-            chunks: of other texts that are still being read; they are in the cache afterwards.
+            trees: one for each of different sequences. The cache must hold each sequence except its last
+                token, and what is unread of it if there is only one tree, and `most_unread` allows it.
+            chunks: of other sequences that are still being read; they are in the cache afterwards.
 
         Raises:
-            DecodeAborted: stopped from outside; the cached texts are unchanged.
+            DecodeAborted: stopped from outside; the cached sequences are unchanged.
         """
         self._begin()
         waited, experts = self.context.waited_s, self.model.weights.expert_use
@@ -319,48 +320,48 @@ class Target:
 
     @property
     def cache(self) -> KVCache:
-        """The cache of the target's own text."""
+        """The cache of the target's own sequence."""
         return self.own.cache
 
     @property
     def tokens(self) -> Sequence[int]:
-        """The tokens of the target's own text whose keys and values are in the cache."""
+        """The tokens of the target's own sequence whose keys and values are in the cache."""
         if self._changing:
             self._recover()
         return self.own.tokens
 
     @property
-    def texts(self) -> Sequence[CachedSequence]:
-        """All texts in the cache, the target's own first."""
+    def sequences(self) -> Sequence[CachedSequence]:
+        """All sequences in the cache, the target's own first."""
         if self._changing:
             self._recover()
-        return self._texts
+        return self._sequences
 
     @property
     def n_free_leaves(self) -> int:
-        """Leaves that trees of all texts together may have beyond one for each."""
+        """Leaves that trees of all sequences together may have beyond one for each."""
         return self.cache.n_free_ids
 
     @property
     def n_live(self) -> int:
-        """Cells that texts hold."""
+        """Cells that sequences hold."""
         return self.cache.n_live
 
     def open_sequence(self, tokens: Sequence[int]) -> CachedSequence:
-        """A new text in the cache, which holds as much of the beginning of `tokens` as is known already.
+        """A new sequence in the cache, which holds as much of the beginning of `tokens` as is known already.
 
-        The cells of the longest beginning that another text has in common are shared. A recurrent state is
-        that of a single text, so there this is the target's own.
+        The cells of the longest beginning that another sequence has in common are shared. A recurrent state
+        is that of a single sequence, so there this is the target's own.
 
         Raises:
-            ValueError: there are `max_sequences` texts already.
+            ValueError: there are `max_sequences` sequences already.
         """
         if self.max_sequences == 1:
             self.recall(tokens)
             return self.own
         self._begin()
         cached = CachedSequence(open_beside(self.cache))
-        self._texts.append(cached)
+        self._sequences.append(cached)
         source, shared = self.longest_prefix(tokens, but=cached)
         if source is not None:
             inherit(cached.cache, source.cache, shared)
@@ -369,22 +370,22 @@ class Target:
         return cached
 
     def close_sequence(self, cached: CachedSequence) -> None:
-        """Forget a text that was opened; the target's own stays."""
+        """Forget a sequence that was opened; the target's own stays."""
         if cached is self.own:
             return
         self._begin()
         cached.tokens.clear()
         cached.cache.close()
-        self._texts.remove(cached)
+        self._sequences.remove(cached)
         self._changing = False
         self._hidden.closed(cached)
 
     def longest_prefix(
         self, tokens: Sequence[int], but: CachedSequence | None = None
     ) -> tuple[CachedSequence | None, int]:
-        """The text in the cache with the longest beginning of `tokens`, but for one, and its length."""
+        """The sequence in the cache with the longest beginning of `tokens`, but for one, and its length."""
         longest: tuple[CachedSequence | None, int] = (None, 0)
-        for other in self._texts:
+        for other in self._sequences:
             length = 0 if other is but else common_prefix(other.tokens, tokens)
             if length > longest[1]:
                 longest = other, length
@@ -396,7 +397,7 @@ class Target:
         """Make the cache hold as long a prefix of `tokens` as possible without a pass.
 
         Args:
-            cached: the text that shall hold it; None for the target's own.
+            cached: the sequence that shall hold it; None for the target's own.
             stores: where else to look for saved states.
 
         Returns:
@@ -412,50 +413,50 @@ class Target:
         return cached.cache.length
 
     def save_sequence(self, store: StateStore, cached: CachedSequence) -> None:
-        """Write the state of a whole text to a store."""
+        """Write the state of a whole sequence to a store."""
         self._begin()
         _drop_pending(cached)
         store.keep(cached.cache, cached.tokens, tail=True)
         self._changing = False
 
-    def keep(self, store: StateStore, text: Sequence[int]) -> int:
-        """Make a store hold the state of as much of a text as is in the cache, and of no other text.
+    def keep(self, store: StateStore, tokens: Sequence[int]) -> int:
+        """Make a store hold the state of as much of a sequence as is in the cache, and of no other sequence.
 
         Args:
-            text: the target's own.
+            tokens: the target's own.
 
         Returns:
-            How many tokens that is. 0 if the cache holds nothing of the text, or if a recurrent state has
+            How many tokens that is. 0 if the cache holds nothing of the sequence, or if a recurrent state has
             already moved past it; the store is then left unchanged.
         """
         self._begin()
         _drop_pending(self.own)
         held = self.own.tokens
-        known = common_prefix(held, text)
+        known = common_prefix(held, tokens)
         if not self.cache.saves_parts and known < self.cache.length:
             known = 0
-        if known or not text:
+        if known or not tokens:
             store.keep(self.cache, held[:known], tail=True)
             store.prune(held[:known], parts=self.cache.saves_parts)
         self._changing = False
         return known
 
     def store_blocks(self, cached: CachedSequence) -> None:
-        """Write the whole blocks of a text that are not on disk yet to the stores."""
+        """Write the whole blocks of a sequence that are not on disk yet to the stores."""
         for store in self.stores:
             store.keep(cached.cache, cached.tokens, tail=False)
 
     def storing(self, cached: CachedSequence) -> Iterator[None]:
-        """Write what is not on disk yet of a text to the stores, with a step for each block.
+        """Write what is not on disk yet of a sequence to the stores, with a step for each block.
 
-        The steps end early when the cache no longer has the text as it is now.
+        The steps end early when the cache no longer has the sequence as it is now.
         """
         return self._storing(cached, list(cached.tokens))
 
-    def _storing(self, cached: CachedSequence, text: list[int]) -> Iterator[None]:
+    def _storing(self, cached: CachedSequence, tokens: list[int]) -> Iterator[None]:
         for store in self.stores:
-            blocks = store.keeping(cached.cache, text, tail=True)
-            while cached.tokens == text:
+            blocks = store.keeping(cached.cache, tokens, tail=True)
+            while cached.tokens == tokens:
                 self._begin()
                 wrote = next(blocks, self) is not self
                 self._changing = False
@@ -464,7 +465,7 @@ class Target:
                 yield
 
     def rewind(self, length: int) -> None:
-        """Forget the target's own text from `length` on."""
+        """Forget the target's own sequence from `length` on."""
         self._begin()
         self.own.rewind(length)
         self._changing = False
@@ -479,7 +480,7 @@ class Target:
 
     @property
     def n_pending(self) -> int:
-        """Rows of the next pass that tokens of its text take, besides the root of the tree."""
+        """Rows of the next pass that tokens of its sequence take, besides the root of the tree."""
         return self.cache.n_pending
 
     def _begin(self) -> None:
@@ -491,9 +492,9 @@ class Target:
     def _recover(self) -> None:
         """Reset cache and tokens to what both are known to hold."""
         self._changing = True  # in case this is interrupted too
-        close_all_but([cached.cache for cached in self._texts])
+        close_all_but([cached.cache for cached in self._sequences])
         self.cache.recover()
-        for cached in self._texts:
+        for cached in self._sequences:
             cached.rewind(len(cached.tokens))
         self._changing = self._guessing = False
 

@@ -82,7 +82,7 @@ class FakeTarget:
         self.context = FakeCells(n_cells)
         self.cache = SimpleNamespace(ordered=False)
         self.own = FakeSequence()
-        self.texts: list[FakeSequence] = [self.own]
+        self.sequences: list[FakeSequence] = [self.own]
         self.identity: dict[str, str] = {}
         self.passes = 0
         self.shared_passes = 0
@@ -111,28 +111,28 @@ class FakeTarget:
 
     @property
     def n_free_leaves(self) -> int:
-        return self.max_leaves - len(self.texts)
+        return self.max_leaves - len(self.sequences)
 
     @property
     def n_live(self) -> int:
-        return sum(len(text.tokens) for text in self.texts)
+        return sum(len(text.tokens) for text in self.sequences)
 
     def open_sequence(self, tokens: Sequence[int]) -> FakeSequence:
-        assert len(self.texts) < self.max_sequences
+        assert len(self.sequences) < self.max_sequences
         cached = FakeSequence()
         _, shared = self.longest_prefix(tokens, but=cached)
         cached.tokens = list(tokens[:shared])
-        self.texts.append(cached)
+        self.sequences.append(cached)
         return cached
 
     def close_sequence(self, cached: FakeSequence) -> None:
         if cached is not self.own:
-            self.texts.remove(cached)
+            self.sequences.remove(cached)
 
     def longest_prefix(
         self, tokens: Sequence[int], but: FakeSequence | None = None
     ) -> tuple[FakeSequence | None, int]:
-        others = [other for other in self.texts if other is not but]
+        others = [other for other in self.sequences if other is not but]
         best = max(others, key=lambda other: common_prefix(other.tokens, tokens), default=None)
         return best, common_prefix(best.tokens, tokens) if best else 0
 
@@ -178,7 +178,7 @@ class FakeTarget:
         assert leaves <= len(trees) + self.n_free_leaves or len(trees) == 1
         rows += sum(len(chunk.tokens) for chunk in chunks)
         assert 0 < rows <= (self.rule.maximum if self.rule else self.context.n_rows)
-        assert self.n_live + rows <= self.context.n_cells or len(self.texts) == 2, "the cells are full"
+        assert self.n_live + rows <= self.context.n_cells or len(self.sequences) == 2, "the cells are full"
         self.passes += 1
         self.shared_passes += len(trees) > 1
         self._verified = list(trees)

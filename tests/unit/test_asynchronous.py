@@ -83,7 +83,7 @@ def test_who_stops_early_leaves_a_free_engine() -> None:
                 break
         passes = target.passes
         target.on_pass = lambda: None
-        assert target.texts == [target.own], "all places are given back"
+        assert target.sequences == [target.own], "all places are given back"
         assert engine._usage._open_turns() == []
         assert passes < 20
 
@@ -114,7 +114,7 @@ def test_a_task_that_is_cancelled_ends_its_answers() -> None:
         cancelled.set()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert target.texts == [target.own]
+        assert target.sequences == [target.own]
         (answer,) = await engine.generate_many_async([PROMPTS[0]], CONFIG, raw=True)
         assert answer.tokens == expected()[0]
 
@@ -195,7 +195,7 @@ def test_failures_arrive_where_the_answers_would() -> None:
             await engine.generate_many_async([[1] * CONTEXT], CONFIG, raw=True)
         with pytest.raises(OSError, match="gone"):
             _ = [event async for event in engine.stream_many_async(source())]
-        assert target.texts == [target.own]
+        assert target.sequences == [target.own]
 
     with engine:
         asyncio.run(main())

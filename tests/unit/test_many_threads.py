@@ -97,7 +97,7 @@ def test_every_kind_of_call_from_many_threads() -> None:
                 if (number + turn) % 2 == 0:
                     expected.append(alone([3, 4]))
             assert call.end() == expected
-        assert target.texts == [target.own]
+        assert target.sequences == [target.own]
 
 
 def test_a_thread_does_not_wait_for_itself() -> None:
@@ -186,7 +186,7 @@ def test_threads_share_passes_through_a_queue() -> None:
         assert answers == {number: alone([number]) for number in range(1, 8)}
         with pytest.raises(UsageError, match="closed"):
             queue.put(Request([8]))
-    assert target.texts == [target.own]
+    assert target.sequences == [target.own]
 
 
 def test_what_is_in_the_queue_shares_every_pass() -> None:

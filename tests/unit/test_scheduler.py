@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from edgespec.engine.pass_plan import CellBudget, PassLimits, ReadingBeside, plan_pass
 
-limits = st.builds(PassLimits, texts=st.integers(1, 60), rows=st.integers(1, 128))
+limits = st.builds(PassLimits, sequences=st.integers(1, 60), rows=st.integers(1, 128))
 
 
 @given(st.integers(0, 80), st.lists(st.integers(1, 500), max_size=20), limits)
 def test_rows_are_filled_and_never_exceeded(extendable: int, unread: list[int], limits: PassLimits) -> None:
-    limits = PassLimits(min(limits.texts, limits.rows), limits.rows)
+    limits = PassLimits(min(limits.sequences, limits.rows), limits.rows)
     plan = plan_pass(extendable, unread, limits)
-    assert plan.extended == min(extendable, limits.texts), "answers come first"
+    assert plan.extended == min(extendable, limits.sequences), "answers come first"
     assert len(plan.chunks) == len(unread)
     assert all(0 <= chunk <= tokens for chunk, tokens in zip(plan.chunks, unread, strict=True))
     assert plan.rows <= limits.rows
@@ -25,7 +25,7 @@ def test_rows_are_filled_and_never_exceeded(extendable: int, unread: list[int], 
 
 @given(st.integers(0, 30), st.lists(st.integers(1, 500), min_size=1, max_size=20))
 def test_the_oldest_prompt_always_gets_on(extendable: int, unread: list[int]) -> None:
-    plan = plan_pass(extendable, unread, PassLimits(texts=30, rows=60))
+    plan = plan_pass(extendable, unread, PassLimits(sequences=30, rows=60))
     assert plan.chunks[0] >= min(unread[0], (60 - plan.extended) // 2)
 
 

@@ -68,7 +68,7 @@ def test_every_answer_is_that_of_the_request_alone(
             told[event.request.key] = told.get(event.request.key, "") + event.chunk.text
             if event.chunk.generation is not None:
                 answers[event.request.key] = event.chunk.generation
-        assert target.texts == [target.own], "all places are given back"
+        assert target.sequences == [target.own], "all places are given back"
         for index, (prompt, config) in enumerate(requests):
             expected = alone(prompt, config, seed)
             assert answers[index].tokens == expected.tokens
@@ -149,7 +149,7 @@ def test_a_text_that_fails_in_the_middle_concerns_no_other(monkeypatch: pytest.M
         def fragile(prompt: list[int], *more: Any) -> object:
             answer = begin(prompt, *more)
             if prompt[0] == 7:
-                accept = answer.decoding.method.accept
+                accept = answer.sequence.method.accept
 
                 def failing(drafted: object, logits: object, text: list[int]) -> object:
                     if len(text) > 4:
@@ -157,7 +157,7 @@ def test_a_text_that_fails_in_the_middle_concerns_no_other(monkeypatch: pytest.M
                         raise GrammarError("it is stuck", "")
                     return accept(drafted, logits, text)  # type: ignore[arg-type]
 
-                monkeypatch.setattr(answer.decoding.method, "accept", failing)
+                monkeypatch.setattr(answer.sequence.method, "accept", failing)
             return answer
 
         monkeypatch.setattr(engine, "_begin", fragile)
@@ -188,7 +188,7 @@ def test_a_cancelled_request_ends_and_the_others_go_on() -> None:
         assert reasons == {"victim": "cancelled", "other": "length"}
         assert 0 < len(tokens["victim"]) < 20
         assert tokens["other"] == expected
-        assert target.texts == [target.own]
+        assert target.sequences == [target.own]
 
 
 def test_cancelling_the_engine_ends_all_and_nothing_is_lost_afterwards() -> None:
@@ -203,7 +203,7 @@ def test_cancelling_the_engine_ends_all_and_nothing_is_lost_afterwards() -> None
                 engine.cancel()
         ends = [e.chunk.generation.finish_reason for e in events if e.chunk and e.chunk.generation]
         assert ends == ["cancelled"] * 3
-        assert target.texts == [target.own]
+        assert target.sequences == [target.own]
         assert engine.generate([1], config).tokens == expected
 
 
