@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import BackendError
+from edgespec.installation import install_command
 from edgespec.kernels import report_store
 from edgespec.kernels.report import ROWS, Report
 from edgespec.kernels.report_store import (
@@ -94,7 +95,7 @@ def test_llama_cpp_that_does_not_work_at_all_is_an_error(fate: str) -> None:
         trial(fate, "plain")
     assert "does not work on this processor" in caught.value.what
     assert "compiled for another processor" in caught.value.what
-    assert "llama-cpp-python" in caught.value.hint
+    assert install_command(rebuild=True) in caught.value.hint
 
 
 @posix
