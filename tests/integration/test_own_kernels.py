@@ -56,7 +56,7 @@ if "edgespec.measure.kernel_worker" in sys.orig_argv:
     Library.activate = lambda _library: ctypes.string_at(0)
 """
 
-# Runs in every Python that is started: the library is not there.
+# Runs in every Python that is started: there is no library of this name.
 NOT_COMPILED = """
 from edgespec.kernels.native import build
 build._library_name = lambda: "absent.so"
@@ -370,13 +370,23 @@ def test_a_plug_that_crashes_is_left_out(own: library.Library, program: Callable
     assert "EdgeSpec's own EDGESPEC kernels are not used" in examined
 
 
+@pytest.fixture
+def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine whose C++ compiler does not exist; what is noted about it is noted in a folder of its own."""
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.mark.usefixtures("no_compiler")
 def test_without_a_library_ggml_serves_and_the_doctor_says_what_to_do(program: Callable[..., str]) -> None:
     said = program(NOT_COMPILED, *_ASK, "--verbose")
     assert "4 tokens, " in said
+    assert "no-such-compiler" in said
     examined = program(NOT_COMPILED, "doctor", "--no-disk-check")
     assert "python -m edgespec.kernels.native.build" in examined
 
 
+@pytest.mark.usefixtures("no_compiler")
 def test_asking_for_kernels_that_are_not_there_is_an_error(
     program: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

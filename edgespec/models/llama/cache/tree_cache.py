@@ -138,12 +138,12 @@ class BranchingCache:
             n_tokens: tokens of it to keep.
             used_paths: paths 0 .. used_paths - 1 were tried.
             n_rows: rows that were tried in total.
-            held: paths whose branches begin with these tokens and go on: they are kept as branches. Only for
-                a single text whose cells are not ordered.
+            held: paths whose branches extend these tokens, kept as branches; for cells that are not ordered.
+                They must be dropped by another `commit` before a text joins those that share the cells.
         """
         context, kept = self.cells.context, self.ids[path]
         branches = {self.ids[other] for other in held}
-        assert not branches or not (self.ordered or self.cells.shared)
+        assert not (branches and self.ordered)
         start, end = self.length, self.length + n_tokens
         if n_tokens < n_rows:
             if self.ordered:
@@ -158,7 +158,7 @@ class BranchingCache:
                     context.copy(kept, other, start, end)
         self.cells.committed(self, start, end)
         self.length = end
-        if self.cells.shared:
+        if self.cells.shared and not branches:
             self.close_paths()  # other texts may need the ids
 
     def recover(self) -> None:
