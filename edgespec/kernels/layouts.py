@@ -153,7 +153,7 @@ def kernel_layouts() -> tuple[KernelLayout, ...]:
         BackendError: it names a layout that does not work here.
     """
     if _only is not None:
-        _let_own_attend(_only)
+        _let_own_take_unpacked(_only)
         return _only
     report = stored_report()
     names = layouts_in_use([layout.name for layout in available_layouts()], report)
@@ -161,7 +161,7 @@ def kernel_layouts() -> tuple[KernelLayout, ...]:
     if OWN in names:
         use_own()
     layouts = tuple(layout for layout in available_layouts() if layout.name in names)
-    _let_own_attend(layouts)
+    _let_own_take_unpacked(layouts)
     return layouts
 
 
@@ -334,10 +334,10 @@ def watch_own() -> Callable[[], bool]:
     return all_own
 
 
-def _let_own_attend(layouts: Sequence[KernelLayout]) -> None:
-    """Compute attention by EdgeSpec's own kernels if their layout is in use."""
+def _let_own_take_unpacked(layouts: Sequence[KernelLayout]) -> None:
+    """Compute attention and float products by EdgeSpec's own kernels if their layout is in use."""
     if _own_in_use:
-        library.load().use_attention(any(layout.name == OWN for layout in layouts))
+        library.load().take_unpacked(any(layout.name == OWN for layout in layouts))
 
 
 @contextmanager

@@ -22,7 +22,7 @@ CONTEXT = 2560
 
 @pytest.fixture(scope="module", params=["f16", "q8_0"])
 def engine(request: pytest.FixtureRequest, short_path: Path) -> Iterator[Engine]:
-    """With F16, EdgeSpec's own kernels may compute everything; with q8_0, attention is ggml's."""
+    """With keys and values of either type that EdgeSpec's own kernels read."""
     with pytest.MonkeyPatch.context() as patch:
         # A model this small is read in no time, so small pieces would do.
         patch.setattr(rows, "best_rows", lambda *_: 1024)

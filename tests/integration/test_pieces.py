@@ -24,7 +24,7 @@ CONTEXT = 768
 
 @pytest.fixture(scope="module", params=["q4_drafter_path", "gemma_path"])
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    """With keys and values that EdgeSpec's own kernels leave to ggml, so that passes are padded."""
+    """With ggml's kernels, so that passes are padded."""
     path: Path = request.getfixturevalue(request.param)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EDGESPEC_KERNELS", "plain")  # with EdgeSpec's own, no length need be tried

@@ -35,7 +35,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "edgespec_buffer_type": (ctypes.c_void_p, []),
     "edgespec_activate": (None, []),
     "edgespec_use_isa": (ctypes.c_int, [ctypes.c_int]),
-    "edgespec_use_attention": (None, [ctypes.c_int]),
+    "edgespec_take_unpacked": (None, [ctypes.c_int]),
     "edgespec_answers": (None, [ctypes.POINTER(ctypes.c_int64)] * 2),
     "edgespec_isa_name": (ctypes.c_char_p, [ctypes.c_int]),
     "edgespec_isa_id": (ctypes.c_int, [ctypes.c_char_p]),
@@ -99,9 +99,9 @@ class Library:
         number = self._f["edgespec_isa_id"](instruction_set.encode()) if instruction_set else _BEST
         return bool((number >= 0 or not instruction_set) and self._f["edgespec_use_isa"](number))
 
-    def use_attention(self, use: bool) -> None:
-        """Compute attention as well from now on, or leave it to ggml."""
-        self._f["edgespec_use_attention"](use)
+    def take_unpacked(self, take: bool) -> None:
+        """Compute attention and products of F32 matrices as well from now on, or leave them to ggml."""
+        self._f["edgespec_take_unpacked"](take)
 
     def new_branching(self) -> Branching:
         """What a context needs whose running states are to branch.
