@@ -263,7 +263,7 @@ class DraftSequence:
         return children
 
     def proposed_by(self, tree: TokenTree) -> list[ProposedBy]:
-        """Who proposed each node of the last tree."""
+        """Return the proposer of each node of the last tree."""
         return self._expansions.proposed_by(tree)
 
     def learn(self, text: Sequence[int]) -> None:
@@ -304,7 +304,7 @@ class DraftStep:
 
     @property
     def reads_text(self) -> bool:
-        """Whether this step reads the text up to the root, instead of nodes below it."""
+        """True if this step reads the text up to the root, instead of nodes below it."""
         return bool(self.frontier.nodes[0] == 0)
 
     def prepare(self, most_pending: int) -> None:

@@ -223,14 +223,14 @@ class _Trial:
         self._plain = self._result(None)
 
     def plain_is_right(self, exact: FloatArray) -> bool:
-        """Whether the plain product is near that of the unquantized matrix; reports it if not."""
+        """True if the plain product is near that of the unquantized matrix; reports it if not."""
         if _error(self._plain, exact) < _MOST_QUANTIZATION_ERROR:
             return True
         _say("wrong", layout=PLAIN, what=f"computes nonsense {self._what}")
         return False
 
     def is_right(self, layout: KernelLayout) -> bool:
-        """Whether a layout's product equals the plain one except for rounding; reports it if not."""
+        """True if a layout's product equals the plain one except for rounding; reports it if not."""
         found = self._result(layout)
         scale = float(np.sqrt(np.mean(self._plain**2)))
         deviation = float(np.max(np.abs(found - self._plain))) / scale
@@ -250,7 +250,7 @@ class _Trial:
 
 
 def _same_bits(results: list[FloatArray], type_id: int) -> bool:
-    """Whether the last result, of more rows, has the bits of those before; reports it if not."""
+    """True if the last result, of more rows, has the bits of those before; reports it if not."""
     if all(np.array_equal(results[-1][: len(earlier)], earlier) for earlier in results):
         return True
     what = f"their results depend on the number of rows multiplying {type_name(type_id)}"
@@ -338,7 +338,7 @@ def _try_sequences(layouts: list[KernelLayout]) -> None:
 
 
 def sequences_agree(path: Path, layout: KernelLayout | None) -> bool:
-    """Whether a model gives each of several sequences in a batch what it gives that sequence alone."""
+    """True if a model gives each of several sequences in a batch what it gives that sequence alone."""
     with only([layout] if layout else []), Model(path) as model:
         rng = np.random.default_rng(0)
         tokens = rng.integers(3, model.vocabulary.n_tokens, (_SEQUENCES, _TEXT + 1), dtype=np.int32)

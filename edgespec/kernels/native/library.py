@@ -104,7 +104,7 @@ class Library:
         self._f["edgespec_take_unpacked"](take)
 
     def new_branching(self) -> Branching:
-        """What a context needs whose running states are to branch.
+        """Return the branching for a context whose running states are to branch.
 
         Raises:
             UnsupportedBuild: they cannot with this build of ggml, or there are too many such contexts.
@@ -118,7 +118,7 @@ class Library:
         return Branching(self._f, handle)
 
     def answers(self) -> tuple[int, int]:
-        """How often attention was taken from ggml, and how often attention or a product was left to it."""
+        """Count the attention nodes taken from ggml, and the attention nodes and products left to it."""
         ours, left = ctypes.c_int64(), ctypes.c_int64()
         self._f["edgespec_answers"](ctypes.byref(ours), ctypes.byref(left))
         return ours.value, left.value
