@@ -156,11 +156,6 @@ class DraftSequence:
         self.read.extend(self.pending[:n_tokens])
         self.pending = self.pending[n_tokens:]
 
-    @property
-    def n_branch_cells(self) -> int:
-        """Cells of the branches."""
-        return len(self._branches)
-
     def known(self, frontier: Frontier) -> NDArray[np.bool_]:
         """(nodes,) whether a node's candidates are known already."""
         return self._branches.known(frontier)
