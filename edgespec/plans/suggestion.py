@@ -150,10 +150,10 @@ def _estimates(entry: Entry, resources: Resources) -> Iterator[Suggestion]:
         if download + packed + _SPARE_DISK > resources.disk:
             continue
         name = drafter.name if drafter is not None else ""
-        yield Suggestion(entry, name, _tokens_per_second(plan, name, resources), download, plan)
+        yield Suggestion(entry, name, tokens_per_second(plan, resources), download, plan)
 
 
-def _tokens_per_second(plan: Plan, drafter: str, resources: Resources) -> float:
+def tokens_per_second(plan: Plan, resources: Resources) -> float:
     """The speed with trees of the best size, as `edgespec plan` predicts it from the same plan."""
     threads, store = resources.machine.n_threads, resources.store
     compute = known_curve(plan.target.headers, store, threads)
@@ -166,7 +166,7 @@ def _tokens_per_second(plan: Plan, drafter: str, resources: Resources) -> float:
     drafting = Drafting("none")
     if plan.drafter is not None:
         step = known_curve(plan.drafter.headers, store, threads)
-        drafting = Drafting(drafter, _usual_yields(), step=step, overhead=1.1, measured=False)
+        drafting = Drafting("drafter", _usual_yields(), step=step, overhead=1.1, measured=False)
     sizes = alternatives(plan.holding, plan.over(passes), drafting, plan.context.n_outputs)
     return best(sizes).tokens_per_second
 
