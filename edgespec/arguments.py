@@ -124,7 +124,7 @@ def _allows(hint: Any, value: object) -> bool:
 
 
 def _allows_items(origin: Any, parts: tuple[Any, ...], value: object) -> bool:
-    """Whether a list, or something else in an order, has items of the right type; a text is none."""
+    """True if a list, or something else in an order, has items of the right type; a text is none."""
     if isinstance(value, str | bytes | bytearray | memoryview | Mapping):
         return False
     if origin is Iterable and not isinstance(value, Sequence):
@@ -152,7 +152,7 @@ def _members(protocol: type) -> set[str]:
 
 
 def _described(hint: Any) -> str:
-    """What an annotation allows, in words."""
+    """The values that an annotation allows, in words."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
         words = list(dict.fromkeys(_described(part) for part in parts if part is not type(None)))

@@ -1,4 +1,4 @@
-"""How long steps report their progress."""
+"""Progress reports of long steps."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from edgespec.offload.store_reader import StoreReader
 
 def slow_down(patch: pytest.MonkeyPatch) -> None:
     """Let reads of layers end only while a pass waits for one, or after a second."""
-    read, waiting, work, wait = StoreReader.read, SlotFiller.waiting, SlotFiller.work, SlotFiller.wait
+    read, waiting, wait = StoreReader.read, SlotFiller.waiting, SlotFiller.wait
     awaited = threading.Event()
 
     @contextlib.contextmanager
@@ -30,15 +30,10 @@ def slow_down(patch: pytest.MonkeyPatch) -> None:
         awaited.wait(1.0)
         read(reader, *arguments)
 
-    def working(filler: SlotFiller, *arguments: Any) -> bool:
-        awaited.set()
-        return work(filler, *arguments)
-
     def idling(filler: SlotFiller, *arguments: Any) -> None:
         awaited.set()
         wait(filler, *arguments)
 
     patch.setattr(StoreReader, "read", slowly)
     patch.setattr(SlotFiller, "waiting", until_it_came)
-    patch.setattr(SlotFiller, "work", working)
     patch.setattr(SlotFiller, "wait", idling)

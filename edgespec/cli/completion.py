@@ -91,7 +91,7 @@ def complete_model(incomplete: str) -> list[str]:
 
 
 def complete_draft(incomplete: str) -> list[str]:
-    """The same for --draft, with the words it takes."""
+    """Complete --draft: model names, and the words that it takes."""
     words = [word for word in NO_MODEL if word.startswith(incomplete)]
     return words + complete_model(incomplete)
 

@@ -43,7 +43,7 @@ TEMPLATE = """\
 
 
 def config_path() -> Path:
-    """Where the file is, or would be: EDGESPEC_CONFIG, or the platform's place."""
+    """Return the path of the file: EDGESPEC_CONFIG, or the platform's place."""
     named = os.environ.get("EDGESPEC_CONFIG")
     if named:
         return Path(named).expanduser()
@@ -53,7 +53,7 @@ def config_path() -> Path:
 
 
 def is_named() -> bool:
-    """Whether EDGESPEC_CONFIG names the file, which then has to exist."""
+    """True if EDGESPEC_CONFIG names the file, which then has to exist."""
     return bool(os.environ.get("EDGESPEC_CONFIG"))
 
 

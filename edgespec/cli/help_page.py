@@ -73,7 +73,7 @@ _ARGUMENTS, _OPTIONS = "Arguments", "Options"
 
 
 def help_of(parameter: Any) -> str:
-    """What an option does, and its default."""
+    """Describe an option and its default."""
     text = parameter.help or ""
     default = parameter.default
     if default is None or isinstance(default, bool | list) or callable(default) or "Default:" in text:

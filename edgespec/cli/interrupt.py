@@ -19,14 +19,14 @@ _AGAIN_S = 0.05
 
 
 class Cancellable(Protocol):
-    """What can be stopped from another thread."""
+    """An activity that can be stopped from another thread."""
 
     def cancel(self) -> None:
         """End the running answer."""
 
 
 class Interruption:
-    """Whether a signal arrived, and which.
+    """A signal's arrival, and its number.
 
     Attributes:
         signal: its number; 0 if there was none yet.

@@ -1,4 +1,4 @@
-"""What an answer was made with: the model, the prompt and the settings, as each result records them.
+"""The origin of an answer: the model, the prompt and the settings, as each result records them.
 
 A batch that is run again skips lines that have an answer. An answer that was made with another model,
 prompt or other settings is not the requested one, so each result has a fingerprint of all three, and the
@@ -24,7 +24,7 @@ NO_ORIGIN: dict[str, Any] = {"model": None, "settings": None, "fingerprint": Non
 
 @dataclass(frozen=True)
 class ModelMark:
-    """How results identify a model.
+    """The identity of a model in results.
 
     Attributes:
         name: of its file; empty if it is not known yet, as before a download.
@@ -37,7 +37,7 @@ class ModelMark:
 
 @dataclass(frozen=True)
 class Origin:
-    """What an answer is made with.
+    """The origin of an answer.
 
     Attributes:
         prompt: a hash of the prompt, the system prompt included.
@@ -95,7 +95,7 @@ class Origin:
         }
 
     def differences(self, record: Mapping[str, Any]) -> list[str]:
-        """How a result was made differently, in words; the record must have a fingerprint."""
+        """Describe the differences in a result's origin; the record must have a fingerprint."""
         was, now = record["fingerprint"], self.fingerprint
         found = []
         if was["model"] != now["model"] and was["model"] and now["model"]:
@@ -120,7 +120,7 @@ def compact(fingerprint: object) -> str | None:
 
 
 def same(was: str, now: str) -> bool:
-    """Whether two compact fingerprints agree; an unknown model agrees with every other."""
+    """True if two compact fingerprints agree; an unknown model agrees with every other."""
     (model_was, *rest_was), (model_now, *rest_now) = was.split(" "), now.split(" ")
     return rest_was == rest_now and (model_was == model_now or not model_was or not model_now)
 

@@ -33,7 +33,7 @@ _NAME = re.compile(r"\w[\w.-]{0,63}")
 
 
 def folder() -> Path:
-    """Where presets are."""
+    """Return the folder of presets."""
     return config_file.config_path().parent / "presets"
 
 

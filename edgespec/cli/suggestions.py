@@ -62,7 +62,7 @@ _OPTIONS: Mapping[str, str] = {
 
 
 def explained(error: Any) -> tuple[str, str]:
-    """What is wrong with a command line, and what to do: a failure of Typer in the program's own words."""
+    """Explain the fault of a command line, and the remedy: a failure of Typer in the program's own words."""
     context = getattr(error, "ctx", None)
     what: str = error.format_message()
     see = f"See '{context.command_path} --help'." if context is not None else ""

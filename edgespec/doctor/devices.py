@@ -35,7 +35,7 @@ class DeviceFacts:
     faster: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """What scripts see."""
+        """Return the fields for scripts."""
         return asdict(self)
 
 

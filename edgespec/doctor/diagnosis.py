@@ -1,4 +1,4 @@
-"""What is wrong with a machine for running models, and how to fix it: facts in, findings out."""
+"""Faults of a machine for running models, and their remedies: facts in, findings out."""
 
 from __future__ import annotations
 

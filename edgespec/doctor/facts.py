@@ -46,7 +46,7 @@ class ModelFacts:
 
     @property
     def memory(self) -> dict[str, Any]:
-        """How it would fit into memory; its "verdict" is "fits", "streams" or "too large"."""
+        """The fit into memory; its "verdict" is "fits", "streams" or "too large"."""
         memory: dict[str, Any] = self.described["memory"]
         return memory
 
@@ -88,7 +88,7 @@ class Facts:
     endpoint: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """What scripts see, without the problems."""
+        """Return the fields for scripts, without the problems."""
         from edgespec.version import __version__
 
         model = self.model
@@ -265,7 +265,7 @@ def _heads_fault() -> str:
 
 
 def _has_compiler() -> bool:
-    """Whether compilers with the usual names exist; on Windows they cannot be found by name."""
+    """True if compilers with the usual names exist; on Windows they cannot be found by name."""
     if os.name == "nt":
         return True
     c, cxx = os.environ.get("CC", "cc").split()[:1], os.environ.get("CXX", "c++").split()[:1]

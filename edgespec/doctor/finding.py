@@ -1,4 +1,4 @@
-"""What the doctor says about one thing that it checked."""
+"""A finding of the doctor about one thing that it checked."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ class Finding:
     do: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """What scripts see."""
+        """Return the fields for scripts."""
         return asdict(self)

@@ -26,7 +26,7 @@ class LayoutFacts:
     speedup: tuple[tuple[int, float], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """What scripts see."""
+        """Return the fields for scripts."""
         return asdict(self) | {"speedup": {str(rows): round(times, 3) for rows, times in self.speedup}}
 
     @property
@@ -53,7 +53,7 @@ class KernelFacts:
     error: EdgeSpecError | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """What scripts see."""
+        """Return the fields for scripts."""
         return {"setting": self.setting, "layouts": [layout.to_json() for layout in self.layouts]}
 
 

@@ -1,4 +1,4 @@
-"""What is wrong with the machine for running models: GPUs, cores, memory, disks and power."""
+"""Faults of the machine for running models: GPUs, cores, memory, disks and power."""
 
 from __future__ import annotations
 

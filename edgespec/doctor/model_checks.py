@@ -1,4 +1,4 @@
-"""Whether the model in question fits here, and what would make it faster."""
+"""Checks of a model: its fit here, and what would make it faster."""
 
 from __future__ import annotations
 

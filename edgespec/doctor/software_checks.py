@@ -1,4 +1,4 @@
-"""What is wrong with the software around a model: the llama.cpp build, its kernels, settings and the Hub."""
+"""Faults of the software around a model: the llama.cpp build, its kernels, settings and the Hub."""
 
 from __future__ import annotations
 

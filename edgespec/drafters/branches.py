@@ -28,7 +28,7 @@ class Branches:
         self.used_paths = 0
         self._tokens, self._parents = [-1], [-1]
         self._children: dict[tuple[int, int], int] = {}
-        self._paths: dict[int, int] = {}  # node -> the path of the branch that ends there or goes on below
+        self._paths: dict[int, int] = {}  # node -> the path of the branch that ends there or continues below
         self._extended: set[int] = set()  # nodes whose path a child has taken over
         self._free: list[int] = []  # paths below `used_paths` that hold the text alone
         self._numbers = {0: 0}  # of the search's nodes

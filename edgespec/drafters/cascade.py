@@ -98,7 +98,7 @@ class Cascade:
 
 
 def rows_are_cheap(limits: TreeLimits) -> bool:
-    """Whether a further row of a draft step takes so little that nodes should be read ahead."""
+    """True if a further row of a draft step takes so little that nodes should be read ahead."""
     return _row_over_step(limits) <= _CHEAP
 
 

@@ -156,11 +156,6 @@ class DraftSequence:
         self.read.extend(self.pending[:n_tokens])
         self.pending = self.pending[n_tokens:]
 
-    @property
-    def n_branch_cells(self) -> int:
-        """Cells of the branches."""
-        return len(self._branches)
-
     def known(self, frontier: Frontier) -> NDArray[np.bool_]:
         """(nodes,) whether a node's candidates are known already."""
         return self._branches.known(frontier)
@@ -263,7 +258,7 @@ class DraftSequence:
         return children
 
     def proposed_by(self, tree: TokenTree) -> list[ProposedBy]:
-        """Who proposed each node of the last tree."""
+        """Return the proposer of each node of the last tree."""
         return self._expansions.proposed_by(tree)
 
     def learn(self, text: Sequence[int]) -> None:
@@ -304,7 +299,7 @@ class DraftStep:
 
     @property
     def reads_text(self) -> bool:
-        """Whether this step reads the text up to the root, instead of nodes below it."""
+        """True if this step reads the text up to the root, instead of nodes below it."""
         return bool(self.frontier.nodes[0] == 0)
 
     def prepare(self, most_pending: int) -> None:

@@ -1,4 +1,4 @@
-"""The texts in a model drafter's cache: which of them goes on, and which make room."""
+"""The sequences in a model drafter's cache: those that are continued, and those that make room."""
 
 from __future__ import annotations
 

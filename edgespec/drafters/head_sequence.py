@@ -81,7 +81,7 @@ class HeadSequence(DraftSequence):
         self._first = min(source._first, rows)
 
     def _shorten(self, rows: int, token: int) -> None:
-        """Keep what is known of the first rows; the text goes on with `token` behind them."""
+        """Keep what is known of the first rows; `token` follows them."""
         kept = max(rows - 1, 0)  # the last row holds the token that came next before
         if len(self.read) > kept:
             if rows and self.read[kept] == token:

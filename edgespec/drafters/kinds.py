@@ -12,7 +12,7 @@ from edgespec.speculation.sources.text import TextSource
 
 @dataclass(frozen=True)
 class DrafterKind:
-    """What a drafter drafts with.
+    """The kinds of drafters.
 
     Attributes:
         model: whether a small model grows the tree.

@@ -86,7 +86,7 @@ class ModelDrafter(Drafter):
 
     @property
     def root_was_known(self) -> bool:
-        """Whether the last tree's root had already been read in the search for the tree before."""
+        """True if the last tree's root had already been read in the search for the tree before."""
         return bool(self._drafted) and self._drafted[0].root_was_known
 
     def draft(self, text: Sequence[int], limits: TreeLimits, ranking: Ranking) -> TokenTree:
@@ -178,7 +178,7 @@ class ModelDrafter(Drafter):
         self._texts.forget()
 
     def proposed_by(self, tree: TokenTree, index: int = 0) -> list[ProposedBy]:
-        """Who proposed each node of the last tree."""
+        """Return the proposer of each node of the last tree."""
         place = self._places.get(index)
         if place is None or place >= len(self._drafted):
             return super().proposed_by(tree, index)

@@ -88,7 +88,7 @@ class AnswerInProgress:
 
     @property
     def cached(self) -> CachedSequence | None:
-        """Where the target caches the text; None for the target's own text."""
+        """The sequence in which the target caches the text; None for the target's own."""
         return self.sequence.cached
 
     @property
@@ -99,7 +99,7 @@ class AnswerInProgress:
 
     @property
     def is_full(self) -> bool:
-        """Whether it has as many tokens as it may have."""
+        """True if it has as many tokens as it may have."""
         return len(self.sequence.tokens) >= self.sequence.end
 
     @property
@@ -155,7 +155,7 @@ class AnswerInProgress:
 
 @dataclass(frozen=True)
 class AnswerDelta:
-    """What has become certain of an answer; see `generation.result.Chunk`."""
+    """The part of an answer that has become certain; see `generation.result.Chunk`."""
 
     text: str = ""
     reasoning: str = ""

@@ -1,4 +1,4 @@
-"""How an answer is constrained and taken apart: by its grammar, its thinking budget, and its tools."""
+"""The constraints of an answer, and its parts: its grammar, its thinking budget, and its tools."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from edgespec.speculation.constraint import Constraint, Matcher
 
 @dataclass(frozen=True)
 class AnswerPlan:
-    """How one answer is constrained and taken apart.
+    """The constraints and the parts of one answer.
 
     Attributes:
         constraint: None if it is free text.
@@ -54,7 +54,7 @@ class AnswerPlanner:
         """The plan of the answer to a prompt.
 
         Args:
-            raw: the answer goes on with a text, so nothing in it is a thought or a call.
+            raw: the answer continues a text, so nothing in it is a thought or a call.
 
         Raises:
             UsageError: the grammar library is missing.
@@ -130,7 +130,7 @@ class AnswerPlanner:
         )
 
     def _fences(self, syntax: CallSyntax, config: GenerationConfig) -> FenceReader | None:
-        """What decides which code fences are calls; None if none is."""
+        """Return the judge of which code fences are calls; None if none is."""
         if not syntax.in_fences or config.tool_choice != "auto":
             return None
         calls = _calls(syntax, config)
@@ -174,7 +174,7 @@ def _parts(
     fences: FenceReader | None,
     prompt: Sequence[int],
 ) -> PartsReader:
-    """What takes an answer apart."""
+    """Return the reader that takes an answer apart."""
     identify = partial(call_id, tuple(prompt))
     if form.thought is not None and form.thought.again and (form.calls.in_channels or not tools):
         return ChannelParts(opened=opened, calls_tools=bool(tools), call_id=identify)

@@ -94,7 +94,7 @@ def _draft_together(
     if not sequences or room.nodes <= len(sequences):
         return Drafts(trees, [])
     limits = _limits(target, sizer, decisions, len(sequences), room)
-    # Under some rules the text depends on its trees, so others must not have a say in them.
+    # Under some rules the text depends on its trees, so nothing else may influence them.
     requests = {
         index: request
         for index, sequence in enumerate(sequences)

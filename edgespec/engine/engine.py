@@ -136,17 +136,17 @@ class Engine:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether the model has a chat template, and so can hold a conversation."""
+        """True if the model has a chat template, and so can hold a conversation."""
         return self.encoder.has_template
 
     @property
     def can_think(self) -> bool:
-        """Whether the model's chat template knows thoughts before answers."""
+        """True if the model's chat template knows thoughts before answers."""
         return self.encoder.format is not None and self.encoder.format.thought is not None
 
     @property
     def vocabulary_size(self) -> int:
-        """How many tokens the target knows."""
+        """Number of tokens that the target knows."""
         return self.target.model.vocabulary.n_tokens
 
     @property
@@ -157,7 +157,7 @@ class Engine:
 
     @property
     def decisions(self) -> Decisions:
-        """Which decisions are forced instead of following from measured costs; may be set between answers."""
+        """Decisions that are forced instead of following from measured costs; may be set between answers."""
         return self._decisions
 
     @decisions.setter
@@ -294,7 +294,7 @@ class Engine:
     def stream_many_async(
         self, source: RequestSource | Iterable[Request], *, parallel: int | None = None
     ) -> AsyncGenerator[Event, None]:
-        """The same as `stream_many` for asynchronous code: passes run in a thread of their own.
+        """`stream_many` for asynchronous code: passes run in a thread of their own.
 
         Ending the iteration early, or cancelling the task that iterates, ends the answers after the pass that
         is running, and the engine is free then. If the engine still works for another call, the iteration
@@ -313,7 +313,7 @@ class Engine:
         parallel: int | None = None,
         on_result: Callable[[int, Generation], None] = lambda index, answer: None,
     ) -> list[Generation]:
-        """The same as `generate_many` for asynchronous code; may be cancelled like `stream_many_async`."""
+        """`generate_many` for asynchronous code; may be cancelled like `stream_many_async`."""
         answers = Answers(on_result)
         async with aclosing(
             self.stream_many_async(numbered(prompts, config, raw), parallel=parallel)
@@ -520,7 +520,7 @@ class Engine:
     def _scheduled_passes(
         self, scheduler: Scheduler, on_pass: Callable[[Sequence[PassRecord]], None] | None
     ) -> Generator[Event | None, None, None]:
-        """What each pass adds to each answer; None whenever there is nothing to do until another request.
+        """Yield what each pass adds to each answer; None while there is nothing to do until another request.
 
         When everything is stopped, what is being answered ends as cancelled.
         """
@@ -591,7 +591,7 @@ class Engine:
         self.sizer = self._new_sizer(fixed=replace(self.limits, budget=budget) if budget else None)
 
     def _new_sizer(self, *, fixed: TreeLimits | None) -> Sizer:
-        """What sizes the trees: always `fixed`, or by measured cost."""
+        """Return the sizer of trees: always `fixed`, or by measured cost."""
         return FixedSizer(fixed) if fixed else AdaptiveSizer(self.limits, self._costs, self._first_nodes)
 
     def close(self) -> None:
@@ -604,7 +604,7 @@ class Engine:
 
     @property
     def closed(self) -> bool:
-        """Whether the engine is closed."""
+        """True if the engine is closed."""
         return self._usage.closed
 
     def held(self) -> AbstractContextManager[None]:

@@ -10,7 +10,7 @@ from edgespec.speculation.tree import FloatArray
 
 
 class HiddenStates(Protocol):
-    """Where the hidden states of the last decode are; see models.llama.heads.tap."""
+    """Access to the hidden states of the last decode; see models.llama.heads.tap."""
 
     def rows(self) -> FloatArray: ...
 

@@ -29,7 +29,7 @@ class Logprobs:
             self._found.append(self._logprob(logits[node], token))
 
     def taken(self) -> list[TokenLogprob]:
-        """What was recorded since the last call."""
+        """Return what was recorded since the last call."""
         found, self._found = self._found, []
         return found
 

@@ -1,4 +1,4 @@
-"""Which sequences take part in the next pass, and with how many rows.
+"""The sequences of the next pass, and the rows of each.
 
 A pass over streamed weights takes nearly as long for one row as for dozens, so its rows are filled with what
 is certain to be wanted: the next token of every sequence that is being answered, and then tokens of prompts
@@ -32,7 +32,7 @@ class PassLimits:
 
 @dataclass(frozen=True)
 class PassPlan:
-    """What the next pass does.
+    """The contents of the next pass.
 
     Attributes:
         extended: how many sequences are extended, the oldest first.
@@ -74,7 +74,7 @@ def plan_pass(extendable: int, unread: Sequence[int], limits: PassLimits) -> Pas
 
 
 class ReadingBeside:
-    """How many rows a pass may have that reads prompts beside sequences that are being answered.
+    """Limits the rows of a pass that reads prompts beside sequences that are being answered.
 
     A pass over streamed weights takes as long for few rows as for many, up to a number that depends on the
     disk and the processor. So the number is found while answering: as many as make a pass twice as long.
@@ -102,7 +102,7 @@ class ReadingBeside:
 
 @dataclass(frozen=True)
 class CellBudget:
-    """How many sequences the cells of the cache can hold.
+    """The number of sequences that the cells of the cache can hold.
 
     Every sequence in flight needs room to grow, or the cells would soon be full, and sequences would be moved
     to disk and back.
@@ -118,7 +118,7 @@ class CellBudget:
     growth: int = 48
 
     def admits(self, held: int, wanted: int, in_flight: int) -> bool:
-        """Whether another sequence may begin.
+        """True if another sequence may begin.
 
         Args:
             held: cells that are in use.
@@ -130,5 +130,5 @@ class CellBudget:
         return held + wanted + self.spare + self.growth * (in_flight + 1) <= self.cells
 
     def overflows(self, held: int) -> bool:
-        """Whether the next pass may not find enough free cells."""
+        """True if the next pass may not find enough free cells."""
         return held + self.spare > self.cells

@@ -1,4 +1,4 @@
-"""What a pass of the target is given, and what it gives back."""
+"""The inputs and outputs of a pass of the target."""
 
 from __future__ import annotations
 

@@ -58,12 +58,12 @@ class Event:
 
     @property
     def is_last(self) -> bool:
-        """Whether the request is done."""
+        """True if the request is done."""
         return self.chunk is None or self.chunk.generation is not None
 
 
 class RequestSource(Protocol):
-    """Where requests come from."""
+    """A source of requests."""
 
     def take(self) -> Request | None:
         """The next request; None if there is none now."""

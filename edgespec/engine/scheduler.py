@@ -58,7 +58,7 @@ class _InFlight:
 
     @property
     def place(self) -> CachedSequence:
-        """Where the sequence is cached."""
+        """The place of the sequence in the cache."""
         cached = self.answer.sequence.cached
         assert cached is not None, "only waiting sequences are not in the cache"
         return cached
@@ -110,7 +110,7 @@ class Scheduler:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is being answered."""
+        """True if nothing is being answered."""
         return not self._in_flight
 
     def join_and_leave(self) -> Generator[Event, None, None]:
@@ -205,7 +205,7 @@ class Scheduler:
             self._open(running)
 
     def _has_room(self, wanted: int, tokens: Sequence[int] = ()) -> bool:
-        """Whether another sequence may begin, after forgetting finished ones if need be.
+        """True if another sequence may begin, after forgetting finished ones if need be.
 
         Args:
             wanted: cells that it needs if it shares none.
@@ -285,7 +285,7 @@ class Scheduler:
         running.to_read = max(running.answer.missing, 0)
 
     def _reads_alone(self, ready: Sequence[_InFlight], reading: Sequence[_InFlight]) -> bool:
-        """Whether the oldest prompt that is being read gets the next pass to itself, in the longest piece."""
+        """True if the oldest prompt that is being read gets the next pass to itself, in the longest piece."""
         if self._target.max_sequences == 1:
             return not ready
         if not self._streamed or reading[0].answer.missing <= self._limits.rows:
@@ -405,7 +405,7 @@ def _most_rows(target: Target) -> int:
 
 
 def _is_being_read(running: _InFlight, others: Sequence[_InFlight]) -> bool:
-    """Whether an earlier sequence is about to read what this one needs next; its cells are then shared."""
+    """True if an earlier sequence is about to read what this one needs next; its cells are then shared."""
     if running.started:
         return False
     known = len(running.place.tokens)

@@ -129,7 +129,7 @@ class Batch:
         return sum(s.unread for s in self.sequences) + sum(len(chunk.tokens) for chunk in self.chunks)
 
     def trees(self, drafts: Sequence[DraftedTree]) -> list[SequenceTree]:
-        """What the target is to verify."""
+        """The trees that the target is to verify."""
         return [
             SequenceTree(sequence.tokens, draft.tree, sequence.cached, sequence.unread)
             for sequence, draft in zip(self.sequences, drafts, strict=True)

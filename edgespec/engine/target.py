@@ -164,11 +164,11 @@ class Target:
         return min(self.rule.maximum, most) if self.rule else most
 
     def reads_at_once(self, rows: int) -> bool:
-        """Whether this many tokens of a prompt are certain to be read in one pass."""
+        """True if this many tokens of a prompt are certain to be read in one pass."""
         return self._next_piece(rows)[0] == rows and (self.pieces is None or self.pieces.is_proven(rows))
 
     def must_try(self, missing: int) -> bool:
-        """Whether the next piece of a prompt shows whether pieces of its length are exact."""
+        """True if the next piece of a prompt shows whether pieces of its length are exact."""
         if self.pieces is None:
             return False
         return not self.pieces.is_proven(self.pieces.next(missing)[1])
@@ -505,7 +505,7 @@ class Target:
 
     @property
     def closed(self) -> bool:
-        """Whether the context was freed."""
+        """True if the context was freed."""
         return self.context.closed
 
     def close(self) -> None:

@@ -50,7 +50,7 @@ class _Turn:
 
     @property
     def is_over(self) -> bool:
-        """Whether the generator has ended, however that happened."""
+        """True if the generator has ended, however that happened."""
         answer = self.answer()
         return self.said_to_end or answer is None or inspect.getgeneratorstate(answer) == inspect.GEN_CLOSED
 
@@ -73,7 +73,7 @@ class Usage:
 
     @property
     def closed(self) -> bool:
-        """Whether the engine is closed, or about to be."""
+        """True if the engine is closed, or about to be."""
         return self._closing or self._forked
 
     def check(self) -> None:
@@ -166,12 +166,12 @@ class Usage:
 
     @contextmanager
     def held_for_cleanup(self) -> Iterator[bool]:
-        """The same for cleaning up: never raises, and yields whether the models still exist."""
+        """`held` for cleaning up: never raises, and yields whether the models still exist."""
         with self._inside:
             yield not (self._closed or self._forked)
 
     def held_steps(self, steps: Generator[Step, None, None]) -> Generator[Step, None, None]:
-        """The same steps, during each of which no other thread can free the models."""
+        """Yield from steps, during each of which no other thread can free the models."""
         try:
             while True:
                 with self.held():

@@ -52,7 +52,7 @@ class CheckedFiles:
             return set()
 
     def has(self, name: str) -> bool:
-        """Whether there is a file of that name."""
+        """True if there is a file of that name."""
         return (self.folder / name).exists()
 
     def used(self, names: Sequence[str]) -> None:
@@ -98,7 +98,7 @@ class CheckedFiles:
             (self.folder / name).unlink()
 
     def _make_room(self, size: int) -> bool:
-        """Whether there is room for so many bytes, after removing other files if need be."""
+        """True if there is room for so many bytes, after removing other files if need be."""
         with self._lock:
             if self._total is None:
                 self._sweep()

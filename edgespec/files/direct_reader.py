@@ -128,7 +128,7 @@ class FileReader:
 
 @contextmanager
 def _views_from(memories: Sequence[memoryview], start: int) -> Iterator[list[memoryview]]:
-    """What follows the first `start` bytes of all memories."""
+    """Return views of what follows the first `start` bytes of all memories."""
     views: list[memoryview] = []
     for memory in memories:
         if start < len(memory):
@@ -164,7 +164,7 @@ def _open_direct(path: Path) -> int | None:
 
 
 def _open_uncached(path: Path) -> int | None:
-    """The same on macOS, where caching is turned off for an open descriptor."""
+    """Open a file on macOS, where caching is turned off for an open descriptor."""
     try:
         import fcntl
 

@@ -1,4 +1,4 @@
-"""What is kept of texts in the user's cache folder, for later runs, and how all of it is deleted."""
+"""Data about texts in the user's cache folder, kept for later runs, and its deletion."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Kept(Enum):
 
     @property
     def folder(self) -> Path:
-        """Where it is; the folder need not exist."""
+        """The path of the folder, which need not exist."""
         return user_cache_path("edgespec") / self.value
 
     def forget(self) -> int:

@@ -1,4 +1,4 @@
-"""Whether a file has changed since it was read, without reading it again.
+"""The state of a file, to notice changes since it was read without reading it again.
 
 A file's size and modification time are not enough: copying tools and `touch` can set the time to anything.
 The time of the last status change (ctime) cannot be set, and every write updates it. So a file counts as
@@ -52,7 +52,7 @@ class FileState:
 
     @property
     def settled(self) -> bool:
-        """Whether any later write will change the state, because the last one was long enough ago."""
+        """True if any later write will change the state, because the last one was long enough ago."""
         return time.time_ns() - self.changed_ns > _COARSEST_NS
 
     def __str__(self) -> str:

@@ -50,7 +50,7 @@ class Grammar:
 
 @dataclass(frozen=True)
 class GenerationConfig:
-    """How one answer is generated.
+    """Settings for generating one answer.
 
     The filters apply in llama.cpp's order: penalties, top-k, top-p, min-p, temperature.
 
@@ -178,12 +178,12 @@ class GenerationConfig:
 
     @property
     def thinking(self) -> Think:
-        """How a model that can think does it."""
+        """The thinking of a model that can think."""
         return parse_think(self.think)
 
     @property
     def offers_tools(self) -> bool:
-        """Whether the model may call a tool."""
+        """True if the model may call a tool."""
         return bool(self.tools) and self.tool_choice != "none"
 
     @property
@@ -193,7 +193,7 @@ class GenerationConfig:
 
     @property
     def greedy(self) -> bool:
-        """Whether the most likely token is always taken."""
+        """True if the most likely token is always taken."""
         return self.temperature == 0
 
     def with_(self, **changes: Any) -> GenerationConfig:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Decisions:
-    """What measured costs decide unless it is forced: True for always, False for never, None by cost.
+    """Decisions by measured costs unless forced: True for always, False for never, None by cost.
 
     None of these can change the text. They decide how fast it comes, so tests and benchmarks force both
     sides; see `Engine.decisions`. What is decided while loading has an option of `edgespec.load` each.

@@ -1,4 +1,4 @@
-"""How often experts that a pass needed were in memory already."""
+"""Counts of how often experts that a pass needed were in memory already."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ExpertUse:
         )
 
     def divided(self, n: int) -> list[ExpertUse]:
-        """The same divided among `n` texts that shared a pass, as evenly as whole numbers can be."""
+        """Divide the counts among `n` texts that shared a pass, as evenly as whole numbers can be."""
         return [ExpertUse(*((total + i) // n for total in self._figures)) for i in range(n)]
 
     @property

@@ -120,7 +120,7 @@ class MemoryUse:
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """How likely the target found a token of an answer, by its own logits, before penalties and temperature.
+    """The probability of an answer's token by the target's own logits, before penalties and temperature.
 
     Attributes:
         logprob: natural logarithm of its probability.
@@ -217,7 +217,7 @@ class Generation:
 
     @property
     def experts(self) -> ExpertUse | None:
-        """What its passes needed of a mixture's experts that are read one by one; None if none are."""
+        """The use of a mixture's experts that are read one by one; None if none are."""
         used = [record.experts for record in self.passes if record.experts is not None]
         return sum(used, ExpertUse()) if used else None
 
@@ -230,7 +230,7 @@ class Generation:
 
     @property
     def bound_by(self) -> Literal["disk", "compute", "drafter"]:
-        """What most of the time was spent on: waiting for weights, the target's passes, or drafting."""
+        """The bottleneck: waiting for weights, the target's passes, or drafting."""
         t = self.timings
         shares: dict[Literal["disk", "compute", "drafter"], float] = {
             "disk": t.io_wait_s,

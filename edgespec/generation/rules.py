@@ -32,7 +32,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class RuleKind:
-    """What a rule guarantees and needs.
+    """The guarantee and the needs of a rule.
 
     Attributes:
         lossy: whether the text may differ from what the target alone would give.
@@ -90,7 +90,7 @@ class Rule:
 
     @property
     def kind(self) -> RuleKind:
-        """What it guarantees and needs."""
+        """Its guarantee and needs."""
         return KINDS[self.name]
 
     def __getitem__(self, parameter: str) -> float:

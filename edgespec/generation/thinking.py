@@ -1,4 +1,4 @@
-"""How much a model thinks before it answers, in a word: a plain value that commands and requests share."""
+"""The amount of thinking before an answer, in a word: a plain value that commands and requests share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BUDGET = re.compile(r"(?:budget[ :=]\s*)?(\d{1,7})", re.ASCII)
 
 @dataclass(frozen=True)
 class Think:
-    """How a model that can think is to do it.
+    """A request for thinking by a model that can think.
 
     Attributes:
         enabled: whether it thinks at all; None leaves that to its chat template.
@@ -45,7 +45,7 @@ def think_text(value: object) -> str:
 
 
 def parse_think(text: str) -> Think:
-    """What "auto", "on", "off", "low", "medium", "high", "500" or "budget 500" asks for.
+    """Parse "auto", "on", "off", "low", "medium", "high", "500" or "budget 500".
 
     Raises:
         UsageError: it is none of these.

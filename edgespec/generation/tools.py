@@ -89,7 +89,7 @@ class ToolCall:
 
     @property
     def is_complete(self) -> bool:
-        """Whether its arguments are JSON, so that the answer was not cut off within it."""
+        """True if its arguments are JSON, so that the answer was not cut off within it."""
         try:
             json.loads(self.arguments)
         except ValueError:

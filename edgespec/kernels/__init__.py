@@ -1,1 +1,1 @@
-"""Which of the processor's kernel layouts are used: what a person asked for, what works, what is fast."""
+"""The choice among the processor's kernel layouts: by request, by trial, by speed."""

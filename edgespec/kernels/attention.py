@@ -19,7 +19,7 @@ from edgespec.kernels.ggml import Address
 from edgespec.kernels.layouts import kernel_layouts, use_own
 from edgespec.kernels.native import library
 from edgespec.kernels.native.library import Library
-from edgespec.kernels.products import FloatArray, Processor
+from edgespec.kernels.products import FloatArray, Processor, quantized
 from edgespec.kernels.setting import OWN
 from edgespec.processes.trial import attempt_in_child
 
@@ -37,6 +37,7 @@ class Attention:
         size: of a head.
         heads, shared: heads of queries, and of keys and values.
         cap: soft cap of the scores; 0 for none.
+        kept_as: type of the cached keys and values.
     """
 
     size: int
@@ -44,6 +45,7 @@ class Attention:
     shared: int
     cells: int
     cap: float = 0.0
+    kept_as: int = ggml.F16
 
     def compute(self, processor: Processor, rows: int, own: Library | None) -> FloatArray:
         """(rows, heads * size) the result for the first `rows` of as many rows as there are cells.
@@ -64,29 +66,41 @@ class Attention:
         rng = np.random.default_rng(0)
         queries = rng.standard_normal((self.heads, self.cells, self.size), dtype=np.float32)[:, :rows]
         kept = (self.shared, self.cells, self.size)
-        keys, values = (rng.standard_normal(kept, dtype=np.float32).astype(np.float16) for _ in range(2))
+        keys, values = (self._cached(rng.standard_normal(kept, dtype=np.float32)) for _ in range(2))
         mask = np.triu(np.full((self.cells, self.cells), -np.inf, np.float16), 1)[:rows]
         f = ggml.functions()
         with ExitStack() as stack:
             scratch = stack.enter_context(ggml.ScratchContext(n_tensors=8, n_nodes=_NODES))
-            arrays: list[tuple[int, NDArray[Any]]] = [(ggml.F32, queries)]
-            arrays += [(ggml.F16, array) for array in (keys, values, mask)]
             sources = [
-                _placed(stack, scratch.tensor(type_id, array.shape[::-1]), array) for type_id, array in arrays
+                _placed(stack, scratch.tensor(type_id, shape[::-1]), array)
+                for type_id, shape, array in (
+                    (ggml.F32, queries.shape, queries),
+                    (self.kept_as, kept, keys),
+                    (self.kept_as, kept, values),
+                    (ggml.F16, mask.shape, mask),
+                )
             ]
             node = f["ggml_flash_attn_ext"](scratch.handle, *sources, self.size**-0.5, 0.0, self.cap)
             _placed(stack, node, None)
             graph = f["ggml_new_graph_custom"](scratch.handle, _NODES, False)
             f["ggml_build_forward_expand"](graph, node)
             if own is not None:
-                own.use_attention(True)
-                stack.callback(own.use_attention, False)
+                own.take_unpacked(True)
+                stack.callback(own.take_unpacked, False)
             begun = time.perf_counter()
             f["ggml_backend_graph_compute"](processor.handle, graph)
             taken = time.perf_counter() - begun
             result = np.empty((rows, self.heads * self.size), np.float32)
             f["ggml_backend_tensor_get"](node, result.ctypes.data, 0, result.nbytes)
             return result, taken
+
+    def _cached(self, values: FloatArray) -> NDArray[Any]:
+        """Keys or values as a cache keeps them."""
+        if self.kept_as == ggml.F16:
+            return values.astype(np.float16)
+        data = quantized(self.kept_as, values.reshape(-1, self.size))
+        assert data is not None, "no cache has a type that needs an importance matrix"
+        return np.frombuffer(data, np.uint8)
 
 
 def _placed(stack: ExitStack, tensor: Address, values: NDArray[Any] | None) -> Address:

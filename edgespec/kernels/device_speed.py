@@ -37,7 +37,7 @@ class DeviceFailed(Exception):
 
 @dataclass(frozen=True)
 class DeviceSpeed:
-    """What was measured of a device.
+    """The measured speeds of a device.
 
     Attributes:
         seconds: for a byte of weights of a type as in files, for each of ROWS.
@@ -51,7 +51,7 @@ class DeviceSpeed:
 def measure_speeds(
     type_id: int, n_threads: int, *, endpoints: Sequence[str] = (), names: Sequence[str] = ()
 ) -> list[DeviceSpeed]:
-    """How fast products by weights of a type are.
+    """Measure the speed of products by weights of a type.
 
     Args:
         type_id: ggml's number of the quantization.

@@ -53,7 +53,7 @@ class KernelLayout:
     def packed(
         self, type_id: int, shape: tuple[int, ...], weights: Address, n_bytes: int
     ) -> Iterator[memoryview]:
-        """The same without a copy: a view that is valid during the block."""
+        """Yield the packed bytes without a copy: a view that is valid during the block."""
         f = ggml.functions()
         with ggml.ScratchContext() as scratch:
             tensor = scratch.tensor(type_id, shape)
@@ -125,7 +125,7 @@ def _supporting(
 
 @cache
 def looks_up_rows(layout: KernelLayout, type_id: int, shape: tuple[int, ...]) -> bool:
-    """Whether embeddings can be looked up in a matrix that is in this layout."""
+    """True if embeddings can be looked up in a matrix that is in this layout."""
     with ggml.ScratchContext() as scratch:
         weight, indices = scratch.tensor(type_id, shape), scratch.tensor(ggml.I32, (_ROWS,))
         node = ggml.functions()["ggml_get_rows"](scratch.handle, weight, indices)
@@ -133,7 +133,7 @@ def looks_up_rows(layout: KernelLayout, type_id: int, shape: tuple[int, ...]) ->
 
 
 def _supports(layout: KernelLayout, weight: Address, node: Address) -> bool:
-    """Whether ggml can compute a node whose weight is in this layout."""
+    """True if ggml can compute a node whose weight is in this layout."""
     f = ggml.functions()
     buffer = f["ggml_backend_buft_alloc_buffer"](layout.address, 0)
     ggml.set_buffer(weight, buffer)
@@ -153,7 +153,7 @@ def kernel_layouts() -> tuple[KernelLayout, ...]:
         BackendError: it names a layout that does not work here.
     """
     if _only is not None:
-        _let_own_attend(_only)
+        _let_own_take_unpacked(_only)
         return _only
     report = stored_report()
     names = layouts_in_use([layout.name for layout in available_layouts()], report)
@@ -161,7 +161,7 @@ def kernel_layouts() -> tuple[KernelLayout, ...]:
     if OWN in names:
         use_own()
     layouts = tuple(layout for layout in available_layouts() if layout.name in names)
-    _let_own_attend(layouts)
+    _let_own_take_unpacked(layouts)
     return layouts
 
 
@@ -240,7 +240,7 @@ def kernels_identity() -> str:
 
 
 def follows_ggml() -> bool:
-    """Whether each weight takes the first layout in use that can hold it, as llama.cpp's loader does."""
+    """True if each weight takes the first layout in use that can hold it, as llama.cpp's loader does."""
     return not _unusual(tuple(layout.name for layout in kernel_layouts()))
 
 
@@ -279,7 +279,7 @@ def check_sequences_with_states(layouts: Sequence[str]) -> None:
 
 
 def _faulty() -> frozenset[str]:
-    """What is known of several sequences; nothing within the process that tries it."""
+    """Return the layouts found faulty with several sequences; none within the process that tries them."""
     return frozenset() if _only is not None else faulty_with_sequences()
 
 
@@ -308,7 +308,7 @@ def offer_to_loader() -> bool:
 
 
 def own_in_use() -> bool:
-    """Whether EdgeSpec's own kernels compute what they can hold.
+    """True if EdgeSpec's own kernels compute what they can hold.
 
     Raises:
         UsageError, BackendError: as kernel_layouts.
@@ -334,10 +334,10 @@ def watch_own() -> Callable[[], bool]:
     return all_own
 
 
-def _let_own_attend(layouts: Sequence[KernelLayout]) -> None:
-    """Compute attention by EdgeSpec's own kernels if their layout is in use."""
+def _let_own_take_unpacked(layouts: Sequence[KernelLayout]) -> None:
+    """Compute attention and float products by EdgeSpec's own kernels if their layout is in use."""
     if _own_in_use:
-        library.load().use_attention(any(layout.name == OWN for layout in layouts))
+        library.load().take_unpacked(any(layout.name == OWN for layout in layouts))
 
 
 @contextmanager

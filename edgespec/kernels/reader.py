@@ -1,4 +1,4 @@
-"""What `kernels.watch` and its compiled part have in common."""
+"""The structures that `kernels.watch` and its compiled part share."""
 
 from __future__ import annotations
 

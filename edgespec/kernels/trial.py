@@ -24,7 +24,7 @@ SEQUENCES = (*WORKER, "sequences")
 
 @dataclass
 class _Outcome:
-    """What one run of the worker has reported."""
+    """The report of one run of the worker."""
 
     layouts: list[str] = field(default_factory=list)
     at: tuple[str, str] = (PLAIN, "loading llama.cpp")
@@ -73,7 +73,7 @@ def run_sequences_trial(command: Sequence[str] = SEQUENCES, timeout_s: float = T
 
 
 def _run(command: list[str], timeout_s: float) -> tuple[_Outcome, int | None, str]:
-    """What the worker reported, its exit status (None: killed because it hung), and its last error line."""
+    """Run the worker: its report, its exit status (None: killed because it hung), and its last error line."""
     try:
         done = subprocess.run(
             command,

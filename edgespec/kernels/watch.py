@@ -25,7 +25,7 @@ _INDICES = 2
 
 
 class Watch(Protocol):
-    """What somebody wants to be called at.
+    """The nodes at which an observer wants to be called.
 
     Attributes:
         at: the number of the node that was asked about last, in the order of asking.
@@ -192,7 +192,7 @@ class _PlainWatch:
         self._choices.clear()
 
     def answer(self, node: Address) -> bool | None:
-        """Whether to stop after the node; None to ask."""
+        """True to stop after the node; None to ask."""
         self.at += 1
         fields = ggml.read_node(node)
         name: bytes = fields[_NAME].split(b"\x00", 1)[0]

@@ -53,7 +53,7 @@ def open_policy(target: ModelFiles, drafter: str, state: LoadState) -> TreePolic
 
 
 def tree_limits(plan: Plan, policy: TreePolicy, *, experts: bool = False) -> TreeLimits:
-    """What no tree may exceed.
+    """Return the limits of every tree.
 
     Args:
         experts: whether passes read the experts that their rows need.
@@ -139,7 +139,7 @@ def _open_model_drafter(
 def pair_costs(
     target: Target, drafter: Drafter, limits: TreeLimits, keys: Keys, state: LoadState
 ) -> Costs | None:
-    """What trees of each size cost here; None where their size is fixed, or their cost is better learned.
+    """Return the cost of trees of each size; None where their size is fixed, or their cost is better learned.
 
     What experts a pass reads depends on its text, and on what is in memory by then. So nothing that is
     measured beforehand says what it costs.

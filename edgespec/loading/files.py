@@ -1,4 +1,4 @@
-"""Which files are loaded: the target's and its drafter's, checked before llama.cpp sees them."""
+"""The files of a target and its drafter, checked before llama.cpp sees them."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from edgespec.models.llama.tokenizer.compatibility import differs
 
 
 def head_tap(drafter: ModelFiles | None) -> LayerTap | None:
-    """What copies the hidden states that the drafter reads; None if it is no head.
+    """Return the tap that copies the hidden states that the drafter reads; None if it is no head.
 
     Raises:
         BackendError: the graphs of this llama.cpp build cannot be read.

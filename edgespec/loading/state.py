@@ -73,7 +73,7 @@ class LoadState:
 
     @property
     def variant(self) -> str:
-        """What sets the target apart from the file alone, for keys of what is remembered; usually empty."""
+        """A mark that sets the target apart from the file alone, for keys of caches; usually empty."""
         kv = self.config.model.kv
         parts = [f"kv={kv}"] if kv != ModelConfig().kv else []
         parts += [f"lora={a.header.fingerprint}:{a.scale:g}" for a in self.adapters]

@@ -139,7 +139,7 @@ def _open_context(plan: Plan, state: LoadState, tap: LayerTap | None) -> tuple[P
 
 
 def _routes_as_expected(context: Context) -> bool:
-    """Whether the experts that a pass needs are known before it needs them; found by trying one."""
+    """True if the experts that a pass needs are known before it needs them; found by trying one."""
     try:
         context.decode(Batch.run([0], 0, n_sequences=1, logits="last"))
     except UnknownRouting:
@@ -188,7 +188,7 @@ def _open_weights(plan: Plan, state: LoadState) -> tuple[Plan, Model]:
 
 
 def _try_branches(context: Context, fingerprint: str, plan: Plan, state: LoadState) -> Branching | None:
-    """Whether the model's running states can branch; None if it keeps none.
+    """Try the branching of the model's running states; None if it keeps none.
 
     Where they cannot, the context does without.
     """

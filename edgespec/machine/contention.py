@@ -1,4 +1,4 @@
-"""Whether other programs competed for the processor during a measurement."""
+"""Competition of other programs for the processor during a measurement."""
 
 from __future__ import annotations
 
@@ -80,5 +80,5 @@ class ContentionWatch:
 
     @property
     def disturbed(self) -> bool:
-        """Whether that is too much for the measurement to be trusted."""
+        """True if that is too much for the measurement to be trusted."""
         return self.pressure > DISTURBED

@@ -160,7 +160,7 @@ def _from_linux(root: Path) -> tuple[str, tuple[str, ...]]:
 
 
 def _from_apple(settings: str) -> tuple[str, tuple[str, ...]]:
-    """The same, from the output of `sysctl -a`."""
+    """Count cores from the output of `sysctl -a`."""
     rows = dict(line.split(": ", 1) for line in settings.splitlines() if ": " in line)
     flags = {
         name.rpartition(".")[2]

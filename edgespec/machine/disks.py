@@ -118,7 +118,7 @@ def _unescaped(field: str) -> str:
 
 
 def _mount_elsewhere(place: Path) -> tuple[str, str]:
-    """The same on macOS and Windows."""
+    """Return the mount point on macOS and Windows."""
     try:
         parts = [p for p in psutil.disk_partitions(all=True) if place.is_relative_to(p.mountpoint)]
     except (OSError, RuntimeError):
@@ -164,7 +164,7 @@ def _rotates(folder: Path) -> int:
 
 
 def _reads_directly(place: Path) -> bool | None:
-    """Whether direct I/O works: tried on the file itself, or on any file in the folder."""
+    """True if direct I/O works, None if unknown: tried on the file itself, or on any file in the folder."""
     try:
         file = place if place.is_file() else next((p for p in place.iterdir() if p.is_file()), None)
         if file is None:

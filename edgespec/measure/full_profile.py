@@ -191,7 +191,7 @@ def _streamed_file(engine: Engine) -> Path:
 
 
 def _expert_profile(rounds: list[PassRecord], held: float) -> ExpertProfile:
-    """How often experts were in memory while the target wrote texts, and what passes took."""
+    """Measure how often experts were in memory while the target wrote texts, and the time of passes."""
     used = (record.experts for record in rounds if record.experts is not None)
     seconds = [record.verify_s for record in rounds if record.nodes == 1]
     pass_s = statistics.median(seconds) if seconds else 0.0

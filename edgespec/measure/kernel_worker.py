@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -50,7 +51,14 @@ _TYPES = [
 ]
 _DECODE_MEMORY = 1 << 30  # bytes that must be free for the real model
 
-_ATTENTION = (Attention(64, 6, 2, 96), Attention(128, 8, 1, 70, cap=20.0))
+_Q8_0 = 8
+_ATTENTION = (
+    Attention(64, 6, 2, 96),
+    Attention(128, 8, 1, 70, cap=20.0),
+    Attention(64, 2, 2, 70),
+    Attention(64, 4, 2, 96, kept_as=_Q8_0),
+)
+_FLOAT_SHAPE = (_DISTINCT + 3, 37)  # of a router; neither is a multiple of a vector's width
 
 # Layouts quantize activations and sum up in different ways, so results differ by rounding. llama.cpp's own
 # comparison of backends allows this normalized squared error; wrong results have about 1 or 2. A single wrong
@@ -84,7 +92,7 @@ def main() -> None:
         _say("done")
         return
     with Processor(usable_cores()) as processor, Processor(1) as core:
-        layouts = _try_attention(processor, _try_products(processor, core, layouts))
+        layouts = _try_unpacked(processor, _try_products(processor, core, layouts))
     _try_decoding(layouts)
     _say("done")
 
@@ -150,8 +158,8 @@ def _try_products(processor: Processor, core: Processor, layouts: list[KernelLay
     return layouts
 
 
-def _try_attention(processor: Processor, layouts: list[KernelLayout]) -> list[KernelLayout]:
-    """Try attention where EdgeSpec's own kernels compute it.
+def _try_unpacked(processor: Processor, layouts: list[KernelLayout]) -> list[KernelLayout]:
+    """Try the nodes without packed weights that EdgeSpec's own kernels compute.
 
     Returns:
         The layouts whose results are right.
@@ -159,13 +167,17 @@ def _try_attention(processor: Processor, layouts: list[KernelLayout]) -> list[Ke
     own = library.loaded()
     if own is None or all(layout.name != OWN for layout in layouts):
         return layouts
-    for attention in _ATTENTION:
-        what = f"computing attention in heads of {attention.size}"
+    nodes: list[tuple[str, int, Callable[[int, library.Library | None], FloatArray]]] = [
+        (f"computing attention in heads of {each.size}", each.cells, partial(each.compute, processor))
+        for each in _ATTENTION
+    ]
+    nodes.append((f"multiplying {type_name(F32)}", _MANY, partial(_float_product, processor)))
+    for what, most, compute in nodes:
         _say("at", layout=PLAIN, what=what)
-        expected = attention.compute(processor, attention.cells, None)
+        expected = compute(most, None)
         _say("at", layout=OWN, what=what)
-        found = {rows: attention.compute(processor, rows, own) for rows in (1, max(ROWS), attention.cells)}
-        last = found[attention.cells]
+        found = {rows: compute(rows, own) for rows in (1, max(ROWS), most)}
+        last = found[most]
         if not _error(last, expected) < _MOST_ERROR:
             _say("wrong", layout=OWN, what=f"they compute nonsense {what}")
         elif not all(np.array_equal(part, last[:rows]) for rows, part in found.items()):
@@ -174,6 +186,22 @@ def _try_attention(processor: Processor, layouts: list[KernelLayout]) -> list[Ke
             continue
         return [layout for layout in layouts if layout.name != OWN]
     return layouts
+
+
+def _float_product(processor: Processor, rows: int, own: library.Library | None) -> FloatArray:
+    """(rows, matrix rows) the product of an F32 matrix; `own` computes it, or else ggml."""
+    rng = np.random.default_rng(0)
+    length, height = _FLOAT_SHAPE
+    weights = rng.standard_normal((height, length), dtype=np.float32)
+    activations = rng.standard_normal((_MANY, length), dtype=np.float32)[:rows]
+    with ExitStack() as stack:
+        if own is not None:
+            own.take_unpacked(True)
+            stack.callback(own.take_unpacked, False)
+        given = (processor, F32, _FLOAT_SHAPE, weights.tobytes(), None, activations)
+        made = stack.enter_context(product(*given))
+        made.compute()
+        return made.result()
 
 
 class _Trial:
@@ -195,14 +223,14 @@ class _Trial:
         self._plain = self._result(None)
 
     def plain_is_right(self, exact: FloatArray) -> bool:
-        """Whether the plain product is near that of the unquantized matrix; reports it if not."""
+        """True if the plain product is near that of the unquantized matrix; reports it if not."""
         if _error(self._plain, exact) < _MOST_QUANTIZATION_ERROR:
             return True
         _say("wrong", layout=PLAIN, what=f"computes nonsense {self._what}")
         return False
 
     def is_right(self, layout: KernelLayout) -> bool:
-        """Whether a layout's product equals the plain one except for rounding; reports it if not."""
+        """True if a layout's product equals the plain one except for rounding; reports it if not."""
         found = self._result(layout)
         scale = float(np.sqrt(np.mean(self._plain**2)))
         deviation = float(np.max(np.abs(found - self._plain))) / scale
@@ -222,7 +250,7 @@ class _Trial:
 
 
 def _same_bits(results: list[FloatArray], type_id: int) -> bool:
-    """Whether the last result, of more rows, has the bits of those before; reports it if not."""
+    """True if the last result, of more rows, has the bits of those before; reports it if not."""
     if all(np.array_equal(results[-1][: len(earlier)], earlier) for earlier in results):
         return True
     what = f"their results depend on the number of rows multiplying {type_name(type_id)}"
@@ -310,7 +338,7 @@ def _try_sequences(layouts: list[KernelLayout]) -> None:
 
 
 def sequences_agree(path: Path, layout: KernelLayout | None) -> bool:
-    """Whether a model gives each of several sequences in a batch what it gives that sequence alone."""
+    """True if a model gives each of several sequences in a batch what it gives that sequence alone."""
     with only([layout] if layout else []), Model(path) as model:
         rng = np.random.default_rng(0)
         tokens = rng.integers(3, model.vocabulary.n_tokens, (_SEQUENCES, _TEXT + 1), dtype=np.int32)

@@ -1,4 +1,4 @@
-"""How many threads to compute with: one per physical core, or more where measurements show that to be faster.
+"""The number of threads: one per physical core, or more where measurements show that to be faster.
 
 Two threads on one core share its arithmetic units. When weights come from memory, that seldom gains anything
 and often loses, but on some processors it helps. So both are timed once for each model, and the result is

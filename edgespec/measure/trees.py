@@ -1,4 +1,4 @@
-"""What trees yield and drafts take, measured along texts that the target writes first."""
+"""The yield of trees and the cost of drafts, measured along texts that the target writes first."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _FAR = 8  # nodes between a layer's last use and the next streamed layer that ju
 
 @dataclass(frozen=True)
 class _Stop:
-    """What happens where the graph stops: one layer leaves, and another enters."""
+    """A stop of the graph: one layer leaves, and another enters."""
 
     leave: int | None
     enter: int | None

@@ -1,4 +1,4 @@
-"""Where the layers and experts of a model are read from, and where in a slot their tensors end up."""
+"""The layout of layers and experts in files, and the places of their tensors in a slot."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class Read:
 
     @property
     def direct(self) -> bool:
-        """Whether the piece can be read to its place; otherwise only its bytes may be moved there."""
+        """True if the piece can be read to its place; otherwise only its bytes may be moved there."""
         return self.piece.at % BLOCK == 0
 
     def continued_by(self, other: Read) -> bool:
-        """Whether another read begins in the file where this one ends, so that both can be one."""
+        """True if another read begins in the file where this one ends, so that both can be one."""
         piece, next_piece = self.piece, other.piece
         return (
             self.direct
@@ -69,7 +69,7 @@ class Read:
 
 @dataclass(frozen=True)
 class StoredLayer:
-    """How a layer is read into a slot.
+    """The reads of a layer into a slot.
 
     Attributes:
         n_bytes: size of the slot it needs.
@@ -102,7 +102,7 @@ class ExpertRun:
 
 @dataclass(frozen=True)
 class StoredExperts:
-    """How the experts of one layer are read, each into a slot of its own.
+    """The reads of the experts of one layer, each into a slot of its own.
 
     Attributes:
         runs: what an expert consists of.
@@ -140,7 +140,7 @@ class StoredExperts:
 
 @dataclass(frozen=True)
 class Store:
-    """Where layers are read from: the model's own files, or one packed file.
+    """The source of layers: the model's own files, or one packed file.
 
     Attributes:
         kernels: tensor name to the name of the kernel layout it is stored in; plain tensors are absent.

@@ -1,4 +1,4 @@
-"""How much is read, and for how long, by several threads at once."""
+"""Counts bytes that are read, and the time of reading, by several threads at once."""
 
 from __future__ import annotations
 

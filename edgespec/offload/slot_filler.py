@@ -99,7 +99,7 @@ class SlotFiller:
         return self._memory.n_bytes
 
     def address_of(self, slot: int) -> Address:
-        """Where a slot begins."""
+        """Return the address of a slot."""
         return self._memory.address + slot * self.slot_bytes
 
     def read(self, load: Load, reads: Iterable[Read], *, later: bool = False) -> None:

@@ -41,7 +41,7 @@ class StoreReader:
 
     @property
     def direct(self) -> bool:
-        """Whether reads bypass the page cache."""
+        """True if reads bypass the page cache."""
         return all(file.direct for file in self._files)
 
     def read(self, pieces: Sequence[Piece], memories: Sequence[memoryview]) -> None:

@@ -84,7 +84,7 @@ class StreamedWeights:
 
     @property
     def direct(self) -> bool:
-        """Whether reads bypass the page cache."""
+        """True if reads bypass the page cache."""
         return self._reader.direct
 
     @property
@@ -94,7 +94,7 @@ class StreamedWeights:
 
     @property
     def packed(self) -> bool:
-        """Whether layers are read from a packed file, in the layout of the CPU's kernels."""
+        """True if layers are read from a packed file, in the layout of the CPU's kernels."""
         return self.store.packed
 
     @property

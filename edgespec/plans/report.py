@@ -40,7 +40,7 @@ class BatchPlan:
 
 @dataclass(frozen=True)
 class PlanReport:
-    """How a model would run on this machine, and what it was compared with.
+    """A report on how a model would run on this machine, and on the ways that were compared.
 
     Attributes:
         comparison: the ways to run that were compared; the choice is the fastest of them.

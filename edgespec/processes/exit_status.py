@@ -1,4 +1,4 @@
-"""How a child process ended, in words."""
+"""The end of a child process, in words."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NAMES = {
 
 
 def describe_exit(returncode: int) -> str:
-    """How a failed process ended: "crashed (segmentation fault)", "was ended by SIGTERM" ..."""
+    """Describe the end of a failed process: "crashed (segmentation fault)", "was ended by SIGTERM" ..."""
     if fault := crash_fault(returncode):
         return f"crashed ({fault})"
     if by := ending_signal(returncode):

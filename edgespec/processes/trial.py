@@ -40,7 +40,7 @@ Why = Literal["crash", "time", "memory"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """How an attempt ended.
+    """The outcome of an attempt.
 
     Attributes:
         answer: what it returned; None if the child died first.

@@ -86,7 +86,7 @@ class _FirstTrees:
         self._meter.add(tree, path, -1, record.draft_steps, record.draft_rows)
 
     def yields(self) -> Yields | None:
-        """What they yielded; None if they were few, or so small that they say nothing of larger ones.
+        """Return their yields; None if they were few, or so small that they say nothing of larger ones.
 
         Trees differ in size where nodes cost time, and are larger where more is accepted. So nothing is said
         of sizes that a good part of them did not have.

@@ -325,7 +325,7 @@ class Reply:
 
     @property
     def outcome(self) -> str:
-        """What became of the request, as `Metrics` names it."""
+        """The outcome of the request, as `Metrics` names it."""
         if self.refusal is not None:
             status = self.refusal.status
             return "turned_away" if status == 429 else "failed" if status >= 500 else "refused"

@@ -27,7 +27,7 @@ _LATENCIES_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 30
 
 @dataclass
 class Sums:
-    """What happened in some seconds.
+    """Sums over some seconds.
 
     Attributes:
         texts: answers extended, summed over the passes.
@@ -70,7 +70,7 @@ class LastMinute:
 
     @property
     def sums(self) -> Sums:
-        """What happened in the last minute."""
+        """The sums over the last minute."""
         self._forget(int(self._now()))
         total = Sums()
         for _, sums in self._seconds:

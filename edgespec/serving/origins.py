@@ -1,4 +1,4 @@
-"""Which web pages may send requests: the server's own, and those of one more origin if that was asked for."""
+"""The web pages that may send requests: the server's own, and those of one more origin if asked for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def origin_checks(cors: str | None) -> list[Middleware]:
-    """What checks where requests come from, and answers preflights of the origin that is allowed."""
+    """Return the checks of requests' origins, and answers to preflights of the origin that is allowed."""
     checks = [Middleware(SameOrigin, allowed=cors)]
     if cors is not None:
         headers = ["authorization", "content-type"]

@@ -1,4 +1,4 @@
-"""What was asked and how it was answered: a line for every request, for people and for programs."""
+"""The log of requests and answers: a line for every request, for people and for programs."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ _LONGEST_RETRY_S = 60.0
 
 @dataclass(frozen=True)
 class Reading:
-    """How far the reading of a prompt has come.
+    """The progress of reading a prompt.
 
     Attributes:
         read: tokens that were read so far, of `total`.
@@ -90,7 +90,7 @@ class Task:
         traced: its chunks show the trees of its passes.
         asked_at: when it was put into the queue, by the monotonic clock.
         said_something: whether its answer has begun.
-        raw: the answer goes on with a text, so nothing in it is a thought or a tool call.
+        raw: the answer continues a text, so nothing in it is a thought or a tool call.
         read_from: when its prompt began to be read, by the monotonic clock; 0 before.
         told_at: when the client was last told how far that has come.
     """
@@ -120,7 +120,7 @@ class Task:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the client is no longer waiting."""
+        """True if the client is no longer waiting."""
         return self.request.cancelled
 
     async def chunks(self) -> AsyncIterator[Chunk | Reading]:

@@ -100,7 +100,7 @@ class WrittenAnswers:
 
 
 def _meaning(message: Message) -> list[Any]:
-    """What a message says, whatever form a client gave it."""
+    """Return the meaning of a message, whatever form a client gave it."""
     if message["role"] != "assistant":
         return [message["role"], message["content"]]
     functions = [call["function"] for call in message.get("tool_calls", ())]
@@ -109,7 +109,7 @@ def _meaning(message: Message) -> list[Any]:
 
 
 def _thinks_alike(message: Message, answer: Written) -> bool:
-    """Whether a message has the thought of an answer, or none."""
+    """True if a message has the thought of an answer, or none."""
     thought = _plain(message.get("reasoning_content") or "")
     return not thought or thought == _plain(answer.reasoning)
 

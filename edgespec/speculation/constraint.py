@@ -26,7 +26,7 @@ BoolArray = NDArray[np.bool_]
 class Matcher(Protocol):
     """A position in a grammar: the part of llguidance.LLMatcher that is used here.
 
-    It never raises. When it hits one of its limits it enters an error state for good, and from then on
+    It never raises. When it hits one of its limits it enters a permanent error state, and from then on
     permits only the end of the answer.
     """
 

@@ -1,4 +1,4 @@
-"""What a source without a model says for a candidate, as classes, and how likely each class makes it.
+"""Evidence of a source without a model for a candidate, as classes, and the likelihood of each class.
 
 A class says how strong the evidence is: how many tokens matched and which share of the earlier occurrences
 went on this way, or how likely the target found the candidate in an earlier pass. How often candidates of a
@@ -18,7 +18,7 @@ FloatArray = NDArray[np.float32]
 
 
 class Source(IntEnum):
-    """Where a candidate comes from; the last axis of an array of evidence.
+    """The source of a candidate; the last axis of an array of evidence.
 
     Members:
         TEXT: earlier occurrences of the last tokens in the prompt and the conversation.
@@ -32,7 +32,7 @@ class Source(IntEnum):
 
 
 class RecycledFrom(IntEnum):
-    """Where the target found a candidate likely in an earlier pass.
+    """The row of an earlier pass in which the target found a candidate likely.
 
     Members:
         TOKEN, PAIR: after the same token, or the same two.

@@ -198,5 +198,5 @@ class TreeLimits:
 
     @property
     def allows_drafting(self) -> bool:
-        """Whether the tree may be more than its root."""
+        """True if the tree may be more than its root."""
         return self.budget > 1 and self.depth > 0

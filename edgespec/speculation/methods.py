@@ -45,7 +45,7 @@ _COLDEST = 0.01  # below this the drafter's first candidate has all the probabil
 
 
 class Method(Protocol):
-    """How rounds are made under one rule.
+    """The way of making rounds under one rule.
 
     Attributes:
         rule: the rule in force.

@@ -22,7 +22,7 @@ _KEPT_POSITIONS = 32  # a tree spans fewer
 
 
 class Stream(IntEnum):
-    """What random numbers are used for; the streams of a seed are independent of each other."""
+    """The uses of random numbers; the streams of a seed are independent of each other."""
 
     SHARED = 0  # noise that drafter and target share
     OWN = 1  # noise of the target alone

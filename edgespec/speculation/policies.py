@@ -24,7 +24,7 @@ DEFAULT = "calibrated"
 
 @dataclass(frozen=True)
 class TreePolicy:
-    """How trees grow for one pair of models.
+    """The growth of trees for one pair of models.
 
     Attributes:
         name: its name in `--tree`.
@@ -55,7 +55,7 @@ class TreePolicy:
         return self.greedy if config.greedy else self.sampled
 
     def ranking(self, config: GenerationConfig, noise: GumbelNoise) -> Ranking:
-        """How the drafter's candidates are ranked for a target that chooses by `config`.
+        """Return the ranking of the drafter's candidates for a target that chooses by `config`.
 
         Published policies rank by probability. The calibrated one also uses the noise that it shares with the
         target.

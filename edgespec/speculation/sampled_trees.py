@@ -31,7 +31,7 @@ _CHANCES = (0.6, 0.16, 0.08, 0.05, 0.03, 0.02, 0.015, 0.01)
 
 @dataclass(frozen=True)
 class Shape:
-    """Where tokens will be drawn, decided before any is.
+    """The nodes at which tokens will be drawn, decided before any is.
 
     Attributes:
         below: the shape nodes below each shape node; node 0 is the root.
@@ -84,7 +84,7 @@ def by_rank(limits: TreeLimits) -> Shape:
 
 @dataclass(frozen=True)
 class Drawing:
-    """How tokens are drawn.
+    """The drawing of tokens.
 
     Attributes:
         shape: how many tokens are drawn, and where.
@@ -199,7 +199,7 @@ class _DrawnTree:
         self._laws: dict[int, Law] = {}
 
     def count(self, node: int) -> int:
-        """How many tokens are drawn below a node."""
+        """Return the number of tokens that are drawn below a node."""
         ends = self._drawing.ends
         if node and ends is not None and ends(np.array([self.tokens[node]], dtype=np.int32))[0]:
             return 0

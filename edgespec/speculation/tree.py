@@ -133,7 +133,7 @@ class TokenTree:
         return np.array(sorted(inside), dtype=np.int32)
 
     def rerooted(self, node: int) -> TokenTree:
-        """What is left when the text has gone on to `node`: the part below it, with it as the root.
+        """Return the part of the tree below `node`, with it as the root, for a text that ends there.
 
         Nodes keep their order, which is that of `below`. Scores are given that the node was accepted.
         """
@@ -148,7 +148,7 @@ class TokenTree:
         return TokenTree.build(self.tokens[kept], parents, scores)
 
     def merged(self) -> TokenTree:
-        """The same set of paths with equal prefixes stored once, each with its better score."""
+        """Merge equal prefixes: each path is stored once, with its better score."""
         index: dict[tuple[int, int], int] = {}
         place: list[int] = []
         tokens: list[int] = []
@@ -239,7 +239,7 @@ class TokenTree:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """What the target accepted of a tree.
+    """The part of a tree that the target accepted.
 
     Attributes:
         path: the accepted nodes, from the root on.

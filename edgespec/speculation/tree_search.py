@@ -128,7 +128,7 @@ class TreeSearch:
 
     @property
     def counts_steps(self) -> bool:
-        """Whether the policy looks at one draft step after the other."""
+        """True if the policy looks at one draft step after the other."""
         growth = self._limits.growth
         return growth.by_level or growth.later_branching is not None or growth.least_gain > 0
 
@@ -254,7 +254,7 @@ def _bar(scores: FloatArray, budget: int) -> float:
 
 
 def _worth(scores: FloatArray, limits: TreeLimits) -> int:
-    """How many nodes are worth their cost, in whole padded rows: the last ones fill theirs or are dropped."""
+    """Count the nodes worth their cost, in whole padded rows: the last ones fill theirs or are dropped."""
     worth = min(int(np.count_nonzero(scores > limits.min_logprob)), limits.budget)
     last = worth % limits.rows
     if not last or worth == limits.budget:

@@ -1,4 +1,4 @@
-"""Where workers listen: reading addresses, and which of them only a few machines can reach."""
+"""The addresses at which workers listen: reading them, and telling which only a few machines can reach."""
 
 from __future__ import annotations
 
@@ -62,6 +62,6 @@ def parse_addresses(text: str) -> tuple[Address, ...]:
 
 
 def is_guarded(number: str) -> bool:
-    """Whether only this machine or a private network can reach an IPv4 address."""
+    """True if only this machine or a private network can reach an IPv4 address."""
     address = ipaddress.ip_address(number)
     return not address.is_unspecified and (address.is_loopback or address.is_private)

@@ -64,7 +64,7 @@ class Connection:
             raise
 
     def devices(self) -> int:
-        """How many devices the worker lends."""
+        """Number of devices that the worker lends."""
         return int(struct.unpack("<I", self._ask(Command.DEVICES))[0])
 
     def memory(self, device: int) -> tuple[int, int]:

@@ -31,7 +31,7 @@ _LOOKING_S = 1.5
 
 @dataclass(frozen=True)
 class Offer:
-    """What is lent, and where.
+    """The devices that are lent, and the address.
 
     Attributes:
         host: as an IPv4 address.

@@ -101,7 +101,7 @@ class WorkerPool:
 
     @property
     def identity(self) -> str:
-        """How far away they are, roughly, for keys of what passes take."""
+        """Their distance, roughly, for keys of what passes take."""
         return ",".join(f"{device.ping_s:.0e}" for device in self.devices)
 
     @property
@@ -111,7 +111,7 @@ class WorkerPool:
 
     @property
     def remote(self) -> bool:
-        """Whether the devices are other machines: they are."""
+        """True if the devices are other machines: they are."""
         return True
 
     def borrow(self, stopped: Callable[[], bool]) -> tuple[Pointer, ...]:
@@ -144,7 +144,7 @@ class WorkerPool:
 
     @property
     def relays(self) -> tuple[Relay, ...]:
-        """What ggml's requests go through, for measurements."""
+        """The relays that ggml's requests go through, for measurements."""
         return tuple(self._relays.values())
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ _LARGEST_BUFFER = (1 << 64) - 1
 
 
 class Command(IntEnum):
-    """What a client asks for."""
+    """A request of a client."""
 
     ALLOCATE = 0
     ALIGNMENT = 1
@@ -61,7 +61,7 @@ _STAND_INS = {
 
 
 def is_answered(command: int) -> bool:
-    """Whether a command has an answer."""
+    """True if a command has an answer."""
     return command in _STAND_INS or command in (Command.GET, Command.HELLO)
 
 

@@ -30,7 +30,7 @@ _ZEROS = bytes(_PIECE)
 
 @dataclass
 class Traffic:
-    """What went through a relay.
+    """The traffic of a relay.
 
     Attributes:
         sent, received: bytes to the worker and from it.

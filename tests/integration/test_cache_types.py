@@ -17,6 +17,7 @@ from edgespec.errors import MemoryLimitError, ModelFileError, UsageError
 from edgespec.generation.result import Generation
 from edgespec.models.gguf.footprint import cells_for
 from edgespec.models.gguf.header import read_header
+from edgespec.models.llama.cache.shared_cells import PART
 from edgespec.models.llama.trials.dry_run import Shape, dry_run
 from edgespec.plans.model_plan import plan_for
 from edgespec.plans.report import PlanReport
@@ -136,7 +137,8 @@ def test_a_plan_counts_the_cache_and_adapters(smol_path: Path, tiny: Path, tmp_p
     assert quantized.cache_bytes == half.cache_bytes * 34 // 64
     assert half.batch.cells.cell_bytes * 34 == quantized.batch.cells.cell_bytes * 64
     saved = half.chosen.holding.needed - quantized.chosen.holding.needed
-    assert saved == pytest.approx(cells_for(1024) * half.cache_bytes / 1024 * 30 / 64, rel=0.01)
+    cells = cells_for(1024) + PART  # those of a part are in memory twice while it is moved
+    assert saved == pytest.approx(cells * half.cache_bytes / 1024 * 30 / 64, rel=0.01)
 
     adapter = write_adapter(tmp_path / "adapter.gguf")
     alone, adapted = planned(tiny), planned(tiny, lora=(f"{adapter}:0.5", str(adapter)))
@@ -144,7 +146,7 @@ def test_a_plan_counts_the_cache_and_adapters(smol_path: Path, tiny: Path, tmp_p
     assert adapted.chosen.holding.needed == alone.chosen.holding.needed + adapted.adapter_bytes
     assert adapted.to_json()["adapter_bytes"] == adapted.adapter_bytes
     with pytest.raises(UsageError, match="LoRA adapters need all weights in memory"):
-        planned(smol_path, half.chosen.holding.needed, lora=(str(adapter),))
+        planned(smol_path, half.chosen.holding.needed * 9 // 10, lora=(str(adapter),))
     with pytest.raises(ModelFileError, match="adapter"):
         planned(tiny, lora=(str(smol_path),))
 

@@ -12,7 +12,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.requests import Request
 from edgespec.generation.config import Grammar
 from edgespec.generation.result import Generation
-from edgespec.offload.planning import needs
+from edgespec.offload.planning import rows
 from edgespec.offload.weights import StreamedWeights
 from tests.integration.test_streaming import load_streamed
 
@@ -22,10 +22,10 @@ CONTEXT = 2560
 
 @pytest.fixture(scope="module", params=["f16", "q8_0"])
 def engine(request: pytest.FixtureRequest, short_path: Path) -> Iterator[Engine]:
-    """With F16, EdgeSpec's own kernels may compute everything; with q8_0, attention is ggml's."""
+    """With keys and values of either type that EdgeSpec's own kernels read."""
     with pytest.MonkeyPatch.context() as patch:
         # A model this small is read in no time, so small pieces would do.
-        patch.setattr(needs, "best_rows", lambda *_: 1024)
+        patch.setattr(rows, "best_rows", lambda *_: 1024)
         loaded = load_streamed(short_path, context=CONTEXT, threads=1, kv=request.param)
     with loaded:
         assert loaded.target.context.n_rows == 1024

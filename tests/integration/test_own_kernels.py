@@ -18,9 +18,11 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.passes import SequenceTree, TargetPass
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.decisions import Decisions
-from edgespec.kernels import products
+from edgespec.kernels import ggml, products
+from edgespec.kernels.attention import Attention
 from edgespec.kernels.layouts import KernelLayout, kernel_layouts, looks_up_rows, watch_own
 from edgespec.kernels.native import library
+from edgespec.kernels.products import Processor
 from edgespec.kernels.setting import OWN, PLAIN, VARIABLE, setting_for
 from edgespec.models.gguf.footprint import Footprint
 from edgespec.models.gguf.header import read_header
@@ -320,15 +322,37 @@ def test_attention_of_ggml_is_not_taken_for_own(
         context.close()
 
 
-def test_a_router_of_ggml_keeps_a_mixture_from_single_rows(
+def test_a_mixture_with_a_float_router_is_exact_with_single_rows(
     own: library.Library, smol_path: Path, tmp_path: Path
 ) -> None:
     tiny = write_tiny(tmp_path / "tiny.gguf", "qwen3moe", smol_path)
     quantized = make_drafter(tiny, tmp_path / "quantized.gguf", quantization="q4_0")
+    routers = [t for t in read_header(quantized).tensors if "ffn_gate_inp" in t.name]
+    assert routers
+    assert all(router.type_id == ggml.F32 for router in routers)
     with Model(quantized) as model:
         context = Context(model, n_cells=256, n_rows=64, n_outputs=64, n_sequences=2, n_threads=2)
-        assert find_row_rule(context, FREE) is None
+        assert find_row_rule(context, FREE) == ANY_ROWS
         context.close()
+
+
+@pytest.mark.parametrize("kept_as", [ggml.F16, Q8_0], ids=["F16", "Q8_0"])
+@pytest.mark.parametrize("group", [1, 2, 6, 7, 16])
+@pytest.mark.parametrize("cap", [0.0, 20.0])
+def test_attention_to_any_number_of_cells_by_any_number_of_rows(
+    own: library.Library, kept_as: int, group: int, cap: float
+) -> None:
+    """The numbers of queries that share keys are those for which vectors hold queries, and cells."""
+    for cells in (1, 31, 33, 200):
+        attention = Attention(64, 2 * group, 2, cells, cap, kept_as)
+        with Processor(3) as processor:
+            own.take_unpacked(False)
+            expected = attention.compute(processor, cells, None)
+            found = attention.compute(processor, cells, own)
+            assert np.abs(found - expected).max() < 0.03 * np.abs(expected).max()
+            for rows in (1, 2, 17):
+                few = attention.compute(processor, min(rows, cells), own)
+                assert np.array_equal(few, found[: len(few)]), f"{rows} rows, {cells} cells"
 
 
 def answer(engine: Engine) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from edgespec.models.llama.prefill_chunks import PrefillChunks
 from edgespec.models.llama.row_rule import ANY_ROWS, RowRule
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.offload.attention import RowAttention
-from edgespec.offload.planning import needs
+from edgespec.offload.planning import rows
 from edgespec.offload.weights import StreamedWeights
 from tests.integration.test_streaming import load_streamed
 
@@ -24,12 +24,12 @@ CONTEXT = 768
 
 @pytest.fixture(scope="module", params=["q4_drafter_path", "gemma_path"])
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    """With keys and values that EdgeSpec's own kernels leave to ggml, so that passes are padded."""
+    """With ggml's kernels, so that passes are padded."""
     path: Path = request.getfixturevalue(request.param)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EDGESPEC_KERNELS", "plain")  # with EdgeSpec's own, no length need be tried
         # In as little memory as here, layers are worth more than the buffers of long pieces.
-        patch.setattr(needs, "best_rows", lambda *_: 512)
+        patch.setattr(rows, "best_rows", lambda *_: 512)
         loaded = load_streamed(path, context=CONTEXT, threads=1, kv="q8_0")
     with loaded:
         assert loaded.target.context.n_rows >= 512
@@ -108,7 +108,7 @@ def test_a_graph_that_is_used_again_has_its_own_shapes(engine: Engine) -> None:
 
 def test_own_kernels_give_the_same_bits_for_pieces_of_any_length(gemma_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(needs, "best_rows", lambda *_: 512)
+        patch.setattr(rows, "best_rows", lambda *_: 512)
         loaded = load_streamed(gemma_path, context=CONTEXT, threads=1)
     with loaded:
         if loaded.target.rule != ANY_ROWS:

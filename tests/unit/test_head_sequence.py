@@ -70,7 +70,7 @@ class Follower:
         """The target has read tokens from `start` on."""
         self.target = [*self.target[:start], *tokens]
         hidden = [[feature(self.target, p)] for p in range(start, len(self.target))]
-        self.text.take(self.target, start, np.array(hidden, dtype=np.float32))
+        self.text.add_features(self.target, start, np.array(hidden, dtype=np.float32))
 
     def draft(self, root: int) -> None:
         """Read all but the tree, and a branch of it."""

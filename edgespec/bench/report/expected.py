@@ -1,4 +1,4 @@
-"""What the planner predicts for a row, from an earlier profile."""
+"""Predictions of the planner for a row, from an earlier profile."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def format_rows(rows: Sequence[Row], document: dict[str, Any], form: str, column
     """The rows in one of FORMATS; "json" gives the whole document.
 
     Args:
-        columns: of the window: a table that is wider goes on below in another one. None keeps it whole.
+        columns: of the window: a wider table continues below in another one. None keeps it whole.
     """
     match form:
         case "csv":

@@ -40,7 +40,7 @@ _IN_SCOPE = (
 
 @dataclass(frozen=True)
 class Capped:
-    """How a capped process ended.
+    """The end of a capped process.
 
     Attributes:
         output: what it wrote to standard output, and to standard error if that was requested.
@@ -62,13 +62,13 @@ class Capped:
 
     @property
     def killed(self) -> bool:
-        """Whether it was killed, as the system does to a process that exceeds its cap."""
+        """True if it was killed, as the system does to a process that exceeds its cap."""
         return self.out_of_memory or self.status in (-signal.SIGKILL, 128 + signal.SIGKILL)
 
 
 @functools.cache
 def cap_kind() -> str:
-    """How memory can be capped here: "cgroup-v1", "cgroup-v2", "systemd" or "none"."""
+    """Return the way to cap memory here: "cgroup-v1", "cgroup-v2", "systemd" or "none"."""
     for kind in _ROOTS:
         group = _made(kind, 1 << 30)
         if group is not None:
@@ -195,7 +195,7 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
 
 
 def _wrapped(group: Path | None, scope: Path | None, cap: int | None) -> list[str]:
-    """What to put before the command so that it runs within the cap."""
+    """Return the words to put before the command so that it runs within the cap."""
     if group is not None:
         # A shell enters the group and becomes the command: forking a Python process that has threads would
         # be risky.

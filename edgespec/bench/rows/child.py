@@ -86,7 +86,7 @@ def prepare(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_profiled(engine: Engine) -> bool:
-    """Whether passes and trees of this pair have a full profile."""
+    """True if passes and trees of this pair have a full profile."""
     from edgespec.profiles.store import ProfileStore
 
     assert engine.keys is not None
@@ -129,7 +129,7 @@ def render(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def disk(task: dict[str, Any]) -> dict[str, Any]:
-    """How fast a file can be read from its disk, from its beginning."""
+    """Measure the speed of reading a file from its disk, from its beginning."""
     from edgespec.measure.throughput import sequential_speed
 
     path = Path(task["path"])

@@ -93,7 +93,7 @@ class Row:
         return cls(spec.name, spec.place, spec.tree, marks=spec.marks, **({"texts": spec.texts} | figures))
 
     def to_json(self) -> dict[str, Any]:
-        """What scripts see: names are fixed, new ones may be added."""
+        """Return the fields for scripts: names are fixed, new ones may be added."""
         row = asdict(self)
         row["tokens"] = sum(map(len, row.pop("answers")))
         row["rows"] = {str(rows): count for rows, count in sorted(self.rows.items())}
@@ -102,7 +102,7 @@ class Row:
 
 @dataclass
 class Disk:
-    """How fast the streamed file can be read, measured before and after the rows.
+    """The speed of reading the streamed file, measured before and after the rows.
 
     Attributes:
         direct: whether reads bypassed the page cache.

@@ -31,7 +31,7 @@ _DECODED_SPEED = re.compile(r"decoded.*speed:\s+([\d.]+) t/s")
 
 @dataclass(frozen=True)
 class Programs:
-    """Where llama.cpp's programs are; `speculative` is None where no drafter is compared."""
+    """The paths of llama.cpp's programs; `speculative` is None where no drafter is compared."""
 
     plain: Path
     speculative: Path | None
@@ -153,7 +153,7 @@ class LlamaCpp:
 
 
 def may_repack(n_bytes: int, cap: int | None) -> bool:
-    """Whether llama.cpp may rearrange a model of this size in memory.
+    """True if llama.cpp may rearrange a model of this size in memory.
 
     By default it copies mapped weights for that, and under a cap that the model does not fit it would be
     killed.

@@ -1,4 +1,4 @@
-"""What was measured on: processor, memory, disk and versions."""
+"""The machine that was measured: processor, memory, disk and versions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def describe_machine(path: Path) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str | None]:
-    """Of EdgeSpec, of llama.cpp's bindings, and of Python."""
+    """The versions of EdgeSpec, of llama.cpp's bindings, and of Python."""
     return {
         "edgespec": __version__,
         "llama-cpp-python": _version("llama-cpp-python"),

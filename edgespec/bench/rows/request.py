@@ -1,4 +1,4 @@
-"""What `edgespec bench` was asked to measure."""
+"""The request of an `edgespec bench` run."""
 
 from __future__ import annotations
 

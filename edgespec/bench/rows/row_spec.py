@@ -1,4 +1,4 @@
-"""What one row measures, and which rows there are."""
+"""The specification of one row, and the list of all rows."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class RowSpec:
 
     @property
     def name(self) -> str:
-        """What the row is called."""
+        """The name of the row."""
         marks = f" ({', '.join(self.marks)})" if self.marks else ""
         if self.texts:
             trees = "" if self.tree == PLAIN else f", tree {self.tree}"

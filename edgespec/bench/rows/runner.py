@@ -32,7 +32,7 @@ def no_prediction(_spec: RowSpec) -> float | None:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What all rows share.
+    """The settings that all rows share.
 
     Attributes:
         prompts: what is asked.
@@ -55,7 +55,7 @@ class RunConfig:
 
 @dataclass
 class Measured:
-    """What was measured.
+    """The measurements.
 
     Attributes:
         curves: where the weights are -> rows -> seconds of a pass, and of waiting in it.

@@ -25,11 +25,11 @@ FATAL += (OSError, MemoryError)  # type: ignore[assignment]
 
 
 class BatchEngine(Conversable, Protocol):
-    """What a batch needs of an engine; see `Engine`."""
+    """The part of an engine that a batch needs; see `Engine`."""
 
     @property
     def vocabulary_size(self) -> int:
-        """How many tokens the model knows."""
+        """Number of tokens that the model knows."""
 
     def stream_many(
         self, source: RequestSource | Iterable[Request], *, parallel: int | None = None
@@ -62,7 +62,7 @@ class BatchRequests(RequestSource):
         return self._wait()
 
     def watched(self, events: Iterable[Event]) -> Iterator[Event]:
-        """The same events; notes which requests they end."""
+        """Yield the events, and note which requests they end."""
         for event in events:
             if event.is_last:
                 self.in_flight.pop(event.request, None)

@@ -1,4 +1,4 @@
-"""What answers a batch: an engine on this machine, or those of a cluster."""
+"""The engines that answer a batch: one on this machine, or those of a cluster."""
 
 from __future__ import annotations
 

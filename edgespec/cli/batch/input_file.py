@@ -32,7 +32,7 @@ def open_input(name: str) -> IO[bytes]:
 
 
 def is_file(lines: IO[bytes]) -> bool:
-    """Whether reading never waits for somebody to write."""
+    """True if reading never waits for somebody to write."""
     return stat.S_ISREG(os.fstat(lines.fileno()).st_mode)
 
 

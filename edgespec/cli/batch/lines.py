@@ -64,7 +64,7 @@ def _parse_object(line: bytes) -> dict[str, Any]:
 
 
 def _depth_exceeds(value: object, most: int) -> bool:
-    """Whether lists and objects are nested deeper; found without recursion, which has its own limit."""
+    """True if lists and objects are nested deeper; found without recursion, which has its own limit."""
     level: list[object] = [value]
     for _ in range(most + 1):
         inner: list[object] = []

@@ -36,7 +36,7 @@ class _Found:
 
 @dataclass
 class Merged:
-    """What came of joining files.
+    """The outcome of joining files.
 
     Attributes:
         answered, failed: results that are answers, and those that say why there is none.

@@ -27,7 +27,7 @@ CANCELLED = "batch_cancelled"
 
 
 def recognizes(values: dict[str, Any]) -> bool:
-    """Whether the JSON object of a line is a request to the API."""
+    """True if the JSON object of a line is a request to the API."""
     return "custom_id" in values and "body" in values
 
 
@@ -94,6 +94,6 @@ def _record(job: Job, origin: Origin | None, *, status: int, body: dict[str, Any
 
 
 def _hash(job: Job, origin: Origin | None) -> str:
-    """What ids are made from; fixed by the request and the model, so that a repeated run has the same ids."""
+    """Return a hash for ids; fixed by the request and the model, so that a repeated run has the same ids."""
     parts = [job.identifier, job.line if job.duplicate_of else 0, origin and origin.fingerprint]
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()

@@ -1,4 +1,4 @@
-"""How far a batch is: lines done, speed, and the time left."""
+"""Progress of a batch: lines done, speed, and the time left."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _NOTE_S = 60.0
 
 
 class Progress:
-    """How far a batch is, and how long the rest will take.
+    """Progress of a batch, and the time that the rest will take.
 
     Args:
         lines: of the input; 0 if unknown.
@@ -69,7 +69,7 @@ class Progress:
         return text
 
     def is_time_for_a_note(self) -> bool:
-        """Whether to print a note in a log: once in a while."""
+        """True if to print a note in a log: once in a while."""
         if time.monotonic() - self._noted < _NOTE_S:
             return False
         self._noted = time.monotonic()

@@ -123,7 +123,7 @@ class ResultFile:
             raise OutputError(f"{self._path} cannot be written: {error.strerror}.", "") from error
 
     def made_with(self, wanted: Key) -> Mapping[str, Any]:
-        """What the latest result with a key of `done` was made with."""
+        """Return the origin of the latest result with a key of `done`."""
         return [result.made_with for _, result in self._earlier_results() if result.key == wanted][-1]
 
     def _read_earlier_results(self) -> None:

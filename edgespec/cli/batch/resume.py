@@ -27,7 +27,7 @@ class EarlierAnswers:
 
     @property
     def exist(self) -> bool:
-        """Whether there are any."""
+        """True if there are any."""
         return self._file is not None and bool(self._file.done)
 
     def check(self, lines: Iterable[tuple[int, Key, Origin]]) -> None:
@@ -51,7 +51,7 @@ class EarlierAnswers:
             raise self._made_otherwise(first, changed)
 
     def has(self, line: int, key: Key, origin: Origin) -> bool:
-        """Whether the file has the answer.
+        """True if the file has the answer.
 
         Raises:
             UsageError: as `check`, for one line.

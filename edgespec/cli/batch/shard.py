@@ -41,5 +41,5 @@ class Shard:
         return islice(jobs, self.number - 1, None, self.count)
 
     def lines(self, total: int) -> int:
-        """How many lines it has of an input with `total` lines."""
+        """Number of its lines, of an input with `total` lines."""
         return len(range(self.number - 1, total, self.count))

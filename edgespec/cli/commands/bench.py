@@ -248,7 +248,7 @@ def bench(
 
 
 def _synthetic(text: str) -> int | MixtureShape:
-    """What --synthesize asks for."""
+    """Return the request of --synthesize."""
     if not text.startswith(_MIXTURE):
         return parse_size(text)
     from edgespec.bench.rows.synthetic import MixtureShape

@@ -120,7 +120,7 @@ def defaults_from(file: Path, commands: Any) -> dict[str, dict[str, Any]]:
 
 
 def settings_problem(context: typer.Context) -> EdgeSpecError | None:
-    """What is wrong with the configuration file; None if it is valid."""
+    """Return the fault of the configuration file; None if it is valid."""
     assert context.parent is not None
     commands: Any = context.parent.command
     try:

@@ -98,7 +98,7 @@ def make(
 
 
 def gain_in_words(tokens_per_second: float, gain: float) -> str:
-    """What a drafter gains, by what was measured of it."""
+    """Describe a drafter's gain, by what was measured of it."""
     if gain < _LITTLE:
         return "It will gain little: the target's passes are too short, or it agrees too seldom."
     return (

@@ -71,7 +71,7 @@ def profile(
 
 
 def _report(found: FullProfile) -> str:
-    """What was measured, for people."""
+    """Render the measurements for people."""
     rows = [
         ("target", f"{found.model}, {'exact' if found.exact else 'not bit-exact'}"),
         ("drafter", found.drafter),

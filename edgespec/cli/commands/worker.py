@@ -24,7 +24,7 @@ _PANEL = "Worker"
 
 @dataclass(frozen=True)
 class LendingOptions:
-    """What is lent, and where."""
+    """Options for lending: devices, memory and address."""
 
     listen: Annotated[
         str, option(_PANEL, "--listen", "Address and port to listen on.", metavar="ADDRESS")

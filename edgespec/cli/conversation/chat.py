@@ -87,7 +87,7 @@ class Chat:
 
     @property
     def model_name(self) -> str:
-        """What the model is called."""
+        """The name of the model."""
         from edgespec.models.hub.elsewhere import display_name
 
         return display_name(self._engine.target.model.path)
@@ -115,7 +115,7 @@ class Chat:
         Raises:
             EdgeSpecError: nothing was added to the answer.
         """
-        # The paragraph or block of code that is continued is shown again, so that it goes on as one.
+        # The paragraph or block of code that is continued is shown again, so that it continues as one.
         begun = last_block(self.session.messages[-1]["content"]) if self._writer is not None else ""
         interruption, answer = self._show(
             lambda status: self.session.go_on(self.config, on_prefill=status.prefill), begun

@@ -38,13 +38,13 @@ Complete = Callable[[str], list["Completion"]]
 
 
 class Keyboard(Protocol):
-    """Where messages come from."""
+    """The source of messages."""
 
     def messages(self) -> Iterator[str]:
         """The messages, until the end; a message may have several lines."""
 
     def confirm(self, question: str) -> bool:
-        """Whether the answer is yes."""
+        """True if the answer is yes."""
 
 
 class TypedKeyboard:
@@ -107,7 +107,7 @@ class InteractiveChat:
 
     @property
     def completer(self) -> Completer:
-        """What Tab offers."""
+        """The completer behind the Tab key."""
         return Completer(self._commands.completions)
 
     def run(self, keyboard: Keyboard, first: str | None = None) -> None:
@@ -136,7 +136,7 @@ class InteractiveChat:
             self._ask(text)
 
     def _guarded(self, do: Callable[[], None]) -> None:
-        """Do it; a failure is reported, and the chat goes on."""
+        """Do it; a failure is reported, and the chat continues."""
         try:
             do()
         except WorkerError as error:
@@ -211,7 +211,7 @@ class InteractiveChat:
         return False
 
     def confirm(self, question: str) -> bool:
-        """Whether the person says yes."""
+        """True if the person says yes."""
         return self._keyboard.confirm(question)
 
     def say(self, text: str) -> None:
@@ -234,7 +234,7 @@ def unquoted(text: str) -> str:
 
 
 def is_yes(answer: str) -> bool:
-    """Whether an answer to a question with `[Y/n]` is yes."""
+    """True if an answer to a question with `[Y/n]` is yes."""
     return answer.strip().lower() in ("", "y", "yes")
 
 

@@ -36,7 +36,7 @@ NAMES = (*_DEFAULTS, _BUDGET, "system")
 
 
 def is_budget(name: str) -> bool:
-    """Whether this is the tree budget, which is a setting of the engine."""
+    """True if this is the tree budget, which is a setting of the engine."""
     return name_of(name) == _BUDGET
 
 
@@ -105,7 +105,7 @@ def shown(config: GenerationConfig, sources: Mapping[str, str]) -> dict[str, str
 
 
 def sampling_in_words(config: GenerationConfig, sources: Mapping[str, str]) -> str:
-    """How tokens are chosen, and where that comes from, in a line."""
+    """Describe how tokens are chosen, and where that comes from, in a line."""
     if config.greedy:
         text = "greedy: always the likeliest token"
         return f"{text} ({sources['temperature']})" if "temperature" in sources else text

@@ -1,4 +1,4 @@
-"""What a model thinks before it answers: folded into the status line, or shown dim as it comes."""
+"""Thoughts before an answer: folded into the status line, or shown dim as they come."""
 
 from __future__ import annotations
 

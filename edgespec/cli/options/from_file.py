@@ -79,7 +79,7 @@ def options_of(command: Any) -> dict[str, Any]:
 
 
 def other_names(command: Any) -> dict[str, Any]:
-    """The same parameters by their other long names, such as "temp"."""
+    """Map parameters' other long names, such as "temp", to the parameters."""
     return {
         name.removeprefix("--"): parameter
         for parameter in options_of(command).values()

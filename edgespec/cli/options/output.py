@@ -10,7 +10,7 @@ from edgespec.cli.options.declaration import option
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """What is printed besides the answer."""
+    """Options for what is printed besides the answer."""
 
     as_json: Annotated[bool, option("Output", "--json", "Print JSON objects.")] = False
     quiet: Annotated[bool, option("Output", "--quiet", "Print only results and errors.")] = False

@@ -1,4 +1,4 @@
-"""Where the rows of `bench` go, and in which format: the values of its --output and --json."""
+"""The destination and the format of the rows of `bench`: the values of its --output and --json."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _NO_LIMIT = -1  # of --max-tokens, as in llama.cpp and ollama
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """How answers are generated: the fields of GenerationConfig that have a flag."""
+    """Options for generation: the fields of GenerationConfig that have a flag."""
 
     max_tokens: Annotated[
         int | None,

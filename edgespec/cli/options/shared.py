@@ -8,7 +8,7 @@ from edgespec.errors import UsageError
 
 
 def is_shared(compare: str) -> bool:
-    """Whether the value of --compare is a file of --share, and not a llama.cpp."""
+    """True if the value of --compare is a file of --share, and not a llama.cpp."""
     return compare.lower().endswith(".json") or Path(compare).is_file()
 
 

@@ -58,7 +58,7 @@ def words_of(first: str | None, more: Sequence[str] | None) -> list[str]:
 def model_and_prompt(
     words: Sequence[str], *, model: str | None, prompt: str | None, model_is_given: bool, asks: bool = True
 ) -> tuple[str | None, str | None]:
-    """Which of the arguments is the model, and which the prompt.
+    """Tell which of the arguments is the model, and which the prompt.
 
     Args:
         model: from --model, the environment or the configuration file.
@@ -89,7 +89,7 @@ def model_and_prompt(
 
 
 def is_model(word: str) -> bool:
-    """Whether an argument names a model, rather than being a prompt.
+    """True if an argument names a model, rather than being a prompt.
 
     Raises:
         UsageError: it could be either.

@@ -32,7 +32,7 @@ def format_statistics(generation: Generation) -> str:
 
 
 def is_cut_off(generation: Generation) -> bool:
-    """Whether the answer ended because it reached --max-tokens."""
+    """True if the answer ended because it reached --max-tokens."""
     return generation.finish_reason == "length" and not generation.context_full
 
 

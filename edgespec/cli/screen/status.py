@@ -43,7 +43,7 @@ class Pace:
         return f", about {format_seconds(seconds / fraction * (1 - fraction))} left"
 
     def is_due(self) -> bool:
-        """Whether a line should be printed where there is no status line: after 10 s, then every 30."""
+        """True if a line should be printed where there is no status line: after 10 s, then every 30."""
         now = self._clock()
         if now - self._said < self._patience:
             return False
@@ -170,7 +170,7 @@ def aside() -> Iterator[None]:
 
 
 def format_prefill(done: int, total: int, seconds: float, columns: int = 80) -> str:
-    """How much of the prompt was read: figures, the time left, and a bar if there is room."""
+    """Format the progress of a prompt: figures, the time left, and a bar if there is room."""
     full = round(_BAR * done / total) if total else _BAR
     bar = "━" * full + "─" * (_BAR - full) + " " if columns >= _WIDE else ""
     text = f"Reading the prompt {bar}{done} of {total}"

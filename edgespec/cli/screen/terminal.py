@@ -1,4 +1,4 @@
-"""What people see on standard error: notes, warnings, errors, statistics and progress."""
+"""Output on standard error for people: notes, warnings, errors, statistics and progress."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 
 class Conversable(Protocol):
-    """What says of a loaded model how one can talk with it; see `Engine`."""
+    """The part of a loaded model that says how one can talk with it; see `Engine`."""
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether the model has a chat template."""
+        """True if the model has a chat template."""
 
     @property
     def can_think(self) -> bool:
-        """Whether its chat template knows thoughts before answers."""
+        """True if its chat template knows thoughts before answers."""
 
 
 class Terminal:
@@ -58,7 +58,7 @@ class Terminal:
 
     @property
     def is_watched(self) -> bool:
-        """Whether a person sees what goes to standard error, and did not ask for quiet."""
+        """True if a person sees what goes to standard error, and did not ask for quiet."""
         return is_terminal(sys.stderr) and not self._quiet
 
     def hint(self, text: str) -> None:
@@ -207,13 +207,13 @@ def print_error(what: str, hint: str) -> None:
 
 
 def shows_colour(stream: TextIO | None) -> bool:
-    """Whether this is a terminal that shows colours, and colours are wanted (https://no-color.org)."""
+    """True if this is a terminal that shows colours, and colours are wanted (https://no-color.org)."""
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") in ("dumb", "unknown")
     return is_terminal(stream) and not plain
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether this is an open terminal."""
+    """True if this is an open terminal."""
     return stream is not None and not stream.closed and stream.isatty()
 
 

@@ -56,7 +56,7 @@ class WrappingWriter:
         self._fence, self._as_it_is = "", False
 
     def _placed(self, piece: str) -> str:
-        """What to write for a line break, spaces or a word."""
+        """Return the text to write for a line break, spaces or a word."""
         if piece == "\n":
             self._at_start, self._used, self._space, self._indent = True, 0, "", 0
             self._as_it_is = False

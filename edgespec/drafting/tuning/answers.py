@@ -2,7 +2,7 @@
 
 The target answers many prompts in shared passes, greedily, and every pass's logits are reduced at once to
 the most likely tokens and what they leave to all others. Each answer is appended to a file as soon as it is
-finished, so an interrupted harvest goes on where it was.
+finished, so an interrupted harvest is resumed.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def text_of(answer: Answer) -> tuple[int, ...]:
 
 
 def answers_of_step(count: int, step: int, size: int, seed: int) -> list[int]:
-    """Which of `count` answers a step learns from: every one once, in a new order each time around."""
+    """Return which of `count` answers a step learns from: each once, in a new order each time around."""
     steps = max(count // size, 1)
     turn, place = divmod(step, steps)
     order: list[int] = np.random.default_rng([seed, turn]).permutation(count).tolist()

@@ -29,7 +29,7 @@ _PART = 256  # tokens of an answer that are learned from at a time
 _LEAST = 4  # tokens of an answer that is worth keeping
 _MOST_BYTES = 256 << 20  # for one target; the oldest files go first
 _HELD_OUT_SHARE = 8  # one in so many
-_MOST_READ = 4096  # answers that a tuning takes up: the latest, as more would not be learned in hours
+_MOST_READ = 4096  # answers that a tuning uses: the latest, as more would not be learned in hours
 
 
 class Collector:
@@ -51,7 +51,7 @@ class Collector:
         self._file: BlockFile | None = None
 
     def watch(self, prompt: Sequence[int]) -> CollectedAnswer:
-        """What sees an answer to a prompt."""
+        """Return the observer of an answer to a prompt."""
         return CollectedAnswer(self, tuple(prompt))
 
     def keep(self, answers: Sequence[Answer]) -> None:
@@ -104,7 +104,7 @@ class CollectedAnswer:
 
 
 def collected(fingerprint: str) -> tuple[list[Answer], list[Answer]]:
-    """What was collected of a target, the latest last: answers to learn from, and held-out ones.
+    """Return what was collected of a target, the latest last: answers to learn from, and held-out ones.
 
     Which are held out depends on what stands before them alone, so it stays when more are collected.
     """

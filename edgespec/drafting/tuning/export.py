@@ -29,7 +29,7 @@ _WRITABLE = {kind.name for kind in WRITABLE}
 
 
 def usual_type(start: GGUFHeader) -> str:
-    """What a drafter is written in if nobody asks for a type: FINE, unless the types it has are as fine.
+    """Return a drafter's default type: FINE, unless the types that it has are as fine.
 
     Weights that come from few bits stand on the grid of their type, and training moves most of them by less
     than half a step of it: rounded again, most of what was learned would be lost.
@@ -41,7 +41,7 @@ def usual_type(start: GGUFHeader) -> str:
 
 
 def types_to_reckon_with(start: GGUFHeader, quantization: str) -> dict[str, str]:
-    """The types that matrices will be rounded to, by name, where training should reckon with that."""
+    """The types that matrices will be rounded to, by name, where training should account for that."""
     if quantization.upper() not in ROUNDED or quantization == FINE:
         return {}
     return dict.fromkeys(matrix_kinds(start), quantization.upper())

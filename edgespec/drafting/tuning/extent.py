@@ -1,4 +1,4 @@
-"""How much of a drafter is trained: as much as pays, and fits into memory."""
+"""The extent of training: as much of a drafter as pays, and fits into memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WORKING_BYTES = 1 << 30  # activations and logits of a step
 
 @dataclass(frozen=True)
 class Extent:
-    """What of a drafter is trained.
+    """The part of a drafter that is trained.
 
     Attributes:
         first: the first layer that is; what the layers below it compute for a text never changes.
@@ -33,7 +33,7 @@ class Extent:
     scales: bool = False
 
     def trains(self, name: str) -> bool:
-        """Whether a tensor, or an adapter, of this name is trained."""
+        """True if a tensor, or an adapter, of this name is trained."""
         if name in _FROZEN:
             return False
         kind, _, rest = name.partition(".")
@@ -77,7 +77,7 @@ WHOLE = Extent()
 
 
 def extent_for(header: GGUFHeader, shape: Shape, available: int, *, scales: bool = False) -> Extent:
-    """What can be trained of a drafter in the memory that is free.
+    """Return the part of a drafter that can be trained in the memory that is free.
 
     Args:
         scales: whether its matrices shall keep their codes.

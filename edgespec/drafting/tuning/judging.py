@@ -1,4 +1,4 @@
-"""How good a drafter is on text of the target's that it has not learned from."""
+"""The quality of a drafter on text of the target's that it has not learned from."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SAME_SIZE = 0.02  # share by which equally shaped files may differ, in metadata
 
 @dataclass(frozen=True)
 class Judgement:
-    """What was measured of a drafter.
+    """The measurements of a drafter.
 
     Attributes:
         step_s: seconds of a draft step of a few tokens.
@@ -43,7 +43,7 @@ class Judgement:
     tokens_per_pass: dict[int, float]
 
     def to_json(self) -> dict[str, Any]:
-        """What scripts see."""
+        """Return the fields for scripts."""
         return asdict(self) | {"path": str(self.path)}
 
 

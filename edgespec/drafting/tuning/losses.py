@@ -1,4 +1,4 @@
-"""How far a drafter is from its target, by what is known of the target's distribution.
+"""The distance of a drafter from its target, by what is known of the target's distribution.
 
 Known are a few of the most likely tokens with their probabilities. All others count as one token: how the
 target shares out the little that is left among them is neither known nor worth learning.

@@ -1,4 +1,4 @@
-"""What can be asked of `draft tune`, and what it answers."""
+"""Options and results of `draft tune`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _MOST_MINUTES = 7 * 24 * 60
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """How to tune a drafter.
+    """Options for tuning a drafter.
 
     Attributes:
         start: path or name of the drafter to begin with; None takes the best one known, or makes one.
-        prompts: a file of prompts to ask before those that come along.
+        prompts: a file of prompts to ask before the bundled ones.
         output: where the result goes, whether it is registered or not; None keeps it in the data folder if
             it is registered.
         minutes: of answering and training together, in all runs.
@@ -51,7 +51,7 @@ class TuneOptions:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a drafter was trained on, and how far it is from its target then."""
+    """The training data of a drafter, and its distance from its target afterwards."""
 
     answers: int
     tokens: int
@@ -79,12 +79,12 @@ class Tuned:
 
     @property
     def registered(self) -> bool:
-        """Whether `--draft auto` takes it from now on."""
+        """True if `--draft auto` takes it from now on."""
         return self.rival is None
 
     @property
     def in_words(self) -> list[str]:
-        """What it gained, for people."""
+        """Describe the gain for people."""
         before, after, trained = self.before, self.after, self.trained
         passes = ", ".join(
             f"{before.tokens_per_pass[budget]:.2f} to {after.tokens_per_pass[budget]:.2f} at {budget} nodes"
@@ -106,7 +106,7 @@ class Tuned:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """What scripts see."""
+        """Return the fields for scripts."""
         return {
             "target": str(self.target),
             "path": str(self.path) if self.path else None,

@@ -1,6 +1,6 @@
-"""What the target is asked: questions of several categories that come along, and a person's own.
+"""Prompts for the target: bundled questions of several categories, and a person's own.
 
-Held-out prompts are never trained on. Of those that come along they are about subjects of their own, so that
+Held-out prompts are never trained on. Bundled ones are about subjects of their own, so that
 a drafter cannot know them from the same question in another form.
 """
 
@@ -58,7 +58,7 @@ def prompts_that_come_along() -> Prompts:
 
 
 def with_own(prompts: Prompts, own: list[Prompt]) -> Prompts:
-    """A person's prompts before those that come along, some of them held out."""
+    """A person's prompts before the bundled ones, some of them held out."""
     kept = own[_HELD_OUT_SHARE - 1 :: _HELD_OUT_SHARE]
     held = set(kept)
     learned = [prompt for prompt in own if prompt not in held]

@@ -36,7 +36,7 @@ _FACTORS = {
 
 
 def block_sizes(kinds: Mapping[str, str]) -> dict[str, int]:
-    """How many weights share a scale, for each matrix of a type that is known here.
+    """Return the number of weights that share a scale, for each matrix of a type that is known here.
 
     Args:
         kinds: ggml's name of the type of each matrix.

@@ -1,4 +1,4 @@
-"""What a network of the llama family looks like, as its GGUF metadata says.
+"""The shape of a network of the llama family, read from its GGUF metadata.
 
 The arithmetic follows llama.cpp's graphs of these architectures (src/models/llama.cpp, qwen2.cpp, qwen3.cpp,
 gemma3.cpp). A model with anything else in it is refused: a drafter that is tuned by other arithmetic than it
@@ -68,7 +68,7 @@ class Shape:
     gelu: bool
 
     def is_local(self, layer: int) -> bool:
-        """Whether this layer sees a window of the text only."""
+        """True if this layer sees a window of the text only."""
         return self.local_base is not None and layer % self.period < self.period - 1
 
 

@@ -52,6 +52,6 @@ def choose_start(target: GGUFHeader, options: TuneOptions, report: Progress) -> 
 
 
 def difference(target: Path, drafter: Path) -> str:
-    """How the vocabularies of two models differ; empty if token ids mean the same in both."""
+    """Describe how the vocabularies of two models differ; empty if token ids mean the same in both."""
     with Model(target, vocabulary_only=True) as large, Model(drafter, vocabulary_only=True) as small:
         return differs(large.vocabulary, small.vocabulary)

@@ -42,7 +42,7 @@ _TRIAL = (256, 1024)  # rows and width of the products that are timed
 
 
 class Budget(Protocol):
-    """How long to train."""
+    """The limits of training."""
 
     def done(self, steps: int, seconds: float) -> float:
         """The share of the training that is done; 1 or more ends it."""
@@ -72,7 +72,7 @@ class StepBudget:
 
 @dataclass(frozen=True)
 class Method:
-    """How to train.
+    """The method of training.
 
     Attributes:
         rate: AdamW's, after a few steps; that of adapters is `adapter_rate`, and `rounded_rate` that of
@@ -311,7 +311,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def products_gain_from_bfloat16() -> bool:
-    """Whether this processor multiplies matrices in bfloat16 faster than in float32: measured."""
+    """True if this processor multiplies matrices in bfloat16 faster than in float32: measured."""
     rows, width = _TRIAL
     seconds = {}
     for kind in (torch.float32, torch.bfloat16):

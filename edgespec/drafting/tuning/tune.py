@@ -2,7 +2,7 @@
 
 The target answers prompts, and what it might have said instead is kept of every token. A small model is
 trained towards that, written in the quantization that it had, measured on answers that it has not seen, and
-registered if no drafter known is better. An interrupted run goes on where it was.
+registered if no drafter known is better. An interrupted run is resumed.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class _Tuning:
         return float(self._state.values.get("answering_s", 0.0))
 
     def _wanted(self) -> int:
-        """How many more answers to ask for: 0 if there is no time, unless there are too few to learn from."""
+        """Return the number of answers to ask for still: 0 if there is no time, unless there are too few."""
         has_time = self._answering_s < 60 * self._options.minutes * _ANSWERING_SHARE
         if not has_time and len(self._learned()) >= LEAST_ANSWERS:
             return 0

@@ -1,4 +1,4 @@
-"""Whether a saved conversation fits the model that is loaded."""
+"""The fit of a saved conversation to the loaded model."""
 
 from __future__ import annotations
 
@@ -45,5 +45,5 @@ def misfit(saved: Conversation, file: SessionFile, now: Mapping[str, str], conte
 
 
 def _same_model(then: str, now: str) -> bool:
-    """Whether two identities mean one model; earlier versions appended a sample of the weights."""
+    """True if two identities mean one model; earlier versions appended a sample of the weights."""
     return then == now or then.startswith(f"{now} ")

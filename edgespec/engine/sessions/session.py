@@ -19,7 +19,7 @@ from edgespec.models.text.encoding import Encoded
 
 @dataclass(frozen=True)
 class Resumed:
-    """How a saved session was resumed.
+    """The outcome of resuming a saved session.
 
     Attributes:
         turns: questions with an answer.
@@ -125,7 +125,7 @@ class Session:
         written without the interruption. The chunks have the new text alone.
 
         Raises:
-            SessionError: there is no answer to go on with, or the conversation cannot be saved.
+            SessionError: there is no answer to continue, or the conversation cannot be saved.
             ContextLengthError: the conversation fills the context.
         """
         if not self.messages:

@@ -1,4 +1,4 @@
-"""Whether this build's structures are laid out as `structs` says."""
+"""Checks that this build's structures are laid out as `structs` says."""
 
 from __future__ import annotations
 

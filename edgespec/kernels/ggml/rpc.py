@@ -25,7 +25,7 @@ _REGISTRY = b"RPC"
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """What ggml says of a device; `free` and `total` are bytes of its memory."""
+    """ggml's facts about a device; `free` and `total` are bytes of its memory."""
 
     name: str
     description: str
@@ -34,7 +34,7 @@ class DeviceFacts:
 
 
 def has_rpc() -> bool:
-    """Whether this build can lend devices to other machines, and borrow theirs."""
+    """True if this build can lend devices to other machines, and borrow theirs."""
     return bool(functions()["ggml_backend_reg_by_name"](_REGISTRY))
 
 

@@ -77,7 +77,7 @@ class Shape:
     strides: tuple[int, ...]
 
     def in_streams(self, dimension: int, size: int) -> Shape:
-        """The same elements with a dimension divided into streams of `size`, along the fourth dimension."""
+        """Divide a dimension into streams of `size`, along the fourth; the elements stay in place."""
         sizes, strides = list(self.sizes), list(self.strides)
         sizes[dimension], sizes[3] = size, self.sizes[dimension] // size
         strides[3] = self.strides[dimension] * size

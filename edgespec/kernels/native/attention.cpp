@@ -1,7 +1,7 @@
 // Flash attention that is exact for any number of rows: see attention_kernels.h.
 //
 // Its vectors hold queries, not values: of each head of keys and values, those of several rows and of all heads that
-// share it. So models in which no heads share one are left to ggml, as a single row would fill a sixteenth of a vector.
+// share it. Where these are few, vectors hold cells and values instead.
 #include "attention.h"
 #include "products.h"
 #include <atomic>
@@ -11,8 +11,8 @@
 namespace edgespec {
 namespace {
 
-constexpr int F32 = 0, F16 = 1;
-constexpr int64_t LEAST_GROUP = 2;
+constexpr int F32 = 0, F16 = 1, Q8_0 = 8;
+constexpr size_t BLOCK_BYTES = 34;  // of Q8_0, for 32 values
 constexpr size_t ALIGNMENT = 64;
 
 const AttentionKernels * kernels[EDGESPEC_ISA_COUNT];
@@ -22,7 +22,7 @@ size_t aligned(size_t n) { return (n + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
 // The tiles of a node, and the work memory for them.
 struct Plan {
     int64_t k_size, v_size, n_cells, rows, heads, streams, group, tiles_of_head, n_tiles;
-    size_t scores, queries, sums, totals, converted, seen, per_slot;
+    size_t scores, queries, sums, totals, converted, turned, seen, per_slot;
 
     explicit Plan(const Tensor * op) {
         const Tensor *q = op->src[0], *k = op->src[1], *v = op->src[2];
@@ -36,11 +36,12 @@ struct Plan {
             at += aligned(bytes);
             return begin;
         };
-        scores = take(n_cells * LANES * sizeof(float));
+        scores = take(padded_cells(n_cells) * LANES * sizeof(float));
         queries = take(k_size * LANES * sizeof(float));
         sums = take(v_size * LANES * sizeof(float));
         totals = take(LANES * sizeof(float));
         converted = take(CELLS * (k_size > v_size ? k_size : v_size) * sizeof(float));
+        turned = take(k_size * LANES * sizeof(float));
         seen = take((n_cells + CELLS - 1) / CELLS);
         per_slot = at;
     }
@@ -60,6 +61,7 @@ struct Plan {
         t.keys = k->data + head * k->nb[2] + stream / (streams / k->ne[3]) * k->nb[3];
         t.values = v->data + head * v->nb[2] + stream / (streams / v->ne[3]) * v->nb[3];
         t.key_cell = k->nb[1], t.value_cell = v->nb[1];
+        t.quantized_keys = k->type == Q8_0, t.quantized_values = v->type == Q8_0;
         t.mask = mask ? mask->data + stream % mask->ne[3] * mask->nb[3] : nullptr;
         t.mask_row = mask ? mask->nb[1] : 0;
         memcpy(&t.scale, op->op_params, sizeof(float));
@@ -71,7 +73,8 @@ struct Plan {
         t.result_row = op->ne[1] * op->nb[1], t.result_head = op->nb[1];
         t.scores = (float *) (slot + scores), t.queries_turned = (float *) (slot + queries);
         t.sums = (float *) (slot + sums), t.totals = (float *) (slot + totals);
-        t.converted = (float *) (slot + converted), t.seen = (uint8_t *) (slot + seen);
+        t.converted = (float *) (slot + converted), t.keys_turned = (float *) (slot + turned);
+        t.seen = (uint8_t *) (slot + seen);
         return t;
     }
 };
@@ -99,7 +102,7 @@ class Attention : public TensorTraits {
                 run.begin(t);
                 run.score(t, 0, plan.n_cells);
                 run.soften(t);
-                run.sum(t, 0, plan.v_size, t.converted);
+                run.sum(t, 0, plan.v_size);
                 run.end(t);
             }
             return true;
@@ -109,7 +112,7 @@ class Attention : public TensorTraits {
         const auto mine = [&](int64_t n) { return n % params->nth == params->ith; };
         const auto tile = [&](int64_t n) {
             Tile t = plan.tile(op, n, slots + n * plan.per_slot);
-            t.converted = (float *) (own + plan.converted);
+            t.converted = (float *) (own + plan.converted), t.keys_turned = (float *) (own + plan.turned);
             return t;
         };
         for (int64_t n = 0; n < plan.n_tiles; n++)
@@ -128,7 +131,7 @@ class Attention : public TensorTraits {
             const Tile t = tile(n);
             const int64_t first = share(vectors, params->ith, params->nth) * LANES;
             const int64_t last = share(vectors, params->ith + 1, params->nth) * LANES;
-            if (first < last) run.sum(t, first, last, t.converted);
+            if (first < last) run.sum(t, first, last);
         }
         wait_for_all(params);
         for (int64_t n = 0; n < plan.n_tiles; n++)
@@ -139,13 +142,18 @@ class Attention : public TensorTraits {
 
 Attention attention;
 
+bool readable(const Tensor * cache) {
+    return cache->type == F16    ? cache->nb[0] == 2 && cache->ne[0] % LANES == 0
+           : cache->type == Q8_0 ? cache->nb[0] == BLOCK_BYTES && cache->ne[0] % 32 == 0
+                                 : false;
+}
+
 bool is_ours(const Tensor * op) {
     const Tensor *q = op->src[0], *k = op->src[1], *v = op->src[2], *mask = op->src[3];
     float bias;
     memcpy(&bias, op->op_params + 1, sizeof bias);
-    return kernels[isa_in_use()] && q->type == F32 && k->type == F16 && v->type == F16 && bias == 0.0f &&
-           k->ne[0] % LANES == 0 && v->ne[0] % LANES == 0 && k->ne[2] == v->ne[2] && q->ne[2] % k->ne[2] == 0 &&
-           q->ne[2] / k->ne[2] >= LEAST_GROUP && q->nb[0] == sizeof(float) && k->nb[0] == 2 && v->nb[0] == 2 &&
+    return kernels[isa_in_use()] && q->type == F32 && readable(k) && readable(v) && bias == 0.0f &&
+           k->ne[2] == v->ne[2] && q->ne[2] % k->ne[2] == 0 && q->nb[0] == sizeof(float) &&
            op->nb[0] == sizeof(float) && (!mask || (mask->type == F16 && mask->nb[0] == 2 && mask->ne[2] == 1));
 }
 

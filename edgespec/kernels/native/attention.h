@@ -16,6 +16,8 @@ void wait_for_all(const ComputeParams * params);
 constexpr int LANES = 16;
 constexpr int CELLS = 32;  // that are converted and skipped together
 
+inline int64_t padded_cells(int64_t cells) { return (cells + LANES - 1) / LANES * LANES; }
+
 struct Tile {
     int64_t k_size, v_size, n_cells;
     int64_t first;                     // the first lane's number among the queries of the head: row * group + head
@@ -25,6 +27,7 @@ struct Tile {
     size_t query_row, query_head;      // bytes
     const char *keys, *values;         // of the head's first cell
     size_t key_cell, value_cell;       // bytes
+    bool quantized_keys, quantized_values;  // Q8_0 instead of F16
     const char * mask;                 // of row 0; null if there is none
     size_t mask_row;                   // bytes
     float scale, cap;                  // cap 0: none
@@ -32,11 +35,12 @@ struct Tile {
     char * result;                     // of row 0 and the group's first head
     size_t result_row, result_head;    // bytes
     // Work memory.
-    float * scores;                    // [n_cells][LANES]
+    float * scores;                    // [n_cells][LANES], or of few queries [LANES][padded_cells(n_cells)]
     float * queries_turned;            // [k_size][LANES]
     float * sums;                      // [v_size][LANES], or of few queries [LANES][v_size]
     float * totals;                    // [LANES]
     float * converted;                 // [CELLS][the greater size]
+    float * keys_turned;               // [k_size][LANES]: of LANES cells, where queries are few
     uint8_t * seen;                    // for CELLS cells each: 0 by none, 1 by all alike, 2 by some
 };
 
@@ -45,7 +49,7 @@ struct AttentionKernels {
     void (*begin)(const Tile &);
     void (*score)(const Tile &, int64_t cell0, int64_t cell1);
     void (*soften)(const Tile &);
-    void (*sum)(const Tile &, int64_t value0, int64_t value1, float * converted);
+    void (*sum)(const Tile &, int64_t value0, int64_t value1);
     void (*end)(const Tile &);
 };
 

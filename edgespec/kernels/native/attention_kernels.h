@@ -9,6 +9,7 @@
 #include "vector16.h"
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 
 namespace edgespec {
 namespace {
@@ -27,12 +28,44 @@ inline const uint16_t * mask_of(const Tile & t, int lane) {
     return (const uint16_t *) (t.mask + (t.first + lane) / t.group * t.mask_row);
 }
 
-inline void convert(const char * from, size_t stride, int64_t cells, int64_t size, float * to) {
+// Sixteen values from number `i` of a cell on, a multiple of sixteen.
+inline V16 values_at(const char * cell, int64_t i, bool quantized) {
+    if (!quantized) return V16::halves((const uint16_t *) cell + i);
+    const char * block = cell + i / 32 * (2 + 32);  // a scale, and 32 quants
+    uint16_t scale;
+    memcpy(&scale, block, sizeof scale);
+    return mul(V16::of(half(scale)), V16::bytes((const int8_t *) block + 2 + i % 32));
+}
+
+// Values first .. first + size - 1 of some cells as floats.
+inline void convert(const char * from, size_t stride, int64_t cells, int64_t first, int64_t size, bool quantized, float * to) {
     for (int64_t c = 0; c < cells; c++) {
-        const auto * halves = (const uint16_t *) (from + c * stride);
-        for (int64_t i = 0; i < size; i += LANES) V16::halves(halves + i).store(to + c * size + i);
+        for (int64_t i = 0; i < size; i += LANES) values_at(from + c * stride, first + i, quantized).store(to + c * size + i);
     }
 }
+
+// With few queries, vectors of cells and of values waste less than vectors of queries; each result is made of the same
+// operations.
+constexpr int FEW = 6;
+inline bool few(const Tile & t) { return t.lanes <= FEW; }
+
+// Calls f with the number of queries of a tile that has few, as a constant.
+template <typename F> inline void with_lanes(const Tile & t, F && f) {
+    switch (t.lanes) {
+        case 1: return f(std::integral_constant<int, 1>());
+        case 2: return f(std::integral_constant<int, 2>());
+        case 3: return f(std::integral_constant<int, 3>());
+        case 4: return f(std::integral_constant<int, 4>());
+        case 5: return f(std::integral_constant<int, 5>());
+        default: return f(std::integral_constant<int, FEW>());
+    }
+}
+
+// The score of a cell for a query, and the distance to the next cell's.
+inline float * score_at(const Tile & t, int64_t cell, int lane) {
+    return t.scores + (few(t) ? lane * padded_cells(t.n_cells) + cell : cell * LANES + lane);
+}
+inline int64_t score_stride(const Tile & t) { return few(t) ? 1 : LANES; }
 
 // Which of the cells do the rows of a tile see?
 inline int seen_by(const Tile & t, int64_t cell0, int64_t cell1) {
@@ -57,6 +90,18 @@ void begin(const Tile & t) {
     }
 }
 
+// Sums of products, scaled and capped.
+inline V16 scaled(const Tile & t, V16 sums) {
+    V16 x = mul(sums, V16::of(t.scale));
+    if (t.cap != 0.0f) {  // cap * tanh(x), the scale being divided by the cap
+        const V16 most = V16::of(20.0f), one = V16::of(1.0f), two = V16::of(2.0f);
+        x = max(min(x, most), V16::of(-20.0f));
+        x = mul(V16::of(t.cap), sub(one, div(two, add(exponential(mul(two, x)), one))));
+    }
+    return x;
+}
+
+// Of N cells, for all queries.
 template <int N> inline void scores_of(const Tile & t, const float * keys, float * scores) {
     V16 s[N];
     for (int c = 0; c < N; c++) s[c] = V16::of(0.0f);
@@ -64,16 +109,37 @@ template <int N> inline void scores_of(const Tile & t, const float * keys, float
         const V16 q = V16::load(t.queries_turned + i * LANES);
         for (int c = 0; c < N; c++) s[c] = fma(V16::of(keys[c * t.k_size + i]), q, s[c]);
     }
-    const V16 scale = V16::of(t.scale);
-    for (int c = 0; c < N; c++) {
-        V16 x = mul(s[c], scale);
-        if (t.cap != 0.0f) {  // cap * tanh(x), the scale being divided by the cap
-            const V16 most = V16::of(20.0f), one = V16::of(1.0f), two = V16::of(2.0f);
-            x = max(min(x, most), V16::of(-20.0f));
-            x = mul(V16::of(t.cap), sub(one, div(two, add(exponential(mul(two, x)), one))));
-        }
-        x.store(scores + c * LANES);
+    for (int c = 0; c < N; c++) scaled(t, s[c]).store(scores + c * LANES);
+}
+
+// Of LANES cells, for N queries.
+template <int N> inline void scores_of_few(const Tile & t, int64_t cell) {
+    V16 s[N];
+    for (int lane = 0; lane < N; lane++) s[lane] = V16::of(0.0f);
+    for (int64_t i = 0; i < t.k_size; i++) {
+        const V16 keys = V16::load(t.keys_turned + i * LANES);
+        for (int lane = 0; lane < N; lane++) s[lane] = fma(keys, V16::of(t.queries_turned[i * LANES + lane]), s[lane]);
     }
+    for (int lane = 0; lane < N; lane++) scaled(t, s[lane]).store(score_at(t, cell, lane));
+}
+
+void score_block(const Tile & t, int64_t block, int64_t cells) {
+    if (few(t)) {
+        // Scores up to the next multiple of LANES are computed from what was converted before, and never seen.
+        for (int64_t c = 0; c < cells; c += LANES) {
+            for (int64_t i = 0; i < t.k_size; i += LANES)
+                transpose(t.converted + c * t.k_size + i, t.k_size, t.keys_turned + i * LANES, LANES);
+            with_lanes(t, [&](auto n) { scores_of_few<n>(t, block + c); });
+        }
+        for (int64_t c = block + cells; c < padded_cells(block + cells); c++) {
+            for (int lane = 0; lane < t.lanes; lane++) *score_at(t, c, lane) = NEVER;
+        }
+        return;
+    }
+    int64_t c = 0;
+    for (; c + V16::GROUP <= cells; c += V16::GROUP)
+        scores_of<V16::GROUP>(t, t.converted + c * t.k_size, t.scores + (block + c) * LANES);
+    for (; c < cells; c++) scores_of<1>(t, t.converted + c * t.k_size, t.scores + (block + c) * LANES);
 }
 
 void score(const Tile & t, int64_t cell0, int64_t cell1) {
@@ -82,23 +148,71 @@ void score(const Tile & t, int64_t cell0, int64_t cell1) {
         const int seen = seen_by(t, block, end);
         t.seen[block / CELLS] = (uint8_t) seen;
         if (!seen) continue;
-        convert(t.keys + block * t.key_cell, t.key_cell, cells, t.k_size, t.converted);
-        int64_t c = 0;
-        for (; c + V16::GROUP <= cells; c += V16::GROUP)
-            scores_of<V16::GROUP>(t, t.converted + c * t.k_size, t.scores + (block + c) * LANES);
-        for (; c < cells; c++) scores_of<1>(t, t.converted + c * t.k_size, t.scores + (block + c) * LANES);
+        convert(t.keys + block * t.key_cell, t.key_cell, cells, 0, t.k_size, t.quantized_keys, t.converted);
+        score_block(t, block, cells);
         if (seen == 1) continue;
         for (int lane = 0; lane < t.lanes; lane++) {
             const uint16_t * mask = mask_of(t, lane);
-            for (c = block; c < end; c++) {
-                if (mask[c] == HALF_NEVER) t.scores[c * LANES + lane] = NEVER;
-                else if (mask[c]) t.scores[c * LANES + lane] += half(mask[c]);
+            float * score = score_at(t, block, lane);
+            for (int64_t c = block; c < end; c++, score += score_stride(t)) {
+                if (mask[c] == HALF_NEVER) *score = NEVER;
+                else if (mask[c]) *score += half(mask[c]);
             }
         }
     }
 }
 
+inline float greatest_of(V16 x) {
+    alignas(64) float all[LANES];
+    x.store(all);
+    float greatest = all[0];
+    for (int i = 1; i < LANES; i++) greatest = all[i] > greatest ? all[i] : greatest;
+    return greatest;
+}
+
+template <int N> inline void soften_few(const Tile & t) {
+    const auto each = [&](auto && f) {
+        for (int64_t block = 0; block < t.n_cells; block += CELLS) {
+            if (!t.seen[block / CELLS]) continue;
+            const int64_t end = block + CELLS < t.n_cells ? block + CELLS : t.n_cells;
+            for (int64_t c = block; c < end; c += LANES) f(c);
+        }
+    };
+    V16 greatest[N];
+    for (int lane = 0; lane < N; lane++) {
+        V16 found = V16::of(-3.0e38f);  // of a query that sees nothing
+        each([&](int64_t c) { found = max(found, V16::load(score_at(t, c, lane))); });
+        float most = greatest_of(found);
+        if (t.sinks) {
+            const float sink = t.sinks[(t.first + lane) % t.group];
+            most = most > sink ? most : sink;
+        }
+        greatest[lane] = V16::of(most);
+    }
+    float totals[N] = {};
+    each([&](int64_t c) {
+        for (int lane = 0; lane < N; lane++) {
+            float * s = score_at(t, c, lane);
+            exponential(sub(V16::load(s), greatest[lane])).store(s);
+        }
+        for (int i = 0; i < LANES; i++) {
+            for (int lane = 0; lane < N; lane++) totals[lane] += *score_at(t, c + i, lane);
+        }
+    });
+    for (int lane = 0; lane < N; lane++) {
+        V16 total = V16::of(totals[lane]);
+        if (t.sinks) {
+            const V16 sink = V16::of(t.sinks[(t.first + lane) % t.group]);
+            total = add(total, exponential(sub(sink, greatest[lane])));
+        }
+        alignas(64) float all[LANES];
+        total.store(all);
+        t.totals[lane] = all[0];
+    }
+}
+
 void soften(const Tile & t) {
+    if (few(t)) return with_lanes(t, [&](auto n) { soften_few<n>(t); });
     const auto each = [&](auto && f) {
         for (int64_t block = 0; block < t.n_cells; block += CELLS) {
             if (!t.seen[block / CELLS]) continue;
@@ -135,9 +249,6 @@ template <int N> inline void add_values(const Tile & t, const float * values, in
     for (int i = 0; i < N; i++) s[i].store(t.sums + (value + i) * LANES);
 }
 
-// With few queries, vectors of values waste less than vectors of queries; each sum is made of the same operations.
-inline bool few(const Tile & t) { return t.lanes <= 4; }
-
 template <int N> inline void sum_few(const Tile & t, int64_t value0, int64_t value1) {
     for (int64_t block = 0; block < t.n_cells; block += CELLS) {
         if (!t.seen[block / CELLS]) continue;
@@ -146,24 +257,23 @@ template <int N> inline void sum_few(const Tile & t, int64_t value0, int64_t val
             V16 s[N];
             for (int lane = 0; lane < N; lane++) s[lane] = V16::load(t.sums + lane * t.v_size + i);
             for (int64_t c = block; c < end; c++) {
-                const V16 values = V16::halves((const uint16_t *) (t.values + c * t.value_cell) + i);
-                for (int lane = 0; lane < N; lane++)
-                    s[lane] = fma(values, V16::of(t.scores[c * LANES + lane]), s[lane]);
+                const V16 values = values_at(t.values + c * t.value_cell, i, t.quantized_values);
+                for (int lane = 0; lane < N; lane++) s[lane] = fma(values, V16::of(*score_at(t, c, lane)), s[lane]);
             }
             for (int lane = 0; lane < N; lane++) s[lane].store(t.sums + lane * t.v_size + i);
         }
     }
 }
 
-void sum(const Tile & t, int64_t value0, int64_t value1, float * converted) {
-    if (few(t)) return t.lanes <= 2 ? sum_few<2>(t, value0, value1) : sum_few<4>(t, value0, value1);
+void sum(const Tile & t, int64_t value0, int64_t value1) {
+    if (few(t)) return with_lanes(t, [&](auto n) { sum_few<n>(t, value0, value1); });
     const int64_t size = value1 - value0;
     for (int64_t block = 0; block < t.n_cells; block += CELLS) {
         if (!t.seen[block / CELLS]) continue;
         const int64_t cells = block + CELLS < t.n_cells ? CELLS : t.n_cells - block;
-        convert(t.values + block * t.value_cell + value0 * sizeof(uint16_t), t.value_cell, cells, size, converted);
+        convert(t.values + block * t.value_cell, t.value_cell, cells, value0, size, t.quantized_values, t.converted);
         for (int64_t i = 0; i < size; i += V16::GROUP)
-            add_values<V16::GROUP>(t, converted + i, size, value0 + i, block, cells);
+            add_values<V16::GROUP>(t, t.converted + i, size, value0 + i, block, cells);
     }
 }
 

@@ -225,7 +225,7 @@ def _library_name() -> str:
 
 
 def _folders() -> tuple[Path, ...]:
-    """Where a library may be, the preferred place first."""
+    """Return the folders that may hold a library, the preferred one first."""
     return SOURCES / "compiled", user_cache_path("edgespec") / "native"
 
 

@@ -69,7 +69,7 @@ def _library() -> dict[str, Any] | None:
 
 
 def compiled() -> bool:
-    """Whether watches and gates of this kind can be made here."""
+    """True if watches and gates of this kind can be made here."""
     return _library() is not None
 
 

@@ -35,7 +35,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "edgespec_buffer_type": (ctypes.c_void_p, []),
     "edgespec_activate": (None, []),
     "edgespec_use_isa": (ctypes.c_int, [ctypes.c_int]),
-    "edgespec_use_attention": (None, [ctypes.c_int]),
+    "edgespec_take_unpacked": (None, [ctypes.c_int]),
     "edgespec_answers": (None, [ctypes.POINTER(ctypes.c_int64)] * 2),
     "edgespec_isa_name": (ctypes.c_char_p, [ctypes.c_int]),
     "edgespec_isa_id": (ctypes.c_int, [ctypes.c_char_p]),
@@ -99,12 +99,12 @@ class Library:
         number = self._f["edgespec_isa_id"](instruction_set.encode()) if instruction_set else _BEST
         return bool((number >= 0 or not instruction_set) and self._f["edgespec_use_isa"](number))
 
-    def use_attention(self, use: bool) -> None:
-        """Compute attention as well from now on, or leave it to ggml."""
-        self._f["edgespec_use_attention"](use)
+    def take_unpacked(self, take: bool) -> None:
+        """Compute attention and products of F32 matrices as well from now on, or leave them to ggml."""
+        self._f["edgespec_take_unpacked"](take)
 
     def new_branching(self) -> Branching:
-        """What a context needs whose running states are to branch.
+        """Return the branching for a context whose running states are to branch.
 
         Raises:
             UnsupportedBuild: they cannot with this build of ggml, or there are too many such contexts.
@@ -118,7 +118,7 @@ class Library:
         return Branching(self._f, handle)
 
     def answers(self) -> tuple[int, int]:
-        """How often attention was taken from ggml, and how often attention or a product was left to it."""
+        """Count the attention nodes taken from ggml, and the attention nodes and products left to it."""
         ours, left = ctypes.c_int64(), ctypes.c_int64()
         self._f["edgespec_answers"](ctypes.byref(ours), ctypes.byref(left))
         return ours.value, left.value

@@ -1,6 +1,7 @@
 // The plug into ggml's processor backend: see plug.h.
 #include "plug.h"
 #include "attention.h"
+#include "floats.h"
 #include "ggml_abi.h"
 #include "products.h"
 #include "recurrent.h"
@@ -23,7 +24,7 @@ constexpr int64_t MOST_PANELS = 16;  // of a share
 
 edgespec_operations ops;
 std::atomic<int> chosen_isa{-1};
-std::atomic<bool> attention_is_ours{false};
+std::atomic<bool> takes_unpacked{false};
 std::atomic<int64_t> attention_taken{0}, left_to_ggml{0};
 Buffer * (*alloc_plain)(BufferType *, size_t);
 BufferType * plain_type;
@@ -239,11 +240,16 @@ class Packed : public ExtraBufferType {
         if (op->extra) {
             if (TensorTraits * traits = recurrent_traits(op)) return traits;
         }
-        if (op->op == ops.product) return is_packed(op->src[0]) ? &product : left();
+        const bool unpacked = takes_unpacked.load(std::memory_order_relaxed);
+        if (op->op == ops.product) {
+            if (is_packed(op->src[0])) return &product;
+            TensorTraits * traits = unpacked ? float_product_traits(op) : nullptr;
+            return traits ? traits : left();
+        }
         if (op->op == ops.indexed_product) return is_packed(op->src[0]) ? &indexed_product : left();
         if (op->op == ops.rows) return is_packed(op->src[0]) ? &rows_of : nullptr;
         if (op->op != ops.attention) return nullptr;
-        TensorTraits * traits = attention_is_ours.load(std::memory_order_relaxed) ? attention_traits(op) : nullptr;
+        TensorTraits * traits = unpacked ? attention_traits(op) : nullptr;
         if (!traits) return left();
         attention_taken.fetch_add(1, std::memory_order_relaxed);
         return traits;
@@ -365,7 +371,7 @@ int edgespec_use_isa(int isa) {
     return 1;
 }
 
-void edgespec_use_attention(int use) { attention_is_ours = use != 0; }
+void edgespec_take_unpacked(int take) { takes_unpacked = take != 0; }
 
 void edgespec_answers(int64_t * ours, int64_t * left) { *ours = attention_taken, *left = left_to_ggml; }
 }

@@ -28,8 +28,8 @@ void * edgespec_buffer_type(void);
 void edgespec_activate(void);
 /* Chooses the instruction set of all products from now on; -1 for the best. Returns 0 if it cannot be used here. */
 int edgespec_use_isa(int isa);
-/* Computes attention as well from now on (1), or leaves it to ggml (0). */
-void edgespec_use_attention(int use);
+/* Computes attention, and products of F32 matrices, as well from now on (1), or leaves them to ggml (0). */
+void edgespec_take_unpacked(int take);
 /* How often ggml has asked about attention that is computed here (`ours`), and about attention and products that are
  * left to it (`left`). */
 void edgespec_answers(int64_t * ours, int64_t * left);

@@ -1,4 +1,4 @@
-// Sixteen floats, and the few operations on them that attention needs. Each is the same IEEE operation on every
+// Sixteen floats, and the operations on them that attention and F32 products need. Each is the same IEEE operation on every
 // processor, so what is computed with them is the same in every bit.
 #pragma once
 #include <cstdint>
@@ -21,6 +21,9 @@ struct V16 {
     static V16 load(const float * p) { return {_mm512_loadu_ps(p)}; }
     static V16 of(float x) { return {_mm512_set1_ps(x)}; }
     static V16 halves(const uint16_t * p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *) p))}; }
+    static V16 bytes(const int8_t * p) {
+        return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *) p)))};
+    }
     void store(float * p) const { _mm512_storeu_ps(p, v); }
 };
 inline V16 fma(V16 a, V16 b, V16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
@@ -48,6 +51,10 @@ struct V16 {
     static V16 halves(const uint16_t * p) {
         return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) p)),
                 _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) (p + 8)))};
+    }
+    static V16 bytes(const int8_t * p) {
+        return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *) p))),
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *) (p + 8))))};
     }
     void store(float * p) const { _mm256_storeu_ps(p, a), _mm256_storeu_ps(p + 8, b); }
 };
@@ -81,6 +88,12 @@ struct V16 {
         for (int i = 0; i < 4; i++) r.v[i] = vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * i)));
         return r;
     }
+    static V16 bytes(const int8_t * p) {
+        const int8x16_t all = vld1q_s8(p);
+        const int16x8_t low = vmovl_s8(vget_low_s8(all)), high = vmovl_s8(vget_high_s8(all));
+        return {{vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(low))),
+                 vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(high)))}};
+    }
     void store(float * p) const {
         for (int i = 0; i < 4; i++) vst1q_f32(p + 4 * i, v[i]);
     }
@@ -101,6 +114,38 @@ inline V16 scale_by_power(V16 a, V16 power) {
         const int32x4_t shifted = vshlq_n_s32(vreinterpretq_s32_f32(power.v[i]), 23);
         return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(a.v[i]), shifted));
     });
+}
+#endif
+
+#if defined(__AVX2__)
+// Transposes 8 x 8 floats.
+inline void transpose8(const float * from, int64_t from_stride, float * to, int64_t to_stride) {
+    __m256 r[8], s[8];
+    for (int i = 0; i < 8; i++) r[i] = _mm256_loadu_ps(from + i * from_stride);
+    for (int i = 0; i < 8; i += 2) {
+        s[i] = _mm256_unpacklo_ps(r[i], r[i + 1]), s[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4) {
+        r[i] = _mm256_shuffle_ps(s[i], s[i + 2], 0x44), r[i + 1] = _mm256_shuffle_ps(s[i], s[i + 2], 0xee);
+        r[i + 2] = _mm256_shuffle_ps(s[i + 1], s[i + 3], 0x44), r[i + 3] = _mm256_shuffle_ps(s[i + 1], s[i + 3], 0xee);
+    }
+    for (int i = 0; i < 4; i++) {
+        _mm256_storeu_ps(to + i * to_stride, _mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
+        _mm256_storeu_ps(to + (i + 4) * to_stride, _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
+    }
+}
+
+// Transposes 16 x 16 floats.
+inline void transpose(const float * from, int64_t from_stride, float * to, int64_t to_stride) {
+    for (int i = 0; i < 16; i += 8) {
+        for (int j = 0; j < 16; j += 8) transpose8(from + i * from_stride + j, from_stride, to + j * to_stride + i, to_stride);
+    }
+}
+#else
+inline void transpose(const float * from, int64_t from_stride, float * to, int64_t to_stride) {
+    for (int i = 0; i < 16; i++) {
+        for (int j = 0; j < 16; j++) to[j * to_stride + i] = from[i * from_stride + j];
+    }
 }
 #endif
 

@@ -66,7 +66,7 @@ class OnCards:
 
     @property
     def n_layers(self) -> int:
-        """Of the target."""
+        """Number of the target's layers."""
         return 0 if self.spread is None else self.spread.elsewhere
 
     @property

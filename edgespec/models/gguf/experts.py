@@ -96,7 +96,7 @@ def n_used(header: GGUFHeader) -> int:
 
 
 def expert_by_expert(layer: Layer) -> Layer:
-    """The same weights in another order: first what every token needs, then expert after expert.
+    """Reorder weights: first what every token needs, then expert after expert.
 
     A stack is then as many tensors as it has experts, all of its name.
     """

@@ -1,4 +1,4 @@
-"""How much memory a model and its context will take, estimated from the file's header."""
+"""The memory of a model and its context, estimated from the file's header."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def query_elements(header: GGUFHeader) -> int:
 
 
 def cell_bytes(header: GGUFHeader, kv: str = "f16") -> int:
-    """What the keys and values of one token take, estimated from the model's header.
+    """Estimate the bytes of one token's keys and values from the model's header.
 
     Args:
         kv: type of cached keys and values, of CACHE_TYPES.
@@ -151,7 +151,7 @@ def work_bytes(headers: Iterable[GGUFHeader], n_rows: int, n_threads: int, n_cel
 
 
 def vocabulary_bytes(header: GGUFHeader) -> int:
-    """What llama.cpp allocates for a model besides tensors: mostly its vocabulary."""
+    """Estimate what llama.cpp allocates for a model besides tensors: mostly its vocabulary."""
     merges = header.metadata.get("tokenizer.ggml.merges")
     n_merges = merges.length if isinstance(merges, ArrayInfo) else 0
     return header.n_vocab * _TOKEN_BYTES + n_merges * _MERGE_BYTES

@@ -27,7 +27,7 @@ _NEWER = "Get another conversion of the head."
 
 @dataclass(frozen=True)
 class Head:
-    """What a head's header says.
+    """The header of a draft head.
 
     Attributes:
         layers: of the target, whose inputs the head reads. The first layer is 0, so each is also the number
@@ -53,12 +53,12 @@ class Head:
 
 
 def is_head(header: GGUFHeader) -> bool:
-    """Whether a file is a draft head, which is of no use without its target."""
+    """True if a file is a draft head, which is of no use without its target."""
     return header.architecture == ARCHITECTURE
 
 
 def read_head(header: GGUFHeader) -> Head:
-    """What the header of a head says.
+    """Read the header of a draft head.
 
     Raises:
         ModelFileError: it lacks something, or contradicts itself.

@@ -94,7 +94,7 @@ class ModelFiles:
         return tuple(header.path for header in self.headers)
 
     def first_layers(self, count: int) -> ModelFiles:
-        """The same without the layers from number `count` on: for what is left when these are elsewhere."""
+        """Drop the layers from number `count` on: for what is left when these are elsewhere."""
 
         def stays(tensor: TensorInfo) -> bool:
             parts = tensor.name.split(".")

@@ -49,7 +49,7 @@ def _gguf_names(folder: Path) -> list[str]:
 
 
 def describe(head: bytes) -> str:
-    """What a file that is not GGUF looks like, for the message."""
+    """Describe a file that is not GGUF, for the message."""
     text = head.lstrip().lower()
     if head.startswith(b"version https://git-lfs"):
         return "it is a Git LFS pointer, so the real file was not downloaded"

@@ -10,7 +10,7 @@ _PADDING = 0.02  # of a vocabulary: models of one family pad theirs to different
 
 
 def same_vocabulary(one: GGUFHeader, other: GGUFHeader) -> bool:
-    """Whether two files on this machine have the same tokenizer and the same tokens, padding aside."""
+    """True if two files on this machine have the same tokenizer and the same tokens, padding aside."""
     if any(one.metadata.get(key) != other.metadata.get(key) for key in _KINDS):
         return False
     sizes = sorted((one.n_vocab, other.n_vocab))

@@ -69,7 +69,7 @@ def _quantization(headers: Sequence[GGUFHeader]) -> list[dict[str, Any]]:
 
 
 def as_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """The same for people: a name and a text for each line."""
+    """Describe the model for people: a name and a text for each line."""
     rows: list[tuple[str, str]] = []
     if facts["title"]:
         rows.append(("title", str(facts["title"])))

@@ -30,7 +30,7 @@ class Device:
 
     @property
     def is_gpu(self) -> bool:
-        """Whether layers can be handed to it."""
+        """True if layers can be handed to it."""
         return self.kind in (GPU, SHARED_GPU)
 
 
@@ -78,7 +78,7 @@ def parse_features(line: str) -> tuple[str, ...]:
 
 
 def _offloads() -> bool:
-    """Whether a backend for graphics cards was compiled in; llama.cpp counts other machines as such."""
+    """True if a backend for graphics cards was compiled in; llama.cpp counts other machines as such."""
     if not llama_cpp.llama_supports_gpu_offload():
         return False
     if not llama_cpp.llama_supports_rpc():

@@ -58,7 +58,7 @@ class FirstLayers:
 
     @property
     def all_own(self) -> bool:
-        """Whether EdgeSpec's own layout holds every matrix of the model."""
+        """True if EdgeSpec's own layout holds every matrix of the model."""
         layouts = [weight_layout(t.name, t.type_id, t.shape) for t in self._matrices]
         layouts.append(None if self._head is None else kernel_layout(self._head.type_id, self._head.shape))
         return all(layout is not None and layout.name == OWN for layout in layouts)

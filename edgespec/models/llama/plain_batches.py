@@ -33,7 +33,7 @@ _WARM_UP_ROWS = 16
 
 @dataclass(frozen=True)
 class Work:
-    """What is decoded.
+    """The work of a decode.
 
     Attributes:
         prompt: tokens of each prompt.

@@ -69,7 +69,7 @@ class PrefillChunks:
         return rows if rows > self._rule.maximum else self._rule.padded(rows)
 
     def is_proven(self, rows: int) -> bool:
-        """Whether chunks of this many rows are known to give the same bits as short ones."""
+        """True if chunks of this many rows are known to give the same bits as short ones."""
         return rows <= self._rule.maximum or self._outcomes.get(rows, False)
 
     def found(self, rows: int, same: bool) -> None:

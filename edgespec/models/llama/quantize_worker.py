@@ -102,7 +102,7 @@ def _quantize(llama_cpp: Any, request: dict[str, Any]) -> int:
 
 
 def _is_complete(path: Path) -> bool:
-    """Whether every write went through.
+    """True if every write went through.
 
     llama.cpp does not notice a full disk, but it writes the header last, and then cannot.
     """

@@ -51,7 +51,7 @@ class RowRule:
 
 @dataclass(frozen=True)
 class Search:
-    """Which rules to try, cheapest first, with which row counts, and on how many batches of each.
+    """Rules to try, cheapest first, with the row counts to try them with, and the batches of each.
 
     Different kernels may agree on some inputs, so one batch of a few rows proves little.
     """
@@ -104,7 +104,7 @@ def _rows_with_logits(context: Context) -> int:
 
 
 def _computed_by_own(context: Context) -> bool:
-    """Whether EdgeSpec's own kernels compute all products and attention in a context; found by a pass."""
+    """True if EdgeSpec's own kernels compute all products and attention in a context; found by a pass."""
     all_own = watch_own()
     try:
         context.decode(Batch.run([0, 0], 0, n_sequences=1, logits="all"))
@@ -114,7 +114,7 @@ def _computed_by_own(context: Context) -> bool:
 
 
 def _own_kernels_agree(first_layers: FirstLayers) -> bool:
-    """Whether own kernels compute all of a model, and its first layers with any number of rows alike."""
+    """True if own kernels compute all of a model, and its first layers with any number of rows alike."""
     if not first_layers.all_own:
         return False
     all_own = watch_own()
@@ -128,7 +128,7 @@ def _own_kernels_agree(first_layers: FirstLayers) -> bool:
 
 
 def _holds(context: Context, rule: RowRule, search: Search, tokens: np.ndarray) -> bool:
-    """Whether a chain decoded in batches of any row count gives the logits of one large batch."""
+    """True if a chain decoded in batches of any row count gives the logits of one large batch."""
     tokens = tokens[: rule.maximum]
     (reference,) = _digests(context, tokens, len(tokens), rule)
     for rows in distinct_counts(rule, search.row_counts):
@@ -142,7 +142,7 @@ def _holds(context: Context, rule: RowRule, search: Search, tokens: np.ndarray) 
 
 
 def distinct_counts(rule: RowRule, row_counts: tuple[int, ...]) -> list[int]:
-    """Of the row counts that a rule pads to the same size, the largest: it fills the places of all others."""
+    """Return, for each size that a rule pads to, the largest row count: it fills the places of all others."""
     return sorted({rule.padded(rows): rows for rows in sorted(row_counts)}.values())
 
 

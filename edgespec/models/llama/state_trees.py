@@ -1,4 +1,4 @@
-"""Whether the running states of a model can branch here, found by trying.
+"""The branching of a model's running states, found by trying.
 
 How a graph keeps a running state depends on the architecture. Branches are computed where its nodes are
 known (see kernels/native/recurrent.cpp), and a graph may mix rows in a node that is not. So two trees are
@@ -40,7 +40,7 @@ _LEAVES = (1, 4, 5)
 
 
 class Branching(Enum):
-    """What came of it: branches have the bits of chains, differ by rounding, or are wrong."""
+    """The outcome of a trial: branches have the bits of chains, differ by rounding, or are wrong."""
 
     SAME = "same"
     CLOSE = "close"
@@ -92,7 +92,7 @@ def _tokens(tree: TokenTree, path: Sequence[int]) -> list[int]:
 
 
 def _compared(context: Context, rows: FloatArray, text: Sequence[int]) -> Branching:
-    """How the last rows of a text differ from those of a chain."""
+    """Compare the last rows of a text with those of a chain."""
     try:
         filled = [*text, *[text[0]] * (ROWS - len(text))]
         context.decode(Batch.run(filled, 0, n_sequences=1, logits="all"))

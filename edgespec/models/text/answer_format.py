@@ -1,4 +1,4 @@
-"""What a model's answers look like, as its chat template shows: thoughts before them, and tool calls.
+"""The format of a model's answers, read from its chat template: thoughts before them, and tool calls.
 
 Models mark both with texts of their own, often control tokens. A chat template has to know these marks, to
 drop earlier thoughts and to show earlier calls, so they are found in its source.
@@ -15,7 +15,7 @@ from edgespec.models.text.calls.syntax import CallSyntax, syntax_of
 
 @dataclass(frozen=True)
 class ThoughtFormat:
-    """How thoughts are marked.
+    """The marks of thoughts.
 
     Attributes:
         opens, closes: the marks around a thought.
@@ -39,16 +39,16 @@ class ThoughtFormat:
     high: str = "high"
 
     def behind(self, *, calls: bool) -> str:
-        """What stands between a thought and what follows it, a call perhaps."""
+        """The text between a thought and what follows it, a call perhaps."""
         return self.again if self.again and calls else self.between
 
     def cut(self, *, calls: bool) -> str:
-        """What ends a thought whose budget is spent; a call may follow."""
+        """The text that ends a thought whose budget is spent; a call may follow."""
         space = "" if self.again else "\n"
         return f"{space}{self.closes}{self.behind(calls=calls)}"
 
     def skipped(self, *, calls: bool) -> str:
-        """What is put before an answer that is to have no thought, and may be a call."""
+        """The text put before an answer that is to have no thought, and may be a call."""
         if self.again and not calls:
             return self.introductions[-1]
         space = "" if self.again else "\n\n"
@@ -57,7 +57,7 @@ class ThoughtFormat:
 
 @dataclass(frozen=True)
 class AnswerFormat:
-    """What answers look like.
+    """The format of answers.
 
     Attributes:
         thought: None if the model does not think.
@@ -90,7 +90,7 @@ _STRING = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 
 
 def answer_format(template: str) -> AnswerFormat:
-    """What the answers of a model with this chat template (Jinja source) look like."""
+    """Read the format of a model's answers from its chat template (Jinja source)."""
     code = _code(template)
     return AnswerFormat(_thought(template, code), syntax_of(template, knows_tools=_uses(code, "tools")))
 
@@ -121,7 +121,7 @@ def _thought(template: str, code: str) -> ThoughtFormat | None:
 
 
 def _code(template: str) -> str:
-    """What is between a template's tags, with empty strings. Takes linear time: templates are untrusted."""
+    """Return what is between a template's tags, without strings. Linear time: templates are untrusted."""
     parts = []
     start = _OPENS.search(template)
     while start is not None:
@@ -134,5 +134,5 @@ def _code(template: str) -> str:
 
 
 def _uses(code: str, name: str) -> bool:
-    """Whether a template's code uses a variable of that name, and not merely an attribute."""
+    """True if a template's code uses a variable of that name, and not merely an attribute."""
     return re.search(rf"(?<![\w.]){name}(?!\w)", code) is not None

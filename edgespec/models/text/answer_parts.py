@@ -44,7 +44,7 @@ class PartsReader(ABC):
     @property
     @abstractmethod
     def thinking(self) -> bool:
-        """Whether the answer is in a thought."""
+        """True if the answer is in a thought."""
 
     def push(self, text: str) -> list[Part]:
         """Take more characters; returns the parts that have become certain."""
@@ -70,7 +70,7 @@ class PartsReader(ABC):
         return Part(call=CallPiece(len(self.calls) - 1, arguments=said))
 
     def _certain_length(self, marks: Sequence[str]) -> int:
-        """How much of what is held is certainly not part of a mark or of the space before it."""
+        """Return the length of held text that is certainly no part of a mark or the space before it."""
         end = len(self._held)
         for mark in marks:
             sizes = range(min(len(mark) - 1, len(self._held)), 0, -1)
@@ -120,7 +120,7 @@ class AnswerParts(PartsReader):
 
     @property
     def thinking(self) -> bool:
-        """Whether the answer is in its thought."""
+        """True if the answer is in its thought."""
         return self._take == self._in_thought
 
     def _parts(self, *, final: bool) -> Iterator[Part]:
@@ -208,7 +208,7 @@ class AnswerParts(PartsReader):
         return Part(text=said) if said else None
 
     def _next_fence(self, before: int) -> int:
-        """Where the first code fence begins or ends that is held; -1 if there is none.
+        """Find where the first code fence begins or ends that is held; -1 if there is none.
 
         Args:
             before: where it has to be; -1 for anywhere.
@@ -279,7 +279,7 @@ class AnswerParts(PartsReader):
         return self._more_arguments(read) if read else None
 
     def _certain(self, mark: str, final: bool) -> str:
-        """What is certainly not part of a mark or of the space before it; it is held no longer."""
+        """Release the text that is certainly no part of a mark or of the space before it."""
         return self._release(len(self._held) if final else self._certain_length([mark]))
 
 

@@ -45,7 +45,7 @@ class ChannelParts(PartsReader):
 
     @property
     def thinking(self) -> bool:
-        """Whether the answer is in a thought."""
+        """True if the answer is in a thought."""
         return self._body == "thought"
 
     def _parts(self, *, final: bool) -> Iterator[Part]:
@@ -110,7 +110,7 @@ class ChannelParts(PartsReader):
         return self._more_arguments(said)
 
     def _certain(self, final: bool) -> str:
-        """What is certainly not part of a mark or of the space before it; it is held no longer."""
+        """Release the text that is certainly no part of a mark or of the space before it."""
         if not final:
             return self._release(self._certain_length(_ENDS))
         return self._release(len(self._held.rstrip() if self._body == "thought" else self._held))

@@ -54,16 +54,16 @@ class Encoder:
 
     @property
     def has_template(self) -> bool:
-        """Whether conversations can be encoded."""
+        """True if conversations can be encoded."""
         return self._template is not None
 
     @cached_property
     def format(self) -> AnswerFormat | None:
-        """What the model's answers look like; None without a chat template."""
+        """The format of the model's answers; None without a chat template."""
         return None if self._template is None else answer_format(self._template.source)
 
     def begins_in_thought(self, tokens: Sequence[int]) -> bool:
-        """Whether a prompt ends with the mark that opens a thought, so that its answer begins within one."""
+        """True if a prompt ends with the mark that opens a thought, so that its answer begins within one."""
         if self.format is None or self.format.thought is None:
             return False
         spelled = b"".join(self._vocabulary.piece(token, control=True) for token in tokens[-_LATEST:])
@@ -186,7 +186,7 @@ class Encoder:
         return ()
 
     def _thought_length(self, tokens: Sequence[int], closes: bytes) -> int | None:
-        """How many tokens a thought, its closing mark and the space behind it take.
+        """Count the tokens of a thought, its closing mark and the space behind it.
 
         Returns:
             None if the thought is not closed, and -1 if a token belongs to both the thought and the answer.
@@ -204,7 +204,7 @@ class Encoder:
         return None
 
     def begun(self, messages: Sequence[Message], answer: str) -> Encoded:
-        """A conversation with the beginning of an answer, without its thought, which the model goes on with.
+        """A conversation with the beginning of an answer, without its thought, which the model continues.
 
         Raises:
             TemplateError, ContextLengthError: as `conversation`.
@@ -266,7 +266,7 @@ class Encoder:
         return messages, variables
 
     def _ending(self, text: str, config: GenerationConfig) -> list[Segment]:
-        """What has to follow a rendered conversation if the model is not to think, and cannot be told so."""
+        """Return what must follow a rendered conversation if the model is not to think and cannot be told."""
         assert self.format is not None, "there is a template"
         thought = self.format.thought
         if thought is None or thought.switch or config.thinking.enabled is not False:

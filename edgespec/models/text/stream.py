@@ -65,7 +65,7 @@ class TextStream:
         return self._release(certain if self._cut is None else min(certain, self._cut))
 
     def _undecided(self) -> int:
-        """Where the longest beginning of a stop string starts, among those still open."""
+        """Find where the longest beginning of a stop string starts, among those still open."""
         return self._scanned - max(matcher.matched for matcher in self._matchers)
 
     def _release(self, end: int) -> str:

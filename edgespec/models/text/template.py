@@ -298,7 +298,7 @@ class _Worker:
 
 
 def _within(seconds: float, action: Callable[[], bytes]) -> bytes:
-    """What `action` returns, or b"" if a pipe broke. A thread, because not every system can poll pipes.
+    """Return the result of `action`, or b"" if a pipe broke. A thread, as not every system can poll pipes.
 
     Raises:
         TimeoutError: it took longer; ending the process ends the action too.

@@ -1,4 +1,4 @@
-"""Which experts to keep: those that were used most, where uses count less the longer ago they were.
+"""The choice of experts to keep: those that were used most, where uses count less the longer ago they were.
 
 What was used recently (LRU) is a poorer guess: on a real router's choices, with a quarter, half and three
 quarters of the experts in memory, fading counts hit .73, .92 and .99 of the time, recency .63, .89 and .98. A
@@ -32,7 +32,7 @@ class FadingCounts:
         self._doublings = 0.0
 
     def next_pass(self) -> None:
-        """What was counted until now fades by one pass."""
+        """Let the counts until now fade by one pass."""
         self._doublings += self._per_pass
         if self._doublings > _MOST_DOUBLINGS:
             self.worth *= 2.0**-self._doublings

@@ -72,7 +72,7 @@ class Guesser:
 
 
 class Trial:
-    """Whether to guess: by the median time of passes with and without guesses, which take turns at first.
+    """Decides whether to guess, by the median times of passes with and without, which alternate at first.
 
     Later the way that was slower gets a turn now and then, as disks and texts change.
 
@@ -87,7 +87,7 @@ class Trial:
 
     @property
     def guessing(self) -> bool:
-        """Whether the next pass should guess."""
+        """True if the next pass should guess."""
         if self.forced is not None:
             return self.forced
         turn = self._passes // _TURN
@@ -97,7 +97,7 @@ class Trial:
 
     @property
     def pays(self) -> bool:
-        """Whether passes with guesses are quicker, as far as is known."""
+        """True if passes with guesses are quicker, as far as is known."""
         without, guessed = self._seconds[False], self._seconds[True]
         if not without or not guessed:
             return False

@@ -2,7 +2,7 @@
 
 The graph stops behind the node that holds the numbers of the chosen experts. When these experts are in the
 pool, the products that follow are told in which slots. Everything else that depends on the choice (the
-weights of the experts, and their biases) goes on with the real numbers.
+weights of the experts, and their biases) continues with the real numbers.
 """
 
 from __future__ import annotations

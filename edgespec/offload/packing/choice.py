@@ -1,4 +1,4 @@
-"""Where streamed weights are read from: the model's own files, or a packed file that is made if need be."""
+"""The choice of the source of streamed weights: the model's own files, or a packed file, made if need be."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SPARE_DISK = 1 << 30  # to leave free on the disk when packing
 def packing_in_memory(
     files: ModelFiles, weights: LayerWeights, pack: str, folder: Path, notes: list[str]
 ) -> tuple[str, int]:
-    """Whether to pack even if the folder is in memory, and the memory that the packed file then takes."""
+    """True to pack even if the folder is in memory, and the memory that the packed file then takes."""
     if pack == "never" or disk_of(folder).kind != TMPFS:
         return pack, 0
     if pack == "always":

@@ -75,7 +75,7 @@ def pack_path(folder: Path, files: ModelFiles, *, experts: bool = False) -> Path
 
 
 def gains_from_packing(layers: Iterable[Layer]) -> bool:
-    """Whether any weight has a kernel layout of its own on this CPU."""
+    """True if any weight has a kernel layout of its own on this CPU."""
     return any(weight_layout(t.name, t.type_id, t.shape) for layer in layers for t in layer.tensors)
 
 

@@ -1,4 +1,4 @@
-"""Which weights a packed file was made from, and whether a model's files still hold them.
+"""The weights that a packed file was made from, and whether a model's files still hold them.
 
 Two fine-tunes of one base differ only in their weights, and a file may be rewritten in place. So a packed
 file keeps a hash over all bytes of each layer it was made from, and the states (see files.state) of their
@@ -60,7 +60,7 @@ class LayerHash:
 
 @dataclass(frozen=True)
 class Sources:
-    """What a packed file was made from.
+    """The origin of a packed file.
 
     Attributes:
         hashes: layer to the hash of its weights in the model's files.
@@ -75,7 +75,7 @@ class Sources:
     def fit(
         self, files: ModelFiles, on_progress: Callable[[float], None], layers: Sequence[Layer] | None = None
     ) -> bool:
-        """Whether these files hold the weights; reads them if their state is new.
+        """True if these files hold the weights; reads them if their state is new.
 
         Args:
             layers: the model's, with their weights in the order in which they were packed; None for the
@@ -122,7 +122,7 @@ class Sources:
 
 
 def recall_sources(pack: Path, made_from: Sources) -> Sources:
-    """What a packed file was made from, with the states that have been noted for it since."""
+    """Return a packed file's origin, with the states that have been noted for it since."""
     note = pack.with_name(f"{pack.name}.sources")
     try:
         noted = Sources.from_json(json.loads(note.read_bytes()))
@@ -178,7 +178,7 @@ def _same_weights(
     hashes: Mapping[int, str],
     on_progress: Callable[[float], None],
 ) -> bool:
-    """Whether the layers have these hashes; reads until one differs."""
+    """True if the layers have these hashes; reads until one differs."""
     total = sum(layer.n_bytes for layer in layers)
     done, differs, lock = 0, threading.Event(), threading.Lock()
     readers = [FileReader(path) for path in files.paths]

@@ -139,7 +139,7 @@ class PairSizes:
         return Needs([size, *self._drafter], self._process, rows)
 
     def is_known(self, rows: int) -> bool:
-        """True if `roughly` is as good as `at`."""
+        """True if `roughly` is exact for this number of rows."""
         return rows in self._found or not self._measured
 
     def _size(self, rows: int) -> Footprint:

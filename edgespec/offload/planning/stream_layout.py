@@ -1,4 +1,4 @@
-"""Which of a model's weights a budget keeps in memory, and which are streamed: arithmetic over sizes."""
+"""The weights that a budget keeps in memory, and those that are streamed: arithmetic over sizes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _READ_BYTES = 512  # to remember a part of an expert that was read, and its chec
 
 @dataclass(frozen=True)
 class StreamLayout:
-    """Where the weights of a model are, some of whose layers may be streamed.
+    """The places of a model's weights, some of whose layers may be streamed.
 
     Attributes:
         files: what of the model is on this machine's processor.
@@ -112,12 +112,12 @@ class StreamLayout:
 
     @property
     def kernels_differ(self) -> bool:
-        """Whether different kernels run than for the same model in memory."""
+        """True if different kernels run than for the same model in memory."""
         return not self.packed and gains_from_packing(self.files.layers())
 
 
 def wants_pack(files: ModelFiles, pack: str) -> bool:
-    """Whether layers are to be packed: "auto" does so where that gains something."""
+    """True if layers are to be packed: "auto" does so where that gains something."""
     return pack == "always" or (pack == "auto" and gains_from_packing(files.layers()))
 
 
@@ -141,7 +141,7 @@ def _placed(
 
 
 def _pool_sizes(weights: LayerWeights, slot_bytes: int, n_rows: int) -> PoolSizes | None:
-    """What a pool for single experts takes; None if none are streamed.
+    """Return the sizes of a pool for single experts; None if none are streamed.
 
     Args:
         slot_bytes: of the largest expert.

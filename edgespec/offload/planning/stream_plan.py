@@ -143,7 +143,7 @@ def check_supported() -> None:
 
 
 def _notes(layout: StreamLayout, store: Store, n_layers: int) -> list[str]:
-    """What is streamed, in sentences."""
+    """Describe what is streamed, in sentences."""
     placement, notes = layout.placement, []
     if placement.streamed:
         streamed = sum(store.layers[index].n_bytes for index in placement.streamed)

@@ -119,7 +119,7 @@ def _result(block: Block) -> dict[str, Any]:
     if not isinstance(identifier, str):
         raise UsageError("The result of a tool has no tool_use_id.")
     parts = _blocks("content", block.get("content") or "")
-    # A client that shows a picture to a model of text should be able to go on with the conversation.
+    # A client that shows a picture to a model of text should be able to continue the conversation.
     texts = [{"type": "text", "text": _NO_IMAGE} if part.get("type") == "image" else part for part in parts]
     content = _text(texts, "\n")
     if boolean(block, "is_error") and not content.lower().startswith("error"):

@@ -1,4 +1,4 @@
-"""What an API decides at one of its paths: the form of requests, of answers, and of errors.
+"""The decisions of an API at one of its paths: the form of requests, of answers, and of errors.
 
 Every request is translated to one of the OpenAI API, which `requests` checks. So settings have the same
 limits in every API.
@@ -89,11 +89,11 @@ class Endpoint(ABC):
         return f"{name}data: {json.dumps(event, ensure_ascii=False)}\n\n".encode()
 
     def waiting(self, form: Form) -> bytes:
-        """What is sent while there is nothing else, so that neither proxy nor client gives up."""
+        """Data sent while there is nothing else, so that neither proxy nor client gives up."""
         return _COMMENT
 
     def reading(self, form: Form, progress: object) -> bytes:
-        """What is sent while the prompt is read, which clients ignore that do not look for it.
+        """Data sent while the prompt is read, ignored by clients that do not look for it.
 
         Args:
             progress: how far that has come; its text is for people.

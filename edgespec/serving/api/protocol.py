@@ -68,7 +68,7 @@ class Reply:
         return body | {"timings": timings(answers)} if self._timed else body
 
     def begin(self, index: int) -> list[dict[str, Any]]:
-        """What a streamed answer begins with."""
+        """Return the beginning of a streamed answer."""
         return [self._piece(index, {"role": "assistant", "content": ""}, None)] if self._chat else []
 
     def piece(self, index: int, chunk: Chunk) -> list[dict[str, Any]]:
@@ -92,7 +92,7 @@ class Reply:
         return [event | told]
 
     def end(self, index: int, answer: Generation) -> list[dict[str, Any]]:
-        """What a streamed answer ends with."""
+        """Return the end of a streamed answer."""
         event = {**self._piece(index, {} if self._chat else "", _reason(answer)), **self._notes}
         event |= speculation.of_answer(answer) if self._speculates else {}
         return [event | {"timings": timings([answer])} if self._timed else event]
@@ -147,7 +147,7 @@ def usage(answers: Sequence[Generation]) -> dict[str, Any]:
 
 
 def timings(answers: Sequence[Generation]) -> dict[str, Any]:
-    """How long answers took, by the names that llama.cpp's server has for it; of several, all together."""
+    """Return the times of answers, by the names in llama.cpp's server; of several, all together."""
     cached = answers[0].cached_tokens if answers else 0
     read = answers[0].prompt_tokens - cached if answers else 0
     read_ms = 1e3 * max((answer.timings.prefill_s for answer in answers), default=0.0)

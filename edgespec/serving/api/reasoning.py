@@ -1,4 +1,4 @@
-"""How much a request wants the model to think, by the fields that clients of several servers use."""
+"""The amount of thinking that a request asks for, by the fields that clients of several servers use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _KWARGS = ("enable_thinking", "thinking", "reasoning_effort", "thinking_budget")
 
 
 def read_think(body: Mapping[str, Any]) -> str | None:
-    """How the model is to think: by `think`, the API's `reasoning_effort`, or variables of the template.
+    """Read the request for thinking: `think`, the API's `reasoning_effort`, or variables of the template.
 
     Returns:
         The value for GenerationConfig; None if the request leaves it open.

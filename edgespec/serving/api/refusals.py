@@ -82,7 +82,7 @@ class ShuttingDown(Refusal):
 
 
 def is_clients_fault(error: Exception) -> bool:
-    """Whether the request is at fault, so that the engine can still be used."""
+    """True if the request is at fault, so that the engine can still be used."""
     return isinstance(error, UsageError | ContextLengthError | TemplateError)
 
 

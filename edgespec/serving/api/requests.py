@@ -203,7 +203,7 @@ def nth_config(config: GenerationConfig, index: int) -> GenerationConfig:
 
 
 def _warnings(body: Mapping[str, Any]) -> tuple[str, ...]:
-    """What has no effect; raises UsageError for a name that is one of ours, but for a slip."""
+    """Warn of fields without effect; raises UsageError for a name that is one of ours, but for a slip."""
     unknown = [name for name in body if name not in CHAT_FIELDS and name not in _WITHOUT_EFFECT]
     for name in unknown:
         close = difflib.get_close_matches(name[:64], CHAT_FIELDS, n=1, cutoff=_CLOSE)
@@ -321,7 +321,7 @@ def _text_prompt(value: object) -> str | list[int]:
 
 
 def _logprobs(body: Mapping[str, Any], *, chat: bool) -> int | None:
-    """How many log-probabilities are asked for beside each token's own; None for none at all."""
+    """Read the number of log-probabilities beside each token's own; None for none at all."""
     if not chat:
         if body.get("logprobs") in (None, False):
             return None

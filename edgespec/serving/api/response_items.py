@@ -57,7 +57,7 @@ class Reply:
         return self._finished(answer, items)
 
     def begin(self, _index: int) -> list[Event]:
-        """What a streamed answer begins with."""
+        """Return the beginning of a streamed answer."""
         response = {**self._head, "status": "in_progress", "output": []}
         return [
             self._event("response.created", response=response),
@@ -76,7 +76,7 @@ class Reply:
         return events
 
     def end(self, _index: int, answer: Generation) -> list[Event]:
-        """What a streamed answer ends with."""
+        """Return the end of a streamed answer."""
         events = []
         if not any(item.kind != "rs" for item in self._items):
             events += self._begin(Item("msg"))
@@ -158,7 +158,7 @@ class Reply:
         return [*events, ended]
 
     def _place(self) -> Event:
-        """Where the last item is."""
+        """The place of the last item."""
         item = self._items[-1]
         place = {"item_id": item.id, "output_index": len(self._items) - 1}
         return place if item.kind == "fc" else place | {"content_index": 0}

@@ -1,4 +1,4 @@
-"""What pieces of a stream say of drafting and accepting, to clients that ask with `"speculation": true`."""
+"""Reports on drafting and accepting in a stream, for clients that ask with `"speculation": true`."""
 
 from __future__ import annotations
 

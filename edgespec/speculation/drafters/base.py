@@ -60,7 +60,7 @@ class Drafter(Protocol):
         return [self.draft(request.text, limits, request.ranking) for request in requests]
 
     def proposed_by(self, tree: TokenTree, index: int = 0) -> list[ProposedBy]:
-        """Who proposed each node of one of the last trees, below its root.
+        """Return the proposer of each node of one of the last trees, below its root.
 
         To be called before `learn`.
 

@@ -33,7 +33,7 @@ class Expansions:
             self._nodes[parent, token] = node
 
     def proposed_by(self, tree: TokenTree) -> list[ProposedBy]:
-        """Who proposed each node of the tree below its root; the model, if these are not its candidates."""
+        """Return the proposer of each node below the root; the model, if these are other candidates."""
         numbers: list[int | None] = [0]  # of the tree's nodes, as they were found
         sources: list[ProposedBy] = []
         for parent, token in zip(tree.parents.tolist()[1:], tree.tokens.tolist()[1:], strict=True):
@@ -59,7 +59,7 @@ class Expansions:
 
 
 def _source(children: Children, row: int, token: int) -> ProposedBy:
-    """Who proposed a candidate in a row."""
+    """Return the proposer of a candidate in a row."""
     (columns,) = np.nonzero(children.tokens[row] == token)
     by_model = bool((children.logprobs[row, columns] > -np.inf).any())
     if children.evidence is None:

@@ -72,7 +72,7 @@ class ProposingDrafter(Drafter):
         return grow_together(searches, expand, limits)
 
     def proposed_by(self, tree: TokenTree, index: int = 0) -> list[ProposedBy]:
-        """Who proposed each node of one of the last trees."""
+        """Return the proposer of each node of one of the last trees."""
         return self._last[index].proposed_by(tree) if index < len(self._last) else ["text"] * (len(tree) - 1)
 
     def observe(self, text: Sequence[int], tree: TokenTree, logits: FloatArray) -> None:

@@ -120,7 +120,7 @@ class Calibrated(Chances):
 
 @dataclass(frozen=True)
 class _Cells:
-    """Where candidates fall in the map.
+    """The cells of the map that candidates fall into.
 
     Attributes:
         states: (width, branching) what the drafter says of each.
@@ -146,7 +146,7 @@ class _Cells:
 
 
 class _NoiseSlope:
-    """How much the noise that the target adds to a candidate changes its log-odds.
+    """The change of a candidate's log-odds by the noise that the target adds to it.
 
     The noise of a candidate with a known probability would count in full: it is chosen if its log-odds plus
     the noise exceed the best noise of all others. The less is known of the probability, the less it counts.
@@ -167,7 +167,7 @@ class _NoiseSlope:
         self._changed = False
 
     def of(self, noise: FloatArray) -> Table:
-        """What noise adds to log-odds."""
+        """Return the effect of noise on log-odds."""
         return self._slope * self._felt(noise)
 
     def learn(self, noise: FloatArray, missed: Table) -> None:
@@ -192,7 +192,7 @@ class _NoiseSlope:
 
 
 class _Corrections:
-    """What was learned of each class of each source's evidence: a Gaussian in log-odds."""
+    """Corrections learned for each class of each source's evidence: a Gaussian in log-odds."""
 
     _SPREAD = 0.8  # prior standard deviation
     _MOST = 6.0

@@ -53,7 +53,7 @@ class ByRank(Chances):
 
 
 class Even(Chances):
-    """The same score for every candidate: the tree fills level by level, siblings in the drafter's order."""
+    """One score for every candidate: the tree fills level by level, siblings in the drafter's order."""
 
     def __init__(self, chance: float = 0.7) -> None:
         self._edge = np.float32(np.log(chance))

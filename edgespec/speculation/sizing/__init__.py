@@ -1,1 +1,1 @@
-"""How large the next tree is: by measured cost, or always the same."""
+"""The size of the next tree: by measured cost, or always the same."""

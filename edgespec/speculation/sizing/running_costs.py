@@ -86,7 +86,7 @@ class FadingLine:
 
 
 class ReadAhead:
-    """How long the disk reads ahead for the pass while the drafter works.
+    """The time that the disk reads ahead for the pass while the drafter works.
 
     What is read then need not be waited for in the pass, so drafting costs only what it takes beyond that.
 

@@ -41,7 +41,7 @@ _STAKE_SHARE = 0.012  # of all time that it may lose in the long run
 
 
 class FixedSizer:
-    """The same budget for every tree.
+    """Gives every tree one budget.
 
     Attributes:
         most: limits that no tree exceeds.
@@ -63,7 +63,7 @@ class FixedSizer:
 
 @dataclass(frozen=True)
 class PassRoom:
-    """What a pass that is shared has left for trees.
+    """The room for trees in a pass that is shared.
 
     Attributes:
         nodes: most nodes of all trees together, their roots included.
@@ -189,13 +189,13 @@ def _expected_round(costs: Costs, most: TreeLimits, agreement: float) -> _Round:
 
 
 def _cannot_pay(costs: Costs, most: TreeLimits) -> bool:
-    """Whether trees would not pay even if the drafter agreed with its target nearly always."""
+    """True if trees would not pay even if the drafter agreed with its target nearly always."""
     best = _expected_round(costs, most, _MOST_AGREEMENT)
     return costs.verify.at(1) * best.tokens < _LEAST_GAIN * best.seconds
 
 
 class _Judgement:
-    """Whether drafting pays, judged by the rounds so far.
+    """A judgement on whether drafting pays, by the rounds so far.
 
     Drafting has a stake: the time that it may lose from now on. What a round gains over plain decoding is
     added to the stake, and what it loses is taken from it, so no round may cost more than is left. Where

@@ -18,7 +18,7 @@ _DEPTHS = 16
 
 
 def accepted_by_budget(tree: TokenTree, path: Sequence[int]) -> IntArray:
-    """How many nodes of an accepted path, root included, a tree of each of BUDGETS would have held.
+    """Count the nodes of an accepted path, root included, that a tree of each of BUDGETS would have held.
 
     Returns:
         (len(BUDGETS),) counts; the whole path for budgets that the tree does not fill.

@@ -35,7 +35,7 @@ class SuffixAutomaton:
 
     @property
     def states(self) -> int:
-        """How many there are."""
+        """Number of states."""
         return len(self._length)
 
     def extend(self, token: int) -> None:

@@ -40,7 +40,7 @@ class Block:
 
 
 def suffix_array(tokens: Tokens) -> Tokens:
-    """Where the suffixes of a sequence begin, sorted by their first 32 tokens.
+    """Sort the suffixes of a sequence by their first 32 tokens; returns where they begin.
 
     By prefix doubling (Manber and Myers 1993): sorted by so many tokens, each suffix has a rank, and the pair
     of its rank and that of the suffix so many tokens further sorts by twice as many.
@@ -82,7 +82,7 @@ class Corpus:
         return max((_longest(block, text) for block in self._blocks), default=0)
 
     def places(self, text: Sequence[int], length: int) -> Iterator[tuple[Tokens, int]]:
-        """Where an ending of a text occurs: the tokens of a block, and the place behind the ending there."""
+        """Find where an ending of a text occurs: a block's tokens, and the place behind the ending there."""
         for block in self._blocks:
             first, behind = _interval(block, text[len(text) - length :])
             step = max(-(-(behind - first) * len(self._blocks) // _MOST_PLACES), 1)
@@ -92,7 +92,7 @@ class Corpus:
 
 @dataclass
 class _Branch:
-    """What follows the occurrences of a path.
+    """The continuations of the occurrences of a path.
 
     Attributes:
         count: occurrences of the path.
@@ -146,7 +146,7 @@ class FileSource(Proposer):
         self._corpus = corpus
 
     def propose(self, text: Sequence[int], depth: int) -> Proposals:
-        """What followed the longest ending of the text that occurs in the files."""
+        """Propose what followed the longest ending of the text that occurs in the files."""
         ending = text[-_LONGEST:]
         matched = self._corpus.longest(ending)
         root = _Branch()

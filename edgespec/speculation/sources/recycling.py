@@ -121,7 +121,7 @@ class RecycledSource(Proposer):
         self.forget()
 
     def propose(self, text: Sequence[int], depth: int) -> Proposals:
-        """What the target found likely after the last tokens of each path, or in place of the last one."""
+        """Propose what the target found likely after each path's last tokens, or in place of the last one."""
         del depth
         return _Followed(self._successors, text)
 

@@ -1,4 +1,4 @@
-"""What sources may keep of a pass: the likeliest tokens after each node, from the target's logits."""
+"""Rows for sources to keep of a pass: the likeliest tokens after each node, from the target's logits."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Prompt lookup (Saxena 2023) with the longest match instead of a fixed one, and with counts, from a suffix
 automaton (as in SuffixDecoding, Oliaro et al. 2024, and SAM Decoding, Hu et al. 2024). Answers that quote,
-edit or go on with their prompt repeat long stretches of it.
+edit or continue their prompt repeat long stretches of it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MOST_TOKENS = 1 << 17  # of texts that are indexed at a time, if there is more 
 
 
 class Continuations(Proposals):
-    """What followed earlier occurrences of the end of each path."""
+    """The continuations of earlier occurrences of the end of each path."""
 
     def __init__(self, automaton: SuffixAutomaton) -> None:
         self._automaton = automaton
@@ -67,7 +67,7 @@ class TextSource(Proposer):
         self._numbered = 0
 
     def propose(self, text: Sequence[int], depth: int) -> Continuations:
-        """What followed earlier occurrences of the text's last tokens."""
+        """Propose what followed earlier occurrences of the text's last tokens."""
         del depth  # the search asks no further than it may go
         return Continuations(self._index_of(list(text)))
 

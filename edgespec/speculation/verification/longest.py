@@ -37,7 +37,7 @@ class Longest(Verifier):
 
     @abstractmethod
     def passes(self, target: Law, tokens: Sequence[int] | NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Which tokens pass; never one whose probability is 0."""
+        """Tell which tokens pass; never one whose probability is 0."""
 
 
 class Typical(Longest):

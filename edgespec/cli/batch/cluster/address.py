@@ -1,4 +1,4 @@
-"""What `--ray` says: a cluster's address, or that the cluster is this machine alone."""
+"""The value of `--ray`: a cluster's address, or this machine alone as the cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FORMS = "Write the HOST:PORT of a cluster's head, auto, or local."
 
 @dataclass(frozen=True)
 class RayAddress:
-    """Where a Ray cluster is.
+    """The address of a Ray cluster.
 
     Attributes:
         address: as Ray takes it: HOST:PORT, or "auto" for the one that this machine belongs to. Empty for one
@@ -51,12 +51,12 @@ class RayAddress:
 
     @property
     def is_local(self) -> bool:
-        """Whether the cluster is started here."""
+        """True if the cluster is started here."""
         return not self.address
 
     @property
     def host_and_port(self) -> tuple[str, int] | None:
-        """Where its head listens; None if that is not known beforehand."""
+        """The address at which its head listens; None if that is not known beforehand."""
         if self.address in ("", "auto"):
             return None
         host, _, port = self.address.rpartition(":")

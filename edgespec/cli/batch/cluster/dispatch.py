@@ -1,4 +1,4 @@
-"""Who answers which request: workers take what they have room for, and get what others lost."""
+"""Assign requests to workers: each takes what it has room for, and gets what others lost."""
 
 from __future__ import annotations
 
@@ -110,14 +110,14 @@ class Dispatch(Generic[Worker]):
         return sorted([*having, *self._waiting], key=lambda task: task.number)
 
     def fetch(self) -> bool:
-        """Whether a task waits for a worker, after having taken one if there is one now."""
+        """True if a task waits for a worker, after having taken one if there is one now."""
         if not self._waiting and (task := self._next_task()) is not None:
             self._waiting.append(task)
         return bool(self._waiting)
 
     @property
     def busy(self) -> bool:
-        """Whether a worker has a task."""
+        """True if a worker has a task."""
         return any(load.tasks for load in self._loads.values())
 
     def _next_task(self) -> Task | None:

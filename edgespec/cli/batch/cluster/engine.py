@@ -34,7 +34,7 @@ _AHEAD = 4  # of so many answers at once, one more waits on the node, so that it
 
 @dataclass(eq=False)
 class _Worker:
-    """What runs in a place.
+    """The worker that runs in a place.
 
     Attributes:
         facts: None while the engine is being loaded.
@@ -219,7 +219,7 @@ class ClusterEngine:
             worker.actor.end.remote(task.number)
 
     def _take_in(self) -> Iterator[Event]:
-        """What comes of the calls that finish within a moment."""
+        """Handle the results of calls that finish within a moment."""
         if not self._calls:
             time.sleep(_LOOK_S)
         for finished in self._cluster.finished(self._calls, _LOOK_S):

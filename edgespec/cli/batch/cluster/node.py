@@ -1,4 +1,4 @@
-"""What runs on each node of a cluster: one engine, which answers the requests that it is given."""
+"""The actor on each node of a cluster: one engine, which answers the requests that it is given."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _AGAIN_S = 0.05
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a node once its engine is loaded.
+    """Facts about a node, known once its engine is loaded.
 
     Attributes:
         model: the mark of its model, by which nodes with different ones are told apart.
@@ -50,7 +50,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Reply:
-    """What became of a request.
+    """The outcome of a request.
 
     Attributes:
         answer: None if there is none.

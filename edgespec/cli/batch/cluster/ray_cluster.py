@@ -46,7 +46,7 @@ _LOCAL_SETTINGS = {
 
 @dataclass(frozen=True)
 class Place:
-    """Where an engine can run.
+    """A place where an engine can run.
 
     Attributes:
         node: Ray's id of the node.
@@ -63,7 +63,7 @@ class Place:
 
 
 class WorkerLost(Exception):
-    """What runs on a node has ended, or cannot be reached."""
+    """A worker on a node has ended, or cannot be reached."""
 
 
 class RayCluster:
@@ -122,7 +122,7 @@ class RayCluster:
         return list(first)
 
     def value(self, call: Any) -> Any:
-        """What a finished call returned.
+        """Return the result of a finished call.
 
         Raises:
             WorkerLost: its node has ended.

@@ -1,4 +1,4 @@
-"""What each node loads: the options of the command, as they are meant there."""
+"""The options that each node loads with: those of the command, as they are meant there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the slash commands of a chat act on."""
+"""The objects that the slash commands of a chat act on."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TypedChat(Protocol):
         """Have the last answer continued."""
 
     def confirm(self, question: str) -> bool:
-        """Whether the person says yes."""
+        """True if the person says yes."""
 
     def say(self, text: str) -> None:
         """Print a note."""

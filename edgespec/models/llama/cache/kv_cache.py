@@ -115,7 +115,7 @@ def decode_together(parts: Sequence[tuple[KVCache, Batch]], rows: int, certain: 
 
 
 def placement(cache: KVCache) -> Placement | None:
-    """Where the rows that a cache tried last are in the pass; None if they are where they were given."""
+    """Return the place in the pass of the rows that a cache tried last; None if none was moved."""
     return cache.placement if isinstance(cache, StateCache) else None
 
 

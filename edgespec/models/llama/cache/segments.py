@@ -1,4 +1,4 @@
-"""Which texts hold which cells, in the order of the cells; what compaction needs to know."""
+"""The owners of cells, in the order of the cells, for compaction."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _join(part: list[Stretch], stretch: Stretch) -> None:
 
 
 def _joined(stretches: list[Stretch]) -> list[Stretch]:
-    """The same with neighbours of one text joined."""
+    """Join neighbouring stretches of one text."""
     joined: list[Stretch] = []
     for stretch in stretches:
         last = joined[-1] if joined else None

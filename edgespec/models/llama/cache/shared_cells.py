@@ -49,7 +49,7 @@ class SharedCells:
 
     @property
     def shared(self) -> bool:
-        """Whether there are several texts."""
+        """True if there are several texts."""
         return len(self.texts) > 1
 
     @property

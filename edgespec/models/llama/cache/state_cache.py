@@ -27,7 +27,7 @@ _MANY = 256  # leaves: branches take no sequence ids here
 
 @dataclass(frozen=True)
 class _Text:
-    """What is known to be in the cache; replaced as a whole, so an interruption leaves one or the other.
+    """The known contents of the cache; replaced as a whole, so an interruption leaves one or the other.
 
     Attributes:
         home: the sequence that holds the text.
@@ -60,7 +60,7 @@ class _Tried:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the rows of a tree are in its pass.
+    """The place of a tree's rows in its pass.
 
     Attributes:
         rows: (tree's rows,) of each, its row in the pass.
@@ -274,7 +274,7 @@ class StateCache:
 def same_states(
     one: ctypes.Array[ctypes.c_uint8], other: ctypes.Array[ctypes.c_uint8], n_tokens: int
 ) -> bool:
-    """Whether two states of a text are the same, bit for bit, but for the position of the running state.
+    """True if two states of a text are the same, bit for bit, but for the position of the running state.
 
     llama.cpp notes the position of a pass's last row there, which may have been padding.
     """

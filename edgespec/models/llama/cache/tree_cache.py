@@ -36,12 +36,12 @@ class BranchingCache:
 
     @property
     def ordered(self) -> bool:
-        """Whether new rows take cells behind all earlier ones; see SharedCells."""
+        """True if new rows take cells behind all earlier ones; see SharedCells."""
         return self.cells.ordered
 
     @property
     def compactions(self) -> int:
-        """How often the cells were moved to the front."""
+        """Number of times that the cells were moved to the front."""
         return self.cells.compactions
 
     @property
@@ -61,7 +61,7 @@ class BranchingCache:
 
     @property
     def open_paths(self) -> int:
-        """How many ids hold the committed text."""
+        """Number of ids that hold the committed text."""
         return len(self.ids)
 
     def another(self) -> BranchingCache:

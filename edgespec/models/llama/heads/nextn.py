@@ -40,7 +40,7 @@ def keep_features(context: Any) -> None:
 
 
 def features_address(context: Any) -> int:
-    """Where the features of the last call are; 0 if there are none.
+    """The address of the features of the last call; 0 if there are none.
 
     Raises:
         UnsupportedBuild: this build has none.

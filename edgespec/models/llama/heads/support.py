@@ -1,4 +1,4 @@
-"""Whether this llama.cpp build runs draft heads as expected: tried in a child process, once a build."""
+"""Support for draft heads in this llama.cpp build: tried in a child process, once a build."""
 
 from __future__ import annotations
 

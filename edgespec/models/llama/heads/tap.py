@@ -2,7 +2,7 @@
 
 A draft head reads what the target computes on the way: the inputs of a few of its layers. llama.cpp's
 architectures name a layer's output `l_out-<layer>`, so they are copied when the graph has reached these
-nodes. The graph is stopped there and goes on; what it computes is the same bit for bit.
+nodes. The graph is stopped there and continued; its results stay the same bit for bit.
 
 llama.cpp can copy layers' inputs itself, but for some architectures only: with others it aborts the process.
 """

@@ -31,7 +31,7 @@ start_backend()
 
 
 def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Whether the build does what drafting with heads expects.
+    """Try what drafting with heads expects of the build.
 
     Returns:
         What is wrong as "error", or nothing.
@@ -47,7 +47,7 @@ def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _compare(folder: Path) -> str:
-    """What differs between the build and NumPy; empty if nothing does."""
+    """Describe the differences between the build and NumPy; empty if there are none."""
     rng = np.random.default_rng(1)
     embedding = rng.standard_normal((N_VOCAB, WIDTH)).astype(np.float32)
     weights = SHAPE.random(rng)

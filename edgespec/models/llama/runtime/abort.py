@@ -34,7 +34,7 @@ class AbortFlag:
 
     @property
     def is_set(self) -> bool:
-        """Whether decodes are being aborted."""
+        """True if decodes are being aborted."""
         return self._text[0] != b"\x00"
 
     def install(self, params: Any) -> None:

@@ -55,7 +55,7 @@ class _Log:
 
     @property
     def memory_ran_out(self) -> bool:
-        """Whether an allocation has failed."""
+        """True if an allocation has failed."""
         return any(_NO_MEMORY.search(_QUOTED.sub("", line)) for line in self.errors)
 
 

@@ -15,7 +15,7 @@ IntArray = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Branches:
-    """How the rows of one sequence branch, where layers keep a running state.
+    """The branches of one sequence's rows, where layers keep a running state.
 
     Attributes:
         parents: (rows,) of each row, an earlier one; -1 for the first row, and for rows of padding.
@@ -99,11 +99,11 @@ class Batch:
         )
 
     def with_sequences(self, sequence_ids: IntArray) -> Batch:
-        """The same rows in other sequences."""
+        """Return a batch of these rows in other sequences."""
         return replace(self, sequence_ids=sequence_ids)
 
     def padded(self, rows: int, sequence_id: int) -> Batch:
-        """The same batch with unused rows appended, in a sequence of their own.
+        """Return the batch with unused rows appended, in a sequence of their own.
 
         They want logits if any other row does: llama.cpp computes the end of the last layer and the logits
             for such rows only, and their number must not change the choice of kernels there either.

@@ -29,7 +29,7 @@ class ComputeThread:
 
     @property
     def needed(self) -> bool:
-        """Whether another library in this process may use tiles besides ggml."""
+        """True if another library in this process may use tiles besides ggml."""
         return self._uses_tiles and any(name in sys.modules for name in _OTHERS)
 
     def call(self, function: Callable[..., int], *arguments: object) -> int:

@@ -146,7 +146,7 @@ class Context:
 
     @property
     def closed(self) -> bool:
-        """Whether the context cannot be used any more."""
+        """True if the context cannot be used any more."""
         return not self._handle
 
     @property
@@ -237,7 +237,7 @@ class Context:
             return self._compute_thread.call(function, *arguments)
 
     def _uninterrupted(self) -> AbstractContextManager[object]:
-        """Where llama.cpp calls back, or computes in a thread: a block in which signal handlers wait."""
+        """Hold back signal handlers in a block in which llama.cpp calls back, or computes in a thread."""
         if self.graph.installed or self._compute_thread.needed:
             return DeferredSignals(self._interrupt)
         return nullcontext()
@@ -357,7 +357,7 @@ class Context:
 
 
 def _new_branching() -> Branching | None:
-    """What computes branches of running states; None if nothing can here."""
+    """Return the object that computes branches of running states; None if nothing can here."""
     try:
         return library.load().new_branching()
     except UnsupportedBuild:

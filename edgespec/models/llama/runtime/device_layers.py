@@ -1,4 +1,4 @@
-"""Which of a model's layers are on devices of ggml: graphics cards, or other machines."""
+"""The placement of a model's layers on ggml's devices: graphics cards, or other machines."""
 
 from __future__ import annotations
 

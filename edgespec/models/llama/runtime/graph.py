@@ -112,7 +112,7 @@ class GraphCallback:
 
     @property
     def installed(self) -> bool:
-        """Whether observers are called."""
+        """True if observers are called."""
         return self._gate is not None
 
     def add(self, observer: GraphObserver) -> None:

@@ -28,7 +28,7 @@ from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
 
 
 class Closable(Protocol):
-    """What a model closes before its weights are freed."""
+    """A resource that a model closes before its weights are freed."""
 
     def close(self) -> None: ...
 
@@ -197,14 +197,14 @@ class Model:
 
     @property
     def keeps_recurrent_state(self) -> bool:
-        """Whether some layers keep a recurrent state instead of cells (recurrent and hybrid models)."""
+        """True if some layers keep a recurrent state instead of cells (recurrent and hybrid models)."""
         return bool(
             llama_cpp.llama_model_is_recurrent(self.handle) or llama_cpp.llama_model_is_hybrid(self.handle)
         )
 
     @property
     def keeps_cells(self) -> bool:
-        """Whether some layers keep cells, one for each token (all but purely recurrent models)."""
+        """True if some layers keep cells, one for each token (all but purely recurrent models)."""
         return not llama_cpp.llama_model_is_recurrent(self.handle)
 
     @property

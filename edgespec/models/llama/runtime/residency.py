@@ -1,4 +1,4 @@
-"""Where a model's weights are while it computes."""
+"""The residence of a model's weights while it computes."""
 
 from __future__ import annotations
 

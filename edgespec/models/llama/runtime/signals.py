@@ -2,7 +2,7 @@
 
 Python runs signal handlers in the main thread, at the next Python instruction. During a long C call, that is
 the first instruction of a callback, before any `try` in it. An exception raised there never reaches the
-caller: ctypes prints it and returns zero to C, which goes on as if the callback had done its work. So
+caller: ctypes prints it and returns zero to C, which continues as if the callback had done its work. So
 handlers are deferred until such a call has returned.
 """
 

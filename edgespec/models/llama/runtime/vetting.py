@@ -76,7 +76,7 @@ def require_survived(path: Path) -> None:
 
 
 def _try_out(header: GGUFHeader, beside: GGUFHeader | None, most_s: float) -> str:
-    """What ends a process that loads the file; empty if it survives."""
+    """Load the file in a child process: the reason that it ends; empty if it survives."""
     request = {"path": str(header.path.resolve()), "head": is_head(header)}
     if beside is not None:
         request |= {"beside": str(beside.path.resolve()), "adapter": header.is_adapter}

@@ -60,7 +60,7 @@ class Vocabulary:
 
     @property
     def adds_bos(self) -> bool:
-        """Whether texts begin with the begin-of-text token."""
+        """True if texts begin with the begin-of-text token."""
         return bool(llama_cpp.llama_vocab_get_add_bos(self._handle))
 
     @property
@@ -74,11 +74,11 @@ class Vocabulary:
         return int(llama_cpp.llama_vocab_eos(self._handle))
 
     def is_end(self, token: int) -> bool:
-        """Whether the token ends an answer (end of text, end of turn)."""
+        """True if the token ends an answer (end of text, end of turn)."""
         return bool(llama_cpp.llama_vocab_is_eog(self._handle, token))
 
     def ends(self, tokens: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Whether each token ends an answer, in the shape of `tokens`.
+        """True for each token that ends an answer, in the shape of `tokens`.
 
         Each token is looked up once; asking llama.cpp about a whole vocabulary takes a tenth of a second.
         """
@@ -91,7 +91,7 @@ class Vocabulary:
         return known > 0
 
     def is_control(self, token: int) -> bool:
-        """Whether the token is a control token, which no user's text may produce."""
+        """True if the token is a control token, which no user's text may produce."""
         return bool(llama_cpp.llama_vocab_is_control(self._handle, token))
 
     def text(self, token: int) -> bytes:

@@ -1,4 +1,4 @@
-"""What a context will allocate, found by a dry run: setting it up without allocating memory.
+"""Dry runs: the memory that a context will allocate, found by setting it up without allocating.
 
 llama.cpp can load a model's metadata alone and plan its contexts as if the weights were loaded. It reports
 the sizes in its log and nowhere else. Rules of thumb were wrong by a factor of ten in both directions: a
@@ -69,7 +69,7 @@ class AllocationStore:
         shapes: Sequence[Shape],
         beside: GGUFHeader | None = None,
     ) -> list[Allocation] | None:
-        """What contexts of these shapes allocate: remembered, or found now and saved.
+        """Return what contexts of these shapes allocate: remembered, or found now and saved.
 
         Args:
             beside: of the target, for a draft head.
@@ -101,7 +101,7 @@ class AllocationStore:
 
 
 def dry_run(path: Path, shapes: Sequence[Shape], beside: Path | None = None) -> list[Allocation] | None:
-    """What contexts of these shapes allocate, found without allocating weights or caches.
+    """Find what contexts of these shapes allocate, without allocating weights or caches.
 
     A model with a running state has sequences for its states, whatever the shape says; a head has rows of
     its own.

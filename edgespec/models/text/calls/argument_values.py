@@ -1,4 +1,4 @@
-"""What each argument of a tool may be, by its schema: a text as it is, one of several words, or JSON.
+"""The values of a tool's arguments, by its schema: a text as it is, one of several words, or JSON.
 
 For spellings of calls that put each argument between tags of its own; see `calls.tagged`.
 """
@@ -34,7 +34,7 @@ ANYTHING_BUT_TEXT = frozenset(_TYPES) - {"string"}
 
 @dataclass(frozen=True)
 class Value:
-    """What an argument may be.
+    """The values that an argument may have.
 
     Attributes:
         words: values that are written as they are, by what they are written as.
@@ -57,12 +57,12 @@ class Value:
         return text.strip()
 
     def ends_at_tag(self, text: str) -> bool:
-        """Whether a value may be over at a tag behind this text; JSON may have a tag in one of its texts."""
+        """True if a value may be over at a tag behind this text; JSON may have a tag in one of its texts."""
         return bool(self.texts) or text in self.words or _is_json(text)
 
     @property
     def is_text(self) -> bool:
-        """Whether it is a text, whatever it looks like."""
+        """True if it is a text, whatever it looks like."""
         return not self.words and not self.forms and not self.types
 
 

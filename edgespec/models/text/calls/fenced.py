@@ -28,7 +28,7 @@ _BEGINS_LINE = re.compile(r"(?:\A|\n)[ \t]*\Z")
 _BETWEEN = re.compile(r"[\s,]*")
 
 FittingCalls = Callable[[str], bool]
-"""Whether JSON is a call of a declared tool, with arguments that fit: {"name": ..., "arguments": {...}}."""
+"""True if JSON is a call of a declared tool, with arguments that fit: {"name": ..., "arguments": {...}}."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Fence:
     Attributes:
         size: characters of it: all of it if it is calls or was read to its end, else what opens it.
         calls: those in it; empty if it is text.
-        is_open: it is text, and goes on.
+        is_open: it is text, and continues.
     """
 
     size: int
@@ -138,7 +138,7 @@ class FenceReader:
 
 
 def begins_line(before: str) -> bool:
-    """Whether what follows a text is at the beginning of a line, but for space."""
+    """True if what follows a text is at the beginning of a line, but for space."""
     return _BEGINS_LINE.search(before[-64:] if len(before) > 64 else before) is not None
 
 

@@ -74,7 +74,7 @@ def spelled(value: Any) -> str:
 
 
 def with_results_in_calls(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The same conversation with each result in the message that called, as early templates want it."""
+    """Put each result into the message that called, as early templates want it."""
     found: list[Mapping[str, Any]] = []
     names: dict[str, str] = {}
     for message in messages:

@@ -30,12 +30,12 @@ _BEFORE_CHANNEL = tuple(f"{CHANNEL}commentary{kind}" for kind in _BEHIND_CHANNEL
 
 
 def is_harmony(template: str) -> bool:
-    """Whether a chat template (Jinja source) writes messages in channels."""
+    """True if a chat template (Jinja source) writes messages in channels."""
     return CHANNEL in template and MESSAGE in template and "analysis" in template
 
 
 def step_of(tools: dict[str, str], trigger: str) -> Choice:
-    """What has to follow a trigger.
+    """Return the step that has to follow a trigger.
 
     Args:
         tools: the schema of the arguments (as text) by the name of the tool.

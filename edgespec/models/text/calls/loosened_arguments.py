@@ -50,7 +50,7 @@ def loosened(schema: Any) -> Any:
 
 
 def _can_be_imposed(key: str, value: Any) -> bool:
-    """Whether the value of a keyword is one that grammars can be made of."""
+    """True if the value of a keyword is one that grammars can be made of."""
     if key == "format":
         return value in _FORMATS
     if key == "pattern":

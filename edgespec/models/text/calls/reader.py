@@ -24,7 +24,7 @@ class CallReader(Protocol):
     """Reads the calls behind one trigger."""
 
     def read(self, text: str) -> tuple[CallName | CallOver | str, str]:
-        """What comes first in a text, and the rest of the text.
+        """Read the first part of a text; returns it and the rest.
 
         Returns:
             A name, the end, or JSON that belongs to the arguments; "" if more of the text is needed.
@@ -67,7 +67,7 @@ class JsonCallReader:
         return "", text
 
     def _size_of_arguments(self, text: str) -> int:
-        """How much of the text is part of the arguments, which end where their brackets close."""
+        """Return the length of the arguments, which end where their brackets close."""
         for at, character in enumerate(text):
             if self._quoted:
                 if self._escaped:

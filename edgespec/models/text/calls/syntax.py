@@ -1,4 +1,4 @@
-"""How models spell tool calls: the syntaxes of the families, found by a model's chat template.
+"""The syntaxes of tool calls in the model families, found by a model's chat template.
 
 A template that knows none of them gets the tools described in its system message, with Hermes' syntax.
 """
@@ -39,7 +39,7 @@ class Spelling(Protocol):
 
 @dataclass(frozen=True)
 class CallSyntax:
-    """How calls are spelled.
+    """The syntax of a family's tool calls.
 
     Attributes:
         name: of the family.
@@ -87,7 +87,7 @@ class CallSyntax:
         return tuple(mark for mark in (*own, *(self.spelling.marks if self.spelling else ())) if mark)
 
     def steps(self, tools: Sequence[Tool], *, several: bool) -> tuple[Step, ...]:
-        """What has to follow the trigger.
+        """Return the steps that have to follow the trigger.
 
         Args:
             several: whether an answer may call more than one.
@@ -124,14 +124,14 @@ class CallSyntax:
         return {trigger: (harmony.step_of(schemas, trigger),) for trigger in harmony.MORE_TRIGGERS}
 
     def reader(self, tools: Sequence[Tool]) -> CallReader:
-        """What reads the calls behind a trigger."""
+        """Return the reader of the calls behind a trigger."""
         if self.spelling is not None:
             return self.spelling.reader(tools)
         return JsonCallReader(self._head, self.ends, repeats=self.repeats)
 
     @property
     def _head(self) -> re.Pattern[str]:
-        """What stands before the arguments of a call; group 1 is the name, in quotes if it is JSON."""
+        """Match what stands before the arguments of a call; group 1 is the name, in quotes if it is JSON."""
         if self.name_mark:
             return re.compile(rf"\s*([\w.-]+){re.escape(self.name_mark)}\s*")
         return re.compile(
@@ -197,7 +197,7 @@ def described(tools: Sequence[Tool]) -> str:
 
 
 def without_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """The same conversation for a template that knows neither tools nor calls nor their results."""
+    """Rewrite a conversation for a template that knows neither tools nor calls nor their results."""
     plain: list[dict[str, Any]] = []
     for message in messages:
         if message.get("tool_calls"):

@@ -72,7 +72,7 @@ class Tags:
 
     @property
     def breaks(self) -> tuple[bool, bool]:
-        """Whether a line break may stand before a value that is no part of it, and behind it."""
+        """True if a line break that is no part of a value may stand before it; and the same behind it."""
         return self.key[1].endswith("\n"), self.closes.startswith("\n")
 
     def _value(self, rule: str, value: Value) -> list[str]:

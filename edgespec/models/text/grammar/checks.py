@@ -54,7 +54,7 @@ def check(grammar: Grammar) -> None:
 
 
 def is_plain(grammar: Grammar) -> bool:
-    """Whether a grammar that passed `check` is small and simple enough to be compiled without a trial."""
+    """True if a grammar that passed `check` is small and simple enough to be compiled without a trial."""
     text = grammar.text
     if len(text) > _PLAIN_BYTES[grammar.kind]:
         return False
@@ -139,7 +139,7 @@ def _keys(value: Any) -> list[str]:
 
 
 def _counts_are_small(texts: list[str]) -> bool:
-    """Whether counted repetitions stay small, even if each of them repeats the others."""
+    """True if counted repetitions stay small, even if each of them repeats the others."""
     product = 1
     for text in texts:
         for count in _COUNTED.findall(text):

@@ -60,7 +60,7 @@ class Outline:
         self._stages: list[Stage] = [self._first()]
 
     def deep_copy(self) -> Outline:
-        """The same outline, at its beginning."""
+        """Return the outline at its beginning."""
         return Outline(
             self.pieces,
             self.tokenize,
@@ -92,17 +92,17 @@ class Outline:
         return self._all if mask is None else mask.astype(np.uint8).tobytes()
 
     def is_accepting(self) -> bool:
-        """Whether the answer may end here."""
+        """True if the answer may end here."""
         return self._stages[-1].accepting
 
     def get_error(self) -> str:
-        """What a form cannot cope with; empty if nothing is wrong."""
+        """Return the part that a form cannot cope with; empty if nothing is wrong."""
         stage = self._stages[-1]
         return stage.form.get_error() if isinstance(stage, InForm) else ""
 
     @property
     def bound(self) -> bool:
-        """Whether something is required of the answer after its thought."""
+        """True if something is required of the answer after its thought."""
         return self.whole is not None or (self.calls is not None and self.calls.required)
 
     def answer(self, data: bytes = b"") -> Stage | None:

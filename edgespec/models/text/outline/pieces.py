@@ -1,4 +1,4 @@
-"""What tokens spell in an answer, and which of them lead to a mark, or past it."""
+"""The spelling of tokens in an answer, and those of them that lead to a mark, or past it."""
 
 from __future__ import annotations
 

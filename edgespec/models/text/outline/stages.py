@@ -31,7 +31,7 @@ class Stage(Protocol):
 
     @property
     def accepting(self) -> bool:
-        """Whether the answer may end here."""
+        """True if the answer may end here."""
 
     def mask(self) -> BoolArray | None:
         """(n_vocab,) which tokens may follow; None permits all."""

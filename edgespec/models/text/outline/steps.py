@@ -1,4 +1,4 @@
-"""What an outline is made of: fixed texts, forms, a thought, tool calls. Plain values."""
+"""The parts of an outline: fixed texts, forms, a thought, tool calls. Plain values."""
 
 from __future__ import annotations
 

@@ -1,7 +1,0 @@
-#include "attention_kernels.h"
-#include "products.h"
-
-namespace {
-const int ISAS[] = {EDGESPEC_AVX2, EDGESPEC_AVX2_VNNI};
-const bool ADDED = (edgespec::add_attention(edgespec::KERNELS, ISAS, 2), true);
-}  // namespace

@@ -1,7 +1,0 @@
-#include "attention_kernels.h"
-#include "products.h"
-
-namespace {
-const int ISAS[] = {EDGESPEC_AVX512_VNNI, EDGESPEC_AMX};
-const bool ADDED = (edgespec::add_attention(edgespec::KERNELS, ISAS, 2), true);
-}  // namespace
