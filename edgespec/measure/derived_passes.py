@@ -132,10 +132,14 @@ def _curve(headers: Sequence[GGUFHeader], seconds: Callable[[int, str], Seconds]
     Args:
         seconds: for a byte of weights of a type in a layout, for each of ROWS.
     """
-    n_bytes: dict[tuple[int, str], float] = defaultdict(float)
+    alike: dict[tuple[str, int, tuple[int, ...]], float] = defaultdict(float)
     for tensor, share in _multiplied(headers):
-        layout = weight_layout(tensor.name, tensor.type_id, tensor.shape)
-        n_bytes[tensor.type_id, layout.name if layout else PLAIN] += share * tensor.n_bytes
+        name = tensor.name.rpartition("blk.")[2].lstrip("0123456789")
+        alike[name, tensor.type_id, tensor.shape] += share * tensor.n_bytes
+    n_bytes: dict[tuple[int, str], float] = defaultdict(float)
+    for (name, type_id, shape), size in alike.items():
+        layout = weight_layout(name, type_id, shape)
+        n_bytes[type_id, layout.name if layout else PLAIN] += size
     total = sum(n_bytes.values())
     usual = max(n_bytes, key=lambda kind: n_bytes[kind])
     products = [0.0] * len(ROWS)

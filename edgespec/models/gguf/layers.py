@@ -10,7 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Protocol
 
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.split_files import split_paths
@@ -45,17 +47,27 @@ class Layer:
         return sum(tensor.n_bytes for tensor in self.tensors)
 
 
+Kind = tuple[tuple[str, int, tuple[int, ...]], ...]
+
+
+class _HasTensors(Protocol):
+    @property
+    def tensors(self) -> tuple[FileTensor, ...]: ...
+
+
+def kind_of(layer: _HasTensors) -> Kind:
+    """The names, types and shapes of a layer's weights, which layers of one kind share."""
+    return tuple((t.name.split(".", 2)[2], t.type_id, t.shape) for t in layer.tensors)
+
+
 def layers_of_each_kind(layers: Sequence[Layer]) -> int:
     """The number of first layers among which there is one of every kind: matrices of its shapes and types."""
-
-    def kind(layer: Layer) -> frozenset[tuple[str, int, tuple[int, ...]]]:
-        return frozenset((t.name.split(".", 2)[2], t.type_id, t.shape) for t in layer.tensors)
-
     seen: set[frozenset[tuple[str, int, tuple[int, ...]]]] = set()
     needed = 0
     for count, layer in enumerate(layers, 1):
-        if kind(layer) not in seen:
-            seen.add(kind(layer))
+        kind = frozenset(kind_of(layer))  # in any order
+        if kind not in seen:
+            seen.add(kind)
             needed = count
     return needed
 
@@ -99,6 +111,10 @@ class ModelFiles:
 
     def layers(self) -> tuple[Layer, ...]:
         """The layers that have streamable weights, in order."""
+        return self._layers
+
+    @cached_property
+    def _layers(self) -> tuple[Layer, ...]:
         found: dict[int, list[FileTensor]] = {}
         for number, header in enumerate(self.headers):
             for tensor in header.tensors:
