@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from edgespec.errors import UsageError
-from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.gguf.layers import LOOKED_UP, ModelFiles
 from edgespec.models.gguf.types import ArrayInfo, GGUFHeader
 
 _SPARE_CELLS = 512  # for trees after the text, and for rejected cells until the next compaction
@@ -144,7 +144,7 @@ def work_bytes(headers: Iterable[GGUFHeader], n_rows: int, n_threads: int, n_cel
         experts = _number(header, "expert_used_count", 1)
         for tensor in header.tensors:
             quantized = tensor.n_bytes < 1.5 * math.prod(tensor.shape)
-            if len(tensor.shape) in (2, 3) and not tensor.name.startswith("token_embd"):
+            if len(tensor.shape) in (2, 3) and not tensor.name.startswith(("token_embd", LOOKED_UP)):
                 row = tensor.shape[0] * (experts if len(tensor.shape) == 3 else 1)
                 widest = max(widest, round(row * (1.4 if quantized else _FLOAT)))
     return n_rows * widest + n_threads * (_THREAD_BYTES + n_cells * _SCORES)

@@ -2,7 +2,7 @@
 
 This needs no list of architectures: a layer is everything named `blk.N.`, and its matrices can be streamed.
 Norms, biases and other small tensors stay in memory, as does everything outside the layers: embeddings,
-output, rotation factors.
+output, rotation factors. Tables of which a pass looks up single rows can be left in the file.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from edgespec.models.gguf.types import GGUFHeader, TensorInfo
 
 _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(.+)\.weight")
 _SMALL = 16 << 10
+
+LOOKED_UP = "per_layer_token_embd.weight"
+"""Embeddings of tokens for each layer (Gemma 3n and 4): large, and each token reads one row."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,16 @@ class ModelFiles:
         )
 
     @property
+    def tables(self) -> tuple[FileTensor, ...]:
+        """Tables that can be left in the files, as no pass multiplies by them."""
+        return tuple(
+            _in_file(tensor, number)
+            for number, header in enumerate(self.headers)
+            for tensor in header.tensors
+            if tensor.name == LOOKED_UP
+        )
+
+    @property
     def tensor_bytes(self) -> int:
         """Bytes of all tensors."""
         return sum(header.tensor_bytes for header in self.headers)
@@ -120,11 +133,7 @@ class ModelFiles:
             for tensor in header.tensors:
                 match = _LAYER_TENSOR.fullmatch(tensor.name)
                 if match and _streams(tensor):
-                    found.setdefault(int(match[1]), []).append(
-                        FileTensor(
-                            tensor.name, tensor.type_id, tensor.shape, number, tensor.offset, tensor.n_bytes
-                        )
-                    )
+                    found.setdefault(int(match[1]), []).append(_in_file(tensor, number))
         return tuple(
             Layer(index, tuple(sorted(found[index], key=lambda t: (t.file, t.offset))))
             for index in sorted(found)
@@ -149,6 +158,10 @@ def pattern_of(names: Iterable[str]) -> list[str]:
         rf"^blk\.({'|'.join(map(str, group))})\.({'|'.join(re.escape(kind) for kind in kind_group)})\.weight$"
         for kind_group, group in groups.items()
     ]
+
+
+def _in_file(tensor: TensorInfo, file: int) -> FileTensor:
+    return FileTensor(tensor.name, tensor.type_id, tensor.shape, file, tensor.offset, tensor.n_bytes)
 
 
 def _streams(tensor: TensorInfo) -> bool:

@@ -34,7 +34,7 @@ class StreamLayout:
         pack_bytes: memory that the packed file takes, where its folder lies in memory.
         weights: of the layers, with single experts apart if these are streamed.
         placement: which layers are resident.
-        other_bytes: memory for the weights outside the layers.
+        other_bytes: memory for the weights outside the layers, without tables that are left in the file.
         holding: the sums of all that.
     """
 
@@ -77,7 +77,7 @@ class StreamLayout:
         if packed is None:
             packed = wants_pack(files, config.memory.pack)
         layers, expert_bytes = _stored_sizes(files, weights, packed=packed)
-        beside = files.tensor_bytes - weights.n_bytes
+        beside = files.tensor_bytes - weights.n_bytes - sum(table.n_bytes for table in files.tables)
         other = beside + tied_bytes(files)  # a tensor that is rearranged during loading is in memory twice
         placement = _placed(
             layers,
@@ -175,7 +175,8 @@ def _stored_sizes(files: ModelFiles, weights: LayerWeights, *, packed: bool) -> 
 
 def _largest_beside(files: ModelFiles) -> int:
     """Bytes of the largest tensor outside the layers."""
-    layers = {tensor.name for layer in files.layers() for tensor in layer.tensors}
+    elsewhere = {tensor.name for layer in files.layers() for tensor in layer.tensors}
+    elsewhere |= {table.name for table in files.tables}
     return max(
-        (t.n_bytes for header in files.headers for t in header.tensors if t.name not in layers), default=0
+        (t.n_bytes for header in files.headers for t in header.tensors if t.name not in elsewhere), default=0
     )
