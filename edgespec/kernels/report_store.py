@@ -172,7 +172,7 @@ def _read(path: Path) -> Report | None:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Wait for other processes; go on without a lock if there can be none, or its holder hangs."""
+    """Wait for other processes; continue without a lock if there can be none, or its holder hangs."""
     lock = FileLock(path.with_suffix(".lock"))
     held = False
     with contextlib.suppress(OSError, Timeout):

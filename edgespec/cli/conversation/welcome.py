@@ -86,7 +86,7 @@ def _download_lines(name: str, loading: Config, progress: Progress) -> list[str]
 
 
 def placement_line(plan: Plan, speed: float) -> str:
-    """Where the weights of a model will be, and the speed to expect without drafts."""
+    """Describe where the weights of a model will be, and the speed to expect without drafts."""
     holding = plan.holding
     if not plan.streams:
         where = f"All of it, {readable(holding.resident_bytes)}, will stay in memory"
