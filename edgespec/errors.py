@@ -1,4 +1,4 @@
-"""Every failure a person can cause, as one family of exceptions.
+"""The family of exceptions for failures that a person can cause.
 
     EdgeSpecError            exit code 1
     ├── UsageError           exit code 2: a wrong flag, number or input line

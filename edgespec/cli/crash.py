@@ -29,7 +29,7 @@ _pipe = -1  # stays open until the program ends
 
 
 def announce_crashes(*, verbose: bool) -> None:
-    """Have crashes of this process end in a message on standard error.
+    """End crashes of this process with a message on standard error.
 
     Args:
         verbose: print the Python frames too.

@@ -20,7 +20,7 @@ _MARGIN = 30  # most columns for names, with the space around them
 
 
 def use_for(app: typer.Typer) -> None:
-    """Have these pages for an app, and for the groups in it."""
+    """Use these pages for an app and the groups in it."""
     app.info.cls = HelpGroup
     for command in app.registered_commands:
         command.cls = HelpCommand

@@ -46,7 +46,7 @@ class Interruption:
 
 @contextmanager
 def cancelling(engine: Cancellable, *signals: signal.Signals) -> Iterator[Interruption]:
-    """Have SIGINT and `signals` cancel the engine's answer while the block runs.
+    """Cancel the engine's answer on SIGINT and `signals` while the block runs.
 
     A second signal raises KeyboardInterrupt. Outside the main thread, where Python delivers no signals,
     this does nothing.

@@ -148,7 +148,7 @@ def _flush_results() -> None:
 
 
 def _abandon_results() -> None:
-    """After a failed write, keep the rest of the buffer from failing again when Python exits."""
+    """Keep the buffer's rest from failing again when Python exits, after a failed write."""
     try:
         _flush_results()
     except (OSError, ValueError):

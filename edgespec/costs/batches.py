@@ -1,4 +1,4 @@
-"""Many texts at once: the time of passes over them, their yield, and the number of texts worth having.
+"""Shared passes: their time, their yield, and the number of sequences worth having.
 
 With several texts, every pass gives each of them one token, so it has a row for each. What a text costs
 besides its row is memory: its keys and values take cells of the cache, which weights could have had.
@@ -76,7 +76,7 @@ class BatchPrediction:
         return "disk" if self.read_s > self.compute_s else "compute"
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON, for scripts."""
+        """Convert to JSON for scripts."""
         return {
             "texts": self.texts,
             "tokens_per_second": round(self.tokens_per_second, 3),

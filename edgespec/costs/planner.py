@@ -101,7 +101,7 @@ class Prediction:
         return "disk" if self.read_s > self.compute_s else "compute"
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON, for scripts."""
+        """Convert to JSON for scripts."""
         return {
             "drafter": self.drafter,
             "tree_budget": self.nodes,
@@ -225,7 +225,7 @@ class Advice:
     gain: float
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON, for scripts."""
+        """Convert to JSON for scripts."""
         return {"what": self.what, "gain": round(self.gain, 3)}
 
 

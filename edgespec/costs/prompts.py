@@ -50,7 +50,7 @@ class PromptTime:
         return "disk" if self.read_s > self.compute_s else "compute"
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON, for scripts."""
+        """Convert to JSON for scripts."""
         return {
             "tokens": self.tokens,
             "rows": self.rows,

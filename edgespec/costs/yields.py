@@ -88,7 +88,7 @@ class Yields:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON, for the profile store."""
+        """Convert to JSON for the profile store."""
         return {
             "passes": self.passes,
             "tokens": {str(b): round(t, 4) for b, t in self.tokens.items()},
@@ -100,7 +100,7 @@ class Yields:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Yields:
-        """From the JSON that `to_json` gave.
+        """Restore from the result of `to_json`.
 
         Raises:
             KeyError, TypeError, ValueError: it is not such a record.

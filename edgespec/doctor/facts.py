@@ -255,7 +255,7 @@ def _size(file: Path) -> int:
 
 
 def _heads_fault() -> str:
-    """Why draft heads cannot be used here; empty if they can."""
+    """The reason why draft heads cannot be used here; empty if they can."""
     from edgespec.models.llama.heads.support import heads_fault
 
     try:

@@ -50,7 +50,7 @@ class DraftSequences(list[DraftSequence]):
         return sorted(served)
 
     def continued(self, wanted: Sequence[tuple[Sequence[int], Ranking | None, int]]) -> list[DraftSequence]:
-        """For each text, the one in the cache that it continues, or a new one; its last tree is settled.
+        """Find for each text the one in the cache that it continues, or open a new one; settle its last tree.
 
         Args:
             wanted: texts, with how their candidates are ranked and how many of each node are wanted.

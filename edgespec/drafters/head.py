@@ -134,10 +134,10 @@ class HeadDrafter(ModelDrafter):
         self._shown, self._closed, self._owned = [], [], []
 
     def save_to(self, folder: Path) -> None:
-        """Nothing is saved: without the features that belong to it, what was read is of no use."""
+        """Save nothing: a cache is of no use without the features that belong to it."""
 
     def keep_prompts(self, files: CheckedFiles) -> None:
-        """Nothing is kept, as in `save_to`."""
+        """Keep nothing, as in `save_to`."""
 
     def _digest(self) -> None:
         for owner in self._closed:
@@ -258,7 +258,7 @@ class HeadDrafter(ModelDrafter):
         return found
 
     def _recall(self, drafted: DraftSequence, text: Sequence[int]) -> None:
-        """There is no saved state."""
+        """Recall nothing: no state is saved."""
 
     def _most_pending(self, steps: Sequence[DraftStep]) -> int:
         branches = sum(len(step.frontier.nodes) for step in steps if not step.reads_text)

@@ -288,7 +288,7 @@ class ModelDrafter(Drafter):
                 drafted.pending = list(text[len(drafted.read) :])
 
     def _expand(self, frontiers: Sequence[tuple[int, Frontier]]) -> list[Children]:
-        """One draft step of several trees."""
+        """Expand several trees by a draft step."""
         known = [bool(self._known(place, frontier).all()) for place, frontier in frontiers]
         steps = [
             DraftStep(self._drafted[place], frontier, self._room_ahead(frontier))

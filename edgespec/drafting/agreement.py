@@ -100,7 +100,7 @@ class Written:
 def write_texts(
     engine: Engine, prompts: Sequence[str], n_tokens: int, on_progress: Progress | None = None
 ) -> Written:
-    """Have the target answer prompts greedily, with at most `n_tokens` tokens each."""
+    """Generate the target's greedy answers to prompts, with at most `n_tokens` tokens each."""
     texts: list[Text] = []
     passes: list[float] = []
     config = GenerationConfig(max_tokens=n_tokens)

@@ -68,7 +68,7 @@ class Converted:
     n_bytes: int
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON, for scripts."""
+        """Convert to JSON for scripts."""
         return {
             "path": str(self.path),
             "target": str(self.target),

@@ -61,7 +61,7 @@ class Made:
         return self.tokens_per_second * self.pass_s
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON, for scripts."""
+        """Convert to JSON for scripts."""
         return {
             "target": str(self.target),
             "path": str(self.path),

@@ -55,7 +55,7 @@ class Examined:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON, for scripts."""
+        """Convert to JSON for scripts."""
         return {
             "target": str(self.target),
             "drafter": str(self.drafter),

@@ -86,7 +86,7 @@ class RecipeMeter:
         self.on_progress: Progress = no_progress
 
     def agreement(self, recipe: Recipe) -> Agreement:
-        """As `Measurements`."""
+        """See `Measurements`."""
         key = f"agreement {recipe.quantization} {list(recipe.dropped)}"
         if key not in self._state.values:
             copy, reader = self._reader(recipe.quantization)
@@ -95,7 +95,7 @@ class RecipeMeter:
         return Agreement(**self._state.values[key])
 
     def step_s(self, recipe: Recipe) -> float:
-        """As `Measurements`: that of the whole model, scaled by the share of bytes that are kept."""
+        """See `Measurements`: that of the whole model, scaled by the share of bytes that are kept."""
         key = f"step of {STEP_ROWS} {recipe.quantization}"
         if key not in self._state.values:
             with Reader(self._file(recipe.quantization), self._texts[:1], repack=True) as reader:
@@ -104,7 +104,7 @@ class RecipeMeter:
         return float(self._state.values[key]) * self.n_bytes(recipe) / whole
 
     def n_bytes(self, recipe: Recipe) -> int:
-        """As `Measurements`."""
+        """See `Measurements`."""
         key = f"bytes {recipe.quantization}"
         if key not in self._state.values:
             header = read_header(self._file(recipe.quantization))

@@ -217,7 +217,7 @@ def _calls(syntax: CallSyntax, config: GenerationConfig) -> Calls:
 
 
 def _no_calls(syntax: CallSyntax, tools: Sequence[Tool]) -> Calls:
-    """Nothing but text, although the prompt shows tools."""
+    """Expect nothing but text, although the prompt shows tools."""
     return Calls(
         trigger=syntax.trigger.encode(),
         steps=(),

@@ -40,7 +40,7 @@ class _Stoppable(RequestSource):
         return more and not self.stopped
 
     def stop(self) -> None:
-        """Let there be no more requests."""
+        """Accept no more requests."""
         with self._lock:
             self.stopped = True
         if isinstance(self._source, RequestQueue):

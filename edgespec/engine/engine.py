@@ -323,7 +323,7 @@ class Engine:
         return answers.in_order
 
     def step(self, batch: Batch) -> list[PassRecord]:
-        """One pass over a batch: draft, verify, accept, commit.
+        """Run a pass over a batch: draft, verify, accept, commit.
 
         Each sequence is extended, and the chunks of prompts are read. If the choice of a sequence's tokens
         fails, its `error` says why, nothing of its tree is kept, and the others are extended.
@@ -389,7 +389,7 @@ class Engine:
         return paths
 
     def _learn(self, batch: Batch, record: PassRecord) -> None:
-        """Let the next sizes follow from what a pass took and yielded."""
+        """Adapt the next sizes to the time and yield of a pass."""
         n_sequences = len(batch.sequences)
         if not n_sequences:
             return
@@ -623,7 +623,7 @@ class Engine:
             self.profile_updates.keep(self.target.model.weights)
 
     def __repr__(self) -> str:
-        """Such as <Engine big.gguf, drafted by small.gguf, exact; context 4096>."""
+        """Return, for example, <Engine big.gguf, drafted by small.gguf, exact; context 4096>."""
         state = "closed" if self.closed else f"context {self.context}"
         return f"<Engine {self.description}; {state}>"
 

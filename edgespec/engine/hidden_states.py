@@ -16,7 +16,7 @@ class HiddenStates(Protocol):
 
 
 class HiddenReader(Protocol):
-    """Is given the hidden states of what joins a sequence: a drafter that has a use for them."""
+    """A drafter that reads the hidden states of committed tokens."""
 
     def receive(self, cached: CachedSequence, start: int, hidden: FloatArray) -> None:
         """Tokens of a sequence were read. Computes nothing, so it cannot be interrupted.
@@ -59,7 +59,7 @@ class HiddenFeed:
             self._reader.receive(cached, start, self._states.rows()[rows].copy())
 
     def digest(self) -> None:
-        """Have the reader compute what it wants of them; see `HiddenReader`."""
+        """Pass them to the reader; see `HiddenReader`."""
         if self._reader is not None:
             self._reader.digest()
 

@@ -64,7 +64,7 @@ class Verified:
 
 @dataclass(frozen=True)
 class TargetPass:
-    """One pass of the target.
+    """A pass of the target.
 
     Attributes:
         verified: the result for each tree, in the given order.

@@ -97,7 +97,7 @@ class RequestQueue(RequestSource):
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Let the answering end once what was added is answered."""
+        """Stop once all added requests are answered."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -179,7 +179,7 @@ class Scheduler:
         return [(running.request, running.answer) for running in unfinished]
 
     def _admit(self) -> Generator[Event, None, None]:
-        """Let waiting sequences continue and new ones begin, as long as there is room."""
+        """Resume waiting sequences and start new ones while there is room."""
         while self._waiting:
             tokens = self._waiting[0].answer.sequence.tokens
             if not self._has_room(len(tokens), tokens):
@@ -316,7 +316,7 @@ class Scheduler:
         return replace(self._limits, rows=max(self._limits.rows, self._target.shared_rows(wanted)))
 
     def _share_prefixes(self) -> None:
-        """Let sequences that have read nothing yet share what others have read in the meantime."""
+        """Share prefixes that others have prefilled with sequences that have read nothing yet."""
         for running in self._in_flight:
             if not running.started and running.answer.missing > 0:
                 known = len(running.place.tokens)
@@ -395,7 +395,7 @@ class Scheduler:
 
 
 def _most_rows(target: Target) -> int:
-    """Most rows of a shared pass."""
+    """The maximum number of rows in a shared pass."""
     if target.rule is None:
         # Larger passes take other kernels, so their sequences would differ more; and they are hardly faster.
         return min(MOST_PADDED_ROWS, target.context.n_rows)

@@ -78,7 +78,7 @@ class RunningSequence:
         return accepted.path
 
     def pass_tree(self, nodes: int, vocabulary: Vocabulary) -> PassTree:
-        """Its latest tree with the tokens spelled out, if it is traced.
+        """Return its latest tree with the tokens spelled out, if it is traced.
 
         Args:
             nodes: of the pass; a pass without drafts has one, and the sequence has kept no tree.

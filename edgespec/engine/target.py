@@ -157,7 +157,7 @@ class Target:
 
     @property
     def prompt_rows(self) -> int:
-        """Most rows of one piece of a prompt."""
+        """The maximum number of rows in a prefill chunk."""
         if self.pieces is not None:
             return self.pieces.longest
         most = self.context.n_rows
@@ -174,7 +174,7 @@ class Target:
         return not self.pieces.is_proven(self.pieces.next(missing)[1])
 
     def shared_rows(self, wanted: int) -> int:
-        """Most rows, of as many as are wanted, of a pass that sequences share."""
+        """The largest number of rows, up to the wanted one, of a pass that sequences share."""
         if self.pieces is not None:
             return self.pieces.proven(wanted)
         return min(wanted, self.prompt_rows)
@@ -223,7 +223,7 @@ class Target:
             cached.tokens[:] = held
 
     def verify(self, trees: Sequence[SequenceTree], chunks: Sequence[PromptChunk] = ()) -> TargetPass:
-        """One pass over trees, each after its sequence, and over chunks of prompts.
+        """Run a pass over trees, each after its sequence, and over chunks of prompts.
 
         Args:
             trees: one for each of different sequences. The cache must hold each sequence except its last

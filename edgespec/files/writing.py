@@ -133,7 +133,7 @@ class _Ended(BaseException):
 
 @contextmanager
 def termination_raises() -> Iterator[None]:
-    """In this block, SIGTERM and SIGHUP raise an exception, so that `finally` clauses run.
+    """Raise an exception on SIGTERM and SIGHUP in this block, so that `finally` clauses run.
 
     At the end of the block the signal ends the program, as it would have at once. Signals that are ignored
     or have a handler are left alone. Outside the main thread, where Python delivers no signals, this does

@@ -46,7 +46,7 @@ class ExpertUse:
         return self.hits, self.misses, self.read_bytes
 
     def to_json(self, tokens: int) -> dict[str, Any]:
-        """As JSON, for scripts.
+        """Convert to JSON for scripts.
 
         Args:
             tokens: that the passes yielded.

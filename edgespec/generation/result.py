@@ -182,7 +182,7 @@ class Generation:
     memory: MemoryUse = field(default_factory=MemoryUse)
 
     def __repr__(self) -> str:
-        """Such as <Generation 60 tokens, 46.7/s, 3.10 a pass, stop: 'Light is scattered by…'>."""
+        """Format as <Generation 60 tokens, 46.7/s, 3.10 a pass, stop: 'Light is scattered by…'>."""
         text = self.text if len(self.text) <= _SHOWN else self.text[: _SHOWN - 1] + "…"
         count = f"{len(self.tokens)} token{'s' * (len(self.tokens) != 1)}"
         speed = f", {self.tokens_per_second:.1f}/s" if self.tokens_per_second else ""

@@ -97,7 +97,7 @@ class Rule:
         return dict(self.values)[parameter]
 
     def __str__(self) -> str:
-        """As it is written: NAME, or NAME:PARAMETER=VALUE,..."""
+        """Format as NAME, or NAME:PARAMETER=VALUE,..."""
         parameters = ",".join(f"{name}={value:g}" for name, value in self.values)
         return f"{self.name}:{parameters}" if parameters else self.name
 

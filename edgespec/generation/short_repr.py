@@ -7,7 +7,7 @@ from typing import Any
 
 
 def short_repr(self: Any) -> str:
-    """Such as GenerationConfig(max_tokens=32, temperature=0.8); to be assigned to `__repr__`."""
+    """Format as GenerationConfig(max_tokens=32, temperature=0.8); to be assigned to `__repr__`."""
     shown = []
     for field in fields(self):
         value = getattr(self, field.name)

@@ -58,7 +58,7 @@ class Report:
         return tuple(sorted(column)[len(column) // 2] for column in zip(*ratios, strict=True))
 
     def to_json(self) -> dict[str, Any]:
-        """For a file, and for scripts."""
+        """Convert to JSON for files and scripts."""
         return {
             "problems": self.problems,
             "rows": list(ROWS),
@@ -71,7 +71,7 @@ class Report:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Report:
-        """From a file.
+        """Restore from a file's JSON.
 
         Raises:
             ValueError, TypeError, KeyError, AttributeError: it is not a report for these row counts.

@@ -34,7 +34,7 @@ class _Outcome:
 
 
 def run_trial(command: Sequence[str] = WORKER, timeout_s: float = TRIAL_TIMEOUT_S) -> Report:
-    """Have a child process compute with every layout, and start it again without any that crashes it.
+    """Compute with every layout in a child process, and start it again without any that crashes it.
 
     Args:
         command: runs the worker; the layouts to leave out are added as the last argument, in JSON.
@@ -64,7 +64,7 @@ def run_trial(command: Sequence[str] = WORKER, timeout_s: float = TRIAL_TIMEOUT_
 
 
 def run_sequences_trial(command: Sequence[str] = SEQUENCES, timeout_s: float = TRIAL_TIMEOUT_S) -> Report:
-    """Have a child process compute several sequences of a model with a running state in every layout.
+    """Compute several sequences of a recurrent model with every layout, in a child process.
 
     Raises:
         BackendError: as run_trial.
@@ -116,7 +116,7 @@ def _parse(output: bytes) -> _Outcome:
 
 
 def _reason(returncode: int | None, error: str, timeout_s: float) -> tuple[str, bool]:
-    """Why the worker ended early, as a verb phrase, and whether it would again."""
+    """The reason why the worker ended early, as a verb phrase, and whether it would again."""
     if returncode is None:
         return f"did not end within {timeout_s:.0f} s", False
     if fault := crash_fault(returncode):

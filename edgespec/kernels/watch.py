@@ -1,4 +1,4 @@
-"""At which nodes of a graph somebody wants to be called.
+"""Watching nodes of a compute graph: the eval callback calls Python only at those of interest.
 
 llama.cpp asks its eval callback about every node, some fifteen hundred in a pass, before it computes a run of
 nodes. A `Gate` is that callback. It answers by its watches, and calls its handler only where one of them says
@@ -82,7 +82,7 @@ class Watch(Protocol):
         ...
 
     def redirect(self, operation: int, stack: Address, group: int, indices: Address) -> None:
-        """Have products with chosen matrices of a stack choose by other indices, once the choice is known.
+        """Make products with chosen matrices of a stack use other indices, once the choice is known.
 
         Products that choose by anything else, or too early, are asked about.
 

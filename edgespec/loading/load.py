@@ -81,7 +81,7 @@ def open_engine(config: Config, on_progress: Progress | None = None) -> Engine:
 
 
 def _keep_prompts(engine: Engine, files: CheckedFiles) -> None:
-    """Have the states of texts kept in files, those of the drafter too."""
+    """Keep the states of sequences in files, those of the drafter too."""
     engine.prompt_files = files
     engine.target.stores.append(StateStore(files, repr(sorted(engine.target.identity.items()))))
     if isinstance(engine.drafter, ModelDrafter):

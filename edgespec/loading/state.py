@@ -55,13 +55,13 @@ class LoadState:
         self._opened: list[Closable] = []
 
     def keep(self, opened: Opened) -> Opened:
-        """Have this closed if a later step fails."""
+        """Close this if a later step fails."""
         self._opened.append(opened)
         return opened
 
     @contextmanager
     def undone_on_memory_limit(self) -> Iterator[None]:
-        """If memory runs out in the block, close what it has opened, and take back its notes."""
+        """Close all that the block has opened and take back its notes if memory runs out in it."""
         opened, noted, warned = len(self._opened), len(self.notes), len(self.warnings)
         try:
             yield
@@ -81,7 +81,7 @@ class LoadState:
 
     @contextmanager
     def undone_on_failure(self) -> Iterator[None]:
-        """If the block raises, close what it has opened, the latest first.
+        """Close all that the block has opened, latest first, if it raises.
 
         Raises:
             MemoryLimitError: with how much memory is needed, which llama.cpp does not say.

@@ -276,7 +276,7 @@ def _row_rule(context: Context, fingerprint: str, plan: Plan, state: LoadState) 
 
 
 def _allow_long_chunks(target: Target, fingerprint: str) -> None:
-    """Let a target read prompts in long chunks, if these turn out to be exact.
+    """Allow a target long prefill chunks, if these turn out to be exact.
 
     Trying costs a streamed target little. Where no number of rows changes a bit, nothing need be tried.
     """

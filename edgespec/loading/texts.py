@@ -83,7 +83,7 @@ def with_cells(needs: Needs, n_bytes: int) -> Needs:
 
 
 def _chosen(possible: Mapping[int, Plan], passes: Passes | None, asked: int | None) -> int:
-    """For how many texts the cache gets cells."""
+    """Choose for how many sequences the cache gets cells."""
     most = max(possible)
     if passes is None:
         return most if asked is not None else min(most, _UNMEASURED)

@@ -1,4 +1,4 @@
-"""Other machines that hold layers of the target: connecting them, and giving them layers."""
+"""Workers, machines that hold layers of the target: connecting them, and assigning layers."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Power:
 
     @property
     def saving(self) -> str:
-        """Why the processor may run slower than it can, as a clause; empty if nothing says so."""
+        """The reason why the processor may run slower than it can, as a clause; empty if nothing says so."""
         if self.profile in ("low-power", "quiet"):
             return f"the power profile is {self.profile}"
         # These drivers choose the frequency themselves, and call that powersave.

@@ -75,7 +75,7 @@ class FullProfile:
     layers: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON, for scripts."""
+        """Convert to JSON for scripts."""
         parts = {
             name: part.to_json() if part is not None else None
             for name, part in (

@@ -98,7 +98,7 @@ def main() -> None:
 
 
 def _plug_in(skipped: set[str]) -> None:
-    """Have ggml ask EdgeSpec's own kernels about every node, before it computes any with other layouts.
+    """Make ggml ask EdgeSpec's own kernels about every node before it computes any with other layouts.
 
     So a crash while it does is theirs.
     """

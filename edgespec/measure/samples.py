@@ -27,7 +27,7 @@ class TimingSamples:
 
     @property
     def spread(self) -> tuple[float, ...]:
-        """For each size, half the interquartile range relative to the median."""
+        """Half the interquartile range relative to the median, for each size."""
         return tuple(_spread(self.seconds[size]) for size in sorted(self.seconds))
 
 

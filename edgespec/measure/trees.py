@@ -57,7 +57,7 @@ class WrittenTexts:
 def write_texts(
     engine: Engine, config: GenerationConfig, seconds: float, on_progress: Progress
 ) -> WrittenTexts:
-    """Let the target begin answers to the built-in prompts, one after the other, until the time is up."""
+    """Begin the target's answers to the built-in prompts in turn, until the time is up."""
     begun = time.perf_counter()
     config = config.with_(max_tokens=_TEXT_TOKENS)
     texts: list[Text] = []
@@ -150,7 +150,7 @@ def _walk(
     meter: YieldMeter,
     found: TreeStatistics,
 ) -> None:
-    """One walk through a text. What is learned on the way is discarded, because the text will come again."""
+    """Walk through a text, and discard what is learned on the way, since the text will come again."""
     n_vocab = engine.target.model.vocabulary.n_tokens
     policy = tree_policy(engine.policy.name)
     method = method_for(config, n_vocab, config.seed or 0, engine.drafter, policy=policy)

@@ -43,7 +43,7 @@ class RowAttention:
         return False
 
     def computed(self, node: Address) -> None:
-        """Nothing to do: the graph is never stopped for this."""
+        """Do nothing: the graph is never stopped for this."""
 
     def end(self, *, completed: bool) -> None:
         """The pass is over: restore the nodes' shapes, as llama.cpp may reuse the graph."""

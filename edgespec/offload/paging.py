@@ -76,14 +76,14 @@ class PagedWeights:
 
     @contextmanager
     def loading(self, path: Path, _params: Any, _buffer_types: BufferTypes) -> Iterator[Path]:
-        """Nothing to amend: mapped weights stay as they are in the file."""
+        """Amend nothing: mapped weights stay as they are in the file."""
         yield path
 
     def loaded(self) -> None:
         """The model is loaded."""
 
     def amend_context(self, params: Any) -> None:
-        """Nothing to amend."""
+        """Amend nothing."""
 
     def failure(self) -> EdgeSpecError | None:
         """The system reads the pages; what fails there is a signal."""
@@ -116,7 +116,7 @@ class PagedWeights:
             file.close()
 
     def computed(self, node: Address) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def reached(self, node: Address) -> bool:
         """A run of nodes with another number begins: if it is a layer's, request the next ones, and stop."""

@@ -160,7 +160,7 @@ class _Planning:
         )
 
     def _machine(self, files: ModelFiles) -> MachineSnapshot:
-        """This machine, with the memory that was named if it has less, and the workers or cards."""
+        """Describe this machine, with the memory that was named if it has less, and the workers or cards."""
         devices, limit = self._config.devices, self._config.memory.limit
         threads = devices.threads or known_threads(files.headers[0].fingerprint, self._store)
         workers, cards = None, self._cards
@@ -250,7 +250,7 @@ class _Planning:
         return found
 
     def _batch(self, planner: Planner, plain: _Candidate) -> BatchPlan:
-        """Many texts at once, without drafts: the speed for each number of them that there is room for."""
+        """Plan many sequences at once, without drafts: the speed for each number that there is room for."""
         model, streams = self._config.model, plain.plan.streams
         cells = TextCells(cell_bytes(planner.target.headers[0], model.kv), min(USUAL_TEXT, model.context))
         one = planner.needs()

@@ -28,7 +28,7 @@ class BatchPlan:
     sizes: list[BatchPrediction]
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON, for scripts."""
+        """Convert to JSON for scripts."""
         return {
             "cell_bytes": self.cells.cell_bytes,
             "text_tokens": self.cells.tokens,
@@ -93,7 +93,7 @@ class PlanReport:
         return next((way.drafter for way in self.ways if way is not plain), plain.drafter)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON, for scripts."""
+        """Convert to JSON for scripts."""
         return {
             "model": self.model,
             "chosen": self.chosen.to_json(),

@@ -82,7 +82,7 @@ class Resources:
 
     @classmethod
     def of_this_machine(cls, config: Config | None = None, store: ProfileStore | None = None) -> Resources:
-        """As they are now."""
+        """Read them as they are now."""
         store = store or ProfileStore()
         profile = store.disk(disk_key(_nearest(user_cache_path("edgespec"))))
         return cls(

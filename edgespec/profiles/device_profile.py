@@ -30,7 +30,7 @@ class DeviceProfile:
         return 2 * self.transfer.rows[-1] / max(self.transfer.seconds[-1], 1e-9)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON."""
+        """Convert to JSON."""
         return {
             "seconds": list(self.seconds),
             "own_seconds": list(self.own_seconds),
@@ -39,7 +39,7 @@ class DeviceProfile:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> DeviceProfile:
-        """From what `to_json` gave."""
+        """Restore from the result of `to_json`."""
         return cls(
             tuple(float(s) for s in record["seconds"]),
             tuple(float(s) for s in record["own_seconds"]),

@@ -145,13 +145,13 @@ class PassProfile:
         return noisy or self.busy > DISTURBED
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON."""
+        """Convert to JSON."""
         record = {k: v for k, v in vars(self).items() if k not in ("compute", "spread")}
         return record | {"compute": curve_to_json(self.compute), "spread": [round(s, 4) for s in self.spread]}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> PassProfile:
-        """From what `to_json` gave."""
+        """Restore from the result of `to_json`."""
         return cls(
             curve_from_json(record["compute"]),
             tuple(float(s) for s in record["spread"]),
@@ -189,7 +189,7 @@ class DraftProfile:
         return self.busy > DISTURBED
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON."""
+        """Convert to JSON."""
         return {
             "step": curve_to_json(self.step),
             "overhead": self.overhead,
@@ -199,7 +199,7 @@ class DraftProfile:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> DraftProfile:
-        """From what `to_json` gave."""
+        """Restore from the result of `to_json`."""
         return cls(
             curve_from_json(record["step"]),
             float(record["overhead"]),
@@ -224,12 +224,12 @@ class DiskProfile:
     threads: int
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON."""
+        """Convert to JSON."""
         return dict(vars(self))
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> DiskProfile:
-        """From what `to_json` gave."""
+        """Restore from the result of `to_json`."""
         return cls(
             float(record["direct"]),
             float(record["buffered"]),
@@ -264,12 +264,12 @@ class ExpertProfile:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON."""
+        """Convert to JSON."""
         return dict(vars(self))
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> ExpertProfile:
-        """From what `to_json` gave."""
+        """Restore from the result of `to_json`."""
         return cls(float(record["held"]), float(record["hit_rate"]), float(record.get("pass_s", 0.0)))
 
 

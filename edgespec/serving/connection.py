@@ -1,4 +1,4 @@
-"""One HTTP connection: uvicorn's, with a time limit on everything a client may stall.
+"""HTTP connections: uvicorn's, with a time limit on everything a client may stall.
 
 A client that has sent its request may close its sending side and wait for the answer. On the wire that looks
 like a client that has left: both send an end of file. They differ once something is sent to them, because the
@@ -214,7 +214,7 @@ class _StrictHTTP(h11.Connection):
 
 
 def _ambiguity(request: h11.Request, lengths: list[bytes]) -> str:
-    """Why the end of a request could be read in two ways; empty if it cannot.
+    """The reason why the end of a request could be read in two ways; empty if it cannot.
 
     Args:
         lengths: the values of its Content-Length headers, which h11 merges.

@@ -44,7 +44,7 @@ class SameOrigin:
         await self._app(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> Refusal | None:
-        """Why the request is refused; None if it is not."""
+        """The reason why the request is refused; None if it is not."""
         found: dict[bytes, list[str]] = {b"origin": [], b"host": []}
         for name, value in scope["headers"]:
             if name in found:

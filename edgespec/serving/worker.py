@@ -1,4 +1,4 @@
-"""One engine, one thread that answers several requests in shared passes, and a limited queue in front."""
+"""The worker: an engine, a thread that answers several requests in shared passes, and a bounded queue."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ class Worker(RequestSource):
 
     @property
     def trouble(self) -> str:
-        """Why nothing can be answered now; empty if nothing is wrong."""
+        """The reason why nothing can be answered now; empty if nothing is wrong."""
         return self._trouble
 
     @contextmanager

@@ -60,7 +60,7 @@ class WrittenAnswers:
             self._files.write(name, json.dumps(asdict(answer)).encode())
 
     def _names(self, messages: Sequence[Message]) -> Iterator[str]:
-        """For each message, the name under which it is kept; it depends on all messages before."""
+        """The name under which each message is kept; it depends on all messages before."""
         digest = self._seed
         for message in messages:
             said = json.dumps(_meaning(message), sort_keys=True).encode()

@@ -31,12 +31,12 @@ class Frontier:
     depths: IntArray
 
     def part(self, rows: Sequence[int] | NDArray[np.intp]) -> Frontier:
-        """Some of the nodes."""
+        """Return some of the nodes."""
         which = np.asarray(rows, dtype=np.intp)
         return Frontier(self.nodes[which], self.tokens[which], self.parents[which], self.depths[which])
 
     def rows(self) -> Iterator[tuple[int, int, int, int]]:
-        """Each node with its parent, its token and its depth."""
+        """Yield each node with its parent, its token and its depth."""
         columns = (self.nodes, self.parents, self.tokens, self.depths)
         return zip(*(column.tolist() for column in columns), strict=True)
 
@@ -61,7 +61,7 @@ class Children:
 
     @classmethod
     def none(cls, width: int, branching: int = 1) -> Children:
-        """No candidates."""
+        """Return no candidates."""
         shape = (width, branching)
         return cls(np.zeros(shape, dtype=np.int32), np.full(shape, -np.inf, dtype=np.float32))
 

@@ -83,7 +83,7 @@ class GumbelNoise:
 
 
 def noise_bytes(n_vocab: int, *, drafts: bool) -> int:
-    """Most bytes of noise held while an answer is sampled; `drafts`: whether a drafter ranks by it."""
+    """The maximum bytes of noise held while an answer is sampled; `drafts`: whether a drafter ranks by it."""
     bits = _kept(n_vocab * 8, _BITS_BYTES)
     return bits + _kept(n_vocab * 4, KEPT_BYTES) if drafts else bits
 

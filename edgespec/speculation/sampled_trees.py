@@ -41,7 +41,7 @@ class Shape:
 
     @classmethod
     def of(cls, parents: Sequence[int]) -> Shape:
-        """From the parent of each node; parents come before their children, and the root has -1."""
+        """Build from the parent of each node; parents come before their children, and the root has -1."""
         below: list[list[int]] = [[] for _ in parents]
         for node, parent in enumerate(parents):
             if parent >= 0:
@@ -50,7 +50,7 @@ class Shape:
 
 
 def chain(limits: TreeLimits) -> Shape:
-    """One draw after another."""
+    """Draw one after another."""
     return Shape.of(range(-1, min(limits.budget - 1, limits.depth)))
 
 

@@ -18,7 +18,7 @@ _ARRAYS = 8  # double-precision arrays of vocabulary size that exist at a time
 
 
 def scratch_bytes(n_vocab: int) -> int:
-    """Most bytes of temporary arrays for one choice, noise included."""
+    """The maximum bytes of temporary arrays for one choice, noise included."""
     return _ARRAYS * 8 * n_vocab
 
 

@@ -1,4 +1,4 @@
-"""One batched best-first search that serves every tree policy, for one tree or for several at once.
+"""Batched best-first search that serves every tree policy, for one tree or several at once.
 
 The search expands the best open nodes in batches, until no child could be among the best or another draft
 step would not pay (SpecExec, Svirschevski et al. 2024, section 4). A child never scores above its parent, so

@@ -24,7 +24,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """From "host:port", or "host" alone.
+        """Parse "host:port", or "host" alone.
 
         Raises:
             UsageError: it is neither.

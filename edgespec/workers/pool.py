@@ -38,7 +38,7 @@ class LentDevice:
 
     @property
     def name(self) -> str:
-        """Its worker, with a number if that lends several."""
+        """Name its worker, with a number if that lends several."""
         return f"{self.address}#{self.index}" if self.index else str(self.address)
 
 

@@ -193,7 +193,7 @@ class Relay:
                 raise TimeoutError
 
     def _rest(self, n_bytes: int) -> bytes:
-        """So many bytes of an answer; zeros from where the worker is lost."""
+        """Read this many bytes of an answer; zeros from where the worker is lost."""
         if not self._why:
             try:
                 return receive(self._worker, n_bytes)

@@ -94,7 +94,7 @@ def read_share(path: Path) -> dict[str, Any]:
 
 
 def compare(first: Mapping[str, Any], second: Mapping[str, Any], names: Sequence[str]) -> str:
-    """Two shared results side by side, as Markdown: what they are of, and the rows that both have.
+    """Compare two shared results side by side, as Markdown: their origins, and the rows that both have.
 
     Args:
         names: what to call them.

@@ -106,7 +106,7 @@ class Killable:
 
     @contextlib.contextmanager
     def holding(self, process: subprocess.Popen[bytes]) -> Iterator[None]:
-        """While this lasts, `kill` means this process."""
+        """Make `kill` stop this process while the block runs."""
         with self._lock:
             self._process = process
         try:

@@ -107,7 +107,7 @@ class LlamaCpp:
         self.specs = [RowSpec("llama.cpp", tree, marks=marks) for tree in (PLAIN, *drafts)]
 
     def measure(self, spec: RowSpec, prompts: Sequence[str], run: Run) -> Row:
-        """One row: each prompt in its own process, while there is time."""
+        """Measure a row: each prompt in its own process, while there is time."""
         command, pattern = self._command(spec)
         end = time.monotonic() + self._row_seconds
         repetitions: list[list[float]] = []
@@ -162,7 +162,7 @@ def may_repack(n_bytes: int, cap: int | None) -> bool:
 
 
 def failure(ended: Capped) -> str:
-    """Why a run has no figures."""
+    """The reason why a run has no figures."""
     if ended.killed:
         return "Killed: out of memory."
     last = next((line.strip() for line in reversed(ended.output.splitlines()) if line.strip()), "")

@@ -62,7 +62,7 @@ class LlamaCppBatches:
         self.specs = [RowSpec("llama.cpp", PLAIN, marks=marks, texts=n) for n in texts]
 
     def measure(self, spec: RowSpec, prompts: Sequence[str], run: Run) -> Row:
-        """One row: tokens per second of all texts while all are extended."""
+        """Measure a row: total tokens per second while all sequences are decoded."""
         if not prompts:
             return Row.of(spec, error="The prompts could not be rendered for it.")
         length = round(statistics.mean(len(prompt.encode()) for prompt in prompts) / _TOKEN_BYTES)

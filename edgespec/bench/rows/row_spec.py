@@ -24,7 +24,7 @@ _OFFLOAD = {"memory": "none", "mmap": "mmap", "stream": "stream"}
 
 @dataclass(frozen=True)
 class RowSpec:
-    """One row to measure.
+    """A row to measure.
 
     Attributes:
         place: where the target's weights are.

@@ -26,7 +26,7 @@ CHILD = [sys.executable, "-m", "edgespec.bench.rows.child"]
 
 
 def no_prediction(_spec: RowSpec) -> float | None:
-    """Nothing is predicted."""
+    """Predict nothing."""
     return None
 
 

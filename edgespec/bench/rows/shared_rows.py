@@ -47,7 +47,7 @@ class _Run:
 
 
 def texts_of(prompts: Sequence[str], texts: int) -> list[str]:
-    """So many different texts: the prompts in turn, with a number where they come again."""
+    """Build this many different prompts: those given in turn, numbered where they repeat."""
     return [
         prompts[n % len(prompts)] + (f" ({n // len(prompts) + 1})" if n >= len(prompts) else "")
         for n in range(texts)

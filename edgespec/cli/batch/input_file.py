@@ -37,7 +37,7 @@ def is_file(lines: IO[bytes]) -> bool:
 
 
 def usual_tokens(name: str, max_tokens: int) -> int | None:
-    """About how many tokens a line's prompt and answer have together; None if the input is not a file.
+    """Estimate the tokens of a line's prompt and answer together; None if the input is not a file.
 
     Taken from the beginning of the file. How many tokens prompts really have is only known with the model.
     """

@@ -58,7 +58,7 @@ class Progress:
             self._done += had_answers
 
     def place(self) -> str:
-        """Such as '12 of 400 lines, 16 in progress, 27 tokens/s, 3:20 left'."""
+        """Describe the progress: '12 of 400 lines, 16 in progress, 27 tokens/s, 3:20 left'."""
         seconds = time.monotonic() - self._start
         of = f" of {self._lines}" if self._lines else ""
         text = f"{self._passed}{of} lines, {sum(self._open.values())} in progress"

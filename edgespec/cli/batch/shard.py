@@ -37,7 +37,7 @@ class Shard:
         return cls(number, count)
 
     def jobs(self, jobs: Iterable[Job]) -> Iterator[Job]:
-        """Those of an input's jobs that belong to the shard."""
+        """Yield the jobs of an input that belong to the shard."""
         return islice(jobs, self.number - 1, None, self.count)
 
     def lines(self, total: int) -> int:

@@ -151,7 +151,7 @@ def chat(
 
 
 def _answer_once(turns: Chat, question: str, *, as_json: bool) -> None:
-    """Without a terminal, all of standard input is one question, whatever its lines begin with."""
+    """Answer all of standard input as one question, whatever its lines begin with."""
     interruption = turns.ask(question, as_json=as_json, to_go_on="A larger value allows a longer one.")
     if turns.last_answer is not None and turns.last_answer.context_full:
         turns.terminal.warn(

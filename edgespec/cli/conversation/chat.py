@@ -110,7 +110,7 @@ class Chat:
         return interruption
 
     def go_on(self, *, to_go_on: str) -> Interruption:
-        """Have the last answer continued; returns as `ask` does.
+        """Continue the last answer; returns as `ask` does.
 
         Raises:
             EdgeSpecError: nothing was added to the answer.

@@ -148,7 +148,7 @@ class InteractiveChat:
             self.say("Stopped.")
 
     def _load_again(self) -> None:
-        """After a worker was lost, have the next question answered by what is left."""
+        """Load again without a lost worker before the next question."""
         if self.models is None:
             return
         self.chat.session.detach()
@@ -164,12 +164,12 @@ class InteractiveChat:
         self.answer(text)
 
     def answer(self, text: str) -> None:
-        """Have a question answered; if there is no room, offer to drop turns."""
+        """Answer a question; if there is no room, offer to drop turns."""
         self.last_question = text
         self._with_room(lambda: self.chat.ask(text, to_go_on=_IF_CUT_OFF), text)
 
     def go_on(self) -> None:
-        """Have the last answer continued; if there is no room, offer to drop turns."""
+        """Continue the last answer; if there is no room, offer to drop turns."""
         self._with_room(lambda: self.chat.go_on(to_go_on=_IF_CUT_OFF), "")
 
     def _with_room(self, do: Callable[[], Interruption], text: str) -> None:

@@ -49,7 +49,7 @@ class PlainKeyboard:
 
 
 def join_lines(read_line: Callable[[str], str]) -> str:
-    r"""One message: a line, or more after a trailing `\` or between `\"\"\"`.
+    r"""Join the lines of a message: one, or more after a trailing `\` or between `\"\"\"`.
 
     Args:
         read_line: reads a line after showing a prompt.

@@ -32,7 +32,7 @@ def welcome_lines(suggestions: list[Suggestion]) -> list[str]:
 
 
 def announce_download(terminal: Terminal, loading: Config) -> None:
-    """Before a model is downloaded: say from where, how large it is, and how it will run on this machine.
+    """Announce a download: its source, its size, and how the model will run on this machine.
 
     Sizes come from the catalog, or else from the header on the Hub. What goes wrong here is left to the
     download, which says it better.

@@ -69,7 +69,7 @@ def _read(terminal: Terminal) -> str:
 
 
 def _note_waiting(terminal: Terminal) -> None:
-    """Without a note, a pipe that is neither written nor closed would look like a program that hangs."""
+    """Note that standard input is awaited: without it, an open pipe looks like a program that hangs."""
     if os.name != "posix" or not stat.S_ISFIFO(_mode()):
         return
     ready, _, _ = select.select([sys.stdin], [], [], _PATIENCE_S)

@@ -161,7 +161,7 @@ def _document(tokens: list[Token]) -> Any:
 
 
 def _certain(text: str) -> int:
-    """Up to where the text can be shown without having to be undone."""
+    """Return the length of the text that can be shown without having to be undone."""
     match = _UNDECIDED.search(text)
     return match.start() if match else len(text)
 

@@ -36,7 +36,10 @@ class Pace:
         self._patience = _SOON_S
 
     def left(self, fraction: float) -> str:
-        """Such as ", 0:40 left"; empty while that is a guess, and for what takes only seconds in all."""
+        """Format the time left, as in ", 0:40 left".
+
+        Empty while it would be a guess, and for what takes only seconds in all.
+        """
         seconds = self._clock() - self._start
         if seconds < _GUESS_S or not 0 < fraction < 1 or seconds / fraction < _SOON_S:
             return ""
@@ -178,7 +181,7 @@ def format_prefill(done: int, total: int, seconds: float, columns: int = 80) -> 
 
 
 def format_seconds(seconds: float) -> str:
-    """Such as 0:07, 12:30 or 1:02:03."""
+    """Format seconds as 0:07, 12:30 or 1:02:03."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -189,7 +189,7 @@ class Terminal:
 
 
 class _NothingToCancel:
-    """For work that is stopped by its progress callback alone."""
+    """Work that is stopped by its progress callback alone."""
 
     def cancel(self) -> None:
         pass

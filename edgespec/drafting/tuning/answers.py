@@ -50,7 +50,7 @@ class Answer:
     logprobs: NDArray[np.float16]
 
     def to_bytes(self) -> bytes:
-        """As a block of the file."""
+        """Serialize as a block of the file."""
         buffer = io.BytesIO()
         np.savez_compressed(
             buffer,
@@ -64,7 +64,7 @@ class Answer:
 
     @classmethod
     def from_bytes(cls, block: bytes) -> Answer:
-        """From a block of the file."""
+        """Parse a block of the file."""
         with np.load(io.BytesIO(block), allow_pickle=False) as arrays:
             words, category = arrays["prompt"].tolist()
             text = Text(tuple(arrays["read"].tolist()), tuple(arrays["said"].tolist()))
@@ -131,7 +131,7 @@ def harvest(
     goes_on: Callable[[int], bool] = lambda index: True,
     on_pass: Callable[[], None] = lambda: None,
 ) -> Generator[Answer, None, None]:
-    """Have the target answer prompts, many texts a pass, and yield each answer as it is finished.
+    """Generate the target's answers to prompts, many sequences a pass, and yield each as it is finished.
 
     Prompts that do not fit the context are passed over. An answer may be nothing but its end.
 

@@ -169,7 +169,7 @@ def _grid(block: Tensor, importance: Tensor, kind: str) -> tuple[Tensor, Tensor]
 
 
 def _half(values: Tensor) -> Tensor:
-    """As they are stored."""
+    """Round as in storage."""
     return values.half().float()
 
 

@@ -54,7 +54,7 @@ def _inverse(scale: Tensor) -> Tensor:
 
 
 def _half(scale: Tensor) -> Tensor:
-    """As it is stored."""
+    """Round as in storage."""
     return scale.half().float()
 
 

@@ -55,7 +55,7 @@ class TimeBudget:
     seconds: float
 
     def done(self, steps: int, seconds: float) -> float:
-        """As `Budget`."""
+        """See `Budget`."""
         return seconds / self.seconds
 
 
@@ -66,7 +66,7 @@ class StepBudget:
     steps: int
 
     def done(self, steps: int, seconds: float) -> float:
-        """As `Budget`."""
+        """See `Budget`."""
         return steps / self.steps
 
 

@@ -137,7 +137,7 @@ class _Tuning:
         return tuned
 
     def _answered(self) -> CostModel:
-        """Have the target answer what is still missing; what its passes cost, measured now or before."""
+        """Generate the answers that are still missing; returns the cost of a pass, measured now or before."""
         room = FreeMemory.read().budget(self._options.memory)
         known = self._state.values.get("passes", {})
         knows_cost = (

@@ -15,7 +15,7 @@ _REASONS = {
 
 
 def misfit(saved: Conversation, file: SessionFile, now: Mapping[str, str], context: int) -> str:
-    """Why the saved states of a conversation do not fit; empty if they do.
+    """The reason why the saved states of a conversation do not fit; empty if they do.
 
     Args:
         now: the identity of the states that the engine makes; see `models.llama.cache.identity`.

@@ -55,7 +55,7 @@ class Session:
         self._store: StateStore | None = None
 
     def __repr__(self) -> str:
-        """Such as <Session with big.gguf, 3 turns, saved in trip.json>."""
+        """Return, for example, <Session with big.gguf, 3 turns, saved in trip.json>."""
         turns = "1 turn" if self.turns == 1 else f"{self.turns} turns"
         saved = f", saved in {self.file.path}" if self.file is not None else ""
         return f"<Session with {self.engine.target.model.path.name}, {turns}{saved}>"
@@ -79,7 +79,10 @@ class Session:
 
     @property
     def unsaved(self) -> str:
-        """Why the state of the cache cannot be saved; empty if it can. The conversation itself is saved."""
+        """The reason why the state of the cache cannot be saved; empty if it can.
+
+        The conversation itself is saved.
+        """
         return self._store.failure if self._store is not None else ""
 
     @checks_arguments

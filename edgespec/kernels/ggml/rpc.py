@@ -57,7 +57,7 @@ def connect(endpoint: str) -> tuple[Address, ...]:
 
 
 def own_devices() -> tuple[Address, ...]:
-    """This machine's devices: graphics cards, if ggml has any, and then the processor."""
+    """List this machine's devices: graphics cards, if ggml has any, and then the processor."""
     f = functions()
     found = [f["ggml_backend_dev_get"](index) for index in range(f["ggml_backend_dev_count"]())]
     kinds = {device: f["ggml_backend_dev_type"](device) for device in found}

@@ -57,7 +57,7 @@ class Buffer(ctypes.Structure):
 
 
 class DeviceInterface(ctypes.Structure):
-    """Its beginning, as far as it is used."""
+    """The beginning of ggml_backend_device_i, as far as it is used."""
 
     _fields_ = pointer_fields("get_name", "get_description", "get_memory")
 

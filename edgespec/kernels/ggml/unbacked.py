@@ -60,7 +60,7 @@ class UnbackedBufferType:
         return ctypes.addressof(self._struct)
 
     def finalize(self) -> None:
-        """After loading: restore the names, and give the buffers the type whose kernels are to run."""
+        """Restore the names after loading, and give the buffers the type whose kernels are to run."""
         for buffer in self._buffers:
             buffer.type = self._final
         for name, tensor in self.tensors.items():

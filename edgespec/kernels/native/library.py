@@ -77,7 +77,7 @@ class Library:
         self._no_branches = _register_recurrent(self._f)
 
     def activate(self) -> None:
-        """Have ggml ask the library about every node from now on."""
+        """Make ggml ask the library about every node from now on."""
         self._f["edgespec_activate"]()
 
     def instruction_sets(self) -> tuple[str, ...]:
@@ -196,7 +196,7 @@ def loaded() -> Library | None:
 
 
 def problem() -> str:
-    """Why the library cannot be used; empty if it can."""
+    """The reason why the library cannot be used; empty if it can."""
     return _attempt()[1]
 
 
@@ -218,7 +218,7 @@ def _attempt() -> tuple[Library | None, str]:
 
 
 def _within_backend() -> Address:
-    """Some address in the library of ggml's processor backend."""
+    """An address in the library of ggml's CPU backend."""
     f = ggml.functions()
     registry = f["ggml_backend_dev_backend_reg"](ggml.cpu_device())
     address: Address = f["ggml_backend_reg_get_proc_address"](registry, b"ggml_backend_dev_get_extra_bufts")
@@ -228,7 +228,7 @@ def _within_backend() -> Address:
 
 
 def _register_recurrent(f: dict[str, Any]) -> str:
-    """Have branches of running states computed. Returns why they cannot be; empty if they can."""
+    """Register branches of recurrent states. Returns why they cannot be computed; empty if they can."""
     try:
         operations = _RecurrentOperations(*(ggml.operation_named(name) for name in STATE_OPERATIONS))
     except UnsupportedBuild as error:

@@ -32,12 +32,12 @@ class Card:
 
     @property
     def key(self) -> str:
-        """For keys of what depends on it."""
+        """The key under which measurements of the device are stored."""
         return f"{self.name} {self.description}"
 
     @property
     def seconds(self) -> tuple[float, ...]:
-        """For a byte of weights, for each of kernels.report.ROWS."""
+        """Seconds for a byte of weights, for each of kernels.report.ROWS."""
         return self.profile.seconds
 
     @property

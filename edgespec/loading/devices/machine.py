@@ -37,7 +37,7 @@ class MachineSnapshot:
     def read(
         cls, n_threads: int | None = None, cards: Cards | None = None, workers: LayerDevices | None = None
     ) -> MachineSnapshot:
-        """This machine as it is now: after devices were opened, which takes some memory."""
+        """Read this machine's state, after devices were opened, which takes some memory."""
         try:
             check_supported()
             no_streaming = ""

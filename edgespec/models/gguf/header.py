@@ -175,7 +175,7 @@ class _HeaderReader:
         return metadata
 
     def _value(self, type_id: int, where: str) -> Any:
-        """One metadata value; of an array of strings, only its length (the strings follow)."""
+        """Read a metadata value; of an array of strings, only its length (the strings follow)."""
         if type_id == STRING:
             return self._cursor.bytes(where).decode("utf-8", "replace")
         if type_id in SCALARS:

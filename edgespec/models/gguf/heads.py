@@ -127,7 +127,7 @@ def require_fit(head: Head, target: ModelFiles) -> None:
 
 
 def unusable(header: GGUFHeader) -> str:
-    """Why a file of some other kind of head cannot draft; empty if it is no such file."""
+    """The reason why a file of another kind of head cannot draft; empty if it is no such file."""
     if any(header.architecture.startswith(kind) for kind in _BLOCK_DRAFTERS):
         return (
             f"{header.path.name} is a head of the architecture {header.architecture}, which drafts a block "

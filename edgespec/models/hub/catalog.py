@@ -1,4 +1,4 @@
-"""From the name of a model to its file.
+"""Finding the file of a model by its name.
 
 A name is a path, a name from the catalog (catalog.json: well-known models, and which of them draft for
 which), `org/repo[:quant]` on the Hugging Face Hub, or that of a model which another program has here.
@@ -74,7 +74,7 @@ class Entry:
         return None if self.shape is None else hollow_files(self.name, self.shape, self.quant)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON, for scripts."""
+        """Convert to JSON for scripts."""
         row = asdict(self)
         row["bytes"] = row.pop("n_bytes")
         row["drafters"], row["heads"] = list(self.drafters), list(self.heads)

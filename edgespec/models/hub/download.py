@@ -179,7 +179,7 @@ class _File:
         return digest, done
 
     def _stream(self, out: Any, digest: Any, done: int) -> tuple[Any, int]:
-        """One request for the rest of the file."""
+        """Request the rest of the file."""
         import httpx2
         from huggingface_hub.utils import get_session, hf_raise_for_status  # type: ignore[attr-defined]
 

@@ -47,7 +47,7 @@ class ElsewhereModel:
 
     @property
     def place(self) -> str:
-        """Its place, in words."""
+        """Describe its place."""
         return _PLACES[self.source]
 
 
@@ -148,7 +148,7 @@ def _of_lm_studio() -> Iterator[ElsewhereModel]:
 
 
 def _lm_studio_folders() -> list[Path]:
-    """Its models folders: where the settings of each of its homes say, and in the homes themselves."""
+    """Find its models folders: where the settings of each of its homes say, and in the homes themselves."""
     home = _home()
     homes = [home / ".lmstudio", home / ".cache" / "lm-studio"]
     with contextlib.suppress(OSError, ValueError):

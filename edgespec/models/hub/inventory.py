@@ -32,7 +32,7 @@ class LocalModel:
     quant: str
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON, for scripts."""
+        """Convert to JSON for scripts."""
         return {
             "name": self.name,
             "source": self.source,

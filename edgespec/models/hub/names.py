@@ -119,7 +119,7 @@ def is_known_label(label: str) -> bool:
 
 
 def bits_of(label: str) -> float:
-    """About how many bits a weight takes; 0 if unknown."""
+    """Estimate the bits a weight takes; 0 if unknown."""
     return _BITS.get(normal(label), 0.0)
 
 

@@ -1,4 +1,4 @@
-"""From a name on the Hub to files, taken from the cache or downloaded."""
+"""Getting the files of a name on the Hub, from the cache or by download."""
 
 from __future__ import annotations
 

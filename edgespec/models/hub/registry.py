@@ -50,7 +50,7 @@ class Pair:
         return Path(self.drafter)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON, for scripts."""
+        """Convert to JSON for scripts."""
         return asdict(self) | {"n_bytes": _size(self.path)}
 
 

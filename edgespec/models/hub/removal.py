@@ -32,7 +32,7 @@ class Removable:
     n_bytes: int
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON, for scripts."""
+        """Convert to JSON for scripts."""
         return {"path": str(self.path), "kind": self.kind, "bytes": self.n_bytes}
 
 

@@ -49,7 +49,7 @@ class Hub:
 
     @classmethod
     def without_token(cls) -> Hub:
-        """As `from_environment`, for what is in the cache: reading the token takes a third of a second."""
+        """Open the cache without a token: reading that takes a third of a second."""
         from huggingface_hub import constants
 
         return cls(

@@ -53,7 +53,7 @@ class FirstLayers:
 
     @property
     def most_rows(self) -> int:
-        """Most rows of a decode."""
+        """The maximum number of rows in a decode."""
         return self._context.n_rows
 
     @property
@@ -108,7 +108,7 @@ class _End:
         self.values = None
 
     def reached(self, node: Address) -> bool:
-        """Nothing is asked about."""
+        """Ask for nothing."""
         return False
 
     def computed(self, node: Address) -> None:

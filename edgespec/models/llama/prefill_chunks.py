@@ -60,7 +60,7 @@ class PrefillChunks:
         return tokens, self._rule.padded(tokens)
 
     def proven(self, wanted: int) -> int:
-        """Most rows, of as many as are wanted, that are proven without rows that only fill a pass up."""
+        """The largest proven number of rows, up to the wanted one, that needs no padding."""
         known = (rows for rows in self._lengths if rows <= wanted and self._outcomes.get(rows, False))
         return next(known, min(wanted, self._rule.maximum))
 

@@ -76,7 +76,7 @@ def _router(
     slow = np.stack([np.convolve(column, kernel, mode="same") for column in varying.T], axis=1)
 
     def unit(directions: Floats) -> Floats:
-        """Without the mean, and with logits of variance 1."""
+        """Normalize to mean 0, and to logits of variance 1."""
         directions = directions - np.outer(directions @ mean, mean) / (mean @ mean)
         return np.asarray(directions / np.maximum((varying @ directions.T).std(axis=0), 1e-9)[:, None])
 
@@ -88,7 +88,7 @@ def _router(
 
 
 def _states_of(source: Path) -> list[Floats]:
-    """For each layer, (tokens, embedding) what its feed-forward block sees of the text."""
+    """(tokens, embedding) The input of each layer's feed-forward block for the text."""
     seen = _StatesSeen()
     with Model(source, weights=seen) as model:
         tokens = model.vocabulary.tokenize(_TEXT, control=False)
@@ -115,7 +115,7 @@ class _StatesSeen(AllInMemory):
         """The pass is over."""
 
     def reached(self, node: Address) -> bool:
-        """Nothing is asked about."""
+        """Ask for nothing."""
         return False
 
     def computed(self, node: Address) -> None:

@@ -99,7 +99,7 @@ def find_row_rule(
 
 
 def _rows_with_logits(context: Context) -> int:
-    """Most rows of a pass in which all logits are wanted."""
+    """The maximum number of rows in a pass in which all logits are wanted."""
     return min(context.n_rows, context.n_outputs)
 
 

@@ -222,7 +222,7 @@ class AnswerParts(PartsReader):
         return -1
 
     def _at_fence(self, fences: FenceReader, at: int, call_at: int, final: bool) -> Part | None:
-        """At a code fence, before which there may be text.
+        """Parse at a code fence, before which there may be text.
 
         Args:
             call_at: where a call begins that is marked as one; -1 if none does.
@@ -251,7 +251,7 @@ class AnswerParts(PartsReader):
         return Part(call=CallPiece(index, self.calls[index].id, call.name, call.arguments))
 
     def _at_first(self, syntax: CallSyntax, final: bool) -> Part | None:
-        """At the beginning of an answer that is a call as a whole, or none."""
+        """Parse at the beginning of an answer that is a call as a whole, or none."""
         begun = self._held.lstrip()
         if not self._said and begun.startswith(syntax.trigger):
             self._held = begun  # the trigger is a part of the call's JSON

@@ -1,4 +1,4 @@
-"""From prompts to tokens: plain text, questions and conversations."""
+"""Encoding of prompts as tokens: plain text, questions and conversations."""
 
 from __future__ import annotations
 

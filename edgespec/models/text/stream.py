@@ -1,4 +1,4 @@
-"""From token bytes to text that is safe to show: whole characters, and no part of a stop string.
+"""Decoding of token bytes to text that is safe to show: whole characters, and no part of a stop string.
 
 A token may end inside a UTF-8 character, and a stop string may span tokens. `TextStream` returns
 each piece of text as soon as it is certain, and examines every character once, however long the

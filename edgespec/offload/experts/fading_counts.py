@@ -32,7 +32,7 @@ class FadingCounts:
         self._doublings = 0.0
 
     def next_pass(self) -> None:
-        """Let the counts until now fade by one pass."""
+        """Fade the counts by one pass."""
         self._doublings += self._per_pass
         if self._doublings > _MOST_DOUBLINGS:
             self.worth *= 2.0**-self._doublings

@@ -219,7 +219,7 @@ class ExpertPool:
         return self._reads[expert]
 
     def _spare_slots(self, n: int) -> Numbers:
-        """At most `n` slots: free ones, then those whose experts are worth least."""
+        """Choose at most `n` slots: free ones, then those whose experts are worth least."""
         if n == 0:
             return np.zeros(0, np.intp)
         worth = np.where(self._expert_in == _EMPTY, -1.0, self._counts.worth[self._expert_in])

@@ -97,7 +97,7 @@ class Sources:
         return True
 
     def to_json(self) -> dict[str, Any]:
-        """For the packed file's index."""
+        """Convert to JSON for the packed file's index."""
         return {
             "hashes": {str(layer): digest for layer, digest in self.hashes.items()},
             "states": [[str(state) for state in states] for states in self.states],
@@ -105,7 +105,7 @@ class Sources:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Sources:
-        """From the packed file's index.
+        """Restore from the packed file's index.
 
         Raises:
             ValueError, KeyError, TypeError: the record is malformed.

@@ -1,4 +1,4 @@
-"""One memory budget for everything: what is resident, what is streamed, and whether it suffices."""
+"""The memory budget: what is resident, what is streamed, and whether it suffices."""
 
 from __future__ import annotations
 

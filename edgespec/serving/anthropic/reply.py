@@ -76,7 +76,7 @@ class Reply:
         return [*self._close(), changed, {"type": "message_stop"}]
 
     def usage(self, _answers: Sequence[Generation]) -> list[Event]:
-        """No events: the last ones have the usage."""
+        """Return no events: the last ones have the usage."""
         return []
 
     def _called(self, piece: CallPiece) -> list[Event]:

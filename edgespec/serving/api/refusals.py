@@ -1,4 +1,4 @@
-"""Why a request is not answered, as an HTTP status and an error of the API."""
+"""Refusals: the reason why a request is not answered, as an HTTP status and an error of the API."""
 
 from __future__ import annotations
 

@@ -110,12 +110,12 @@ class Reply:
         }
 
     def _said(self, kind: _Kind, text: str) -> list[Event]:
-        """More of a thought or of a message."""
+        """Extend a thought or a message."""
         events = [] if self._open is not None and self._open.kind == kind else self._begin(Item(kind))
         return [*events, self._more(text)]
 
     def _called(self, piece: CallPiece) -> list[Event]:
-        """More of a call."""
+        """Extend a call."""
         events = self._begin(Item("fc", call_id=piece.id, name=piece.name)) if piece.id else []
         return [*events, self._more(piece.arguments)] if piece.arguments else events
 

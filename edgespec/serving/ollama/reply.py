@@ -32,7 +32,7 @@ class Reply:
         return self._head() | said | self._ending(answer)
 
     def begin(self, _index: int) -> list[Event]:
-        """No lines: a stream begins with its first piece."""
+        """Return no lines: a stream begins with its first piece."""
         return []
 
     def piece(self, _index: int, chunk: Chunk) -> list[Event]:
@@ -53,7 +53,7 @@ class Reply:
         return [*lines, self._head() | self._said("", "", []) | self._ending(answer)]
 
     def usage(self, _answers: Sequence[Generation]) -> list[Event]:
-        """No lines: the last one has the usage."""
+        """Return no lines: the last one has the usage."""
         return []
 
     def nothing_yet(self) -> Event:

@@ -26,7 +26,7 @@ class Expansions:
         self._nodes: dict[tuple[int, int], int] = {}
 
     def add(self, frontier: Frontier, children: Children) -> None:
-        """One draft step."""
+        """Add a draft step."""
         steps = zip(frontier.nodes.tolist(), frontier.parents.tolist(), frontier.tokens.tolist(), strict=True)
         for row, (node, parent, token) in enumerate(steps):
             self._rows[node] = children, row, token

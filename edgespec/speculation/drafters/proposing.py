@@ -88,7 +88,7 @@ class ProposingDrafter(Drafter):
             self._last[index].learn(text)
 
     def close(self) -> None:
-        """There is nothing to free."""
+        """Free nothing."""
 
 
 def lookup_drafter() -> ProposingDrafter:

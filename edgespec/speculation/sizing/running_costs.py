@@ -37,7 +37,7 @@ class MovingCurve:
         return self._curve.knee()
 
     def nodes_within(self, nodes: int, more_s: float) -> int:
-        """Most nodes of a pass that takes longer than one of `nodes` by no more than these seconds."""
+        """The maximum nodes of a pass that takes no more than these seconds longer than one of `nodes`."""
         longest = self._curve.at(nodes) + more_s
         return nodes - 1 + bisect_right(range(nodes, self._most + 1), longest, key=self._curve.at)
 
@@ -73,7 +73,7 @@ class FadingLine:
         return max((self._n * self._xy - self._x * self._y) / spread, 0.0)
 
     def nodes_within(self, nodes: int, more_s: float) -> int:
-        """No limit: a line says too little of passes that are a little longer."""
+        """Return no limit: a line says too little of passes that are a little longer."""
         return sys.maxsize
 
     def add(self, nodes: int, seconds: float) -> None:

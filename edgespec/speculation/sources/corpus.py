@@ -161,7 +161,7 @@ class FileSource(Proposer):
         return _Retrieved(root, matched)
 
     def forget(self) -> None:
-        """Nothing is kept of texts."""
+        """Forget nothing: no texts are kept."""
 
 
 def _longest(block: Block, text: Sequence[int]) -> int:

@@ -49,7 +49,7 @@ class Verifier(Protocol):
 
 
 def excess(above: Law, below: Law) -> Law:
-    """By how much one law exceeds another, as weights: the residual to draw from after a rejection.
+    """The excess of one distribution over another, as weights: the residual to draw from after a rejection.
 
     It is 0 everywhere only if both laws are equal. Then only rounding can cause a rejection, and the first
     law itself is returned.

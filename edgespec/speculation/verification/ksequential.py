@@ -30,7 +30,7 @@ class KSequential(Verifier):
 
 
 def _token(target: Law, drafter: Law, drawn: Sequence[int], draws: Draws) -> int:
-    """Each draw x is accepted with probability min(1, target(x) / (rho drafter(x)))."""
+    """Accept each draw x with probability min(1, target(x) / (rho drafter(x)))."""
     rho = smallest_rho(target, drafter, len(drawn))
     covered = np.minimum(drafter, target / rho)
     passes = float(covered.sum())  # the probability that one draw is accepted

@@ -112,7 +112,7 @@ class RayCluster:
         )
 
     def finished(self, calls: Collection[Any], timeout_s: float) -> list[Any]:
-        """Those of the calls that are finished; waits for one to be."""
+        """Wait until a call is finished, and return all finished calls."""
         if not calls:
             return []
         first, others = self._ray.wait(list(calls), num_returns=1, timeout=timeout_s)

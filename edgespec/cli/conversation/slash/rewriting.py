@@ -32,7 +32,7 @@ class Rewriting:
         self._chat.answer(question)
 
     def edit(self, rest: str) -> None:
-        """Have another question answered instead of the last one, which an editor opens if none is given."""
+        """Answer another question instead of the last one, which an editor opens if none is given."""
         question = self._last_question
         if question is None:
             self._chat.say("There is no question to edit.")

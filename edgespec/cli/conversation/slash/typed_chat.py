@@ -19,10 +19,10 @@ class TypedChat(Protocol):
     models: ChangeableModel | None
 
     def answer(self, text: str) -> None:
-        """Have a question answered."""
+        """Answer a question."""
 
     def go_on(self) -> None:
-        """Have the last answer continued."""
+        """Continue the last answer."""
 
     def confirm(self, question: str) -> bool:
         """True if the person says yes."""

@@ -39,10 +39,10 @@ class ChainCache:
         return self.length
 
     def open(self, paths: int) -> None:
-        """Nothing to do: there is one path."""
+        """Do nothing: there is one path."""
 
     def fork(self, path: int, new_path: int, length: int) -> None:
-        """Never called: there is one path."""
+        """Do nothing: there is one path, and no caller forks it."""
 
     def append(self, batch: Batch, rows: int = 0) -> None:
         """Decode consecutive tokens that belong to the text."""
@@ -94,7 +94,7 @@ class ChainCache:
         """Keep the state: tokens after `length` are dropped when the next text differs there."""
 
     def compact(self) -> None:
-        """Nothing to do: a state has no cells."""
+        """Do nothing: a state has no cells."""
 
     def clear(self) -> None:
         """Forget the text."""

@@ -65,7 +65,7 @@ class SharedCells:
         return sum(text.length for text in self.texts)
 
     def add(self, text: CellHolder) -> int:
-        """Let a text take part; returns its first sequence id.
+        """Add a text; returns its first sequence id.
 
         Raises:
             ValueError: there are as many texts as sequence ids.

@@ -114,7 +114,7 @@ class StateCache:
         return self.length
 
     def open(self, paths: int) -> None:
-        """Nothing to do: branches need no ids."""
+        """Do nothing: branches need no ids."""
 
     def fork(self, path: int, new_path: int, length: int) -> None:
         """Never called: only drafters fork."""
@@ -238,7 +238,7 @@ class StateCache:
         self.rewind(max(length, self._text.n_read))
 
     def compact(self) -> None:
-        """Nothing to do: the text's cells are the first ones, in order."""
+        """Do nothing: the text's cells are the first ones, in order."""
 
     def clear(self) -> None:
         """Forget the text."""

@@ -51,7 +51,7 @@ class StateStore:
 
     @property
     def failure(self) -> str:
-        """Why nothing can be written here; empty if nothing has failed."""
+        """The reason why nothing can be written here; empty if nothing has failed."""
         return self._files.failure
 
     def restore(self, cache: KVCache, tokens: Sequence[int]) -> int:

@@ -56,7 +56,7 @@ class BranchingCache:
 
     @property
     def max_paths(self) -> int:
-        """Most leaves that a tree may have now."""
+        """The maximum number of leaves that a tree may have now."""
         return len(self.ids) + self.n_free_ids
 
     @property

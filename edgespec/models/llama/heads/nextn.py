@@ -31,7 +31,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
 
 
 def keep_features(context: Any) -> None:
-    """Have a context keep the features of the rows whose outputs are wanted.
+    """Make a context keep the features of the rows whose outputs are wanted.
 
     Raises:
         UnsupportedBuild: this build cannot.

@@ -30,7 +30,7 @@ def require_heads() -> None:
 
 
 def heads_fault() -> str:
-    """Why heads do not work here, as a clause; empty if they do.
+    """The reason why heads do not work here, as a clause; empty if they do.
 
     Raises:
         BackendError: no child process can be started to find out.

@@ -54,7 +54,7 @@ class LayerTap:
         self._found = {layer: [] for layer in self._layers}
 
     def reached(self, node: Address) -> bool:
-        """Nothing is asked about: the graph stops where states are to be copied."""
+        """Ask for nothing: the graph stops where states are to be copied."""
         return False
 
     def computed(self, node: Address) -> None:

@@ -29,7 +29,7 @@ class AbortFlag:
         self._text[0] = b"x"
 
     def clear(self) -> None:
-        """Let decodes run again."""
+        """Allow decodes again."""
         self._text[0] = b"\x00"
 
     @property

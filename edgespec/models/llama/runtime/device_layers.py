@@ -33,12 +33,12 @@ class DeviceLayers:
 
     @classmethod
     def of(cls, pairs: Sequence[tuple[Address, int]], *, output: bool = False) -> DeviceLayers:
-        """So many layers on each of these devices."""
+        """Place this many layers on each of these devices."""
         return cls(tuple(device for device, _ in pairs), tuple(count for _, count in pairs), output)
 
     @property
     def llama_count(self) -> int:
-        """For llama.cpp, which counts the output as one more layer of the last device."""
+        """The counts for llama.cpp, to which the output is one more layer of the last device."""
         return sum(self.counts) + 1 if self.devices else 0
 
     def amend(self, params: Any) -> tuple[BufferTypes, object]:

@@ -18,7 +18,7 @@ class ForkAware(Protocol):
     """Something that works only in the process that created it."""
 
     def forked(self) -> None:
-        """This process is a fork of that one."""
+        """True if this process is a fork of that one."""
 
 
 _open: weakref.WeakSet[ForkAware] = weakref.WeakSet()

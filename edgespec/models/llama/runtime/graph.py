@@ -78,7 +78,7 @@ class _MarksBranches:
         return False
 
     def computed(self, node: Address) -> None:
-        """Nothing to do: the graph is never stopped for this."""
+        """Do nothing: the graph is never stopped for this."""
 
     def end(self, *, completed: bool) -> None:
         """The decode has returned."""

@@ -104,14 +104,14 @@ class AllInMemory:
 
     @property
     def setup_s(self) -> float:
-        """Nothing is needed once."""
+        """Return zero: there is no set-up."""
         return 0.0
 
     def loaded(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def amend_context(self, params: Any) -> None:
-        """Nothing to amend."""
+        """Amend nothing."""
 
     def failure(self) -> EdgeSpecError | None:
         """Weights in memory do not get lost."""
@@ -121,4 +121,4 @@ class AllInMemory:
         """All experts are there."""
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Free nothing."""

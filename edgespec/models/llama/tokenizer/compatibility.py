@@ -42,7 +42,7 @@ class Check:
 
 
 def compare(target: Vocabulary, drafter: Vocabulary) -> list[Check]:
-    """Every comparison of two vocabularies that matters to a pair, with the first differences."""
+    """Compare two vocabularies in all that matters to a pair, with the first differences."""
     pair = (target, drafter)
     sizes = (target.n_tokens, drafter.n_tokens)
     bos = (target.bos, drafter.bos)

@@ -192,7 +192,7 @@ class Vocabulary:
         return frozenset(pairs)
 
     def _tokenize(self, text: str, control: bool, bos: bool) -> list[int]:
-        """One call of llama.cpp's tokenizer."""
+        """Call llama.cpp's tokenizer."""
         handle = self._handle
         data = text.encode("utf-8", "replace")  # half surrogates, from undecodable arguments, become "?"
 

@@ -120,7 +120,7 @@ def _value_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> Value:
 
 
 def _joined(values: Sequence[Value]) -> Value:
-    """One of several."""
+    """Join alternatives."""
     words = {word: item for value in values for word, item in value.words.items()}
     texts = tuple(text for value in values for text in value.texts)
     forms = tuple(form for value in values for form in value.forms)

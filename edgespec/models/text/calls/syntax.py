@@ -117,7 +117,7 @@ class CallSyntax:
         )
 
     def more_triggers(self, tools: Sequence[Tool]) -> dict[str, tuple[Step, ...]]:
-        """Other texts with which a call may begin, and what has to follow each."""
+        """List other texts with which a call may begin, and what has to follow each."""
         if not self.in_channels:
             return {}
         schemas = {tool.name: closed(tool).parameters for tool in tools}

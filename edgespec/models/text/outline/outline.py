@@ -87,7 +87,7 @@ class Outline:
         return True
 
     def compute_logit_bias(self) -> bytes:
-        """For each token a byte, which is 0 unless the token may follow."""
+        """Compute a byte for each token, which is 0 unless the token may follow."""
         mask = self._stages[-1].mask()
         return self._all if mask is None else mask.astype(np.uint8).tobytes()
 

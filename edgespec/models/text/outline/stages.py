@@ -59,7 +59,7 @@ class Frame(Protocol):
 
 @dataclass(frozen=True)
 class Start:
-    """Before an answer that may begin with a thought."""
+    """The stage before an answer that may begin with a thought."""
 
     outline: Frame
     thought: Thought
@@ -119,7 +119,7 @@ def thinking(outline: Frame, thought: Thought, tail: bytes, count: int) -> Stage
 
 @dataclass(frozen=True)
 class Thinking:
-    """In a thought."""
+    """The stage within a thought."""
 
     outline: Frame
     thought: Thought
@@ -150,7 +150,7 @@ class Thinking:
 
 @dataclass(frozen=True)
 class Literal:
-    """In a fixed text.
+    """The stage within a fixed text.
 
     Attributes:
         tokens: those that are still to come.
@@ -179,7 +179,7 @@ class Literal:
 
 @dataclass(frozen=True)
 class Choosing:
-    """In one of several fixed texts.
+    """The stage within one of several fixed texts.
 
     Attributes:
         options: the tokens of each that are still to come, and the steps after it.
@@ -208,7 +208,7 @@ class Choosing:
 
 @dataclass(frozen=True)
 class Free:
-    """In free text.
+    """The stage within free text.
 
     Attributes:
         tail: the latest bytes, which may be the beginning of a trigger.
@@ -261,7 +261,7 @@ class Free:
 
 @dataclass(frozen=True)
 class InForm:
-    """In a form.
+    """The stage within a form.
 
     Attributes:
         rest: the steps after it.
@@ -294,7 +294,7 @@ class InForm:
 
 @dataclass(frozen=True)
 class Over:
-    """After all that was required; nothing but the end may follow."""
+    """The stage after all that was required; nothing but the end may follow."""
 
     outline: Frame
 
