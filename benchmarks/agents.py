@@ -80,7 +80,7 @@ _TOOLS: dict[str, tuple[str, dict[str, str]]] = {
         {"command": "Command.", "timeout": "Seconds.", "folder": "Where it runs."},
     ),
     "run_in_background": (
-        "Start a command that goes on running.",
+        "Start a command that keeps running.",
         {"command": "Command.", "name": "A name for it."},
     ),
     "read_output": (
@@ -264,7 +264,7 @@ def instructions(server: Server, tokens: int) -> str:
 
 
 def results(scale: float, turns: int, start: int) -> list[str]:
-    """What the tools return: pieces of this repository's files."""
+    """Results of the tools: pieces of this repository's files."""
     source = "".join(path.read_text() for path in sorted((ROOT / "edgespec").rglob("*.py")))
     found = []
     for turn in range(turns):

@@ -29,7 +29,7 @@ _CELLS = 2048
 
 @dataclass(frozen=True)
 class Written:
-    """What a target answered to a question."""
+    """A target's answer to a question."""
 
     question: Question
     temperature: float
@@ -55,7 +55,7 @@ class Count:
 
 @dataclass(frozen=True)
 class Yield:
-    """How a drafter did with trees of one size at one temperature, over all questions and by category."""
+    """A drafter's results with trees of one size at one temperature, over all questions and by category."""
 
     temperature: float
     nodes: int
@@ -101,7 +101,7 @@ def yields_along(
     budgets: Sequence[int],
     on_text: Callable[[int], None] = lambda number: None,
 ) -> list[Yield]:
-    """Lead a drafter's trees along texts. What it learns of its target goes on from text to text."""
+    """Lead a drafter's trees along texts. What it learns of its target is kept from text to text."""
     found: dict[tuple[float, int], dict[str, Count]] = defaultdict(lambda: defaultdict(Count))
     policies = {(text.temperature, budget): tree_policy() for text in texts for budget in budgets}
     with Model(drafter) as model:

@@ -118,7 +118,7 @@ def ours(name: str, budget: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def answers(target: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """The same prompts, after one answer that is not counted."""
+    """Measure the prompts, after one answer that is not counted."""
     budget = int(options.one) if options.one.isdigit() else None
     with edgespec.load(
         target,
@@ -140,7 +140,7 @@ def answers(target: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def alternating(target: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """The same questions answered in two ways in turn, which begin alternately."""
+    """Answer questions in two ways in turn, which begin alternately."""
     ways = _WAYS[options.alternate]
     if options.disk:
         slow_down(options.disk * 1e9)

@@ -1,4 +1,4 @@
-"""What works with each architecture that this llama.cpp build knows, as a table.
+"""Tabulate what works with each architecture that this llama.cpp build knows.
 
     python -m benchmarks.architectures [--keep FOLDER] [NAME ...]
 
@@ -153,7 +153,7 @@ def _open(model: Model, n_sequences: int, *, branching: bool = False) -> Context
 
 
 def _trees_work(context: Context) -> bool:
-    """Whether each path of a tree gets the logits that a chain gives it, but for rounding."""
+    """True if each path of a tree gets the logits that a chain gives it, but for rounding."""
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, context.model.vocabulary.n_tokens, 24).tolist()
     text = tokens[:_ROWS]

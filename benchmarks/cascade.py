@@ -26,7 +26,7 @@ from edgespec.speculation.policies import tree_policy
 
 @dataclass
 class _Sums:
-    """What answers took."""
+    """Costs of answers."""
 
     tokens: int = 0
     passes: int = 0

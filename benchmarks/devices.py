@@ -60,7 +60,7 @@ _ROWS = (1, 8, 32)
 def main() -> None:
     """Compare texts, or plan on paper."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--model", help="default: the small model that comes along")
+    parser.add_argument("--model", help="default: the bundled demo model")
     parser.add_argument("--draft", help="for the rows with a drafter; default: the small model in Q4_0")
     parser.add_argument("--device", help="default: the first one")
     parser.add_argument("--tokens", type=int, default=24)
@@ -130,7 +130,7 @@ def answered(path: Any, n_tokens: int, more: dict[str, Any]) -> tuple[edgespec.G
 
 
 def same_text(expected: Sequence[int], found: Sequence[int]) -> str:
-    """Whether two answers are the same, or after how many tokens they part."""
+    """Compare two answers: equal, or the number of tokens after which they part."""
     if list(expected) == list(found):
         return "the same"
     pairs = zip(expected, found, strict=False)
@@ -138,7 +138,7 @@ def same_text(expected: Sequence[int], found: Sequence[int]) -> str:
 
 
 def plan_on_paper(model: Path, memory: int) -> None:
-    """What the planner expects, without a card and with each of those on paper."""
+    """Predict speeds without a card, and with each of those on paper."""
     files = ModelFiles(inspect_model(str(model), no_progress).headers)
     own = seconds_on_paper(*PROCESSOR)
     store = ProfileStore(model.parent / "profiles")

@@ -1,4 +1,4 @@
-"""How good are drafters that were picked by hand, and the one that `draft make` finds, untuned and tuned?
+"""Compare drafters that were picked by hand with the one that `draft make` finds, untuned and tuned?
 
     edgespec draft make smollm2-135m --pass-seconds 0.7
     python -m benchmarks.drafters made=PATH [--target MODEL.gguf] [--widened-bytes 2147483648]
@@ -12,8 +12,8 @@ which no other work on the machine changes. With --widened-bytes also tokens per
 target, widened to that size and streamed within --memory, is drafted for by each, at the --temperatures.
 
 With --made, `draft make` adds the drafter that it finds. With --tune-minutes each of these drafters has a
-second row, tuned for so long with the prompts that come along; --tune-steps counts steps instead, which other
-work on the machine does not change. An interrupted run goes on with that tuning. Heads (--heads) read the
+second row, tuned for so long with the built-in prompts; --tune-steps counts steps instead, which other
+work on the machine does not change. An interrupted run resumes that tuning. Heads (--heads) read the
 target's hidden states and say nothing alone, so they have end-to-end rows only.
 """
 
@@ -100,7 +100,7 @@ def _add_speeds(
 
 
 def _tuned(target: Path, start: Path, options: argparse.Namespace) -> Path:
-    """A drafter tuned on the prompts that come along; kept, and gone on with if it was interrupted."""
+    """Tune a drafter on the built-in prompts; keep it, and resume if interrupted."""
     steps, minutes = options.tune_steps, options.tune_minutes
     how = f"{steps}-steps-{options.tune_answers}" if steps else f"{minutes:g}"
     path = start.with_name(f"{start.stem}-tuned-{how}.gguf")
@@ -164,7 +164,7 @@ def _end_to_end(
 
 
 def _made(target: Path) -> Path:
-    """What `draft make` finds for a target whose passes take a while."""
+    """The drafter that `draft make` finds for a target whose passes take a while."""
     path = FOLDER / f"{target.stem}-made.gguf"
     if not path.exists():
         FOLDER.mkdir(parents=True, exist_ok=True)
@@ -190,7 +190,7 @@ def _parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("drafters", nargs="*", metavar="NAME=PATH", help="further drafters")
-    parser.add_argument("--target", type=Path, help="default: the model that comes along")
+    parser.add_argument("--target", type=Path, help="default: the bundled demo model")
     parser.add_argument("--drop", nargs="*", default=["20", "18,21"], help="layers left out by hand")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--made", action="store_true", help="add what `draft make` finds")

@@ -1,4 +1,4 @@
-"""What growing a tree costs beside the drafter's own decode calls.
+"""Measure the cost of growing a tree beside the drafter's own decode calls.
 
     python -m benchmarks.drafting
 

@@ -1,4 +1,4 @@
-"""What a mixture's passes have to read: found without weights, and read with nothing computed in between."""
+"""Measure a mixture's reads: found without weights, and read with nothing computed in between."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Choices = list[tuple[int, list[int], list[float]]]  # of a pass: layer, experts,
 
 
 def oracle(passes: list[Choices], n_slots: int, per_layer: int, last: int) -> list[list[int]]:
-    """What the last passes miss, layer by layer, by the same policy but without weights, threads or slots.
+    """Experts that the last passes miss, by layer, under the same policy without weights, threads or slots.
 
     Experts are numbered as in the pool.
     """

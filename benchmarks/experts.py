@@ -136,7 +136,7 @@ def report(
 
 
 def prompt_speed(figures: dict[str, Any]) -> str:
-    """How fast the long prompt was read."""
+    """Speed of reading the long prompt."""
     return f"{figures['prompt_tokens'] / figures['prompt_s']:.0f} tokens/s of a prompt"
 
 
@@ -246,14 +246,14 @@ def pool_of(engine: Engine) -> ExpertPool:
 
 
 def trial_of(engine: Engine) -> Trial:
-    """What has been found out about guesses."""
+    """Results about guesses."""
     trial = getattr(engine.target.model.weights, "_trial", None)
     assert isinstance(trial, Trial)
     return trial
 
 
 def read_long_prompt(engine: Engine) -> dict[str, Any]:
-    """How long a long prompt takes."""
+    """Time of a long prompt."""
     engine.target.rewind(0)
     answer = engine.generate(LONG_PROMPT, GenerationConfig(max_tokens=1))
     return {"prompt_tokens": answer.prompt_tokens, "prompt_s": answer.timings.prefill_s}

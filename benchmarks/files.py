@@ -1,8 +1,8 @@
-"""What a person's own files add as a source of drafts.
+"""Measure the gain from a person's own files as a source of drafts.
 
     python -m benchmarks.files --folder edgespec
 
-The default model goes on from the beginnings of files in a folder, greedily and without a drafter, with three
+The default model continues the beginnings of files in a folder, greedily and without a drafter, with three
 sets of sources: the text and recycling; these and an index of the folder without the file in hand; and with
 it. Everything that was learned is forgotten before each set, which then learns from file to file.
 """

@@ -1,8 +1,8 @@
-"""What could a drafter learn between answers, from the rows of the target that were verified anyway?
+"""Measure what a drafter could learn between answers, from the rows of the target that were verified anyway.
 
     python -m benchmarks.online DRAFTER.gguf [--target MODEL.gguf] [--answers 160]
 
-The target's answers to the prompts that come along (kept by benchmarks.tuning) are gone through in turn, as a
+The target's answers to the built-in prompts (kept by benchmarks.tuning) are gone through in turn, as a
 chat would: first the drafter's candidates after each token are counted, as first choice and among four, and
 then everything learns from the answer. Counted are the drafter alone; with the biases that trees learn in any
 case (`speculation.learning.pair`); with a low-rank adapter on what its output layer reads (OSD, Liu et al.
@@ -177,7 +177,7 @@ def _parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("drafter", type=Path)
-    parser.add_argument("--target", type=Path, help="default: the model that comes along")
+    parser.add_argument("--target", type=Path, help="default: the bundled demo model")
     parser.add_argument("--answers", type=int, default=160)
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--rate", type=float, default=1e-3)

@@ -1,4 +1,4 @@
-"""What EdgeSpec costs beside llama.cpp's own work, with the default model in memory.
+"""Measure EdgeSpec's overhead beside llama.cpp's own work, with the default model in memory.
 
     python -m benchmarks.overhead
     python -m benchmarks.overhead --pair TARGET DRAFTER [--nodes 8]
@@ -110,7 +110,7 @@ def speculation(engine: Engine, tokens: int, rounds: int) -> dict[str, float]:
 
 
 def print_parts(target: str, drafter: str, nodes: int, tokens: int, rounds: int) -> None:
-    """Where the time of rounds goes: medians over answers to so many prompts, of means per round."""
+    """Break down the time of rounds: medians over answers to so many prompts, of means per round."""
     found: dict[str, list[float]] = {}
     with edgespec.load(target, draft=drafter, tree_budget=nodes, learn=False) as engine:
         engine.decisions = Decisions(drafting=True)

@@ -1,4 +1,4 @@
-"""What sampling leaves a drafter to gain: the overlap of the two models' distributions, and what is reached.
+"""Measure the limit that sampling sets to a drafter, the overlap of two distributions, and what is reached.
 
     python -m benchmarks.overlap --target big.gguf --drafter small.gguf [--temperatures 0 0.7 1] [--tokens 64]
 

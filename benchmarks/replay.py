@@ -43,7 +43,7 @@ _SEQUENCES = 256
 
 
 class Contexts:
-    """What a drafter says after contexts along one text; each is read once."""
+    """A drafter's distributions after contexts along one text; each is read once."""
 
     def __init__(self, model: Model, *, n_cells: int, n_threads: int, kv: str = "f16") -> None:
         self._context = Context(
@@ -200,7 +200,7 @@ class Contexts:
 
 @dataclass
 class Run:
-    """How one way to grow trees did along one text.
+    """Results of one way to grow trees along one text.
 
     Attributes:
         tokens, passes, nodes: of the target.

@@ -3,7 +3,7 @@
     python -m benchmarks.rules
 
 The target samples texts. At places along each of them every rule drafts a tree and judges it, and the text
-goes on as it was: so all rules meet the same contexts, and draw with the same numbers there. `specinfer` and
+continues unchanged: all rules meet the same contexts, and draw with the same numbers there. `specinfer` and
 `recursive` draw trees of one shape.
 """
 

@@ -1,10 +1,10 @@
-"""What sources without a model yield: each alone and merged with a drafter, by category, size and sampling.
+"""Measure sources without a model: each alone and merged with a drafter, by category, size and sampling.
 
     python -m benchmarks.sources --results sources.jsonl
 
 Trees are led along texts of the target, as in benchmarks.trees: tokens a pass are counted, so other programs
 do not matter. Everything kept of texts and passes is forgotten before each question; what is learned about
-the sources' chances goes on. A run that was stopped goes on where it was; `--minutes` stops it by itself.
+the sources' chances continues. A run that was stopped resumes; `--minutes` stops it by itself.
 
 A person's own files are no part of this: what they add depends on the files.
 """

@@ -1,4 +1,4 @@
-"""What a pass costs when the weights do not fit: against the disk, the arithmetic, and llama.cpp.
+"""Measure the cost of a pass when the weights do not fit: against the disk, the arithmetic, and llama.cpp.
 
     python -m benchmarks.streaming [--cap 1200] [--target-bytes 1840000000] [--folder DIR]
 

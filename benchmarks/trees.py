@@ -6,7 +6,7 @@
 
 `run` writes the target's texts once and leads every policy along them (see benchmarks.replay); a line is
 written for each pair, temperature and prompt, prompts in turn over their categories. A run that was stopped
-goes on where it was, and one with further methods or budgets adds them. `--minutes` stops it by itself. The
+resumes, and one with further methods or budgets adds them. `--minutes` stops it by itself. The
 whole grid is
 
     run --prompts 40 --budgets 8 16 32 60 128 --temperatures 0 0.6 1.0
@@ -157,7 +157,7 @@ def run(options: argparse.Namespace) -> None:
 
 @dataclass(frozen=True)
 class Text:
-    """What the target wrote."""
+    """The target's text."""
 
     question: Question
     temperature: float
@@ -215,7 +215,7 @@ def in_bf16(path: Path) -> Path:
 
 @cache
 def sources_of(method: str, budget: int) -> tuple[bool, list[Proposer]]:
-    """Whether a method asks the drafter, and its sources, which go on from text to text."""
+    """True if a method asks the drafter; and its sources, which are kept from text to text."""
     del budget  # each has sources of its own
     model, kinds = SOURCES.get(method, (True, ()))
     return model, [kind() for kind in kinds]
@@ -234,7 +234,7 @@ def new_policy(method: str, path: Path | None = None) -> TreePolicy:
 
 
 def limits_of(policy: TreePolicy, budget: int, config: GenerationConfig) -> TreeLimits:
-    """What `edgespec.load` would allow for that budget."""
+    """The settings that `edgespec.load` would allow for that budget."""
     limits = policy.clamp(TreeLimits(max(budget, 64), depth=DEPTH, width=max(8, budget // 8)))
     return replace(limits, budget=budget, growth=policy.growth(config))
 

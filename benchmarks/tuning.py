@@ -1,11 +1,11 @@
-"""Which way of tuning a drafter learns most in the same time? Every row trains the same start anew.
+"""Compare ways of tuning a drafter in equal time; every row trains the same start anew.
 
     python -m benchmarks.tuning START.gguf [--target MODEL.gguf] [--answers 200] [--seconds 60 | --steps 24]
     python -m benchmarks.tuning START.gguf --loss "divergence" "total variation" --rate 3e-4 6e-4 --first 0 13
     python -m benchmarks.tuning START.gguf --rounded no yes --rank 0 16
     python -m benchmarks.tuning START.gguf --drafted 0 0.5
 
-The target answers the prompts that come along (once: its answers are kept), and the drafter is trained on
+The target answers the built-in prompts (once: its answers are kept), and the drafter is trained on
 them. Measured on answers about other subjects, in torch: the divergence, the total variation, and how often
 the drafter's first choice, or one of its first four, is the target's. With the weights as they were trained,
 as Q8_0, and in the types that the start had, which shows what writing them costs.
@@ -116,7 +116,7 @@ def _with_drafted(
 
 
 def _drafted(start: Path, target: Path, answers: list[Answer]) -> list[Answer]:
-    """What a drafter says itself to the same prompts, with the target's distributions along it."""
+    """A drafter's own answers to the same prompts, with the target's distributions along them."""
     said: dict[int, tuple[int, ...]] = {}
     requests = [
         Request(answer.text.prompt, GenerationConfig(temperature=1.0, seed=i, max_tokens=_TOKENS), key=i)
@@ -192,7 +192,7 @@ def _parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("start", type=Path)
-    parser.add_argument("--target", type=Path, help="default: the model that comes along")
+    parser.add_argument("--target", type=Path, help="default: the bundled demo model")
     parser.add_argument("--answers", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=60.0, help="of training, for each row")
     parser.add_argument("--steps", type=int, help="in place of seconds")

@@ -92,7 +92,7 @@ def _with_drafter(sizes: Sequence[Prediction], draft: Path, nodes: int) -> Predi
 
 
 def _learn(options: argparse.Namespace) -> None:
-    """What plans are made of: passes on this machine alone, draft steps, and what the pair's trees yield."""
+    """Inputs of plans: passes on this machine alone, draft steps, and the yield of the pair's trees."""
     command = [sys.executable, "-m", "edgespec", "profile", str(options.model), "--draft", str(options.draft)]
     command += ["--context", str(_CONTEXT), "--threads", str(options.threads), "--quiet"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -152,7 +152,7 @@ def _workers(threads: int, memory: int) -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def _behind(addresses: Sequence[str], round_trip_s: float, megabits: float | None) -> Iterator[list[str]]:
-    """The same workers, behind a slow network."""
+    """Put the workers behind a slow network."""
     rate = None if megabits is None else megabits * 1e6 / 8
     ports = [DelayedPort(address, round_trip_s, rate) for address in addresses]
     try:

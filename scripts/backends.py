@@ -1,4 +1,4 @@
-"""What llama.cpp can compute on besides the processor, and whether a build for it is possible here."""
+"""List what llama.cpp can compute on besides the processor, and what a build for it needs here."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def found(platform: str, devices: Path = Path("/dev")) -> str | None:
 
 
 def missing(backend: str, platform: str) -> str:
-    """What a build for a backend lacks here, and how to get it; empty if nothing."""
+    """Missing requirements of a build for a backend, and how to get them; empty if nothing."""
     if backend == "metal" and platform != "darwin":
         return "Metal is for Macs.\nLeave out --backend, or name another one."
     if backend == "cuda" and not shutil.which("nvcc") and not os.environ.get("CUDACXX"):

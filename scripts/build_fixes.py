@@ -23,12 +23,12 @@ _CONCERNED = {"amx_int8", "avx512_fp16"}
 
 
 def applies() -> bool:
-    """Whether ggml has the faulty kernels on such a system, compiled by GCC, Clang or one of their kin."""
+    """True if ggml has the faulty kernels on such a system, compiled by GCC, Clang or one of their kin."""
     return sys.platform == "linux" and platform.machine() in ("x86_64", "AMD64")
 
 
 def are_needed(cpu_info: Path = CPU_INFO) -> bool:
-    """Whether this processor is one of those that a build without the fixes does not suit."""
+    """True if a build without the fixes does not suit this processor."""
     if not applies():
         return False
     try:

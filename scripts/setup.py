@@ -118,7 +118,7 @@ def set_up(venv: Path, *, dev: bool, rebuild: bool = False) -> None:
 
 
 def python_problem(version: tuple[int, ...]) -> str:
-    """What is wrong with this Python; empty when it will do."""
+    """The fault of this Python; empty when it will do."""
     if version >= OLDEST_PYTHON:
         return ""
     wanted = ".".join(map(str, OLDEST_PYTHON))
@@ -236,7 +236,7 @@ class Environment:
         return {normalized(name): public(version) for name, version in found.items() if name}
 
     def is_current(self, installed: dict[str, str], *, dev: bool) -> bool:
-        """Whether the last run put in all that is asked for, and all of it is still there."""
+        """True if the last run installed all that is asked for, and all of it is still there."""
         mark = self._read_mark()
         return (
             mark.get("inputs") == inputs_digest()
@@ -246,7 +246,7 @@ class Environment:
         )
 
     def has_build(self) -> bool:
-        """Whether llama.cpp was compiled with the CMAKE_ARGS in force, if any are, and works here."""
+        """True if llama.cpp was compiled with the CMAKE_ARGS in force, if any are, and works here."""
         mark = self._read_mark()
         works = not build_fixes.are_needed() or mark.get("build_fixes") == build_fixes.digest()
         return works and CMAKE_ARGS in ("", mark.get("cmake_args"))
@@ -319,7 +319,7 @@ def install_torch(environment: Environment, installed: dict[str, str], version: 
     for way in torch_commands(sys.platform, has_nvidia(), version, str(environment.python)):
         if all(environment.run(*command) for command in way):
             return
-    raise environment.failure("Is the network there? Running this again goes on where it stopped.")
+    raise environment.failure("Is the network there? Running this again resumes.")
 
 
 def uses_cuda(platform: str, nvidia: bool) -> bool:

@@ -25,7 +25,7 @@ Answer = tuple[list[int], str]
 
 @dataclass
 class Outcome:
-    """What became of a round.
+    """The outcome of a round.
 
     Attributes:
         identical: whole answers that are what they are alone.

@@ -111,7 +111,7 @@ def smol_path() -> Path:
 
 @pytest.fixture(scope="session")
 def reply(smol_path: Path) -> Iterator[Callable[..., str]]:
-    """What the default model says on this processor, greedily and without drafts.
+    """The default model's greedy answers on this processor, without drafts.
 
     Processors round differently, so no test may know the model's texts by heart.
     """

@@ -59,12 +59,12 @@ class Desk:
 
     @property
     def echoes(self) -> bool:
-        """Whether the terminal shows keys as they are typed."""
+        """True if the terminal shows keys as they are typed."""
         return bool(termios.tcgetattr(self._ours)[3] & termios.ECHO)
 
     @property
     def cursor_hidden(self) -> bool:
-        """Whether the cursor cannot be seen."""
+        """True if the cursor cannot be seen."""
         return bool(self._screen.cursor.hidden)
 
     @property
@@ -76,7 +76,7 @@ class Desk:
         return lines
 
     def coloured(self) -> list[list[tuple[str, str]]]:
-        """The same, as runs of text and their style in Rich's words."""
+        """The screen as runs of text and their styles, in Rich's words."""
         lines = []
         for y, plain in enumerate(self.screen):
             runs: list[tuple[str, str]] = []

@@ -16,7 +16,7 @@ from tests.waiting import PATIENCE_S
 def cancelled_while_reading(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, answer: Callable[[], Generation], *, reads: int
 ) -> Generation:
-    """What an answer comes to that is cancelled while a read hangs, which ends only afterwards.
+    """Cancel an answer while a read hangs, which ends only afterwards.
 
     Args:
         reads: how many reads begin before one hangs, and all that follow.

@@ -56,7 +56,7 @@ def batch_command(model: str, prompts: Path, answers: Path, parallel: int | None
 
 
 def results(path: Path) -> list[dict[str, Any]]:
-    """What must be the same: everything but the figures of time and memory."""
+    """The part that must agree: everything but the figures of time and memory."""
     lines = [json.loads(line) for line in path.read_text().split("\n") if line]
     return [_without_figures(result) for result in lines]
 

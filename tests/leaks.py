@@ -1,4 +1,4 @@
-"""What a process still holds after it has opened and closed a streamed model many times.
+"""Memory that a process still holds after it has opened and closed a streamed model many times.
 
     python -m tests.leaks MODEL '{"context": 64, "exact": false}'
 
@@ -35,7 +35,7 @@ class Held:
 
 
 def held_around(model: Path, **options: Any) -> tuple[Held, Held]:
-    """What a process holds before and after it opens the model 20 times and closes it again."""
+    """Memory of a process before and after it opens the model 20 times and closes it again."""
     command = [sys.executable, "-m", "tests.leaks", str(model), json.dumps(options)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     before, after = (Held(**line) for line in map(json.loads, done.stdout.splitlines()[-2:]))
@@ -53,7 +53,7 @@ def _held() -> Held:
 
 def main() -> None:
     model, options = Path(sys.argv[1]), json.loads(sys.argv[2])
-    for times in (_WARM, _TIMES):  # what llama.cpp and Python keep for good is held after the first
+    for times in (_WARM, _TIMES):  # llama.cpp and Python make permanent allocations in the first
         for _ in range(times):
             with load_in_least_memory(model, **options) as engine:
                 engine.generate("Hi", GenerationConfig(max_tokens=2), raw=True)

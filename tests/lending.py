@@ -44,7 +44,7 @@ class LocalWorker:
 
     @property
     def pid(self) -> int:
-        """Of the program; the server is its child."""
+        """Arguments of the program; the server is its child."""
         return self._process.pid
 
     def kill(self) -> None:

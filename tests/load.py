@@ -127,7 +127,7 @@ def _asked(question: str) -> list[dict[str, str]]:
 
 @dataclass(frozen=True)
 class Held:
-    """What the server holds while it has nothing to do."""
+    """Resources of the idle server."""
 
     memory: int
     descriptors: int
@@ -136,7 +136,7 @@ class Held:
 
 @dataclass
 class Report:
-    """What became of the requests.
+    """Outcomes of the requests.
 
     Attributes:
         problems: answers that were lost or wrong, and what else went wrong.
@@ -285,7 +285,7 @@ def _ask(user: Client, question: str, expected: str, tokens: int, number: int) -
 
 
 def _held_when_idle(server: Running, process: psutil.Process) -> Held:
-    """What the server holds once all requests have ended and its connections are those that clients keep."""
+    """Resources of the server once all requests have ended, with the connections that clients keep."""
 
     def is_idle() -> bool:
         figures = server.figures()

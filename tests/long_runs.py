@@ -112,7 +112,7 @@ def _vocabulary() -> Header:
 
 
 def in_forks(items: Iterable[str], answer: Callable[[str, Path], str]) -> dict[str, str]:
-    """What `answer` says about each item, or how it ended the process.
+    """Results of `answer` for each item, or how it ended the process.
 
     A fork does one item after another; if it dies, that is what became of the item, and another one does the
     rest.

@@ -63,7 +63,7 @@ class Running:
         return str(answer["choices"][0]["text"])
 
     def figures(self) -> dict[str, float]:
-        """What /metrics tells, by name; requests by their outcome."""
+        """Values of /metrics by name; requests by their outcome."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         connection.request("GET", "/metrics")
         answer = connection.getresponse()

@@ -64,7 +64,7 @@ def flips(options: argparse.Namespace) -> bool:
 def _with_flip(
     options: argparse.Namespace, pack: Path, at: int, bit: int, expected: list[int], *, open_first: bool
 ) -> str:
-    """What becomes of answers when this bit is another one."""
+    """Outcomes of answers when this bit is flipped."""
 
     def byte() -> int:
         with pack.open("rb") as file:

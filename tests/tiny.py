@@ -19,7 +19,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Architecture:
-    """What sets one architecture's layers apart.
+    """Properties of one architecture's layers.
 
     Attributes:
         layer: further tensors of a layer, name to shape (rows first), biases and norms included.

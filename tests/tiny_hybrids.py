@@ -1,4 +1,4 @@
-"""What sets the layers of architectures with running states apart, for tiny models of them."""
+"""Properties of the layers of recurrent architectures, for tiny models of them."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from tests.abuse.actions import ACTIONS
 from tests.abuse.subjects import Subject, subjects
 
 MIB = 1 << 20
-WARM_UP = 40  # actions after which everything that is kept for good is there
+WARM_UP = 40  # actions after which all permanent allocations are made
 GROWTH_BYTES = 100 * MIB  # of a process without engines: what libraries and the allocator keep
 
 
@@ -76,7 +76,7 @@ def abuse(seed: int, deadline: float) -> int:
 
 
 def models() -> tuple[Path, Path]:
-    """The small model that comes along, and a drafter made from it."""
+    """The bundled demo model, and a drafter made from it."""
     from edgespec.models.llama.quantize import make_drafter
     from tests.conftest import package_folder
 
@@ -104,7 +104,7 @@ def left_by(engines: Sequence[Subject]) -> tuple[int, int, int]:
 
 
 def grown(before: tuple[int, int, int], after: tuple[int, int, int]) -> str:
-    """What has grown between two measurements, in words; nothing if nothing has."""
+    """Describe what has grown between two measurements; empty if nothing has."""
     print(f"descriptors, threads, bytes: {before} after {WARM_UP} actions, {after} at the end")
     names = ("descriptors", "threads", "bytes of memory")
     allowed = (0, 0, GROWTH_BYTES)

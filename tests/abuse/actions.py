@@ -1,4 +1,4 @@
-"""What is done to an engine. Each action leaves it in whatever state the abuse leads to."""
+"""Actions on an engine. Each leaves it in whatever state the abuse leads to."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ def requests_in_shared_passes(subject: Subject) -> None:
 
 
 def exception_at_a_random_line(subject: Subject) -> None:
-    """An exception rises at a line of EdgeSpec's own that is as good as any other."""
+    """Raise an exception at a random line of EdgeSpec's own."""
     prompt, config = subject.chance.choice(QUESTIONS)
     Intruder(subject.chance.randrange(1, LINES)).run(lambda: subject.engine.generate(prompt, config))
 
 
 def exception_in_a_callback(subject: Subject) -> None:
-    """What is told about the reading of a prompt raises."""
+    """Raise from a prompt's progress callback."""
     left = subject.chance.randrange(1, 4)
 
     def told(_done: int, _of: int) -> None:

@@ -68,7 +68,7 @@ class Subject:
 
 
 def untouched_answers(model: Path) -> list[list[int]]:
-    """What plain decoding says, each answer by an engine of its own."""
+    """Answers of plain decoding, each by an engine of its own."""
     answers = []
     for prompt, config in QUESTIONS:
         with edgespec.load(model, draft="none", exact=True, context=CONTEXT, threads=1) as engine:

@@ -233,7 +233,7 @@ def names() -> list[str]:
 
 
 def _knows(architecture: bytes) -> bool:
-    """Whether llama.cpp has this architecture, by its error about a file with nothing else in it."""
+    """True if llama.cpp has this architecture, by its error about a file with nothing else in it."""
     from edgespec.models.llama.runtime.model import Model
 
     header = Header([Entry(b"general.architecture", STRING, architecture)], [Tensor(b"x", (32,), _F32)])

@@ -53,7 +53,7 @@ _ROUND = 500  # files of an architecture before the next one's turn
 
 @dataclass
 class Outcome:
-    """What became of the files.
+    """Outcomes of the files.
 
     Attributes:
         counts: "refused", "died" (in the trial, so it is refused), "error", "loaded" and "repeated".
@@ -76,7 +76,7 @@ class Loader:
     def outcomes(
         self, base: Path, seeds: Sequence[int], path: Path, beside: Path | None = None
     ) -> Iterator[tuple[int, str, int]]:
-        """What becomes of each file, and KiB of memory that it took beyond what was taken before.
+        """The outcome of each file, and KiB of memory that it took beyond what was taken before.
 
         Args:
             base: a pickled header.
@@ -125,7 +125,7 @@ class Loader:
         return self._child
 
     def _ended(self, child: subprocess.Popen[bytes]) -> str:
-        """What stopped the child from answering; it is ended."""
+        """The reason why the child stopped answering; it is ended."""
         try:
             child.wait(2)
         except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""What integration tests know of models from one another, because finding it out takes seconds."""
+"""Share what integration tests find out about models, since finding it out takes seconds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FINDINGS = ("rows", "allocations")
 
 @pytest.fixture(autouse=True)
 def known_models(own_environment: None, shared_cache: Path) -> Iterator[None]:
-    """What earlier tests found out of models is known in each test's own cache, and the other way round."""
+    """Share findings about models between each test's own cache and earlier tests."""
     cache = user_cache_path("edgespec")
     _copy_new(shared_cache, cache)
     yield

@@ -114,7 +114,7 @@ def test_a_row_that_takes_too_long_is_cut(tmp_path: Path, capsys: pytest.Capture
 def test_a_synthetic_mixture_by_the_share_of_its_experts_in_memory(
     smol_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of a tiny model, so that making the mixture takes no time; two of its six layers are a third of it."""
+    """Use a tiny model, so that making the mixture takes no time; two of its six layers are a third of it."""
     tiny = write_tiny(tmp_path / "tiny.gguf", "llama", smol_path)
     made = ["--synthesize", "moe:32x2,skew=1,locality=0.2", "--held", "60,40", "--draft", "none"]
     assert main(["bench", str(tiny), *made, *SMALL, "--profile-seconds", "0", "--json", "-", "--quiet"]) == 0

@@ -124,7 +124,7 @@ def test_adapters_need_all_weights_in_memory(tiny: Path, tmp_path: Path) -> None
 
 
 def test_a_plan_counts_the_cache_and_adapters(smol_path: Path, tiny: Path, tmp_path: Path) -> None:
-    """What it counts for them is what loading would find: all of it, or nothing that can be run."""
+    """Its counts are those that loading would find: all of it, or nothing that can be run."""
 
     def planned(model: Path, memory: int = 1 << 30, **more: object) -> PlanReport:
         asked = Config.of(model=model, draft="none", memory=memory, context=1024, **more)

@@ -49,7 +49,7 @@ def open_given(arguments: Sequence[str]) -> Engine:
 
 
 def run(program: str, *arguments: object) -> str:
-    """What a program prints that must end well by itself."""
+    """Output of a program that must end well by itself."""
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c", program, *map(str, arguments)],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""What measured costs decide is forced one way and the other, and changes no text.
+"""Decisions by measured costs are forced both ways, and change no text.
 
 One matrix: each kind of answer, on each side. Both sides are real only with real passes: here of a pair of
 small models, whose target is streamed, so that its passes wait for the disk.
@@ -138,7 +138,7 @@ def many_texts(engine: Engine, _folder: Path) -> Any:
 
 
 def interruptions(engine: Engine, _folder: Path) -> Any:
-    """What follows an answer that was cancelled, or interrupted at some line, is as if it had not been."""
+    """An answer that was cancelled, or interrupted at some line, leaves no trace in later ones."""
     found = []
     for at in (400, 4000, 12_000):
         Intruder(at).run(lambda: engine.generate(QUOTED, FORM, raw=True))

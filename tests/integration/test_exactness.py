@@ -46,7 +46,7 @@ Plainly = Callable[[GenerationConfig, str], tuple[Generation, bytes]]
 
 @pytest.fixture(scope="module")
 def plainly(plain: Engine) -> Plainly:
-    """What is said without drafts, and the state it leaves; found out once."""
+    """The answer without drafts, and the state it leaves; computed once."""
     return cache(lambda config, prompt: (generate(plain, config, prompt), state_of(plain)))
 
 

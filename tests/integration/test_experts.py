@@ -82,7 +82,7 @@ def plain(smol_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def mixture(plain: Path) -> Path:
-    """The same in Q4_0, which most processors have a kernel layout for."""
+    """The mixture in Q4_0, for which most processors have a kernel layout."""
     return make_drafter(plain, plain.with_name("q4_0.gguf"), quantization="q4_0")
 
 

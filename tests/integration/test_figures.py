@@ -1,4 +1,4 @@
-"""What is counted: tokens of the answer, and nothing behind its end."""
+"""Counts: tokens of the answer, and nothing behind its end."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def engine(smol_path: Path) -> Iterator[Engine]:
 
 
 class Knowing(Drafter):
-    """Drafts a known text, and goes on behind its end."""
+    """Drafts a known text, and continues behind its end."""
 
     name = "knowing"
 

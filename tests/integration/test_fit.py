@@ -1,4 +1,4 @@
-"""What fits is said as loading finds it."""
+"""Predictions of what fits agree with loading."""
 
 from __future__ import annotations
 

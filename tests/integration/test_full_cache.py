@@ -44,7 +44,7 @@ def test_a_full_cache_says_so_and_keeps_its_text(model: Model, ordered: bool) ->
     assert cache.length == whole
     assert bytes(cache.save(0, whole)) == before
 
-    # With room made, the text goes on as if nothing had happened.
+    # With room made, the text continues as if nothing had happened.
     cache.rewind(N_ROWS)
     read(N_ROWS, 2 * N_ROWS)
     after = context.logits().copy()

@@ -54,7 +54,7 @@ def opened(target: Path, load: Callable[..., Engine] = edgespec.load, **changes:
 
 @pytest.fixture(scope="module")
 def texts(pair: TinyPair) -> dict[GenerationConfig, list[int]]:
-    """What the target says without drafts."""
+    """The target's answer without drafts."""
     with opened(pair.target, draft="none", drafter=None) as engine:
         return {c: engine.generate(PROMPT, c.with_(max_tokens=64)).tokens for c in (GREEDY, SAMPLED)}
 
@@ -141,7 +141,7 @@ def test_the_text_is_the_targets_own(
         answer = engine.generate(PROMPT, config)
         assert answer.tokens == texts[config][: len(answer.tokens)]
         assert answer.tokens_per_pass > 1.3
-    # Another question, and one that goes on where the first has ended.
+    # Another question, and one that continues the first.
     engine.generate([*PROMPT[:40], 5, 6, 7], config)
     longer = engine.generate([*PROMPT, *texts[config][:20]], config)
     assert longer.tokens == texts[config][20 : 20 + len(longer.tokens)]

@@ -1,4 +1,4 @@
-"""What the first trees are sized by: also where passes take too long to be measured, or were disturbed.
+"""Costs that size the first trees: also where passes take too long to be measured, or were disturbed.
 
 Only a loaded model has passes that can be timed.
 """

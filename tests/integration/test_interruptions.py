@@ -133,7 +133,7 @@ def test_an_exception_at_any_line_changes_no_later_answer(engine: Engine) -> Non
         # An exception while the arguments are checked comes before there is an answer.
         said = [] if engine.last_generation is before else engine.last_generation.tokens
         assert said == text[: len(said)], intruder.where
-        # First go on with the very text that was interrupted: what is wrong in the cache shows there.
+        # First continue the interrupted text: an error in the cache shows there.
         goes_on = engine.generate([*PROMPT, *said], config)
         assert goes_on.tokens == text[len(said) : len(said) + TOKENS], intruder.where
         assert engine.generate(PROMPT, config).tokens == text[:TOKENS], intruder.where

@@ -1,4 +1,4 @@
-"""A batch that is killed goes on without loss or doubles: the short version of tests/kill_batch.py."""
+"""A batch that is killed resumes without loss or doubles: the short version of tests/kill_batch.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the program may hold: imports, caches, and whole runs in a control group."""
+"""Memory limits of the program: imports, caches, and whole runs in a control group."""
 
 from __future__ import annotations
 

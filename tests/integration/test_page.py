@@ -316,7 +316,7 @@ def covered(page: Browser) -> float:
 
 
 def is_free(page: Browser, name: str) -> bool:
-    """Whether the middle of an element can be seen and clicked."""
+    """True if the middle of an element can be seen and clicked."""
     return bool(
         page.run(
             f"""(() => {{

@@ -73,7 +73,7 @@ def test_long_pieces_give_the_bits_of_short_ones_in_fewer_sweeps(engine: Engine,
 
 
 def test_attention_in_tiles_would_give_other_bits_or_is_not_there(engine: Engine) -> None:
-    """What makes long pieces exact is that attention's kernel is kept: without that the trial must see it."""
+    """Long pieces are exact since attention's kernel is kept: without that the trial must see it."""
     target = engine.target
     tokens = engine.encoder.encode(PROMPT)[:384]
     assert target.rule is not None

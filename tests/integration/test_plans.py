@@ -157,7 +157,7 @@ def test_derived_passes_follow_the_types_and_sizes_of_the_matrices(
 
 
 def test_embeddings_that_are_only_looked_up_take_no_time(smol_path: Path, tmp_path: Path) -> None:
-    """Where the output has a matrix of its own, a pass does not multiply by the embeddings."""
+    """A pass does not multiply by the embeddings where the output has a matrix of its own."""
     header = read_header(smol_path)
     tied = next(tensor for tensor in header.tensors if tensor.name == "token_embd.weight")
     untied = replace(header, tensors=(*header.tensors, replace(tied, name="output.weight")))

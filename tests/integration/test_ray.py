@@ -90,7 +90,7 @@ class Batch:
         wait_until(holds, self.errors.read_text)
 
     def results(self) -> int:
-        """How many results are in the output file."""
+        """The number of results in the output file."""
         return self.output.read_bytes().count(b"\n") if self.output.exists() else 0
 
     def kill(self) -> None:
@@ -125,7 +125,7 @@ def _title(process: psutil.Process) -> str:
 
 
 def _compared(path: Path) -> list[Any]:
-    """What must be the same with and without a cluster: all but figures of time and memory."""
+    """The part that must not depend on a cluster: all but figures of time and memory."""
     found = []
     for record in records(path.read_text()):
         for figures in ("timings", "memory", "speculation"):

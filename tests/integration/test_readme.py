@@ -1,4 +1,4 @@
-"""What the README and the pages that continue it show works as shown."""
+"""Examples of the README and of the pages that continue it work as shown."""
 
 from __future__ import annotations
 

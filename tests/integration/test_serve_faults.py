@@ -31,7 +31,7 @@ from tests.serving import CHAT, TEXT, Client, Running, end_of, load, serving, st
 from tests.tiny import write_tiny
 from tests.waiting import PATIENCE_S, wait_until
 
-LONG = {"prompt": "la " * 100, "max_tokens": 3000}  # it goes on like that
+LONG = {"prompt": "la " * 100, "max_tokens": 3000}  # it repeats itself
 SHORT = {"prompt": "Once upon a time", "max_tokens": 4}
 
 
@@ -60,7 +60,7 @@ def a_long_answer(server: Running) -> Iterator[Client]:
 
 
 def queued(server: Running) -> float:
-    """How many requests wait."""
+    """The number of waiting requests."""
     return server.figures()["edgespec_queue_length"]
 
 
@@ -83,7 +83,7 @@ def has_room(server: Running) -> bool:
 
 
 def answers_again(server: Running) -> bool:
-    """Whether an ordinary request is answered; it may find no place for a moment."""
+    """True if an ordinary request is answered; it may find no place for a moment."""
     status, answer = server.post(TEXT, SHORT)
     assert status in (200, 429), answer
     return status == 200

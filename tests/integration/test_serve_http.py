@@ -44,7 +44,7 @@ def chunked(*pieces: bytes) -> bytes:
 
 
 class Replies(io.BytesIO):
-    """What was received on a connection, for one HTTPResponse after another."""
+    """Data received on a connection, for one HTTPResponse after another."""
 
     def makefile(self, _mode: str) -> Replies:
         return self

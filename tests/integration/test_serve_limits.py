@@ -1,4 +1,4 @@
-"""What a client may ask for: every limit is a 4xx with a reason, and no field can make the server fail."""
+"""Limits of requests: every one is a 4xx with a reason, and no field can make the server fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server reads of a conversation's next turn, whichever client sends it and whatever it changes."""
+"""Tokens read of a conversation's next turn, whichever client sends it and whatever it changes."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_a_restored_session_goes_on_as_an_uninterrupted_one(engine: Engine, tmp_
         session.close()
         forget(engine)
     assert answers == expected
-    # Without its states the conversation is read again, and goes on the same.
+    # Without its states the conversation is read again, and continues unchanged.
     shutil.rmtree(tmp_path / "talk.json.kv")
     session = Session(engine)
     resumed = session.resume(SessionFile(str(tmp_path / "talk.json")))

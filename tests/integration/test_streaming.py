@@ -74,7 +74,7 @@ def resident(q4_drafter_path: Path) -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def streamed(q4_drafter_path: Path) -> Iterator[Engine]:
-    """The same model through a ring of two slots, drafted from its own text."""
+    """The model streamed through a ring of two slots, drafted from its own text."""
     with load_streamed(q4_drafter_path, draft="lookup") as engine:
         yield engine
 
@@ -247,7 +247,7 @@ def test_a_failed_read_loses_only_its_answer(
     streamed.target.rewind(0)
     with pytest.raises(StreamError, match=r"Reading failed: Input/output error\."):
         streamed.generate(PROMPT, GREEDY)
-    # The cache still holds what was read before, and goes on from there.
+    # The cache still holds what was read before, and continues from there.
     assert streamed.generate(PROMPT, GREEDY).tokens == expected
 
 

@@ -106,7 +106,7 @@ def test_every_accepted_token_is_evidence_once(engine: Engine, monkeypatch: pyte
 
 
 def test_what_a_person_types_is_no_evidence(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next prompt goes on just as the drafter thinks that the target would."""
+    """The next prompt continues just as the drafter expects the target to."""
     watched = _Watched(Calibrated(TableStore(), "greedy"))
     monkeypatch.setattr(engine, "policy", TreePolicy("watched", Growth(watched), Growth()))
     prompt = engine.encoder.encode(PROMPT)
@@ -143,7 +143,7 @@ def test_a_merged_drafter_leaves_out_what_only_the_text_proposes(
 
 
 def test_picking_goes_on_where_drawing_ended(smol_path: Path, q4_drafter_path: Path) -> None:
-    """What was read for a drawn tree is kept, and no candidate of it is taken for one of the ranking."""
+    """Rows read for a drawn tree are kept, and none of its candidates is taken for one of the ranking."""
     with edgespec.load(smol_path, draft=q4_drafter_path, tree_budget=16, context=256, threads=1) as engine:
         drafter = engine.drafter
         assert isinstance(drafter, ModelDrafter)

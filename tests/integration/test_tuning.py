@@ -63,7 +63,7 @@ def answers(target: Path, shared_cache: Path) -> list[Answer]:
 
 @pytest.fixture
 def measured_by_what_was_learned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a random model says teaches nothing about what else it says."""
+    """A random model's answers teach nothing about its other answers."""
     some = prompts_that_come_along().training[:12]
     monkeypatch.setattr(tuning, "prompts_that_come_along", lambda: Prompts(some, some))
 

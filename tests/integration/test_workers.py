@@ -76,7 +76,7 @@ def tight(smol_path: Path) -> int:
 
 @pytest.fixture(scope="module")
 def tight_elsewhere(smol_path: Path) -> int:
-    """The same for a process of its own, which takes less memory itself than that of the tests."""
+    """Start a process of its own, which takes less memory itself than that of the tests."""
     command = ["generate", str(smol_path), "--draft", "none", "--offload", "none", "--context", "512"]
     failed = run(*command, "--memory", "250MiB", "-p", "Hi")
     needed = re.search(r"needs ([\d.]+) MiB of memory", failed.stderr)

@@ -54,6 +54,6 @@ class Pair:
 
     @property
     def arguments(self) -> list[str]:
-        """The same for the program."""
+        """Options for the program."""
         limits = [] if self.memory is None else ["--memory", f"{self.memory}MiB"]
         return [str(self.target), "--draft", str(self.drafter), "--context", str(CONTEXT), "--exact", *limits]

@@ -98,7 +98,7 @@ class FakeTarget:
 
     @property
     def set_aside(self) -> int:
-        """How often a text was moved to disk."""
+        """The number of times a text was moved to disk."""
         return len(self._saved)
 
     @property

@@ -103,7 +103,7 @@ class Products:
         return str(self.library.edgespec_isa_name(isa).decode())
 
     def kind(self, kind: T) -> int:
-        """How activations for a type are quantized."""
+        """Quantization of activations for a type."""
         return int(self.library.edgespec_activation_kind(int(kind)))
 
     def pack(self, kind: T, rows: Array, k: int, panels: tuple[int, ...] = ()) -> Array:

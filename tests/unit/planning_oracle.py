@@ -1,4 +1,4 @@
-"""Where weights go, worked out without a `Plan`: what was predicted, and what a load did, as separate code.
+"""Placement worked out without a `Plan`: what was predicted, and what a load did, as separate code.
 
 Both are written in terms of footprints alone, so that a plan can be compared with them on simulated machines.
 """
@@ -36,7 +36,7 @@ def predict(
     streams: bool = False,
     hits: HitRates | None = None,
 ) -> PlannedMemory:
-    """Where weights would be held under a budget, on a processor alone."""
+    """Place weights under a budget, on a processor alone."""
     whole = _whole(needs)
     weights = layer_weights(files)
     layers, expert_bytes = _stored(files, weights, packed=gains_from_packing(files.layers()))
@@ -78,7 +78,7 @@ def predict_on(
     budget: int,
     config: Config,
 ) -> PlannedMemory:
-    """Where weights would be held, on whatever holds layers."""
+    """Place weights on whatever holds layers."""
     streams = config.memory.offload == "stream"
     if machine.workers is not None:
         spread = spread_over(machine.workers, needs, files, budget, read_rate(files))
@@ -97,7 +97,7 @@ def predict_on(
 
 @dataclass(frozen=True)
 class Decision:
-    """What a load did: `placement` is None where nothing is streamed."""
+    """Result of a load: `placement` is None where nothing is streamed."""
 
     rows: int
     spread: Spread | None
@@ -113,7 +113,7 @@ def decide(
     config: Config,
     prefill: Prefill,
 ) -> Decision:
-    """What a load did with models whose needs for each number of rows are known."""
+    """Result of a load of models whose needs for each number of rows are known."""
 
     def measure(lent: int = 0, *, devices: bool = False) -> Needs:
         return _measure(target, sizes, budget + lent, config, prefill, devices=devices)

@@ -91,7 +91,7 @@ class PickingDrafter(Drafter):
 def one_pass(
     method: Method, drafter: Drafter, target: Table, limits: TreeLimits, start: Text = PROMPT
 ) -> tuple[Text, int]:
-    """What a pass adds to a text, and how many drafted tokens were accepted."""
+    """Tokens that a pass adds to a text, and the number of accepted drafted ones."""
     text = list(start)
     guess = method.drafting.draft(drafter, text, limits)
     before = tuple(text[:-1])
@@ -119,7 +119,7 @@ def limits(budget: int, depth: int = 2) -> TreeLimits:
 
 
 def fixed(*rows: Sequence[float]) -> Table:
-    """The same few distributions at all texts, by length."""
+    """A few distributions, shared by all texts, by length."""
     return table(lambda text: rows[len(text) % len(rows)])
 
 

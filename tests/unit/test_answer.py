@@ -1,4 +1,4 @@
-"""Where an answer ends, and what counts as part of it."""
+"""The end of an answer, and what counts as part of it."""
 
 from __future__ import annotations
 

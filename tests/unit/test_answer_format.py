@@ -1,4 +1,4 @@
-"""What is recognized in chat templates: how models think, and how they call tools."""
+"""Recognition in chat templates: how models think, and how they call tools."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_template_that_finds_results_itself_gets_them_as_messages() -> None:
 
 @pytest.mark.parametrize("part", ["{{", "{%", "{{ '", '{{ "\\', "{% x %}{{ 'a' }}", "<think></think>"])
 def test_a_hostile_template_takes_no_time(part: str) -> None:
-    """What takes quadratic time would take hours."""
+    """Quadratic time would take hours."""
     found = answer_format(part * 400_000)
     assert (found.thought is not None) == ("think" in part)
 

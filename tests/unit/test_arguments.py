@@ -1,4 +1,4 @@
-"""Which values the annotations of the library allow, and what is said about others."""
+"""Values that the annotations of the library allow, and messages about others."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def _longest_suffix(string: list[int], text: list[int]) -> list[int]:
 
 
 def _followed(string: list[int], text: list[int]) -> Counter[int]:
-    """What follows a string in a text, and how often."""
+    """Tokens that follow a string in a text, with their counts."""
     ends = range(len(string), len(text))
     return Counter(text[end] for end in ends if text[end - len(string) : end] == string)
 

@@ -34,7 +34,7 @@ def _rows(batch: Batch) -> list[Row]:
 
 
 def _c_rows(struct: Any) -> list[Row]:
-    """The same, as llama.cpp reads them."""
+    """The lines as llama.cpp reads them."""
     return [
         (
             struct.token[i],

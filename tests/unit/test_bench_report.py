@@ -1,4 +1,4 @@
-"""What `edgespec bench` prints and writes: tables, documents, pages and plots."""
+"""Output of `edgespec bench`: tables, documents, pages and plots."""
 
 from __future__ import annotations
 

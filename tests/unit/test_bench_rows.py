@@ -1,4 +1,4 @@
-"""Which rows `edgespec bench` measures of a model, and under which limits."""
+"""Rows that `edgespec bench` measures of a model, and their limits."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class _Cells:
         return True
 
     def seen(self, sequence: int, position: int) -> list[int]:
-        """What a row of a sequence at a position attends to, in order of positions."""
+        """Positions that a row of a sequence attends to, in order."""
         seen = [c for c in self.cells if sequence in c.sequences and c.position <= position]
         assert len({cell.position for cell in seen}) == len(seen), "two tokens in one place"
         return [cell.token for cell in sorted(seen, key=lambda cell: cell.position)]
@@ -136,7 +136,7 @@ class _Drafted:
         self.read[node] = way[0]
 
     def go_on(self, node: int) -> None:
-        """The text goes on to a node that was read."""
+        """The text continues to a node that was read."""
         tokens = self.path(node)
         way = self.branches.walk(tokens)
         last, self.branches = self.branches, self.branches.rerooted(way[-1])

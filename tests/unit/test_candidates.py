@@ -1,4 +1,4 @@
-"""Which drafter `--draft auto` takes when several are known."""
+"""The drafter that `--draft auto` takes when several are known."""
 
 from __future__ import annotations
 

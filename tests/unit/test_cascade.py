@@ -1,4 +1,4 @@
-"""What the drafter reads ahead of the search: chains that a source is sure of, as far as they pay."""
+"""Cascade: the drafter reads chains that a source is sure of ahead of the search, as far as they pay."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edgespec.speculation.ranking import ByProbability
 from edgespec.speculation.sources.base import proposals_of
 from edgespec.speculation.sources.text import TextSource
 
-TEXT = [*range(1, 13), 20] * 3  # sure to go on with 1, 2, 3 ...
+TEXT = [*range(1, 13), 20] * 3  # sure to continue with 1, 2, 3 ...
 LIMITS = TreeLimits(64, depth=16, min_gain=0.1, row_gain=0.01)  # a row costs a tenth of a step
 
 
@@ -22,7 +22,7 @@ def _node(number: int, token: int, parent: int, depth: int) -> Frontier:
 
 
 def _chain(cascade: Cascade, limits: TreeLimits = LIMITS, room: int = 5, token: int = 1) -> Frontier:
-    """What is read beside a child of the root."""
+    """Rows read beside a child of the root."""
     proposals = proposals_of([TextSource()], TEXT, limits.depth)
     proposals.join(_node(0, TEXT[-1], -1, 0), Children.none(1, 0))
     return cascade.chains(_node(1, token, 0, 1), proposals, limits, ByProbability(), len(TEXT), room)

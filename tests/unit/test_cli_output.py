@@ -1,4 +1,4 @@
-"""What the command line writes to terminals and files."""
+"""Output of the command line to terminals and files."""
 
 from __future__ import annotations
 

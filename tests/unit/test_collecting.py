@@ -1,4 +1,4 @@
-"""What `--collect` keeps: prompts, answers and the target's distributions, in files of their own."""
+"""Files of `--collect`: prompts, answers and the target's distributions."""
 
 from __future__ import annotations
 

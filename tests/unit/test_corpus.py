@@ -146,7 +146,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def _continued(corpus: Corpus, text: str, depth: int = 6) -> set[str]:
-    """What is drafted after a text."""
+    """Drafts after a text."""
     drafter = ProposingDrafter([FileSource(corpus)])
     drafted = texts_of(drafter.draft(list(text.encode()), TreeLimits(200, depth=depth), _RANKING))
     longest = {path for path in drafted if not any(path == other[:-1] for other in drafted)}

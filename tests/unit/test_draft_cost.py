@@ -1,4 +1,4 @@
-"""What a target's passes cost `draft make`: as they were measured, in the memory that is there now."""
+"""Costs of a target's passes for `draft make`: as they were measured, in the memory that is there now."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def test_the_text_is_that_of_plain_decoding(
         answer = engine.generate(prompt, config)
         assert (answer.tokens, answer.text) == (expected.tokens, expected.text)
         assert answer.finish_reason == expected.finish_reason
-        # The cache is left as plain decoding leaves it, so that a conversation goes on from there.
+        # The cache is left as plain decoding leaves it, so that a conversation continues from there.
         read = [*prompt, *answer.tokens]
         assert target.tokens == read[: len(target.tokens)]
         assert len(target.tokens) >= len(read) - 1

@@ -290,7 +290,7 @@ def test_no_more_than_two_experts_are_guessed(pool: ExpertPool, store: Store, co
 
 
 def passes_of(trial: Trial, n: int, seconds: dict[bool, float]) -> list[bool]:
-    """Whether each of some passes guessed, if one takes so long with guesses, and without."""
+    """True for each pass that guessed, if one takes so long with guesses, and without."""
     guessed = []
     for _ in range(n):
         guessed.append(trial.guessing)

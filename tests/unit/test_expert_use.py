@@ -1,4 +1,4 @@
-"""How often experts were in memory: counted once, also where texts share a pass."""
+"""Hit rates of experts: counted once, also where texts share a pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What trees of a pair yield is learned from answers where nothing else has measured it."""
+"""The yield of a pair's trees is learned from answers where nothing else has measured it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a chat with a named model says first."""
+"""The greeting of a chat with a named model."""
 
 from __future__ import annotations
 

@@ -398,7 +398,7 @@ def test_what_is_known_is_expanded_without_a_step_that_pays(
 
 @pytest.mark.parametrize("hidden", range(4))
 def test_steps_that_take_no_time_need_not_pay(hidden: int) -> None:
-    """What they cost is used up step by step; a step that is not hidden would never pay here."""
+    """Their cost is used up step by step; a step that is not hidden would never pay here."""
     drafter = _Drafter(2, "ties", 4, 8)
     limits = TreeLimits(64, depth=9, width=3, min_gain=2.0, row_gain=0.1, hidden_gain=2.3 * hidden + 0.01)
     grow(_ROOT, drafter.expand, limits)

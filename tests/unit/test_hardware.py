@@ -1,4 +1,4 @@
-"""What machines say about themselves: files as they look on real ones, and what holds on this one."""
+"""Probes of machines: files as they look on real ones, and what holds on this one."""
 
 from __future__ import annotations
 

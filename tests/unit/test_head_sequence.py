@@ -1,4 +1,4 @@
-"""What a head has read of a text: always that text, each token with the feature of the token before it."""
+"""Rows that a head has read: always the text's, each token with the feature of the token before it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What streams, and where it is read from, in files of one part and of several."""
+"""Streamed tensors, and where they are read from, in files of one part and of several."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def write_model(path: Path, layers: int, **options: int) -> None:
 
 
 def stored_bytes(files: ModelFiles, layer: StoredLayer) -> bytearray:
-    """What a slot holds after the layer is read."""
+    """Bytes of a slot after the layer is read."""
     slot = bytearray(layer.n_bytes)
     for piece in layer.pieces:
         assert piece.offset % BLOCK == piece.at % BLOCK == piece.n_bytes % BLOCK == 0

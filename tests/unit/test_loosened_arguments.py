@@ -15,7 +15,7 @@ from edgespec.models.text.grammar.checks import source_of
 
 
 def refusal(schema: Any) -> str:
-    """What llguidance says against a schema; empty if it can be imposed."""
+    """Objections of llguidance to a schema; empty if it can be imposed."""
     from llguidance import LLMatcher
 
     try:

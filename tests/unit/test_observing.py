@@ -1,4 +1,4 @@
-"""Which passes a drafter is shown, and that one that rests is not asked."""
+"""Passes that a drafter is shown, and that one that rests is not asked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which web pages may use the server, with an application that only greets."""
+"""Web pages that may use the server, with an application that only greets."""
 
 from __future__ import annotations
 

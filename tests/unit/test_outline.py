@@ -139,7 +139,7 @@ def constraint(form: Outline) -> Constraint:
 
 
 def follow(form: Outline, text: bytes | str) -> list[str]:
-    """What may follow a text of single bytes; "END" is the end."""
+    """Bytes that may follow a text of single bytes; "END" is the end."""
     data = text if isinstance(text, bytes) else text.encode()
     permitted = constraint(form).permitted([], list(data))
     return [
@@ -368,7 +368,7 @@ MARKS = (b"\n</parameter>", b"</arg_value>", b'<|"|>', b"<tool_call|>", b"a/b", 
 
 
 def fits(value: object, name: str) -> bool:
-    """Whether an argument has the schema that VALUES gives it, said in another way."""
+    """True if an argument has the schema that VALUES gives it, written in another way."""
     checks: dict[str, Any] = {
         "text": lambda v: isinstance(v, str),
         "short": lambda v: isinstance(v, str) and 1 <= len(v) <= 4,

@@ -1,4 +1,4 @@
-"""What is learned about a pair, disagreement and biases, against known targets."""
+"""Learning about a pair, disagreement and biases, against known targets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How prompts are cut into pieces, and what is remembered of trials."""
+"""Prefill chunks of prompts, and what is remembered of trials."""
 
 from __future__ import annotations
 

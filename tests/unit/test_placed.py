@@ -1,4 +1,4 @@
-"""What is predicted of models on graphics cards before they are loaded: the same that loading does."""
+"""Predictions for models on graphics cards before they are loaded agree with loading."""
 
 from __future__ import annotations
 

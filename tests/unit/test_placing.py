@@ -1,4 +1,4 @@
-"""Which layers and which drafter go to graphics cards: arithmetic over what was measured."""
+"""Placement of layers and drafters on graphics cards: arithmetic over what was measured."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ def nothing_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def usual(case: Case) -> bool:
-    """Whether layers are placed without options that only a load regarded."""
+    """True if layers are placed without options that only a load regarded."""
     memory = case.config.memory
     return (memory.experts, memory.pack, memory.slots) == ("auto", "auto", None)
 

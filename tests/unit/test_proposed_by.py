@@ -1,4 +1,4 @@
-"""Who proposed a token: the drafter's model, the text itself, or both."""
+"""The proposers of a token: the drafter's model, the text itself, or both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the package shows of itself: its names, and its objects in a debugger or a notebook."""
+"""Public names of the package, and its objects in a debugger or a notebook."""
 
 from __future__ import annotations
 

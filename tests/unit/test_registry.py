@@ -1,4 +1,4 @@
-"""What is remembered about pairs, and which drafter is taken."""
+"""The registry of pairs, and the choice of a drafter."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def test_a_pick_never_has_a_weight_of_zero_and_follows_the_others() -> None:
 
 
 def accept(verifier: Verifier, tree: TokenTree, laws: Sequence[Sequence[float]]) -> Acceptance:
-    """What a deterministic rule accepts; `laws` are the target's, by node."""
+    """Nodes that a deterministic rule accepts; `laws` are the target's, by node."""
     return verifier.accept(DraftedTree(tree), lambda node: np.array(laws[node]), ScriptedDraws(()))
 
 

@@ -1,7 +1,7 @@
 """Every lossless rule follows the target's law: every outcome is enumerated, through the real code.
 
 A target and a drafter are tables from texts to logits. A method drafts a tree and accepts a path of it in
-every possible way, each with its exact probability; what the text is then, and how it goes on by plain
+every possible way, each with its exact probability; what the text is then, and how it continues by plain
 decoding, must have the law of plain decoding from the start.
 """
 

@@ -1,4 +1,4 @@
-"""How many drafted tokens the lossless rules accept, exactly, and which accept more than which."""
+"""Exact numbers of drafted tokens that the lossless rules accept, and their order."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_draws_without_replacement_are_accepted_as_often_or_more(
 
 
 def test_merged_draws_can_make_up_for_replacement() -> None:
-    """Where the drafter is nearly sure, SpecInfer's equal draws pool what the tree has below them."""
+    """SpecInfer's equal draws pool what the tree has below them where the drafter is nearly sure."""
     target = table(lambda text: [0.99, 0.01, 0, 0] if len(text) == 2 else [0.5, 0.5, 0, 0])
     drafter = table(lambda text: [0.99, 0.01, 0, 0] if len(text) == 2 else [0.25] * 4)
     recursive, specinfer = (

@@ -1,4 +1,4 @@
-"""How the rows of a pass are shared out, and how many texts the cells take."""
+"""Scheduling: rows of a pass, and the number of texts that the cells take."""
 
 from __future__ import annotations
 

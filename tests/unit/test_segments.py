@@ -1,4 +1,4 @@
-"""Which text has which cell: checked against a plain list of cells."""
+"""Cells of texts, checked against a plain list of cells."""
 
 from __future__ import annotations
 

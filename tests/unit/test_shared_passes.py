@@ -110,7 +110,7 @@ def test_rows_that_no_text_needs_are_drafted() -> None:
 
 
 def test_a_rule_by_which_the_text_depends_on_the_drafts_takes_no_part() -> None:
-    """How large its trees become would depend on the other texts."""
+    """The size of its trees would depend on the other texts."""
     drafter = FakeDrafter(1, 0.5)
     engine, _ = fake_engine(drafter, 1, never_ends=True, tree_budget=4)
     with engine:

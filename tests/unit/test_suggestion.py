@@ -1,4 +1,4 @@
-"""Which model a newcomer is shown, by memory and disk."""
+"""The model suggested to a newcomer, by memory and disk."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_more_memory_suggests_larger_models(machine: Machine) -> None:
 
 
 def test_a_mixture_takes_the_time_of_its_active_experts(machine: Machine) -> None:
-    """Of two models of about one size in memory, the mixture is as much faster as it multiplies by less."""
+    """A mixture is faster than a dense model of about its size in memory, in proportion to its products."""
     large = machine(64 * GIB)
     mixture, dense = (estimate(catalog.entries()[name], large) for name in ("qwen3.6-35b-a3b", "qwen3-32b"))
     assert mixture is not None

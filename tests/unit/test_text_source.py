@@ -41,7 +41,7 @@ def _followed(string: list[int], text: list[int]) -> Counter[int]:
 
 
 def _candidates(context: list[int], text: list[int]) -> dict[int, float]:
-    """What follows the ends of a context in the text, with the score by the longest end that it followed."""
+    """Continuations of a context's ends in the text, with the score by the longest end that each followed."""
     found: dict[int, float] = {}
     seen: list[Counter[int]] = []
     for length in range(len(context), 0, -1):
@@ -143,7 +143,7 @@ def test_texts_that_take_turns_keep_their_indexes() -> None:
     source = TextSource()
     texts = [[1, 2, 3] * 20, [4, 5] * 20, [1, 2, 3] * 20 + [9]]
     first = [source._index_of(text) for text in texts]
-    assert first[0] is first[2], "it goes on where the first one ends"
+    assert first[0] is first[2], "it continues where the first one ends"
     assert source._index_of([4, 5] * 20 + [4]) is first[1]
     assert len(source._indexes) == 2
     source.forget()

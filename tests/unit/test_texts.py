@@ -1,4 +1,4 @@
-"""How many texts a cache is planned for: by the memory, by what passes take, and by what was asked for."""
+"""Number of sequences that a cache is planned for: by memory, by what passes take, and by request."""
 
 from __future__ import annotations
 

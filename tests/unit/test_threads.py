@@ -1,4 +1,4 @@
-"""How many threads compute: physical cores, unless more were measured to be faster."""
+"""Number of threads: physical cores, unless more were measured to be faster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many nodes trees may have, by memory and by what passes take."""
+"""Limits of tree sizes, by memory and by what passes take."""
 
 from __future__ import annotations
 

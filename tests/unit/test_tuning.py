@@ -1,4 +1,4 @@
-"""What tuning is made of: prompts, files of blocks, batches, the loss, and which models can be tuned."""
+"""Parts of tuning: prompts, files of blocks, batches, the loss, and which models can be tuned."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def written(header: Header, folder: Path) -> Path:
 
 
 def of_architecture(header: Header, name: str) -> Header:
-    """The same model, called one of another architecture."""
+    """The model, labelled with another architecture."""
     changed = header.copy()
     for i, entry in enumerate(changed.entries):
         if entry.key.startswith(b"llama."):

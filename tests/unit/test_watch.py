@@ -1,4 +1,4 @@
-"""Where a graph stops, and where Python is entered: the compiled watches, and those in Python."""
+"""Stops of a graph, and calls of Python: the compiled watches, and those in Python."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def run(gate: Gate, nodes: list[Address]) -> list[Address]:
 def called(
     kind: str, graph: Graph, watches: list[Watch], answer: Callable[[str, int], int] = lambda *_: 1
 ) -> Calls:
-    """What is called in a pass, as (ask or done, node)."""
+    """Calls in a pass, as (ask or done, node)."""
     calls: Calls = []
 
     def handler(node: Address, number: int, ask: int) -> int:

@@ -1,4 +1,4 @@
-"""What a run with large trees shows about smaller ones."""
+"""A run with large trees shows the yields of smaller ones."""
 
 from __future__ import annotations
 
