@@ -11,7 +11,9 @@ from __future__ import annotations
 import hashlib
 import math
 import mmap
+import os
 import struct
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,12 +48,21 @@ _KEPT_INTEGERS = 64  # elements of an array whose values are kept
 _MAX_ENTRIES = 2**16
 _MAX_TENSORS = 2**19
 _MAX_STRINGS = 2**23
+_MAX_READ_HEADERS = 64
+_SETTLED_S = 2  # file systems' clocks tick at least this often
 _MIN_ENTRY_BYTES = 8 + 1 + 4 + 1  # key length, shortest key, type, shortest value
 _MIN_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8  # name length, dimension count, one dimension, type, offset
+
+_Version = tuple[int, int, int, int, int]  # device, inode, bytes, times of the last changes
+
+_read_headers: dict[Path, tuple[_Version, GGUFHeader]] = {}
 
 
 def read_header(path: Path) -> GGUFHeader:
     """Read and check the header of one GGUF file (of a split model: of that one file).
+
+    A header that this process has read is returned again while the file is unchanged, since checking a large
+    vocabulary takes a tenth of a second, and loading asks several times.
 
     Raises:
         ModelFileError: the path does not lead to a readable GGUF file, or the file is damaged.
@@ -62,10 +73,27 @@ def read_header(path: Path) -> GGUFHeader:
         with path.open("rb") as file:
             if not file.peek(1):
                 raise ModelFileError(f"{path} is empty.", DOWNLOAD_AGAIN)
+            version = _version(file.fileno())
+            known = _read_headers.get(path)
+            if version is not None and known is not None and known[0] == version:
+                return known[1]
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return _HeaderReader(Cursor(path, data)).read()
+                header = _HeaderReader(Cursor(path, data)).read()
     except OSError as error:
         raise unreadable(path, error) from error
+    if version is not None:
+        if len(_read_headers) >= _MAX_READ_HEADERS:
+            _read_headers.clear()
+        _read_headers[path] = version, header
+    return header
+
+
+def _version(file: int) -> _Version | None:
+    """Identify the contents of an open file; None if it may have changed within the clock's resolution."""
+    status = os.fstat(file)
+    if time.time() - max(status.st_mtime, status.st_ctime) < _SETTLED_S:
+        return None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def read_header_bytes(name: Path, data: bytes, file_bytes: int) -> GGUFHeader:
