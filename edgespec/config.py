@@ -202,7 +202,7 @@ class SpeculationConfig(Group):
         "Draft model or draft head.",
         Text(),
         metavar="PATH|NAME|auto|mtp|none",
-        more='"mtp" drafts with the layer for multi-token prediction (MTP) in the file of the model, "lookup" '
+        more='"mtp" drafts with the layer for multi-token prediction in the model\'s own file, "lookup" '
         'drafts from the text itself, "none" decodes without drafting, and "auto" takes the best drafter on '
         "this machine: registered, made, the MTP layer, of the same family, or else the text itself.",
     )

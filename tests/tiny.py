@@ -279,6 +279,7 @@ def write_tiny(
     split: int = 0,
     damped: float = 1.0,
     mtp: Mapping[str, NDArray[np.float32]] | None = None,
+    n_mtp: int = 1,
 ) -> Path:
     """A model of that architecture in F16, with the first tokens of another model's vocabulary.
 
@@ -287,6 +288,7 @@ def write_tiny(
         split: most tensors a file; 0 writes one file.
         damped: scales what layers add; near 0, the next token depends on the last one alone.
         mtp: the weights of a layer for multi-token prediction behind the others, by their names in a layer.
+        n_mtp: how many of these layers there are, all alike.
 
     Returns:
         The path to load.
@@ -294,9 +296,9 @@ def write_tiny(
     kind = kind or (ARCHITECTURES | MIXTURES)[architecture]
     heads, key, value = kind.heads
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split)
-    writer.add_block_count(N_LAYER + (mtp is not None))
-    if mtp is not None:
-        writer.add_uint32(f"{architecture}.nextn_predict_layers", 1)
+    writer.add_block_count(N_LAYER + (n_mtp if mtp else 0))
+    if mtp:
+        writer.add_uint32(f"{architecture}.nextn_predict_layers", n_mtp)
     writer.add_context_length(2048)
     writer.add_embedding_length(N_EMBD)
     writer.add_feed_forward_length(N_FF)
@@ -333,7 +335,8 @@ def write_tiny(
             add(f"blk.{i}.{name}", shape)
     for name, values in (mtp or {}).items():
         small = values.ndim == 1 or "gate_inp" in name
-        writer.add_tensor(f"blk.{N_LAYER}.{name}", values.astype(np.float32 if small else np.float16))
+        for layer in range(N_LAYER, N_LAYER + n_mtp):
+            writer.add_tensor(f"blk.{layer}.{name}", values.astype(np.float32 if small else np.float16))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

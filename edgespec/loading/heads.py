@@ -15,6 +15,7 @@ from edgespec.loading.plan import Plan
 from edgespec.loading.state import LoadState
 from edgespec.models.gguf.heads import is_head, read_head
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
+from edgespec.models.gguf.mtp import MTP_NAME
 from edgespec.models.llama.heads.context import EagleContext, HeadContext, MTPContext
 from edgespec.models.llama.heads.last_states import LastStates
 from edgespec.models.llama.heads.tap import LayerTap
@@ -73,7 +74,7 @@ def open_head(files: ModelFiles, target: Target, shown: Shown, plan: Plan, state
     kind = DRAFTER_KINDS[state.config.speculation.kind or "merged"]
     proposers = kind.new_proposers() + file_sources(target, state)
     if isinstance(files, MTPLayers):
-        model, name = target.model, "MTP layer"
+        model, name = target.model, MTP_NAME
         context: HeadContext = MTPContext(model, **_sizes(plan, state))
     else:
         model, name = _open_file(files, target, plan, state), None

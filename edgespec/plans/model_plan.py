@@ -207,7 +207,7 @@ class _Planning:
                 found.append(candidate(drafting, without_drafter))
                 continue
             try:
-                plan = planner.plan(ModelFiles.of_headers(drafter.headers))
+                plan = planner.plan(drafter)
             except MemoryLimitError:
                 self._notes.append(f"There is no room for {drafting.name}.")
             else:

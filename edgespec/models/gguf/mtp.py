@@ -7,6 +7,8 @@ target.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from edgespec.errors import UsageError
 from edgespec.models.gguf.heads import is_head
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers, mtp_count
@@ -30,12 +32,28 @@ ARCHITECTURES = frozenset(
 )
 """Those for which llama.cpp has a graph of the layer alone, with features as wide as the model's states."""
 
+MTP_NAME = "MTP layer"
+"""The name of such a drafter, for people."""
+
 _HINT = "Leave out --draft mtp, or name a drafter."
 
 
 def reads_target(drafter: ModelFiles) -> bool:
     """True if a drafter reads its target's hidden states: a head, or layers of the target."""
     return isinstance(drafter, MTPLayers) or is_head(drafter.headers[0])
+
+
+def with_output(layers: MTPLayers, target: ModelFiles) -> ModelFiles:
+    """The weights that a draft step multiplies by: the layers', and the target's output."""
+    tensors = {tensor.name: tensor for header in target.headers for tensor in header.tensors}
+    output = tensors.get("output.weight") or tensors.get("token_embd.weight")
+    own = {tensor.name for header in layers.headers for tensor in header.tensors}
+    if output is None or any(name.endswith("nextn.shared_head_head.weight") for name in own):
+        return layers
+    first, *others = layers.headers
+    # Under this name it is multiplied by, whatever else it is used for.
+    output = replace(output, name="output.weight")
+    return ModelFiles((replace(first, tensors=(*first.tensors, output)), *others))
 
 
 def require_mtp(files: ModelFiles) -> MTPLayers:
