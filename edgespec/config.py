@@ -199,7 +199,7 @@ class SpeculationConfig(Group):
     draft: str = option(
         AUTO,
         "-md --draft",
-        "Draft model or draft head.",
+        "Draft model or head; mtp: the layer in the model's own file.",
         Text(),
         metavar="PATH|NAME|auto|mtp|none",
         more='"mtp" drafts with the layer for multi-token prediction in the model\'s own file, "lookup" '

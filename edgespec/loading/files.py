@@ -90,7 +90,7 @@ def find_drafter(planner: Planner, state: LoadState) -> ModelFiles | None:
 def _best_drafter(planner: Planner, state: LoadState) -> ModelFiles | None:
     """The best drafter on this machine for the target, and a note that says which.
 
-    A drafter that a person has registered or made comes before the target's own layers, and these before
+    A drafter that a person has registered or made comes before the target's own layers. These come before
     models of the same family.
     """
     target, context = planner.target, planner.context
@@ -102,9 +102,7 @@ def _best_drafter(planner: Planner, state: LoadState) -> ModelFiles | None:
     found = drafters_that_fit(
         target, budget=planner.budget, n_cells=context.n_cells, n_outputs=context.n_outputs
     )
-    if (not found or (found[0].kind == FAMILY and found[0].top1 is None)) and (
-        layers := _own_layers(planner, state)
-    ):
+    if all(candidate.kind == FAMILY for candidate in found) and (layers := _own_layers(planner, state)):
         state.notes.append("Drafting with the target's own MTP layer.")
         return layers
     if found:
