@@ -139,7 +139,7 @@ def same_text(expected: Sequence[int], found: Sequence[int]) -> str:
 
 def plan_on_paper(model: Path, memory: int) -> None:
     """Predict speeds without a card, and with each of those on paper."""
-    files = ModelFiles(inspect_model(str(model), no_progress).headers)
+    files = ModelFiles.of_headers(inspect_model(str(model), no_progress).headers)
     own = seconds_on_paper(*PROCESSOR)
     store = ProfileStore(model.parent / "profiles")
     key = machine_identity() | {"threads": str(default_threads()), "model": files.headers[0].fingerprint}

@@ -31,7 +31,8 @@ _MOST_PARALLEL = 1000  # sequences
 _MOST_TOKENS = 10_000_000
 TREES = ("calibrated", "specexec", "sequoia", "opt-tree", "eagle2", "chain", "sequences")
 """The policies of `speculation.policies`, which takes too long to import for help and completion."""
-NO_MODEL = (AUTO, NONE, "lookup")
+MTP = "mtp"
+NO_MODEL = (AUTO, NONE, "lookup", MTP)
 """Values of --draft that name no model."""
 
 
@@ -198,11 +199,12 @@ class SpeculationConfig(Group):
     draft: str = option(
         AUTO,
         "-md --draft",
-        "Draft model or draft head.",
+        "Draft model or head; mtp: the layer in the model's own file.",
         Text(),
-        metavar="PATH|NAME|auto|none",
-        more='"lookup" drafts from the text itself, "none" decodes without drafting, and "auto" takes the '
-        "best drafter on this machine: registered, of the same family, made, or else the text itself.",
+        metavar="PATH|NAME|auto|mtp|none",
+        more='"mtp" drafts with the layer for multi-token prediction in the model\'s own file, "lookup" '
+        'drafts from the text itself, "none" decodes without drafting, and "auto" takes the best drafter on '
+        "this machine: registered, made, the MTP layer, of the same family, or else the text itself.",
     )
     kind: str | None = option(
         None,
@@ -273,6 +275,11 @@ class SpeculationConfig(Group):
         return self.draft not in NO_MODEL
 
     @property
+    def uses_mtp(self) -> bool:
+        """True if the target's own layers are to draft."""
+        return self.draft == MTP
+
+    @property
     def may_use_a_model(self) -> bool:
         """True unless the drafter is known to need no model."""
         return self.kind != "lookup"
@@ -289,7 +296,7 @@ class SpeculationConfig(Group):
                 "Files to draft from were named, and this drafter does not use them.",
                 f"Leave out --draft-from, or {'--draft none' if draft == NONE else '--drafter model'}.",
             )
-        if kind == "lookup" and self.names_a_model:
+        if kind == "lookup" and (self.names_a_model or self.uses_mtp):
             raise UsageError("The lookup drafter needs no model.", "Leave out --draft, or --drafter lookup.")
         if kind in ("model", "merged") and draft in (NONE, "lookup"):
             raise UsageError(f"The {kind} drafter needs a model.", "Name it with --draft PATH.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+from numpy.typing import NDArray
 
 N_EMBD, N_FF, N_HEAD, N_HEAD_KV, HEAD, N_LAYER, N_VOCAB = 256, 512, 4, 2, 64, 6, 1536
 N_EXPERT, N_EXPERT_USED = 4, 2
@@ -59,6 +60,9 @@ _EXPERTS: dict[str, Shape] = {
     "ffn_up_exps.weight": (N_EXPERT, N_FF, N_EMBD),
     "ffn_down_exps.weight": (N_EXPERT, N_EMBD, N_FF),
 }
+_ADDED = tuple(
+    f"{name}.weight" for name in ("attn_output", "ssm_out", "ffn_down", "ffn_down_exps", "ffn_down_shexp")
+)
 _DENSE_FFN = ("ffn_gate.weight", "ffn_up.weight", "ffn_down.weight")
 _SHARED: dict[str, Shape] = {
     "ffn_gate_shexp.weight": (N_FF, N_EMBD),
@@ -274,6 +278,8 @@ def write_tiny(
     kind: Architecture | None = None,
     split: int = 0,
     damped: float = 1.0,
+    mtp: Mapping[str, NDArray[np.float32]] | None = None,
+    n_mtp: int = 1,
 ) -> Path:
     """A model of that architecture in F16, with the first tokens of another model's vocabulary.
 
@@ -281,6 +287,8 @@ def write_tiny(
         kind: what sets it apart; None if it is one of those here.
         split: most tensors a file; 0 writes one file.
         damped: scales what layers add; near 0, the next token depends on the last one alone.
+        mtp: the weights of a layer for multi-token prediction behind the others, by their names in a layer.
+        n_mtp: how many of these layers there are, all alike.
 
     Returns:
         The path to load.
@@ -288,7 +296,9 @@ def write_tiny(
     kind = kind or (ARCHITECTURES | MIXTURES)[architecture]
     heads, key, value = kind.heads
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split)
-    writer.add_block_count(N_LAYER)
+    writer.add_block_count(N_LAYER + (n_mtp if mtp else 0))
+    if mtp:
+        writer.add_uint32(f"{architecture}.nextn_predict_layers", n_mtp)
     writer.add_context_length(2048)
     writer.add_embedding_length(N_EMBD)
     writer.add_feed_forward_length(N_FF)
@@ -306,7 +316,7 @@ def write_tiny(
         precise = ("norm", "gate_inp", "sinks", "ssm_a", "conv1d", "shortconv.conv")
         small = name.endswith((".bias", "ssm_a", "ssm_d")) or any(part in name for part in precise)
         scale = 1.0 if "norm" in name else 0.1
-        if name.endswith(("attn_output.weight", "ffn_down.weight")):
+        if name.endswith(_ADDED):
             scale *= damped
         values = (rng.standard_normal(shape) * scale).astype(np.float32 if small else np.float16)
         if "norm" in name:
@@ -323,6 +333,10 @@ def write_tiny(
         tensors |= kind.layer | kind.layer_at(i)
         for name, shape in tensors.items():
             add(f"blk.{i}.{name}", shape)
+    for name, values in (mtp or {}).items():
+        small = values.ndim == 1 or "gate_inp" in name
+        for layer in range(N_LAYER, N_LAYER + n_mtp):
+            writer.add_tensor(f"blk.{layer}.{name}", values.astype(np.float32 if small else np.float16))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -212,7 +212,7 @@ def _inspect_model(model: str, on_progress: Progress) -> ModelFacts:
     inspected = inspect_model(model, on_progress)
     memory = fit_report(inspected.headers)
     taken = drafter_to_take(
-        ModelFiles(inspected.headers),
+        ModelFiles.of_headers(inspected.headers),
         budget=memory["available_bytes"],
         n_cells=cells_for(USUAL_CONTEXT),
     )

@@ -1,6 +1,7 @@
-"""The head drafter: a single layer that reads the target's hidden states grows trees (EAGLE-3).
+"""The head drafter: a single layer that reads the target's hidden states grows trees.
 
-Li et al. 2025, arXiv 2503.01840. The target shows the hidden states of everything that becomes text. They are
+It is an EAGLE-3 head (Li et al. 2025, arXiv 2503.01840), or the target's own layer for multi-token prediction
+(MTP). The target shows the hidden states of everything that becomes text. They are
 encoded to features soon after, and dropped; a feature is dropped when the head has read it. Trees grow by the
 same search as those of models. All of it concerns drafts alone: the text is the target's own in any case.
 """
@@ -60,6 +61,8 @@ class HeadDrafter(ModelDrafter):
 
     Args:
         proposers: sources whose candidates are merged into the tree.
+        name: of a head that is part of the target, whose weights are closed with the target; None for one in
+            a file of its own.
     """
 
     reads_target = True
@@ -71,9 +74,14 @@ class HeadDrafter(ModelDrafter):
         context: HeadContext,
         target_vocabulary: int,
         proposers: Sequence[Proposer] = (),
+        *,
+        name: str | None = None,
     ) -> None:
         self._head = context
+        self._owns_model = name is None
         super().__init__(model, context, target_vocabulary, proposers)
+        if name is not None:
+            self.name = " and ".join([name, *(proposer.name for proposer in proposers)])
         self._shown: list[_Shown] = []
         self._closed: list[ReadSequence] = []
         self._owned: list[tuple[ReadSequence, HeadSequence]] = []
@@ -127,6 +135,13 @@ class HeadDrafter(ModelDrafter):
         seconds = time.perf_counter() - start
         self.forget()
         return seconds
+
+    def close(self) -> None:
+        """Free the context, and the weights if they are not the target's."""
+        if self._owns_model:
+            super().close()
+        else:
+            self._context.close()
 
     def forget(self) -> None:
         """Forget everything that was read or shown."""

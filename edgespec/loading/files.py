@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgespec.errors import ModelFileError, UsageError
+from edgespec.errors import EdgeSpecError, ModelFileError, UsageError
 from edgespec.loading.candidates import choose_candidate
 from edgespec.loading.plan import Planner
 from edgespec.loading.state import LoadState
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.heads import is_head, read_head, require_fit, unusable
-from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.gguf.layers import ModelFiles, MTPLayers
+from edgespec.models.gguf.mtp import mtp_fault, require_mtp
 from edgespec.models.hub import catalog
-from edgespec.models.hub.drafter_choice import drafters_that_fit
+from edgespec.models.hub.drafter_choice import FAMILY, drafters_that_fit
 from edgespec.models.hub.registry import Registry
-from edgespec.models.llama.heads.support import require_heads
+from edgespec.models.llama.heads.support import require_heads, require_mtp_support
 from edgespec.models.llama.runtime.vetting import require_loadable
 
 
@@ -55,6 +56,19 @@ def read_drafter(path: Path, target: ModelFiles) -> ModelFiles:
     return files
 
 
+def read_mtp(target: ModelFiles) -> MTPLayers:
+    """The target's own layers for multi-token prediction.
+
+    Raises:
+        UsageError: it has none, or llama.cpp cannot compute them.
+        BackendError: this llama.cpp build cannot draft with such layers.
+    """
+    layers = require_mtp(target)
+    require_mtp_support()
+    require_loadable(target.headers, mtp=True)
+    return layers
+
+
 def find_drafter(planner: Planner, state: LoadState) -> ModelFiles | None:
     """The files of the drafter; None if it is no model.
 
@@ -65,15 +79,20 @@ def find_drafter(planner: Planner, state: LoadState) -> ModelFiles | None:
     """
     speculation, target = planner.config.speculation, planner.target
     speculation.check_drafter()
+    if speculation.uses_mtp:
+        return read_mtp(target)
     if speculation.names_a_model:
         return read_drafter(catalog.find(speculation.draft, state.on_progress), target)
     searched = speculation.draft == "auto" and speculation.may_use_a_model
-    known = _known_drafter(planner, state) if searched else None
-    return read_drafter(known, target) if known else None
+    return _best_drafter(planner, state) if searched else None
 
 
-def _known_drafter(planner: Planner, state: LoadState) -> Path | None:
-    """The best drafter on this machine for the target, and a note that says which."""
+def _best_drafter(planner: Planner, state: LoadState) -> ModelFiles | None:
+    """The best drafter on this machine for the target, and a note that says which.
+
+    A drafter that a person has registered or made comes before the target's own layers. These come before
+    models of the same family.
+    """
     target, context = planner.target, planner.context
     state.notes += (
         f"The drafter {gone.path} of this target no longer exists. "
@@ -83,13 +102,33 @@ def _known_drafter(planner: Planner, state: LoadState) -> Path | None:
     found = drafters_that_fit(
         target, budget=planner.budget, n_cells=context.n_cells, n_outputs=context.n_outputs
     )
+    if all(candidate.kind == FAMILY for candidate in found) and (layers := _own_layers(planner, state)):
+        state.notes.append("Drafting with the target's own MTP layer.")
+        return layers
     if found:
         choice = choose_candidate(found, planner)
         state.notes.append(f"Drafting with {choice.candidate.path.name}, {choice.reason}.")
-        return choice.candidate.path
+        return read_drafter(choice.candidate.path, target)
     if planner.config.speculation.kind is not None:
         raise UsageError(
             "No drafter is known for this target.",
             "Name one with --draft PATH, or make one: edgespec draft make TARGET.",
         )
+    return None
+
+
+def _own_layers(planner: Planner, state: LoadState) -> MTPLayers | None:
+    """The target's own layers for further tokens, if they can draft and leave its weights where they are."""
+    target = planner.target
+    if mtp_fault(target):
+        return None
+    assert target.mtp is not None
+    try:
+        with_layers = planner.plan(target.mtp)
+        if not with_layers.streams or planner.plan().streams:
+            return read_mtp(target)
+        why = "there is no memory for it without streaming weights"
+    except EdgeSpecError as error:
+        why = error.what.rstrip(".")
+    state.notes.append(f"The target's own MTP layer does not draft: {why}.")
     return None

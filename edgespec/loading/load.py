@@ -26,7 +26,7 @@ from edgespec.loading.devices.finding import PlacementRequest, open_cards
 from edgespec.loading.devices.machine import MachineSnapshot
 from edgespec.loading.drafter import drafter_name, open_drafter, open_policy, pair_costs, tree_limits
 from edgespec.loading.files import find_drafter, read_model
-from edgespec.loading.heads import head_tap, note_further_layers, open_head
+from edgespec.loading.heads import Shown, hidden_states, open_head
 from edgespec.loading.plan import Plan, Planner, TextPlan
 from edgespec.loading.state import LoadState
 from edgespec.loading.target import open_target
@@ -37,7 +37,6 @@ from edgespec.models.gguf.footprint import require_cache_type
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub import catalog
 from edgespec.models.llama.cache.states import StateStore
-from edgespec.models.llama.heads.tap import LayerTap
 from edgespec.models.llama.row_rule import MOST_PADDED_ROWS
 from edgespec.models.llama.runtime.vetting import require_loadable
 from edgespec.models.text.encoding import Encoder
@@ -108,18 +107,17 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
     drafter_files = find_drafter(planner, state)
     planner = replace(planner, usual_nodes=usual_nodes(planner))
     planner = replace(planner, texts=plan_texts(planner, drafter_files), measured=True)
-    tap = head_tap(drafter_files)
-    plan, target, template = _open_planned(planner, drafter_files, tap, state)
+    shown = hidden_states(drafter_files)
+    plan, target, template = _open_planned(planner, drafter_files, shown, state)
 
     drafted_by = drafter_name(drafter_files, state)
     policy = open_policy(target_files, drafted_by, state)
     experts = target.model.weights.expert_use is not None
     limits = tree_limits(plan, policy, experts=experts)
-    if drafter_files is not None and tap is not None:
-        drafter: Drafter = open_head(drafter_files, target, tap, plan, state)
+    if drafter_files is not None and shown is not None:
+        drafter: Drafter = open_head(drafter_files, target, shown, plan, state)
     else:
         drafter = open_drafter(target, limits, plan, state)
-    note_further_layers(target_files, state)
 
     keys = Keys.of(
         target_files.headers[0].fingerprint,
@@ -151,7 +149,7 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
 
 
 def _open_planned(
-    planner: Planner, drafter: ModelFiles | None, tap: LayerTap | None, state: LoadState
+    planner: Planner, drafter: ModelFiles | None, shown: Shown | None, state: LoadState
 ) -> tuple[Plan, Target, ChatTemplate | None]:
     """The target, opened by a plan: with fewer layers on devices, if these have too little memory.
 
@@ -164,7 +162,7 @@ def _open_planned(
                 plan = state.plan = _plan_with_texts(planner, drafter)
                 state.notes += plan.notes
                 state.warnings += plan.warnings
-                return open_target(plan, state, tap)
+                return open_target(plan, state, shown)
         except MemoryLimitError as error:
             if plan is None or not plan.on_cards.n_layers:
                 raise

@@ -18,12 +18,14 @@ def open_model(
     repack: bool = True,
     weights: Residency | None = None,
     devices: DeviceLayers = ON_PROCESSOR,
+    mtp: bool = False,
 ) -> Model:
     """A model with all of its weights in memory or mapped.
 
     Args:
         weights: where the weights are; None is in memory, or mapped.
         devices: which layers are on devices.
+        mtp: whether its layers for multi-token prediction are to draft.
 
     Raises:
         ModelFileError, MemoryLimitError: it cannot be loaded.
@@ -37,6 +39,7 @@ def open_model(
             repack=repack,
             on_progress=lambda fraction: state.on_progress(f"Loading {path.name}", fraction),
             weights=weights,
+            mtp=mtp,
         )
     except BaseException:
         if weights is not None:

@@ -26,7 +26,7 @@ from edgespec.loading.devices.workers import spread_over
 from edgespec.loading.pass_costs import expected_prefill
 from edgespec.measure.threads import known_threads
 from edgespec.models.gguf.footprint import USUAL_NODES, cells_for
-from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.gguf.layers import ModelFiles, MTPLayers
 from edgespec.models.llama.runtime.model import Model
 from edgespec.offload.planning.budget import MemoryPlan, plan_memory
 from edgespec.offload.planning.needs import ContextShape, Needs, PairSizes
@@ -87,6 +87,11 @@ class Plan:
     def holding(self) -> PlannedMemory:
         """The places of the target's weights, in bytes."""
         return self.memory.holding
+
+    @property
+    def drafts_for_itself(self) -> bool:
+        """True if the target's own layers for multi-token prediction draft."""
+        return isinstance(self.drafter, MTPLayers)
 
     @property
     def streams(self) -> bool:

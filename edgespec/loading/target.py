@@ -11,7 +11,7 @@ from edgespec.errors import BackendError
 from edgespec.files.state import FileState
 from edgespec.kernels.layouts import own_in_use
 from edgespec.loading.adapters import refuse_streaming
-from edgespec.loading.heads import require_hidden_states
+from edgespec.loading.heads import Shown, require_hidden_states
 from edgespec.loading.models import open_model
 from edgespec.loading.plan import Plan
 from edgespec.loading.state import LoadState
@@ -22,7 +22,6 @@ from edgespec.models.gguf.footprint import cells_for
 from edgespec.models.llama.cache.identity import cache_identity
 from edgespec.models.llama.cache.state_cache import N_SEQUENCES
 from edgespec.models.llama.first_layers import FirstLayers
-from edgespec.models.llama.heads.tap import LayerTap
 from edgespec.models.llama.prefill_chunks import PrefillChunks, outcomes_path
 from edgespec.models.llama.row_rule import (
     ANY_ROWS,
@@ -51,14 +50,14 @@ from edgespec.offload.store_reader import DamagedPack
 
 
 def open_target(
-    plan: Plan, state: LoadState, tap: LayerTap | None = None
+    plan: Plan, state: LoadState, shown: Shown | None = None
 ) -> tuple[Plan, Target, ChatTemplate | None]:
     """The target, ready to verify trees, and the process that renders its chat template.
 
     The plan is returned as it was carried out: the disk may have had no room for a packed file.
 
     Args:
-        tap: copies hidden states for a draft head.
+        shown: the source of the hidden states that a draft head reads.
 
     Raises:
         BackendError: exact decoding was asked for, and is not possible with this model here.
@@ -66,11 +65,11 @@ def open_target(
             for, with larger trees than it allows here.
         ModelFileError, MemoryLimitError, StreamError: its weights cannot be loaded.
     """
-    plan, model, context = _open_context(plan, state, tap)
+    plan, model, context = _open_context(plan, state, shown)
     files, header = plan.target, plan.target.headers[0]
     branching = _try_branches(context, header.fingerprint, plan, state)
-    if tap is not None:
-        require_hidden_states(model, context, tap)
+    if shown is not None:
+        require_hidden_states(model, context, shown)
     exact = _decodes_exactly(context, branching, plan)
     template = _open_template(model, state)
     if state.adapters:
@@ -98,13 +97,13 @@ def open_target(
     return plan, target, template
 
 
-def _open_context(plan: Plan, state: LoadState, tap: LayerTap | None) -> tuple[Plan, Model, Context]:
+def _open_context(plan: Plan, state: LoadState, shown: Shown | None) -> tuple[Plan, Model, Context]:
     """The target's weights and its context; whole layers are streamed where single experts cannot be."""
 
     sizes = plan.context
 
     def open_for(model: Model) -> Context:
-        return state.keep(
+        context = state.keep(
             Context(
                 model,
                 n_cells=sizes.n_cells,
@@ -114,10 +113,13 @@ def _open_context(plan: Plan, state: LoadState, tap: LayerTap | None) -> tuple[P
                 n_threads=state.n_threads,
                 abort=state.abort,
                 kv=state.config.model.kv,
-                observers=[] if tap is None else [tap],
+                observers=() if shown is None else shown.observers,
                 branching=branching(model),
             )
         )
+        if shown is not None:
+            shown.attach(context)
+        return context
 
     def branching(model: Model) -> bool:
         return model.keeps_recurrent_state and _alone(plan, state)
@@ -172,17 +174,19 @@ def _open_weights(plan: Plan, state: LoadState) -> tuple[Plan, Model]:
             repack=not memory.paged,
             weights=beside,
             devices=devices,
+            mtp=plan.drafts_for_itself,
         )
         return plan, model
+    opened = partial(open_streamed_model, files.paths[0], mtp=plan.drafts_for_itself)
     prepare = partial(prepare_stream, files, memory.layout, memory.pack, packs_folder(), state.on_progress)
     stream = prepare()
     try:
-        model = open_streamed_model(files.paths[0], stream, devices, state.on_progress, beside)
+        model = opened(stream, devices, state.on_progress, beside)
     except DamagedPack:  # the pack has been removed, so this makes a new one
         if beside is not None:  # the workers are let go with the weights
             raise
         stream = prepare()
-        model = open_streamed_model(files.paths[0], stream, devices, state.on_progress)
+        model = opened(stream, devices, state.on_progress)
     state.notes += stream.notes
     return plan.with_layout(stream.layout), state.keep(model)
 

@@ -132,8 +132,9 @@ def _curve(headers: Sequence[GGUFHeader], seconds: Callable[[int, str], Seconds]
     Args:
         seconds: for a byte of weights of a type in a layout, for each of ROWS.
     """
+    files = ModelFiles.of_headers(headers)
     alike: dict[tuple[str, int, tuple[int, ...]], float] = defaultdict(float)
-    for tensor, share in _multiplied(headers):
+    for tensor, share in _multiplied(files):
         name = tensor.name.rpartition("blk.")[2].lstrip("0123456789")
         alike[name, tensor.type_id, tensor.shape] += share * tensor.n_bytes
     n_bytes: dict[tuple[int, str], float] = defaultdict(float)
@@ -146,7 +147,7 @@ def _curve(headers: Sequence[GGUFHeader], seconds: Callable[[int, str], Seconds]
     for kind, size in n_bytes.items():
         speed = seconds(*(kind if size >= _FEW * total else usual))
         products = [sum_s + size * byte_s for sum_s, byte_s in zip(products, speed, strict=True)]
-    return pass_curve(products, headers[0].block_count or 0)
+    return pass_curve(products, files.headers[0].block_count or 0)
 
 
 def pass_curve(products: Sequence[float], layers: int) -> Curve:
@@ -173,12 +174,12 @@ def known_products(store: ProfileStore, threads: int, type_id: int) -> Seconds |
     return tuple(max(seconds, _MEMORY_BYTE_S) for seconds in alone)
 
 
-def _multiplied(headers: Sequence[GGUFHeader]) -> Iterator[tuple[TensorInfo, float]]:
+def _multiplied(files: ModelFiles) -> Iterator[tuple[TensorInfo, float]]:
     """The matrices that a pass multiplies by, each with the share of it that a token needs.
 
     Embeddings of which a pass only looks up rows are left out.
     """
-    weights = layer_weights(ModelFiles(tuple(headers)))
+    weights, headers = layer_weights(files), files.headers
     shares = {
         tensor.name: weights.n_used / layer.n_experts for layer in weights.experts for tensor in layer.tensors
     }

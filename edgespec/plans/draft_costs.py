@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from edgespec.config import NO_MODEL
 from edgespec.costs.planner import Drafting
 from edgespec.costs.yields import Yields, expected_yields
 from edgespec.errors import EdgeSpecError
 from edgespec.loading.plan import Plan
 from edgespec.models.gguf.heads import is_head
+from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.gguf.mtp import MTP_NAME, mtp_fault, require_mtp, with_output
 from edgespec.models.hub.drafter_choice import agreement_of, candidates
 from edgespec.models.hub.inspection import InspectedModel, inspect_model
 from edgespec.plans.pass_costs import PassCosts
@@ -41,39 +44,42 @@ class DraftCosts:
         self._threads = threads
         self._temperature = temperature
 
-    def of_drafters(self, draft: str, on_progress: Progress) -> list[tuple[Drafting, InspectedModel | None]]:
+    def of_drafters(self, draft: str, on_progress: Progress) -> list[tuple[Drafting, ModelFiles | None]]:
         """The drafters to compare, each with its model if it has one.
 
         The yield of prompt lookup depends on the text. Until it was measured it is a guess, and nothing
         is compared with a guess unless a person asks for prompt lookup.
 
         Args:
-            draft: as for loading: "auto", "none", "lookup", or the name of a model.
+            draft: as for loading: "auto", "none", "lookup", "mtp", or the name of a model.
 
         Raises:
             EdgeSpecError: the named drafter cannot be found.
         """
-        target = self._target
+        target, files = self._target, ModelFiles.of_headers(self._target.headers)
         if draft == "none":
             return []
-        found: list[tuple[Drafting, InspectedModel | None]] = []
-        if draft not in ("auto", "lookup"):
+        found: list[tuple[Drafting, ModelFiles | None]] = []
+        if draft == "mtp" or (draft == "auto" and not mtp_fault(files)):
+            layers = require_mtp(files)
+            found.append((self._of_model(layers, MTP_NAME, None, with_output(layers, files)), layers))
+        if draft not in NO_MODEL:
             model = inspect_model(draft, on_progress)
             top1 = agreement_of(target.headers[0], model.path) if target.path and model.path else None
-            found.append((self._of_model(model, draft, top1), model))
+            found.append(self._named(model, draft, top1))
         elif draft == "auto":
             for candidate in candidates(target.headers[0]) if target.path else ():
                 try:
                     model = inspect_model(str(candidate.path))
                 except EdgeSpecError:
                     continue
-                found.append((self._of_model(model, draft, candidate.top1), model))
+                found.append(self._named(model, draft, candidate.top1))
         lookup = self._of_lookup()
         if lookup.measured or draft == "lookup":
             found.append((lookup, None))
         return found
 
-    def on_device(self, drafting: Drafting, model: InspectedModel, plan: Plan) -> Drafting:
+    def on_device(self, drafting: Drafting, model: ModelFiles, plan: Plan) -> Drafting:
         """A drafter on a device: as measured there, or derived from its steps on the processor."""
         if not plan.on_cards.drafter_name or drafting.step is None:
             return drafting
@@ -94,7 +100,18 @@ class DraftCosts:
             measured=yields is not None,
         )
 
-    def _of_model(self, model: InspectedModel, draft: str, top1: float | None) -> Drafting:
+    def _named(self, model: InspectedModel, draft: str, top1: float | None) -> tuple[Drafting, ModelFiles]:
+        files = ModelFiles.of_headers(model.headers)
+        name = model.path.name if model.path else draft
+        name = f"{name} (head)" if is_head(model.headers[0]) else name
+        return self._of_model(files, name, top1, files), files
+
+    def _of_model(self, model: ModelFiles, name: str, top1: float | None, multiplied: ModelFiles) -> Drafting:
+        """Drafting with a model, or a part of one.
+
+        Args:
+            multiplied: the weights that a draft step multiplies by.
+        """
         fingerprint = model.headers[0].fingerprint
         steps = self._store.drafts(self._keys(fingerprint).drafts)
         yields = self._yields(fingerprint)
@@ -107,11 +124,10 @@ class DraftCosts:
                 f"assumed for a typical agreement on {_USUAL_AGREEMENT:.0%} of tokens "
                 "('edgespec models pair' measures it)"
             )
-        name = model.path.name if model.path else draft
         return Drafting(
-            name=f"{name} (head)" if is_head(model.headers[0]) else name,
+            name=name,
             yields=yields or expected_yields(_USUAL_AGREEMENT if top1 is None else top1),
-            step=steps.step if steps else self._pass_costs.derived_curve(model),
+            step=steps.step if steps else self._pass_costs.derived_curve(multiplied),
             overhead=steps.overhead if steps else 1.1,
             width=_WIDTH,
             source=source,

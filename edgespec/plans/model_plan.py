@@ -105,7 +105,7 @@ class _Planning:
     def plan(self) -> PlanReport:
         named = self._config.model
         model = inspect_model(named.name or str(catalog.find(None)), self._on_progress)
-        header, files = model.headers[0], ModelFiles(model.headers)
+        header, files = model.headers[0], ModelFiles.of_headers(model.headers)
         self._notes += model.notes
         require_cache_type(named.kv, header)
         adapter_bytes = sum(a.header.file_bytes for a in read_adapters(named.lora, header))
@@ -207,7 +207,7 @@ class _Planning:
                 found.append(candidate(drafting, without_drafter))
                 continue
             try:
-                plan = planner.plan(ModelFiles(drafter.headers))
+                plan = planner.plan(drafter)
             except MemoryLimitError:
                 self._notes.append(f"There is no room for {drafting.name}.")
             else:

@@ -11,6 +11,7 @@ from edgespec.costs.pass_time import SLOWDOWN_BESIDE_READS, USUAL_OVERLAP
 from edgespec.costs.planner import Passes
 from edgespec.measure.derived_passes import DerivedPasses
 from edgespec.measure.throughput import measure_reading
+from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub import catalog
 from edgespec.models.hub.inspection import InspectedModel
 from edgespec.models.llama.row_rule import SPARING
@@ -74,7 +75,7 @@ class PassCosts:
         )
         return passes, f"{source}{rate_source}."
 
-    def derived_curve(self, model: InspectedModel) -> Curve:
+    def derived_curve(self, model: ModelFiles) -> Curve:
         """Seconds by rows of a model that was not measured."""
         return self._derived.curve(model.headers)
 

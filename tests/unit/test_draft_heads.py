@@ -12,16 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.config import Config
 from edgespec.errors import ModelFileError, PairingError
 from edgespec.kernels.ggml import UnsupportedBuild
-from edgespec.loading.heads import note_further_layers
-from edgespec.loading.state import LoadState
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.heads import (
     Head,
     drafted_tokens,
-    further_layers,
     is_head,
     read_head,
     require_fit,
@@ -32,7 +28,6 @@ from edgespec.models.gguf.types import ArrayInfo, GGUFHeader
 from edgespec.models.llama.heads import nextn
 from edgespec.models.llama.heads.sample import N_VOCAB, SHAPE, WIDTH, add_bytes, write_head, write_target
 from edgespec.models.llama.heads.twin import FloatArray, HeadShape, HeadTwin
-from edgespec.progress import no_progress
 
 DRAFTED = np.arange(0, 2 * SHAPE.n_drafted, 2, dtype=np.int64)
 
@@ -131,25 +126,6 @@ def test_other_kinds_of_heads_say_why_not(tmp_path: Path, target: ModelFiles) ->
     header = replace(written(tmp_path / "head.gguf"), metadata={"general.architecture": "dflash"})
     assert "which drafts a block of tokens at once" in unusable(header)
     assert unusable(target.headers[0]) == ""
-    large = target.headers[0]
-    assert further_layers(large) == 0
-    assert further_layers(replace(large, metadata={**large.metadata, "llama.nextn_predict_layers": 2})) == 2
-
-
-def test_a_targets_own_layers_for_further_tokens_are_named(target: ModelFiles) -> None:
-    (large,) = target.headers
-    for count, words in (
-        (0, None),
-        (1, "a layer that predicts further tokens (MTP). They do not draft: llama.cpp computes them"),
-        (2, "2 layers that predict further tokens (MTP). They do not draft: llama.cpp computes them"),
-    ):
-        more = {"llama.nextn_predict_layers": count}
-        files = ModelFiles((replace(large, metadata={**large.metadata, **more}),))
-        for draft in ("auto", "none"):
-            state = LoadState(Config.of(draft=draft), no_progress)
-            note_further_layers(files, state)
-            said = words if draft == "auto" else None
-            assert [said is not None and said in note for note in state.notes] == [True] * bool(said)
 
 
 def test_functions_that_a_build_lacks_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,8 +167,8 @@ def _catalog_rows(entry: Entry) -> list[tuple[str, str]]:
     if entry.repo:
         rows.append(("repository", f"https://huggingface.co/{entry.repo}"))
     if entry.mtp:
-        where = "inside the file" if entry.mtp == "inside" else "in a file of its own"
-        rows.append(("MTP layer", f"{where}; not used yet"))
+        inside = "in the model's file, if that was made with it"
+        rows.append(("MTP layer", inside if entry.mtp == "inside" else "in a file of its own; not used yet"))
     if not entry.verified:
         rows.append(("facts from", f"{entry.source} (not all verified)"))
     return rows

@@ -60,7 +60,7 @@ class ChangeableModel:
         self.engine = self._terminal.load(self._loading.with_(leave_out_missing=True))
 
     def replace_by(self, name: str) -> None:
-        """Load another model with the same options. A named drafter and adapters are not taken along.
+        """Load another model with the same options. A named drafter and adapters are not kept.
 
         The two are never in memory at once. If the other one cannot be loaded, this one is loaded again.
 
@@ -72,7 +72,8 @@ class ChangeableModel:
 
         with self._terminal.working() as progress:
             read_header(catalog.find(name, progress))  # before the present one is given up
-        draft = "auto" if self._loading.speculation.names_a_model else self._loading.speculation.draft
+        speculation = self._loading.speculation
+        draft = "auto" if speculation.names_a_model or speculation.uses_mtp else speculation.draft
         loading = self._loading.with_(model=name, draft=draft, lora=())
         self.engine.close()
         try:

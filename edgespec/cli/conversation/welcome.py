@@ -74,7 +74,7 @@ def _download_lines(name: str, loading: Config, progress: Progress) -> list[str]
     if entry is not None and hollow is not None:
         files, n_bytes = hollow, entry.n_bytes
     else:
-        files = ModelFiles(inspect_model(name, progress).headers)
+        files = ModelFiles.of_headers(inspect_model(name, progress).headers)
         n_bytes = sum(header.file_bytes for header in files.headers)
     said = f"{name} is not here yet. It is downloaded from {hub_name}: {readable(n_bytes)}."
     resources = Resources.of_this_machine(loading)

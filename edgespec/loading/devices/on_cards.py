@@ -11,8 +11,8 @@ from edgespec.loading.devices.finding import PlacementRequest, with_type
 from edgespec.loading.devices.placing import drafter_card, place_on_cards, without
 from edgespec.loading.devices.spreading import Spread, layer_sizes, remote_parts, usual_type
 from edgespec.models.gguf.footprint import Footprint
-from edgespec.models.gguf.heads import is_head
 from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.gguf.mtp import reads_target
 from edgespec.models.llama.runtime.device_layers import ON_PROCESSOR, DeviceLayers
 from edgespec.offload.planning.needs import Needs
 from edgespec.units import readable
@@ -119,7 +119,7 @@ def place_models(
         MemoryLimitError: something was asked for that no device has room for.
     """
     on = OnCards(cards)
-    if drafter is not None and request.places_drafters and not is_head(drafter.headers[0]):
+    if drafter is not None and request.places_drafters and not reads_target(drafter):
         size = needs.footprints[1]
         card = drafter_card(with_type(cards, drafter, request), drafter, size, request.drafter)
         if card is not None:

@@ -136,11 +136,6 @@ def unusable(header: GGUFHeader) -> str:
     return ""
 
 
-def further_layers(header: GGUFHeader) -> int:
-    """Layers of a model that predict further tokens (multi-token prediction, MTP); 0 for most models."""
-    return as_count(header.metadata.get(f"{header.architecture}.nextn_predict_layers")) or 0
-
-
 def drafted_tokens(head: Head) -> NDArray[np.int64]:
     """(n_drafted,) the target's id of each token that the head drafts, in the order of its logits."""
     table = next((tensor for tensor in head.header.tensors if tensor.name == D2T), None)

@@ -3,10 +3,14 @@
 This needs no list of architectures: a layer is everything named `blk.N.`, and its matrices can be streamed.
 Norms, biases and other small tensors stay in memory, as does everything outside the layers: embeddings,
 output, rotation factors. Tables of which a pass looks up single rows can be left in the file.
+
+Layers that predict further tokens (multi-token prediction, MTP) follow a model's own in some files. llama.cpp
+loads them only where they draft, so they are kept apart from the model's: see `MTPLayers`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -16,10 +20,12 @@ from typing import Protocol
 
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.split_files import split_paths
-from edgespec.models.gguf.types import GGUFHeader, TensorInfo
+from edgespec.models.gguf.types import GGUFHeader, TensorInfo, as_count
 
 _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(.+)\.weight")
 _SMALL = 16 << 10
+_MTP_COUNT = "nextn_predict_layers"
+_OF_HYBRIDS = ("ssm.", "full_attention_interval")  # settings of layers with a running state
 
 LOOKED_UP = "per_layer_token_embd.weight"
 """Embeddings of tokens for each layer (Gemma 3n and 4): large, and each token reads one row."""
@@ -77,9 +83,14 @@ def layers_of_each_kind(layers: Sequence[Layer]) -> int:
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """A model's files, in order, with their headers."""
+    """A model's files, in order, with their headers.
+
+    Attributes:
+        mtp: its layers for multi-token prediction, if it has some. The headers are without them.
+    """
 
     headers: tuple[GGUFHeader, ...]
+    mtp: MTPLayers | None = None
 
     @classmethod
     def of(cls, header: GGUFHeader) -> ModelFiles:
@@ -89,7 +100,20 @@ class ModelFiles:
             ModelFileError: a part is missing or damaged.
         """
         paths = split_paths(header)
-        return cls(tuple(header if path == header.path else read_header(path) for path in paths))
+        return cls.of_headers([header if path == header.path else read_header(path) for path in paths])
+
+    @staticmethod
+    def of_headers(headers: Sequence[GGUFHeader]) -> ModelFiles:
+        """The files with these headers; the model's layers for multi-token prediction are set apart."""
+        first, count = _mtp_places(headers)
+        if not count:
+            return ModelFiles(tuple(headers))
+        further = [_with_layers(header, first, first + count) for header in headers]
+        own = [_with_layers(header, None, first) for header in headers]
+        return ModelFiles(
+            (_with_settings(own[0], first), *own[1:]),
+            MTPLayers((_of_plain_layers(further[0], count), *further[1:]), n_layers=count),
+        )
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -99,13 +123,7 @@ class ModelFiles:
     def first_layers(self, count: int) -> ModelFiles:
         """Drop the layers from number `count` on: for what is left when these are elsewhere."""
 
-        def stays(tensor: TensorInfo) -> bool:
-            parts = tensor.name.split(".")
-            return not (parts[0] == "blk" and parts[1].isdigit() and int(parts[1]) >= count)
-
-        return ModelFiles(
-            tuple(replace(header, tensors=tuple(filter(stays, header.tensors))) for header in self.headers)
-        )
+        return ModelFiles(tuple(_with_layers(header, None, count) for header in self.headers))
 
     @property
     def tables(self) -> tuple[FileTensor, ...]:
@@ -140,6 +158,38 @@ class ModelFiles:
         )
 
 
+@dataclass(frozen=True)
+class MTPLayers(ModelFiles):
+    """The layers of a model that predict further tokens, as a drafter of its own.
+
+    Its headers have the tensors of these layers and nothing else, and the settings of so many layers. Their
+    paths are the model's.
+
+    Attributes:
+        n_layers: how many there are.
+    """
+
+    n_layers: int = 1
+
+    @property
+    def width(self) -> int:
+        """Elements of a feature, and of the model's states."""
+        header = self.headers[0]
+        return as_count(header.metadata.get(f"{header.architecture}.embedding_length")) or 0
+
+
+def mtp_count(header: GGUFHeader) -> int:
+    """Layers for multi-token prediction that a header tells of; the file may lack them."""
+    return as_count(header.metadata.get(f"{header.architecture}.{_MTP_COUNT}")) or 0
+
+
+def mtp_layers(path: Path) -> range:
+    """The numbers of the layers for multi-token prediction in a model's files; empty if there are none."""
+    files = ModelFiles.of(read_header(path))
+    first = files.headers[0].block_count or 0
+    return range(first, first + (files.mtp.n_layers if files.mtp else 0))
+
+
 def pattern_of(names: Iterable[str]) -> list[str]:
     """A few short regular expressions that match exactly these layer tensors.
 
@@ -158,6 +208,44 @@ def pattern_of(names: Iterable[str]) -> list[str]:
         rf"^blk\.({'|'.join(map(str, group))})\.({'|'.join(re.escape(kind) for kind in kind_group)})\.weight$"
         for kind_group, group in groups.items()
     ]
+
+
+def _mtp_places(headers: Sequence[GGUFHeader]) -> tuple[int, int]:
+    """The first layer for multi-token prediction, and how many there are; 0 if the files lack them."""
+    count = mtp_count(headers[0])
+    first = (headers[0].block_count or 0) - count
+    name = f"blk.{first}.nextn.eh_proj.weight"  # the matrix that joins a token and a feature
+    held = count > 0 and any(tensor.name == name for header in headers for tensor in header.tensors)
+    return (first, count) if held and first > 0 else (0, 0)
+
+
+def _with_layers(header: GGUFHeader, first: int | None, end: int) -> GGUFHeader:
+    """The header with layers `first` to `end` - 1 alone; if None, with those before `end` and all else."""
+
+    def stays(tensor: TensorInfo) -> bool:
+        parts = tensor.name.split(".")
+        layer = int(parts[1]) if parts[0] == "blk" and parts[1].isdigit() else None
+        if first is None:
+            return layer is None or layer < end
+        return layer is not None and first <= layer < end
+
+    return replace(header, tensors=tuple(filter(stays, header.tensors)))
+
+
+def _with_settings(header: GGUFHeader, n_layers: int) -> GGUFHeader:
+    """The header of a model without layers for multi-token prediction."""
+    own = f"{header.architecture}."
+    metadata = {key: value for key, value in header.metadata.items() if key != own + _MTP_COUNT}
+    return replace(header, metadata=metadata | {f"{own}block_count": n_layers})
+
+
+def _of_plain_layers(header: GGUFHeader, n_layers: int) -> GGUFHeader:
+    """The header of layers with attention, whatever the model's own have."""
+    header = _with_settings(header, n_layers)
+    hybrid = tuple(f"{header.architecture}.{kind}" for kind in _OF_HYBRIDS)
+    metadata = {key: value for key, value in header.metadata.items() if not key.startswith(hybrid)}
+    fingerprint = hashlib.blake2b(f"mtp {header.fingerprint}".encode(), digest_size=16).hexdigest()
+    return replace(header, metadata=metadata, fingerprint=fingerprint)
 
 
 def _in_file(tensor: TensorInfo, file: int) -> FileTensor:

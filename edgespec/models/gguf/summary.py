@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from edgespec.models.gguf.heads import ARCHITECTURE
+from edgespec.models.gguf.layers import ModelFiles, mtp_count
+from edgespec.models.gguf.mtp import mtp_fault
 from edgespec.models.gguf.types import ArrayInfo, GGUFHeader
 from edgespec.units import readable, readable_count
 
@@ -29,7 +31,7 @@ def describe(headers: Sequence[GGUFHeader], *, memory: dict[str, Any]) -> dict[s
         headers: of all its files, in order.
         memory: how it would be held here, see offload.planning.fit.
     """
-    header = headers[0]
+    header, files = headers[0], ModelFiles.of_headers(headers)
     tensors = [tensor for part in headers for tensor in part.tensors]
     tokens = header.metadata.get("tokenizer.ggml.tokens")
     n_bytes = sum(part.file_bytes for part in headers)
@@ -40,7 +42,9 @@ def describe(headers: Sequence[GGUFHeader], *, memory: dict[str, Any]) -> dict[s
         "bytes": n_bytes,
         "files": len(headers),
         "quantization": _quantization(headers),
-        "layers": header.block_count,
+        "layers": files.headers[0].block_count,
+        "mtp_layers": 0 if files.mtp is None else files.mtp.n_layers,
+        "mtp_fault": mtp_fault(files) if mtp_count(header) else "",
         "context": header.context_length,
         "embedding": _number(header, "embedding_length"),
         "experts": _number(header, "expert_count"),
@@ -85,6 +89,10 @@ def as_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
             )
             rows.append((f"  {row['tensors']}", types))
     rows.append(("layers", str(facts["layers"] or "?")))
+    if facts["mtp_fault"]:
+        rows.append(("MTP layer", f"does not draft: {facts['mtp_fault']}"))
+    elif facts["mtp_layers"]:
+        rows.append(("MTP layer", "drafts for the model: give --draft mtp"))
     if facts["experts"]:
         rows.append(("experts", str(facts["experts"])))
     rows.append(("context", f"{facts['context']} tokens" if facts["context"] else "?"))

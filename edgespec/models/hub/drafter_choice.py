@@ -17,6 +17,8 @@ from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.registry import MADE, REGISTERED, Registry, same_file
 
+FAMILY = "catalog"  # the kind of models of the same family
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -36,7 +38,7 @@ class Candidate:
         """The reason why it is a candidate, as the end of a sentence."""
         why = {
             REGISTERED: "registered for this target",
-            "catalog": "of the same family",
+            FAMILY: "of the same family",
             MADE: "made from this target",
         }[self.kind]
         return f"{why}, agreement {self.top1:.2f}" if self.top1 is not None else why
@@ -48,7 +50,7 @@ def candidates(header: GGUFHeader, registry: Registry | None = None) -> list[Can
     preferred = [Candidate(p.path, p.kind, p.top1) for p in known if p.preferred]
     registered = [Candidate(p.path, REGISTERED, p.top1) for p in known if p.kind == REGISTERED]
     made = [Candidate(p.path, MADE, p.top1) for p in known if p.kind == MADE]
-    siblings = [Candidate(path, "catalog") for path in _siblings(header)]
+    siblings = [Candidate(path, FAMILY) for path in _siblings(header)]
     found: list[Candidate] = []
     for candidate in preferred + registered + siblings + made:
         known_as = [header.path, *(other.path for other in found)]  # a model does not draft for itself

@@ -30,7 +30,7 @@ def fit_report(
         context: most tokens of a text.
     """
     room = FreeMemory.read().budget() if budget is None else budget
-    files, config = ModelFiles(tuple(headers)), Config.of(context=context)
+    files, config = ModelFiles.of_headers(headers), Config.of(context=context)
     sizes = PairSizes(files, None, ContextShape(cells_for(context)), measured=False)
     needs = sizes.at(USUAL_NODES)
     try:

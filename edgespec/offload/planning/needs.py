@@ -19,7 +19,7 @@ from edgespec.kernels.layouts import kernel_layout, looks_up_rows
 from edgespec.machine.memory import PROCESS_BYTES
 from edgespec.models.gguf.footprint import USUAL_NODES, Footprint, footprint, vocabulary_bytes, work_bytes
 from edgespec.models.gguf.heads import is_head, read_head
-from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.gguf.layers import ModelFiles, MTPLayers
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.llama.cache.shared_cells import PART
 from edgespec.models.llama.heads.context import HEAD_ROWS
@@ -90,7 +90,7 @@ class PairSizes:
     """The memory of a target and its drafter, for each number of rows of the target's passes.
 
     Args:
-        drafter: a model, or a head of the target; None for drafters without a model.
+        drafter: a model, a head of the target or layers of it; None for drafters without a model.
         measured: find by dry runs what contexts allocate, and measure this process; otherwise estimate it.
         copied: count a tied embedding's second copy as the target's weights. A stream's layout counts it
             itself, and a mapped file has none.
@@ -118,8 +118,14 @@ class PairSizes:
         self._shown = 0  # bytes of a row's hidden states
         self._drafter = [] if drafter is None else [self._size_of(drafter)]
         fewest = self._size(context.fewest_rows)
-        headers = [files.headers[0] for files in (target, drafter) if files is not None]
-        self._process = own + context.beside + _later_bytes(headers, fewest.cache // context.n_cells)
+        # Layers of the target have no vocabulary of their own.
+        with_words = [target] if drafter is None or isinstance(drafter, MTPLayers) else [target, drafter]
+        later = _later_bytes(
+            [files.headers[0] for files in with_words],
+            fewest.cache // context.n_cells,
+            drafts=drafter is not None,
+        )
+        self._process = own + context.beside + later
 
     @property
     def rows(self) -> list[int]:
@@ -156,10 +162,13 @@ class PairSizes:
         return _with_second_copy(size, self._target) if self._copied else size
 
     def _size_of(self, drafter: ModelFiles) -> Footprint:
+        own = replace(self.context, kv="f16", n_outputs=HEAD_ROWS)
+        if isinstance(drafter, MTPLayers):
+            self._shown = _SHOWN_COPIES * 4 * drafter.width
+            return self._sizes(drafter, own, [HEAD_ROWS])[0]
         if is_head(drafter.headers[0]):
             head = read_head(drafter.headers[0])
             self._shown = _SHOWN_COPIES * 4 * head.target_width * len(head.layers)
-            own = replace(self.context, kv="f16", n_outputs=HEAD_ROWS)
             return self._sizes(drafter, own, [HEAD_ROWS], beside=self._target.headers[0])[0]
         outputs = self.context.drafter_sequences or self.context.n_outputs
         own = replace(self.context, kv="f16", n_outputs=outputs, n_sequences=outputs)
@@ -185,7 +194,7 @@ class PairSizes:
             for rows in row_counts
         ]
         store = AllocationStore(user_cache_path("edgespec") / "allocations")
-        found = store.get(files.headers[0], shapes, beside)
+        found = store.get(files.headers[0], shapes, beside, mtp=isinstance(files, MTPLayers))
         if found is None:
             return estimates
         work = [work_bytes(files.headers, n, context.n_threads, context.n_cells) for n in row_counts]
@@ -235,14 +244,15 @@ def _process_bytes() -> int:
     return min(psutil.Process().memory_info().rss, PROCESS_BYTES)
 
 
-def _later_bytes(headers: Sequence[GGUFHeader], cell_bytes: int) -> int:
+def _later_bytes(headers: Sequence[GGUFHeader], cell_bytes: int, *, drafts: bool) -> int:
     """Memory of the process beyond what it takes now.
 
     Args:
-        headers: the target's, and the drafter's if it is a model.
+        headers: the target's, and the drafter's if it has a vocabulary.
         cell_bytes: of a token in the target's cache.
+        drafts: whether a model or a head drafts.
     """
-    target, drafts = headers[0], len(headers) > 1
+    target = headers[0]
     template = WORKER_BYTES if "tokenizer.chat_template" in target.metadata else 0
     return (
         _LATER_BYTES

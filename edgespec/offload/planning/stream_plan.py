@@ -98,12 +98,15 @@ def open_streamed_model(
     devices: DeviceLayers,
     on_progress: Progress,
     beside: Residency | None = None,
+    *,
+    mtp: bool = False,
 ) -> Model:
     """A model whose layers are held as planned.
 
     Args:
         devices: which layers are on devices, where the plan has none of them.
         beside: as for StreamedWeights.
+        mtp: whether its layers for multi-token prediction are to draft; they are in memory.
 
     Raises:
         ModelFileError: llama.cpp cannot load it.
@@ -118,6 +121,7 @@ def open_streamed_model(
             memory_map=False,
             on_progress=lambda _fraction: None,  # so that Ctrl-C is noticed; `weights` reports the progress
             weights=weights,
+            mtp=mtp,
         )
     except BaseException:
         weights.close()

@@ -65,7 +65,7 @@ def open_cache(context: Context, *, ordered: bool) -> KVCache:
     """The cache for the model: with branches if its layers keep cells, or their states can branch here."""
     if context.branches:
         return StateCache(context, ordered=ordered)
-    if context.model.keeps_recurrent_state:
+    if context.keeps_recurrent_state:
         return ChainCache(context)
     return BranchingCache(SharedCells(context, ordered=ordered))
 

@@ -1,13 +1,14 @@
-"""The context of a draft head: it encodes a target's hidden states, and reads tokens beside features.
+"""The contexts of draft heads: they make features of a target's hidden states, and read tokens beside them.
 
-A head's encoder turns the hidden states of a token into one feature. Its decoder reads rows of a token and
-the feature of the token before it, and gives logits and a feature of its own for each, which takes the place
-of the target's for drafted tokens.
+A head reads rows of a token and the feature of the token before it, and gives logits and a feature of its own
+for each, which takes the place of the target's for drafted tokens. Features are made of the target's hidden
+states by the encoder of a head in a file of its own. For a layer of the target's file, they are these states.
 """
 
 from __future__ import annotations
 
 import ctypes
+from abc import abstractmethod
 
 import llama_cpp
 import numpy as np
@@ -28,17 +29,77 @@ MOST_HEAD_SEQUENCES = HEAD_ROWS - 1
 
 
 class HeadContext(Context):
-    """A context of a head beside its target's.
+    """A context of a head; see EagleContext and MTPContext.
 
     Every decode must want the logits of all its rows, or of none: the head computes all of them, and
     llama.cpp keeps the first ones.
 
     Args:
-        beside: the target's context, whose model the head borrows matrices of.
+        beside: the target's context, whose model the head borrows matrices of; None for layers of the target.
+
+    Attributes:
+        width: elements of a feature.
 
     Raises:
         MemoryLimitError: llama.cpp cannot allocate the context.
         UnsupportedBuild: this llama.cpp build has no heads.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        beside: Context | None,
+        *,
+        n_cells: int,
+        n_sequences: int,
+        n_threads: int,
+        abort: AbortFlag | None = None,
+    ) -> None:
+        super().__init__(
+            model,
+            n_cells=n_cells,
+            n_rows=HEAD_ROWS,
+            n_outputs=HEAD_ROWS,
+            n_sequences=n_sequences,
+            n_threads=n_threads,
+            abort=abort,
+            beside=beside,
+            mtp=beside is None,
+        )
+        self.n_outputs = HEAD_ROWS
+        self.width = int(llama_cpp.llama_model_n_embd(model.handle))
+        nextn.keep_features(self.handle)
+
+    @abstractmethod
+    def encode(self, hidden: FloatArray) -> FloatArray:
+        """The features (tokens, width) of tokens.
+
+        Args:
+            hidden: (tokens, width of what the target shows) their hidden states.
+
+        Raises:
+            DecodeAborted: the abort flag was set.
+            BackendError: llama.cpp refused the batch, or the context is closed.
+        """
+
+    def features(self, rows: int) -> FloatArray:
+        """(rows, width) of the first rows of the last call whose outputs were wanted: a copy.
+
+        Raises:
+            BackendError: there are none.
+        """
+        llama_cpp.llama_synchronize(self.handle)
+        start = nextn.features_address(self.handle)
+        if not start:
+            raise BackendError("llama.cpp has no features to read.")
+        memory = (ctypes.c_float * (rows * self.width)).from_address(start)
+        return np.array(memory, dtype=np.float32).reshape(rows, self.width)
+
+
+class EagleContext(HeadContext):
+    """A context of an EAGLE-3 head beside its target's.
+
+    The head has an encoder, which makes a token's feature of its hidden states.
     """
 
     def __init__(
@@ -54,33 +115,17 @@ class HeadContext(Context):
         n_sequences = min(n_sequences, MOST_HEAD_SEQUENCES)
         super().__init__(
             model,
+            beside,
             n_cells=n_cells,
-            n_rows=HEAD_ROWS,
-            n_outputs=HEAD_ROWS,
             n_sequences=n_sequences + 1,
             n_threads=n_threads,
             abort=abort,
-            beside=beside,
         )
         # Encoding wants a sequence, and leaves it empty: no text may have it.
         self._encoding_id, self.n_sequences = n_sequences, n_sequences
-        self.n_outputs = HEAD_ROWS
-        self.width = int(llama_cpp.llama_model_n_embd(model.handle))
-        nextn.keep_features(self.handle)
 
     def encode(self, hidden: FloatArray) -> FloatArray:
-        """The features of tokens.
-
-        Args:
-            hidden: (tokens, layers * width of the target) their hidden states.
-
-        Returns:
-            (tokens, width).
-
-        Raises:
-            DecodeAborted: the abort flag was set.
-            BackendError: llama.cpp refused the batch, or the context is closed.
-        """
+        """The features (tokens, width) of tokens, computed by the head; see HeadContext."""
         features = np.empty((len(hidden), self.width), dtype=np.float32)
         for start in range(0, len(hidden), self.n_rows):
             piece = hidden[start : start + self.n_rows]
@@ -93,15 +138,34 @@ class HeadContext(Context):
             features[start : start + len(piece)] = self.features(len(piece))
         return features
 
-    def features(self, rows: int) -> FloatArray:
-        """(rows, width) of the first rows of the last call whose outputs were wanted: a copy.
 
-        Raises:
-            BackendError: there are none.
-        """
-        llama_cpp.llama_synchronize(self.handle)
-        start = nextn.features_address(self.handle)
-        if not start:
-            raise BackendError("llama.cpp has no features to read.")
-        memory = (ctypes.c_float * (rows * self.width)).from_address(start)
-        return np.array(memory, dtype=np.float32).reshape(rows, self.width)
+class MTPContext(HeadContext):
+    """A context of a model's own layers for multi-token prediction.
+
+    Their features are the model's last states, which it shows as they are.
+
+    Args:
+        model: of the target, loaded with these layers.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        n_cells: int,
+        n_sequences: int,
+        n_threads: int,
+        abort: AbortFlag | None = None,
+    ) -> None:
+        super().__init__(
+            model,
+            None,
+            n_cells=n_cells,
+            n_sequences=min(n_sequences, MOST_HEAD_SEQUENCES),
+            n_threads=n_threads,
+            abort=abort,
+        )
+
+    def encode(self, hidden: FloatArray) -> FloatArray:
+        """The hidden states themselves."""
+        return hidden

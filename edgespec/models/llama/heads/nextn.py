@@ -39,8 +39,17 @@ def keep_features(context: Any) -> None:
     _function("set", None, (ctypes.c_void_p, ctypes.c_bool, ctypes.c_bool))(context, True, True)
 
 
+def keep_states(context: Any) -> None:
+    """Have a context keep the last states of all rows, and compute its logits as before.
+
+    Raises:
+        UnsupportedBuild: this build cannot.
+    """
+    _function("set", None, (ctypes.c_void_p, ctypes.c_bool, ctypes.c_bool))(context, True, False)
+
+
 def features_address(context: Any) -> int:
-    """The address of the features of the last call; 0 if there are none.
+    """The address of the features, or the last states, of the last call; 0 if there are none.
 
     Raises:
         UnsupportedBuild: this build has none.

@@ -29,18 +29,42 @@ def require_heads() -> None:
         )
 
 
+def require_mtp_support() -> None:
+    """Make sure that layers for multi-token prediction work here.
+
+    Raises:
+        BackendError: as `require_heads`.
+    """
+    if wrong := mtp_support_fault():
+        raise BackendError(
+            f"This llama.cpp build cannot draft with MTP layers: {wrong}.",
+            "Leave out --draft mtp, or reinstall llama-cpp-python in the version that EdgeSpec asks for.",
+        )
+
+
 def heads_fault() -> str:
     """The reason why heads do not work here, as a clause; empty if they do.
 
     Raises:
         BackendError: no child process can be started to find out.
     """
-    place = _place()
+    return _fault("heads.trial")
+
+
+def mtp_support_fault() -> str:
+    """Why layers for multi-token prediction do not work here, as a clause; empty if they do.
+
+    Raises:
+        BackendError: no child process can be started to find out.
+    """
+    return _fault("trials.mtp_trial")
+
+
+def _fault(trial: str) -> str:
+    place = _place(trial)
     fault = _read(place)
     if fault is None:
-        verdict = attempt_in_child(
-            "edgespec.models.llama.heads.trial", {}, cpu_s=_MOST_S, stack_bytes=8 << 20
-        )
+        verdict = attempt_in_child(f"edgespec.models.llama.{trial}", {}, cpu_s=_MOST_S, stack_bytes=8 << 20)
         fault = f"trying one, it ends by {verdict.detail or verdict.why}"
         if verdict.answer is not None:
             fault = str(verdict.answer.get("error", ""))
@@ -49,8 +73,9 @@ def heads_fault() -> str:
     return fault
 
 
-def _place() -> Path:
-    digest = hashlib.blake2b(build_identity().encode(), digest_size=16).hexdigest()
+def _place(trial: str) -> Path:
+    tried = build_identity() + ("" if trial == "heads.trial" else f" {trial}")
+    digest = hashlib.blake2b(tried.encode(), digest_size=16).hexdigest()
     return user_cache_path("edgespec") / "heads" / f"{digest}.json"
 
 

@@ -19,6 +19,7 @@ from edgespec.kernels.ggml import Address
 from edgespec.kernels.watch import new_watch
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context, FloatArray
+from edgespec.models.llama.runtime.graph import GraphObserver
 
 _OUTPUT = b"l_out-%d"
 
@@ -43,6 +44,14 @@ class LayerTap:
         self.watch = new_watch()
         for name in self._names:
             self.watch.stop_after(name)
+
+    @property
+    def observers(self) -> Sequence[GraphObserver]:
+        """The observers that the context must have."""
+        return (self,)
+
+    def attach(self, context: Context) -> None:
+        """Nothing to do: the context calls its observers."""
 
     @property
     def row_bytes(self) -> int:

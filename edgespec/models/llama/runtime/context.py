@@ -53,6 +53,8 @@ class Context:
             long as this one computes.
         branching: of a model with a running state, sequences are to branch. Each pass is over a single one,
             the others keep its earlier states.
+        mtp: compute the model's layers for multi-token prediction instead of its own. They keep cells, and
+            are in memory wherever the others are, so what watches weights is left out.
 
     Attributes:
         n_cells: cells in the cache, one for each token.
@@ -61,12 +63,14 @@ class Context:
         n_sequences: sequence ids, 0 .. n_sequences - 1.
         n_threads: CPU threads.
         graph: calls the observers of the graph's nodes.
+        n_decoded: rows of the last decode, with those of padding.
         branches: whether batches may have branches.
+        keeps_recurrent_state: whether layers keep a recurrent state instead of cells.
 
     Raises:
         MemoryLimitError: llama.cpp cannot allocate the context.
         BackendError: it is to have several sequences of a model with a running state, which was loaded in a
-            kernel layout that computes them wrongly.
+            kernel layout that computes them wrongly; or the model was loaded without the layers to compute.
     """
 
     def __init__(
@@ -83,8 +87,12 @@ class Context:
         observers: Sequence[GraphObserver] = (),
         beside: Context | None = None,
         branching: bool = False,
+        mtp: bool = False,
     ) -> None:
-        if n_sequences > 1 and model.keeps_recurrent_state and not branching:
+        if mtp and not model.mtp:  # llama.cpp would end the process
+            raise BackendError(f"'{model.path.name}' was loaded without its MTP layers.")
+        self.keeps_recurrent_state = model.keeps_recurrent_state and not mtp
+        if n_sequences > 1 and self.keeps_recurrent_state and not branching:
             check_sequences_with_states(model.layouts)
         self.model = model
         self.n_rows = n_rows
@@ -93,7 +101,7 @@ class Context:
         self._handle: Any = None
         self._memory_handle: Any = None
         self._forked = False
-        self._n_outputs = 0
+        self._n_outputs = self.n_decoded = 0
         self._compute_thread = ComputeThread()
         self._abort = abort  # C keeps the flag's address, so it must live as long as the context
         params = llama_cpp.llama_context_default_params()
@@ -112,10 +120,14 @@ class Context:
             abort.install(params)
         if beside is not None:
             params.ctx_other = beside.handle
+        if mtp:
+            params.ctx_type = llama_cpp.LLAMA_CONTEXT_TYPE_MTP
+            params.offload_kqv = False
         model.weights.amend_context(params)
-        self._branching = _new_branching() if branching and model.keeps_recurrent_state else None
+        self._branching = _new_branching() if branching and self.keeps_recurrent_state else None
         self.branches = self._branching is not None
-        self.graph = GraphCallback([*model.weights.observers, *observers], self._branching)
+        watching = [] if mtp else model.weights.observers
+        self.graph = GraphCallback([*watching, *observers], self._branching)
         self.graph.install(params)
         log.errors.clear()
         self._handle = llama_cpp.llama_init_from_model(model.handle, params)
@@ -213,7 +225,7 @@ class Context:
         self._require_success(code)
         if problems:
             raise BackendError(f"Branches of '{self.model.path.name}' cannot be computed: {problems[0]}.")
-        self._n_outputs = batch.n_outputs
+        self._n_outputs, self.n_decoded = batch.n_outputs, len(batch)
 
     @contextmanager
     def _branched(self, batch: Batch) -> Iterator[list[str]]:

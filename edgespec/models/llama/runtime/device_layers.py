@@ -41,10 +41,14 @@ class DeviceLayers:
         """The counts for llama.cpp, to which the output is one more layer of the last device."""
         return sum(self.counts) + 1 if self.devices else 0
 
-    def amend(self, params: Any) -> tuple[BufferTypes, object]:
+    def amend(self, params: Any, mtp_layers: Sequence[int] = ()) -> tuple[BufferTypes, object]:
         """Name the devices and their shares in the parameters of a model.
 
         Without devices, llama.cpp would take all that it finds, for large passes at least.
+
+        Args:
+            mtp_layers: the numbers of layers for multi-token prediction. llama.cpp counts them among the last
+                layers, and they stay here.
 
         Returns:
             Buffer types of what stays here, and what has to live until the model is loaded.
@@ -52,14 +56,17 @@ class DeviceLayers:
         table = (ctypes.c_void_p * (len(self.devices) + 1))(*self.devices, None)
         shares = (ctypes.c_float * max(llama_cpp.llama_max_devices(), 1))(*self.counts)
         params.devices = ctypes.cast(table, ctypes.c_void_p)
-        params.n_gpu_layers = self.llama_count
+        params.n_gpu_layers = self.llama_count + (len(mtp_layers) if self.devices else 0)
         here: BufferTypes = []
         if self.devices:
-            shares[len(self.counts) - 1] += 1  # the output
+            shares[len(self.counts) - 1] += 1 + len(mtp_layers)  # one is the output
             params.tensor_split = shares
-            if not self.output:
+            stays = [_HERE] if not self.output else []
+            stays += [rf"^blk\.{layer}\." for layer in mtp_layers]
+            if stays:
                 # The processor's own type lets the loader choose a kernel layout for what stays here.
-                here.append((_HERE, ggml.functions()["ggml_backend_cpu_buffer_type"]()))
+                own = ggml.functions()["ggml_backend_cpu_buffer_type"]()
+                here += [(pattern, own) for pattern in stays]
         return here, (table, shares)
 
 

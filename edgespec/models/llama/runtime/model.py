@@ -16,6 +16,7 @@ from edgespec.errors import BackendError, EdgeSpecError, MemoryLimitError, Model
 from edgespec.files.state import FileState, states_of
 from edgespec.kernels.layouts import for_sequences_with_states, kernel_layouts, offer_to_loader
 from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.layers import mtp_layers
 from edgespec.models.gguf.split_files import parts_by_name
 from edgespec.models.llama.runtime import forks
 from edgespec.models.llama.runtime.backend import log, start_backend
@@ -52,10 +53,12 @@ class Model:
         allocate: if False, plan the memory of the model and its contexts without allocating it; nothing can
             be computed.
         vetted: if False, load a header that no child process has survived: for such a child.
+        mtp: load the layers for multi-token prediction, too, for a context that drafts with them.
 
     Attributes:
         states: of the model's files, as they were loaded.
         layouts: ggml's names of the kernel layouts that its weights may be in.
+        mtp: as given.
 
     Raises:
         ModelFileError: llama.cpp cannot load the file or would not survive it, or the file changes while it
@@ -79,13 +82,15 @@ class Model:
         vocabulary_only: bool = False,
         allocate: bool = True,
         vetted: bool = True,
+        mtp: bool = False,
     ) -> None:
         if not vocabulary_only:
             forks.check_computing()
         start_backend()
         if vetted:
-            require_survived(path)
+            require_survived(path, mtp=mtp)
         self.path = path
+        self.mtp = mtp
         self.weights: Residency = weights or AllInMemory()
         self._handle: Any = None
         self._files = tuple(part.absolute() for part in parts_by_name(path))
@@ -95,7 +100,9 @@ class Model:
         self._contexts: weakref.WeakSet[Closable] = weakref.WeakSet()
         log.errors.clear()
         params = llama_cpp.llama_model_default_params()
-        patterns, keep_alive = devices.amend(params)
+        further = mtp_layers(path) if devices.devices and not vocabulary_only else ()
+        patterns, keep_alive = devices.amend(params, further)
+        params.load_mtp = mtp
         params.load_mode = llama_cpp.LLAMA_LOAD_MODE_MMAP if memory_map else llama_cpp.LLAMA_LOAD_MODE_NONE
         self.layouts: tuple[str, ...] = ()
         params.use_extra_bufts = False
@@ -103,7 +110,7 @@ class Model:
             left_out = several_sequences and read_header(path).keeps_running_state
             with for_sequences_with_states() if left_out else nullcontext():
                 params.use_extra_bufts = offer_to_loader()
-                patterns = layout_overrides(path, devices.llama_count) + patterns
+                patterns = layout_overrides(path, params.n_gpu_layers) + patterns
                 self.layouts = tuple(layout.name for layout in kernel_layouts())
         params.vocab_only = vocabulary_only
         params.no_alloc = not allocate

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
-from edgespec.errors import ModelFileError
+from edgespec.errors import ModelFileError, UsageError
 from edgespec.files.state import FileState
 from edgespec.files.writing import atomic_write
 from edgespec.models.gguf.header import read_header
@@ -28,56 +28,71 @@ from edgespec.processes.trial import attempt_in_child
 # Of processor time: the largest vocabularies take two seconds, and computing with zeros 0.1 s a gigabyte.
 _MOST_S, _MOST_S_PER_GB = 20.0, 2.0
 
-_survived: dict[Path, FileState] = {}  # files whose headers this process need not look up again
+# Files whose headers this process need not look up again, with their layers for further tokens or without.
+_survived: dict[tuple[Path, bool], FileState] = {}
 
 
-def require_loadable(headers: Sequence[GGUFHeader], beside: GGUFHeader | None = None) -> None:
+def require_loadable(
+    headers: Sequence[GGUFHeader], beside: GGUFHeader | None = None, *, mtp: bool = False
+) -> None:
     """Make sure that llama.cpp survives loading a model, a draft head or a LoRA adapter.
 
     Args:
         headers: of its files, the first one first.
         beside: of the target whose matrices it borrows, for a draft head; of the model that it is applied to,
             for a LoRA adapter.
+        mtp: the model is to be loaded with its layers for multi-token prediction, which draft.
 
     Raises:
         ModelFileError: it does not.
+        UsageError: it does not survive drafting with these layers.
         BackendError: no child process can be started to find out.
     """
-    place = _place(headers if beside is None else [*headers, beside])
+    place = _place(headers if beside is None else [*headers, beside], mtp=mtp)
     failure = _read(place)
     if failure is None:
         n_bytes = sum(header.file_bytes for header in [*headers, *([beside] if beside else [])])
         seconds = _MOST_S + _MOST_S_PER_GB * n_bytes / 1e9
-        failure = _try_out(headers[0], beside, seconds)
+        failure = _try_out(headers[0], beside, seconds, mtp=mtp)
         _keep(place, failure)
+    if failure and mtp:
+        raise UsageError(
+            f"The MTP layer of {headers[0].path.name} cannot draft: llama.cpp ends by {failure} when it "
+            "computes the layer.",
+            "Leave out --draft mtp, or get another conversion of the model.",
+        )
     if failure:
         raise ModelFileError(
             f"llama.cpp ends by {failure} when it loads {headers[0].path}.",
             "It is damaged or made for another llama.cpp. Download it again, or get another conversion.",
         )
     for header in headers:
-        _survived[header.path.absolute()] = FileState.of(header.path)
+        state, path = FileState.of(header.path), header.path.absolute()
+        _survived[path, False] = state
+        if mtp:
+            _survived[path, True] = state
 
 
-def require_survived(path: Path) -> None:
+def require_survived(path: Path, *, mtp: bool = False) -> None:
     """Make sure that a file about to be loaded, with its further parts, has been vetted as it is now.
 
     Raises:
         ModelFileError: llama.cpp does not survive loading it, or it is no readable GGUF file.
+        UsageError: as `require_loadable`.
         BackendError: no child process can be started to find out.
     """
     parts = parts_by_name(path)
     try:
-        if all(_survived.get(part.absolute()) == FileState.of(part) for part in parts):
+        if all(_survived.get((part.absolute(), mtp)) == FileState.of(part) for part in parts):
             return
     except OSError:
         pass  # reading it says why
-    require_loadable([read_header(part) for part in parts])
+    require_loadable([read_header(part) for part in parts], mtp=mtp)
 
 
-def _try_out(header: GGUFHeader, beside: GGUFHeader | None, most_s: float) -> str:
+def _try_out(header: GGUFHeader, beside: GGUFHeader | None, most_s: float, *, mtp: bool) -> str:
     """Load the file in a child process: the reason that it ends; empty if it survives."""
-    request = {"path": str(header.path.resolve()), "head": is_head(header)}
+    request = {"path": str(header.path.resolve()), "head": is_head(header), "mtp": mtp}
     if beside is not None:
         request |= {"beside": str(beside.path.resolve()), "adapter": header.is_adapter}
     verdict = attempt_in_child(
@@ -88,11 +103,15 @@ def _try_out(header: GGUFHeader, beside: GGUFHeader | None, most_s: float) -> st
     )
     if verdict.why == "time":
         return "running without end"
-    return verdict.detail if verdict.answer is None else ""
+    if verdict.answer is None:
+        return verdict.detail
+    # What llama.cpp refuses, it will refuse again; but a model may be of use without further layers.
+    error = str(verdict.answer.get("error", "")) if mtp else ""
+    return f"refusing it ({error.rstrip('.')})" if error else ""
 
 
-def _place(headers: Sequence[GGUFHeader]) -> Path:
-    names = " ".join([build_identity(), *(header.fingerprint for header in headers)])
+def _place(headers: Sequence[GGUFHeader], *, mtp: bool) -> Path:
+    names = " ".join([build_identity(), *(header.fingerprint for header in headers), *["mtp"] * mtp])
     digest = hashlib.blake2b(names.encode(), digest_size=16).hexdigest()
     return user_cache_path("edgespec") / "vetted" / f"{digest}.json"
 

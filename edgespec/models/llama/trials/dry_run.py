@@ -22,7 +22,7 @@ from pathlib import Path
 from edgespec.files.writing import atomic_write
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.llama.cache.state_cache import N_SEQUENCES
-from edgespec.models.llama.heads.context import HeadContext
+from edgespec.models.llama.heads.context import EagleContext, MTPContext
 from edgespec.models.llama.runtime.backend import build_identity, info_lines
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
@@ -68,11 +68,14 @@ class AllocationStore:
         header: GGUFHeader,
         shapes: Sequence[Shape],
         beside: GGUFHeader | None = None,
+        *,
+        mtp: bool = False,
     ) -> list[Allocation] | None:
         """Return what contexts of these shapes allocate: remembered, or found now and saved.
 
         Args:
             beside: of the target, for a draft head.
+            mtp: contexts of the layers for multi-token prediction.
 
         Returns:
             One for each shape; None if this llama.cpp build does not report it.
@@ -85,7 +88,7 @@ class AllocationStore:
             return [Allocation(**entry) for entry in json.loads(path.read_text())]
         except (OSError, ValueError, TypeError):
             pass  # not found yet, or unreadable
-        found = dry_run(header.path, shapes, None if beside is None else beside.path)
+        found = dry_run(header.path, shapes, None if beside is None else beside.path, mtp=mtp)
         if found is not None:
             with contextlib.suppress(OSError):  # the dry run is repeated next time
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -100,7 +103,9 @@ class AllocationStore:
         return self._folder / f"{hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()}.json"
 
 
-def dry_run(path: Path, shapes: Sequence[Shape], beside: Path | None = None) -> list[Allocation] | None:
+def dry_run(
+    path: Path, shapes: Sequence[Shape], beside: Path | None = None, *, mtp: bool = False
+) -> list[Allocation] | None:
     """Find what contexts of these shapes allocate, without allocating weights or caches.
 
     A model with a running state has sequences for its states, whatever the shape says; a head has rows of
@@ -108,6 +113,7 @@ def dry_run(path: Path, shapes: Sequence[Shape], beside: Path | None = None) -> 
 
     Args:
         beside: the target, for a draft head.
+        mtp: contexts of the layers for multi-token prediction.
 
     Returns:
         One for each shape; None if this llama.cpp build does not report it.
@@ -118,7 +124,7 @@ def dry_run(path: Path, shapes: Sequence[Shape], beside: Path | None = None) -> 
     """
     found = []
     with ExitStack() as stack:
-        model = stack.enter_context(Model(path, memory_map=False, allocate=False))
+        model = stack.enter_context(Model(path, memory_map=False, allocate=False, mtp=mtp))
         target: Context | None = None
         if beside is not None:
             large = Model(beside, memory_map=False, allocate=False)
@@ -137,7 +143,9 @@ def dry_run(path: Path, shapes: Sequence[Shape], beside: Path | None = None) -> 
 
 def _open(model: Model, shape: Shape, beside: Context | None = None) -> Context:
     if beside is not None:
-        return HeadContext(model, beside, n_cells=shape.n_cells, n_sequences=shape.n_sequences, n_threads=1)
+        return EagleContext(model, beside, n_cells=shape.n_cells, n_sequences=shape.n_sequences, n_threads=1)
+    if model.mtp:
+        return MTPContext(model, n_cells=shape.n_cells, n_sequences=shape.n_sequences, n_threads=1)
     return Context(
         model,
         n_cells=shape.n_cells,

@@ -6,12 +6,14 @@ Run by `processes.trial` for `runtime.vetting`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from edgespec.errors import EdgeSpecError
 from edgespec.kernels.ggml import UnsupportedBuild
-from edgespec.models.llama.heads.context import HeadContext
+from edgespec.models.llama.heads.context import EagleContext, MTPContext
+from edgespec.models.llama.heads.last_states import LastStates
 from edgespec.models.llama.runtime.adapters import load_adapter
 from edgespec.models.llama.runtime.backend import start_backend
 from edgespec.models.llama.runtime.batch import Batch
@@ -33,7 +35,7 @@ def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
     """Do what loading the model at "path" and reading a prompt do.
 
     A head is set up beside its target at "beside", and only loaded without one. An adapter is applied to the
-    model at "beside".
+    model at "beside". With "mtp", the model's layers for further tokens draft, too.
 
     Returns:
         The "error" with which llama.cpp refused the file, or nothing.
@@ -48,26 +50,28 @@ def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
             with _planned(path) as model:
                 _read_and_write(model)
         else:
-            _compute(path)
+            _compute(path, mtp=bool(request.get("mtp")))
     except EdgeSpecError as error:
         return {"error": error.what}
     return {}
 
 
-def _compute(path: Path, adapter: Path | None = None) -> None:
-    """Read a prompt of two tokens, then one more."""
+def _compute(path: Path, adapter: Path | None = None, *, mtp: bool = False) -> None:
+    """Read a prompt of two tokens, then one more; and draft two tokens with layers for further tokens."""
     try:
         weights = ZeroWeights()
     except UnsupportedBuild:
-        with _planned(path) as model:
+        with _planned(path, mtp=mtp) as model:
             _read_and_write(model)
             _open(model).close()
+            if mtp:
+                _open_mtp(model).close()
         if adapter is not None:
             with Model(path, memory_map=True, repack=False, vetted=False) as model:
                 load_adapter(model, adapter)
         return
     try:
-        with Model(path, memory_map=False, repack=False, weights=weights, vetted=False) as model:
+        with Model(path, memory_map=False, repack=False, weights=weights, vetted=False, mtp=mtp) as model:
             if adapter is None:
                 _read_and_write(model)
             context = _open(model)
@@ -76,9 +80,26 @@ def _compute(path: Path, adapter: Path | None = None) -> None:
             for position, tokens in ((0, [0, 0]), (2, [0])):
                 context.decode(Batch.run(tokens, position, n_sequences=1, logits="last"))
                 context.logits()
+            if mtp:
+                _draft(model, context)
             context.close()
     finally:
         weights.close()
+
+
+def _draft(model: Model, context: Context) -> None:
+    """Draft from the last states of two tokens, and then from the layer's own."""
+    small = _open_mtp(model)
+    states = LastStates(small.width)
+    states.attach(context)
+    context.clear()
+    context.decode(Batch.run([0, 0], 0, n_sequences=1, logits="all"))
+    features = states.rows().copy()
+    for start in (0, 2):
+        small.decode(replace(Batch.run([0, 0], start, n_sequences=1, logits="all"), features=features))
+        small.logits()
+        features = small.features(2)
+    small.close()
 
 
 def _read_and_write(model: Model) -> None:
@@ -91,16 +112,20 @@ def _read_and_write(model: Model) -> None:
         vocabulary.piece(token, control=True)
 
 
-def _planned(path: Path) -> Model:
-    return Model(path, memory_map=False, repack=False, allocate=False, vetted=False)
+def _planned(path: Path, *, mtp: bool = False) -> Model:
+    return Model(path, memory_map=False, repack=False, allocate=False, vetted=False, mtp=mtp)
 
 
 def _open(model: Model) -> Context:
     return Context(model, n_cells=256, n_rows=64, n_outputs=64, n_sequences=1, n_threads=1)
 
 
+def _open_mtp(model: Model) -> MTPContext:
+    return MTPContext(model, n_cells=256, n_sequences=1, n_threads=1)
+
+
 def _open_head(path: Path, target: Path) -> None:
     """Set up a head beside its target, whose matrices it may borrow."""
     with _planned(path) as model, _planned(target) as large:
         _read_and_write(model)
-        HeadContext(model, _open(large), n_cells=256, n_sequences=1, n_threads=1).close()
+        EagleContext(model, _open(large), n_cells=256, n_sequences=1, n_threads=1).close()

@@ -6,14 +6,14 @@ have an axis of sequences, which those of other models do not have.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import gguf
 import numpy as np
 
 from edgespec.models.llama.heads.sample import N_VOCAB, add_bytes
-from edgespec.models.llama.heads.twin import FloatArray
+from edgespec.models.llama.heads.twin import FloatArray, MTPShape
 
 WIDTH = 256  # a block of every quantization
 _ARCHITECTURE = "qwen35"
@@ -25,15 +25,23 @@ _KEYS, _VALUES = _KEY_HEADS * _STATE, _VALUE_HEADS * _STATE
 Quantize = Callable[[FloatArray], bytes | None]
 
 
-def write_tiny_hybrid(path: Path, type_id: int, quantize: Quantize) -> Path:
+MTP_SHAPE = MTPShape(width=WIDTH, heads=_HEADS, heads_kv=_HEADS_KV, head=_HEAD, hidden=_HIDDEN, epsilon=1e-5)
+
+
+def write_tiny_hybrid(
+    path: Path, type_id: int, quantize: Quantize, mtp: Mapping[str, FloatArray] | None = None
+) -> Path:
     """A Qwen 3.5 of four layers; returns its path.
 
     Args:
         type_id: of its matrices.
         quantize: gives the bytes of (rows, row length) weights in that type.
+        mtp: the weights of a layer for multi-token prediction behind these, as MTP_SHAPE names them.
     """
     writer = gguf.GGUFWriter(path, _ARCHITECTURE)
-    writer.add_block_count(_LAYERS)
+    writer.add_block_count(_LAYERS + (mtp is not None))
+    if mtp is not None:
+        writer.add_uint32(f"{_ARCHITECTURE}.nextn_predict_layers", 1)
     writer.add_context_length(256)
     writer.add_embedding_length(WIDTH)
     writer.add_feed_forward_length(_HIDDEN)
@@ -59,6 +67,8 @@ def write_tiny_hybrid(path: Path, type_id: int, quantize: Quantize) -> Path:
         else:
             rows = np.frombuffer(data, dtype=np.uint8).reshape(shape[0], -1)
             writer.add_tensor(name, rows, raw_dtype=gguf.GGMLQuantizationType(type_id))
+    for name, values in (mtp or {}).items():
+        writer.add_tensor(f"blk.{_LAYERS}.{name}", values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -1,0 +1,80 @@
+"""Layers for multi-token prediction (MTP) inside a model's own file, and whether they can draft here.
+
+Such a layer is trained with the model (DeepSeek-V3, arXiv 2412.19437, section 2.2): from a token and the
+model's state at the token before it, it predicts the next token. So it is a draft head that comes with its
+target.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edgespec.errors import UsageError
+from edgespec.models.gguf.heads import is_head
+from edgespec.models.gguf.layers import ModelFiles, MTPLayers, mtp_count
+
+ARCHITECTURES = frozenset(
+    {
+        "bailingmoe3",
+        "cohere2moe",
+        "deepseek2",
+        "deepseek32",
+        "glm4moe",
+        "glm-dsa",
+        "hy_v3",
+        "mimo2",
+        "nemotron_h_moe",
+        "qwen35",
+        "qwen35moe",
+        "qwen3next",
+        "step35",
+    }
+)
+"""Those for which llama.cpp has a graph of the layer alone, with features as wide as the model's states."""
+
+MTP_NAME = "MTP layer"
+"""The name of such a drafter, for people."""
+
+_HINT = "Leave out --draft mtp, or name a drafter."
+
+
+def reads_target(drafter: ModelFiles) -> bool:
+    """True if a drafter reads its target's hidden states: a head, or layers of the target."""
+    return isinstance(drafter, MTPLayers) or is_head(drafter.headers[0])
+
+
+def with_output(layers: MTPLayers, target: ModelFiles) -> ModelFiles:
+    """The weights that a draft step multiplies by: the layers', and the target's output."""
+    tensors = {tensor.name: tensor for header in target.headers for tensor in header.tensors}
+    output = tensors.get("output.weight") or tensors.get("token_embd.weight")
+    own = {tensor.name for header in layers.headers for tensor in header.tensors}
+    if output is None or any(name.endswith("nextn.shared_head_head.weight") for name in own):
+        return layers
+    first, *others = layers.headers
+    # Under this name it is multiplied by, whatever else it is used for.
+    output = replace(output, name="output.weight")
+    return ModelFiles((replace(first, tensors=(*first.tensors, output)), *others))
+
+
+def require_mtp(files: ModelFiles) -> MTPLayers:
+    """The layers of a model that draft for it.
+
+    Raises:
+        UsageError: it has none, or this llama.cpp cannot compute them.
+    """
+    if fault := mtp_fault(files):
+        raise UsageError(f"{files.paths[0].name} cannot draft for itself: {fault}.", _HINT)
+    assert files.mtp is not None
+    return files.mtp
+
+
+def mtp_fault(files: ModelFiles) -> str:
+    """The reason that a model's layers cannot draft for it, as a clause; empty if they can."""
+    header = files.headers[0]
+    if files.mtp is None:
+        if mtp_count(header):
+            return "its header tells of an MTP layer, but the file lacks the layer's weights"
+        return "it has no layer for multi-token prediction (MTP)"
+    if header.architecture not in ARCHITECTURES:
+        return f"llama.cpp cannot compute MTP layers of the architecture {header.architecture}"
+    return ""

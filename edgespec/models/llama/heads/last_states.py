@@ -1,0 +1,76 @@
+"""Reading a model's last states while it computes, for its layers of multi-token prediction.
+
+Such a layer reads the state of a token behind all of the model's own layers. llama.cpp copies it for every
+row, those without logits included, and computes the same logits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import llama_cpp
+import numpy as np
+
+from edgespec.errors import BackendError
+from edgespec.models.llama.heads import nextn
+from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.context import Context, FloatArray
+from edgespec.models.llama.runtime.graph import GraphObserver
+
+
+class LastStates:
+    """Shows the last states of every decode of a context: a source of hidden states, like LayerTap.
+
+    Args:
+        width: elements of a state.
+
+    Attributes:
+        observers: of the graph that it needs: none.
+    """
+
+    observers: Sequence[GraphObserver] = ()
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self._context: Context | None = None
+
+    def attach(self, context: Context) -> None:
+        """Have a context keep its states from now on.
+
+        Raises:
+            UnsupportedBuild: this llama.cpp build cannot.
+        """
+        nextn.keep_states(context.handle)
+        self._context = context
+
+    def rows(self) -> FloatArray:
+        """(rows, width) of the last decode, in the order of its batch, rows of padding included.
+
+        They are a view, valid until the next decode.
+
+        Raises:
+            BackendError: there are none.
+        """
+        assert self._context is not None, "no context is attached"
+        llama_cpp.llama_synchronize(self._context.handle)
+        start = nextn.features_address(self._context.handle)
+        if not start:
+            raise BackendError("llama.cpp has no last states to read.")
+        rows = self._context.n_decoded
+        memory = (ctypes.c_float * (rows * self._width)).from_address(start)
+        return np.frombuffer(memoryview(memory), dtype=np.float32).reshape(rows, self._width)
+
+    def require_rows(self, context: Context) -> None:
+        """Make sure that a context shows its states, by a decode of two tokens; empties its cache.
+
+        Raises:
+            BackendError: it does not.
+        """
+        try:
+            context.decode(Batch.run([0, 0], 0, n_sequences=1, logits="last"))
+            shown = np.isfinite(self.rows()).all() and self.rows().any(axis=1).all()
+        finally:
+            context.clear()
+        if not shown:
+            raise BackendError("This model does not show its last states, which its MTP layer reads.")
