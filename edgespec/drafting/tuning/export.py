@@ -42,9 +42,10 @@ def usual_type(start: GGUFHeader) -> str:
 
 def types_to_reckon_with(start: GGUFHeader, quantization: str) -> dict[str, str]:
     """The types that matrices will be rounded to, by name, where training should account for that."""
-    if quantization.upper() not in ROUNDED or quantization == FINE:
-        return {}
-    return dict.fromkeys(matrix_kinds(start), quantization.upper())
+    kinds = matrix_kinds(start)
+    if quantization != AS_BEFORE:
+        kinds = dict.fromkeys(kinds, quantization.upper())
+    return {name: kind for name, kind in kinds.items() if kind in ROUNDED and kind.lower() != FINE}
 
 
 def export(
