@@ -21,8 +21,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gguf
-
 import edgespec
 from benchmarks.hollow_files import write_hollow
 from benchmarks.workload import q4_0
@@ -42,8 +40,6 @@ from edgespec.profiles.device_profile import DeviceProfile
 from edgespec.profiles.store import DiskProfile, PassProfile, ProfileStore, disk_key, machine_identity
 from edgespec.progress import no_progress
 from edgespec.units import readable
-
-_Q4, _Q6 = gguf.GGMLQuantizationType.Q4_K, gguf.GGMLQuantizationType.Q6_K
 
 PROMPT = "Why is the sky blue?"
 CONTEXT = 512
@@ -73,7 +69,9 @@ def main() -> None:
     options = parser.parse_args()
     if options.on_paper:
         with tempfile.TemporaryDirectory() as folder:
-            model = large_header(Path(folder) / "llama-70b-q4_k_m.gguf")
+            shape = catalog.entries()["llama3.3-70b"].shape
+            assert shape is not None
+            model = write_hollow(Path(folder) / "llama-70b-q4_k_m.gguf", shape)
             plan_on_paper(model, int(options.memory * (1 << 30)))
     else:
         compare(options.model, options.draft or str(q4_0()), options.device, options.tokens)
@@ -166,32 +164,6 @@ def plan_on_paper(model: Path, memory: int) -> None:
         row = (f"{passes[nodes]:.2f} s" for nodes in (1, 8, 32))
         streamed = readable(plan.plain.holding.streamed_bytes)
         print(f"| {label} | {where[0]} | {streamed} | {' | '.join(row)} | {plan.plain.bound} |")
-
-
-def large_header(path: Path) -> Path:
-    """A file with the header of a 70B model like llama's, and a hole where its weights would be."""
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(80)
-    writer.add_context_length(8192)
-    writer.add_embedding_length(8192)
-    writer.add_feed_forward_length(28672)
-    writer.add_head_count(64)
-    writer.add_head_count_kv(8)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list([f"token {number}" for number in range(128_256)])
-    shapes = {"token_embd": (128_256, 8192, _Q4), "output": (128_256, 8192, _Q6)}
-    for layer in range(80):
-        wide = _Q6 if layer % 2 else _Q4  # Q4_K_M has half of these in Q6_K
-        shapes |= {
-            f"blk.{layer}.attn_q": (8192, 8192, _Q4),
-            f"blk.{layer}.attn_k": (1024, 8192, _Q4),
-            f"blk.{layer}.attn_v": (1024, 8192, wide),
-            f"blk.{layer}.attn_output": (8192, 8192, _Q4),
-            f"blk.{layer}.ffn_gate": (28672, 8192, _Q4),
-            f"blk.{layer}.ffn_up": (28672, 8192, _Q4),
-            f"blk.{layer}.ffn_down": (8192, 28672, wide),
-        }
-    return write_hollow(writer, path, shapes)
 
 
 def on_paper(name: str, files: ModelFiles, own: tuple[float, ...]) -> Cards:

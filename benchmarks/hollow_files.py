@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import gguf
 import numpy as np
 
-Shapes = Mapping[str, tuple[int, int, gguf.GGMLQuantizationType]]
-
-_ALIGNMENT = 32
+from edgespec.models.gguf.hollow import ModelShape, hollow_files
 
 
-def write_hollow(writer: gguf.GGUFWriter, path: Path, shapes: Shapes) -> Path:
-    """Finish a file whose settings were written, with a hole where its weights would be.
-
-    Args:
-        writer: writes to `path`.
-        shapes: (rows, row length, type) of matrices, by name without ".weight".
-    """
-    total = 0
-    for name, (rows, length, kind) in shapes.items():
+def write_hollow(path: Path, shape: ModelShape, quant: str = "Q4_K_M") -> Path:
+    """A file with the header of a model of this shape, and a hole where its weights would be."""
+    (header,) = hollow_files(path.stem, shape, quant).headers
+    writer = gguf.GGUFWriter(path, shape.architecture)
+    for key, value in shape.settings().items():
+        writer.add_uint32(f"{shape.architecture}.{key}", value)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([f"token {number}" for number in range(shape.vocabulary)])
+    for tensor in header.tensors:
+        kind = gguf.GGMLQuantizationType(tensor.type_id)
+        # The writer wants the shape of a raw type in bytes, rows first.
         block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
-        n_bytes = rows * length // block * block_bytes
-        stored = (rows, length // block * block_bytes)  # the writer counts bytes of raw types
-        writer.add_tensor_info(f"{name}.weight", stored, np.dtype(np.uint8), n_bytes, kind)
-        total += -(-n_bytes // _ALIGNMENT) * _ALIGNMENT
+        stored = (*reversed(tensor.shape[1:]), tensor.shape[0] // block * block_bytes)
+        writer.add_tensor_info(tensor.name, stored, np.dtype(np.uint8), tensor.n_bytes, kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     writer.close()
     with path.open("r+b") as file:
-        file.truncate(path.stat().st_size + _ALIGNMENT + total)
+        file.truncate(path.stat().st_size + header.alignment + header.file_bytes)
     return path

@@ -84,19 +84,6 @@ def streamed_curve(compute: Curve, streamed_bytes: int, read_rate: float) -> Cur
     return compute.floored(read_seconds(streamed_bytes, read_rate)) if streamed_bytes else compute
 
 
-def curve_of_other_size(compute: Curve, by_bytes: float, by_parameters: float) -> Curve:
-    """The passes of a model that has so many times the bytes, and so many times the parameters.
-
-    A pass over one row takes as long as the weights take to come from memory, and every further row as long
-    as its arithmetic.
-    """
-    first = compute.seconds[0]
-    return Curve.through(
-        (rows, first * by_bytes + (seconds - first) * by_parameters)
-        for rows, seconds in zip(compute.rows, compute.seconds, strict=True)
-    )
-
-
 def draft_seconds(step: Curve, steps: float, rows: float, most_rows: float = math.inf) -> float:
     """Seconds of the decodes that grow a tree.
 

@@ -179,7 +179,7 @@ class Scheduler:
         return [(running.request, running.answer) for running in unfinished]
 
     def _admit(self) -> Generator[Event, None, None]:
-        """Let waiting sequences go on and new ones begin, as long as there is room."""
+        """Let waiting sequences continue and new ones begin, as long as there is room."""
         while self._waiting:
             tokens = self._waiting[0].answer.sequence.tokens
             if not self._has_room(len(tokens), tokens):

@@ -8,6 +8,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 import llama_cpp
@@ -132,27 +133,31 @@ def report_notes(report: Report) -> list[str]:
 
 
 def _path() -> Path:
-    """The report for this processor, this build of llama.cpp and of EdgeSpec's own kernels.
+    """The report for this processor, this build of llama.cpp and of EdgeSpec's own kernels."""
+    own = library_path()
+    of_own = "" if own is None else f"{own} {own.stat().st_mtime_ns}"
+    folder = Path(os.environ.get("LLAMA_CPP_LIB_PATH", Path(llama_cpp.__file__).parent / "lib"))
+    return reports_folder() / f"{_digest(folder, of_own)}.json"
 
-    llama.cpp's build is identified by the bytes of its kernels, EdgeSpec's by its sources.
+
+@cache
+def _digest(folder: Path, own: str) -> str:
+    """A hash of what kernels depend on.
+
+    Args:
+        folder: of llama.cpp's libraries, whose kernels are identified by their bytes.
+        own: identifies EdgeSpec's kernels, by their sources.
     """
     digest = hashlib.blake2b(digest_size=12)
     cores = probe_cores()
     digest.update(f"{_VERSION} {llama_cpp.__version__} {cores.model} {' '.join(cores.features)}".encode())
-    own = library_path()
-    digest.update(b"" if own is None else f"{own} {own.stat().st_mtime_ns}".encode())
-    for file in _libraries():
-        digest.update(f"{file.name} {file.stat().st_size}".encode())
-        if "ggml-cpu" in file.name:
-            digest.update(file.read_bytes())
-    return reports_folder() / f"{digest.hexdigest()}.json"
-
-
-def _libraries() -> list[Path]:
-    folder = Path(os.environ.get("LLAMA_CPP_LIB_PATH", Path(llama_cpp.__file__).parent / "lib"))
+    digest.update(own.encode())
     with contextlib.suppress(OSError):
-        return sorted(file for file in folder.iterdir() if "ggml" in file.name and not file.is_symlink())
-    return []
+        for file in sorted(f for f in folder.iterdir() if "ggml" in f.name and not f.is_symlink()):
+            digest.update(f"{file.name} {file.stat().st_size}".encode())
+            if "ggml-cpu" in file.name:
+                digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def _read(path: Path) -> Report | None:
@@ -167,7 +172,7 @@ def _read(path: Path) -> Report | None:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Wait for other processes; go on without a lock if there can be none, or its holder hangs."""
+    """Wait for other processes; continue without a lock if there can be none, or its holder hangs."""
     lock = FileLock(path.with_suffix(".lock"))
     held = False
     with contextlib.suppress(OSError, Timeout):

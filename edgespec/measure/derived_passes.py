@@ -22,7 +22,7 @@ from edgespec.kernels.setting import PLAIN
 from edgespec.machine.contention import ContentionWatch
 from edgespec.models.gguf.experts import layer_weights
 from edgespec.models.gguf.footprint import query_elements
-from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.gguf.layers import LOOKED_UP, ModelFiles
 from edgespec.models.gguf.types import BLOCK_SIZES, GGUFHeader, TensorInfo
 from edgespec.profiles.store import Key, ProfileStore, machine_identity
 from edgespec.progress import Progress
@@ -132,10 +132,14 @@ def _curve(headers: Sequence[GGUFHeader], seconds: Callable[[int, str], Seconds]
     Args:
         seconds: for a byte of weights of a type in a layout, for each of ROWS.
     """
-    n_bytes: dict[tuple[int, str], float] = defaultdict(float)
+    alike: dict[tuple[str, int, tuple[int, ...]], float] = defaultdict(float)
     for tensor, share in _multiplied(headers):
-        layout = weight_layout(tensor.name, tensor.type_id, tensor.shape)
-        n_bytes[tensor.type_id, layout.name if layout else PLAIN] += share * tensor.n_bytes
+        name = tensor.name.rpartition("blk.")[2].lstrip("0123456789")
+        alike[name, tensor.type_id, tensor.shape] += share * tensor.n_bytes
+    n_bytes: dict[tuple[int, str], float] = defaultdict(float)
+    for (name, type_id, shape), size in alike.items():
+        layout = weight_layout(name, type_id, shape)
+        n_bytes[type_id, layout.name if layout else PLAIN] += size
     total = sum(n_bytes.values())
     usual = max(n_bytes, key=lambda kind: n_bytes[kind])
     products = [0.0] * len(ROWS)
@@ -179,7 +183,7 @@ def _multiplied(headers: Sequence[GGUFHeader]) -> Iterator[tuple[TensorInfo, flo
         tensor.name: weights.n_used / layer.n_experts for layer in weights.experts for tensor in layer.tensors
     }
     has_output = any(tensor.name == "output.weight" for header in headers for tensor in header.tensors)
-    looked_up = {"per_layer_token_embd.weight", *(["token_embd.weight"] if has_output else [])}
+    looked_up = {LOOKED_UP, *(["token_embd.weight"] if has_output else [])}
     for header in headers:
         for tensor in header.tensors:
             if len(tensor.shape) > 1 and tensor.name not in looked_up:

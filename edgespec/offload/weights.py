@@ -1,11 +1,14 @@
 """A model's layers outside llama.cpp: some resident in memory, the others streamed from disk.
 
+Tables of which passes look up rows are left in the model's files.
+
 Of a mixture of experts, single experts can be streamed: its layers are then what every token needs of them.
 """
 
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +29,7 @@ from edgespec.offload.layer_ring import LayerRing, LayerSwitch
 from edgespec.offload.layout import Store
 from edgespec.offload.slot_filler import SlotFiller
 from edgespec.offload.store_reader import StoreReader
+from edgespec.offload.tables import MappedTables
 from edgespec.offload.weight_memory import WeightMemory
 
 N_READERS = 2
@@ -80,6 +84,7 @@ class StreamedWeights:
         self._pool: ExpertPool | None = None
         self._trial = Trial()  # whether guesses of experts pay
         self._observers: list[GraphObserver] = []
+        self._tables = MappedTables(files)
         self._reader = StoreReader(store)
 
     @property
@@ -167,6 +172,9 @@ class StreamedWeights:
         for kernel, names in groups.items():
             self._types[kernel] = UnbackedBufferType(kernel_types[kernel] if kernel else None)
             patterns += [(pattern, self._types[kernel].address) for pattern in pattern_of(names)]
+        if self._tables.names:
+            plain = self._types.setdefault("", UnbackedBufferType(None))
+            patterns += [(f"^{re.escape(name)}$", plain.address) for name in self._tables.names]
         table = ggml.overrides(patterns + buffer_types)
         params.tensor_buft_overrides = ctypes.cast(table, ctypes.c_void_p)
         yield path
@@ -199,6 +207,7 @@ class StreamedWeights:
             )
             self._observers.append(LayerSwitch(self._ring, streamed))
         self._open_pool(tensors)
+        self._tables.place(tensors)
 
     def amend_context(self, params: Any) -> None:
         """Keep llama.cpp from copying weights to a device, which it would do before they have been read."""
@@ -206,8 +215,11 @@ class StreamedWeights:
             params.op_offload = False
 
     def failure(self) -> EdgeSpecError | None:
-        """An error if a machine is gone; what cannot be read is raised by the decode that needs it."""
-        return None if self._beside is None else self._beside.failure()
+        """An error if a machine is gone or a table has changed; layers are an error of the decode that needs
+        them.
+        """
+        lost = None if self._beside is None else self._beside.failure()
+        return lost or self._tables.change()
 
     def guess_experts(self, forced: bool | None) -> None:
         """Read experts ahead of their router's choice in every pass, in none, or (None) where it pays."""
@@ -223,6 +235,7 @@ class StreamedWeights:
         for unbacked in self._types.values():
             unbacked.close()
         self._types = {}
+        self._tables.close()
         self._reader.close()
         if self._beside is not None:
             self._beside.close()

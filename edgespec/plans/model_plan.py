@@ -35,7 +35,7 @@ from edgespec.models.llama.row_rule import MOST_PADDED_ROWS
 from edgespec.offload.packing.pack import gains_from_packing
 from edgespec.offload.planning.budget import least_budget
 from edgespec.plans.draft_costs import DraftCosts
-from edgespec.plans.pass_costs import PassCosts
+from edgespec.plans.pass_costs import NO_OVERLAP, PassCosts
 from edgespec.plans.report import BatchPlan, PlanReport
 from edgespec.profiles.store import ProfileStore
 from edgespec.progress import Progress
@@ -43,7 +43,6 @@ from edgespec.units import readable
 
 _PLAIN_KERNELS = 2.5  # how much longer arithmetic takes without packing: seen from 2.3 to 2.9
 _PROMPTS = (1_000, 10_000, 50_000)  # tokens
-_NO_OVERLAP = 1.0  # a layer's experts are known only when they are needed, so nothing hides their reading
 
 
 def plan_for(
@@ -195,7 +194,7 @@ class _Planning:
             here, source = pass_costs.of_target(model, streams=plan.streams, padded=padded)
             self._notes.append(source)
             if plan.holding.experts is not None:
-                here = replace(here, overlap=_NO_OVERLAP)
+                here = replace(here, overlap=NO_OVERLAP)
             passes = plan.over(here)
             most = MOST_PADDED_ROWS if padded else plan.context.n_outputs
             sizes = alternatives(plan.holding, passes, drafting, most)

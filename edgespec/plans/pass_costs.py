@@ -23,7 +23,8 @@ from edgespec.profiles.store import (
 from edgespec.progress import Progress
 from edgespec.units import readable
 
-_DIRECT_SHARE = 0.95  # of the disk's speed that reaches passes
+DIRECT_SHARE = 0.95  # of the disk's speed that reaches passes
+NO_OVERLAP = 1.0  # a layer's experts are known only when they are needed, so nothing hides their reading
 _DISK_S = 1.0
 
 
@@ -91,7 +92,7 @@ class PassCosts:
             disk = self._measured_disk(model.path)
         if disk is None:
             disk = self._measured_disk(catalog.find(None))
-        return disk.speed * _DIRECT_SHARE, f"; the disk reads {readable(disk.speed)}/s"
+        return disk.speed * DIRECT_SHARE, f"; the disk reads {readable(disk.speed)}/s"
 
     def _measured_disk(self, path: Path) -> DiskProfile:
         disk = measure_reading(path, _DISK_S, self._on_progress)

@@ -69,7 +69,7 @@ class Lending:
         self._wait_until_it_listens()
 
     def serve(self) -> None:
-        """Report what happens until the server cannot go on; Ctrl-C raises KeyboardInterrupt as usual.
+        """Report what happens until the server cannot continue; Ctrl-C raises KeyboardInterrupt as usual.
 
         Raises:
             BackendError: the server crashes again and again.

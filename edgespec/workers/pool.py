@@ -49,7 +49,7 @@ class WorkerPool:
         addresses: of the workers.
         type_id: ggml's number of the quantization that most of the model has.
         n_threads: this machine computes with.
-        leave_out_missing: go on without those that do not answer.
+        leave_out_missing: continue without those that do not answer.
 
     Attributes:
         devices: of all workers, in order.

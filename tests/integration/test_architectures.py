@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import edgespec
+from edgespec.errors import ModelFileError
 from edgespec.generation.config import GenerationConfig
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
@@ -68,3 +73,52 @@ def test_split_files(smol_path: Path, tmp_path: Path) -> None:
     first = write_tiny(tmp_path / "parts.gguf", "llama", smol_path, split=20)
     assert first.name == "parts-00001-of-00003.gguf"
     check(first)
+
+
+@pytest.mark.parametrize("architecture", ["gemma3n", "gemma4"])
+def test_tables_stay_in_the_file(architecture: str, smol_path: Path, tmp_path: Path) -> None:
+    """Per-layer embeddings are neither streamed nor in memory: their rows are read from the mapped file."""
+    path = made(architecture, smol_path, tmp_path / f"{architecture}.gguf")
+    files = ModelFiles.of(read_header(path))
+    (table,) = files.tables
+    with edgespec.load(path, draft="none", context=64) as engine:
+        expected = engine.generate(PROMPT, CONFIG, raw=True).tokens
+        logits = engine.target.context.logits().copy()
+        assert not mapped(path)
+    assert logits.std() > 0
+    with load_streamed(path, draft="none", context=64, exact=False) as engine:
+        answer = engine.generate(PROMPT, CONFIG, raw=True)
+        weights = engine.target.model.weights
+        assert isinstance(weights, StreamedWeights)
+        assert mapped(path)
+        assert answer.tokens == expected
+        assert (engine.target.context.logits() == logits).all()
+        assert table.name not in {t for layer in weights.store.layers.values() for t in layer.places}
+        os.utime(path)
+        with pytest.raises(ModelFileError, match="was changed"):
+            engine.generate(PROMPT, CONFIG, raw=True)
+    assert not mapped(path)
+
+
+def made(architecture: str, vocabulary_of: Path, path: Path) -> Path:
+    """A tiny model that llama.cpp was asked for, with weights by which numbers stay finite."""
+    # The maker forks, which a process that has computed must not.
+    make = (
+        "import sys; from pathlib import Path; from tests.fuzz.architectures import make; "
+        "Path(sys.argv[3]).write_bytes(make(sys.argv[1], Path(sys.argv[2])).to_bytes())"
+    )
+    subprocess.run([sys.executable, "-c", make, architecture, vocabulary_of, path], check=True)
+    rng = np.random.default_rng(1)
+    data = np.memmap(path, dtype=np.uint8, mode="r+")
+    for tensor in read_header(path).tensors:
+        kind = {0: np.float32, 1: np.float16}[tensor.type_id]
+        count = tensor.n_bytes // np.dtype(kind).itemsize
+        values = rng.normal(0.0 if len(tensor.shape) > 1 else 1.0, 0.1, count).astype(kind)
+        data[tensor.offset : tensor.offset + tensor.n_bytes] = values.view(np.uint8)
+    data.flush()
+    return path
+
+
+def mapped(path: Path) -> bool:
+    """Check whether a file is mapped into this process."""
+    return str(path) in Path("/proc/self/maps").read_text(encoding="utf-8")

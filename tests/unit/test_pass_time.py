@@ -7,7 +7,6 @@ import pytest
 from edgespec.costs.curves import Curve
 from edgespec.costs.pass_time import (
     Costs,
-    curve_of_other_size,
     draft_seconds,
     even_draft_seconds,
     even_step,
@@ -73,11 +72,6 @@ def test_a_streamed_pass_takes_no_less_than_its_reading() -> None:
     assert [curve.at(n) for n in (1, 16, 34)] == pytest.approx([0.5, 0.5, 0.5])
     assert curve.at(64) == 1.0
     assert streamed_curve(COMPUTE, 0, 0.0) is COMPUTE
-
-
-def test_another_model_s_first_row_follows_its_bytes_and_the_others_its_parameters() -> None:
-    other = curve_of_other_size(COMPUTE, by_bytes=2.0, by_parameters=4.0)
-    assert other.seconds == pytest.approx((0.2, 0.6, 3.8))
 
 
 @pytest.mark.parametrize(

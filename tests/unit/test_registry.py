@@ -125,7 +125,7 @@ def test_a_sibling_of_the_catalog_is_offered_where_it_is_here(registry: Registry
     [
         ("/hub/models--Qwen--Qwen3-8B-GGUF/snapshots/0/Qwen3-8B-Q4_K_M.gguf", "qwen3-8b"),
         ("/models/Llama-3.2-3B-Instruct-Q8_0.gguf", "llama3.2-3b"),
-        ("/models/qwen2.5-coder-7b-instruct-q4_k_m.gguf", "qwen2.5-coder-7b"),
+        ("/models/qwen3.8-27b-q4_k_m.gguf", "qwen3.8-27b"),
         ("/models/SmolLM2-135M-Instruct.Q4_1.gguf", "smollm2-135m"),
         ("/models/mine.gguf", None),
     ],

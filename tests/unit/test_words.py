@@ -75,10 +75,10 @@ def test_what_is_a_prompt(word: str) -> None:
     ("word", "what"),
     [
         ("lama3.2-3b", "There is no model 'lama3.2-3b'. Did you mean llama3.2-3b?"),
-        ("gemma2", "There is no model 'gemma2'. Did you mean gemma3-270m?"),
+        ("gemma2", "There is no model 'gemma2'. Did you mean gemma4-26b-a4b?"),
         ("notes.txt", "'notes.txt' is a file, but not a GGUF model."),
         ("models", "'models' could be a model or a prompt."),
-        ("mixtral:8x7b", "There is no model 'mixtral:8x7b'. Did you mean mistral-7b?"),
+        ("deepseek:8x7b", "There is no model 'deepseek:8x7b'. Did you mean deepseek4-flash?"),
         ("yonder:8x7b", "'yonder:8x7b' could be a model or a prompt."),
     ],
 )

@@ -113,7 +113,7 @@ class Runner:
         self._child.kill()
 
     def run(self, specs: Sequence[RowSpec], others: Sequence[OtherProgram] = ()) -> Measured:
-        """Measure all rows; a row that fails says why, and the others go on."""
+        """Measure all rows; a row that fails says why, and the others are measured."""
         measured = Measured()
         prompts = self._prepare(specs, measured, rendered=bool(others))
         queue: list[tuple[RowSpec, OtherProgram | None]] = [(spec, None) for spec in specs]

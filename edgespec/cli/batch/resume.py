@@ -16,7 +16,7 @@ class EarlierAnswers:
 
     Args:
         file: the output file; None if answers do not go to a file.
-        overwrite: make answers again that were made differently, instead of refusing to go on.
+        overwrite: make answers again that were made differently, instead of refusing to continue.
     """
 
     def __init__(self, file: ResultFile | None, terminal: Terminal, *, overwrite: bool) -> None:

@@ -17,7 +17,7 @@ from edgespec.cli.conversation.echo import without_echo
 from edgespec.cli.conversation.greeting import greeting
 from edgespec.cli.conversation.interactive import InteractiveChat, Keyboard, TypedKeyboard
 from edgespec.cli.conversation.plain_keyboard import PlainKeyboard
-from edgespec.cli.conversation.welcome import welcome
+from edgespec.cli.conversation.welcome import announce_download, welcome
 from edgespec.cli.options.declaration import is_on_command_line, option, with_options
 from edgespec.cli.options.output import OutputOptions
 from edgespec.cli.options.sampling import SamplingOptions
@@ -95,6 +95,8 @@ def chat(
 
             file = SessionFile(session)
             stack.callback(file.close)
+        if not output.quiet:
+            announce_download(terminal, loading)
         models = stack.enter_context(
             ChangeableModel(
                 loading,

@@ -1,4 +1,4 @@
-"""The first lines of a chat without a named model: the demo model, and better ones for this machine."""
+"""The lines before a chat: better models than the demo model, and how one will run that is not here yet."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from edgespec.cli.screen.terminal import Terminal
 from edgespec.units import readable
 
 if TYPE_CHECKING:
+    from edgespec.config import Config
+    from edgespec.loading.plan import Plan
     from edgespec.plans.suggestion import Suggestion
+    from edgespec.progress import Progress
 
 _DEMO = "This is SmolLM2 135M, the bundled demo model."
 _USABLE = 2  # tokens a second, as in plans.suggestion, which takes too long to import here
@@ -26,6 +29,75 @@ def welcome_lines(suggestions: list[Suggestion]) -> list[str]:
     if not suggestions:
         return [_DEMO, f"No better one in the catalog would reach {_USABLE} tokens/s here."]
     return [f"{_DEMO} Better ones for this machine:", *map(_line, suggestions)]
+
+
+def announce_download(terminal: Terminal, loading: Config) -> None:
+    """Before a model is downloaded: say from where, how large it is, and how it will run on this machine.
+
+    Sizes come from the catalog, or else from the header on the Hub. What goes wrong here is left to the
+    download, which says it better.
+    """
+    from edgespec.errors import EdgeSpecError
+
+    name = loading.model.name
+    if name is None:
+        return
+    try:
+        with terminal.working() as progress:
+            lines = _download_lines(name, loading, progress)
+    except (EdgeSpecError, OSError):
+        return
+    for line in lines:
+        terminal.note(line)
+
+
+def _download_lines(name: str, loading: Config, progress: Progress) -> list[str]:
+    from edgespec.errors import HubError, MemoryLimitError
+    from edgespec.loading.plan import Planner
+    from edgespec.models.gguf.layers import ModelFiles
+    from edgespec.models.hub import catalog
+    from edgespec.models.hub.inspection import inspect_model
+    from edgespec.models.hub.repository import Hub
+    from edgespec.plans.suggestion import Resources, tokens_per_second
+
+    hub_name = catalog.hub_name_of(name)
+    if hub_name is None or Hub.from_environment().offline:
+        return []
+    try:
+        catalog.resolve(name, fetch=False)
+    except HubError:
+        pass
+    else:
+        return []  # it is here
+    entry = catalog.entries().get(name.strip().lower())  # of its usual quantization
+    hollow = None if entry is None else entry.hollow
+    if entry is not None and hollow is not None:
+        files, n_bytes = hollow, entry.n_bytes
+    else:
+        files = ModelFiles(inspect_model(name, progress).headers)
+        n_bytes = sum(header.file_bytes for header in files.headers)
+    said = f"{name} is not here yet. It is downloaded from {hub_name}: {readable(n_bytes)}."
+    resources = Resources.of_this_machine(loading)
+    try:
+        plan = Planner(files, loading, resources.machine, resources.store).plan()
+    except MemoryLimitError as error:
+        return [said, f"There is no room for it: {error.what} {error.hint}"]
+    return [said, placement_line(plan, tokens_per_second(plan, resources))]
+
+
+def placement_line(plan: Plan, speed: float) -> str:
+    """Describe where the weights of a model will be, and the speed to expect without drafts."""
+    holding = plan.holding
+    if not plan.streams:
+        where = f"All of it, {readable(holding.resident_bytes)}, will stay in memory"
+    else:
+        kept = f"{readable(holding.resident_bytes)} of it will stay in memory"
+        experts = "" if holding.experts is None else " of experts, those that it misses,"
+        where = (
+            f"{kept}, and {readable(holding.streamed_bytes)}{experts} will be read from disk in every pass"
+        )
+    figure = f"{speed:.{0 if speed >= 10 else 1}f}"
+    return f"{where}: about {figure} tokens/s without drafts on this processor (estimated)."
 
 
 def _line(found: Suggestion) -> str:

@@ -172,7 +172,7 @@ class Terminal:
             self.note("The model's chat template has no thinking mode, so --think has no effect.")
 
     def statistics(self, generation: Generation, to_go_on: str) -> None:
-        """Print one line about an answer, if a person is watching, and how to go on if it was cut off."""
+        """Print one line about an answer, if a person is watching, and how to continue if it was cut off."""
         if self.verbose or self.is_watched:
             _print(format_statistics(generation), style="dim")
             if is_cut_off(generation):

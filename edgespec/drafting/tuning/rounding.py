@@ -1,4 +1,4 @@
-"""Matrices as their quantization will leave them, for training that reckons with it.
+"""Matrices as their quantization will leave them, for training that accounts for it.
 
 A matrix that comes from a file of few bits begins on that type's grid, and training moves its weights by
 less than half a step of the grid: rounded again at the end, they would fall back to where they were. So the

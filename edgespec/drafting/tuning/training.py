@@ -1,4 +1,4 @@
-"""Training a drafter towards its target's distribution, with a checkpoint to go on from.
+"""Training a drafter towards its target's distribution, with a checkpoint to resume from.
 
 Knowledge distillation (Hinton et al. 2015), as DistillSpec (Zhou et al. 2024) does it for drafters.
 """
@@ -274,7 +274,7 @@ class Trainer:
         return [found[index] for index in chosen]
 
     def save(self) -> None:
-        """Save everything that the next run needs to go on.
+        """Save everything that the next run needs to resume.
 
         Raises:
             OutputError: the file cannot be written.

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from edgespec.errors import UsageError
-from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.gguf.layers import LOOKED_UP, ModelFiles
 from edgespec.models.gguf.types import ArrayInfo, GGUFHeader
 
 _SPARE_CELLS = 512  # for trees after the text, and for rejected cells until the next compaction
@@ -30,7 +30,7 @@ class Footprint:
 
     Attributes:
         weights: all tensors.
-        cache: keys and values.
+        cache: keys and values, and running states.
         buffers: compute buffers and logits.
     """
 
@@ -75,7 +75,7 @@ def footprint(
     logits = n_outputs * header.n_vocab * _FLOAT
     return Footprint(
         weights=files.tensor_bytes,
-        cache=n_cells * cell_bytes(header, kv),
+        cache=n_cells * cell_bytes(header, kv) + state_bytes(header),
         # Logits are in the graph and in the output buffer.
         buffers=max(rows, logits) + logits + work_bytes(files.headers, n_rows, n_threads, n_cells),
     )
@@ -114,7 +114,20 @@ def cell_bytes(header: GGUFHeader, kv: str = "f16") -> int:
         kv: type of cached keys and values, of CACHE_TYPES.
     """
     heads_kv = _number(header, "attention.head_count_kv", _heads(header))
-    return round((header.block_count or 0) * heads_kv * sum(head_sizes(header)) * CACHE_TYPES[kv])
+    return round(_attention_layers(header) * heads_kv * sum(head_sizes(header)) * CACHE_TYPES[kv])
+
+
+def state_bytes(header: GGUFHeader) -> int:
+    """The running state of one sequence, in the layers of a hybrid that have no attention."""
+    inner, size = _number(header, "ssm.inner_size", 0), _number(header, "ssm.state_size", 0)
+    groups, reach = _number(header, "ssm.group_count", 0), _number(header, "ssm.conv_kernel", 1)
+    elements = size * inner + (reach - 1) * (inner + 2 * groups * size)
+    return ((header.block_count or 0) - _attention_layers(header)) * elements * _FLOAT
+
+
+def _attention_layers(header: GGUFHeader) -> int:
+    """Layers that keep keys and values: all, or one in so many of a hybrid."""
+    return (header.block_count or 0) // max(_number(header, "full_attention_interval", 1), 1)
 
 
 def work_bytes(headers: Iterable[GGUFHeader], n_rows: int, n_threads: int, n_cells: int) -> int:
@@ -131,7 +144,7 @@ def work_bytes(headers: Iterable[GGUFHeader], n_rows: int, n_threads: int, n_cel
         experts = _number(header, "expert_used_count", 1)
         for tensor in header.tensors:
             quantized = tensor.n_bytes < 1.5 * math.prod(tensor.shape)
-            if len(tensor.shape) in (2, 3) and not tensor.name.startswith("token_embd"):
+            if len(tensor.shape) in (2, 3) and not tensor.name.startswith(("token_embd", LOOKED_UP)):
                 row = tensor.shape[0] * (experts if len(tensor.shape) == 3 else 1)
                 widest = max(widest, round(row * (1.4 if quantized else _FLOAT)))
     return n_rows * widest + n_threads * (_THREAD_BYTES + n_cells * _SCORES)

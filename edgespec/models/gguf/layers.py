@@ -2,7 +2,7 @@
 
 This needs no list of architectures: a layer is everything named `blk.N.`, and its matrices can be streamed.
 Norms, biases and other small tensors stay in memory, as does everything outside the layers: embeddings,
-output, rotation factors.
+output, rotation factors. Tables of which a pass looks up single rows can be left in the file.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Protocol
 
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.split_files import split_paths
@@ -18,6 +20,9 @@ from edgespec.models.gguf.types import GGUFHeader, TensorInfo
 
 _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(.+)\.weight")
 _SMALL = 16 << 10
+
+LOOKED_UP = "per_layer_token_embd.weight"
+"""Embeddings of tokens for each layer (Gemma 3n and 4): large, and each token reads one row."""
 
 
 @dataclass(frozen=True)
@@ -45,17 +50,27 @@ class Layer:
         return sum(tensor.n_bytes for tensor in self.tensors)
 
 
+Kind = tuple[tuple[str, int, tuple[int, ...]], ...]
+
+
+class _HasTensors(Protocol):
+    @property
+    def tensors(self) -> tuple[FileTensor, ...]: ...
+
+
+def kind_of(layer: _HasTensors) -> Kind:
+    """The names, types and shapes of a layer's weights, which layers of one kind share."""
+    return tuple((t.name.split(".", 2)[2], t.type_id, t.shape) for t in layer.tensors)
+
+
 def layers_of_each_kind(layers: Sequence[Layer]) -> int:
     """The number of first layers among which there is one of every kind: matrices of its shapes and types."""
-
-    def kind(layer: Layer) -> frozenset[tuple[str, int, tuple[int, ...]]]:
-        return frozenset((t.name.split(".", 2)[2], t.type_id, t.shape) for t in layer.tensors)
-
     seen: set[frozenset[tuple[str, int, tuple[int, ...]]]] = set()
     needed = 0
     for count, layer in enumerate(layers, 1):
-        if kind(layer) not in seen:
-            seen.add(kind(layer))
+        kind = frozenset(kind_of(layer))  # in any order
+        if kind not in seen:
+            seen.add(kind)
             needed = count
     return needed
 
@@ -93,22 +108,32 @@ class ModelFiles:
         )
 
     @property
+    def tables(self) -> tuple[FileTensor, ...]:
+        """Tables that can be left in the files, as no pass multiplies by them."""
+        return tuple(
+            _in_file(tensor, number)
+            for number, header in enumerate(self.headers)
+            for tensor in header.tensors
+            if tensor.name == LOOKED_UP
+        )
+
+    @property
     def tensor_bytes(self) -> int:
         """Bytes of all tensors."""
         return sum(header.tensor_bytes for header in self.headers)
 
     def layers(self) -> tuple[Layer, ...]:
         """The layers that have streamable weights, in order."""
+        return self._layers
+
+    @cached_property
+    def _layers(self) -> tuple[Layer, ...]:
         found: dict[int, list[FileTensor]] = {}
         for number, header in enumerate(self.headers):
             for tensor in header.tensors:
                 match = _LAYER_TENSOR.fullmatch(tensor.name)
                 if match and _streams(tensor):
-                    found.setdefault(int(match[1]), []).append(
-                        FileTensor(
-                            tensor.name, tensor.type_id, tensor.shape, number, tensor.offset, tensor.n_bytes
-                        )
-                    )
+                    found.setdefault(int(match[1]), []).append(_in_file(tensor, number))
         return tuple(
             Layer(index, tuple(sorted(found[index], key=lambda t: (t.file, t.offset))))
             for index in sorted(found)
@@ -133,6 +158,10 @@ def pattern_of(names: Iterable[str]) -> list[str]:
         rf"^blk\.({'|'.join(map(str, group))})\.({'|'.join(re.escape(kind) for kind in kind_group)})\.weight$"
         for kind_group, group in groups.items()
     ]
+
+
+def _in_file(tensor: TensorInfo, file: int) -> FileTensor:
+    return FileTensor(tensor.name, tensor.type_id, tensor.shape, file, tensor.offset, tensor.n_bytes)
 
 
 def _streams(tensor: TensorInfo) -> bool:

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import HubError, ModelFileError, UsageError
+from edgespec.models.gguf.hollow import ModelShape, hollow_files
+from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub.elsewhere import find_elsewhere, models_elsewhere
 from edgespec.models.hub.names import Found, HubName, parse_hub_name
 from edgespec.progress import Progress
@@ -46,6 +48,7 @@ class Entry:
         mtp: where its multi-token-prediction layer is: "inside" the file, in a "separate" one, or empty.
         source: where the facts are from; empty for entries that were made with the files at hand.
         verified: whether all of them were found in that source.
+        shape: its sizes, to plan for it before it is here; every suggested model and its drafters have one.
     """
 
     name: str
@@ -63,12 +66,19 @@ class Entry:
     mtp: str = ""
     source: str = ""
     verified: bool = True
+    shape: ModelShape | None = None
+
+    @property
+    def hollow(self) -> ModelFiles | None:
+        """The model without its weights, for plans; None if its sizes are not known."""
+        return None if self.shape is None else hollow_files(self.name, self.shape, self.quant)
 
     def to_json(self) -> dict[str, Any]:
         """As JSON, for scripts."""
         row = asdict(self)
         row["bytes"] = row.pop("n_bytes")
         row["drafters"], row["heads"] = list(self.drafters), list(self.heads)
+        del row["shape"]
         return row
 
 
@@ -83,6 +93,7 @@ def _catalog() -> tuple[str, dict[str, Entry]]:
             n_bytes=row.pop("bytes"),
             drafters=tuple(row.pop("drafters")),
             heads=tuple(row.pop("heads", ())),
+            shape=ModelShape(**shape) if (shape := row.pop("shape", None)) else None,
             **row,
         )
     return data["default"], entries

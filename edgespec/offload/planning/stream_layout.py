@@ -8,7 +8,7 @@ from edgespec.config import Config
 from edgespec.costs.planned_memory import HitRates, PlannedExperts, PlannedMemory
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.models.gguf.experts import LayerWeights, layer_weights
-from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.gguf.layers import ModelFiles, kind_of
 from edgespec.offload.layout import EXPERT_PIECE_BYTES, plain_store
 from edgespec.offload.packing.pack import gains_from_packing, record_places, tensor_places
 from edgespec.offload.planning.needs import Needs, tied_bytes
@@ -34,7 +34,7 @@ class StreamLayout:
         pack_bytes: memory that the packed file takes, where its folder lies in memory.
         weights: of the layers, with single experts apart if these are streamed.
         placement: which layers are resident.
-        other_bytes: memory for the weights outside the layers.
+        other_bytes: memory for the weights outside the layers, without tables that are left in the file.
         holding: the sums of all that.
     """
 
@@ -77,7 +77,7 @@ class StreamLayout:
         if packed is None:
             packed = wants_pack(files, config.memory.pack)
         layers, expert_bytes = _stored_sizes(files, weights, packed=packed)
-        beside = files.tensor_bytes - weights.n_bytes
+        beside = files.tensor_bytes - weights.n_bytes - sum(table.n_bytes for table in files.tables)
         other = beside + tied_bytes(files)  # a tensor that is rearranged during loading is in memory twice
         placement = _placed(
             layers,
@@ -160,9 +160,14 @@ def _pool_sizes(weights: LayerWeights, slot_bytes: int, n_rows: int) -> PoolSize
 
 def _stored_sizes(files: ModelFiles, weights: LayerWeights, *, packed: bool) -> tuple[dict[int, int], int]:
     """Bytes of memory of each layer and of the largest expert: as in a packed file, or in the model's."""
-    if packed:
-        layers = {layer.index: tensor_places(layer)[1] for layer in weights.layers}
-        return layers, max((record_places(found)[1] for found in weights.experts), default=0)
+    if packed:  # asking about layouts takes long, and most layers are of a few kinds
+        layer_of_kind = {kind_of(layer): layer for layer in weights.layers}
+        n_bytes = {kind: tensor_places(layer)[1] for kind, layer in layer_of_kind.items()}
+        experts = {kind_of(found): found for found in weights.experts}.values()
+        return (
+            {layer.index: n_bytes[kind_of(layer)] for layer in weights.layers},
+            max((record_places(found)[1] for found in experts), default=0),
+        )
     store = plain_store(files, weights.layers, weights.experts)
     layers = {index: stored.n_bytes for index, stored in store.layers.items()}
     return layers, max((stored.n_bytes for stored in store.experts.values()), default=0)
@@ -170,7 +175,8 @@ def _stored_sizes(files: ModelFiles, weights: LayerWeights, *, packed: bool) -> 
 
 def _largest_beside(files: ModelFiles) -> int:
     """Bytes of the largest tensor outside the layers."""
-    layers = {tensor.name for layer in files.layers() for tensor in layer.tensors}
+    elsewhere = {tensor.name for layer in files.layers() for tensor in layer.tensors}
+    elsewhere |= {table.name for table in files.tables}
     return max(
-        (t.n_bytes for header in files.headers for t in header.tensors if t.name not in layers), default=0
+        (t.n_bytes for header in files.headers for t in header.tensors if t.name not in elsewhere), default=0
     )

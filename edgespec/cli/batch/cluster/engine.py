@@ -280,7 +280,7 @@ class ClusterEngine:
             return
         del self._workers[worker.place]
         self._calls = {made: call for made, call in self._calls.items() if call.worker is not worker}
-        self._cluster.kill(worker.actor)  # it may only be out of reach, and would go on
+        self._cluster.kill(worker.actor)  # it may only be out of reach, and would keep working
         if worker.facts is None:
             self._check_start(worker, why)
         again, given_up = self._dispatch.leave(worker)

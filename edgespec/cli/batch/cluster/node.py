@@ -155,7 +155,7 @@ class Node:
             for event in answer_all(source, self._engine, parallel=parallel, interruption=self._interruption):
                 if event.is_last:
                     loop.call_soon_threadsafe(_settle, event.request, _reply(event))
-        except Exception as error:  # whatever it is, the other nodes go on
+        except Exception as error:  # whatever it is, the other nodes continue
             last = Reply(error=_told(error), fatal=True)
         loop.call_soon_threadsafe(self._end_all, last)
 

@@ -202,8 +202,8 @@ class StateCache:
     def _trim(self) -> None:
         """Leave no cells but those of the text, in either sequence.
 
-        The state cannot be cut, and a sequence with cells behind the text could not go on. So the sequences
-        change their roles: the other one shares the state, and takes over the text's cells alone.
+        The state cannot be cut, and a sequence with cells behind the text could not continue. So the
+        sequences change their roles: the other one shares the state, and takes over the text's cells alone.
         """
         text = self._text
         other = 1 - text.home
