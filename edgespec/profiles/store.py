@@ -7,7 +7,6 @@ be read is treated as missing.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import platform
@@ -24,7 +23,7 @@ from platformdirs import user_cache_path
 from edgespec.costs.curves import Curve
 from edgespec.costs.pass_time import USUAL_OVERLAP
 from edgespec.costs.yields import Yields
-from edgespec.files.writing import atomic_write
+from edgespec.files.small_json import keep_json, read_json
 from edgespec.machine.contention import DISTURBED
 from edgespec.machine.cores import probe_cores
 from edgespec.profiles.curve_json import curve_from_json, curve_to_json
@@ -353,17 +352,13 @@ class ProfileStore:
         self._put(kinds[type(profile)], key, profile.to_json())
 
     def _put(self, kind: str, key: Key, figures: Mapping[str, Any]) -> None:
-        path = self._path(kind, key)
         record = {
             "version": _VERSION,
             "measured": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "of": dict(key),
             "figures": figures,
         }
-        with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_write(path, durable=False) as file:
-                file.write(json.dumps(record, indent=1).encode())
+        keep_json(self._path(kind, key), record, indent=1)
 
     def preferred_passes(self, model: str, threads: int, *, streams: bool) -> PassProfile | None:
         """The passes of a model that were measured here most carefully, and with its weights held so.
@@ -383,12 +378,11 @@ class ProfileStore:
     def all_passes(self, **wanted: str) -> Iterator[PassProfile]:
         """The passes of every target whose key has these values; without workers, unless they name some."""
         for path in sorted(self.folder.glob("pass-*.json")):
-            with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-                record = json.loads(path.read_text(encoding="utf-8"))
-                known = record["of"]
-                own = "workers" in wanted or "workers" not in known
-                if own and record["version"] == _VERSION and wanted.items() <= known.items():
-                    yield PassProfile.from_json(record["figures"])
+            known = read_json(path, lambda record: dict(record["of"])) or {}
+            own = "workers" in wanted or "workers" not in known
+            profile = _read(path, PassProfile.from_json)
+            if own and profile is not None and wanted.items() <= known.items():
+                yield profile
 
     def _path(self, kind: str, key: Key) -> Path:
         identity = json.dumps([_VERSION, sorted(key.items())])
@@ -396,8 +390,4 @@ class ProfileStore:
 
 
 def _read(path: Path, parse: Callable[[Mapping[str, Any]], _T]) -> _T | None:
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        return parse(record["figures"]) if record["version"] == _VERSION else None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return None
+    return read_json(path, lambda record: parse(record["figures"]) if record["version"] == _VERSION else None)
