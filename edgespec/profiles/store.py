@@ -26,8 +26,8 @@ from edgespec.costs.yields import Yields
 from edgespec.files.small_json import keep_json, read_json
 from edgespec.machine.contention import DISTURBED
 from edgespec.machine.cores import probe_cores
-from edgespec.profiles.curve_json import curve_from_json, curve_to_json
 from edgespec.profiles.device_profile import DeviceProfile
+from edgespec.profiles.figures import Figures
 
 _VERSION = 2
 _NOISY = 0.15  # half the interquartile range, relative to the median
@@ -109,7 +109,7 @@ def machine_identity() -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class PassProfile:
+class PassProfile(Figures):
     """Measured passes of one target.
 
     Attributes:
@@ -143,31 +143,9 @@ class PassProfile:
         noisy = bool(self.spread) and statistics.median(self.spread) > _NOISY
         return noisy or self.busy > DISTURBED
 
-    def to_json(self) -> dict[str, Any]:
-        """As JSON."""
-        record = {k: v for k, v in vars(self).items() if k not in ("compute", "spread")}
-        return record | {"compute": curve_to_json(self.compute), "spread": [round(s, 4) for s in self.spread]}
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> PassProfile:
-        """From what `to_json` gave."""
-        return cls(
-            curve_from_json(record["compute"]),
-            tuple(float(s) for s in record["spread"]),
-            float(record["accept_s"]),
-            bool(record["streamed"]),
-            float(record["read_rate"]),
-            int(record["weight_bytes"]),
-            int(record["parameters"]),
-            float(record["overlap"]),
-            float(record["load_s"]),
-            bool(record["quick"]),
-            float(record.get("busy", 0.0)),
-        )
-
 
 @dataclass(frozen=True)
-class DraftProfile:
+class DraftProfile(Figures):
     """Measured draft steps of one drafter.
 
     Attributes:
@@ -187,28 +165,9 @@ class DraftProfile:
         """True if other programs disturbed the measurement, so that its times may be too long."""
         return self.busy > DISTURBED
 
-    def to_json(self) -> dict[str, Any]:
-        """As JSON."""
-        return {
-            "step": curve_to_json(self.step),
-            "overhead": self.overhead,
-            "quick": self.quick,
-            "busy": self.busy,
-        }
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> DraftProfile:
-        """From what `to_json` gave."""
-        return cls(
-            curve_from_json(record["step"]),
-            float(record["overhead"]),
-            bool(record["quick"]),
-            float(record.get("busy", 0.0)),
-        )
-
 
 @dataclass(frozen=True)
-class DiskProfile:
+class DiskProfile(Figures):
     """Measured speed of reading one file.
 
     Attributes:
@@ -222,20 +181,6 @@ class DiskProfile:
     block_bytes: int
     threads: int
 
-    def to_json(self) -> dict[str, Any]:
-        """As JSON."""
-        return dict(vars(self))
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> DiskProfile:
-        """From what `to_json` gave."""
-        return cls(
-            float(record["direct"]),
-            float(record["buffered"]),
-            int(record["block_bytes"]),
-            int(record["threads"]),
-        )
-
     @property
     def speed(self) -> float:
         """Bytes per second that streaming can rely on."""
@@ -243,7 +188,7 @@ class DiskProfile:
 
 
 @dataclass(frozen=True)
-class ExpertProfile:
+class ExpertProfile(Figures):
     """The share of the experts needed by a model's texts that was in memory.
 
     Attributes:
@@ -261,15 +206,6 @@ class ExpertProfile:
         return (
             fewer is not None and fewer.held < self.held and 0 < fewer.pass_s * _CLEARLY_LONGER < self.pass_s
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON."""
-        return dict(vars(self))
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> ExpertProfile:
-        """From what `to_json` gave."""
-        return cls(float(record["held"]), float(record["hit_rate"]), float(record.get("pass_s", 0.0)))
 
 
 class ProfileStore:

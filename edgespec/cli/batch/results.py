@@ -6,7 +6,6 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from edgespec.cli.batch.records import EarlierResult, Key, read_record, read_results
@@ -64,9 +63,7 @@ class ResultFile:
     def __enter__(self) -> ResultFile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
     def record(self, record: dict[str, Any], key: Key, *, in_order: bool) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from platformdirs import user_data_path
 
 from edgespec.errors import OutputError
+from edgespec.files.state import size_of
 from edgespec.files.writing import atomic_write
 
 REGISTERED, MADE = "registered", "made"
@@ -51,7 +52,7 @@ class Pair:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON, for scripts."""
-        return asdict(self) | {"n_bytes": _size(self.path)}
+        return asdict(self) | {"n_bytes": size_of(self.path)}
 
 
 def data_folder() -> Path:
@@ -158,10 +159,3 @@ def _locked(path: Path) -> contextlib.AbstractContextManager[object]:
     from filelock import FileLock
 
     return FileLock(path, timeout=10)
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
