@@ -37,7 +37,7 @@ from edgespec.errors import (
     EdgeSpecError,
     OutputError,
 )
-from edgespec.files.writing import remove_abandoned, termination_raises
+from edgespec.files.writing import remove_abandoned, termination_raises, writing_to
 from edgespec.machine.cores import default_threads
 from edgespec.machine.memory import FreeMemory, available_memory
 from edgespec.models.gguf.header import read_header
@@ -298,15 +298,11 @@ class _Tuning:
             return Tuned(self._target.path, None, before, after, rival, trained)
         name = self._start.path.stem.partition("-tuned-")[0]
         path = output or drafters_folder() / f"{name[:100]}-tuned-{self._label.rpartition('-')[2]}.gguf"
-        try:
+        with writing_to(path, "Choose another folder."):
             if output is None:
                 after.path.replace(path)
             else:
                 _copy(after.path, path)
-        except OSError as error:
-            raise OutputError(
-                f"{path} cannot be written: {error.strerror}.", "Choose another folder."
-            ) from error
         if rival is None:
             agreement = after.agreement
             Registry().add(
