@@ -38,15 +38,12 @@ Q4, Q8 = "Small-Q4_0.gguf", "Small-Q8_0.gguf"
 
 @pytest.fixture
 def server(smol_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    from huggingface_hub.utils import close_session  # type: ignore[attr-defined]
-
     data = small_model(smol_path).to_bytes()
     with HubServer({REPO: {Q4: data, Q8: data + bytes(4096)}}) as server:
         hub = Hub(server.url, tmp_path / "hub")
         for name in ("from_environment", "without_token"):
             monkeypatch.setattr(Hub, name, classmethod(lambda _: hub))
         yield server
-        close_session()
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
