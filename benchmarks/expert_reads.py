@@ -6,7 +6,7 @@ import time
 from contextlib import closing
 
 from edgespec.engine.engine import Engine
-from edgespec.offload.experts.fading_counts import FadingCounts
+from edgespec.offload.experts.pool import FadingCounts
 from edgespec.offload.layout import Store
 from edgespec.offload.slot_filler import Load, SlotFiller
 from edgespec.offload.store_reader import StoreReader

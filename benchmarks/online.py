@@ -26,8 +26,8 @@ from benchmarks.tuning import answers_of
 from benchmarks.workload import smollm2
 from edgespec.drafting.tuning.answers import Answer
 from edgespec.drafting.tuning.batches import batch_of, tokens_seen
-from edgespec.drafting.tuning.losses import divergence
 from edgespec.drafting.tuning.network import Network
+from edgespec.drafting.tuning.training import divergence
 from edgespec.drafting.tuning.weights import load_weights
 from edgespec.speculation.learning.pair import Pair
 from edgespec.speculation.tree import IntArray

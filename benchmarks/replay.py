@@ -24,9 +24,9 @@ from edgespec.speculation.drafters.expansions import Expansions
 from edgespec.speculation.growth import Children, Frontier, TreeLimits
 from edgespec.speculation.learning.acceptance import Calibrated
 from edgespec.speculation.learning.pair import Pair
-from edgespec.speculation.learning.published import ByRank, Even
 from edgespec.speculation.learning.tables import Table
 from edgespec.speculation.noise import GumbelNoise
+from edgespec.speculation.policies import ByRank, Even
 from edgespec.speculation.ranking import ByAgreement, ByProbability, Ranking
 from edgespec.speculation.sources.base import KEPT_OF_ROWS, Proposer, TargetRows, proposals_of
 from edgespec.speculation.tree import IntArray, TokenTree

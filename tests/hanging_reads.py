@@ -1,4 +1,4 @@
-"""Cancelling an answer whose weights do not arrive."""
+"""Answers whose weights do not arrive: a read fails, or hangs until the answer is cancelled."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from edgespec.engine.engine import Engine
+from edgespec.errors import StreamError
 from edgespec.files.direct_reader import FileReader
 from edgespec.generation.result import Generation
 from tests.waiting import PATIENCE_S
@@ -43,3 +44,16 @@ def cancelled_while_reading(
     finally:
         go_on.set()
         thread.join()
+
+
+def fail_a_read(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Make the read with this number fail, counted from now on."""
+    read, countdown = FileReader.read_into, [number]
+
+    def flaky(self: FileReader, memories: Sequence[memoryview], offset: int) -> int:
+        countdown[0] -= 1
+        if countdown[0] == 0:
+            raise StreamError("Reading failed: Input/output error.")
+        return read(self, memories, offset)
+
+    monkeypatch.setattr(FileReader, "read_into", flaky)

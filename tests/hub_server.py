@@ -67,9 +67,12 @@ class HubServer:
         return self
 
     def __exit__(self, *_: object) -> None:
+        from huggingface_hub.utils import close_session  # type: ignore[attr-defined]
+
         for server in (self._hub, self._cdn):
             server.shutdown()
             server.server_close()
+        close_session()
 
     @property
     def url(self) -> str:

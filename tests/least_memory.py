@@ -8,6 +8,7 @@ from typing import Any
 import edgespec
 from edgespec.engine.engine import Engine
 from edgespec.errors import MemoryLimitError
+from edgespec.offload.weights import StreamedWeights
 
 
 def load_in_least_memory(model: Path, spare: int = 0, **options: Any) -> Engine:
@@ -32,3 +33,10 @@ def _load(model: Path, spare: int, options: dict[str, Any]) -> tuple[Engine, int
             if error.least is None or error.least <= budget:
                 raise
             budget = error.least + spare
+
+
+def weights_of(engine: Engine) -> StreamedWeights:
+    """The weights of an engine that streams them."""
+    weights = engine.target.model.weights
+    assert isinstance(weights, StreamedWeights)
+    return weights

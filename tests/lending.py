@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from types import TracebackType
 
 from tests.waiting import PATIENCE_S
 
@@ -66,7 +65,5 @@ class LocalWorker:
     def __enter__(self) -> LocalWorker:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()

@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import edgespec
 from edgespec.engine.engine import Engine
 from edgespec.generation.config import GenerationConfig
+from edgespec.serving.answering import Answering
 from edgespec.serving.api.limits import Limits
 from edgespec.serving.app import Application
 from edgespec.serving.request_log import Entry
@@ -153,17 +154,11 @@ def serving(
     running = Running(listener.getsockname()[1])
     worker = Worker(load(), waiting, lambda _report: load(), running.told.append, parallel=parallel)
     try:
-        app = Application(
-            worker,
-            "model",
-            GenerationConfig(**defaults),
-            limits=limits,
-            aliases=aliases,
-            on_request=on_request,
-            system=system,
-            api_key=api_key,
+        config = GenerationConfig(**defaults)
+        answering = Answering(
+            worker, "model", config, limits, aliases=aliases, on_request=on_request, system=system
         )
-        server = Server(app, limits)
+        server = Server(Application(answering, api_key=api_key), limits)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:

@@ -43,7 +43,7 @@ class Architecture:
 
 
 _KV = N_HEAD_KV * HEAD
-_COMMON: dict[str, Shape] = {
+USUAL_LAYER: dict[str, Shape] = {
     "attn_norm.weight": (N_EMBD,),
     "attn_q.weight": (N_EMBD, N_EMBD),
     "attn_k.weight": (_KV, N_EMBD),
@@ -134,7 +134,7 @@ def _qwen3next(writer: gguf.GGUFWriter) -> None:
 
 def _dense_then_experts(index: int) -> dict[str, Shape]:
     if index == 0:
-        return {name: _COMMON[name] for name in _DENSE_FFN}
+        return {name: USUAL_LAYER[name] for name in _DENSE_FFN}
     return _EXPERTS | _SHARED | {"exp_probs_b.bias": (N_EXPERT,)}
 
 
@@ -142,9 +142,9 @@ def attention_every_fourth(index: int) -> dict[str, Shape]:
     if index % 4 == 3:
         return {
             "attn_q.weight": (2 * N_EMBD, N_EMBD),
-            "attn_k.weight": _COMMON["attn_k.weight"],
-            "attn_v.weight": _COMMON["attn_v.weight"],
-            "attn_output.weight": _COMMON["attn_output.weight"],
+            "attn_k.weight": USUAL_LAYER["attn_k.weight"],
+            "attn_v.weight": USUAL_LAYER["attn_v.weight"],
+            "attn_output.weight": USUAL_LAYER["attn_output.weight"],
             "attn_q_norm.weight": (HEAD,),
             "attn_k_norm.weight": (HEAD,),
         }
@@ -329,7 +329,7 @@ def write_tiny(
     for name, shape in kind.beside.items():
         add(name, shape)
     for i in range(N_LAYER):
-        tensors = {name: shape for name, shape in _COMMON.items() if name not in kind.without}
+        tensors = {name: shape for name, shape in USUAL_LAYER.items() if name not in kind.without}
         tensors |= kind.layer | kind.layer_at(i)
         for name, shape in tensors.items():
             add(f"blk.{i}.{name}", shape)
@@ -337,11 +337,16 @@ def write_tiny(
         small = values.ndim == 1 or "gate_inp" in name
         for layer in range(N_LAYER, N_LAYER + n_mtp):
             writer.add_tensor(f"blk.{layer}.{name}", values.astype(np.float32 if small else np.float16))
+    finish(writer)
+    return path if path.exists() else next(iter(sorted(path.parent.glob(f"{path.stem}-00001-of-*"))))
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
+    """Write a file whose metadata and tensors are all known."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path if path.exists() else next(iter(sorted(path.parent.glob(f"{path.stem}-00001-of-*"))))
 
 
 @cache

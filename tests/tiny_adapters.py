@@ -7,7 +7,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from tests.tiny import N_EMBD, N_LAYER
+from tests.tiny import N_EMBD, N_LAYER, finish
 
 
 def write_adapter(path: Path, *, architecture: str = "llama", kind: str = "lora", seed: int = 0) -> Path:
@@ -21,8 +21,5 @@ def write_adapter(path: Path, *, architecture: str = "llama", kind: str = "lora"
         for name, shape in (("lora_a", (4, N_EMBD)), ("lora_b", (N_EMBD, 4))):
             values = rng.standard_normal(shape).astype(np.float32) * np.float32(0.5)
             writer.add_tensor(f"blk.{layer}.attn_q.weight.{name}", values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path

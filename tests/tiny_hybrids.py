@@ -16,27 +16,19 @@ from tests.tiny import (
     N_HEAD_KV,
     N_LAYER,
     N_VOCAB,
+    USUAL_LAYER,
     Architecture,
     Shape,
     attention_every_fourth,
 )
 
-_KV = N_HEAD_KV * HEAD
 _STATE, _KEY_HEADS, _VALUE_HEADS, _CONV = 64, 2, 4, 4
 _INNER, _GROUPS, _HEADS = 2 * N_EMBD, 2, 2 * N_EMBD // HEAD
 _SMALL_STATE, _RANK = 16, N_EMBD // 16
 
-_ATTENTION: dict[str, Shape] = {
-    "attn_q.weight": (N_EMBD, N_EMBD),
-    "attn_k.weight": (_KV, N_EMBD),
-    "attn_v.weight": (_KV, N_EMBD),
-    "attn_output.weight": (N_EMBD, N_EMBD),
-}
-_DENSE: dict[str, Shape] = {
-    "ffn_gate.weight": (N_FF, N_EMBD),
-    "ffn_up.weight": (N_FF, N_EMBD),
-    "ffn_down.weight": (N_EMBD, N_FF),
-}
+_COMMON = {name: shape for name, shape in USUAL_LAYER.items() if "norm" not in name}
+_ATTENTION = {name: shape for name, shape in _COMMON.items() if name.startswith("attn_")}
+_DENSE = {name: shape for name, shape in _COMMON.items() if name.startswith("ffn_")}
 _MAMBA: dict[str, Shape] = {
     "ssm_in.weight": (2 * _INNER, N_EMBD),
     "ssm_conv1d.weight": (_INNER, _CONV),
@@ -68,7 +60,6 @@ _SHORT: dict[str, Shape] = {
     "shortconv.out_proj.weight": (N_EMBD, N_EMBD),
 }
 _OUTPUT: dict[str, Shape] = {"output.weight": (N_VOCAB, N_EMBD)}
-_COMMON = (*_ATTENTION, *_DENSE)
 _ATTENDS = [i % 4 == 3 for i in range(N_LAYER)]
 _KV_HEADS = [N_HEAD_KV if attends else 0 for attends in _ATTENDS]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from tests.tiny import vocabulary_fields
+from tests.tiny import finish, vocabulary_fields
 
 EMBEDDING, INNER, STATE, RANK, CONV, LAYERS = 32, 64, 16, 4, 4, 2
 
@@ -47,8 +47,5 @@ def write_mamba(path: Path, vocabulary_of: Path) -> Path:
         writer.add_tensor(f"blk.{i}.ssm_a", -np.abs(rng.standard_normal((INNER, STATE))).astype(np.float32))
         add(f"blk.{i}.ssm_d", INNER)
         add(f"blk.{i}.ssm_out.weight", EMBEDDING, INNER)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path

@@ -26,8 +26,8 @@ import typer
 from edgespec.cli import config_file
 from edgespec.cli.options.declaration import option
 from edgespec.cli.options.from_file import checked_values
-from edgespec.errors import OutputError, UsageError
-from edgespec.files.writing import atomic_write
+from edgespec.errors import UsageError
+from edgespec.files.writing import atomic_write, writing_to
 
 _NAME = re.compile(r"\w[\w.-]{0,63}")
 
@@ -95,12 +95,10 @@ def write(name: str, values: Mapping[str, Any]) -> Path:
     """
     path = path_of(name)
     text = "".join(f"{key} = {_toml(value)}\n" for key, value in values.items())
-    try:
+    with writing_to(path, "Set EDGESPEC_CONFIG."):
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as file:
             file.write(text.encode())
-    except OSError as error:
-        raise OutputError(f"{path} cannot be written: {error.strerror}.", "Set EDGESPEC_CONFIG.") from error
     return path
 
 

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.drafting.pair_check import HEAD_RECIPE
-from edgespec.errors import ModelFileError, OutputError, UsageError
-from edgespec.files.writing import atomic_large_write
+from edgespec.errors import ModelFileError, UsageError
+from edgespec.files.writing import atomic_large_write, writing_to
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.heads import read_head, require_fit
 from edgespec.models.gguf.layers import ModelFiles
@@ -116,14 +116,12 @@ def convert_head(
                     name, field.contents(), kinds[0], sub_type=kinds[-1] if len(kinds) > 1 else None
                 )
 
-    try:
+    with writing_to(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_large_write(path, partial):
             drafted = _drafted(tensors)
             write_head(partial, shape, weights, add_vocabulary, drafted=drafted, type_id=TYPES[quantization])
             require_fit(read_head(read_header(partial)), large)
-    except OSError as error:
-        raise OutputError(f"{path} cannot be written: {error.strerror or error}.") from error
     header = large.headers[0]
     Registry().add(Pair(header.fingerprint, header.path.name, str(path.absolute()), MADE, recipe=HEAD_RECIPE))
     return Converted(path, header.path, shape.layers, path.stat().st_size)

@@ -14,7 +14,6 @@ import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, aclosing, closing
 from dataclasses import replace
-from types import TracebackType
 
 from edgespec.arguments import checks_arguments, shown
 from edgespec.costs.batches import knee_of_texts
@@ -630,12 +629,7 @@ class Engine:
     def __enter__(self) -> Engine:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -66,3 +66,11 @@ def states_of(paths: Iterable[Path]) -> tuple[FileState, ...]:
         OSError: one does not exist.
     """
     return tuple(FileState.of(path) for path in paths)
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file; 0 if there is none, or a link that leads nowhere."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

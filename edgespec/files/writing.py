@@ -17,6 +17,8 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
+from edgespec.errors import OutputError
+
 
 @contextmanager
 def atomic_write(path: Path, *, durable: bool = True, suffix: str = "") -> Iterator[IO[bytes]]:
@@ -47,6 +49,22 @@ def atomic_write(path: Path, *, durable: bool = True, suffix: str = "") -> Itera
             with suppress(OSError):
                 Path(file.name).unlink()
             raise
+
+
+@contextmanager
+def writing_to(path: object, hint: str = "") -> Iterator[None]:
+    """If the system refuses to write in this block, the error is one for people, about a path.
+
+    Args:
+        hint: what to do about it.
+
+    Raises:
+        OutputError: the system does.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror or error}.", hint) from error
 
 
 @contextmanager

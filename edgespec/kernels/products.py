@@ -6,8 +6,7 @@ To be used only in a process of its own (measure.kernel_worker), as a kernel may
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -122,8 +121,10 @@ class Product:
         self._f["ggml_backend_tensor_get"](self._result, values.ctypes.data, 0, values.nbytes)
         return values
 
-    def close(self) -> None:
-        """Free its memory."""
+    def __enter__(self) -> Product:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def _place(self, stack: ExitStack, tensor: Address, buffer_type: Address) -> None:
@@ -134,20 +135,3 @@ class Product:
         stack.callback(self._f["ggml_backend_buffer_free"], buffer)
         base = self._f["ggml_backend_buffer_get_base"](buffer)
         self._f["ggml_backend_tensor_alloc"](buffer, tensor, base)
-
-
-@contextmanager
-def product(
-    processor: Processor,
-    type_id: int,
-    shape: tuple[int, ...],
-    data: bytes,
-    layout: KernelLayout | None,
-    activations: FloatArray,
-) -> Iterator[Product]:
-    """A Product that is freed when the block ends."""
-    made = Product(processor, type_id, shape, data, layout, activations)
-    try:
-        yield made
-    finally:
-        made.close()

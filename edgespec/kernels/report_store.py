@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +15,7 @@ from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
 
 from edgespec.errors import BackendError
-from edgespec.files.writing import atomic_write
+from edgespec.files.small_json import keep_json, read_json
 from edgespec.kernels.native.build import library_path
 from edgespec.kernels.rebuild import rebuild_command
 from edgespec.kernels.report import Report
@@ -95,10 +94,7 @@ def _saved_or_new(path: Path, trial: Trial, *, again: bool = False) -> Report:
         report = None if again else _read(path)
         if report is None:
             report = trial()
-            with contextlib.suppress(OSError):  # the layouts are tried again next time
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with atomic_write(path, durable=False) as file:
-                    file.write(json.dumps(report.to_json(), indent=1).encode())
+            keep_json(path, report.to_json(), indent=1)
     return report
 
 
@@ -161,13 +157,11 @@ def _digest(folder: Path, own: str) -> str:
 
 
 def _read(path: Path) -> Report | None:
-    try:
-        report = Report.from_json(json.loads(path.read_text(encoding="utf-8")))
-        if report.transient and time.time() - path.stat().st_mtime > _TRANSIENT_S:
+    report = read_json(path, Report.from_json)
+    with contextlib.suppress(OSError):
+        if report and report.transient and time.time() - path.stat().st_mtime > _TRANSIENT_S:
             return None
-        return report
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return None
+    return report
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import llama_cpp
 
@@ -24,112 +24,14 @@ _VIEW, _NAME = 10, 13  # after the ten sources
 _INDICES = 2
 
 
-class Watch(Protocol):
-    """The nodes at which an observer wants to be called.
+class PlainWatch:
+    """The nodes at which an observer wants to be called; `CompiledWatch` is the same in compiled code.
 
     Attributes:
         at: the number of the node that was asked about last, in the order of asking.
         pending: whether any reader has been passed over since the graph stopped last, so that it is not
             computed yet.
     """
-
-    @property
-    def at(self) -> int: ...
-    @property
-    def pending(self) -> bool: ...
-
-    def stop_after(self, name: bytes, *, prefix: bool = False) -> None:
-        """Stop after nodes of this name, or of names that begin so, without asking."""
-        ...
-
-    def ask_about_operation(self, operation: int, least_rows: int = 0) -> None:
-        """Ask about nodes with this operation whose first source has at least so many rows."""
-        ...
-
-    def ask_about_numbers(self) -> None:
-        """Ask about the first of all nodes in a row whose names end in "-" and the same number."""
-        ...
-
-    def ask_about_readers(self, tensor: Address, group: int) -> None:
-        """Ask about nodes that read this tensor or are views of it.
-
-        Those with a mark are excepted, while the tensor's group is the current one.
-        """
-        ...
-
-    def forget_tensor(self, tensor: Address) -> None:
-        """Do not ask about its readers any more."""
-        ...
-
-    def set_current(self, group: int | None) -> None:
-        """Nodes with a mark may read this group from now on."""
-        ...
-
-    def mark(self, at: int, name: bytes, stop: bool | None) -> None:
-        """Remember what to do about the node with this number and name.
-
-        Args:
-            stop: whether the graph is to stop after it, without asking; None if it is to be asked about.
-        """
-        ...
-
-    def unmark(self) -> None:
-        """Forget all marks."""
-        ...
-
-    def readers(self) -> list[Reader]:
-        """The nodes of the pass that read a watched tensor, in their order."""
-        ...
-
-    def redirect(self, operation: int, stack: Address, group: int, indices: Address) -> None:
-        """Make products with chosen matrices of a stack use other indices, once the choice is known.
-
-        Products that choose by anything else, or too early, are asked about.
-
-        Args:
-            operation: ggml's number of such products.
-            group: of the stacks that share a choice.
-        """
-        ...
-
-    def set_choice(self, group: int, chosen: Address) -> None:
-        """The indices by which a group's products would choose, for this pass."""
-        ...
-
-
-class Gate(Protocol):
-    """The eval callback of a context.
-
-    Attributes:
-        callback, data: to be given to llama.cpp: addresses, valid for as long as the gate lives.
-    """
-
-    @property
-    def callback(self) -> Address: ...
-    @property
-    def data(self) -> Address | None: ...
-
-    def set_watches(self, watches: Sequence[Any]) -> None:
-        """Answer by these watches from now on, all of them made by `new_watch`."""
-        ...
-
-    def begin(self) -> None:
-        """A pass begins."""
-        ...
-
-
-def new_watch() -> Watch:
-    """A watch that asks about nothing so far."""
-    return native.CompiledWatch() if native.compiled() else _PlainWatch()
-
-
-def open_gate(handler: Handler) -> Gate:
-    """A gate without watches."""
-    return native.CompiledGate(handler) if native.compiled() else _PlainGate(handler)
-
-
-class _PlainWatch:
-    """A watch without compiled code."""
 
     def __init__(self) -> None:
         self._names: set[bytes] = set()
@@ -149,40 +51,65 @@ class _PlainWatch:
         self.pending = self.stops = False
 
     def stop_after(self, name: bytes, *, prefix: bool = False) -> None:
+        """Stop after nodes of this name, or of names that begin so, without asking."""
         if prefix:
             self._prefixes += (name,)
         else:
             self._names.add(name)
 
     def ask_about_operation(self, operation: int, least_rows: int = 0) -> None:
+        """Ask about nodes with this operation whose first source has at least so many rows."""
         self._operations.append((operation, least_rows))
 
     def ask_about_numbers(self) -> None:
+        """Ask about the first of all nodes in a row whose names end in "-" and the same number."""
         self._numbers = True
 
     def ask_about_readers(self, tensor: Address, group: int) -> None:
+        """Ask about nodes that read this tensor or are views of it.
+
+        Those with a mark are excepted, while the tensor's group is the current one.
+        """
         self._groups[tensor] = group
 
     def forget_tensor(self, tensor: Address) -> None:
+        """Do not ask about its readers any more."""
         self._groups.pop(tensor, None)
 
     def set_current(self, group: int | None) -> None:
+        """Nodes with a mark may read this group from now on."""
         self._current = group
 
     def mark(self, at: int, name: bytes, stop: bool | None) -> None:
+        """Remember what to do about the node with this number and name.
+
+        Args:
+            stop: whether the graph is to stop after it, without asking; None if it is to be asked about.
+        """
         self._marks[at, name] = stop
 
     def unmark(self) -> None:
+        """Forget all marks."""
         self._marks.clear()
 
     def readers(self) -> list[Reader]:
+        """The nodes of the pass that read a watched tensor, in their order."""
         return list(self._readers)
 
     def redirect(self, operation: int, stack: Address, group: int, indices: Address) -> None:
+        """Make products with chosen matrices of a stack use other indices, once the choice is known.
+
+        Products that choose by anything else, or too early, are asked about.
+
+        Args:
+            operation: ggml's number of such products.
+            group: of the stacks that share a choice.
+        """
         self._product = operation
         self._stacks[stack] = group, indices
 
     def set_choice(self, group: int, chosen: Address) -> None:
+        """The indices by which a group's products would choose, for this pass."""
         self._choices[group] = chosen
 
     def begin(self) -> None:
@@ -235,18 +162,23 @@ class _PlainWatch:
         return True
 
 
-class _PlainGate:
-    """A gate without compiled code."""
+class PlainGate:
+    """The eval callback of a context; `CompiledGate` is the same in compiled code.
+
+    Attributes:
+        callback, data: to be given to llama.cpp: addresses, valid for as long as the gate lives.
+    """
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
-        self._watches: Sequence[_PlainWatch] = ()
+        self._watches: Sequence[PlainWatch] = ()
         self._failed = False
         self._function = llama_cpp.ggml_backend_sched_eval_callback(self._on_node)
         self.callback: Address = ctypes.cast(self._function, ctypes.c_void_p).value or 0
         self.data: Address | None = None
 
-    def set_watches(self, watches: Sequence[_PlainWatch]) -> None:
+    def set_watches(self, watches: Sequence[Any]) -> None:
+        """Answer by these watches from now on, all of them made by `new_watch`."""
         self._watches = list(watches)
 
     def begin(self) -> None:
@@ -279,3 +211,17 @@ class _PlainGate:
         result = self._handler(node, number, ask)
         self._failed = result < 0
         return result > 0
+
+
+Watch = PlainWatch | native.CompiledWatch
+Gate = PlainGate | native.CompiledGate
+
+
+def new_watch() -> Watch:
+    """A watch that asks about nothing so far."""
+    return native.CompiledWatch() if native.compiled() else PlainWatch()
+
+
+def open_gate(handler: Handler) -> Gate:
+    """A gate without watches."""
+    return native.CompiledGate(handler) if native.compiled() else PlainGate(handler)

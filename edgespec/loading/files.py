@@ -1,22 +1,29 @@
-"""The files of a target and its drafter, checked before llama.cpp sees them."""
+"""The files of a target and its drafter, checked before llama.cpp sees them; the choice of `--draft auto`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from edgespec.costs.planner import Drafting, alternatives, best
 from edgespec.errors import EdgeSpecError, ModelFileError, UsageError
-from edgespec.loading.candidates import choose_candidate
 from edgespec.loading.plan import Planner
 from edgespec.loading.state import LoadState
+from edgespec.models.gguf.footprint import USUAL_NODES
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.heads import is_head, read_head, require_fit, unusable
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
 from edgespec.models.gguf.mtp import mtp_fault, require_mtp
 from edgespec.models.hub import catalog
-from edgespec.models.hub.drafter_choice import FAMILY, drafters_that_fit
+from edgespec.models.hub.drafter_choice import FAMILY, Candidate, drafters_that_fit
 from edgespec.models.hub.registry import Registry
 from edgespec.models.llama.heads.support import require_heads, require_mtp_support
 from edgespec.models.llama.runtime.vetting import require_loadable
+from edgespec.profiles.store import Keys
+
+_ENOUGH = 32  # passes after which what trees yield is known well enough
+_CLEARLY = 1.05  # times the speed, before another one than usual is taken
 
 
 def read_model(path: Path) -> ModelFiles:
@@ -132,3 +139,54 @@ def _own_layers(planner: Planner, state: LoadState) -> MTPLayers | None:
         why = error.what.rstrip(".")
     state.notes.append(f"The target's own MTP layer does not draft: {why}.")
     return None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The drafter to take, and why, as the end of a sentence."""
+
+    candidate: Candidate
+    reason: str
+
+
+def choose_candidate(found: Sequence[Candidate], planner: Planner) -> Choice:
+    """The best of several candidates.
+
+    Their order decides, unless runs have measured the draft steps and the accepted tokens of the first one
+    and of another one that is clearly faster with this target.
+
+    Args:
+        found: at least one, the usual choice first.
+    """
+    usual = Choice(found[0], found[0].reason)
+    if len(found) < 2 or not planner.config.speculation.learn:
+        return usual
+    known = _speed(found[0], planner)
+    if known is None:
+        return usual
+    measured = [(speed, other) for other in found[1:] if (speed := _speed(other, planner)) is not None]
+    fastest, candidate = max(measured, key=lambda pair: pair[0], default=(0.0, found[0]))
+    if not measured:
+        return usual
+    if fastest > _CLEARLY * known:
+        slower = f"{known:.3g} with {found[0].path.name}"
+        return Choice(candidate, f"with {fastest:.3g} tokens/s, and {slower}, by what was measured here")
+    why = f"with {known:.3g} tokens/s by what was measured here, and no more with any other"
+    return Choice(found[0], f"{usual.reason}, {why}")
+
+
+def _speed(candidate: Candidate, planner: Planner) -> float | None:
+    """Tokens per second with the best size of trees; None if something of it was not measured."""
+    try:
+        drafter = ModelFiles.of(read_header(candidate.path))
+        plan = planner.plan(drafter)
+    except EdgeSpecError:
+        return None  # it cannot be read, or does not fit
+    target = planner.target.headers[0].fingerprint
+    keys = Keys.of(target, drafter.headers[0].fingerprint, threads=planner.threads, mode="")
+    steps, yields = planner.store.drafts(keys.drafts), planner.store.yields_at(keys, 0.0)
+    passes = planner.known_passes(streams=plan.streams)
+    if passes is None or steps is None or yields is None or yields.passes < _ENOUGH:
+        return None
+    drafting = Drafting(candidate.path.name, yields, steps.step, steps.overhead)
+    return best(alternatives(plan.holding, plan.over(passes), drafting, USUAL_NODES)).tokens_per_second

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from edgespec.config import Config, ModelConfig
 from edgespec.errors import MemoryLimitError
@@ -13,16 +13,10 @@ from edgespec.loading.plan import Plan
 from edgespec.machine.cores import default_threads
 from edgespec.models.llama.first_layers import FirstLayers
 from edgespec.models.llama.runtime.abort import AbortFlag
+from edgespec.models.llama.runtime.model import Closable
 from edgespec.progress import Progress
 from edgespec.units import readable
 from edgespec.workers.pool import WorkerPool
-
-
-class Closable(Protocol):
-    """A model, a context, or a process that renders templates."""
-
-    def close(self) -> None: ...
-
 
 Opened = TypeVar("Opened", bound=Closable)
 

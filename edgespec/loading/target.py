@@ -19,6 +19,7 @@ from edgespec.loading.workers import borrow_layers
 from edgespec.machine.cores import thread_counts
 from edgespec.measure.threads import choose_threads, known_threads
 from edgespec.models.gguf.footprint import cells_for
+from edgespec.models.hub.removal import packs_folder
 from edgespec.models.llama.cache.identity import cache_identity
 from edgespec.models.llama.cache.state_cache import N_SEQUENCES
 from edgespec.models.llama.first_layers import FirstLayers
@@ -44,7 +45,6 @@ from edgespec.models.text.template import ChatTemplate
 from edgespec.offload.attention import keep_row_attention
 from edgespec.offload.experts.switch import UnknownRouting
 from edgespec.offload.paging import try_paging
-from edgespec.offload.planning.budget import packs_folder
 from edgespec.offload.planning.stream_plan import open_streamed_model, prepare_stream
 from edgespec.offload.store_reader import DamagedPack
 

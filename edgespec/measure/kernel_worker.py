@@ -25,7 +25,7 @@ from edgespec.kernels.attention import Attention
 from edgespec.kernels.ggml import F16, F32
 from edgespec.kernels.layouts import KernelLayout, available_layouts, only, supporting_layouts, use_own
 from edgespec.kernels.native import library
-from edgespec.kernels.products import FloatArray, Processor, product, quantized, type_name
+from edgespec.kernels.products import FloatArray, Processor, Product, quantized, type_name
 from edgespec.kernels.report import ROWS
 from edgespec.kernels.setting import OWN, PLAIN
 from edgespec.machine.cores import usable_cores
@@ -110,7 +110,7 @@ def _plug_in(skipped: set[str]) -> None:
     _say("at", layout=OWN, what="plugging them in")
     use_own()
     values = np.ones((1, _DISTINCT), dtype=np.float32)
-    with Processor(1) as core, product(core, F32, (_DISTINCT, 1), values.tobytes(), None, values) as made:
+    with Processor(1) as core, Product(core, F32, (_DISTINCT, 1), values.tobytes(), None, values) as made:
         made.compute()
 
 
@@ -199,7 +199,7 @@ def _float_product(processor: Processor, rows: int, own: library.Library | None)
             own.take_unpacked(True)
             stack.callback(own.take_unpacked, False)
         given = (processor, F32, _FLOAT_SHAPE, weights.tobytes(), None, activations)
-        made = stack.enter_context(product(*given))
+        made = stack.enter_context(Product(*given))
         made.compute()
         return made.result()
 
@@ -241,7 +241,7 @@ class _Trial:
 
     def _result(self, layout: KernelLayout | None) -> FloatArray:
         _say("at", layout=layout.name if layout else PLAIN, what=self._what)
-        with product(*self._given, layout, self._activations) as made:
+        with Product(*self._given, layout, self._activations) as made:
             made.compute()
             result = made.result()
         if layout is not None:
@@ -270,7 +270,7 @@ def _fastest(
     with ExitStack() as stack:
         products = {}
         for layout in [None, *layouts]:
-            made = product(core, type_id, shape, data, layout, activations)
+            made = Product(core, type_id, shape, data, layout, activations)
             products[layout.name if layout else PLAIN] = stack.enter_context(made)
         rounds = [{name: each.compute() for name, each in products.items()} for _ in range(_ROUNDS)]
     return {name: min(found[name] for found in rounds) for name in products}

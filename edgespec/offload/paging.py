@@ -17,13 +17,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from edgespec.errors import EdgeSpecError
-from edgespec.generation.expert_use import ExpertUse
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address, UnsupportedBuild
 from edgespec.kernels.watch import new_watch
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.llama.runtime.residency import BufferTypes
+from edgespec.models.llama.runtime.residency import AllInMemory, BufferTypes
 from edgespec.offload.layout import Piece, plain_store
 
 _AHEAD = 1  # layers after the one that begins; more could evict pages before they are used
@@ -31,23 +29,18 @@ _N_READERS = 2
 _LAYER_OF_NODE = re.compile(rb".*-(\d+)")
 
 
-class PagedWeights:
+class PagedWeights(AllInMemory):
     """The mapped weights of one model, read ahead: a `Residency`, and the observer that it needs.
 
+    Time spent on page faults cannot be told apart from computing, so none counts as waited for.
+
     Attributes:
-        waited_s: 0; time spent on page faults cannot be told apart from computing.
-        setup_s: 0; nothing is needed once.
         read_bytes: total bytes read ahead.
 
     Raises:
         UnsupportedBuild: this llama.cpp build does not give nodes' names.
         OSError: a file cannot be opened.
     """
-
-    resident_bytes = streamed_bytes = 0
-    waited_s = setup_s = reading_s = 0.0
-    expert_use: ExpertUse | None = None
-    experts_held = 1.0
 
     def __init__(self, files: ModelFiles) -> None:
         self._name_of: Callable[[Address], bytes] = ggml.functions()["ggml_get_name"]
@@ -78,19 +71,6 @@ class PagedWeights:
     def loading(self, path: Path, _params: Any, _buffer_types: BufferTypes) -> Iterator[Path]:
         """Amend nothing: mapped weights stay as they are in the file."""
         yield path
-
-    def loaded(self) -> None:
-        """The model is loaded."""
-
-    def amend_context(self, params: Any) -> None:
-        """Amend nothing."""
-
-    def failure(self) -> EdgeSpecError | None:
-        """The system reads the pages; what fails there is a signal."""
-        return None
-
-    def guess_experts(self, forced: bool | None) -> None:
-        """The system reads pages when they are used."""
 
     def begin(self, stop: Callable[[], bool], padding: int) -> None:
         """A decode begins: request the first layers."""

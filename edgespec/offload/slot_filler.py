@@ -17,11 +17,40 @@ from time import perf_counter
 from edgespec.kernels.ggml import Address, address_of_map
 from edgespec.models.llama.runtime.abort import DecodeAborted
 from edgespec.offload.layout import PIECE_BYTES, Read
-from edgespec.offload.read_meter import ReadMeter
 from edgespec.offload.store_reader import StoreReader
 from edgespec.offload.weight_memory import WeightMemory
 
 _POLL_S = 0.05  # how often a wait checks whether it should end
+
+
+class ReadMeter:
+    """Counts what several threads read. Its owner's lock must be held by whoever calls.
+
+    Attributes:
+        n_bytes: read so far.
+        seconds: during which any read was under way.
+    """
+
+    def __init__(self) -> None:
+        self.n_bytes = 0
+        self.seconds = 0.0
+        self._under_way, self._since = 0, 0.0
+
+    def begun(self) -> None:
+        """A read begins."""
+        self._count(+1)
+
+    def ended(self, n_bytes: int) -> None:
+        """A read has ended."""
+        self._count(-1)
+        self.n_bytes += n_bytes
+
+    def _count(self, change: int) -> None:
+        now = perf_counter()
+        if self._under_way:
+            self.seconds += now - self._since
+        self._under_way += change
+        self._since = now
 
 
 class Load:

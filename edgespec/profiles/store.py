@@ -7,7 +7,6 @@ be read is treated as missing.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import platform
@@ -24,11 +23,11 @@ from platformdirs import user_cache_path
 from edgespec.costs.curves import Curve
 from edgespec.costs.pass_time import USUAL_OVERLAP
 from edgespec.costs.yields import Yields
-from edgespec.files.writing import atomic_write
+from edgespec.files.small_json import keep_json, read_json
 from edgespec.machine.contention import DISTURBED
 from edgespec.machine.cores import probe_cores
-from edgespec.profiles.curve_json import curve_from_json, curve_to_json
 from edgespec.profiles.device_profile import DeviceProfile
+from edgespec.profiles.figures import Figures
 
 _VERSION = 2
 _NOISY = 0.15  # half the interquartile range, relative to the median
@@ -110,7 +109,7 @@ def machine_identity() -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class PassProfile:
+class PassProfile(Figures):
     """Measured passes of one target.
 
     Attributes:
@@ -144,31 +143,9 @@ class PassProfile:
         noisy = bool(self.spread) and statistics.median(self.spread) > _NOISY
         return noisy or self.busy > DISTURBED
 
-    def to_json(self) -> dict[str, Any]:
-        """Convert to JSON."""
-        record = {k: v for k, v in vars(self).items() if k not in ("compute", "spread")}
-        return record | {"compute": curve_to_json(self.compute), "spread": [round(s, 4) for s in self.spread]}
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> PassProfile:
-        """Restore from the result of `to_json`."""
-        return cls(
-            curve_from_json(record["compute"]),
-            tuple(float(s) for s in record["spread"]),
-            float(record["accept_s"]),
-            bool(record["streamed"]),
-            float(record["read_rate"]),
-            int(record["weight_bytes"]),
-            int(record["parameters"]),
-            float(record["overlap"]),
-            float(record["load_s"]),
-            bool(record["quick"]),
-            float(record.get("busy", 0.0)),
-        )
-
 
 @dataclass(frozen=True)
-class DraftProfile:
+class DraftProfile(Figures):
     """Measured draft steps of one drafter.
 
     Attributes:
@@ -188,28 +165,9 @@ class DraftProfile:
         """True if other programs disturbed the measurement, so that its times may be too long."""
         return self.busy > DISTURBED
 
-    def to_json(self) -> dict[str, Any]:
-        """Convert to JSON."""
-        return {
-            "step": curve_to_json(self.step),
-            "overhead": self.overhead,
-            "quick": self.quick,
-            "busy": self.busy,
-        }
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> DraftProfile:
-        """Restore from the result of `to_json`."""
-        return cls(
-            curve_from_json(record["step"]),
-            float(record["overhead"]),
-            bool(record["quick"]),
-            float(record.get("busy", 0.0)),
-        )
-
 
 @dataclass(frozen=True)
-class DiskProfile:
+class DiskProfile(Figures):
     """Measured speed of reading one file.
 
     Attributes:
@@ -223,20 +181,6 @@ class DiskProfile:
     block_bytes: int
     threads: int
 
-    def to_json(self) -> dict[str, Any]:
-        """Convert to JSON."""
-        return dict(vars(self))
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> DiskProfile:
-        """Restore from the result of `to_json`."""
-        return cls(
-            float(record["direct"]),
-            float(record["buffered"]),
-            int(record["block_bytes"]),
-            int(record["threads"]),
-        )
-
     @property
     def speed(self) -> float:
         """Bytes per second that streaming can rely on."""
@@ -244,7 +188,7 @@ class DiskProfile:
 
 
 @dataclass(frozen=True)
-class ExpertProfile:
+class ExpertProfile(Figures):
     """The share of the experts needed by a model's texts that was in memory.
 
     Attributes:
@@ -262,15 +206,6 @@ class ExpertProfile:
         return (
             fewer is not None and fewer.held < self.held and 0 < fewer.pass_s * _CLEARLY_LONGER < self.pass_s
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """Convert to JSON."""
-        return dict(vars(self))
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> ExpertProfile:
-        """Restore from the result of `to_json`."""
-        return cls(float(record["held"]), float(record["hit_rate"]), float(record.get("pass_s", 0.0)))
 
 
 class ProfileStore:
@@ -353,17 +288,13 @@ class ProfileStore:
         self._put(kinds[type(profile)], key, profile.to_json())
 
     def _put(self, kind: str, key: Key, figures: Mapping[str, Any]) -> None:
-        path = self._path(kind, key)
         record = {
             "version": _VERSION,
             "measured": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "of": dict(key),
             "figures": figures,
         }
-        with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_write(path, durable=False) as file:
-                file.write(json.dumps(record, indent=1).encode())
+        keep_json(self._path(kind, key), record, indent=1)
 
     def preferred_passes(self, model: str, threads: int, *, streams: bool) -> PassProfile | None:
         """The passes of a model that were measured here most carefully, and with its weights held so.
@@ -383,12 +314,11 @@ class ProfileStore:
     def all_passes(self, **wanted: str) -> Iterator[PassProfile]:
         """The passes of every target whose key has these values; without workers, unless they name some."""
         for path in sorted(self.folder.glob("pass-*.json")):
-            with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-                record = json.loads(path.read_text(encoding="utf-8"))
-                known = record["of"]
-                own = "workers" in wanted or "workers" not in known
-                if own and record["version"] == _VERSION and wanted.items() <= known.items():
-                    yield PassProfile.from_json(record["figures"])
+            known = read_json(path, lambda record: dict(record["of"])) or {}
+            own = "workers" in wanted or "workers" not in known
+            profile = _read(path, PassProfile.from_json)
+            if own and profile is not None and wanted.items() <= known.items():
+                yield profile
 
     def _path(self, kind: str, key: Key) -> Path:
         identity = json.dumps([_VERSION, sorted(key.items())])
@@ -396,8 +326,4 @@ class ProfileStore:
 
 
 def _read(path: Path, parse: Callable[[Mapping[str, Any]], _T]) -> _T | None:
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        return parse(record["figures"]) if record["version"] == _VERSION else None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return None
+    return read_json(path, lambda record: parse(record["figures"]) if record["version"] == _VERSION else None)

@@ -81,11 +81,15 @@ class Answering:
 
     Args:
         model: the name it answers to.
-        aliases: other names that it answers to.
+        aliases: other names that it answers to; they may be patterns such as "claude-*".
         defaults: settings for what requests leave open.
+        limits: bounds on requests.
         on_request: called with an entry for the log when a request is done.
         on_reading: called with how far the reading of a prompt has come.
         system: the system prompt of conversations that have none; None leaves them without.
+
+    Attributes:
+        names: the model's, and its aliases.
     """
 
     def __init__(
@@ -100,8 +104,9 @@ class Answering:
         on_reading: Callable[[Reading], None] | None = None,
         system: str | None = None,
     ) -> None:
-        self._worker = worker
+        self.worker = worker
         self._system = system
+        self.names = (model, *aliases)
         self._model = model
         self._aliases = aliases
         self._on_request = on_request
@@ -116,7 +121,7 @@ class Answering:
     def stop(self) -> None:
         """Refuse new requests, and end the others."""
         self._stopping.set()
-        self._worker.stop()
+        self.worker.stop()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def answer(self, reply: Reply) -> None:
@@ -131,7 +136,7 @@ class Answering:
         except Exception as error:
             await reply.refuse(logged_refusal(error))
         finally:
-            self._worker.metrics.request_ended(reply.outcome)
+            self.worker.metrics.request_ended(reply.outcome)
             if self._on_request is not None:
                 answers = [answer for exchange in exchanges for answer in exchange.answers]
                 seconds = time.perf_counter() - start
@@ -161,7 +166,7 @@ class Answering:
         if self._stopping.is_set():
             raise ShuttingDown
         # Counting tokens takes no place in the queue: it does not wait for the model.
-        with nullcontext() if endpoint.counts else self._worker.place() as place:
+        with nullcontext() if endpoint.counts else self.worker.place() as place:
             loop = asyncio.get_running_loop()
             exchange = await loop.run_in_executor(
                 self._threads, lambda content: self._prepare(content, endpoint), body.content
@@ -172,7 +177,7 @@ class Answering:
                 return
             assert place is not None
             exchanges.append(exchange)
-            self._worker.metrics.prompt_accepted(len(exchange.tokens))
+            self.worker.metrics.prompt_accepted(len(exchange.tokens))
             model = exchange.request.model or self._model
             form = endpoint.form(exchange.request, model=model, prompt_tokens=len(exchange.tokens))
             if exchange.request.stream:
@@ -185,7 +190,7 @@ class Answering:
     def _prepare(self, content: bytearray, endpoint: Endpoint) -> _Exchange | _NoAnswer:
         """The request in a body, and the tokens of its prompt; called in a thread."""
         limits = self._limits
-        with self._worker.borrowed() as engine:
+        with self.worker.borrowed() as engine:
             body = parse(content, values=limits.values + engine.context, depth=limits.depth)
             translated = endpoint.translate(body)
             if translated.reply is not None:
@@ -234,7 +239,7 @@ class Answering:
         exchange.answers.append(answer)
         if exchange.raw:
             return
-        with suppress(Unavailable), self._worker.borrowed() as engine:
+        with suppress(Unavailable), self.worker.borrowed() as engine:
             written = engine.encoder.written(exchange.tokens, answer)
             if written is not None:
                 messages: Any = exchange.request.prompt
@@ -258,11 +263,11 @@ class Answering:
         ]
         try:
             for task in tasks:
-                self._worker.submit(task)
+                self.worker.submit(task)
             yield tasks
         finally:
             for task in tasks:
-                self._worker.cancel(task)  # does nothing if it is done
+                self.worker.cancel(task)  # does nothing if it is done
 
     async def _answers(self, exchange: _Exchange, place: Place) -> AsyncGenerator[Generation, None]:
         with self._tasks(exchange, place) as tasks:

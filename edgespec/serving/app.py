@@ -17,20 +17,16 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edgespec.errors import EdgeSpecError
-from edgespec.generation.config import GenerationConfig
 from edgespec.serving.answering import Answering, Reply
 from edgespec.serving.anthropic.endpoints import Messages
 from edgespec.serving.api import protocol
 from edgespec.serving.api.endpoint import Completions, Endpoint, Event, Responses
-from edgespec.serving.api.limits import Limits
 from edgespec.serving.api.refusals import Refusal, refusal_for
 from edgespec.serving.api.requests import is_pattern, names_model
 from edgespec.serving.ollama.endpoints import Prompts, failure
 from edgespec.serving.ollama.models import ModelCard, version
 from edgespec.serving.origins import origin_checks
 from edgespec.serving.page import PAGE, Page
-from edgespec.serving.request_log import Entry
-from edgespec.serving.worker import Reading, Worker
 
 _OLLAMA = "/api/"
 # Paths of the Ollama API that manage models or embed texts.
@@ -43,50 +39,26 @@ class Application:
     """The ASGI application.
 
     Args:
-        model: the name it answers to.
-        aliases: other names that it answers to; they may be patterns such as "claude-*".
-        defaults: settings for what requests leave open.
         api_key: what clients must send as a bearer token; None requires none.
         hosts: accepted names in the Host header, so that a web page cannot reach a server on this machine
             through a name of its own (DNS rebinding); None accepts all.
-        limits: bounds on requests.
         cors: the origin of web pages elsewhere that may send requests; "*" is any, None is none.
-        on_request: called with an entry for the log when a request is done.
-        on_reading: called with how far the reading of a prompt has come.
-        system: the system prompt of conversations that have none; None leaves them without.
     """
 
     def __init__(
         self,
-        worker: Worker,
-        model: str,
-        defaults: GenerationConfig,
+        answering: Answering,
         *,
         api_key: str | None = None,
         hosts: list[str] | None = None,
-        limits: Limits | None = None,
         cors: str | None = None,
-        aliases: Sequence[str] = (),
-        on_request: Callable[[Entry], None] | None = None,
-        on_reading: Callable[[Reading], None] | None = None,
-        system: str | None = None,
     ) -> None:
-        self._worker = worker
-        self._names = (model, *aliases)
+        self._answering = answering
+        self._worker, self._names = answering.worker, answering.names
         self._open = api_key is None
         self._started = int(time.time())
-        self._answering = Answering(
-            worker,
-            model,
-            defaults,
-            limits or Limits(),
-            aliases=aliases,
-            on_request=on_request,
-            on_reading=on_reading,
-            system=system,
-        )
         self._card: ModelCard | None = None
-        endpoints = _endpoints(model)
+        endpoints = _endpoints(self._names[0])
         routes = [
             *(
                 Route(path, _Answers(self._answering, endpoint), methods=["POST"])

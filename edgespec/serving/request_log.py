@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TextIO
 
-from edgespec.errors import OutputError
+from edgespec.files.writing import writing_to
 from edgespec.generation.result import Generation
 
 GONE = 499
@@ -92,12 +92,8 @@ class RequestLog:
         self._lock = threading.Lock()
         self._file: TextIO | None = None
         if file is not None:
-            try:
+            with writing_to(file, "Give another name to --log."):
                 self._file = file.open("a", encoding="utf-8")
-            except OSError as error:
-                raise OutputError(
-                    f"{file} cannot be written: {error.strerror}.", "Give another name to --log."
-                ) from error
 
     def add(self, entry: Entry) -> None:
         """Write an entry. A log that cannot be written any more keeps no request from being answered."""

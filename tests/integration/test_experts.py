@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from edgespec.costs.planned_memory import HitRates
 from edgespec.costs.planner import Drafting, Passes, predict
 from edgespec.engine.engine import Engine
 from edgespec.errors import StreamError
-from edgespec.files.direct_reader import FileReader
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.decisions import Decisions
 from edgespec.loading.pass_costs import expected_prefill
@@ -36,9 +35,9 @@ from edgespec.offload.planning.needs import ContextShape, Needs
 from edgespec.offload.weights import StreamedWeights
 from edgespec.profiles import updates
 from edgespec.profiles.store import ProfileStore
-from tests.hanging_reads import cancelled_while_reading
+from tests.hanging_reads import cancelled_while_reading, fail_a_read
 from tests.leaks import held_around
-from tests.least_memory import load_in_least_memory
+from tests.least_memory import load_in_least_memory, weights_of
 from tests.tiny import MIXTURES, N_EXPERT, N_EXPERT_USED, N_LAYER, write_tiny
 
 pytestmark = pytest.mark.kernels
@@ -51,12 +50,6 @@ LONG = "one of the other things that are there for all of the time " * 9
 
 def load_streamed(model: Path, spare: int = 0, **options: Any) -> Engine:
     return load_in_least_memory(model, spare, **{"context": 256, **options})
-
-
-def weights_of(engine: Engine) -> StreamedWeights:
-    weights = engine.target.model.weights
-    assert isinstance(weights, StreamedWeights)
-    return weights
 
 
 def same_as_resident(path: Path, *, guesses: bool | None = None, **options: Any) -> StreamedWeights:
@@ -267,15 +260,7 @@ def expected_of(engine: Engine) -> list[int]:
 
 def test_a_failed_read_loses_only_its_answer(streamed: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = expected_of(streamed)
-    read, countdown = FileReader.read_into, [30]
-
-    def flaky(self: FileReader, memories: Sequence[memoryview], offset: int) -> int:
-        countdown[0] -= 1
-        if countdown[0] == 0:
-            raise StreamError("Reading failed: Input/output error.")
-        return read(self, memories, offset)
-
-    monkeypatch.setattr(FileReader, "read_into", flaky)
+    fail_a_read(monkeypatch, 30)
     with pytest.raises(StreamError, match="Input/output error"):
         streamed.generate(PROMPT, CONFIG, raw=True)
     assert streamed.generate(PROMPT, CONFIG, raw=True).tokens == expected

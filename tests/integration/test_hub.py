@@ -41,11 +41,8 @@ OTHER = DATA[::-1]
 
 @pytest.fixture
 def server() -> Iterator[HubServer]:
-    from huggingface_hub.utils import close_session  # type: ignore[attr-defined]
-
     with HubServer({REPO: {Q4: DATA, Q8: OTHER, "README.md": b"hello"}}) as server:
         yield server
-        close_session()
 
 
 @pytest.fixture

@@ -18,10 +18,9 @@ from edgespec.config import Config
 from edgespec.drafting.pair_check import examine_pair
 from edgespec.errors import HubError
 from edgespec.models.gguf.header import read_header
-from edgespec.models.gguf.same_vocabulary import same_vocabulary
 from edgespec.models.gguf.widen import widen
 from edgespec.models.hub import catalog
-from edgespec.models.hub.inspection import inspect_model
+from edgespec.models.hub.inspection import inspect_model, same_vocabulary
 from edgespec.models.hub.registry import REGISTERED, Pair, Registry
 from edgespec.models.hub.removal import packs_folder
 from edgespec.models.hub.repository import Hub
@@ -39,15 +38,12 @@ Q4, Q8 = "Small-Q4_0.gguf", "Small-Q8_0.gguf"
 
 @pytest.fixture
 def server(smol_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    from huggingface_hub.utils import close_session  # type: ignore[attr-defined]
-
     data = small_model(smol_path).to_bytes()
     with HubServer({REPO: {Q4: data, Q8: data + bytes(4096)}}) as server:
         hub = Hub(server.url, tmp_path / "hub")
         for name in ("from_environment", "without_token"):
             monkeypatch.setattr(Hub, name, classmethod(lambda _: hub))
         yield server
-        close_session()
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -79,9 +75,7 @@ def test_a_model_on_the_hub_is_shown_and_not_downloaded(
 def test_a_long_header_is_read_in_steps(
     server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from edgespec.models.hub import remote_header as remote
-
-    monkeypatch.setattr(remote, "_FIRST", 1000)
+    monkeypatch.setattr("edgespec.models.hub.inspection._FIRST_BYTES", 1000)
     data = server.repositories[REPO][Q4]
     (tmp_path / "local.gguf").write_bytes(data)
     (header,) = inspect_model(f"{REPO}:Q4_0", hub=Hub(server.url, tmp_path / "hub")).headers

@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from platformdirs import user_cache_path
 import edgespec
 from edgespec.engine.engine import Engine
 from edgespec.errors import StreamError
-from edgespec.files.direct_reader import FileReader
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
 from edgespec.kernels import ggml
@@ -28,10 +27,9 @@ from edgespec.offload.layer_ring import LayerSwitch
 from edgespec.offload.packing import choice
 from edgespec.offload.packing.pack import gains_from_packing
 from edgespec.offload.paging import PagedWeights
-from edgespec.offload.weights import StreamedWeights
-from tests.hanging_reads import cancelled_while_reading
+from tests.hanging_reads import cancelled_while_reading, fail_a_read
 from tests.leaks import held_around
-from tests.least_memory import load_in_least_memory
+from tests.least_memory import load_in_least_memory, weights_of
 
 PROMPT = "Write a short story about a fox and a crow who share a house."
 GREEDY = GenerationConfig(max_tokens=24)
@@ -49,12 +47,6 @@ def generate(engine: Engine, config: GenerationConfig = GREEDY) -> Generation:
     answer = engine.generate(PROMPT, config)
     assert len(answer.tokens) > 20  # or equal answers would mean little
     return answer
-
-
-def weights_of(engine: Engine) -> StreamedWeights:
-    weights = engine.target.model.weights
-    assert isinstance(weights, StreamedWeights)
-    return weights
 
 
 def bytes_of_layers(model: Path) -> int:
@@ -235,15 +227,7 @@ def test_a_failed_read_loses_only_its_answer(
     streamed: Engine, resident: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = generate(resident).tokens
-    read, countdown = FileReader.read_into, [70]
-
-    def flaky(self: FileReader, memories: Sequence[memoryview], offset: int) -> int:
-        countdown[0] -= 1
-        if countdown[0] == 0:
-            raise StreamError("Reading failed: Input/output error.")
-        return read(self, memories, offset)
-
-    monkeypatch.setattr(FileReader, "read_into", flaky)
+    fail_a_read(monkeypatch, 70)
     streamed.target.rewind(0)
     with pytest.raises(StreamError, match=r"Reading failed: Input/output error\."):
         streamed.generate(PROMPT, GREEDY)

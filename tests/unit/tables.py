@@ -23,6 +23,9 @@ from tests.unit.strategies import text_of
 Text = tuple[int, ...]
 Table = Callable[[Text], FloatArray]
 
+FILTERED = GenerationConfig(
+    temperature=0.7, top_k=3, top_p=0.95, min_p=0.02, repeat_penalty=1.3, presence_penalty=0.4
+)
 PROMPT = (1, 0)
 
 

@@ -11,8 +11,8 @@ import pytest
 from edgespec.config import Config
 from edgespec.costs.curves import Curve
 from edgespec.costs.yields import expected_yields
-from edgespec.loading.candidates import choose_candidate
 from edgespec.loading.devices.machine import MachineSnapshot
+from edgespec.loading.files import choose_candidate
 from edgespec.loading.plan import Planner
 from edgespec.machine.memory import FreeMemory
 from edgespec.measure.threads import known_threads

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from edgespec.errors import StreamError
 from edgespec.files.direct_reader import BLOCK, FileReader
 from edgespec.models.llama.runtime.abort import DecodeAborted
-from edgespec.offload.experts.fading_counts import FadingCounts
 from edgespec.offload.experts.guesses import Trial
-from edgespec.offload.experts.pool import ExpertPool
+from edgespec.offload.experts.pool import ExpertPool, FadingCounts
 from edgespec.offload.layout import EXPERT_PIECE_BYTES, ExpertRun, Store, StoredExperts
 from edgespec.offload.store_reader import StoreReader
 from tests.waiting import PATIENCE_S

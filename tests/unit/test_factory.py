@@ -16,7 +16,7 @@ import pytest
 from edgespec.errors import BackendError, ModelFileError, OutputError, UsageError
 from edgespec.models.gguf.header import read_header
 from edgespec.models.llama.quantize import KEEP, QUANTIZATIONS, make_drafter
-from tests.tiny import N_LAYER, write_tiny
+from tests.tiny import N_LAYER, finish, write_tiny
 from tests.waiting import PATIENCE_S, wait_until
 
 LAYERS = 30
@@ -289,7 +289,4 @@ def with_key_value_heads_by_layer(source: Path, destination: Path) -> None:
             writer.add_key_value(key, value, field.types[0], sub_type=sub_type)
     for tensor in reader.tensors:
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.files.small_json import keep_json, read_json
 from edgespec.files.writing import atomic_write, open_locked, remove_abandoned, termination_raises
 
 
@@ -131,3 +132,18 @@ def test_other_threads_leave_signals_alone() -> None:
     with termination_raises():
         assert signal.getsignal(signal.SIGTERM) is not before
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_small_files_are_kept_and_read(tmp_path: Path) -> None:
+    path = tmp_path / "new folder" / "a.json"
+    keep_json(path, {"rows": 3})
+    assert read_json(path, lambda kept: int(kept["rows"])) == 3
+    keep_json(path / "below a file.json", {})  # impossible, and no error
+
+
+@pytest.mark.parametrize("damaged", [None, b"", b"{", b"\xff", b"[]", b"null", b'{"rows": []}', b"{}"])
+def test_a_small_file_that_cannot_be_read_counts_as_missing(tmp_path: Path, damaged: bytes | None) -> None:
+    path = tmp_path / "a.json"
+    if damaged is not None:
+        path.write_bytes(damaged)
+    assert read_json(path, lambda kept: int(kept["rows"])) is None

@@ -19,6 +19,7 @@ from edgespec.errors import ModelFileError
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.split_files import split_paths
 from edgespec.models.gguf.types import BLOCK_SIZES, ArrayInfo, GGUFHeader
+from tests.tiny import finish
 
 AGAIN = "Download the file again."
 U32, U64, STRING, ARRAY = 4, 10, 8, 9
@@ -358,10 +359,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     writer.add_array("a.numbers", [1, 2, 3])
     for name, shape in (("x.weight", (4, 64)), ("y.weight", (3, 8)), ("z", (5,))):
         writer.add_tensor(name, np.ones(shape, dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path.read_bytes()
 
 

@@ -33,13 +33,10 @@ def published(tmp_path: Path) -> Published:
 
 @pytest.fixture
 def server(published: Published) -> Iterator[HubServer]:
-    from huggingface_hub.utils import close_session  # type: ignore[attr-defined]
-
     files = {path.name: path.read_bytes() for path in published.folder.iterdir()}
     repositories = {REPO: {**files, "README.md": b"A head"}, OTHER: {"pytorch_model.bin": b"weights"}}
     with HubServer(repositories) as server:
         yield server
-        close_session()
 
 
 @pytest.fixture

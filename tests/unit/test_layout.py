@@ -13,6 +13,7 @@ from edgespec.files.direct_reader import BLOCK
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles, pattern_of
 from edgespec.offload.layout import StoredLayer, plain_store
+from tests.tiny import finish
 
 ROWS, COLUMNS = 96, 256  # 26 KB as Q8_0: not small
 
@@ -37,10 +38,7 @@ def write_model(path: Path, layers: int, **options: int) -> None:
         writer.add_tensor(f"blk.{layer}.attn_q.bias", np.ones(COLUMNS, np.float32))
         writer.add_tensor(f"blk.{layer}.ssm_conv1d.weight", np.ones((8, 4), np.float32))
     writer.add_tensor("output_norm.weight", np.ones(COLUMNS, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def stored_bytes(files: ModelFiles, layer: StoredLayer) -> bytearray:

@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType as T
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.kernels.products import Processor, product
+from edgespec.kernels.products import Processor, Product
 from tests.unit.native_products import (
     FLOATS,
     PANEL,
@@ -183,7 +183,7 @@ def test_results_are_as_accurate_as_those_of_ggml(kind: T) -> None:
     rows = random_blocks(kind, n, k, random)
     x = random.normal(size=(16, k)).astype(np.float32)
     exact = x.astype(np.float64) @ values_of(kind, rows).astype(np.float64).T
-    with Processor(1) as processor, product(processor, int(kind), (k, n), rows.tobytes(), None, x) as of_ggml:
+    with Processor(1) as processor, Product(processor, int(kind), (k, n), rows.tobytes(), None, x) as of_ggml:
         of_ggml.compute()
         error_of_ggml = np.sqrt(np.mean((of_ggml.result() - exact) ** 2))
     out = products().product(products().isas()[-1], kind, products().pack(kind, rows, k), x, n)

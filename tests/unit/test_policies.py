@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.speculation.growth import Children, Frontier, Growth, TreeLimits
-from edgespec.speculation.learning.published import ByRank
 from edgespec.speculation.learning.tables import TableStore
 from edgespec.speculation.noise import GumbelNoise
-from edgespec.speculation.policies import NAMES, SUMMARIES, tree_policy
+from edgespec.speculation.policies import NAMES, SUMMARIES, ByRank, tree_policy
 from edgespec.speculation.ranking import ByAgreement, ByProbability
 from edgespec.speculation.tree import TokenTree
 from edgespec.speculation.tree_search import grow

@@ -20,6 +20,7 @@ from edgespec.speculation.methods import method_for
 from edgespec.speculation.sampling import Sampler
 from tests.unit.chance import ScriptedDraws, law_of
 from tests.unit.tables import (
+    FILTERED,
     PROMPT,
     PickingDrafter,
     Table,
@@ -142,15 +143,7 @@ def test_picked_drafts_keep_the_targets_law(rule: str, guess: list[int], case: s
 
 @pytest.mark.parametrize("rule", DRAWN)
 def test_penalties_filters_and_temperature_apply_to_both_laws(rule: str) -> None:
-    config = GenerationConfig(
-        temperature=0.7,
-        top_k=3,
-        top_p=0.95,
-        min_p=0.02,
-        repeat_penalty=1.3,
-        presence_penalty=0.4,
-        verify=rule,
-    )
+    config = replace(FILTERED, verify=rule)
     target = fixed([0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4])
     drafter = fixed([0.3, 0.3, 0.3, 0.1], [0.4, 0.3, 0.2, 0.1])
     assert_lossless(config, TableDrafter(drafter), target, limits(4), 4)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,6 +15,7 @@ from edgespec.speculation.methods import method_for
 from edgespec.speculation.sampled_trees import by_rank, chain, sequences
 from edgespec.speculation.verification.base import excess
 from tests.unit.tables import (
+    FILTERED,
     PickingDrafter,
     Table,
     TableDrafter,
@@ -107,15 +110,7 @@ def test_a_picked_chain_is_accepted_as_often_as_the_target_chooses_it(
 def test_a_drafter_that_is_the_target_is_always_right(rule: str) -> None:
     """So the same penalties, filters and temperature apply to both."""
     both = fixed([0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4])
-    config = GenerationConfig(
-        temperature=0.7,
-        top_k=3,
-        top_p=0.95,
-        min_p=0.02,
-        repeat_penalty=1.3,
-        presence_penalty=0.4,
-        verify=rule,
-    )
+    config = replace(FILTERED, verify=rule)
     drafter = TableDrafter(both)
     method = method_for(config, 4, 3, drafter)
     assert one_pass(method, drafter, both, limits(10, depth=3))[1] == 3

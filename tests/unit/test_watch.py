@@ -20,7 +20,7 @@ Calls = list[tuple[str, str]]
 _ON_NODE = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
 _KINDS: dict[str, tuple[Callable[[], Any], Callable[..., Any]]] = {
     "compiled": (native.CompiledWatch, native.CompiledGate),
-    "plain": (watch._PlainWatch, watch._PlainGate),
+    "plain": (watch.PlainWatch, watch.PlainGate),
 }
 KINDS = [
     pytest.param(

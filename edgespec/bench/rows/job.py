@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
+import platform
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from edgespec.bench.rows.capped import cap_kind, run_capped
 from edgespec.bench.rows.llamacpp import LlamaCpp, Programs, find_programs, program_folder
 from edgespec.bench.rows.llamacpp_batches import LlamaCppBatches
-from edgespec.bench.rows.machine import describe_machine, versions
 from edgespec.bench.rows.request import Request
 from edgespec.bench.rows.row_spec import BUDGET_SHARE, RowOptions, RowSpec, rows_for
 from edgespec.bench.rows.runner import CHILD, OtherProgram, RunConfig, why_it_failed
@@ -24,7 +25,9 @@ from edgespec.errors import BackendError, MemoryLimitError, UsageError
 from edgespec.loading.devices.finding import PlacementRequest, open_cards
 from edgespec.loading.devices.machine import MachineSnapshot
 from edgespec.loading.plan import Planner
-from edgespec.machine.cores import default_threads
+from edgespec.machine.cores import default_threads, probe_cores
+from edgespec.machine.disks import disk_of
+from edgespec.machine.memory import probe_memory
 from edgespec.models.gguf.experts import layer_weights
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
@@ -34,6 +37,7 @@ from edgespec.models.hub.drafter_choice import drafter_to_take
 from edgespec.offload.layout import round_up
 from edgespec.progress import Progress
 from edgespec.units import readable
+from edgespec.version import __version__
 
 _TEMPLATE_TOKENS = 128
 USUAL_HELD = (25, 50, 75)  # percent of the experts
@@ -275,8 +279,8 @@ def _about(
         "command": request.command,
         "asked": f"{asked} prompt{'' if asked == 1 else 's'}, {times}, at most {config.max_tokens} tokens "
         f"each, {how}",
-        "machine": describe_machine(files.paths[0]),
-        "versions": versions(),
+        "machine": _describe_machine(files.paths[0]),
+        "versions": _versions(),
         "model": {
             "name": name,
             "path": str(files.paths[0]),
@@ -300,3 +304,32 @@ def _about(
         },
         "notes": notes,
     }
+
+
+def _describe_machine(path: Path) -> dict[str, Any]:
+    """The machine, and the disk that a file is on."""
+    cores, memory, disk = probe_cores(), probe_memory(), disk_of(path)
+    return {
+        "cpu": cores.model,
+        "cores": cores.usable,
+        "memory_bytes": memory.total,
+        "available_bytes": memory.available,
+        "disk": f"{disk.kind} {disk.device}".strip(),
+        "system": platform.platform(terse=True),
+    }
+
+
+def _versions() -> dict[str, str | None]:
+    """The versions of EdgeSpec, of llama.cpp's bindings, and of Python."""
+    return {
+        "edgespec": __version__,
+        "llama-cpp-python": _version("llama-cpp-python"),
+        "python": platform.python_version(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

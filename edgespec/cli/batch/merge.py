@@ -17,7 +17,7 @@ from edgespec.cli.batch.wanted import results_of
 from edgespec.cli.origin import compact, same
 from edgespec.cli.screen.formatting import count
 from edgespec.errors import OutputError, UsageError
-from edgespec.files.writing import atomic_write
+from edgespec.files.writing import atomic_write, writing_to
 
 _HINT = "Name files that 'edgespec generate --output' has written."
 _SHOWN = 5  # lines that a message names
@@ -77,15 +77,12 @@ class Merger:
         results = [self._found[key] for key in order]
         self._check_models(results)
         failed = sum(result.failed for result in results)
-        try:
-            with ExitStack() as stack:
-                parts = [stack.enter_context(path.open("rb")) for path in self.parts]
-                with atomic_write(output) as new:
-                    for result in results:
-                        new.write(_line(parts[result.file], result.at))
-                    Path(new.name).chmod(stat.S_IMODE(self.parts[0].stat().st_mode))
-        except OSError as error:
-            raise OutputError(f"{output} cannot be written: {error.strerror}.", "") from error
+        with writing_to(output), ExitStack() as stack:
+            parts = [stack.enter_context(path.open("rb")) for path in self.parts]
+            with atomic_write(output) as new:
+                for result in results:
+                    new.write(_line(parts[result.file], result.at))
+                Path(new.name).chmod(stat.S_IMODE(self.parts[0].stat().st_mode))
         return Merged(len(results) - failed, failed, len(self._found) - len(set(order)))
 
     def _read(self, number: int, part: Path) -> None:

@@ -6,14 +6,13 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from edgespec.cli.batch.records import EarlierResult, Key, read_record, read_results
 from edgespec.cli.origin import compact
 from edgespec.cli.screen.results import ResultStream
 from edgespec.errors import OutputError
-from edgespec.files.writing import atomic_write
+from edgespec.files.writing import atomic_write, writing_to
 
 
 class ResultFile:
@@ -64,9 +63,7 @@ class ResultFile:
     def __enter__(self) -> ResultFile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
     def record(self, record: dict[str, Any], key: Key, *, in_order: bool) -> None:
@@ -113,14 +110,15 @@ class ResultFile:
             kept = [key for key in kept if key not in known] + [key for key in known if key in places]
         if kept == present and not self._superseded:
             return
-        try:
-            with self._path.open("rb") as old, atomic_write(self._path, durable=False) as new:
-                for key in kept:
-                    old.seek(places[key])
-                    new.write(old.readline())
-                Path(new.name).chmod(stat.S_IMODE(self._path.stat().st_mode))
-        except OSError as error:
-            raise OutputError(f"{self._path} cannot be written: {error.strerror}.", "") from error
+        with (
+            writing_to(self._path),
+            self._path.open("rb") as old,
+            atomic_write(self._path, durable=False) as new,
+        ):
+            for key in kept:
+                old.seek(places[key])
+                new.write(old.readline())
+            Path(new.name).chmod(stat.S_IMODE(self._path.stat().st_mode))
 
     def made_with(self, wanted: Key) -> Mapping[str, Any]:
         """Return the origin of the latest result with a key of `done`."""

@@ -19,7 +19,6 @@ import typer
 from edgespec.cli.batch import openai_format
 from edgespec.cli.batch.answering import FATAL, BatchEngine, BatchRequests, answer_all
 from edgespec.cli.batch.engines import Loader, load_here
-from edgespec.cli.batch.in_order import InOrder
 from edgespec.cli.batch.input_file import count_lines, is_file, open_input, usual_tokens
 from edgespec.cli.batch.job import Job
 from edgespec.cli.batch.job_queue import JobQueue
@@ -46,6 +45,26 @@ if TYPE_CHECKING:
     from edgespec.models.text.encoding import Prompt
 
 _MOST_HELD = 1000  # results that wait for an earlier one; no lines are begun beyond that
+
+
+class InOrder:
+    """Holds results back until all that come before them in the input are there."""
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._held: dict[int, dict[str, Any]] = {}
+
+    @property
+    def held(self) -> int:
+        """Results that are held back."""
+        return len(self._held)
+
+    def add(self, place: int, record: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Add a result; yields those that have their turn now."""
+        self._held[place] = record
+        while self._next in self._held:
+            yield self._held.pop(self._next)
+            self._next += 1
 
 
 class BatchRun:

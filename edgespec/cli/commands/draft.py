@@ -136,7 +136,7 @@ def tune(
         option(
             None,
             "--quantization",
-            "Quantization of the output file. 'keep' trains block scales only. "
+            "Quantization of the output file. 'keep' leaves all types as they are. "
             "Default: the source's types, or finer.",
             variable=False,
             metavar="TYPE",

@@ -109,6 +109,7 @@ def serve(
     from edgespec.models.hub.elsewhere import display_name
 
     try:
+        from edgespec.serving.answering import Answering
         from edgespec.serving.api.limits import Limits
         from edgespec.serving.app import Application
         from edgespec.serving.origins import checked_origin
@@ -139,19 +140,17 @@ def serve(
         try:
             hosts = ["localhost", "127.0.0.1", "[::1]", "[", host] if _is_loopback(host) else None
             limits = Limits(body=limit)
-            app = Application(
+            answering = Answering(
                 worker,
                 model,
                 chosen.config,
-                api_key=api_key,
-                hosts=hosts,
-                limits=limits,
-                cors=cors,
+                limits,
                 aliases=tuple(dict.fromkeys(alias or ())),
                 on_request=requests.add,
                 on_reading=lambda progress: terminal.detail(f"Reading a prompt: {progress}."),
                 system=system,
             )
+            app = Application(answering, api_key=api_key, hosts=hosts, cors=cors)
             server = Server(app, limits, verbose=output.verbose)
             bound = listener.getsockname()
             address = f"http://{_for_url(bound[0])}:{bound[1]}"

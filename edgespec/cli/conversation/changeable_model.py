@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 from edgespec.errors import TemplateError
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from edgespec.cli.options.sampling import ChosenSampling
     from edgespec.cli.screen.terminal import Terminal
     from edgespec.config import Config
@@ -40,9 +38,7 @@ class ChangeableModel:
     def __enter__(self) -> ChangeableModel:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.engine.close()
 
     @property

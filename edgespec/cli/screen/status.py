@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import TracebackType
 
 from edgespec.printable import printable
 
@@ -116,12 +115,7 @@ class Status:
     def __enter__(self) -> Status:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.clear()
 
     def _show(self, text: str, delay: float) -> None:

@@ -17,8 +17,7 @@ from edgespec.drafting.tuning.weights import (
     quantization_of,
     write_weights,
 )
-from edgespec.errors import OutputError
-from edgespec.files.writing import atomic_large_write
+from edgespec.files.writing import atomic_large_write, writing_to
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.llama.quantize import KEEP, make_drafter
 
@@ -42,9 +41,10 @@ def usual_type(start: GGUFHeader) -> str:
 
 def types_to_reckon_with(start: GGUFHeader, quantization: str) -> dict[str, str]:
     """The types that matrices will be rounded to, by name, where training should account for that."""
-    if quantization.upper() not in ROUNDED or quantization == FINE:
-        return {}
-    return dict.fromkeys(matrix_kinds(start), quantization.upper())
+    kinds = matrix_kinds(start)
+    if quantization != AS_BEFORE:
+        kinds = dict.fromkeys(kinds, quantization.upper())
+    return {name: kind for name, kind in kinds.items() if kind in ROUNDED and kind.lower() != FINE}
 
 
 def export(
@@ -75,7 +75,7 @@ def export(
     )
     partial = output.with_name(f"{output.name}.partial")
     whole = output.with_name(f"{output.stem}-f16.gguf")
-    try:
+    with writing_to(output, "Make room on that disk."):
         if direct:
             with atomic_large_write(output, partial):
                 kind = Kind.Q8_0 if quantization == FINE else None
@@ -83,10 +83,6 @@ def export(
         else:
             with atomic_large_write(whole, partial):
                 write_weights(start.path, partial, tuned, note)
-    except OSError as error:
-        raise OutputError(
-            f"{output} cannot be written: {error.strerror or error}.", "Make room on that disk."
-        ) from error
     if not direct:
         into = quantization_of(start) if quantization == AS_BEFORE else quantization
         make_drafter(whole, output, quantization=into, threads=threads)

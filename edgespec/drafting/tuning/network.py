@@ -1,15 +1,14 @@
 """A network of the llama family in torch, with the weights of a GGUF file and llama.cpp's arithmetic.
 
 Embeddings and output layer stay as they are: they are most of a small drafter, are shared with each other in
-many models, and hardly gain from little data. What is trained is in the layers from some one on, and the last
-norm: whole matrices, adapters of low rank beside them (LoRA, Hu et al. 2022), or the scales of their blocks.
+many models, and hardly gain from little data. What is trained are the layers from some one on, and
+the last norm.
 
 Texts are packed: one after another without padding, each attending to itself alone.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -18,11 +17,9 @@ import torch.nn.functional as F  # noqa: N812
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edgespec.drafting.tuning.extent import SCALES, WHOLE, Extent
+from edgespec.drafting.tuning.extent import WHOLE, Extent
 from edgespec.drafting.tuning.rounding import rounded
 from edgespec.drafting.tuning.shape import Shape
-
-_DOWN, _UP = ".adapter_down", ".adapter_up"  # behind the name of the matrix that an adapter stands beside
 
 
 class Network:
@@ -33,7 +30,6 @@ class Network:
         extent: what of it is trained.
         kinds: types that matrices will be written in, by name. Training computes with what they will be then,
             where they are trained themselves and the type is one that `rounded` knows.
-        blocks: how many weights of a row share a scale, by the name of the matrix, for an extent of scales.
 
     Attributes:
         weights: the same as torch tensors.
@@ -46,17 +42,12 @@ class Network:
         weights: Mapping[str, NDArray[np.float32]],
         extent: Extent = WHOLE,
         kinds: Mapping[str, str] | None = None,
-        blocks: Mapping[str, int] | None = None,
     ) -> None:
         self.shape = shape
         self.extent = extent
-        self._kinds = {} if kinds is None or extent.rank or extent.scales else dict(kinds)
+        self._kinds = dict(kinds or {})
         self.rounds = bool(self._kinds)
         self.weights = {name: torch.from_numpy(values) for name, values in weights.items()}
-        if extent.rank:
-            self._add_adapters(extent.rank)
-        if extent.scales:
-            self._add_scales(blocks or {})
         for weight in self.trained().values():
             weight.requires_grad_(True)
 
@@ -65,29 +56,8 @@ class Network:
         return {name: weight for name, weight in self.weights.items() if self.extent.trains(name)}
 
     def changed(self) -> dict[str, NDArray[np.float32]]:
-        """The file's tensors that training changed, by name, with adapters merged into their matrices."""
-        merged = {}
-        for name, weight in self.trained().items():
-            if name.endswith(_UP):
-                matrix = name.removesuffix(_UP)
-                with torch.no_grad():
-                    change = weight @ self.weights[matrix + _DOWN]
-                    merged[matrix] = (self.weights[matrix] + change).numpy()
-            elif name.endswith(SCALES):
-                matrix = name.removesuffix(SCALES)
-                with torch.no_grad():
-                    merged[matrix] = _scaled(self.weights[matrix], weight).numpy()
-            elif not name.endswith(_DOWN):
-                merged[name] = weight.detach().numpy()
-        return merged
-
-    def scales(self) -> dict[str, NDArray[np.float32]]:
-        """(rows, blocks of a row) what the blocks of each matrix are multiplied by; empty if not trained."""
-        return {
-            name.removesuffix(SCALES): weight.detach().numpy()
-            for name, weight in self.trained().items()
-            if name.endswith(SCALES)
-        }
+        """The tensors that training changed, by name."""
+        return {name: weight.detach().numpy() for name, weight in self.trained().items()}
 
     def hidden(self, tokens: Tensor, lengths: Sequence[int]) -> Tensor:
         """(length of all texts, width) what the output layer reads.
@@ -117,20 +87,6 @@ class Network:
     def output(self) -> Tensor:
         """(n_vocab, width) the matrix of the output layer."""
         return self.weights.get("output.weight", self.weights["token_embd.weight"])
-
-    def _add_adapters(self, rank: int) -> None:
-        generator = torch.Generator().manual_seed(0)
-        for name, weight in list(self.weights.items()):
-            if name.startswith("blk.") and weight.ndim > 1:
-                rows, columns = weight.shape
-                down = torch.randn(rank, columns, generator=generator) / math.sqrt(columns)
-                self.weights[name + _DOWN], self.weights[name + _UP] = down, torch.zeros(rows, rank)
-
-    def _add_scales(self, blocks: Mapping[str, int]) -> None:
-        for name, size in blocks.items():
-            if self.extent.trains(name + SCALES):
-                rows, columns = self.weights[name].shape
-                self.weights[name + SCALES] = torch.ones(rows, columns // size)
 
     def _through(self, layers: range, x: Tensor, lengths: Sequence[int]) -> Tensor:
         shape = self.shape
@@ -203,12 +159,7 @@ class Network:
         weight = self.weights[matrix]
         if weight.requires_grad and (kind := self._kinds.get(matrix)) is not None:
             weight = rounded(weight, kind)
-        if (scales := self.weights.get(matrix + SCALES)) is not None:
-            weight = _scaled(weight, scales)
-        y = F.linear(x, weight, self.weights.get(f"{name}.bias"))
-        if (up := self.weights.get(matrix + _UP)) is not None:
-            y = y + F.linear(F.linear(x, self.weights[matrix + _DOWN]), up)
-        return y
+        return F.linear(x, weight, self.weights.get(f"{name}.bias"))
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         x = x.float()
@@ -226,11 +177,6 @@ class Network:
             speed = speed / factors.double()
         angles = torch.outer(places.double() * scale, speed)
         return angles.cos().float(), angles.sin().float()
-
-
-def _scaled(weight: Tensor, scales: Tensor) -> Tensor:
-    """(rows, columns) a matrix with each block multiplied by its scale."""
-    return (weight.view(*scales.shape, -1) * scales[..., None]).view_as(weight)
 
 
 def _rotated(x: Tensor, turns: tuple[Tensor, Tensor], shape: Shape) -> Tensor:

@@ -28,7 +28,7 @@ class TuneOptions:
         answers: most answers to learn from; None takes as many as a third of the time allows.
         steps: train so many steps, however long they take.
         quantization: of the whole result; None keeps what is not trained, and writes the rest in fine types.
-            KEEP leaves all types, and of quantized matrices trains the scales alone.
+            KEEP leaves all types, so that the size stays.
         pass_s: seconds of a target pass by which drafters are compared; None measures them.
         memory: bytes that EdgeSpec may use while the target answers; None means what is available.
         tokens: most tokens of each answer.

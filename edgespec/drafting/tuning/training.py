@@ -23,7 +23,6 @@ from edgespec.drafting.tuning.batches import (
     text_of,
     tokens_seen,
 )
-from edgespec.drafting.tuning.losses import LOSSES
 from edgespec.drafting.tuning.network import Network
 from edgespec.errors import OutputError
 from edgespec.files.writing import atomic_write
@@ -75,27 +74,46 @@ class Method:
     """The method of training.
 
     Attributes:
-        rate: AdamW's, after a few steps; that of adapters is `adapter_rate`, and `rounded_rate` that of
-            weights that are rounded, which must go further to change anything. `scale_rate` is that of
-            scales, which begin at 1.
+        rate: AdamW's, after a few steps; `rounded_rate` is that of weights that are rounded, which must go
+            further to change anything.
         far: the first loss from which on a start is trained at these rates. A nearer one is trained at as
             much less as it is nearer: it has less to learn, and at the full rate it loses more by chance.
         least: share of the rate that is left at the end.
         texts: of a step.
-        loss: one of LOSSES.
     """
 
     rate: float = 6e-4
-    adapter_rate: float = 3e-3
     rounded_rate: float = 1e-3
-    scale_rate: float = 1e-2
     far: float = 1.2
     least: float = 0.1
     texts: int = 4
-    loss: str = "divergence"
 
 
 USUAL = Method()
+
+
+def divergence(logits: Tensor, top: Tensor, logprobs: Tensor) -> Tensor:
+    """The mean Kullback-Leibler divergence of a drafter from its target, in nats, over rows.
+
+    Known are a few of the target's most likely tokens. All others count as one: how the target shares
+    out the little that is left among them is neither known nor worth learning. So this is a lower bound of
+    the divergence over all tokens, and 0 if the two agree.
+
+    Args:
+        logits: (rows, n_tokens) the drafter's.
+        top: (rows, k) columns of the target's most likely tokens.
+        logprobs: (rows, k) their log-probabilities by the target.
+    """
+    drafted = logits.gather(-1, top) - logits.logsumexp(-1, keepdim=True)
+    listed = (logprobs.exp() * (logprobs - drafted)).sum(-1)
+    rest, drafted_rest = _rest(logprobs), _rest(drafted)
+    return (listed + rest * (rest.log() - drafted_rest.log())).mean()
+
+
+def _rest(logprobs: Tensor) -> Tensor:
+    """(rows) the probability of all tokens that are not listed."""
+    tiny = torch.finfo(torch.float32).eps
+    return (1 - logprobs.exp().sum(-1)).clamp(min=tiny)
 
 
 class _Threads:
@@ -160,11 +178,6 @@ class Trainer:
         self._answers = answers
         self._method = method
         self._rate = method.rounded_rate if network.rounds else method.rate
-        if network.extent.rank:
-            self._rate = method.adapter_rate
-        if network.extent.scales:
-            self._rate = method.scale_rate
-        self._loss = LOSSES[method.loss]
         # Products with a copy of the rows that are needed, not with all of them.
         self._columns = tokens_seen(answers)
         self._output = network.output.index_select(0, self._columns)
@@ -220,7 +233,7 @@ class Trainer:
         with self._precision():
             rows = F.pad(batch.rows, (0, -known % _ROUND_ROWS))
             logits = F.linear(self._network.upper(x, lengths)[rows], self._output)[:known]
-        loss = self._loss(logits.float(), torch.searchsorted(self._columns, batch.top), batch.logprobs)
+        loss = divergence(logits.float(), torch.searchsorted(self._columns, batch.top), batch.logprobs)
         self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self._network.trained().values(), _CLIP)
@@ -285,10 +298,11 @@ class Trainer:
 
     def _resume(self) -> None:
         state = _read(self._checkpoint)
-        if state.get("label") != self._label:
+        trained = self._network.trained()
+        if state.get("label") != self._label or state["weights"].keys() != trained.keys():
             return
         with torch.no_grad():
-            for name, weight in self._network.trained().items():
+            for name, weight in trained.items():
                 weight.copy_(state["weights"][name])
         self._optimizer.load_state_dict(state["optimizer"])
         self.steps, self.seconds, self.loss = state["steps"], state["seconds"], state["loss"]

@@ -29,16 +29,15 @@ from edgespec.drafting.tuning.extent import Extent, extent_for
 from edgespec.drafting.tuning.judging import Judgement, judge, tokens_per_pass
 from edgespec.drafting.tuning.options import LEAST_ANSWERS, Trained, Tuned, TuneOptions, check
 from edgespec.drafting.tuning.prompts import Prompts, prompts_that_come_along, read_prompts, with_own
-from edgespec.drafting.tuning.scales import block_sizes, scaled
 from edgespec.drafting.tuning.start import choose_start, difference
-from edgespec.drafting.tuning.weights import Loaded, check_tunable, load_weights, matrix_kinds
+from edgespec.drafting.tuning.weights import Loaded, check_tunable, load_weights
 from edgespec.engine.engine import Engine
 from edgespec.errors import (
     BackendError,
     EdgeSpecError,
     OutputError,
 )
-from edgespec.files.writing import remove_abandoned, termination_raises
+from edgespec.files.writing import remove_abandoned, termination_raises, writing_to
 from edgespec.machine.cores import default_threads
 from edgespec.machine.memory import FreeMemory, available_memory
 from edgespec.models.gguf.header import read_header
@@ -46,7 +45,6 @@ from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.drafter_choice import candidates
 from edgespec.models.hub.registry import MADE, Pair, Registry, drafters_folder
-from edgespec.models.llama.quantize import KEEP
 from edgespec.processes.environment import environment_set
 from edgespec.progress import Progress, no_progress
 
@@ -77,8 +75,7 @@ def tune(target: str, options: TuneOptions, on_progress: Progress | None = None)
         prompts = with_own(prompts, read_prompts(options.prompts))
     header = read_header(catalog.find(target, on_progress))
     start = choose_start(header, options, report)
-    scales = options.quantization == KEEP and bool(block_sizes(matrix_kinds(start)))
-    extent = extent_for(start, check_tunable(start), available_memory(), scales=scales)
+    extent = extent_for(start, check_tunable(start), available_memory())
     with termination_raises():
         return _Tuning(header, start, extent, prompts, options, report).run()
 
@@ -100,7 +97,7 @@ class _Tuning:
         parts: list[object] = [target.fingerprint, start.fingerprint, start.file_bytes]
         parts += [options.tokens, options.answers]
         parts += [prompt.text for prompt in prompts.training]
-        if options.quantization and (extent.scales or types_to_reckon_with(start, options.quantization)):
+        if options.quantization and types_to_reckon_with(start, options.quantization):
             parts.append(options.quantization)  # another training
         self._label = "tuning-" + hashlib.blake2b(json.dumps(parts).encode(), digest_size=5).hexdigest()
         self._folder = drafters_folder() / "work" / target.fingerprint[:16]
@@ -112,9 +109,9 @@ class _Tuning:
             ) from error
         remove_abandoned(self._folder, ".*.partial")
         self._state = State(self._folder / f"{self._label}.json")
-        if "extent" not in self._state.values:  # it must not change with the memory that is free later
-            self._state.keep("extent", asdict(extent))
-        self._extent = Extent(**self._state.values["extent"])
+        if "first" not in self._state.values:  # it must not change with the memory that is free later
+            self._state.keep("first", extent.first)
+        self._extent = Extent(self._state.values["first"])
         self._collected = collected(target.fingerprint)
         self._answers = AnswerFile(
             self._folder / f"tuning-{options.tokens}.answers", target.fingerprint, options.tokens
@@ -217,8 +214,7 @@ class _Tuning:
         quantization = self._options.quantization or usual_type(self._start)
         loaded = load_weights(self._start.path)
         kinds = types_to_reckon_with(self._start, quantization)
-        blocks = block_sizes(matrix_kinds(self._start))
-        network = Network(loaded.shape, loaded.weights, self._extent, kinds, blocks)
+        network = Network(loaded.shape, loaded.weights, self._extent, kinds)
         checkpoint = self._folder / f"{self._label}.pt"
         trainer = Trainer(network, learned, checkpoint, self._label)
         steps = self._options.steps
@@ -238,14 +234,13 @@ class _Tuning:
         # The same training gives the same file, so no times.
         origin = {"target": self._target.fingerprint, "start": self._start.fingerprint}
         note = json.dumps(origin | {"steps": trained.steps, "answers": trained.answers})
-        changed, scales = network.changed(), network.scales()
+        changed = network.changed()
         del trainer, network  # gradients and moments take more than what is loaded to write the result
-        return trained, list(self._written(changed, scales, learned, note, quantization))
+        return trained, list(self._written(changed, learned, note, quantization))
 
     def _written(
         self,
         changed: Mapping[str, NDArray[np.float32]],
-        scales: Mapping[str, NDArray[np.float32]],
         learned: list[Answer],
         note: str,
         quantization: str,
@@ -255,7 +250,7 @@ class _Tuning:
 
         threads = self._options.threads
         path = self._folder / f"{self._label}.gguf"
-        export(self._start, path, changed, note, quantization, threads, scaled(self._start.path, scales))
+        export(self._start, path, changed, note, quantization, threads)
         yield path
         types = {name: kind for name, kind in calibrated_types(self._start).items() if name in changed}
         if types and self._options.quantization is None:
@@ -303,15 +298,11 @@ class _Tuning:
             return Tuned(self._target.path, None, before, after, rival, trained)
         name = self._start.path.stem.partition("-tuned-")[0]
         path = output or drafters_folder() / f"{name[:100]}-tuned-{self._label.rpartition('-')[2]}.gguf"
-        try:
+        with writing_to(path, "Choose another folder."):
             if output is None:
                 after.path.replace(path)
             else:
                 _copy(after.path, path)
-        except OSError as error:
-            raise OutputError(
-                f"{path} cannot be written: {error.strerror}.", "Choose another folder."
-            ) from error
         if rival is None:
             agreement = after.agreement
             Registry().add(

@@ -74,7 +74,7 @@ def compiled() -> bool:
 
 
 class CompiledWatch:
-    """See `kernels.watch.Watch`."""
+    """See `kernels.watch.PlainWatch`."""
 
     def __init__(self) -> None:
         f = _library()
@@ -130,7 +130,7 @@ class CompiledWatch:
 
 
 class CompiledGate:
-    """See `kernels.watch.Gate`."""
+    """See `kernels.watch.PlainGate`."""
 
     def __init__(self, handler: Handler) -> None:
         f = _library()
@@ -142,7 +142,7 @@ class CompiledGate:
         self.data: Address = f["gate_new"](self._handler)
         weakref.finalize(self, f["gate_free"], self.data)
 
-    def set_watches(self, watches: Sequence[CompiledWatch]) -> None:
+    def set_watches(self, watches: Sequence[Any]) -> None:
         self._watches = list(watches)  # they must outlive the gate
         handles = (_P * len(watches))(*(watch.handle for watch in watches))
         self._f["gate_watches"](self.data, handles, len(watches))

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
-from edgespec.costs.curves import Curve
 from edgespec.costs.spread import RemotePart
 from edgespec.kernels.layouts import measured_products
 from edgespec.kernels.report import ROWS
+from edgespec.loading.devices.cards import Card
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.offload.planning.needs import Needs
 from edgespec.profiles.store import ProfileStore, disk_key
+from edgespec.workers.pool import LentDevice
 
 CLEARLY_FASTER = 1.15  # than the processor a device must be, to get layers that there is room for in memory
 USUAL_ROWS = 8  # of the passes for which layers are spread
@@ -24,31 +25,11 @@ _ROW_MASK = 1 << 10  # bytes that tell a device which cells a row sees, in a tex
 _Device = TypeVar("_Device")
 
 
-class LayerDevice(Protocol):
-    """A device that may hold layers: another machine's, or a graphics card.
-
-    Attributes:
-        name: for people.
-        free: bytes of memory that may be used.
-        ping_s: seconds of the shortest transfer there and back.
-        transfer: seconds in which so many bytes get there and back.
-        seconds: for a byte of weights, for each of kernels.report.ROWS.
-    """
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def free(self) -> int: ...
-    @property
-    def ping_s(self) -> float: ...
-    @property
-    def transfer(self) -> Curve: ...
-    @property
-    def seconds(self) -> tuple[float, ...]: ...
+LayerDevice = Card | LentDevice
 
 
 class LayerDevices(Protocol):
-    """Devices that were measured together.
+    """Devices that were measured together: `Cards`, or a `WorkerPool`.
 
     Attributes:
         devices: in order.

@@ -20,7 +20,7 @@ from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
 from edgespec.errors import ModelFileError, OutputError
-from edgespec.files.writing import atomic_large_write
+from edgespec.files.writing import atomic_large_write, writing_to
 from edgespec.progress import Progress, no_progress
 
 _FEED_FORWARD = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)\.weight")
@@ -60,13 +60,11 @@ def mix(
             "Ask for fewer experts, or choose another disk.",
         )
     partial = destination.with_name(destination.name + ".partial")
-    try:
-        with atomic_large_write(destination, partial):
-            _write(reader, partial, source, routers, n_used, on_progress)
-    except OSError as error:
-        raise OutputError(
-            f"'{destination}' cannot be written: {error.strerror or error}.", "Is there room on the disk?"
-        ) from error
+    with (
+        writing_to(f"'{destination}'", "Is there room on the disk?"),
+        atomic_large_write(destination, partial),
+    ):
+        _write(reader, partial, source, routers, n_used, on_progress)
     return destination
 
 

@@ -24,7 +24,7 @@ from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
 from edgespec.errors import ModelFileError, OutputError, UsageError
-from edgespec.files.writing import atomic_large_write
+from edgespec.files.writing import atomic_large_write, writing_to
 from edgespec.progress import Progress
 
 Bytes = NDArray[np.uint8]
@@ -103,13 +103,11 @@ def widen(
         if on_progress is not None:
             on_progress(f"Writing {destination.name}", fraction)
 
-    try:
-        with atomic_large_write(destination, partial):
-            _write(reader, partial, source, {key: units + extra}, extra, report)
-    except OSError as error:
-        raise OutputError(
-            f"'{destination}' cannot be written: {error.strerror or error}.", "Is there room on the disk?"
-        ) from error
+    with (
+        writing_to(f"'{destination}'", "Is there room on the disk?"),
+        atomic_large_write(destination, partial),
+    ):
+        _write(reader, partial, source, {key: units + extra}, extra, report)
     return destination
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from edgespec.errors import HubError, ModelFileError, UsageError
 from edgespec.models.gguf.hollow import ModelShape, hollow_files
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.hub.elsewhere import find_elsewhere, models_elsewhere
+from edgespec.models.hub.elsewhere import expanded, find_elsewhere, models_elsewhere
 from edgespec.models.hub.names import Found, HubName, parse_hub_name
 from edgespec.progress import Progress
 
@@ -157,7 +157,7 @@ def resolve(
         HubError, OutputError: it cannot be downloaded.
     """
     name = DEFAULT if model is None else os.fspath(model)
-    path = _as_path(name)
+    path = expanded(name)
     if _exists(path):
         return Found(path)
     entry = entries().get(name.strip().lower()) or entries().get(name.strip().lower().partition(":")[0])
@@ -188,7 +188,7 @@ def _is_cached(name: HubName, hub: Hub | None) -> bool:
 
 def hub_name_of(model: str) -> HubName | None:
     """The meaning of a name on the Hub; None for paths, packages, and anything that is not a name."""
-    if _exists(_as_path(model)):
+    if _exists(expanded(model)):
         return None
     known = entries()
     entry = known.get(model.strip().lower()) or known.get(model.strip().lower().partition(":")[0])
@@ -262,13 +262,6 @@ def _size(name: str) -> float:
     """Parameters in billions, as a name says them; 0 if it does not."""
     found = re.search(r"(?:^|[-_:. ])(\d+(?:\.\d+)?)(b|m)\b", name.lower())
     return float(found[1]) / (1000 if found[2] == "m" else 1) if found else 0.0
-
-
-def _as_path(name: str) -> Path:
-    try:
-        return Path(name).expanduser()
-    except RuntimeError:  # "~name" of an unknown user
-        return Path(name)
 
 
 def _exists(path: Path) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from platformdirs import user_data_path
 
+from edgespec.files.state import size_of
 from edgespec.models.hub.names import ModelFile, group_files, label_of
 
 FOLDERS = "EDGESPEC_MODELS_FOLDER"  # of one's own; several are separated as in PATH
@@ -95,7 +96,7 @@ def own_folders() -> list[Path]:
     names = os.environ.get(FOLDERS)
     if names is None:
         return [user_data_path("edgespec") / "models"]
-    return [path for name in names.split(os.pathsep) if name.strip() and (path := _expanded(name.strip()))]
+    return [path for name in names.split(os.pathsep) if name.strip() and (path := expanded(name.strip()))]
 
 
 def _of_folders() -> Iterator[ElsewhereModel]:
@@ -111,7 +112,7 @@ def _of_folders() -> Iterator[ElsewhereModel]:
 
 def _of_ollama() -> Iterator[ElsewhereModel]:
     named = os.environ.get("OLLAMA_MODELS")
-    stores = [_expanded(named)] if named else [_home() / ".ollama" / "models", _OLLAMA_SERVICE]
+    stores = [expanded(named)] if named else [_home() / ".ollama" / "models", _OLLAMA_SERVICE]
     for store in stores:
         manifests = store / "manifests"
         for file in _files_below(manifests, _DEEPEST):
@@ -153,12 +154,12 @@ def _lm_studio_folders() -> list[Path]:
     homes = [home / ".lmstudio", home / ".cache" / "lm-studio"]
     with contextlib.suppress(OSError, ValueError):
         pointed = (home / ".lmstudio-home-pointer").read_text(encoding="utf-8").strip()
-        homes = [*([_expanded(pointed)] if pointed else []), *homes]
+        homes = [*([expanded(pointed)] if pointed else []), *homes]
     chosen = []
     for place in homes:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             folder = json.loads((place / "settings.json").read_text(encoding="utf-8"))["downloadsFolder"]
-            chosen.append(_expanded(folder))
+            chosen.append(expanded(folder))
     return list(dict.fromkeys([*chosen, *(place / "models" for place in homes)]))
 
 
@@ -186,12 +187,12 @@ def _of_llama_cpp() -> Iterator[ElsewhereModel]:
 def _llama_cpp_folder() -> Path:
     named = os.environ.get("LLAMA_CACHE")
     if named:
-        return _expanded(named)
+        return expanded(named)
     if sys.platform == "darwin":
         return _home() / "Library" / "Caches" / "llama.cpp"
     if sys.platform == "win32":
-        return _expanded(os.environ.get("LOCALAPPDATA") or "~") / "llama.cpp"
-    return _expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "llama.cpp"
+        return expanded(os.environ.get("LOCALAPPDATA") or "~") / "llama.cpp"
+    return expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "llama.cpp"
 
 
 def _by_repository(folder: Path, source: str) -> Iterator[ElsewhereModel]:
@@ -216,7 +217,7 @@ def _made(model: ModelFile, folder: Path, source: str, name: str, also: Iterable
 def _models_in(folder: Path, deepest: int = _DEEPEST) -> tuple[ModelFile, ...]:
     """The GGUF models below a folder, by their paths in it."""
     files = (path for path in _files_below(folder, deepest) if path.suffix.lower() == ".gguf")
-    return group_files((path.relative_to(folder).as_posix(), _size(path)) for path in files)
+    return group_files((path.relative_to(folder).as_posix(), size_of(path)) for path in files)
 
 
 def _files_below(folder: Path, deepest: int) -> Iterator[Path]:
@@ -227,13 +228,6 @@ def _files_below(folder: Path, deepest: int) -> Iterator[Path]:
         yield from (Path(place) / name for name in sorted(names) if not name.startswith("."))
 
 
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:  # a link that leads nowhere
-        return 0
-
-
 def _resolved(path: Path) -> Path:
     try:
         return path.resolve()
@@ -241,7 +235,8 @@ def _resolved(path: Path) -> Path:
         return path.absolute()
 
 
-def _expanded(name: str) -> Path:
+def expanded(name: str) -> Path:
+    """The path of that name, with ~ replaced."""
     try:
         return Path(name).expanduser()
     except RuntimeError:  # "~name" of an unknown user
@@ -249,4 +244,4 @@ def _expanded(name: str) -> Path:
 
 
 def _home() -> Path:
-    return _expanded("~")
+    return expanded("~")

@@ -5,24 +5,30 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from edgespec.errors import EdgeSpecError, HubError, UsageError
-from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.cursor import IncompleteHeader
+from edgespec.models.gguf.header import read_header, read_header_bytes
 from edgespec.models.gguf.heads import is_head
-from edgespec.models.gguf.same_vocabulary import same_vocabulary
 from edgespec.models.gguf.split_files import split_paths
-from edgespec.models.gguf.types import GGUFHeader
+from edgespec.models.gguf.types import ArrayInfo, GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.choice import choose
 from edgespec.models.hub.drafter_choice import candidates, entry_of
 from edgespec.models.hub.elsewhere import models_elsewhere
 from edgespec.models.hub.registry import same_file
-from edgespec.models.hub.repository import Hub, find_repository
+from edgespec.models.hub.repository import Hub, HubFile, Repository, find_repository, translated
 from edgespec.progress import Progress
 
 _SMALLER = 2  # times, at least, that a drafter is smaller than its target
 _FILE_BYTES = 1.1  # of a file, relative to its weights: the header may add a little
 _MOST_FILES = 100  # that are looked at: a folder may hold any number
+_KINDS = ("tokenizer.ggml.model", "tokenizer.ggml.pre")
+_TOKENS = "tokenizer.ggml.tokens"
+_PADDING = 0.02  # of a vocabulary: models of one family pad theirs to different sizes
+_FIRST_BYTES = 2 << 20  # asked for of a header
+_MOST_BYTES = 256 << 20  # of a header: the limit of `models.gguf.cursor`
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,6 @@ def inspect_model(
 
 
 def _inspect_remote(model: str, hub: Hub, on_progress: Progress | None) -> InspectedModel:
-    from edgespec.models.hub.remote_header import read_remote_header
 
     name = catalog.hub_name_of(model)
     assert name is not None
@@ -138,3 +143,72 @@ def _models_around(path: Path) -> list[Path]:
     except OSError:
         beside = []
     return [*beside[:_MOST_FILES], *(there.path for there in models_elsewhere()[:_MOST_FILES])]
+
+
+def same_vocabulary(one: GGUFHeader, other: GGUFHeader) -> bool:
+    """True if two files on this machine have the same tokenizer and the same tokens, padding aside."""
+    if any(one.metadata.get(key) != other.metadata.get(key) for key in _KINDS):
+        return False
+    sizes = sorted((one.n_vocab, other.n_vocab))
+    if not sizes[0] or sizes[0] < (1 - _PADDING) * sizes[1]:
+        return False
+    try:
+        tokens = [_tokens(header) for header in (one, other)]
+    except OSError:
+        return False
+    shared = min(map(len, tokens))
+    return shared > 0 and tokens[0][:shared] == tokens[1][:shared]
+
+
+def _tokens(header: GGUFHeader) -> bytes:
+    """The tokens as they are in the file, each with its length before it.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    tokens = header.metadata[_TOKENS]
+    assert isinstance(tokens, ArrayInfo)
+    start, end = tokens.place
+    with header.path.open("rb") as file:
+        file.seek(start)
+        return file.read(end - start)
+
+
+def read_remote_header(hub: Hub, repository: Repository, file: HubFile) -> GGUFHeader:
+    """Read and check the header of one file of a repository, without downloading the rest.
+
+    Raises:
+        HubError: the Hub cannot be asked, or does not support ranges.
+        ModelFileError: the file is not a GGUF file, or damaged.
+    """
+    data, wanted = b"", _FIRST_BYTES
+    with translated(hub, repository.repo):
+        while True:
+            wanted = min(wanted, file.n_bytes, _MOST_BYTES)
+            data += _range(hub, repository, file, len(data), wanted)
+            try:
+                return read_header_bytes(Path(file.path), data, file.n_bytes)
+            except IncompleteHeader as more:
+                if len(data) >= min(file.n_bytes, _MOST_BYTES):
+                    raise HubError(
+                        f"The Hub sends less of {file.path} than it has.", "Try again later."
+                    ) from None
+                # Most of it is the vocabulary, whose length is only known at its end.
+                wanted = max(more.needed, 2 * wanted)
+
+
+def _range(hub: Hub, repository: Repository, file: HubFile, start: int, end: int) -> bytes:
+    from huggingface_hub.utils import get_session, hf_raise_for_status  # type: ignore[attr-defined]
+
+    url = f"{hub.endpoint}/{repository.repo}/resolve/{repository.commit}/{quote(file.path)}"
+    headers = {**hub.headers(), "Accept-Encoding": "identity", "Range": f"bytes={start}-{end - 1}"}
+    with get_session().stream("GET", url, headers=headers, timeout=hub.timeout) as response:
+        hf_raise_for_status(response)
+        if response.status_code != 206 and start:
+            raise HubError(f"The Hub gives no part of {file.path}.", "Download it: edgespec models pull.")
+        data = bytearray()
+        for chunk in response.iter_bytes():
+            data += chunk
+            if len(data) >= end - start:  # the server may ignore ranges and send everything
+                break
+    return bytes(data[: end - start])

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edgespec.files.state import size_of
 from edgespec.files.writing import remove_abandoned
 from edgespec.models.hub import catalog
 from edgespec.models.hub.elsewhere import models_elsewhere
@@ -46,7 +47,7 @@ def local_models(hub: Hub) -> list[LocalModel]:
     """All of them: packages, the Hub's cache, drafters made here, other programs'; and packed layer files."""
     found = [
         LocalModel(
-            entry.name, "package", catalog.find(entry.name), _size(catalog.find(entry.name)), entry.quant
+            entry.name, "package", catalog.find(entry.name), size_of(catalog.find(entry.name)), entry.quant
         )
         for entry in catalog.entries().values()
         if catalog.is_installed(entry)
@@ -56,19 +57,12 @@ def local_models(hub: Hub) -> list[LocalModel]:
             pick = model.label or model.name
             found.append(LocalModel(f"{repo}:{pick}", "hub", path, model.n_bytes, model.label))
     for path in sorted(drafters_folder().glob("*.gguf")):
-        found.append(LocalModel(str(path), "made", path, _size(path), ""))
+        found.append(LocalModel(str(path), "made", path, size_of(path), ""))
     known = {model.path.resolve() for model in found}
     for there in models_elsewhere():
         if there.path.resolve() not in known:
             found.append(LocalModel(there.name, there.source, there.path, there.n_bytes, there.quant))
     remove_abandoned(packs_folder())  # not models, and never listed, but as large as one
     for path in sorted(packs_folder().glob("*.pack")):
-        found.append(LocalModel(str(path), "packed", path, _size(path), ""))
+        found.append(LocalModel(str(path), "packed", path, size_of(path), ""))
     return found
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0

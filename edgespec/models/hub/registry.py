@@ -15,8 +15,8 @@ from typing import Any
 
 from platformdirs import user_data_path
 
-from edgespec.errors import OutputError
-from edgespec.files.writing import atomic_write
+from edgespec.files.state import size_of
+from edgespec.files.writing import atomic_write, writing_to
 
 REGISTERED, MADE = "registered", "made"
 
@@ -51,7 +51,7 @@ class Pair:
 
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON for scripts."""
-        return asdict(self) | {"n_bytes": _size(self.path)}
+        return asdict(self) | {"n_bytes": size_of(self.path)}
 
 
 def data_folder() -> Path:
@@ -134,16 +134,12 @@ class Registry:
             return []
 
     def _change(self, change: Callable[[list[Pair]], list[Pair]]) -> None:
-        try:
+        with writing_to(self._path, "Check its permissions."):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with _locked(self._path.with_suffix(".lock")):
                 rows = [asdict(pair) for pair in change(self._read())]
                 with atomic_write(self._path) as file:
                     file.write(json.dumps({"pairs": rows}, indent=1).encode())
-        except OSError as error:
-            raise OutputError(
-                f"{self._path} cannot be written: {error.strerror or error}.", "Check its permissions."
-            ) from error
 
 
 def same_file(one: Path, other: Path) -> bool:
@@ -158,10 +154,3 @@ def _locked(path: Path) -> contextlib.AbstractContextManager[object]:
     from filelock import FileLock
 
     return FileLock(path, timeout=10)
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0

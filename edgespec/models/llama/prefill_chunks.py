@@ -11,12 +11,10 @@ build and the processor. The text is the same either way; only the time differs.
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from edgespec.files.writing import atomic_write
+from edgespec.files.small_json import keep_json, read_json
 from edgespec.models.llama.row_rule import RowRule, file_stem, files_about
 
 # Multiples of 32, so that attention can be divided into equal streams; close enough to need little padding.
@@ -38,7 +36,7 @@ class PrefillChunks:
         self._rule = rule
         self._path = path
         self._lengths = [n for n in LENGTHS if rule.maximum < n <= most and n % rule.multiple == 0]
-        self._outcomes: dict[int, bool] = _read(path) if path is not None else {}
+        self._outcomes: dict[int, bool] = _kept(path) if path is not None else {}
 
     @property
     def longest(self) -> int:
@@ -75,12 +73,8 @@ class PrefillChunks:
     def found(self, rows: int, same: bool) -> None:
         """Remember the outcome of a trial."""
         self._outcomes[rows] = same
-        if self._path is None:
-            return
-        with contextlib.suppress(OSError):  # the length is tried again next time
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_write(self._path) as file:
-                file.write(json.dumps({str(n): ok for n, ok in self._outcomes.items()}).encode())
+        if self._path is not None:
+            keep_json(self._path, self._outcomes)
 
 
 def outcomes_path(folder: Path, fingerprint: str, identity: Mapping[str, str]) -> Path:
@@ -90,12 +84,9 @@ def outcomes_path(folder: Path, fingerprint: str, identity: Mapping[str, str]) -
 
 def lengths_that_differ(folder: Path, fingerprint: str) -> set[int]:
     """The chunk lengths that gave different bits with a model, however its weights were held."""
-    outcomes = [_read(path) for path in files_about(folder, fingerprint)]
+    outcomes = [_kept(path) for path in files_about(folder, fingerprint)]
     return {rows for found in outcomes for rows, same in found.items() if not same}
 
 
-def _read(path: Path) -> dict[int, bool]:
-    try:
-        return {int(rows): bool(same) for rows, same in json.loads(path.read_text()).items()}
-    except (OSError, ValueError, AttributeError):
-        return {}
+def _kept(path: Path) -> dict[int, bool]:
+    return read_json(path, lambda kept: {int(rows): bool(same) for rows, same in kept.items()}) or {}

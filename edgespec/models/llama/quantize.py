@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import BackendError, EdgeSpecError, ModelFileError, OutputError, UsageError
-from edgespec.files.writing import atomic_large_write
+from edgespec.files.writing import atomic_large_write, writing_to
 from edgespec.installation import install_command
 from edgespec.processes.exit_status import describe_exit
 
@@ -70,17 +70,14 @@ def make_drafter(
         "dropped": dropped,
         "threads": threads or 0,
     }
-    try:
-        # Opened here because llama.cpp does not say why it could not open a file.
-        with atomic_large_write(output, partial):
-            failure = _run_worker(request)
-            if failure:
-                raise _explain(failure, target, output, quantization, dropped)
-    except OSError as error:
-        raise OutputError(
-            f"{output} cannot be written: {error.strerror}.",
-            "Choose a folder that exists and that you may write to.",
-        ) from error
+    # Opened here because llama.cpp does not say why it could not open a file.
+    with (
+        writing_to(output, "Choose a folder that exists and that you may write to."),
+        atomic_large_write(output, partial),
+    ):
+        failure = _run_worker(request)
+        if failure:
+            raise _explain(failure, target, output, quantization, dropped)
     return output
 
 

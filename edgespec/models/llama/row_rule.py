@@ -8,16 +8,14 @@ the CPU, so rules are tried, and the outcome is remembered.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
-from edgespec.files.writing import atomic_write
+from edgespec.files.small_json import keep_json, read_json
 from edgespec.kernels.layouts import watch_own
 from edgespec.models.llama.cache.state_cache import StateCache
 from edgespec.models.llama.first_layers import FirstLayers
@@ -200,22 +198,14 @@ class RowRuleStore:
             first_layers: as for find_row_rule.
         """
         path = self.path(fingerprint, f"{held} {_rows_with_logits(context)}", search)
-        try:
-            stored = json.loads(path.read_text())
-            return RowRule(**stored["rule"]) if stored["rule"] else None
-        except (OSError, ValueError, TypeError, KeyError):
-            pass  # not tried yet, or unreadable
+        known = read_json(path, lambda kept: (RowRule(**kept["rule"]) if kept["rule"] else None,))
+        if known is not None:
+            return known[0]
         rule = find_row_rule(context, search, first_layers)
-        self._put(path, rule)
+        keep_json(path, {"rule": asdict(rule) if rule else None})
         return rule
 
     def path(self, fingerprint: str, held: str, search: Search) -> Path:
         """The file for a model with this header fingerprint, held in this way."""
         identity = f"{fingerprint} {held} {build_identity()} {search}"
         return self._folder / (file_stem(fingerprint, identity) + ".json")
-
-    def _put(self, path: Path, rule: RowRule | None) -> None:
-        with contextlib.suppress(OSError):  # it is searched for again next time
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_write(path) as file:
-                file.write(json.dumps({"rule": asdict(rule) if rule else None}).encode())

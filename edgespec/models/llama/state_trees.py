@@ -8,8 +8,6 @@ The outcome is remembered.
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
@@ -17,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from edgespec.errors import BackendError
-from edgespec.files.writing import atomic_write
+from edgespec.files.small_json import keep_json, read_json
 from edgespec.kernels.native.build import sources_digest
 from edgespec.models.llama.cache.state_cache import StateCache
 from edgespec.models.llama.cache.tree_rows import tree_batch
@@ -120,13 +118,8 @@ class BranchingStore:
         """
         identity = f"branching {fingerprint} {held} {build_identity()} {sources_digest()}"
         path = self._folder / (file_stem(fingerprint, identity) + ".json")
-        try:
-            return Branching(json.loads(path.read_text())["branching"])
-        except (OSError, ValueError, TypeError, KeyError):
-            pass  # not tried yet, or unreadable
-        outcome = try_branches(context)
-        with contextlib.suppress(OSError):  # it is tried again next time
-            self._folder.mkdir(parents=True, exist_ok=True)
-            with atomic_write(path) as file:
-                file.write(json.dumps({"branching": outcome.value}).encode())
+        outcome = read_json(path, lambda kept: Branching(kept["branching"]))
+        if outcome is None:
+            outcome = try_branches(context)
+            keep_json(path, {"branching": outcome.value})
         return outcome

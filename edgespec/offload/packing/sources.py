@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import mmap
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -21,8 +20,8 @@ from typing import Any
 
 from edgespec.errors import StreamError
 from edgespec.files.direct_reader import BLOCK, FileReader
+from edgespec.files.small_json import keep_json, read_json
 from edgespec.files.state import FileState, states_of
-from edgespec.files.writing import atomic_write
 from edgespec.models.gguf.layers import Layer, ModelFiles
 from edgespec.offload.layout import PIECE_BYTES, pieces, round_up
 
@@ -117,17 +116,13 @@ class Sources:
         if self.note is None:
             return
         known = [*self.states, states][-_MOST_STATES:]
-        with contextlib.suppress(OSError), atomic_write(self.note, durable=False) as file:
-            file.write(json.dumps(replace(self, states=tuple(known)).to_json()).encode())
+        keep_json(self.note, replace(self, states=tuple(known)).to_json())
 
 
 def recall_sources(pack: Path, made_from: Sources) -> Sources:
     """Return a packed file's origin, with the states that have been noted for it since."""
     note = pack.with_name(f"{pack.name}.sources")
-    try:
-        noted = Sources.from_json(json.loads(note.read_bytes()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        noted = made_from
+    noted = read_json(note, Sources.from_json) or made_from
     # A note may be about an earlier packed file of the same name.
     states = noted.states if noted.hashes == made_from.hashes else ()
     return replace(made_from, states=(*made_from.states, *states), note=note)

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
-
-from platformdirs import user_cache_path
 
 from edgespec.config import Config
 from edgespec.costs.planned_memory import HitRates, PlannedMemory
 from edgespec.errors import BackendError, MemoryLimitError
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.hub.removal import packs_folder
 from edgespec.offload.packing.choice import packing_in_memory
 from edgespec.offload.planning.needs import Needs, tied_bytes
 from edgespec.offload.planning.stream_layout import StreamLayout, streamable, wants_pack
 from edgespec.units import readable
-
-
-def packs_folder() -> Path:
-    """The folder of packed files."""
-    return user_cache_path("edgespec") / "packs"
 
 
 @dataclass(frozen=True)

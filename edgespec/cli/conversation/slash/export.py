@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec.errors import OutputError
-from edgespec.files.writing import atomic_write
+from edgespec.files.writing import atomic_write, writing_to
 
 
 @dataclass(frozen=True)
@@ -55,8 +54,5 @@ def export(path: Path, transcript: Transcript) -> None:
         text = json.dumps(transcript.to_json(), ensure_ascii=False, indent=1) + "\n"
     else:
         text = transcript.to_markdown()
-    try:
-        with atomic_write(path) as file:
-            file.write(text.encode(errors="replace"))
-    except OSError as error:
-        raise OutputError(f"{path} cannot be written: {error.strerror}.", "Give another name.") from error
+    with writing_to(path, "Give another name."), atomic_write(path) as file:
+        file.write(text.encode(errors="replace"))

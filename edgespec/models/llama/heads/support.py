@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 
 from platformdirs import user_cache_path
 
 from edgespec.errors import BackendError
-from edgespec.files.writing import atomic_write
+from edgespec.files.small_json import keep_json, read_json
 from edgespec.models.llama.runtime.backend import build_identity
 from edgespec.processes.trial import attempt_in_child
 
@@ -52,7 +51,7 @@ def heads_fault() -> str:
 
 
 def mtp_support_fault() -> str:
-    """Why layers for multi-token prediction do not work here, as a clause; empty if they do.
+    """The reason why layers for multi-token prediction do not work here, as a clause; empty if they do.
 
     Raises:
         BackendError: no child process can be started to find out.
@@ -62,14 +61,14 @@ def mtp_support_fault() -> str:
 
 def _fault(trial: str) -> str:
     place = _place(trial)
-    fault = _read(place)
+    fault = read_json(place, lambda kept: "" + kept["fault"])
     if fault is None:
         verdict = attempt_in_child(f"edgespec.models.llama.{trial}", {}, cpu_s=_MOST_S, stack_bytes=8 << 20)
         fault = f"trying one, it ends by {verdict.detail or verdict.why}"
         if verdict.answer is not None:
             fault = str(verdict.answer.get("error", ""))
         if verdict.why in (None, "crash"):  # running out of time or memory says little of the build
-            _keep(place, fault)
+            keep_json(place, {"fault": fault})
     return fault
 
 
@@ -77,20 +76,3 @@ def _place(trial: str) -> Path:
     tried = build_identity() + ("" if trial == "heads.trial" else f" {trial}")
     digest = hashlib.blake2b(tried.encode(), digest_size=16).hexdigest()
     return user_cache_path("edgespec") / "heads" / f"{digest}.json"
-
-
-def _read(place: Path) -> str | None:
-    try:
-        fault = json.loads(place.read_bytes())["fault"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return fault if isinstance(fault, str) else None
-
-
-def _keep(place: Path, fault: str) -> None:
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(place, durable=False) as file:
-            file.write(json.dumps({"fault": fault}).encode())
-    except OSError:
-        pass  # it is tried again next time

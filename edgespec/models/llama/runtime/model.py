@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol
 
 import llama_cpp
@@ -29,7 +28,7 @@ from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
 
 
 class Closable(Protocol):
-    """A resource that a model closes before its weights are freed."""
+    """A resource that must be closed, such as a context before the weights of its model are freed."""
 
     def close(self) -> None: ...
 
@@ -244,12 +243,7 @@ class Model:
     def __enter__(self) -> Model:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 # Those that programs handle in Python. SIGINT comes first, so that Ctrl-C cannot interrupt replacing the
@@ -64,12 +64,7 @@ class DeferredSignals:
                 raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._put_back()
         self._run_handlers()
 

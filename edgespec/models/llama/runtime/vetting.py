@@ -9,15 +9,14 @@ once.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from platformdirs import user_cache_path
 
 from edgespec.errors import ModelFileError, UsageError
+from edgespec.files.small_json import keep_json, read_json
 from edgespec.files.state import FileState
-from edgespec.files.writing import atomic_write
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.heads import is_head
 from edgespec.models.gguf.split_files import parts_by_name
@@ -49,12 +48,12 @@ def require_loadable(
         BackendError: no child process can be started to find out.
     """
     place = _place(headers if beside is None else [*headers, beside], mtp=mtp)
-    failure = _read(place)
+    failure = read_json(place, lambda kept: "" + kept["failure"])
     if failure is None:
         n_bytes = sum(header.file_bytes for header in [*headers, *([beside] if beside else [])])
         seconds = _MOST_S + _MOST_S_PER_GB * n_bytes / 1e9
         failure = _try_out(headers[0], beside, seconds, mtp=mtp)
-        _keep(place, failure)
+        keep_json(place, {"failure": failure})
     if failure and mtp:
         raise UsageError(
             f"The MTP layer of {headers[0].path.name} cannot draft: llama.cpp ends by {failure} when it "
@@ -114,20 +113,3 @@ def _place(headers: Sequence[GGUFHeader], *, mtp: bool) -> Path:
     names = " ".join([build_identity(), *(header.fingerprint for header in headers), *["mtp"] * mtp])
     digest = hashlib.blake2b(names.encode(), digest_size=16).hexdigest()
     return user_cache_path("edgespec") / "vetted" / f"{digest}.json"
-
-
-def _read(place: Path) -> str | None:
-    try:
-        failure = json.loads(place.read_bytes())["failure"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return failure if isinstance(failure, str) else None
-
-
-def _keep(place: Path, failure: str) -> None:
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(place, durable=False) as file:
-            file.write(json.dumps({"failure": failure}).encode())
-    except OSError:
-        pass  # it is tried again next time

@@ -10,16 +10,14 @@ Results are saved: they depend only on the model's header, the build and the con
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
 import re
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from edgespec.files.writing import atomic_write
+from edgespec.files.small_json import keep_json, read_json
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.llama.cache.state_cache import N_SEQUENCES
 from edgespec.models.llama.heads.context import EagleContext, MTPContext
@@ -84,16 +82,11 @@ class AllocationStore:
             ModelFileError, MemoryLimitError: as `dry_run`.
         """
         path = self._path(header, shapes, beside)
-        try:
-            return [Allocation(**entry) for entry in json.loads(path.read_text())]
-        except (OSError, ValueError, TypeError):
-            pass  # not found yet, or unreadable
-        found = dry_run(header.path, shapes, None if beside is None else beside.path, mtp=mtp)
-        if found is not None:
-            with contextlib.suppress(OSError):  # the dry run is repeated next time
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with atomic_write(path, durable=False) as file:
-                    file.write(json.dumps([asdict(entry) for entry in found]).encode())
+        found = read_json(path, lambda kept: [Allocation(**entry) for entry in kept])
+        if found is None:
+            found = dry_run(header.path, shapes, None if beside is None else beside.path, mtp=mtp)
+            if found is not None:
+                keep_json(path, [asdict(entry) for entry in found])
         return found
 
     def _path(self, header: GGUFHeader, shapes: Sequence[Shape], beside: GGUFHeader | None) -> Path:

@@ -5,13 +5,16 @@ Run by `processes.trial` for `runtime.vetting`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ctypes
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from edgespec.errors import EdgeSpecError
-from edgespec.kernels.ggml import UnsupportedBuild
+from edgespec.errors import BackendError, EdgeSpecError
+from edgespec.kernels import ggml
+from edgespec.kernels.ggml import UnbackedBufferType, UnsupportedBuild
 from edgespec.models.llama.heads.context import EagleContext, MTPContext
 from edgespec.models.llama.heads.last_states import LastStates
 from edgespec.models.llama.runtime.adapters import load_adapter
@@ -19,7 +22,7 @@ from edgespec.models.llama.runtime.backend import start_backend
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
-from edgespec.models.llama.trials.zero_weights import ZeroWeights
+from edgespec.models.llama.runtime.residency import AllInMemory, BufferTypes
 
 _TEXTS = (
     "Hello, world! It's 3.14 o'clock.\n\n  def f(x):\n\treturn x + 1  \n",
@@ -129,3 +132,37 @@ def _open_head(path: Path, target: Path) -> None:
     with _planned(path) as model, _planned(target) as large:
         _read_and_write(model)
         EagleContext(model, _open(large), n_cells=256, n_sequences=1, n_threads=1).close()
+
+
+class ZeroWeights(AllInMemory):
+    """All weights of a model are address space, whose pages read as zeros.
+
+    Raises:
+        UnsupportedBuild: this llama.cpp build is not as expected.
+    """
+
+    def __init__(self) -> None:
+        ggml.check()
+        self._unbacked = UnbackedBufferType(None)
+
+    @contextmanager
+    def loading(self, path: Path, params: Any, buffer_types: BufferTypes) -> Iterator[Path]:
+        """Make llama.cpp create all tensors without memory."""
+        table = ggml.overrides([(".*", self._unbacked.address)])
+        params.tensor_buft_overrides = ctypes.cast(table, ctypes.c_void_p)
+        yield path
+        params.tensor_buft_overrides = None
+
+    def loaded(self) -> None:
+        """Give the tensors back their names.
+
+        Raises:
+            BackendError: llama.cpp could not create their buffers.
+        """
+        if self._unbacked.error is not None:
+            raise BackendError(f"No address space: {self._unbacked.error}.") from self._unbacked.error
+        self._unbacked.finalize()
+
+    def close(self) -> None:
+        """Release the address space, after the model has been freed."""
+        self._unbacked.close()

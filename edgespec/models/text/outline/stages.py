@@ -32,6 +32,7 @@ class Stage(Protocol):
     @property
     def accepting(self) -> bool:
         """True if the answer may end here."""
+        return False
 
     def mask(self) -> BoolArray | None:
         """(n_vocab,) which tokens may follow; None permits all."""
@@ -40,7 +41,8 @@ class Stage(Protocol):
         """The position after a token; None if it may not follow."""
 
     def undo(self) -> None:
-        """Take back what `after` has changed."""
+        """Take back what `after` has changed; nothing, at most positions."""
+        return
 
 
 class Frame(Protocol):
@@ -58,7 +60,7 @@ class Frame(Protocol):
 
 
 @dataclass(frozen=True)
-class Start:
+class Start(Stage):
     """The stage before an answer that may begin with a thought."""
 
     outline: Frame
@@ -97,9 +99,6 @@ class Start:
             answer = None if answer is None else answer.after(read)
         return answer
 
-    def undo(self) -> None:
-        pass
-
 
 def thinking(outline: Frame, thought: Thought, tail: bytes, count: int) -> Stage | None:
     """The position in a thought after `count` tokens of it, the latest of which spell `tail`."""
@@ -118,7 +117,7 @@ def thinking(outline: Frame, thought: Thought, tail: bytes, count: int) -> Stage
 
 
 @dataclass(frozen=True)
-class Thinking:
+class Thinking(Stage):
     """The stage within a thought."""
 
     outline: Frame
@@ -141,15 +140,12 @@ class Thinking:
         tail = self.tail + self.outline.pieces[token]
         return thinking(self.outline, self.thought, tail, self.count + 1)
 
-    def undo(self) -> None:
-        pass
-
     def _fits(self, rest: bytes) -> bool:
         return self.outline.answer(rest.lstrip()) is not None
 
 
 @dataclass(frozen=True)
-class Literal:
+class Literal(Stage):
     """The stage within a fixed text.
 
     Attributes:
@@ -161,8 +157,6 @@ class Literal:
     tokens: tuple[int, ...]
     then: Callable[[], Stage | None]
 
-    accepting = False
-
     def mask(self) -> BoolArray | None:
         return self.outline.pieces.only(self.tokens[:1])
 
@@ -173,12 +167,9 @@ class Literal:
             return replace(self, tokens=self.tokens[1:])
         return self.then()
 
-    def undo(self) -> None:
-        pass
-
 
 @dataclass(frozen=True)
-class Choosing:
+class Choosing(Stage):
     """The stage within one of several fixed texts.
 
     Attributes:
@@ -187,8 +178,6 @@ class Choosing:
 
     outline: Frame
     options: Sequence[tuple[tuple[int, ...], tuple[Step, ...]]]
-
-    accepting = False
 
     def mask(self) -> BoolArray | None:
         return self.outline.pieces.only([tokens[0] for tokens, _ in self.options])
@@ -202,12 +191,9 @@ class Choosing:
             return self.outline.follow(left[0][1], b"")
         return replace(self, options=left)
 
-    def undo(self) -> None:
-        pass
-
 
 @dataclass(frozen=True)
-class Free:
+class Free(Stage):
     """The stage within free text.
 
     Attributes:
@@ -255,9 +241,6 @@ class Free:
         longest = max(len(trigger) for trigger, _ in calls.triggers)
         return replace(self, tail=text[-(longest - 1) :])
 
-    def undo(self) -> None:
-        pass
-
 
 @dataclass(frozen=True)
 class InForm:
@@ -293,7 +276,7 @@ class InForm:
 
 
 @dataclass(frozen=True)
-class Over:
+class Over(Stage):
     """The stage after all that was required; nothing but the end may follow."""
 
     outline: Frame
@@ -305,6 +288,3 @@ class Over:
 
     def after(self, token: int) -> Stage | None:
         return None
-
-    def undo(self) -> None:
-        pass

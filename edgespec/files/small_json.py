@@ -1,0 +1,29 @@
+"""Small JSON files of what can be found again: one that cannot be read counts as missing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from edgespec.files.writing import atomic_write
+
+_T = TypeVar("_T")
+
+
+def read_json(path: Path, parse: Callable[[Any], _T]) -> _T | None:
+    """The value in a file; None if the file is missing, damaged or not what `parse` expects."""
+    try:
+        return parse(json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def keep_json(path: Path, value: Any, indent: int | None = None) -> None:
+    """Write a value for later runs; if that fails, they find it again."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path, durable=False) as file:
+            file.write(json.dumps(value, indent=indent).encode())

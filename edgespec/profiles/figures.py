@@ -1,0 +1,48 @@
+"""Measurements as JSON: curves by their points, everything else as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from edgespec.costs.curves import Curve
+
+_T = TypeVar("_T", bound="Figures")
+
+_ADDED_LATER = ("busy", "pass_s")  # older files have none
+_READ: Mapping[str, Any] = {
+    "bool": bool,
+    "int": int,
+    "float": float,
+    "tuple[float, ...]": lambda values: tuple(map(float, values)),
+    "Curve": lambda points: Curve.through((int(row), float(seconds)) for row, seconds in points),
+}
+
+
+class Figures:
+    """A dataclass whose fields are figures."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to JSON."""
+        return {name: _written(value) for name, value in vars(self).items()}
+
+    @classmethod
+    def from_json(cls: type[_T], record: Mapping[str, Any]) -> _T:
+        """Restore from the result of `to_json`.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is something else.
+        """
+        known = [
+            field
+            for field in fields(cls)  # type: ignore[arg-type]
+            if field.name in record or field.name not in _ADDED_LATER
+        ]
+        return cls(**{field.name: _READ[str(field.type)](record[field.name]) for field in known})
+
+
+def _written(value: Any) -> Any:
+    if isinstance(value, Curve):
+        return [[row, round(s, 7)] for row, s in zip(value.rows, value.seconds, strict=True)]
+    return list(value) if isinstance(value, tuple) else value
