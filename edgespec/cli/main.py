@@ -16,9 +16,8 @@ import typer
 
 from edgespec.cli import config_file as settings
 from edgespec.cli.command_table import RootGroup
-from edgespec.cli.crash import announce_crashes
 from edgespec.cli.options.rows import with_bare_json
-from edgespec.cli.standard_error import never_fail
+from edgespec.cli.standard_error import announce_crashes, never_fail
 from edgespec.errors import EdgeSpecError
 from edgespec.version import __version__
 

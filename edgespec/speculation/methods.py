@@ -30,9 +30,8 @@ from edgespec.speculation.sampled_trees import (
 from edgespec.speculation.sampling import Sampler, sample_and_match
 from edgespec.speculation.tree import Acceptance, FloatArray, TokenTree
 from edgespec.speculation.verification.base import DraftedTree, Law, Verifier
-from edgespec.speculation.verification.longest import TopKGap, Typical
+from edgespec.speculation.verification.lossy import Rollback, TopKGap, Typical
 from edgespec.speculation.verification.rejection import Block, KSequential, Rejection
-from edgespec.speculation.verification.rollback import Rollback
 
 # Nodes per pass unless the user sets a number. Under these rules the text depends on what is drafted, so a
 # size that followed measured times would make the text differ from run to run.

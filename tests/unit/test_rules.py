@@ -20,8 +20,7 @@ from edgespec.speculation.noise import GumbelNoise, Stream
 from edgespec.speculation.ranking import ConfidenceFloor
 from edgespec.speculation.tree import Acceptance, TokenTree
 from edgespec.speculation.verification.base import DraftedTree, Verifier
-from edgespec.speculation.verification.longest import TopKGap, Typical
-from edgespec.speculation.verification.rollback import Rollback
+from edgespec.speculation.verification.lossy import Rollback, TopKGap, Typical
 from tests.unit.chance import ScriptedDraws, law_of
 from tests.unit.tables import PROMPT, PickingDrafter, TableDrafter, Text, fixed, limits, one_pass
 
