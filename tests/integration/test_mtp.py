@@ -12,7 +12,6 @@ import pytest
 
 import edgespec
 from edgespec.cli.main import main
-from edgespec.config import Config
 from edgespec.drafters.head import HeadDrafter
 from edgespec.engine.engine import Engine
 from edgespec.errors import BackendError, UsageError
@@ -303,8 +302,3 @@ def test_the_layer_from_the_command_line(
     assert "MTP layer" in capsys.readouterr().out
     assert main(["plan", str(tiny.path), "--draft", "mtp"]) == 0
     assert "MTP layer" in capsys.readouterr().out
-
-
-def test_kinds_of_drafters_that_contradict_it() -> None:
-    with pytest.raises(UsageError, match="The lookup drafter needs no model"):
-        Config.of(draft="mtp", drafter="lookup").speculation.check_drafter()

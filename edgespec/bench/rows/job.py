@@ -20,7 +20,7 @@ from edgespec.bench.rows.row_spec import BUDGET_SHARE, RowOptions, RowSpec, rows
 from edgespec.bench.rows.runner import CHILD, OtherProgram, RunConfig, why_it_failed
 from edgespec.bench.rows.synthetic import MixtureShape, synthetic_target
 from edgespec.bench.rows.workload import balanced, own_questions, read_questions
-from edgespec.config import AUTO, Config, ModelConfig
+from edgespec.config import AUTO, MTP, Config, ModelConfig
 from edgespec.errors import BackendError, MemoryLimitError, UsageError
 from edgespec.loading.devices.finding import PlacementRequest, open_cards
 from edgespec.loading.devices.machine import MachineSnapshot
@@ -31,6 +31,7 @@ from edgespec.machine.memory import probe_memory
 from edgespec.models.gguf.experts import layer_weights
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.gguf.mtp import MTP_NAME, mtp_fault
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.drafter_choice import drafter_to_take
@@ -112,7 +113,11 @@ def prepared(request: Request, on_progress: Progress) -> Iterator[Job]:
         programs = None
         if request.compare:
             programs = find_programs(request.compare, speculative=drafter is not None)
-        drafts = None if drafter is None else ModelFiles.of(read_header(drafter))
+        drafts: ModelFiles | None = None
+        if drafter is not None:
+            drafts = ModelFiles.of(read_header(drafter))
+        elif load.speculation.draft in (AUTO, MTP) and not mtp_fault(files):
+            drafts = files.mtp
         needs = planner.needs(drafts)
 
         def fits(budget: int) -> bool:
@@ -143,6 +148,8 @@ def prepared(request: Request, on_progress: Progress) -> Iterator[Job]:
         about["notes"] += notes
         draft = load.speculation.draft
         about["draft"] = drafter.name if drafter else "the text itself" if draft == AUTO else draft
+        if drafter is None and drafts is not None:
+            about["draft"] = MTP_NAME
         yield Job(specs, run_config, others, about)
 
 

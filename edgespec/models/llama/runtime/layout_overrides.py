@@ -33,7 +33,8 @@ def layout_overrides(path: Path, gpu_layers: int) -> list[tuple[str, Address]]:
     # llama.cpp counts the output as one more layer, the first that it hands to the GPU.
     first_on_gpu = max(count + 1 - gpu_layers, 0)
     groups: dict[Address, list[str]] = {}
-    for part in ModelFiles.of(header).headers:
+    files = ModelFiles.of(header)
+    for part in (*files.headers, *(files.mtp.headers if files.mtp else ())):
         for tensor in part.tensors:
             able = [x for x in supporting_layouts(tensor.type_id, tensor.shape) if x in kernel_layouts()]
             chosen = weight_layout(tensor.name, tensor.type_id, tensor.shape)

@@ -29,7 +29,11 @@ MTP_SHAPE = MTPShape(width=WIDTH, heads=_HEADS, heads_kv=_HEADS_KV, head=_HEAD, 
 
 
 def write_tiny_hybrid(
-    path: Path, type_id: int, quantize: Quantize, mtp: Mapping[str, FloatArray] | None = None
+    path: Path,
+    type_id: int,
+    quantize: Quantize,
+    mtp: Mapping[str, FloatArray] | None = None,
+    weights: Mapping[str, FloatArray] | None = None,
 ) -> Path:
     """A Qwen 3.5 of four layers; returns its path.
 
@@ -37,6 +41,7 @@ def write_tiny_hybrid(
         type_id: of its matrices.
         quantize: gives the bytes of (rows, row length) weights in that type.
         mtp: the weights of a layer for multi-token prediction behind these, as MTP_SHAPE names them.
+        weights: of the model, as `random_hybrid` names them; None makes random ones.
     """
     writer = gguf.GGUFWriter(path, _ARCHITECTURE)
     writer.add_block_count(_LAYERS + (mtp is not None))
@@ -58,9 +63,8 @@ def write_tiny_hybrid(
     writer.add_ssm_time_step_rank(_VALUE_HEADS)
     writer.add_ssm_group_count(_KEY_HEADS)
     add_bytes(writer)
-    rng = np.random.default_rng(1)
-    for name, shape in _shapes().items():
-        values = _values(name, shape, rng)
+    for name, values in (weights or random_hybrid()).items():
+        shape = values.shape
         data = quantize(values) if _is_matrix(name, shape) else None
         if data is None:
             writer.add_tensor(name, values)
@@ -74,6 +78,12 @@ def write_tiny_hybrid(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def random_hybrid() -> dict[str, FloatArray]:
+    """Random weights of the model, rows first."""
+    rng = np.random.default_rng(1)
+    return {name: _values(name, shape, rng) for name, shape in _shapes().items()}
 
 
 def _shapes() -> dict[str, tuple[int, ...]]:
