@@ -186,7 +186,7 @@ def test_products_with_chosen_matrices(type_id: int, n_threads: int, own_layout:
     found = {}
     with products.Processor(n_threads) as processor:
         for layout in (None, own_layout):
-            with products.product(processor, type_id, shape, data, layout, activations) as made:
+            with products.Product(processor, type_id, shape, data, layout, activations) as made:
                 made.compute()
                 found[layout] = made.result()
     assert np.mean((found[own_layout] - found[None]) ** 2) < 5e-4 * np.mean(found[None] ** 2)
