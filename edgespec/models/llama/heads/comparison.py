@@ -1,18 +1,39 @@
-"""Comparing a head with NumPy: a chain, and two branches that go on from it."""
+"""Comparing a head with NumPy: a chain, and two branches that continue it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.errors import EdgeSpecError
+from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.models.llama.heads.context import HeadContext
 from edgespec.models.llama.heads.twin import FloatArray, Twin
 from edgespec.models.llama.runtime.batch import Batch
 
 _TOLERANCE = 2e-2  # of the largest value: keys and values are kept in half precision
+
+
+def outcome(compare: Callable[[Path], str], name: str) -> Mapping[str, Any]:
+    """Compare in a folder of its own; returns a trial's answer, whose "error" is the fault, if there is one.
+
+    Args:
+        compare: gets the folder, and returns the fault; empty if there is none.
+        name: what is tried, where llama.cpp refuses it.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            return {"error": wrong} if (wrong := compare(Path(folder))) else {}
+        except UnsupportedBuild as error:
+            return {"error": str(error)}
+        except EdgeSpecError as error:
+            return {"error": f"it refuses {name} ({error.what})"}
 
 
 def tree_fault(

@@ -45,27 +45,31 @@ class HeadContext(Context):
         UnsupportedBuild: this llama.cpp build has no heads.
     """
 
+    _encoding_sequences = 0  # sequences that encoding takes, besides those of texts
+
     def __init__(
         self,
         model: Model,
-        beside: Context | None,
+        beside: Context | None = None,
         *,
         n_cells: int,
         n_sequences: int,
         n_threads: int,
         abort: AbortFlag | None = None,
     ) -> None:
+        n_sequences = min(n_sequences, MOST_HEAD_SEQUENCES)
         super().__init__(
             model,
             n_cells=n_cells,
             n_rows=HEAD_ROWS,
             n_outputs=HEAD_ROWS,
-            n_sequences=n_sequences,
+            n_sequences=n_sequences + self._encoding_sequences,
             n_threads=n_threads,
             abort=abort,
             beside=beside,
             mtp=beside is None,
         )
+        self.n_sequences = n_sequences
         self.n_outputs = HEAD_ROWS
         self.width = int(llama_cpp.llama_model_n_embd(model.handle))
         nextn.keep_features(self.handle)
@@ -102,27 +106,8 @@ class EagleContext(HeadContext):
     The head has an encoder, which makes a token's feature of its hidden states.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        beside: Context,
-        *,
-        n_cells: int,
-        n_sequences: int,
-        n_threads: int,
-        abort: AbortFlag | None = None,
-    ) -> None:
-        n_sequences = min(n_sequences, MOST_HEAD_SEQUENCES)
-        super().__init__(
-            model,
-            beside,
-            n_cells=n_cells,
-            n_sequences=n_sequences + 1,
-            n_threads=n_threads,
-            abort=abort,
-        )
-        # Encoding wants a sequence, and leaves it empty: no text may have it.
-        self._encoding_id, self.n_sequences = n_sequences, n_sequences
+    # Encoding wants a sequence, and leaves it empty: no text may have it.
+    _encoding_sequences = 1
 
     def encode(self, hidden: FloatArray) -> FloatArray:
         """The features (tokens, width) of tokens, computed by the head; see HeadContext."""
@@ -130,7 +115,7 @@ class EagleContext(HeadContext):
         for start in range(0, len(hidden), self.n_rows):
             piece = hidden[start : start + self.n_rows]
             forks.has_computed()
-            struct, keep_alive = EncoderBatch.of(piece, self._encoding_id).to_llama()
+            struct, keep_alive = EncoderBatch.of(piece, self.n_sequences).to_llama()
             log.errors.clear()
             code = self._compute(llama_cpp.llama_encode, self.handle, struct)
             del keep_alive
@@ -142,29 +127,9 @@ class EagleContext(HeadContext):
 class MTPContext(HeadContext):
     """A context of a model's own layers for multi-token prediction.
 
-    Their features are the model's last states, which it shows as they are.
-
-    Args:
-        model: of the target, loaded with these layers.
+    Their features are the model's last states, which it shows as they are. `beside` is None, and the model is
+    the target, loaded with these layers.
     """
-
-    def __init__(
-        self,
-        model: Model,
-        *,
-        n_cells: int,
-        n_sequences: int,
-        n_threads: int,
-        abort: AbortFlag | None = None,
-    ) -> None:
-        super().__init__(
-            model,
-            None,
-            n_cells=n_cells,
-            n_sequences=min(n_sequences, MOST_HEAD_SEQUENCES),
-            n_threads=n_threads,
-            abort=abort,
-        )
 
     def encode(self, hidden: FloatArray) -> FloatArray:
         """The hidden states themselves."""

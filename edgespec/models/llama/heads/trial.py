@@ -5,16 +5,13 @@ Run by `processes.trial` for `support`.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from edgespec.errors import EdgeSpecError
-from edgespec.kernels.ggml import UnsupportedBuild
-from edgespec.models.llama.heads.comparison import near, tree_fault
+from edgespec.models.llama.heads.comparison import near, outcome, tree_fault
 from edgespec.models.llama.heads.context import EagleContext
 from edgespec.models.llama.heads.sample import N_VOCAB, SHAPE, WIDTH, add_bytes, write_head, write_target
 from edgespec.models.llama.heads.tap import LayerTap
@@ -36,13 +33,7 @@ def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
         What is wrong as "error", or nothing.
     """
     del request
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            return {"error": wrong} if (wrong := _compare(Path(folder))) else {}
-        except UnsupportedBuild as error:
-            return {"error": str(error)}
-        except EdgeSpecError as error:
-            return {"error": f"it refuses a head ({error.what})"}
+    return outcome(_compare, "a head")
 
 
 def _compare(folder: Path) -> str:

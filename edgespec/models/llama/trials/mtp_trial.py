@@ -5,7 +5,6 @@ Run by `processes.trial` for `support`.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from edgespec.errors import EdgeSpecError
-from edgespec.kernels.ggml import UnsupportedBuild
-from edgespec.models.llama.heads.comparison import tree_fault
+from edgespec.models.llama.heads.comparison import outcome, tree_fault
 from edgespec.models.llama.heads.context import MTPContext
 from edgespec.models.llama.heads.last_states import LastStates
 from edgespec.models.llama.heads.twin import FloatArray, MTPTwin, random_weights
@@ -38,17 +35,12 @@ def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
         What is wrong as "error", or nothing.
     """
     del request
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            return {"error": wrong} if (wrong := _compare(Path(folder) / "tiny.gguf")) else {}
-        except UnsupportedBuild as error:
-            return {"error": str(error)}
-        except EdgeSpecError as error:
-            return {"error": f"it refuses one ({error.what})"}
+    return outcome(_compare, "one")
 
 
-def _compare(path: Path) -> str:
+def _compare(folder: Path) -> str:
     """Describe the differences between the build and NumPy; empty if there are none."""
+    path = folder / "tiny.gguf"
     weights = random_weights(MTP_SHAPE.tensors, np.random.default_rng(2))
     write_tiny_hybrid(path, gguf.GGMLQuantizationType.F32, lambda values: None, weights)
     written = {tensor.name: tensor.data for tensor in gguf.GGUFReader(path).tensors}
