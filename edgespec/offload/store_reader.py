@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+
+import xxhash
 
 from edgespec.errors import StreamError
 from edgespec.files.direct_reader import FileReader
@@ -77,7 +78,7 @@ class StoreReader:
         if before == state == now:
             return
         with memory[:n_bytes] as read:
-            checksum = zlib.crc32(read)
+            checksum = xxhash.xxh3_64_intdigest(read)
         if self.store.packed and checksum != known:
             path = self.store.paths[piece.file]
             with suppress(OSError):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import mmap
 import os
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import xxhash
 
 from edgespec.errors import StreamError
 from edgespec.files.direct_reader import BLOCK
@@ -36,7 +36,7 @@ def memory() -> Iterator[memoryview]:
 
 def pieces(*, packed: bool) -> list[Piece]:
     def checksum(at: int) -> int | None:
-        return zlib.crc32(CONTENT[at : at + 2 * BLOCK]) if packed else None
+        return xxhash.xxh3_64_intdigest(CONTENT[at : at + 2 * BLOCK]) if packed else None
 
     return [Piece(0, at, 0, 2 * BLOCK, checksum(at)) for at in (0, 2 * BLOCK)]
 

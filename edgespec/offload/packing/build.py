@@ -12,6 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
+import xxhash
+
 from edgespec.errors import OutputError
 from edgespec.files.direct_reader import BLOCK, FileReader
 from edgespec.files.writing import atomic_large_write
@@ -32,7 +34,6 @@ from edgespec.offload.packing.pack import (
     tensor_places,
 )
 from edgespec.offload.packing.sources import (
-    LayerHash,
     Sources,
     check_unchanged,
     current_states,
@@ -117,7 +118,6 @@ class _PackWriter:
         self._done = 0
         self._at = self._synced = BLOCK
         self._kernels: dict[str, str] = {}
-        self._hashing = ThreadPoolExecutor(1)
         self._flusher = _Flusher(file)
         self._weights = _ReadAhead(files, list(self._in_order()))
 
@@ -141,23 +141,23 @@ class _PackWriter:
         hashes: dict[int, str] = {}
         self._file.write(bytes(BLOCK))
         for number in self._numbers:
-            source = LayerHash(self._hashing)
+            source = xxhash.xxh3_128()
             if number in self._layers:
                 stored.append({"index": number, **self._write_layer(self._layers[number], source)})
             if number in self._experts:
                 records.append({"index": number, **self._write_experts(self._experts[number], source)})
-            hashes[number] = source.finish()
+            hashes[number] = source.hexdigest()
         index = {"piece_bytes": PIECE_BYTES, "kernels": self._kernels, "layers": stored, "hashes": hashes}
         return {**index, "experts": records} if records else index
 
-    def _write_layer(self, layer: Layer, source: LayerHash) -> dict[str, Any]:
+    def _write_layer(self, layer: Layer, source: xxhash.xxh3_128) -> dict[str, Any]:
         places, n_bytes = tensor_places(layer)
         layouts = {t.name: weight_layout(t.name, t.type_id, t.shape) for t in layer.tensors}
         offset = self._at
         checksums = self._write_unit(layer.tensors, layouts, places, n_bytes, PIECE_BYTES, source)
         return {"offset": offset, "n_bytes": n_bytes, "places": places, "checksums": checksums}
 
-    def _write_experts(self, experts: LayerExperts, source: LayerHash) -> dict[str, Any]:
+    def _write_experts(self, experts: LayerExperts, source: xxhash.xxh3_128) -> dict[str, Any]:
         places, n_bytes = record_places(experts)
         layouts = {stack.name: stack_layout(stack) for stack in experts.tensors}
         offset = self._at
@@ -174,14 +174,14 @@ class _PackWriter:
         places: Mapping[str, int],
         n_bytes: int,
         piece_bytes: int,
-        source: LayerHash,
+        source: xxhash.xxh3_128,
     ) -> list[int]:
         """Write what is read together; returns the checksums of its pieces."""
         writer = _PieceWriter(self._file, piece_bytes)
         for tensor in tensors:
             layout = layouts[tensor.name]
             address, view = self._weights.next()
-            source.add(view)
+            source.update(view)
             writer.pad_to(places[tensor.name])
             if layout:
                 self._kernels[tensor.name] = layout.name
@@ -189,7 +189,6 @@ class _PackWriter:
                     writer.write(rearranged)
             else:
                 writer.write(view)
-            source.wait()  # the memory is filled anew when the next one is asked for
             view.release()
             self._done += tensor.n_bytes
             self._on_progress(self._done / self._total)
@@ -204,7 +203,6 @@ class _PackWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._hashing.shutdown()
         self._weights.close()
         self._flusher.close()
 
@@ -248,7 +246,7 @@ class _PieceWriter:
         self._file = file
         self._piece_bytes = piece_bytes
         self._written = 0
-        self._checksum = 0
+        self._checksum = xxhash.xxh3_64()
         self._checksums: list[int] = []
 
     def write(self, data: bytes | memoryview) -> None:
@@ -257,7 +255,7 @@ class _PieceWriter:
         while len(view):
             room = self._piece_bytes - self._written % self._piece_bytes
             part, view = view[:room], view[room:]
-            self._checksum = zlib.crc32(part, self._checksum)
+            self._checksum.update(part)
             self._written += len(part)
             if self._written % self._piece_bytes == 0:
                 self._close_piece()
@@ -271,8 +269,8 @@ class _PieceWriter:
         return self._checksums
 
     def _close_piece(self) -> None:
-        self._checksums.append(self._checksum)
-        self._checksum = 0
+        self._checksums.append(self._checksum.intdigest())
+        self._checksum.reset()
 
 
 class _Flusher:

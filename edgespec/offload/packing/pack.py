@@ -49,7 +49,7 @@ from edgespec.offload.packing.sources import (
 )
 
 MAGIC = b"EDGEPACK"
-VERSION = 2
+VERSION = 3
 HEAD = struct.Struct("<8sIQQI")
 _TENSOR_ALIGNMENT = 256  # above any kernel's needs
 

@@ -18,6 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from edgespec.errors import StreamError
 from edgespec.files.direct_reader import BLOCK, FileReader
 from edgespec.files.small_json import keep_json, read_json
@@ -25,36 +27,10 @@ from edgespec.files.state import FileState, states_of
 from edgespec.models.gguf.layers import Layer, ModelFiles
 from edgespec.offload.layout import PIECE_BYTES, pieces, round_up
 
-_HASH_BYTES = 16
 _N_READERS = 4
 _MOST_STATES = 16  # copies of a model to remember
 
 States = tuple[FileState, ...]
-
-
-class LayerHash:
-    """A hash over a layer's weights, computed in another thread while they are packed."""
-
-    def __init__(self, pool: ThreadPoolExecutor) -> None:
-        self._pool = pool
-        self._hash = hashlib.blake2b(digest_size=_HASH_BYTES)
-        self._job: Future[None] | None = None
-
-    def add(self, data: memoryview) -> None:
-        """Hash more bytes, which must not change until `wait`."""
-        self.wait()
-        self._job = self._pool.submit(self._hash.update, data)
-
-    def wait(self) -> None:
-        """Wait until all bytes have been hashed."""
-        if self._job is not None:
-            self._job.result()
-        self._job = None
-
-    def finish(self) -> str:
-        """The hash, as hex digits."""
-        self.wait()
-        return self._hash.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -160,7 +136,7 @@ def check_unchanged(files: ModelFiles, states: States) -> None:
 def header_fingerprint(files: ModelFiles) -> str:
     """32 hex digits over the headers and sizes of a model's files."""
     named = " ".join(f"{header.fingerprint} {header.file_bytes}" for header in files.headers)
-    return hashlib.blake2b(named.encode(), digest_size=_HASH_BYTES).hexdigest()
+    return hashlib.blake2b(named.encode(), digest_size=16).hexdigest()
 
 
 def _states(rows: list[list[str]]) -> tuple[States, ...]:
@@ -218,7 +194,7 @@ def _hash_of(
     layer: Layer, readers: list[FileReader], report: Callable[[int], None], stop: threading.Event
 ) -> str:
     """The hash of one layer, which is read piece by piece."""
-    digest = hashlib.blake2b(digest_size=_HASH_BYTES)
+    digest = xxhash.xxh3_128()
     with contextlib.closing(mmap.mmap(-1, PIECE_BYTES)) as scratch, memoryview(scratch) as memory:
         for tensor in layer.tensors:
             start = tensor.offset // BLOCK * BLOCK
