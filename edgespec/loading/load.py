@@ -34,6 +34,7 @@ from edgespec.loading.texts import plan_texts
 from edgespec.loading.tree_sizes import usual_nodes
 from edgespec.loading.workers import connect
 from edgespec.models.gguf.footprint import require_cache_type
+from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub import catalog
 from edgespec.models.llama.cache.states import StateStore
@@ -91,12 +92,13 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
     """The steps of loading, in order."""
     start = time.perf_counter()
     config = state.config
+    read_header(path)  # a file that is no model is refused at once
+    _try_kernels(state)  # their outcome is part of what a file is vetted for
     target_files = read_model(path)
     require_cache_type(config.model.kv, target_files.headers[0])
     state.adapters = read_adapters(config.model.lora, target_files.headers[0])
     for adapter in state.adapters:
         require_loadable([adapter.header], target_files.headers[0])
-    _try_kernels(state)
     _connect_workers(target_files, state)
     cards = open_cards(
         target_files, PlacementRequest(config.devices, state.n_threads, state.on_progress, state.notes)

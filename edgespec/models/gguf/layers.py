@@ -190,6 +190,11 @@ def mtp_layers(path: Path) -> range:
     return range(first, first + (files.mtp.n_layers if files.mtp else 0))
 
 
+def is_layer_weight(name: str) -> bool:
+    """True if a tensor's name is that of a layer's weight."""
+    return _LAYER_TENSOR.fullmatch(name) is not None
+
+
 def pattern_of(names: Iterable[str]) -> list[str]:
     """A few short regular expressions that match exactly these layer tensors.
 

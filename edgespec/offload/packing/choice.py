@@ -69,12 +69,12 @@ def choose_store(
 
     try:
         with suppress(StalePack):
-            return open_pack(path, files, check)
+            return open_pack(path, files, check, weights.layers)
         folder.mkdir(parents=True, exist_ok=True)
         on_progress(f"Waiting to pack {files.paths[0].name}", 0.0)
         with FileLock(path.with_suffix(".lock")):  # two processes at once would need twice the space
             with suppress(StalePack):
-                return open_pack(path, files, check)  # another process has made it
+                return open_pack(path, files, check, weights.layers)  # another process has made it
             needed = packed_bytes(weights.layers, weights.experts)
             free = _free_disk(folder) + (path.stat().st_size if path.exists() else 0)
             if pack == "auto" and free < needed + _SPARE_DISK:

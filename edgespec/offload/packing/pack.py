@@ -86,11 +86,16 @@ def packed_bytes(layers: Iterable[Layer], experts: Iterable[LayerExperts] = ()) 
 
 
 def open_pack(
-    path: Path, files: ModelFiles, on_progress: Callable[[float], None] = lambda _fraction: None
+    path: Path,
+    files: ModelFiles,
+    on_progress: Callable[[float], None] = lambda _fraction: None,
+    layers: tuple[Layer, ...] | None = None,
 ) -> Store:
     """A packed file as a store, if it holds this model's weights.
 
     Args:
+        layers: the model's, or their parts, as they are to be streamed; without experts that are streamed
+            singly. None for whole layers.
         on_progress: called with the fraction of the model that has been read, if it must be read to compare.
 
     Raises:
@@ -104,7 +109,10 @@ def open_pack(
         if index["build"] != build_identity():
             raise StalePack(f"{path.name} was made for another llama.cpp build or CPU")
         store, made_from = store_of(path, index), Sources.from_json(index["sources"])
-        layers = files.layers()
+        if layers is not None and _units(layers) != {i: set(s.places) for i, s in store.layers.items()}:
+            raise StalePack(f"{path.name} has layers in other parts")
+        if layers is None or store.experts:
+            layers = files.layers()
         if store.experts:
             layers = tuple(expert_by_expert(layer) for layer in layers)
         if not recall_sources(path, made_from).fit(files, on_progress, layers):
@@ -114,6 +122,10 @@ def open_pack(
         raise StalePack(f"{path.name} is not there") from error
     except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
         raise StalePack(f"{path.name} cannot be read: {error}") from error
+
+
+def _units(layers: Iterable[Layer]) -> dict[int, set[str]]:
+    return {layer.index: {tensor.name for tensor in layer.tensors} for layer in layers}
 
 
 def _read_index(path: Path) -> dict[str, Any]:

@@ -14,12 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from edgespec.errors import MemoryLimitError
-from edgespec.offload.layout import PIECE_BYTES
+from edgespec.offload.layout import PIECE_BYTES, READS_AHEAD
 from edgespec.units import readable
 
 FEWEST_SLOTS = 2  # one in use, one being read
-
-_READS_AHEAD = 4  # reads that keep a disk busy: one under way for each reader, and one to follow it
 
 
 @dataclass(frozen=True)
@@ -101,6 +99,8 @@ def place(
         held = sum(layers[index] for index in resident)
         if held <= room:
             break
+    resident = _topped_up(layers, resident, room, most=len(order) - n_slots - 1)
+    held = sum(layers[index] for index in resident)
     streamed = tuple(index for index in order if index not in resident)
     return Placement(resident, streamed, n_slots, fixed + held + n_slots * slot)
 
@@ -137,13 +137,24 @@ def planned_slots(slot_bytes: int) -> int:
     reads under way.
     """
     reads = max(-(-slot_bytes // PIECE_BYTES), 1)
-    return max(1 + -(-_READS_AHEAD // reads), FEWEST_SLOTS)
+    return max(1 + -(-READS_AHEAD // reads), FEWEST_SLOTS)
 
 
 def _spread(order: list[int], count: int) -> tuple[int, ...]:
     """`count` of the layers, evenly spread."""
     n = len(order)
     return tuple(index for i, index in enumerate(order) if (i + 1) * count // n > i * count // n)
+
+
+def _topped_up(layers: Mapping[int, int], resident: tuple[int, ...], room: int, most: int) -> tuple[int, ...]:
+    """Add layers, or parts of layers, that still fit, the largest first."""
+    held = sum(layers[index] for index in resident)
+    chosen = set(resident)
+    for index in sorted(layers, key=lambda index: (-layers[index], index)):
+        if len(chosen) < most and index not in chosen and held + layers[index] <= room:
+            chosen.add(index)
+            held += layers[index]
+    return tuple(sorted(chosen))
 
 
 def _megabytes(n_bytes: int) -> int:

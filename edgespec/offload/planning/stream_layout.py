@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgespec.config import Config
 from edgespec.costs.planned_memory import HitRates, PlannedExperts, PlannedMemory
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.models.gguf.experts import LayerWeights, layer_weights
 from edgespec.models.gguf.layers import ModelFiles, kind_of
-from edgespec.offload.layout import EXPERT_PIECE_BYTES, plain_store
+from edgespec.models.gguf.parts import split_layers
+from edgespec.models.llama.runtime.vetting import reading_order
+from edgespec.offload.layout import EXPERT_PIECE_BYTES, PART_BYTES, plain_store
 from edgespec.offload.packing.pack import gains_from_packing, record_places, tensor_places
 from edgespec.offload.planning.needs import Needs, tied_bytes
 from edgespec.offload.planning.placement import Placement, PoolSizes, place, place_with_experts
@@ -122,8 +124,15 @@ def wants_pack(files: ModelFiles, pack: str) -> bool:
 
 
 def streamable(files: ModelFiles, experts: str = "auto") -> LayerWeights:
-    """The weights of a model's layers, with experts apart unless these are "never" streamed alone."""
-    return LayerWeights(files.layers()) if experts == "never" else layer_weights(files)
+    """The weights of a model's layers, with experts apart unless these are "never" streamed alone.
+
+    Without experts apart, large layers are in parts, as far as the order is known in which passes read them.
+    """
+    weights = LayerWeights(files.layers()) if experts == "never" else layer_weights(files)
+    if weights.experts:
+        return weights
+    parts = split_layers(weights.layers, reading_order(files.headers), PART_BYTES)
+    return replace(weights, layers=parts)
 
 
 def _placed(

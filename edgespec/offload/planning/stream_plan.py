@@ -151,9 +151,10 @@ def _notes(layout: StreamLayout, store: Store, n_layers: int) -> list[str]:
     placement, notes = layout.placement, []
     if placement.streamed:
         streamed = sum(store.layers[index].n_bytes for index in placement.streamed)
+        whole = len(store.layers) <= len(layout.files.layers())
+        units = f"{n_layers} layers" if whole else f"{len(store.layers)} parts of layers"
         notes.append(
-            f"{len(placement.streamed)} of {n_layers} layers are streamed from disk: "
-            f"{readable(streamed)} a pass."
+            f"{len(placement.streamed)} of {units} are streamed from disk: {readable(streamed)} a pass."
         )
     if placement.expert_slots:
         notes.append(

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from platformdirs import user_cache_path
 
@@ -29,6 +31,24 @@ _MOST_S, _MOST_S_PER_GB = 20.0, 2.0
 
 # Files whose headers this process need not look up again, with their layers for further tokens or without.
 _survived: dict[tuple[Path, bool], FileState] = {}
+_orders: dict[Path, tuple[str, ...]] = {}
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    """What was found out about a file.
+
+    Attributes:
+        failure: the reason that llama.cpp ends; empty if it survives.
+        order: as `reading_order`.
+    """
+
+    failure: str
+    order: tuple[str, ...] = ()
+
+    @classmethod
+    def from_json(cls, kept: Any) -> _Verdict:
+        return cls("" + kept["failure"], tuple("" + name for name in kept["order"]))
 
 
 def require_loadable(
@@ -48,12 +68,13 @@ def require_loadable(
         BackendError: no child process can be started to find out.
     """
     place = _place(headers if beside is None else [*headers, beside], mtp=mtp)
-    failure = read_json(place, lambda kept: "" + kept["failure"])
-    if failure is None:
+    known = read_json(place, _Verdict.from_json)
+    if known is None:
         n_bytes = sum(header.file_bytes for header in [*headers, *([beside] if beside else [])])
         seconds = _MOST_S + _MOST_S_PER_GB * n_bytes / 1e9
-        failure = _try_out(headers[0], beside, seconds, mtp=mtp)
-        keep_json(place, {"failure": failure})
+        known = _try_out(headers[0], beside, seconds, mtp=mtp)
+        keep_json(place, asdict(known))
+    failure = known.failure
     if failure and mtp:
         raise UsageError(
             f"The MTP layer of {headers[0].path.name} cannot draft: llama.cpp ends by {failure} when it "
@@ -70,6 +91,17 @@ def require_loadable(
         _survived[path, False] = state
         if mtp:
             _survived[path, True] = state
+
+
+def reading_order(headers: Sequence[GGUFHeader]) -> tuple[str, ...]:
+    """The names of a vetted model's matrices in the order in which a pass reads them; empty if not known.
+
+    A matrix that several operations read is named for each of them.
+    """
+    place = _place(headers, mtp=False)
+    if place not in _orders and (known := read_json(place, _Verdict.from_json)) is not None:
+        _orders[place] = known.order
+    return _orders.get(place, ())
 
 
 def require_survived(path: Path, *, mtp: bool = False) -> None:
@@ -89,8 +121,8 @@ def require_survived(path: Path, *, mtp: bool = False) -> None:
     require_loadable([read_header(part) for part in parts], mtp=mtp)
 
 
-def _try_out(header: GGUFHeader, beside: GGUFHeader | None, most_s: float, *, mtp: bool) -> str:
-    """Load the file in a child process: the reason that it ends; empty if it survives."""
+def _try_out(header: GGUFHeader, beside: GGUFHeader | None, most_s: float, *, mtp: bool) -> _Verdict:
+    """Load the file in a child process."""
     request = {"path": str(header.path.resolve()), "head": is_head(header), "mtp": mtp}
     if beside is not None:
         request |= {"beside": str(beside.path.resolve()), "adapter": header.is_adapter}
@@ -101,12 +133,14 @@ def _try_out(header: GGUFHeader, beside: GGUFHeader | None, most_s: float, *, mt
         stack_bytes=8 << 20,
     )
     if verdict.why == "time":
-        return "running without end"
+        return _Verdict("running without end")
     if verdict.answer is None:
-        return verdict.detail
+        return _Verdict(verdict.detail)
     # What llama.cpp refuses, it will refuse again; but a model may be of use without further layers.
     error = str(verdict.answer.get("error", "")) if mtp else ""
-    return f"refusing it ({error.rstrip('.')})" if error else ""
+    if error:
+        return _Verdict(f"refusing it ({error.rstrip('.')})")
+    return _Verdict("", tuple(verdict.answer.get("order", ())))
 
 
 def _place(headers: Sequence[GGUFHeader], *, mtp: bool) -> Path:

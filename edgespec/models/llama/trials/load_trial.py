@@ -6,7 +6,7 @@ Run by `processes.trial` for `runtime.vetting`.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +14,16 @@ from typing import Any
 
 from edgespec.errors import BackendError, EdgeSpecError
 from edgespec.kernels import ggml
-from edgespec.kernels.ggml import UnbackedBufferType, UnsupportedBuild
+from edgespec.kernels.ggml import Address, UnbackedBufferType, UnsupportedBuild
+from edgespec.kernels.watch import new_watch
+from edgespec.models.gguf.layers import is_layer_weight
 from edgespec.models.llama.heads.context import EagleContext, MTPContext
 from edgespec.models.llama.heads.last_states import LastStates
 from edgespec.models.llama.runtime.adapters import load_adapter
 from edgespec.models.llama.runtime.backend import start_backend
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
+from edgespec.models.llama.runtime.graph import GraphObserver
 from edgespec.models.llama.runtime.model import Model
 from edgespec.models.llama.runtime.residency import AllInMemory, BufferTypes
 
@@ -41,9 +44,11 @@ def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
     model at "beside". With "mtp", the model's layers for further tokens draft, too.
 
     Returns:
-        The "error" with which llama.cpp refused the file, or nothing.
+        The "error" with which llama.cpp refused the file, or else the names of a model's matrices in the
+        "order" in which a pass reads them, if that was seen.
     """
     path = Path(request["path"])
+    order: list[str] = []
     try:
         if request.get("adapter"):
             _compute(Path(request["beside"]), adapter=path)
@@ -53,14 +58,18 @@ def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
             with _planned(path) as model:
                 _read_and_write(model)
         else:
-            _compute(path, mtp=bool(request.get("mtp")))
+            order = _compute(path, mtp=bool(request.get("mtp")))
     except EdgeSpecError as error:
         return {"error": error.what}
-    return {}
+    return {"order": order}
 
 
-def _compute(path: Path, adapter: Path | None = None, *, mtp: bool = False) -> None:
-    """Read a prompt of two tokens, then one more; and draft two tokens with layers for further tokens."""
+def _compute(path: Path, adapter: Path | None = None, *, mtp: bool = False) -> list[str]:
+    """Read a prompt of two tokens, then one more; and draft two tokens with layers for further tokens.
+
+    Returns:
+        As ReadingOrder.names.
+    """
     try:
         weights = ZeroWeights()
     except UnsupportedBuild:
@@ -72,12 +81,13 @@ def _compute(path: Path, adapter: Path | None = None, *, mtp: bool = False) -> N
         if adapter is not None:
             with Model(path, memory_map=True, repack=False, vetted=False) as model:
                 load_adapter(model, adapter)
-        return
+        return []
     try:
         with Model(path, memory_map=False, repack=False, weights=weights, vetted=False, mtp=mtp) as model:
             if adapter is None:
                 _read_and_write(model)
-            context = _open(model)
+            order = ReadingOrder(weights.tensors)
+            context = _open(model, order)
             if adapter is not None:
                 context.adapt([(load_adapter(model, adapter), 1.0)])
             for position, tokens in ((0, [0, 0]), (2, [0])):
@@ -86,6 +96,7 @@ def _compute(path: Path, adapter: Path | None = None, *, mtp: bool = False) -> N
             if mtp:
                 _draft(model, context)
             context.close()
+            return order.names
     finally:
         weights.close()
 
@@ -119,8 +130,10 @@ def _planned(path: Path, *, mtp: bool = False) -> Model:
     return Model(path, memory_map=False, repack=False, allocate=False, vetted=False, mtp=mtp)
 
 
-def _open(model: Model) -> Context:
-    return Context(model, n_cells=256, n_rows=64, n_outputs=64, n_sequences=1, n_threads=1)
+def _open(model: Model, *observers: GraphObserver) -> Context:
+    return Context(
+        model, n_cells=256, n_rows=64, n_outputs=64, n_sequences=1, n_threads=1, observers=observers
+    )
 
 
 def _open_mtp(model: Model) -> MTPContext:
@@ -132,6 +145,40 @@ def _open_head(path: Path, target: Path) -> None:
     with _planned(path) as model, _planned(target) as large:
         _read_and_write(model)
         EagleContext(model, _open(large), n_cells=256, n_sequences=1, n_threads=1).close()
+
+
+class ReadingOrder:
+    """Observes the order in which passes read the matrices of layers.
+
+    Attributes:
+        names: of the matrices, in that order; empty if it was not the same in all passes.
+    """
+
+    def __init__(self, tensors: Mapping[str, Address]) -> None:
+        self.watch = new_watch()
+        self.names: list[str] = []
+        self._names_of = {address: name for name, address in tensors.items() if is_layer_weight(name)}
+        self._passes = 0
+        for address in self._names_of:
+            self.watch.ask_about_readers(address, 0)
+
+    def begin(self, stop: Callable[[], bool], padding: int) -> None:
+        """A pass begins."""
+
+    def reached(self, node: Address) -> bool:
+        """Do not stop: the watch lists what was reached."""
+        return False
+
+    def computed(self, node: Address) -> None:
+        """Do nothing: the graph is never stopped for this."""
+
+    def end(self, *, completed: bool) -> None:
+        """Compare the order of a pass with that of the passes before."""
+        read = [self._names_of[reader.tensor] for reader in self.watch.readers()]
+        if not completed or (self._passes and read != self.names):
+            read = []
+        self.names = read
+        self._passes += 1
 
 
 class ZeroWeights(AllInMemory):
@@ -162,6 +209,11 @@ class ZeroWeights(AllInMemory):
         if self._unbacked.error is not None:
             raise BackendError(f"No address space: {self._unbacked.error}.") from self._unbacked.error
         self._unbacked.finalize()
+
+    @property
+    def tensors(self) -> Mapping[str, Address]:
+        """The addresses of all tensors."""
+        return self._unbacked.tensors
 
     def close(self) -> None:
         """Release the address space, after the model has been freed."""
