@@ -102,7 +102,7 @@ class MemoryConfig(Group):
     slots: int | None = option(
         None,
         "--slots",
-        "Streamed layers to buffer at once.",
+        "Streamed layers, or parts of large ones, to buffer at once.",
         Number(2, 4096),
         says="as many as keep the disk busy",
     )

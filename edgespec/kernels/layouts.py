@@ -123,6 +123,23 @@ def _supporting(
         return tuple(layout for layout in layouts if _supports(layout, weight, product))
 
 
+def may_rearrange_stack(name: str, type_id: int, shape: tuple[int, ...]) -> bool:
+    """True if llama.cpp's loader may give a layout in use to a stack that is not chosen from by index.
+
+    AMX does so, and then multiplies by the first matrix of the stack alone.
+
+    Raises:
+        UsageError, BackendError: as kernel_layouts.
+    """
+    if len(shape) != 3 or _EXPERTS.search(name):
+        return False
+    with ggml.ScratchContext() as scratch:
+        weight = scratch.tensor(type_id, shape)
+        rows = scratch.tensor(ggml.F32, (shape[0], _ROWS, shape[2]))
+        product = ggml.functions()["ggml_mul_mat"](scratch.handle, weight, rows)
+        return any(_supports(layout, weight, product) for layout in kernel_layouts())
+
+
 @cache
 def looks_up_rows(layout: KernelLayout, type_id: int, shape: tuple[int, ...]) -> bool:
     """True if embeddings can be looked up in a matrix that is in this layout."""

@@ -24,6 +24,7 @@ from edgespec.kernels.ggml import checks, structs
 from edgespec.kernels.layouts import kernel_layout
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.gguf.parts import split_layers
 from edgespec.models.llama.runtime.backend import start_backend
 from edgespec.offload.layout import Store
 from edgespec.offload.packing import pack
@@ -90,6 +91,18 @@ def test_every_byte_that_is_read_has_a_checksum(files: ModelFiles, tmp_path: Pat
         with pytest.raises(StalePack):
             open_pack(path, files)
         whole[at] ^= 1
+
+
+def test_a_pack_with_other_parts_is_stale(files: ModelFiles, tmp_path: Path) -> None:
+    path = tmp_path / "model.pack"
+    layers = files.layers()
+    order = tuple(tensor.name for layer in layers for tensor in layer.tensors)
+    parts = split_layers(layers, order, 1)
+    assert len(parts) > len(layers)
+    store = build_pack(path, files, parts)
+    assert open_pack(path, files, layers=parts) == store
+    with pytest.raises(StalePack, match="other parts"):
+        open_pack(path, files, layers=layers)
 
 
 def test_gguf_structures_are_where_they_are_expected() -> None:

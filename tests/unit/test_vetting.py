@@ -12,9 +12,11 @@ import edgespec
 from edgespec.drafting.pair_check import examine_pair
 from edgespec.errors import ModelFileError
 from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.llama.runtime import vetting
 from edgespec.models.llama.runtime.backend import log
 from edgespec.models.llama.runtime.model import Model
-from edgespec.models.llama.runtime.vetting import require_survived
+from edgespec.models.llama.runtime.vetting import reading_order, require_survived
 from edgespec.models.llama.trials.dry_run import AllocationStore, Shape
 from tests.fuzz.headers import STRING, UINT32, Entry, Header, small_model, tiny_model
 
@@ -110,6 +112,26 @@ def test_a_file_is_tried_once(smol_path: Path, tmp_path: Path, monkeypatch: pyte
     model.entries.append(Entry(b"llama.another_one", UINT32, 1))
     with pytest.raises(AssertionError, match="a child"):
         require_survived(written(model, tmp_path))
+
+
+def test_the_order_in_which_a_pass_reads_is_seen_while_vetting(
+    smol_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = small_model(smol_path)
+    model.entries.append(Entry(b"general.description", STRING, f"{tmp_path} order".encode()))
+    path = written(model, tmp_path)
+    headers = ModelFiles.of(read_header(path)).headers
+    assert reading_order(headers) == ()
+    require_survived(path)
+    order = reading_order(headers)
+    matrices = [t.name for t in headers[0].tensors if len(t.shape) == 2 and t.name.startswith("blk.")]
+    assert sorted(name for name in order if name in matrices) == sorted(matrices)
+    kinds = [name.split(".")[2] for name in order if name.startswith("blk.0.") and name in matrices]
+    assert sorted(kinds[:3]) == ["attn_k", "attn_q", "attn_v"]
+    assert kinds[3] == "attn_output"
+    assert kinds[-1] == "ffn_down"
+    monkeypatch.setattr(vetting, "_orders", {})
+    assert reading_order(headers) == order  # as another process sees it
 
 
 # Familiar settings with values over which llama.cpp aborts, and no check of the header knows them.

@@ -26,7 +26,8 @@ def split_layers(
         The layers themselves if a pass does not read them one after another, each matrix in one go, or if
         none is large.
     """
-    names = [name for name, _ in groupby(reading_order)]
+    streamed = {tensor.name for layer in layers for tensor in layer.tensors}
+    names = [name for name, _ in groupby(name for name in reading_order if name in streamed)]
     rank = {name: number for number, name in enumerate(names)}
     if len(rank) < len(names) or not _one_after_another(layers, rank):
         return layers

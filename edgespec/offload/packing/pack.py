@@ -198,7 +198,7 @@ def store_of(path: Path, index: Mapping[str, Any]) -> Store:
     for found in index.get("experts", ()):
         size = found["n_bytes"]
         run = ExpertRun(0, found["offset"], size, size, at=0)
-        checksums = tuple(array("I", of_expert) for of_expert in found["checksums"])
+        checksums = tuple(array("Q", of_expert) for of_expert in found["checksums"])
         if any(len(of_expert) != -(-size // EXPERT_PIECE_BYTES) for of_expert in checksums):
             raise StalePack(f"{path.name} has experts in pieces of another size")
         experts[found["index"]] = StoredExperts(

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address
-from edgespec.kernels.layouts import follows_ggml, kernel_layouts, supporting_layouts, weight_layout
+from edgespec.kernels.layouts import (
+    follows_ggml,
+    kernel_layouts,
+    may_rearrange_stack,
+    supporting_layouts,
+    weight_layout,
+)
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles, pattern_of
+from edgespec.models.gguf.types import TensorInfo
 
-_OUTPUT = "output.weight"
+_OUTPUT, _LAYERS = "output.weight", "blk."
 
 
 def layout_overrides(path: Path, gpu_layers: int) -> list[tuple[str, Address]]:
     """Overrides (regular expression, buffer type) for a model that is loaded with the layouts in use.
 
     llama.cpp gives each weight the first layout that can hold it; these are the weights for which another one
-    was measured to be faster. Usually there are none. The two uses of a tied embedding have one name and
-    cannot be told apart, so it keeps llama.cpp's choice.
+    was measured to be faster, and those that no layout holds correctly. Usually there are none. The two uses
+    of a tied embedding have one name and cannot be told apart, so it keeps llama.cpp's choice.
 
     Args:
         gpu_layers: on devices, the output included.
@@ -26,9 +34,7 @@ def layout_overrides(path: Path, gpu_layers: int) -> list[tuple[str, Address]]:
     Raises:
         ModelFileError: the model's files cannot be read.
     """
-    if follows_ggml():
-        return []
-    header = read_header(path)
+    header, as_measured = read_header(path), follows_ggml()
     count = header.block_count or 0
     # llama.cpp counts the output as one more layer, the first that it hands to the GPU.
     first_on_gpu = max(count + 1 - gpu_layers, 0)
@@ -36,24 +42,30 @@ def layout_overrides(path: Path, gpu_layers: int) -> list[tuple[str, Address]]:
     files = ModelFiles.of(header)
     for part in (*files.headers, *(files.mtp.headers if files.mtp else ())):
         for tensor in part.tensors:
-            able = [x for x in supporting_layouts(tensor.type_id, tensor.shape) if x in kernel_layouts()]
-            chosen = weight_layout(tensor.name, tensor.type_id, tensor.shape)
-            if able and chosen != able[0] and _layer_of(tensor.name, count) < first_on_gpu:
-                buffer_type = chosen.address if chosen else ggml.plain_buffer_type()
-                groups.setdefault(buffer_type, []).append(tensor.name)
+            if _layer_of(tensor, count) >= first_on_gpu:
+                continue
+            if may_rearrange_stack(tensor.name, tensor.type_id, tensor.shape):
+                groups.setdefault(ggml.plain_buffer_type(), []).append(tensor.name)
+            elif not as_measured:
+                able = [x for x in supporting_layouts(tensor.type_id, tensor.shape) if x in kernel_layouts()]
+                chosen = weight_layout(tensor.name, tensor.type_id, tensor.shape)
+                if able and chosen != able[0]:
+                    buffer_type = chosen.address if chosen else ggml.plain_buffer_type()
+                    groups.setdefault(buffer_type, []).append(tensor.name)
     patterns = []
     for buffer_type, names in groups.items():
-        expressions = pattern_of(name for name in names if name != _OUTPUT)
-        expressions += [r"^output\.weight$"] if _OUTPUT in names else []
+        expressions = pattern_of(name for name in names if name.startswith(_LAYERS))
+        expressions += [f"^{re.escape(name)}$" for name in names if not name.startswith(_LAYERS)]
         patterns += [(expression, buffer_type) for expression in expressions]
     return patterns
 
 
-def _layer_of(name: str, count: int) -> float:
-    """The layer of a matrix, `count` for the output; infinity for what must not be overridden."""
-    if name == _OUTPUT:
-        return count
-    parts = name.split(".")
-    if parts[0] == "blk" and parts[1].isdigit() and parts[-1] == "weight":
-        return int(parts[1])
-    return float("inf")
+def _layer_of(tensor: TensorInfo, count: int) -> float:
+    """The layer of a matrix, `count` for the output and stacks beside the layers.
+
+    Infinity for what must not be overridden.
+    """
+    parts = tensor.name.split(".")
+    if tensor.name.startswith(_LAYERS):
+        return int(parts[1]) if parts[1].isdigit() and parts[-1] == "weight" else float("inf")
+    return count if tensor.name == _OUTPUT or len(tensor.shape) == 3 else float("inf")

@@ -36,7 +36,7 @@ _orders: dict[Path, tuple[str, ...]] = {}
 
 @dataclass(frozen=True)
 class _Verdict:
-    """What was found out about a file.
+    """The outcome of vetting a file.
 
     Attributes:
         failure: the reason that llama.cpp ends; empty if it survives.
