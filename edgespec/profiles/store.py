@@ -29,7 +29,7 @@ from edgespec.machine.cores import probe_cores
 from edgespec.profiles.device_profile import DeviceProfile
 from edgespec.profiles.figures import Figures
 
-_VERSION = 2
+_VERSION = 3
 _NOISY = 0.15  # half the interquartile range, relative to the median
 _CLEARLY_LONGER = 1.05
 _T = TypeVar("_T")

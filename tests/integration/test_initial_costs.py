@@ -15,6 +15,8 @@ from edgespec.engine.engine import Engine
 from edgespec.kernels.report import ROWS
 from edgespec.measure import initial_costs as measuring
 from edgespec.measure.initial_costs import initial_costs
+from edgespec.measure.passes import time_pass
+from edgespec.models.llama.runtime.batch import Batch
 from edgespec.profiles.store import DraftProfile, Keys, ProfileStore
 from edgespec.progress import no_progress
 
@@ -50,3 +52,18 @@ def test_draft_steps_that_were_disturbed_are_measured_again(smol_path: Path, tmp
     kept = store.drafts(KEYS.drafts)
     assert kept is not None
     assert kept.step != hours
+
+
+def test_a_pass_is_timed_behind_another_one(smol_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a piece of a prompt it would take longer than among other passes."""
+    decoded: list[int] = []
+    with _pair(smol_path) as engine:
+        decode = engine.target.context.decode
+
+        def counted(batch: Batch) -> None:
+            decoded.append(len(batch))
+            decode(batch)
+
+        monkeypatch.setattr(engine.target.context, "decode", counted)
+        time_pass(engine.target, list(range(100, 140)), 8)
+    assert decoded[-2:] == [1, 8]
