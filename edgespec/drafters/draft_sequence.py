@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.drafters.branches import Branches
-from edgespec.drafters.cascade import Cascade, joined
 from edgespec.models.llama.cache.kv_cache import KVCache, common_prefix
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.speculation.drafters.base import ProposedBy
@@ -55,9 +54,6 @@ class DraftSequence:
         self._ranking: Ranking | None = None
         self._proposals: JoinedProposals | None = None
         self._asked = 0  # candidates of each node in the last tree
-        self._cascade = Cascade()
-        self._read_ahead: Frontier | None = None  # nodes that the latest step reads beside the frontier's
-        self._not_met: set[int] = set()  # nodes read ahead that the search has not come upon
 
     def begin(self, text: Sequence[int]) -> None:
         """Begin a new tree after this text."""
@@ -70,7 +66,6 @@ class DraftSequence:
         self.cache.rewind(len(self.read))
         del self.read[self.cache.length :]
         self._branches, self.pending = Branches(), []
-        self._read_ahead = None
         self._expansions, self._text, self._limits, self._ranking = Expansions(), [], None, None
 
     def forget(self) -> None:
@@ -102,7 +97,6 @@ class DraftSequence:
         """
         text = self._text
         last, self._branches = self._branches, Branches()
-        self._read_ahead, self._not_met = None, set()
         known = len(self.read)
         goes_on = text[:known] == self.read
         path = last.walk(text[known:]) if goes_on else [0]
@@ -160,30 +154,17 @@ class DraftSequence:
         """(nodes,) whether a node's candidates are known already."""
         return self._branches.known(frontier)
 
-    def branch_batch(self, frontier: Frontier, room: int = 0) -> tuple[list[int], Batch | None]:
-        """The rows that read a frontier's nodes into their branches, and nodes that sources are sure of.
-
-        Args:
-            room: most nodes that are read beside the frontier's.
+    def branch_batch(self, frontier: Frontier) -> tuple[list[int], Batch | None]:
+        """The rows that read a frontier's nodes into their branches.
 
         Returns:
-            The indices of the nodes that are read, and the rows, theirs first; nodes that were read already,
-            and those without a free sequence id, are left out.
+            The indices of the nodes that are read, and the rows; nodes that were read already, and those
+            without a free sequence id, are left out.
         """
         rows, paths = self._add(frontier)
-        self._read_ahead = None
         if not rows:
             return rows, None
         read = frontier.part(rows)
-        if room and self._proposals is not None:
-            assert self._limits is not None
-            assert self._ranking is not None
-            start = self.unread + len(self._text)
-            chains = self._cascade.chains(read, self._proposals, self._limits, self._ranking, start, room)
-            ahead, paths_ahead = self._add(chains)
-            if ahead:
-                self._read_ahead = chains.part(ahead)
-                read, paths = joined([read, self._read_ahead]), paths + paths_ahead
         return rows, Batch(
             tokens=read.tokens,
             positions=read.depths + np.int32(len(self.read) - 1),
@@ -209,35 +190,24 @@ class DraftSequence:
 
         Args:
             rows: the nodes that were read.
-            logits: (rows, n_vocab) after each of them, and after each node that was read ahead.
+            logits: (rows, n_vocab) after each of them.
         """
         assert self._limits is not None
         assert self._ranking is not None
         count, found = self._limits.branching, self._branches.found
+        numbers = self._branches.numbers(frontier)
         if rows:
-            read, places = frontier, rows
-            if len(logits) > len(rows):
-                assert self._read_ahead is not None
-                read = joined([frontier, self._read_ahead])
-                places = [*rows, *range(len(frontier.nodes), len(read.nodes))]
-            numbers = self._branches.numbers(read)
             start = self.unread + len(self.read)
-            positions = [start + int(depth) for depth in read.depths[places]]
-            self._ranking.before_ranking(read, places)
-            best = self._ranking.best(logits, positions, count, read.tokens[places])
-            for row, place in enumerate(places):
+            positions = [start + int(depth) for depth in frontier.depths[rows]]
+            self._ranking.before_ranking(frontier, rows)
+            best = self._ranking.best(logits, positions, count, frontier.tokens[rows])
+            for row, place in enumerate(rows):
                 number = numbers[place]
                 assert number is not None, "it was read"
                 found[number] = best.row(row)
-                if place >= len(frontier.nodes):
-                    self._not_met.add(number)
-            if len(places) == len(frontier.nodes):
+            if len(rows) == len(frontier.nodes):
                 return best
         # Nodes that were read earlier have their candidates, and those that could not be read have none.
-        numbers = self._branches.numbers(frontier)
-        met = self._not_met.intersection(n for n in numbers if n is not None)
-        self._not_met -= met
-        self._cascade.came_upon(len(met))
         parts = [
             (row, found[n].first(count)) for row, n in enumerate(numbers) if n is not None and n in found
         ]
@@ -274,14 +244,12 @@ class DraftStep:
     """The part of a draft step that concerns one text: which nodes are read, and their rows.
 
     Attributes:
-        room: most nodes that may be read beside the frontier's.
         rows: which nodes of the frontier are read.
         batch: the rows that are decoded; None if there are none.
     """
 
     text: DraftSequence
     frontier: Frontier
-    room: int = 0
     batch: Batch | None = None
 
     def __post_init__(self) -> None:
@@ -294,7 +262,7 @@ class DraftStep:
 
     @property
     def n_nodes(self) -> int:
-        """Nodes that are read: the frontier's, and those ahead."""
+        """Nodes of the frontier that are read."""
         return 1 if self.reads_text else self.n_outputs
 
     @property
@@ -308,4 +276,4 @@ class DraftStep:
             self.text.read_pending(most_pending)
             self.batch = self.text.pending_batch()
         else:
-            self.rows, self.batch = self.text.branch_batch(self.frontier, self.room)
+            self.rows, self.batch = self.text.branch_batch(self.frontier)

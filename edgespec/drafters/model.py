@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.drafters.cascade import rows_are_cheap
 from edgespec.drafters.draft_sequence import DraftSequence, DraftStep
 from edgespec.drafters.draft_sequences import DraftSequences
 from edgespec.files.checked import CheckedFiles
@@ -78,7 +77,6 @@ class ModelDrafter(Drafter):
         self._store: StateStore | None = None
         self._prompts: StateStore | None = None
         self.steps = self.rows = 0
-        self._reads_ahead = False  # whether the steps of the last tree read what sources are sure of
         self._changing = False  # a call has begun and not ended
 
     def _new_text(self, cache: KVCache) -> DraftSequence:
@@ -114,15 +112,6 @@ class ModelDrafter(Drafter):
             searches = [TreeSearch(requests[index].text[-1], requests[index].limits) for index in served]
             if len(requests) > 1:
                 limits = replace(limits, width=self._context.n_outputs)
-            # Other texts in the cache may have been drafted for in earlier passes; what they hold stays.
-            goes_on = (
-                self.keeps_branches
-                and len(requests) == 1
-                and self._drafted[0].cache.max_paths > 1
-                and not searches[0].counts_steps
-            )
-            cascade = rows_are_cheap(limits) if limits.cascade is None else limits.cascade
-            self._reads_ahead = goes_on and cascade
             grown = grow_together(searches, self._expand, limits, self._known)
             for index, tree in zip(served, grown, strict=True):
                 trees[index] = tree
@@ -291,7 +280,7 @@ class ModelDrafter(Drafter):
         """Expand several trees by a draft step."""
         known = [bool(self._known(place, frontier).all()) for place, frontier in frontiers]
         steps = [
-            DraftStep(self._drafted[place], frontier, self._room_ahead(frontier))
+            DraftStep(self._drafted[place], frontier)
             for (place, frontier), is_known in zip(frontiers, known, strict=True)
             if not is_known
         ]
@@ -304,10 +293,6 @@ class ModelDrafter(Drafter):
                 rows = step.rows
             found.append(text.joined(frontier, text.ranked(frontier, rows, logits)))
         return found
-
-    def _room_ahead(self, frontier: Frontier) -> int:
-        """Most nodes that a draft step reads beside those of the frontier."""
-        return self._context.n_outputs - len(frontier.nodes) if self._reads_ahead else 0
 
     def _known(self, place: int, frontier: Frontier) -> NDArray[np.bool_]:
         """(nodes,) whether the candidates of a frontier's nodes are known already."""

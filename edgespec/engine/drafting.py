@@ -122,7 +122,7 @@ def _limits(
     """Limits of the next trees, with what is forced."""
     if decisions.drafting:
         sizer = FixedSizer(sizer.most)
-    limits = replace(sizer.limits(sequences, room), cascade=decisions.cascade)
+    limits = sizer.limits(sequences, room)
     if (most := target.max_nodes - target.n_pending) < limits.budget:
         limits = replace(limits, budget=most, free=min(limits.free, most))
     return replace(limits, budget=sequences) if decisions.drafting is False else limits

@@ -173,8 +173,6 @@ class TreeLimits:
             reads ahead for the pass meanwhile, so that they take no time.
         most_gain: what all draft steps may cost beyond that, in the same unit; the first is always taken.
         steps: most draft steps.
-        cascade: whether draft steps also read what sources without a model are sure of; None to decide by
-            the gains above.
         growth: the tree policy.
         ends: (tokens) -> whether each ends an answer; None if no token does. No text continues after one.
     """
@@ -192,7 +190,6 @@ class TreeLimits:
     hidden_gain: float = 0.0
     most_gain: float = np.inf
     steps: int = 1 << 16
-    cascade: bool | None = None
     growth: Growth = field(default_factory=Growth, compare=False)
     ends: Callable[[IntArray], NDArray[np.bool_]] | None = field(default=None, compare=False)
 

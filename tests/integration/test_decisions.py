@@ -17,7 +17,6 @@ import pytest
 
 import edgespec
 from edgespec import Engine, GenerationConfig, Session
-from edgespec.drafters.cascade import Cascade
 from edgespec.drafters.model import ModelDrafter
 from edgespec.engine.requests import Request
 from edgespec.engine.sessions.file import SessionFile
@@ -30,11 +29,11 @@ from tests.slow_disk import slow_down
 from tests.templated import speaking
 from tests.unit import templates
 
-ALL = Decisions(drafting=True, cascade=True, observing=True, expert_guesses=True)
-NONE = Decisions(drafting=False, cascade=False, observing=False, expert_guesses=False)
+ALL = Decisions(drafting=True, observing=True, expert_guesses=True)
+NONE = Decisions(drafting=False, observing=False, expert_guesses=False)
 SIDES = {
     "all": ALL,
-    "trees": Decisions(True, cascade=False, observing=False, expert_guesses=False),
+    "trees": Decisions(True, observing=False, expert_guesses=False),
     "none": NONE,
 }
 
@@ -169,22 +168,12 @@ def test_no_decision_changes_a_text(
 
 
 @pytest.mark.parametrize("side", ["all", "trees", "none"])
-def test_what_is_forced_is_done(side: str, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    read_ahead: list[int] = []
-    chains = Cascade.chains
-
-    def counted(self: Cascade, *arguments: Any) -> Any:
-        found = chains(self, *arguments)
-        read_ahead.append(len(found.nodes))
-        return found
-
-    monkeypatch.setattr(Cascade, "chains", counted)
+def test_what_is_forced_is_done(side: str, engine: Engine) -> None:
     engine.decisions = forced = SIDES[side]
     engine.forget_texts()
     assert isinstance(engine.drafter, ModelDrafter)
     engine.target.rewind(0)
     passes = engine.generate(QUOTED, QUOTING, raw=True).passes
     assert (max(record.nodes for record in passes) > 1) is forced.drafting
-    assert (max(read_ahead, default=0) > 1) is forced.cascade
     looks = sum(record.observe_s > 0 for record in passes)
     assert (looks > 0) is (forced.observing or forced.drafting)

@@ -12,16 +12,13 @@ from edgespec.bench.rows.shared_rows import measure_texts
 from edgespec.cli.main import main
 from edgespec.costs.yields import Yields
 from edgespec.drafters.folder_index import open_corpus
-from edgespec.drafters.model import ModelDrafter
 from edgespec.engine.engine import Engine
 from edgespec.errors import UsageError
 from edgespec.files.kept import Kept
 from edgespec.generation.config import GenerationConfig
-from edgespec.generation.decisions import Decisions
 from edgespec.profiles.store import ProfileStore
 from edgespec.progress import no_progress
 from edgespec.speculation.drafters.proposing import ProposingDrafter
-from edgespec.speculation.policies import tree_policy
 from edgespec.speculation.sources.base import Proposer
 from edgespec.speculation.sources.corpus import FileSource
 from edgespec.speculation.sources.recycling import RecycledSource
@@ -98,52 +95,6 @@ def test_they_join_a_models_tree(
         answers = [engine.generate(PROMPT, config) for config in CONFIGS]
     assert [answer.tokens for answer in answers] == texts
     assert answers[0].tokens_per_pass > 4
-
-
-def test_what_a_source_is_sure_of_saves_draft_steps(
-    smol_path: Path, dropped_drafter_path: Path, texts: list[list[int]]
-) -> None:
-    steps, passes = [], []
-    with edgespec.load(
-        smol_path, draft=dropped_drafter_path, exact=True, tree_budget=24, context=256, learn=False
-    ) as engine:
-        assert isinstance(engine.drafter, ModelDrafter)
-        for cascades in (True, False):
-            engine.decisions = Decisions(cascade=cascades)
-            engine.forget_texts()
-            engine.policy = tree_policy()
-            answer = engine.generate(PROMPT, CONFIGS[0])
-            assert answer.tokens == texts[0]
-            steps.append(sum(record.draft_steps for record in answer.passes))
-            passes.append(len(answer.passes))
-    assert steps[0] < steps[1]
-    assert passes[0] <= passes[1] + 2, "rows that are read together round a little otherwise"
-
-
-def test_a_text_alone_in_its_pass_is_read_ahead_beside_what_earlier_answers_left(
-    smol_path: Path, dropped_drafter_path: Path, texts: list[list[int]]
-) -> None:
-    with edgespec.load(
-        smol_path, draft=dropped_drafter_path, exact=True, tree_budget=24, context=256, learn=False
-    ) as engine:
-        drafter = engine.drafter
-        assert isinstance(drafter, ModelDrafter)
-        engine.decisions = Decisions(cascade=True)
-
-        def steps() -> int:
-            engine.forget_texts()
-            engine.policy = tree_policy()
-            answer = engine.generate(PROMPT, CONFIGS[0])
-            assert answer.tokens == texts[0]
-            return sum(record.draft_steps for record in answer.passes)
-
-        drafter.forget()
-        alone = steps()
-        drafter.forget()
-        engine.generate_many(["Bees", "Otters"], CONFIGS[0].with_(max_tokens=4), parallel=2)
-        assert len(drafter._texts) > 1
-        beside = steps()
-    assert beside < 1.3 * alone
 
 
 def test_many_texts_share_what_passes_said(engine: Engine, texts: list[list[int]]) -> None:

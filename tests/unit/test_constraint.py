@@ -10,15 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.drafters.cascade import Cascade
 from edgespec.errors import GrammarError
 from edgespec.generation.config import GenerationConfig
 from edgespec.speculation.constraint import Constraint
-from edgespec.speculation.growth import Children, Frontier, TreeLimits
+from edgespec.speculation.growth import Frontier
 from edgespec.speculation.noise import GumbelNoise
 from edgespec.speculation.policies import tree_policy
-from edgespec.speculation.sources.base import proposals_of
-from edgespec.speculation.sources.text import TextSource
 from edgespec.speculation.tree import TokenTree
 
 END = 256
@@ -110,28 +107,6 @@ def test_only_permitted_candidates_are_ranked(tokenizer: Any, temperature: float
     ranking.before_ranking(below, [0])
     best = ranking.best(logits, [4], 4)
     assert set(best.tokens[0][np.isfinite(best.logprobs[0])].tolist()) == set(b"bc")
-
-
-def test_what_is_read_ahead_of_the_search_is_held_to_the_form(tokenizer: Any) -> None:
-    """Nodes that are read ahead have numbers below 0, and lie below one another."""
-    text = list(b"[1,2,3,4,5] " * 6)
-    limits = TreeLimits(64, depth=16, min_gain=0.1, row_gain=0.01)
-
-    def read_ahead(regex: str) -> bytes:
-        form = constraint(tokenizer, regex, start=len(text))
-        ranking = form.guiding(tree_policy().ranking(GenerationConfig(), GumbelNoise(1, N_VOCAB)), text)
-        proposals = proposals_of([TextSource()], text, limits.depth)
-        root, below = (
-            Frontier(*(np.array([x], dtype=np.int32) for x in node))
-            for node in ((0, text[-1], -1, 0), (1, ord("["), 0, 1))
-        )
-        ranking.filtered(root, proposals.join(root, Children.none(1, 0)), len(text))
-        chain = Cascade().chains(below, proposals, limits, ranking, len(text), room=5)
-        assert (chain.nodes < 0).all()
-        return bytes(chain.tokens.tolist())
-
-    assert read_ahead(r"\[.*") == b"1,2,3"
-    assert read_ahead(r"\[1,2\]") == b"1,2", "no further than the form goes"
 
 
 def lark(tokenizer: Any, text: str, **limits: int) -> llguidance.LLMatcher:
