@@ -13,10 +13,9 @@ Options and environment variables take precedence over a preset, and a preset ov
 from __future__ import annotations
 
 import difflib
-import importlib
 import json
 import re
-import sys
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -76,14 +75,12 @@ def read(name: str) -> dict[str, Any]:
         UsageError: there is no such preset, or its file is damaged.
     """
     path = existing(name)
-    toml: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
-        values: dict[str, Any] = toml.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(
             f"The preset {path} cannot be read: {error}.", "Correct it, or remove it."
         ) from error
-    return values
 
 
 def write(name: str, values: Mapping[str, Any]) -> Path:

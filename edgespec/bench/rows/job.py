@@ -7,7 +7,7 @@ import json
 import platform
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -282,7 +282,7 @@ def _about(
     how = "greedy" if config.greedy else f"temperature {config.temperature:g}, seed {config.seed}"
     return {
         "title": f"edgespec bench: {name}",
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": request.command,
         "asked": f"{asked} prompt{'' if asked == 1 else 's'}, {times}, at most {config.max_tokens} tokens "
         f"each, {how}",
