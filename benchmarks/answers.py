@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import edgespec
+from benchmarks.harness import measured_apart, parser_of, print_head
 from benchmarks.workload import FOLDER, PROMPTS, q4_0, smollm2, widened
 from edgespec.bench.rows.capped import run_capped
 from edgespec.bench.rows.workload import balanced, own_questions, read_questions
@@ -61,9 +62,7 @@ CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--cap", type=int, default=1200, help="megabytes (10^6 bytes) of the control group")
     parser.add_argument("--target-bytes", type=int, default=1_840_000_000)
     parser.add_argument("--folder", type=Path, default=FOLDER)
@@ -109,12 +108,9 @@ def main() -> None:
 
 def ours(name: str, budget: str, options: argparse.Namespace) -> dict[str, Any]:
     """One setting of EdgeSpec in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.answers", *sys.argv[1:], "--one", budget]
     forget_cached(widened(q4_0(), options.target_bytes, options.folder))
-    child = run_capped(command, options.cap * 10**6)
-    if child.status:
-        raise SystemExit(f"{name} ended with status {child.status}")
-    return {"name": name, "peak_bytes": child.peak_bytes, **json.loads(child.output.splitlines()[-1])}
+    arguments = [*sys.argv[1:], "--one", budget]
+    return {"name": name, **measured_apart("benchmarks.answers", arguments, options.cap * 10**6)}
 
 
 def answers(target: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -210,8 +206,9 @@ def show_alternating(row: dict[str, Any]) -> None:
             f" waits {100 * total['wait_s'] / total['decode_s']:4.1f} %"
         )
     print("identical:", all(a["tokens"] == b["tokens"] for a, b in zip(first, second, strict=True)))
-    print("| category | answers | tokens/s, second over first | from | to | tokens a pass, first | second |")
-    print("|---|---|---|---|---|---|---|")
+    print_head(
+        "category", "answers", "tokens/s, second over first", "from", "to", "tokens a pass, first", "second"
+    )
     for category in [*dict.fromkeys(a["category"] for a in first), "all"]:
         both = [p for p in zip(first, second, strict=True) if category in (p[0]["category"], "all")]
         gains = [a["decode_s"] / b["decode_s"] for a, b in both]

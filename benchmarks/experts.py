@@ -36,8 +36,8 @@ from platformdirs import user_cache_path
 
 import edgespec
 from benchmarks.expert_reads import Choices, oracle, read_alone
+from benchmarks.harness import measured_apart, parser_of
 from benchmarks.workload import PROMPTS, q4_0
-from edgespec.bench.rows.capped import run_capped
 from edgespec.bench.rows.synthetic import MixtureShape
 from edgespec.engine.engine import Engine
 from edgespec.errors import MemoryLimitError
@@ -59,9 +59,7 @@ _MOST_CAP_SHARE = 0.95  # of the control group, for the budget
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--shape", default="64x4", help="experts of a layer x those for a token")
     parser.add_argument("--held", type=int, nargs="*", default=[25, 50, 75], help="percent in memory")
     parser.add_argument("--tokens", type=int, default=256)
@@ -142,14 +140,9 @@ def prompt_speed(figures: dict[str, Any]) -> str:
 
 def run(role: str, budget: int | None) -> Any:
     """This script in another role, in a process of its own; None if the system killed it."""
-    command = [sys.executable, "-m", "benchmarks.experts", *sys.argv[1:], "--role", role]
-    command += ["--budget", str(budget or 0)]
-    child = run_capped(command, int(budget / _MOST_CAP_SHARE) if budget else None)
-    if child.killed:
-        return None
-    if child.status:
-        raise SystemExit(f"{role} ended with status {child.status}")
-    return {**json.loads(child.output.splitlines()[-1]), "peak_bytes": child.peak_bytes}
+    arguments = [*sys.argv[1:], "--role", role, "--budget", str(budget or 0)]
+    found = measured_apart("benchmarks.experts", arguments, int(budget / _MOST_CAP_SHARE) if budget else None)
+    return None if "killed" in found else found
 
 
 def sizes(target: Path, _budget: int, _tokens: int) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from pathlib import Path
 from platformdirs import user_cache_path
 
 import edgespec
+from benchmarks.harness import parser_of, print_head
 from benchmarks.workload import FOLDER, PROMPTS, dropped_four, q4_0, smollm2, widened
 from edgespec.config import Config
 from edgespec.engine.engine import Engine
@@ -96,11 +97,10 @@ def _measure_all(target: Path, drafters: dict[str, str], options: argparse.Names
                 measured = _measured(target, draft, megabytes * 10**6, budget, options)
                 rows.append(Row(megabytes, name, budget, _predicted(plan, budget), measured))
                 print(_line(rows[-1]), file=sys.stderr)
-    print(
-        "| memory, MB | drafter | nodes | predicted tokens/s | measured | error "
-        "| tokens a pass, predicted and measured | draft, s | round, s | disk, GB/s |"
+    print_head(
+        *("memory, MB", "drafter", "nodes", "predicted tokens/s", "measured", "error"),
+        *("tokens a pass, predicted and measured", "draft, s", "round, s", "disk, GB/s"),
     )
-    print("|---|---|---|---|---|---|---|---|---|---|")
     for row in rows:
         print(_line(row))
     errors = [abs(row.error) for row in rows]
@@ -241,9 +241,7 @@ def _line(row: Row) -> str:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--target-bytes", type=int, default=1_840_000_000)
     parser.add_argument("--folder", type=Path, default=FOLDER)
     parser.add_argument("--profile-memory", type=int, default=1140, help="megabytes while profiling")
