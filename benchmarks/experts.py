@@ -49,7 +49,6 @@ from edgespec.models.llama.runtime.backend import start_backend
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
-from edgespec.offload.experts.guesses import Trial
 from edgespec.offload.experts.pool import ExpertPool
 
 PROMPT = "Write a short story about a fox and a crow who share a house."
@@ -109,7 +108,7 @@ def report(
     print(
         f"{percent:>3} % of the experts, budget {budget / 1e6:.0f} MB, {group}:"
         f" {1e3 * ours['token_s']:.1f} ms a token ({1e3 * ours['wait_s']:.1f} ms waiting),"
-        f" hit rate {ours['hit_rate']:.3f}, guesses {'pay' if ours['guesses_pay'] else 'do not pay'},"
+        f" hit rate {ours['hit_rate']:.3f},"
         f" other programs took {ours['others']:.0%} of a core"
     )
     missed_s, alone_s = ours["missed_bytes"] / disk, ours["alone_s"]
@@ -192,7 +191,6 @@ def experts(target: Path, budget: int, n_tokens: int) -> dict[str, Any]:
             "missed_bytes": result["misses"] * each,
             "oracle_bytes": sum(map(len, missed)) * each,
             "alone_s": read_alone(engine, missed) / result["passes"],
-            "guesses_pay": trial_of(engine).pays,
         }
 
 
@@ -236,13 +234,6 @@ def pool_of(engine: Engine) -> ExpertPool:
     pool = getattr(engine.target.model.weights, "_pool", None)
     assert isinstance(pool, ExpertPool)
     return pool
-
-
-def trial_of(engine: Engine) -> Trial:
-    """Results about guesses."""
-    trial = getattr(engine.target.model.weights, "_trial", None)
-    assert isinstance(trial, Trial)
-    return trial
 
 
 def read_long_prompt(engine: Engine) -> dict[str, Any]:

@@ -17,10 +17,8 @@ class Decisions:
             drafting pauses where it does not pay. Forced, every tree may be as large as the limits allow.
         cascade: draft steps also read what sources without a model are sure of.
         observing: the drafter is shown passes while it rests.
-        expert_guesses: experts of the next layer are read before its router has chosen them.
     """
 
     drafting: bool | None = None
     cascade: bool | None = None
     observing: bool | None = None
-    expert_guesses: bool | None = None
