@@ -13,8 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.bench.rows.capped import cap_kind, run_capped
-from edgespec.bench.rows.llamacpp import LlamaCpp, Programs, find_programs, program_folder
-from edgespec.bench.rows.llamacpp_batches import LlamaCppBatches
+from edgespec.bench.rows.llamacpp import (
+    Comparison,
+    LlamaCpp,
+    LlamaCppBatches,
+    find_programs,
+    program_folder,
+)
 from edgespec.bench.rows.request import Request
 from edgespec.bench.rows.row_spec import BUDGET_SHARE, RowOptions, RowSpec, rows_for
 from edgespec.bench.rows.runner import CHILD, OtherProgram, RunConfig, why_it_failed
@@ -139,11 +144,22 @@ def prepared(request: Request, on_progress: Progress) -> Iterator[Job]:
             request.profile_s,
             files.paths,
         )
+        theirs = Comparison(
+            files.paths[0],
+            files.tensor_bytes,
+            request.cap if cap_kind() != "none" else None,
+            context,
+            threads,
+            request.config,
+            request.repetitions,
+            request.row_seconds,
+            marks,
+        )
         others: list[OtherProgram] = []
         if programs is not None:
-            others.append(_llama_cpp(request, load, programs, drafter, files, marks))
+            others.append(LlamaCpp(programs, drafter, theirs))
         if request.texts:
-            others.append(_llama_cpp_batches(request, load, files, marks))
+            others.append(LlamaCppBatches(program_folder(request.compare), request.texts, theirs))
         about = _about(request, header, files, options, len(texts))
         about["notes"] += notes
         draft = load.speculation.draft
@@ -199,49 +215,6 @@ def _drafter(planner: Planner, limit: int, on_progress: Progress) -> Path | None
         planner.target, budget=limit, n_cells=context.n_cells, n_outputs=context.n_outputs
     )
     return found.path if found is not None else None
-
-
-def _llama_cpp(
-    request: Request,
-    load: Config,
-    programs: Programs,
-    drafter: Path | None,
-    files: ModelFiles,
-    marks: tuple[str, ...],
-) -> LlamaCpp:
-    config = request.config
-    return LlamaCpp(
-        programs,
-        files.paths[0],
-        drafter,
-        n_bytes=files.tensor_bytes,
-        cap=request.cap if cap_kind() != "none" else None,
-        context=load.model.context,
-        threads=load.devices.threads or default_threads(),
-        temperature=config.temperature,
-        seed=config.seed or 0,
-        max_tokens=config.max_tokens or 0,
-        repetitions=request.repetitions,
-        row_seconds=request.row_seconds,
-        marks=marks,
-    )
-
-
-def _llama_cpp_batches(
-    request: Request, load: Config, files: ModelFiles, marks: tuple[str, ...]
-) -> LlamaCppBatches:
-    return LlamaCppBatches(
-        program_folder(request.compare),
-        files.paths[0],
-        request.texts,
-        n_bytes=files.tensor_bytes,
-        cap=request.cap if cap_kind() != "none" else None,
-        threads=load.devices.threads or default_threads(),
-        tokens=request.config.max_tokens or 1,
-        repetitions=request.repetitions,
-        row_seconds=request.row_seconds,
-        marks=marks,
-    )
 
 
 def _about(
