@@ -12,7 +12,6 @@ Options and environment variables take precedence over a preset, and a preset ov
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 import tomllib
@@ -25,7 +24,7 @@ import typer
 from edgespec.cli import config_file
 from edgespec.cli.options.declaration import option
 from edgespec.cli.options.from_file import checked_values
-from edgespec.errors import UsageError
+from edgespec.errors import UsageError, did_you_mean
 from edgespec.files.writing import atomic_write, writing_to
 
 _NAME = re.compile(r"\w[\w.-]{0,63}")
@@ -62,8 +61,7 @@ def existing(name: str) -> Path:
     """
     path = path_of(name)
     if not path.is_file():
-        close = difflib.get_close_matches(name, names(), n=1)
-        hint = f"Did you mean {close[0]}?" if close else "'edgespec presets list' lists them."
+        hint = did_you_mean(name, names(), "'edgespec presets list' lists them.")
         raise UsageError(f"There is no preset '{name}'.", hint)
     return path
 

@@ -14,7 +14,7 @@ from edgespec.cli.options.declaration import option
 from edgespec.cli.screen.formatting import count, table
 from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal, is_terminal
-from edgespec.errors import UsageError
+from edgespec.errors import UsageError, did_you_mean
 from edgespec.printable import printable
 
 if TYPE_CHECKING:
@@ -113,15 +113,12 @@ def remove(
 
 def _existing(name: str) -> Path:
     """The file of a session; raises UsageError if there is none."""
-    import difflib
-
     from edgespec.engine.sessions.file import session_path, sessions_folder
 
     path = session_path(name)
     if not path.is_file():
         known = [file.stem for file in sessions_folder().glob("*.json")]
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f"Did you mean {close[0]}?" if close else "'edgespec sessions list' lists them."
+        hint = did_you_mean(name, known, "'edgespec sessions list' lists them.")
         raise UsageError(f"There is no session '{name}'.", hint)
     return path
 
