@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgespec.cli.completion import complete_session
-from edgespec.cli.options.declaration import option
+from edgespec.cli.options.declaration import Json, command_group, option
 from edgespec.cli.screen.formatting import count, table
 from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal, is_terminal
@@ -20,14 +20,7 @@ from edgespec.printable import printable
 if TYPE_CHECKING:
     from edgespec.engine.sessions.file import SavedSession
 
-app = typer.Typer(
-    name="sessions",
-    help="List, show and remove conversations saved with chat --session NAME.",
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-Json = Annotated[bool, option(None, "--json", "Print JSON.")]
+app = command_group("sessions", "List, show and remove conversations saved with chat --session NAME.")
 
 
 @app.command("list", epilog="Example:\n\nedgespec sessions list")
