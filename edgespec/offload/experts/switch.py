@@ -17,6 +17,7 @@ from edgespec.errors import BackendError
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address, Indices
 from edgespec.kernels.watch import new_watch
+from edgespec.models.llama.runtime.graph import GraphObserver
 from edgespec.offload.experts.pool import ExpertPool
 
 CHOICE = b"ffn_moe_topk-"  # llama.cpp's name for the chosen experts; the layer's number follows
@@ -34,7 +35,7 @@ class UnknownRouting(BackendError):
         )
 
 
-class ExpertSwitch:
+class ExpertSwitch(GraphObserver):
     """Brings the experts that each layer's router has chosen.
 
     Args:
@@ -67,9 +68,6 @@ class ExpertSwitch:
         """A pass begins."""
         self._stop_asked, self._padding = stop, padding
         self._pool.next_pass()
-
-    def end(self, *, completed: bool) -> None:
-        """Do nothing: the experts stay."""
 
     def reached(self, node: Address) -> bool:
         """A product that does not choose by what its layer's router has computed.
