@@ -29,6 +29,8 @@ from typing import Any
 
 from platformdirs import user_cache_path
 
+from benchmarks.harness import parser_of
+
 ROOT = Path(__file__).parents[1]
 _PROMPT_TOKENS = 12_000
 _RESULTS = (900, 200, 2000, 400, 1200, 300, 4000, 600, 250, 1500, 800, 2500)  # tokens, turn after turn
@@ -275,9 +277,7 @@ def results(scale: float, turns: int, start: int) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--target", required=True)
     parser.add_argument("--draft", default="none")
     parser.add_argument("--scale", type=float, default=1.0)

@@ -1,29 +1,26 @@
-"""Tokens per second of a target that does not fit, with a drafter, against llama.cpp in the same memory.
+"""Tokens per second of a target that does not fit, drafted for in some way, against plain decoding.
 
-    python -m benchmarks.answers [--cap 1200] [--budgets 8 16 32] [--llama-cpp DIR]
-    python -m benchmarks.answers --alternate lookup|drafter [--drafter FILE] [--disk GB/s]
+    python -m benchmarks.answers --alternate lookup|drafter [--drafter FILE] [--cap 1200] [--disk GB/s]
 
 The target is the widened SmolLM2-135M-Instruct (Q4_0) of benchmarks.streaming, the drafter the model it
-was requantized from, which agrees with it on about 3 of 4 tokens. Every answer is made in a process of its
-own inside a memory control group, page cache included, after one run that packs. What the page cache holds of
-the target is dropped before each: pages that were read outside a group do not count as its own. DIR holds
-llama.cpp's own programs, built from the sources of the same version: llama-completion decodes plainly and
-llama-speculative-simple with its own speculative decoding, both with the target's file mapped.
+was requantized from, which agrees with it on about 3 of 4 tokens. All is done in one process inside a memory
+control group, page cache included; what the page cache holds of the target is dropped before.
 
-With `--alternate`, two ways to draft take turns in one process, prompt by prompt of `bench`'s own workload or
-of a file in its format, such as benchmarks/quoting.jsonl: `lookup` compares everything that needs no drafter
-with plain decoding, and `drafter` compares the drafter with it, whose trees are sized while running. Each way
-learns by itself, beginning with an answer that is not counted, so that no question is easier for having been
-asked before. What was kept of texts is forgotten before each answer; with `--session`, sources keep what they
-have seen from question to question, as they do in use.
+The two ways take turns, prompt by prompt of `bench`'s own workload or of a file in its format, such as
+benchmarks/quoting.jsonl: `lookup` compares everything that needs no drafter with plain decoding, and
+`drafter` compares the drafter with it, whose trees are sized while running. Each way learns by itself,
+beginning with an answer that is not counted, so that no question is easier for having been asked before. What
+was kept of texts is forgotten before each answer; with `--session`, sources keep what they have seen from
+question to question, as they do in use.
+
+`edgespec bench --synthesize 1840MB --memory-cap 1200MB --compare llama.cpp=DIR` compares with trees of fixed
+sizes, and with llama.cpp in the same memory.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
-import statistics
 import sys
 import threading
 import time
@@ -32,8 +29,8 @@ from pathlib import Path
 from typing import Any
 
 import edgespec
+from benchmarks.harness import measured_apart, parser_of, print_head
 from benchmarks.workload import FOLDER, PROMPTS, q4_0, smollm2, widened
-from edgespec.bench.rows.capped import run_capped
 from edgespec.bench.rows.workload import balanced, own_questions, read_questions
 from edgespec.engine.sequence import Sizer
 from edgespec.generation.config import GenerationConfig
@@ -53,95 +50,36 @@ _SUMMED = (  # of passes
     "wait_s",
     "verify_s",
 )
-_WAYS = {  # of --alternate
-    "lookup": ("plain", "lookup"),
-    "drafter": ("plain", "drafter"),
-}
-CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--cap", type=int, default=1200, help="megabytes (10^6 bytes) of the control group")
     parser.add_argument("--target-bytes", type=int, default=1_840_000_000)
     parser.add_argument("--folder", type=Path, default=FOLDER)
-    parser.add_argument("--budgets", type=int, nargs="*", default=[8, 16, 32], help="of fixed trees")
     parser.add_argument("--prompts", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--llama-cpp", type=Path, help="folder of llama.cpp's programs")
-    parser.add_argument("--llama-tokens", type=int, default=24, help="its answers' length: it is slow here")
-    parser.add_argument("--llama-drafts", type=int, nargs="*", default=[4, 8, 16], help="its draft lengths")
-    parser.add_argument("--alternate", choices=_WAYS, help="compare two ways only")
+    parser.add_argument("--alternate", choices=("lookup", "drafter"), required=True, help="what is compared")
     parser.add_argument("--drafter", type=Path, help="the drafter of --alternate drafter")
     parser.add_argument("--workload", type=Path, help="questions of --alternate, as JSON lines")
     parser.add_argument("--session", action="store_true", help="forget nothing between different questions")
     parser.add_argument(
         "--disk", type=float, help="slow the reads of --alternate to so many GB/s (10^9 bytes)"
     )
-    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--in-group", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     target = widened(q4_0(), options.target_bytes, options.folder)
-    if options.one:
-        print(json.dumps((alternating if options.alternate else answers)(target, options)))
+    if options.in_group:
+        print(json.dumps(alternating(target, options)))
         return
-    if options.alternate:
-        show_alternating(ours(options.alternate, options.alternate, options))
-        return
-    rows = [ours("plain, streamed", "none", options)]
-    expected = rows[0]["tokens"]
-    for budget in (*options.budgets, "auto"):
-        rows.append(ours(f"tree of {budget}", str(budget), options))
-    for row in rows:
-        row["identical"] = row["tokens"] == expected
-        print(
-            f"{row['name']:>24}: {row['tokens_per_second']:6.2f} tokens/s,"
-            f" {row['tokens_per_pass']:5.2f} a pass,"
-            f" peak of the group {row['peak_bytes'] / 1e6:.0f} MB, identical to plain {row['identical']}",
-            flush=True,
-        )
-    if options.llama_cpp:
-        rows += theirs(target, options)
-    print(json.dumps([{k: v for k, v in row.items() if k != "tokens"} for row in rows]))
-
-
-def ours(name: str, budget: str, options: argparse.Namespace) -> dict[str, Any]:
-    """One setting of EdgeSpec in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.answers", *sys.argv[1:], "--one", budget]
-    forget_cached(widened(q4_0(), options.target_bytes, options.folder))
-    child = run_capped(command, options.cap * 10**6)
-    if child.status:
-        raise SystemExit(f"{name} ended with status {child.status}")
-    return {"name": name, "peak_bytes": child.peak_bytes, **json.loads(child.output.splitlines()[-1])}
-
-
-def answers(target: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Measure the prompts, after one answer that is not counted."""
-    budget = int(options.one) if options.one.isdigit() else None
-    with edgespec.load(
-        target,
-        draft="none" if options.one == "none" else smollm2(),
-        tree_budget=budget,
-        context=CONTEXT,
-        memory=int(options.cap * 10**6 * 0.95),
-    ) as engine:
-        engine.forget_texts()  # what was learned from these very prompts before is no merit
-        engine.generate(PROMPTS[-1], GenerationConfig(max_tokens=16))
-        config = GenerationConfig(max_tokens=options.tokens, temperature=options.temperature, seed=7)
-        made = [engine.generate(prompt, config) for prompt in PROMPTS[: options.prompts]]
-    return {
-        "tokens": [answer.tokens for answer in made],
-        "tokens_per_second": sum(len(a.tokens) for a in made) / sum(a.timings.decode_s for a in made),
-        "tokens_per_pass": statistics.mean(a.tokens_per_pass for a in made),
-        "streamed_bytes": made[0].memory.streamed_bytes_per_pass,
-    }
+    forget_cached(target)
+    show(measured_apart("benchmarks.answers", [*sys.argv[1:], "--in-group"], options.cap * 10**6))
 
 
 def alternating(target: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Answer questions in two ways in turn, which begin alternately."""
-    ways = _WAYS[options.alternate]
+    ways = ("plain", options.alternate)
     if options.disk:
         slow_down(options.disk * 1e9)
     made: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
@@ -195,7 +133,7 @@ def slow_down(rate: float) -> None:
     StoreReader.read = slowly  # type: ignore[method-assign,assignment]
 
 
-def show_alternating(row: dict[str, Any]) -> None:
+def show(row: dict[str, Any]) -> None:
     """Each way's figures over all answers, and the gain by category."""
     first, second = row["ways"].values()
     for way, answers in row["ways"].items():
@@ -210,8 +148,9 @@ def show_alternating(row: dict[str, Any]) -> None:
             f" waits {100 * total['wait_s'] / total['decode_s']:4.1f} %"
         )
     print("identical:", all(a["tokens"] == b["tokens"] for a, b in zip(first, second, strict=True)))
-    print("| category | answers | tokens/s, second over first | from | to | tokens a pass, first | second |")
-    print("|---|---|---|---|---|---|---|")
+    print_head(
+        "category", "answers", "tokens/s, second over first", "from", "to", "tokens a pass, first", "second"
+    )
     for category in [*dict.fromkeys(a["category"] for a in first), "all"]:
         both = [p for p in zip(first, second, strict=True) if category in (p[0]["category"], "all")]
         gains = [a["decode_s"] / b["decode_s"] for a, b in both]
@@ -221,42 +160,6 @@ def show_alternating(row: dict[str, Any]) -> None:
             f"| {category} | {len(both)} | {whole:.2f} | {min(gains):.2f} | {max(gains):.2f}"
             f" | {yields[0]:.2f} | {yields[1]:.2f} |"
         )
-
-
-def theirs(target: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """llama.cpp's own programs, in the same cap."""
-    common = ["-m", str(target), "-c", str(CONTEXT), "--temp", str(options.temperature), "--seed", "7"]
-    # By default llama.cpp copies mapped weights to rearrange them, and the system kills it for that here.
-    common += ["-n", str(options.llama_tokens), "-t", "2", "--no-repack"]
-    plain = [
-        str(options.llama_cpp / "llama-completion"),
-        *common,
-        "-no-cnv",
-        "--no-warmup",
-        "--no-display-prompt",
-    ]
-    rows = [_their_row("llama.cpp, plain", plain, r"eval time =.*?,\s+([\d.]+) tokens per second", options)]
-    for length in options.llama_drafts:
-        command = [str(options.llama_cpp / "llama-speculative-simple"), *common, "-md", str(smollm2())]
-        command += ["--spec-draft-n-max", str(length), "--spec-type", "draft-simple"]
-        rows.append(
-            _their_row(f"llama.cpp, draft {length}", command, r"decoded.*speed:\s+([\d.]+) t/s", options)
-        )
-    return rows
-
-
-def _their_row(name: str, command: list[str], speed: str, options: argparse.Namespace) -> dict[str, Any]:
-    speeds = []
-    for prompt in PROMPTS[: options.prompts]:
-        forget_cached(widened(q4_0(), options.target_bytes, options.folder))
-        child = run_capped([*command, "-p", CHAT.format(prompt)], options.cap * 10**6, with_errors=True)
-        found = re.findall(speed, child.output)
-        if child.status or not found:
-            raise SystemExit(f"{name} ended with status {child.status}:\n{child.output[-2000:]}")
-        speeds.append(float(found[-1]))
-    each = statistics.harmonic_mean(speeds)
-    print(f"{name:>24}: {each:6.2f} tokens/s", flush=True)
-    return {"name": name, "tokens_per_second": each}
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.harness import parser_of, print_head
 from edgespec.config import Config
 from edgespec.costs.planned_memory import HitRates
 from edgespec.errors import EdgeSpecError, MemoryLimitError
@@ -70,7 +71,7 @@ def main() -> int:
     options = _parse()
     start_backend()
     vocabulary_of = catalog.find(None)
-    print(f"| architecture | {' | '.join(COLUMNS)} |\n|---{'|---' * len(COLUMNS)}|")
+    print_head("architecture", *COLUMNS)
     failed = []
     with _folder(options.keep) as folder:
         for name in options.names or names():
@@ -255,7 +256,7 @@ def _folder(kept: Path | None) -> Iterator[Path]:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser = parser_of(__doc__)
     parser.add_argument("names", nargs="*", help="architectures; all if there are none")
     parser.add_argument("--keep", type=Path, help="a folder in which the models are kept for the next run")
     return parser.parse_args()

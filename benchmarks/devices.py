@@ -14,7 +14,6 @@ plan` does.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import edgespec
-from benchmarks.hollow_files import write_hollow
+from benchmarks.harness import parser_of, print_head, write_hollow
 from benchmarks.workload import q4_0
 from edgespec import GenerationConfig
 from edgespec.config import Config
@@ -59,7 +58,7 @@ _ROWS = (1, 8, 32)
 
 def main() -> None:
     """Compare texts, or plan on paper."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--model", help="default: the bundled demo model")
     parser.add_argument("--draft", help="for the rows with a drafter; default: the small model in Q4_0")
     parser.add_argument("--device", help="default: the first one")
@@ -147,8 +146,7 @@ def plan_on_paper(model: Path, memory: int) -> None:
     store.put(key, PassProfile(curve))
     store.put(disk_key(model), DiskProfile(DISK, DISK, 1 << 20, 4))
     print(f"COMPUTED, not measured: {readable(files.tensor_bytes)} of weights, {readable(memory)} of memory")
-    print("| card | layers | streamed a pass | pass, 1 row | 8 rows | 32 rows | bound by |")
-    print("|---|---|---|---|---|---|---|")
+    print_head("card", "layers", "streamed a pass", "pass, 1 row", "8 rows", "32 rows", "bound by")
     for label in ("none", *PAPER):
         cards = None if label == "none" else on_paper(label, files, own)
         request = Config.of(

@@ -28,6 +28,7 @@ from pathlib import Path
 
 import edgespec
 from benchmarks.along_texts import Yield, tables, write_answers, yields_along
+from benchmarks.harness import parser_of
 from benchmarks.workload import FOLDER, smollm2, widened
 from benchmarks.workload import PROMPTS as OTHER_PROMPTS
 from edgespec.drafting.agreement import PROMPTS, Reader, write_texts
@@ -186,9 +187,7 @@ def _picked(target: Path, quantization: str, drop_layers: tuple[int, ...] = ()) 
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("drafters", nargs="*", metavar="NAME=PATH", help="further drafters")
     parser.add_argument("--target", type=Path, help="default: the bundled demo model")
     parser.add_argument("--drop", nargs="*", default=["20", "18,21"], help="layers left out by hand")

@@ -16,6 +16,7 @@ import time
 from dataclasses import dataclass, replace
 
 import edgespec
+from benchmarks.harness import parser_of, print_head
 from benchmarks.overhead import timed_decodes
 from benchmarks.workload import PROMPTS, dropped, q4_0
 from edgespec.drafters.model import ModelDrafter
@@ -27,9 +28,7 @@ from edgespec.speculation.policies import tree_policy
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--budget", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--prompts", type=int, default=3)
@@ -38,8 +37,9 @@ def main() -> None:
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
     options = parser.parse_args()
     table = []
-    print("| drafter | temperature | tree | growing over decoding | growing, ms | draft steps | rows known |")
-    print("|---|---|---|---|---|---|---|")
+    print_head(
+        "drafter", "temperature", "tree", "growing over decoding", "growing, ms", "draft steps", "rows known"
+    )
     for name, draft in (("q4_0", q4_0()), ("drop-18-21", dropped())):
         with edgespec.load(
             draft=draft,

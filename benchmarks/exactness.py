@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 import edgespec
+from benchmarks.harness import parser_of
 from benchmarks.workload import PROMPTS, dropped, q4_0, smollm2
 from edgespec.engine.engine import Engine
 from edgespec.generation.config import GenerationConfig
@@ -140,9 +141,7 @@ def _table(rows: list[Row]) -> str:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--model", type=Path, help="target (default: the embedded model, with its drafters)")
     parser.add_argument("--draft", action="append", default=[], metavar="NAME=PATH", help="a further drafter")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these drafters only")

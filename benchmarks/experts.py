@@ -36,8 +36,8 @@ from platformdirs import user_cache_path
 
 import edgespec
 from benchmarks.expert_reads import Choices, oracle, read_alone
+from benchmarks.harness import measured_apart, parser_of
 from benchmarks.workload import PROMPTS, q4_0
-from edgespec.bench.rows.capped import run_capped
 from edgespec.bench.rows.synthetic import MixtureShape
 from edgespec.engine.engine import Engine
 from edgespec.errors import MemoryLimitError
@@ -49,7 +49,6 @@ from edgespec.models.llama.runtime.backend import start_backend
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
-from edgespec.offload.experts.guesses import Trial
 from edgespec.offload.experts.pool import ExpertPool
 
 PROMPT = "Write a short story about a fox and a crow who share a house."
@@ -59,9 +58,7 @@ _MOST_CAP_SHARE = 0.95  # of the control group, for the budget
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--shape", default="64x4", help="experts of a layer x those for a token")
     parser.add_argument("--held", type=int, nargs="*", default=[25, 50, 75], help="percent in memory")
     parser.add_argument("--tokens", type=int, default=256)
@@ -111,7 +108,7 @@ def report(
     print(
         f"{percent:>3} % of the experts, budget {budget / 1e6:.0f} MB, {group}:"
         f" {1e3 * ours['token_s']:.1f} ms a token ({1e3 * ours['wait_s']:.1f} ms waiting),"
-        f" hit rate {ours['hit_rate']:.3f}, guesses {'pay' if ours['guesses_pay'] else 'do not pay'},"
+        f" hit rate {ours['hit_rate']:.3f},"
         f" other programs took {ours['others']:.0%} of a core"
     )
     missed_s, alone_s = ours["missed_bytes"] / disk, ours["alone_s"]
@@ -142,14 +139,9 @@ def prompt_speed(figures: dict[str, Any]) -> str:
 
 def run(role: str, budget: int | None) -> Any:
     """This script in another role, in a process of its own; None if the system killed it."""
-    command = [sys.executable, "-m", "benchmarks.experts", *sys.argv[1:], "--role", role]
-    command += ["--budget", str(budget or 0)]
-    child = run_capped(command, int(budget / _MOST_CAP_SHARE) if budget else None)
-    if child.killed:
-        return None
-    if child.status:
-        raise SystemExit(f"{role} ended with status {child.status}")
-    return {**json.loads(child.output.splitlines()[-1]), "peak_bytes": child.peak_bytes}
+    arguments = [*sys.argv[1:], "--role", role, "--budget", str(budget or 0)]
+    found = measured_apart("benchmarks.experts", arguments, int(budget / _MOST_CAP_SHARE) if budget else None)
+    return None if "killed" in found else found
 
 
 def sizes(target: Path, _budget: int, _tokens: int) -> dict[str, Any]:
@@ -199,7 +191,6 @@ def experts(target: Path, budget: int, n_tokens: int) -> dict[str, Any]:
             "missed_bytes": result["misses"] * each,
             "oracle_bytes": sum(map(len, missed)) * each,
             "alone_s": read_alone(engine, missed) / result["passes"],
-            "guesses_pay": trial_of(engine).pays,
         }
 
 
@@ -243,13 +234,6 @@ def pool_of(engine: Engine) -> ExpertPool:
     pool = getattr(engine.target.model.weights, "_pool", None)
     assert isinstance(pool, ExpertPool)
     return pool
-
-
-def trial_of(engine: Engine) -> Trial:
-    """Results about guesses."""
-    trial = getattr(engine.target.model.weights, "_trial", None)
-    assert isinstance(trial, Trial)
-    return trial
 
 
 def read_long_prompt(engine: Engine) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.harness import parser_of
 from edgespec.kernels.layouts import available_layouts
 from edgespec.kernels.native import build, library
 from edgespec.kernels.report_store import ensure_report, layouts_in_use
@@ -59,9 +60,7 @@ _SWEPT = 512 << 20  # bytes
 
 def main() -> None:
     """Measure, and print a table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--model", type=Path, help="default: the small model that the set-up brings along")
     parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
     parser.add_argument("--text", type=int, default=128, help="tokens before the rows")

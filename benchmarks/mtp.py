@@ -25,6 +25,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 import edgespec
+from benchmarks.harness import parser_of, print_head
 from edgespec.generation.config import GenerationConfig
 from edgespec.models.llama.heads.twin import FloatArray, random_weights
 from edgespec.models.llama.trials.tiny_hybrid import MTP_SHAPE, random_hybrid, write_tiny_hybrid
@@ -61,9 +62,7 @@ def main() -> None:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--steps", type=int, default=1200, help="of training")
     parser.add_argument("--tokens", type=int, default=128, help="of each answer")
     parser.add_argument("--threads", type=int, default=2)
@@ -81,7 +80,7 @@ def _text() -> Tensor:
 
 
 def _measure(path: Path, prompts: list[list[int]], n_tokens: int) -> None:
-    print("| drafts | nodes | tokens a pass, temperature 0 | 0.8 |\n|---|---|---|---|")
+    print_head("drafts", "nodes", "tokens a pass, temperature 0", "0.8")
     plain: dict[float, list[list[int]]] = {}
     rows = [("none", "none", 1, None), *(("MTP chain", "mtp", n, "chain") for n in (2, 4, 8))]
     rows += [("MTP tree", "mtp", n, "specexec") for n in (4, 8, 16, 32)]

@@ -10,12 +10,11 @@ ran here; the speed of the disk is given. Run it while nothing else runs.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from functools import partial
 from pathlib import Path
 
-from benchmarks.hollow_files import write_hollow
+from benchmarks.harness import parser_of, print_head, write_hollow
 from edgespec.config import Config
 from edgespec.errors import MemoryLimitError
 from edgespec.models.gguf.hollow import ModelShape
@@ -38,7 +37,7 @@ DRAFTER = QWEN2(24, 896, 4864, 14, 2, head=64, tied=True)
 
 def main() -> None:
     """Print the table in Markdown."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--memory", type=int, nargs="+", default=[4, 8, 16, 32, 64], help="GiB")
     parser.add_argument("--disk", type=float, default=3.5e9, help="bytes a second")
     options = parser.parse_args()
@@ -47,8 +46,7 @@ def main() -> None:
         store = ProfileStore(folder / "profiles")
         drafter = write_hollow(folder / "qwen2.5-0.5b-q4_k_m.gguf", DRAFTER)
         store.put(disk_key(drafter), DiskProfile(options.disk, options.disk, 1 << 20, 4))
-        print("| model (Q4_K_M) | " + " | ".join(f"{memory} GiB" for memory in options.memory) + " |")
-        print("|---" * (len(options.memory) + 1) + "|")
+        print_head("model (Q4_K_M)", *(f"{memory} GiB" for memory in options.memory))
         for title, shape in TARGETS.items():
             model = write_hollow(folder / f"{title.lower().replace(' ', '-')}-q4_k_m.gguf", shape)
             cells = [cell(model, drafter, memory << 30, store) for memory in options.memory]

@@ -12,7 +12,6 @@ of the round without the draft. What the drafter does is counted apart, as its s
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import time
@@ -23,6 +22,7 @@ from typing import Any
 import llama_cpp
 
 import edgespec
+from benchmarks.harness import parser_of
 from benchmarks.workload import PROMPTS, dropped, q4_0, smollm2
 from edgespec.engine.engine import Engine
 from edgespec.generation.config import GenerationConfig
@@ -30,9 +30,7 @@ from edgespec.generation.decisions import Decisions
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--pair", nargs=2, metavar=("TARGET", "DRAFTER"))

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import edgespec
+from benchmarks.harness import parser_of, print_head
 from benchmarks.workload import read_lines, smollm2
 from edgespec.bench.rows.workload import Question, balanced, own_questions, read_questions
 from edgespec.engine.engine import Engine
@@ -56,11 +57,10 @@ def show(rows: Sequence[Row]) -> None:
     """A table for each temperature, length and kind of text."""
     for temperature, tokens in sorted({(row["temperature"], row["limit"]) for row in rows}):
         print(f"\nTemperature {temperature}, up to {tokens} tokens:\n")
-        print(
-            "| text | way | answers | tokens/s | against plain, median | from | to | tokens a pass "
-            "| nodes | drafting, share | pass, s | observing, share |"
+        print_head(
+            *("text", "way", "answers", "tokens/s", "against plain, median", "from", "to", "tokens a pass"),
+            *("nodes", "drafting, share", "pass, s", "observing, share"),
         )
-        print("|---|---|---|---|---|---|---|---|---|---|---|---|")
         of_these = [row for row in rows if (row["temperature"], row["limit"]) == (temperature, tokens)]
         for kind in ("code", "prose"):
             _show_kind(kind, [row for row in of_these if row["kind"] == kind])
@@ -198,9 +198,7 @@ def _rotated(ways: Sequence[str], number: int) -> list[str]:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--target", type=Path, default=smollm2())
     parser.add_argument("--drafter", default="lookup", help="a file, or lookup")
     parser.add_argument("--kind", help="of drafter: model, lookup or merged")

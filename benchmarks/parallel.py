@@ -24,8 +24,8 @@ from typing import Any
 import llama_cpp
 
 import edgespec
+from benchmarks.harness import measured_apart, parser_of
 from benchmarks.workload import FOLDER, PROMPTS, q4_0, smollm2, widened
-from edgespec.bench.rows.capped import run_capped
 from edgespec.bench.rows.shared_rows import measure_texts, texts_of
 from edgespec.generation.config import GenerationConfig
 from edgespec.machine.cores import default_threads
@@ -36,9 +36,7 @@ _CONTEXT = 256  # most tokens of a prompt and its answer
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--cap", type=int, default=1300, help="megabytes (10^6 bytes) of the control group")
     parser.add_argument("--target-bytes", type=int, default=1_840_000_000)
     parser.add_argument("--folder", type=Path, default=FOLDER)
@@ -107,21 +105,17 @@ def show(row: dict[str, Any], rows: list[dict[str, Any]]) -> None:
 def row_of(place: str, draft: str, texts: int, options: argparse.Namespace) -> dict[str, Any]:
     """One setting in a process of its own."""
     which = f"{place},{draft},{texts}"
-    command = [sys.executable, "-m", "benchmarks.parallel", *sys.argv[1:], "--one", which]
-    done = run_capped(command, options.cap * 10**6 if place == "streamed" else None)
-    if done.status:
-        raise SystemExit(f"{which} ended with status {done.status}")
-    return {"place": place, "draft": draft, "texts": texts, **json.loads(done.output.splitlines()[-1])}
+    cap = options.cap * 10**6 if place == "streamed" else None
+    found = measured_apart("benchmarks.parallel", [*sys.argv[1:], "--one", which], cap)
+    return {"place": place, "draft": draft, "texts": texts, **found}
 
 
 def row_of_llama_cpp(texts: int, options: argparse.Namespace) -> dict[str, Any]:
     """llama.cpp's own batched decoding of as many rows of the model in memory."""
     sizes = {"prompt": 40, "tokens": options.tokens, "texts": texts, "threads": default_threads()}
-    command = [sys.executable, "-m", "edgespec.models.llama.plain_batches", "--model", str(smollm2())]
-    runs = []
-    for _ in range(options.rounds):
-        done = run_capped([*command, *(f"--{name}={n}" for name, n in sizes.items())], None)
-        runs.append(json.loads(done.output.splitlines()[-1]))
+    arguments = [f"--model={smollm2()}", *(f"--{name}={n}" for name, n in sizes.items())]
+    program = "edgespec.models.llama.plain_batches"
+    runs = [measured_apart(program, arguments) for _ in range(options.rounds)]
     middle = sorted(runs, key=lambda run: float(run["speed_tg"]))[len(runs) // 2]
     return {
         "place": "resident",

@@ -9,7 +9,6 @@ threads read memory.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 from gguf import GGMLQuantizationType
 
+from benchmarks.harness import parser_of
 from edgespec.kernels.native.build import build
 from edgespec.machine.cores import usable_cores
 
@@ -29,9 +29,7 @@ _ALIGNMENT = 64
 
 def main() -> None:
     """Measure, and print a line for each type and instruction set."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--types", nargs="+", default=["Q4_K", "Q6_K", "Q4_0", "Q8_0"])
     parser.add_argument("--shape", type=int, nargs=2, default=[1536, 8960], metavar=("VALUES", "ROWS"))
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64, 128])

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.harness import print_head
+
 
 @dataclass
 class Cell:
@@ -45,8 +47,7 @@ def report(results: Path, output: Path) -> None:
         counts = {budget: prompts[temperature, budget] for budget in budgets if prompts[temperature, budget]}
         print(f"Temperature {temperature:g}, tokens a pass, mean over the pairs, along ", end="")
         print(", ".join(f"{count} texts at {budget} nodes" for budget, count in counts.items()) + ":\n")
-        print("| tree | " + " | ".join(str(b) for b in counts) + " | mean | of specexec |")
-        print("|---|" + "---|" * (len(counts) + 2))
+        print_head("tree", *map(str, counts), "mean", "of specexec")
         rows = {
             method: [_over(pairs, cells, temperature, method, budget) for budget in counts]
             for method in methods
@@ -56,16 +57,14 @@ def report(results: Path, output: Path) -> None:
             print(f"| {method} | {_figures([*row, _mean(row), _mean(ratios)])} |")
         print()
         print(f"Temperature {temperature:g}, tokens a pass by pair, mean over the budgets:\n")
-        print("| tree | " + " | ".join(pairs) + " |")
-        print("|---|" + "---|" * len(pairs))
+        print_head("tree", *pairs)
         for method in methods:
             by_pair = [[_over([p], cells, temperature, method, b) for b in counts] for p in pairs]
             print(f"| {method} | {_figures([_mean(row) for row in by_pair])} |")
         print()
     most = max(budgets)
     print(f"Drafting at budget {most}, temperature {temperatures[0]:g}, mean over the pairs, a pass:\n")
-    print("| tree | steps | nodes read | drafter, ms | growing, ms |")
-    print("|---|---|---|---|---|")
+    print_head("tree", "steps", "nodes read", "drafter, ms", "growing, ms")
     for method in methods:
         of = [c for p in pairs if (c := cells.get((p, temperatures[0], method, most))) is not None]
         steps, rows_read, drafter, growing = (
@@ -90,8 +89,7 @@ def _print_categories(lines: Sequence[dict[str, Any]], methods: Sequence[str], b
                     tokens[line["category"], name] += runs[name]["tokens"]
                     passes[line["category"], name] += runs[name]["passes"]
         print(f"\nTemperature {temperature:g}, {budget} nodes, tokens a pass by category:\n")
-        print("| category | " + " | ".join(methods) + " |")
-        print("|---|" + "---|" * len(methods))
+        print_head("category", *methods)
         for category in dict.fromkeys(category for category, _ in tokens):
             row = [tokens[category, name] / passes[category, name] for name in names]
             print(f"| {category} | {_figures(row)} |")

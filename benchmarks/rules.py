@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from functools import partial
 
 import edgespec
+from benchmarks.harness import parser_of, print_head
 from benchmarks.workload import PROMPTS, dropped, q4_0
 from edgespec.engine.passes import SequenceTree
 from edgespec.generation.config import GenerationConfig
@@ -31,9 +32,7 @@ PAIRS = {"q4_0": q4_0, "drop-18-21": dropped}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--pairs", nargs="+", choices=PAIRS, default=list(PAIRS))
     parser.add_argument("--budget", type=int, default=16)
     parser.add_argument("--prompts", type=int, default=8)
@@ -43,8 +42,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.6, 1.0])
     options = parser.parse_args()
-    print("| drafter | temperature | " + " | ".join(RULES) + " | recursive - specinfer |")
-    print("|---|---|" + "---|" * (len(RULES) + 1))
+    print_head("drafter", "temperature", *RULES, "recursive - specinfer")
     for pair in options.pairs:
         with edgespec.load(
             draft=PAIRS[pair](),

@@ -11,12 +11,12 @@ A person's own files are no part of this: what they add depends on the files.
 
 from __future__ import annotations
 
-import argparse
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 from benchmarks import trees
+from benchmarks.harness import parser_of, print_head
 from benchmarks.workload import read_lines
 from edgespec.machine.probe import usable_cores
 
@@ -32,9 +32,7 @@ _NAMES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--workload", type=Path, default=Path(__file__).with_name("quoting.jsonl"))
     parser.add_argument("--results", type=Path, default=Path("sources.jsonl"))
     parser.add_argument("--pair", choices=trees.PAIRS, default="drop-18-21")
@@ -65,8 +63,7 @@ def _show(lines: list[dict[str, Any]], temperature: float, budgets: list[int]) -
                 passes[name, category] += run["passes"]
     categories = [*dict.fromkeys(line["category"] for line in lines), "all"]
     print(f"\nTemperature {temperature:g}, {len(lines)} texts, tokens a pass at {budgets} nodes:\n")
-    print("| sources | " + " | ".join(categories) + " |")
-    print("|---|" + "---|" * len(categories))
+    print_head("sources", *categories)
     for method in dict.fromkeys(name.rpartition(" ")[0] for name, _ in tokens):
         cells = [
             ", ".join(

@@ -25,8 +25,8 @@ import numpy as np
 from platformdirs import user_cache_path
 
 import edgespec
+from benchmarks.harness import measured_apart, parser_of
 from benchmarks.workload import FOLDER, q4_0, widened
-from edgespec.bench.rows.capped import run_capped
 from edgespec.engine.engine import Engine
 from edgespec.generation.config import GenerationConfig
 from edgespec.machine.probe import usable_cores
@@ -48,9 +48,7 @@ _ROUNDS = {1: 15, 32: 7, 64: 5}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--cap", type=int, default=1200, help="megabytes (10^6 bytes) of the control group")
     parser.add_argument("--budget", type=int, help="megabytes given to --memory; default: the cap less 5%%")
     parser.add_argument("--target-bytes", type=int, default=1_840_000_000)
@@ -144,13 +142,7 @@ def report(result: dict[str, Any]) -> None:
 
 def run(arguments: list[str], cap: int | None) -> dict[str, Any]:
     """This script in another role, in a process of its own; capped to so many megabytes."""
-    command = [sys.executable, "-m", "benchmarks.streaming", *arguments]
-    child = run_capped(command, cap * 10**6 if cap else None)
-    if child.killed:
-        return {"killed": True}
-    if child.status:
-        raise SystemExit(f"{arguments[-1]} ended with status {child.status}")
-    return {**json.loads(child.output.splitlines()[-1]), "peak_bytes": child.peak_bytes}
+    return measured_apart("benchmarks.streaming", arguments, cap * 10**6 if cap else None)
 
 
 def disk(target: Path, _budget: int) -> dict[str, Any]:

@@ -37,6 +37,7 @@ from typing import Any
 import numpy as np
 
 import edgespec
+from benchmarks.harness import parser_of, print_head
 from benchmarks.replay import Contexts, Run, Walk, replay
 from benchmarks.report_trees import report
 from benchmarks.workload import dropped, dropped_four, q4_0, read_lines, smollm2
@@ -310,8 +311,7 @@ def check(options: argparse.Namespace) -> None:
     pair, budget = options.pairs[0], options.budgets[0]
     model = Model(in_bf16(PAIRS[pair]()) if options.bf16 else PAIRS[pair]())
     contexts = Contexts(model, n_cells=2 * _CONTEXT, n_threads=options.threads)
-    print("| method | temperature | tokens | passes, run | passes, replayed | draft s a pass |")
-    print("|---|---|---|---|---|---|")
+    print_head("method", "temperature", "tokens", "passes, run", "passes, replayed", "draft s a pass")
     for method in options.methods:
         replayed = new_policy(method)
         with edgespec.load(
@@ -359,9 +359,7 @@ def _write(file: Any, line: dict[str, Any]) -> None:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("action", choices=("run", "curves", "report", "check"))
     parser.add_argument("--workload", type=Path, help="questions, as JSON lines in Spec-Bench's format")
     parser.add_argument("--results", type=Path, default=Path("trees.jsonl"))

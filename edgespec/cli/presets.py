@@ -12,11 +12,9 @@ Options and environment variables take precedence over a preset, and a preset ov
 
 from __future__ import annotations
 
-import difflib
-import importlib
 import json
 import re
-import sys
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,7 +24,7 @@ import typer
 from edgespec.cli import config_file
 from edgespec.cli.options.declaration import option
 from edgespec.cli.options.from_file import checked_values
-from edgespec.errors import UsageError
+from edgespec.errors import UsageError, did_you_mean
 from edgespec.files.writing import atomic_write, writing_to
 
 _NAME = re.compile(r"\w[\w.-]{0,63}")
@@ -63,8 +61,7 @@ def existing(name: str) -> Path:
     """
     path = path_of(name)
     if not path.is_file():
-        close = difflib.get_close_matches(name, names(), n=1)
-        hint = f"Did you mean {close[0]}?" if close else "'edgespec presets list' lists them."
+        hint = did_you_mean(name, names(), "'edgespec presets list' lists them.")
         raise UsageError(f"There is no preset '{name}'.", hint)
     return path
 
@@ -76,14 +73,12 @@ def read(name: str) -> dict[str, Any]:
         UsageError: there is no such preset, or its file is damaged.
     """
     path = existing(name)
-    toml: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
-        values: dict[str, Any] = toml.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(
             f"The preset {path} cannot be read: {error}.", "Correct it, or remove it."
         ) from error
-    return values
 
 
 def write(name: str, values: Mapping[str, Any]) -> Path:

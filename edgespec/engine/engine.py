@@ -163,7 +163,6 @@ class Engine:
     def decisions(self, decisions: Decisions) -> None:
         self._decisions = decisions
         self._observing.forced = decisions.observing
-        self.target.model.weights.guess_experts(decisions.expert_guesses)
 
     @checks_arguments
     def stream(

@@ -16,9 +16,7 @@ class Decisions:
         drafting: trees are drafted. By cost, their size follows from what nodes and draft steps take, and
             drafting pauses where it does not pay. Forced, every tree may be as large as the limits allow.
         observing: the drafter is shown passes while it rests.
-        expert_guesses: experts of the next layer are read before its router has chosen them.
     """
 
     drafting: bool | None = None
     observing: bool | None = None
-    expert_guesses: bool | None = None

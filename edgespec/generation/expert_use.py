@@ -15,7 +15,7 @@ class ExpertUse:
     Attributes:
         hits: were in memory.
         misses: had to be read.
-        read_bytes: that were read for them, and for wrong guesses at what would be needed.
+        read_bytes: that were read for them.
     """
 
     hits: int = 0

@@ -6,12 +6,11 @@ Only names and numbers, so that the command line can parse a rule without import
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from edgespec.errors import UsageError
+from edgespec.errors import UsageError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -120,8 +119,7 @@ def parse_rule(text: str) -> Rule:
     """
     name, _, rest = text.partition(":")
     if name not in KINDS:
-        close = difflib.get_close_matches(name, KINDS, n=1)
-        hint = f"Did you mean {close[0]}?" if close else f"The rules are {', '.join(KINDS)}."
+        hint = did_you_mean(name, KINDS, f"The rules are {', '.join(KINDS)}.")
         raise UsageError(f"There is no rule '{name}' to verify by.", hint)
     parameters = KINDS[name].parameters or {}
     values = {key: parameter.default for key, parameter in parameters.items()}

@@ -6,7 +6,7 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Unpack
 
 from edgespec.arguments import check_type
 from edgespec.config import Config
@@ -45,9 +45,6 @@ from edgespec.models.text.template import ChatTemplate
 from edgespec.profiles.store import Keys
 from edgespec.progress import Progress, no_progress
 from edgespec.speculation.drafters.base import Drafter
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 @takes_options

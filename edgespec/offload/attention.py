@@ -10,18 +10,17 @@ in one pass over the weights, with the same bits as in short chunks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address, Shape
 from edgespec.kernels.watch import new_watch
 from edgespec.models.llama.runtime.context import Context
+from edgespec.models.llama.runtime.graph import GraphObserver
 
 MOST_ROWS = 60  # of a stream; ggml uses tiles from 64 on
 _QUERIES, _MASK = 0, 3  # among a node's sources
 
 
-class RowAttention:
+class RowAttention(GraphObserver):
     """Describes attention nodes as streams of few rows, for the duration of one pass.
 
     Attributes:
@@ -34,16 +33,10 @@ class RowAttention:
         self.watch.ask_about_operation(ggml.attention_operation(), MOST_ROWS + 1)
         self._before: dict[Address, Shape] = {}
 
-    def begin(self, stop: Callable[[], bool], padding: int) -> None:
-        """A pass begins."""
-
     def reached(self, node: Address) -> bool:
         """Change a node that is about to be computed: attention over many rows."""
         self._divide(node)
         return False
-
-    def computed(self, node: Address) -> None:
-        """Do nothing: the graph is never stopped for this."""
 
     def end(self, *, completed: bool) -> None:
         """The pass is over: restore the nodes' shapes, as llama.cpp may reuse the graph."""

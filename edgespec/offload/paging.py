@@ -21,6 +21,7 @@ from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address, UnsupportedBuild
 from edgespec.kernels.watch import new_watch
 from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.llama.runtime.graph import GraphObserver
 from edgespec.models.llama.runtime.residency import AllInMemory, BufferTypes
 from edgespec.offload.layout import Piece, plain_store
 
@@ -29,7 +30,7 @@ _N_READERS = 2
 _LAYER_OF_NODE = re.compile(rb".*-(\d+)")
 
 
-class PagedWeights(AllInMemory):
+class PagedWeights(AllInMemory, GraphObserver):
     """The mapped weights of one model, read ahead: a `Residency`, and the observer that it needs.
 
     Time spent on page faults cannot be told apart from computing, so none counts as waited for.
@@ -94,9 +95,6 @@ class PagedWeights(AllInMemory):
             thread.join()
         for file in self._files:
             file.close()
-
-    def computed(self, node: Address) -> None:
-        """Do nothing."""
 
     def reached(self, node: Address) -> bool:
         """A run of nodes with another number begins: if it is a layer's, request the next ones, and stop."""

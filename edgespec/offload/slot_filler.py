@@ -60,14 +60,13 @@ class Load:
         what: it, in its owner's numbers.
         missing: its reads that have not ended.
         under_way: those of them that have begun.
-        read_bytes: of those that have ended.
         error: why one of them failed.
     """
 
     def __init__(self, what: int, slot: int) -> None:
         self.what = what
         self.slot = slot
-        self.missing = self.under_way = self.read_bytes = 0
+        self.missing = self.under_way = 0
         self.error: BaseException | None = None
 
 
@@ -84,8 +83,6 @@ class SlotFiller:
 
     Attributes:
         lock: guards everything, what its owner keeps included.
-        most_later: what is only to be read later begins while fewer reads than this are under way. Where the
-            disk does not read in parallel, what is needed now waits behind them.
         waited_s: total seconds of waits.
         meter: counts the reads.
     """
@@ -110,8 +107,6 @@ class SlotFiller:
         self._arrived = threading.Condition(self.lock)  # a pass waits for weights
         self._jobs: deque[_Job] = deque()
         self._later: deque[_Job] = deque()  # after all others
-        self._under_way = 0
-        self.most_later = n_threads
         self._closing = False
         self.waited_s = 0.0
         self.meter = ReadMeter()
@@ -192,13 +187,12 @@ class SlotFiller:
         scratch = mmap.mmap(-1, max(self._scratch_bytes, 1))  # takes memory when it is first written to
         with self.lock:
             while not self._closing:
-                if not (self._jobs or (self._later and self._under_way < self.most_later)):
+                if not (self._jobs or self._later):
                     self._queued.wait()
                     continue
                 jobs = self._next_jobs(self._jobs or self._later)
                 for load, _ in jobs:
                     load.under_way += 1
-                self._under_way += 1
                 self.meter.begun()
                 self.lock.release()
                 error: BaseException | None = None
@@ -208,7 +202,6 @@ class SlotFiller:
                     error = caught
                 self.lock.acquire()
                 self.meter.ended(sum(read.piece.n_bytes for _, read in jobs))
-                self._under_way -= 1
                 self._end(jobs, error)
         scratch.close()
 
@@ -227,10 +220,9 @@ class SlotFiller:
         return jobs
 
     def _end(self, jobs: Iterable[_Job], error: BaseException | None) -> None:
-        for load, read in jobs:
+        for load, _ in jobs:
             load.under_way -= 1
             load.missing -= 1
-            load.read_bytes += read.piece.n_bytes
             load.error = load.error or error
             if self._on_ended(load):
                 self._arrived.notify_all()

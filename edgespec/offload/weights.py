@@ -22,7 +22,6 @@ from edgespec.kernels.layouts import kernel_layouts
 from edgespec.models.gguf.layers import ModelFiles, pattern_of
 from edgespec.models.llama.runtime.graph import GraphObserver
 from edgespec.models.llama.runtime.residency import BufferTypes, Residency
-from edgespec.offload.experts.guesses import Guesser, Trial
 from edgespec.offload.experts.pool import ExpertPool
 from edgespec.offload.experts.switch import ExpertSwitch
 from edgespec.offload.layer_ring import LayerRing, LayerSwitch
@@ -82,7 +81,6 @@ class StreamedWeights:
         self._resident: WeightMemory | None = None
         self._ring: LayerRing | None = None
         self._pool: ExpertPool | None = None
-        self._trial = Trial()  # whether guesses of experts pay
         self._observers: list[GraphObserver] = []
         self._tables = MappedTables(files)
         self._reader = StoreReader(store)
@@ -221,10 +219,6 @@ class StreamedWeights:
         lost = None if self._beside is None else self._beside.failure()
         return lost or self._tables.change()
 
-    def guess_experts(self, forced: bool | None) -> None:
-        """Read experts ahead of their router's choice in every pass, in none, or (None) where it pays."""
-        self._trial.forced = forced
-
     def close(self) -> None:
         """Free everything, after the model has been freed."""
         for part in (self._ring, self._pool, self._resident):
@@ -267,7 +261,4 @@ class StreamedWeights:
                 ggml.place_stack(stack, pool.address + place, pool.slots.slot_bytes, pool.n_slots)
         n_experts = {index: self.store.experts[index].n_experts for index in used}
         stacks = {index: list(places) for index, places in used.items()}
-        # A router that comes and goes with its layer cannot be asked beforehand.
-        resident = {index: count for index, count in n_experts.items() if index not in self._streamed}
-        guesser = Guesser(resident, self._n_used)
-        self._observers.append(ExpertSwitch(pool, stacks, n_experts, guesser, self._trial))
+        self._observers.append(ExpertSwitch(pool, stacks, n_experts))

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, TypeVar
+from typing import Any, Self
 
 from edgespec.costs.curves import Curve
-
-_T = TypeVar("_T", bound="Figures")
 
 _ADDED_LATER = ("busy", "pass_s")  # older files have none
 _READ: Mapping[str, Any] = {
@@ -28,7 +26,7 @@ class Figures:
         return {name: _written(value) for name, value in vars(self).items()}
 
     @classmethod
-    def from_json(cls: type[_T], record: Mapping[str, Any]) -> _T:
+    def from_json(cls, record: Mapping[str, Any]) -> Self:
         """Restore from the result of `to_json`.
 
         Raises:

@@ -13,7 +13,7 @@ import platform
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -290,7 +290,7 @@ class ProfileStore:
     def _put(self, kind: str, key: Key, figures: Mapping[str, Any]) -> None:
         record = {
             "version": _VERSION,
-            "measured": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "measured": datetime.now(UTC).isoformat(timespec="seconds"),
             "of": dict(key),
             "figures": figures,
         }

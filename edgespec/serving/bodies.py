@@ -51,7 +51,7 @@ class Bodies:
         try:
             try:
                 await asyncio.wait_for(self._collect(http, body), self._limits.body_s)
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 text = f"The body did not arrive within {self._limits.body_s:g} seconds."
                 raise Refusal(408, text, "request_timeout") from None
             yield body

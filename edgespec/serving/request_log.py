@@ -6,7 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO
 
@@ -51,7 +51,7 @@ class Entry:
         first = answers[0] if answers else Generation()
         count = max(len(answers), 1)
         return cls(
-            time=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+            time=datetime.now(UTC).isoformat(timespec="milliseconds"),
             path=path,
             status=status,
             seconds=round(seconds, 4),

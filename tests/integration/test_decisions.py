@@ -29,11 +29,11 @@ from tests.slow_disk import slow_down
 from tests.templated import speaking
 from tests.unit import templates
 
-ALL = Decisions(drafting=True, observing=True, expert_guesses=True)
-NONE = Decisions(drafting=False, observing=False, expert_guesses=False)
+ALL = Decisions(drafting=True, observing=True)
+NONE = Decisions(drafting=False, observing=False)
 SIDES = {
     "all": ALL,
-    "trees": Decisions(True, observing=False, expert_guesses=False),
+    "trees": Decisions(True, observing=False),
     "none": NONE,
 }
 

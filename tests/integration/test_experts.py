@@ -19,7 +19,6 @@ from edgespec.costs.planner import Drafting, Passes, predict
 from edgespec.engine.engine import Engine
 from edgespec.errors import StreamError
 from edgespec.generation.config import GenerationConfig
-from edgespec.generation.decisions import Decisions
 from edgespec.loading.pass_costs import expected_prefill
 from edgespec.models.gguf.experts import layer_weights
 from edgespec.models.gguf.footprint import cells_for, footprint
@@ -27,7 +26,6 @@ from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.quantize import make_drafter
 from edgespec.offload.experts import switch
-from edgespec.offload.experts.guesses import Guesser
 from edgespec.offload.packing.pack import gains_from_packing
 from edgespec.offload.planning.budget import plan_memory
 from edgespec.offload.planning.held_experts import budget_for_experts
@@ -52,13 +50,12 @@ def load_streamed(model: Path, spare: int = 0, **options: Any) -> Engine:
     return load_in_least_memory(model, spare, **{"context": 256, **options})
 
 
-def same_as_resident(path: Path, *, guesses: bool | None = None, **options: Any) -> StreamedWeights:
+def same_as_resident(path: Path, **options: Any) -> StreamedWeights:
     """Compare texts and logits; returns the weights that were streamed."""
     with edgespec.load(path, draft="none", context=256) as engine:
         expected = engine.generate(PROMPT, CONFIG, raw=True).tokens
         logits = engine.target.context.logits().copy()
     with load_streamed(path, **options) as engine:
-        engine.decisions = Decisions(expert_guesses=guesses)
         answer = engine.generate(PROMPT, CONFIG, raw=True)
         assert answer.tokens == expected
         assert (engine.target.context.logits() == logits).all()
@@ -79,30 +76,16 @@ def mixture(plain: Path) -> Path:
     return make_drafter(plain, plain.with_name("q4_0.gguf"), quantization="q4_0")
 
 
-@pytest.mark.parametrize("guesses", [True, False])
 @pytest.mark.parametrize("architecture", sorted(MIXTURES))
-def test_mixtures_of_every_make(
-    architecture: str, guesses: bool, smol_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """If they guess all the time, wrong guesses come and go as well."""
-    guessed: list[int] = []
-    guess = Guesser.guess
-
-    def counted(self: Guesser, *where: int) -> Any:
-        found = guess(self, *where)
-        guessed.append(len(found))
-        return found
-
-    monkeypatch.setattr(Guesser, "guess", counted)
+def test_mixtures_of_every_make(architecture: str, smol_path: Path, tmp_path: Path) -> None:
     model = write_tiny(tmp_path / f"{architecture}.gguf", architecture, smol_path)
     path = make_drafter(model, tmp_path / "quantized.gguf", quantization="q4_k_m")
     files = ModelFiles.of(read_header(path))
     found = layer_weights(files).experts
     assert len(found) == N_LAYER - (architecture in ("glm4moe", "deepseek2"))
     assert {layer.n_experts for layer in found} == {N_EXPERT}
-    weights = same_as_resident(path, guesses=guesses, spare=6 * MIB)
+    weights = same_as_resident(path, spare=6 * MIB)
     assert weights.packed is gains_from_packing(files.layers())
-    assert set(guessed) == ({0, N_EXPERT_USED} if guesses else set())
 
 
 def test_experts_that_are_no_multiples_of_a_block_are_read_from_the_model_itself(
@@ -160,8 +143,6 @@ def test_more_memory_holds_more_experts_and_the_budget_counts_them(plain: Path) 
     rates, read = [], []
     for spare in (0, 3 * MIB, 64 * MIB):
         with load_streamed(plain, spare) as engine:
-            # What wrong guesses have read depends on the disk.
-            engine.decisions = Decisions(expert_guesses=False)
             answer = engine.generate(PROMPT, CONFIG, raw=True)
             assert answer.experts is not None
             rates.append(answer.experts.hit_rate)

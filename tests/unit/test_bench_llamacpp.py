@@ -11,8 +11,9 @@ import pytest
 
 from edgespec.bench.rows import llamacpp
 from edgespec.bench.rows.capped import Capped, run_capped
-from edgespec.bench.rows.llamacpp_batches import LlamaCppBatches
+from edgespec.bench.rows.llamacpp import Comparison, LlamaCppBatches
 from edgespec.errors import UsageError
+from edgespec.generation.config import GenerationConfig
 
 
 def program(path: Path, text: str = "") -> Path:
@@ -39,6 +40,21 @@ def test_llama_cpp_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         llamacpp.find_programs("ollama", speculative=True)
 
 
+def shared(tmp_path: Path, **changes: Any) -> Comparison:
+    settings: dict[str, Any] = {
+        "target": tmp_path / "big.gguf",
+        "n_bytes": 10**9,
+        "cap": 10**9,
+        "context": 512,
+        "threads": 2,
+        "config": GenerationConfig(seed=1, max_tokens=8),
+        "repetitions": 2,
+        "row_seconds": 60.0,
+        "marks": ("widened",),
+    }
+    return Comparison(**settings | changes)
+
+
 PRINTS = """cat <<'END'
 perf_print: prompt eval time =   100.00 ms /    20 tokens (    5.00 ms per token,   200.00 tokens per second)
 perf_print:        eval time =   500.00 ms /    10 runs   (   50.00 ms per token,    20.00 tokens per second)
@@ -51,21 +67,8 @@ def test_llama_cpp_rows(tmp_path: Path) -> None:
     simple = program(
         tmp_path / "llama-speculative-simple", "echo 'decoded   33 tokens in 3 s, speed:   11.000 t/s'\n"
     )
-    others = llamacpp.LlamaCpp(
-        llamacpp.Programs(plain, simple),
-        tmp_path / "big.gguf",
-        tmp_path / "small.gguf",
-        n_bytes=10**9,
-        cap=10**9,
-        context=512,
-        threads=2,
-        temperature=0.0,
-        seed=1,
-        max_tokens=8,
-        repetitions=2,
-        row_seconds=60.0,
-        marks=("widened",),
-    )
+    programs = llamacpp.Programs(plain, simple)
+    others = llamacpp.LlamaCpp(programs, tmp_path / "small.gguf", shared(tmp_path))
     assert [spec.name for spec in others.specs] == [
         "llama.cpp, plain (widened)",
         *(f"llama.cpp, draft {length} (widened)" for length in (4, 8, 16)),
@@ -88,16 +91,7 @@ def test_llama_cpp_rows(tmp_path: Path) -> None:
 
 
 def batches(folder: Path | None, tmp_path: Path, **changes: Any) -> LlamaCppBatches:
-    settings: dict[str, Any] = {
-        "n_bytes": 10**9,
-        "cap": 10**9,
-        "threads": 2,
-        "tokens": 8,
-        "repetitions": 2,
-        "row_seconds": 60.0,
-        "marks": ("widened",),
-    }
-    return LlamaCppBatches(folder, tmp_path / "big.gguf", [1, 16], **settings | changes)
+    return LlamaCppBatches(folder, [1, 16], shared(tmp_path, **changes))
 
 
 def test_llama_cpp_decodes_batches_with_its_own_program(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from edgespec.errors import StreamError
 from edgespec.files.direct_reader import BLOCK, FileReader
 from edgespec.models.llama.runtime.abort import DecodeAborted
-from edgespec.offload.experts.guesses import Trial
 from edgespec.offload.experts.pool import ExpertPool, FadingCounts
 from edgespec.offload.layout import EXPERT_PIECE_BYTES, ExpertRun, Store, StoredExperts
 from edgespec.offload.store_reader import StoreReader
@@ -244,69 +243,6 @@ def test_neighbours_in_the_file_are_read_at_once_where_many_are_queued(
         check(pool, store, content, 0, range(n_experts))
     assert sum(sizes) == n_experts
     assert max(sizes) > 1
-
-
-def test_a_guess_is_read_when_nothing_else_is_and_given_up_if_it_was_wrong(
-    pool: ExpertPool, store: Store, content: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gate = Gate(monkeypatch)
-    pool.request(0, [0, 1], shares(2))
-    assert gate.begun.wait(PATIENCE_S)
-    pool.guess(1, [2, 3])
-    pool.request(1, [2], shares(1))
-    gate.go_on.set()
-    pool.take(never)
-    check(pool, store, content, 0, [0, 1])
-    check(pool, store, content, 1, [2])
-    experts = [store.experts[0].reads(0), store.experts[0].reads(1), store.experts[1].reads(2)]
-    assert pool.slots.meter.n_bytes == sum(read.piece.n_bytes for reads in experts for read in reads)
-    assert (pool.use.hits, pool.use.misses) == (3, 3)
-
-
-def test_what_a_wrong_guess_has_read_is_counted(
-    pool: ExpertPool, store: Store, content: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gate = Gate(monkeypatch)
-    pool.guess(1, [4])
-    assert gate.begun.wait(PATIENCE_S)
-    pool.request(1, [2], shares(1))
-    gate.go_on.set()
-    pool.take(never)
-    each = store.experts[1].n_bytes
-    assert (pool.use.misses, pool.use.read_bytes) == (1, 2 * each)
-    check(pool, store, content, 1, [2])
-    check(pool, store, content, 1, [4])  # it is there now, or still on its way
-    assert pool.use.misses == 1
-
-
-def test_no_more_than_two_experts_are_guessed(pool: ExpertPool, store: Store, content: bytes) -> None:
-    check(pool, store, content, 0, [0])
-    pool.guess(0, [0, 5, 4, 3])
-    check(pool, store, content, 0, [3, 4, 5])
-    assert pool.use.misses == 4
-    experts = [store.experts[0].reads(number) for number in (0, 3, 4, 5)]
-    assert pool.slots.meter.n_bytes == sum(read.piece.n_bytes for reads in experts for read in reads)
-
-
-def passes_of(trial: Trial, n: int, seconds: dict[bool, float]) -> list[bool]:
-    """True for each pass that guessed, if one takes so long with guesses, and without."""
-    guessed = []
-    for _ in range(n):
-        guessed.append(trial.guessing)
-        trial.add(seconds[trial.guessing])
-    return guessed
-
-
-@pytest.mark.parametrize("gain", [0.5, 0.97, 1.0, 1.3])
-def test_guessing_goes_on_only_where_it_pays(gain: float) -> None:
-    trial = Trial()
-    assert sum(passes_of(trial, 64, {False: 1.0, True: gain})) == 32
-    assert trial.pays == (gain < 0.98)
-    later = passes_of(trial, 1024, {False: 1.0, True: gain})
-    assert sum(guessing == trial.pays for guessing in later) == 1024 - 2 * 8
-    # When it is the other way round from now on, that is noticed.
-    passes_of(trial, 8 * 512, {False: 1.0, True: 1.5 if trial.pays else 0.5})
-    assert trial.pays == (gain >= 0.98)
 
 
 def test_a_failed_read_is_raised_where_its_expert_is_needed_and_tried_again(

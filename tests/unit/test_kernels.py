@@ -137,17 +137,6 @@ def test_of_stacks_only_experts_are_rearranged() -> None:
     assert weight_layout("blk.0.attn_k.weight", Q4_0, shape[:2]) == kernel_layout(Q4_0, shape[:2])
 
 
-def test_the_product_that_a_node_is_derived_from() -> None:
-    with ggml.ScratchContext() as scratch:
-        call = ggml.functions()
-        matrix, rows = scratch.tensor(ggml.F32, (32, 8)), scratch.tensor(ggml.F32, (32, 1))
-        product = call["ggml_mul_mat"](scratch.handle, matrix, rows)
-        derived = call["ggml_view_1d"](scratch.handle, product, 4, 0)
-        assert ggml.product_behind(derived) == ggml.product_behind(product) == (matrix, rows)
-        assert ggml.product_behind(rows) is None
-        assert ggml.rows_of(matrix) is None  # it has no memory
-
-
 def test_own_kernels_are_among_the_layouts_once_the_backend_has_started() -> None:
     """llama.cpp reads the list once, so what is added later would not be found."""
     program = (

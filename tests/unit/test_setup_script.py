@@ -100,11 +100,11 @@ def test_advice_names_the_command_to_type(setup: ModuleType) -> None:
 
 
 def test_old_python(setup: ModuleType) -> None:
-    assert setup.python_problem((3, 9)) == (
-        "This is Python 3.9; EdgeSpec needs 3.10 or later.\n"
-        "Run this script with a newer one, for example: python3.10 scripts/setup.py"
+    assert setup.python_problem((3, 10)) == (
+        "This is Python 3.10; EdgeSpec needs 3.11 or later.\n"
+        "Run this script with a newer one, for example: python3.11 scripts/setup.py"
     )
-    assert setup.python_problem((3, 10)) == setup.python_problem((3, 14)) == ""
+    assert setup.python_problem((3, 11)) == setup.python_problem((3, 14)) == ""
 
 
 @pytest.mark.parametrize(

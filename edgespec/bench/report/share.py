@@ -93,6 +93,23 @@ def read_share(path: Path) -> dict[str, Any]:
     return dict(record)
 
 
+def compare_files(first: str, second: str | None) -> str:
+    """Compare two files, as Markdown.
+
+    Args:
+        second: what stands after the first file, which is where a model would be named.
+
+    Raises:
+        UsageError: there is no second file, or one of them is no such file.
+    """
+    if second is None:
+        raise UsageError(f"There is nothing to compare {first} with.", "Name two files: --compare A B")
+    paths = [Path(first), Path(second)]
+    names = [path.stem for path in paths] if paths[0].stem != paths[1].stem else [first, second]
+    one, other = map(read_share, paths)
+    return compare(one, other, names)
+
+
 def compare(first: Mapping[str, Any], second: Mapping[str, Any], names: Sequence[str]) -> str:
     """Compare two shared results side by side, as Markdown: their origins, and the rows that both have.
 

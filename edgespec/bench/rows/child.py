@@ -14,7 +14,6 @@ import os
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -273,36 +272,25 @@ class _Measurement:
         passes = [record for answer in made for record in answer.passes]
         if not passes:
             return {"error": "No pass was done in the time for a row. Ask for more with --row-seconds."}
-        n = len(passes)
-        rule = self._engine.target.rule
-        rows = Counter(rule.padded(record.nodes) if rule else record.nodes for record in passes)
-        first, memory = made[0], made[0].memory
+        from edgespec.bench.rows.shared_rows import figures_of
+
         needed = [record.experts for record in passes if record.experts is not None]
-        experts = sum(needed[1:], needed[0]) if needed else None
         groups = counted if len(counted) > 1 else [[answer] for answer in made]
-        notes = [f"Left out: {what}" for what in dict.fromkeys(self._too_long)]
-        return {
-            "samples": [_speed(group) for group in groups if any(answer.passes for answer in group)],
-            "tokens_per_pass": sum(record.accepted + 1 for record in passes) / n,
-            "nodes_per_pass": sum(record.nodes for record in passes) / n,
-            "round_s": sum(record.seconds for record in passes) / n,
-            "pass_s": sum(record.verify_s for record in passes) / n,
-            "draft_s": sum(record.draft_s for record in passes) / n,
-            "wait_s": sum(record.wait_s for record in passes) / n,
-            "rows": dict(rows),
+        figures = figures_of(self._engine, [(record,) for record in passes], made[0])
+        if needed:
+            experts = sum(needed[1:], needed[0])
+            figures["held"] = self._engine.target.model.weights.experts_held
+            figures["hit_rate"] = experts.hit_rate
             # What passes read of experts was counted; what they read of layers is always the same.
-            "streamed_bytes_per_pass": experts.read_bytes // n if experts else memory.streamed_bytes_per_pass,
-            "held": self._engine.target.model.weights.experts_held if experts else None,
-            "hit_rate": experts.hit_rate if experts else None,
-            "budget_bytes": memory.budget_bytes,
+            figures["streamed_bytes_per_pass"] = experts.read_bytes // len(passes)
+        return {
+            **figures,
+            "samples": [_speed(group) for group in groups if any(answer.passes for answer in group)],
             "prefill_tokens_per_second": sum(a.prompt_tokens for a in made)
             / max(sum(a.timings.prefill_s for a in made), 1e-9),
-            "exact": first.exact,
-            "lossy": first.lossy,
-            "kernels": self._engine.target.identity.get("kernels"),
             "answers": [answer.tokens for answer in self._repetitions[0]],
             "cut": self._cut,
-            "left_out": notes,
+            "left_out": [f"Left out: {what}" for what in dict.fromkeys(self._too_long)],
         }
 
 

@@ -7,14 +7,19 @@ import json
 import platform
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from edgespec.bench.rows.capped import cap_kind, run_capped
-from edgespec.bench.rows.llamacpp import LlamaCpp, Programs, find_programs, program_folder
-from edgespec.bench.rows.llamacpp_batches import LlamaCppBatches
+from edgespec.bench.rows.llamacpp import (
+    Comparison,
+    LlamaCpp,
+    LlamaCppBatches,
+    find_programs,
+    program_folder,
+)
 from edgespec.bench.rows.request import Request
 from edgespec.bench.rows.row_spec import BUDGET_SHARE, RowOptions, RowSpec, rows_for
 from edgespec.bench.rows.runner import CHILD, OtherProgram, RunConfig, why_it_failed
@@ -139,11 +144,22 @@ def prepared(request: Request, on_progress: Progress) -> Iterator[Job]:
             request.profile_s,
             files.paths,
         )
+        theirs = Comparison(
+            files.paths[0],
+            files.tensor_bytes,
+            request.cap if cap_kind() != "none" else None,
+            context,
+            threads,
+            request.config,
+            request.repetitions,
+            request.row_seconds,
+            marks,
+        )
         others: list[OtherProgram] = []
         if programs is not None:
-            others.append(_llama_cpp(request, load, programs, drafter, files, marks))
+            others.append(LlamaCpp(programs, drafter, theirs))
         if request.texts:
-            others.append(_llama_cpp_batches(request, load, files, marks))
+            others.append(LlamaCppBatches(program_folder(request.compare), request.texts, theirs))
         about = _about(request, header, files, options, len(texts))
         about["notes"] += notes
         draft = load.speculation.draft
@@ -201,49 +217,6 @@ def _drafter(planner: Planner, limit: int, on_progress: Progress) -> Path | None
     return found.path if found is not None else None
 
 
-def _llama_cpp(
-    request: Request,
-    load: Config,
-    programs: Programs,
-    drafter: Path | None,
-    files: ModelFiles,
-    marks: tuple[str, ...],
-) -> LlamaCpp:
-    config = request.config
-    return LlamaCpp(
-        programs,
-        files.paths[0],
-        drafter,
-        n_bytes=files.tensor_bytes,
-        cap=request.cap if cap_kind() != "none" else None,
-        context=load.model.context,
-        threads=load.devices.threads or default_threads(),
-        temperature=config.temperature,
-        seed=config.seed or 0,
-        max_tokens=config.max_tokens or 0,
-        repetitions=request.repetitions,
-        row_seconds=request.row_seconds,
-        marks=marks,
-    )
-
-
-def _llama_cpp_batches(
-    request: Request, load: Config, files: ModelFiles, marks: tuple[str, ...]
-) -> LlamaCppBatches:
-    return LlamaCppBatches(
-        program_folder(request.compare),
-        files.paths[0],
-        request.texts,
-        n_bytes=files.tensor_bytes,
-        cap=request.cap if cap_kind() != "none" else None,
-        threads=load.devices.threads or default_threads(),
-        tokens=request.config.max_tokens or 1,
-        repetitions=request.repetitions,
-        row_seconds=request.row_seconds,
-        marks=marks,
-    )
-
-
 def _about(
     request: Request, header: GGUFHeader, files: ModelFiles, options: RowOptions, asked: int
 ) -> dict[str, Any]:
@@ -282,7 +255,7 @@ def _about(
     how = "greedy" if config.greedy else f"temperature {config.temperature:g}, seed {config.seed}"
     return {
         "title": f"edgespec bench: {name}",
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": request.command,
         "asked": f"{asked} prompt{'' if asked == 1 else 's'}, {times}, at most {config.max_tokens} tokens "
         f"each, {how}",

@@ -1,31 +1,41 @@
-"""Rows measured with llama.cpp's own programs: plain, and with its speculative decoding."""
+"""Rows measured with llama.cpp's own programs: plain, with its speculative decoding, and in batches."""
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edgespec.bench.rows.capped import Capped
 from edgespec.bench.rows.figures import Row, spread
 from edgespec.bench.rows.row_spec import PLAIN, RowSpec
 from edgespec.errors import UsageError
+from edgespec.generation.config import GenerationConfig
+from edgespec.offload.layout import round_up
 
 if TYPE_CHECKING:
     from edgespec.bench.rows.runner import Run
 
 DRAFTS = (4, 8, 16)  # draft lengths
+BATCHES = "llama-batched-bench"
 
 _PLAIN_PROGRAMS = ("llama-completion", "llama-cli")
 _SPECULATIVE = "llama-speculative-simple"
 # "eval time = ... ( 12.34 ms per token, 81.05 tokens per second)", which is not the prompt's line.
 _EVAL_SPEED = re.compile(r"(?<!prompt )eval time =.*?,\s+([\d.]+) tokens per second")
+_BINDINGS = [sys.executable, "-m", "edgespec.models.llama.plain_batches"]
+_NOT_RENDERED = "The prompts could not be rendered for it."
+_TOKEN_BYTES = 3.5  # of a usual text
+_CELLS = 256  # llama.cpp gives each text a multiple of these
+_FITS = 0.8  # of a cap: what a model may take
 _DECODED_SPEED = re.compile(r"decoded.*speed:\s+([\d.]+) t/s")
 
 
@@ -68,80 +78,89 @@ def find_programs(given: str, *, speculative: bool) -> Programs:
     return Programs(plain.absolute(), second.absolute() if second else None)
 
 
-class LlamaCpp:
-    """Rows that llama.cpp measures.
+@dataclass(frozen=True)
+class Comparison:
+    """The settings that all rows of llama.cpp share.
 
-    Args:
-        target: the model; `drafter` is None if no model drafts.
-        n_bytes: the target's size.
+    Attributes:
+        target: the model; `n_bytes` is its size.
         cap: bytes of the control group, or None.
-        repetitions: runs of each prompt; each loads the model anew.
+        config: what sampling and lengths it can be told of.
+        repetitions: runs of each prompt, or of each batch; each loads the model anew.
+        row_seconds: most seconds to measure a row.
+        marks: as for RowSpec.
     """
 
-    def __init__(
-        self,
-        programs: Programs,
-        target: Path,
-        drafter: Path | None,
-        *,
-        n_bytes: int,
-        cap: int | None,
-        context: int,
-        threads: int,
-        temperature: float,
-        seed: int,
-        max_tokens: int,
-        repetitions: int,
-        row_seconds: float,
-        marks: tuple[str, ...] = (),
-    ) -> None:
+    target: Path
+    n_bytes: int
+    cap: int | None
+    context: int
+    threads: int
+    config: GenerationConfig
+    repetitions: int
+    row_seconds: float
+    marks: tuple[str, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        """Most tokens of each answer."""
+        return self.config.max_tokens or 0
+
+    @property
+    def repacking(self) -> list[str]:
+        """The arguments that keep llama.cpp from rearranging a model that does not fit the cap.
+
+        By default it copies mapped weights for that, and would be killed.
+        """
+        fits = self.cap is None or self.n_bytes <= _FITS * self.cap
+        return [] if fits else ["--no-repack"]
+
+
+class LlamaCpp:
+    """Rows of single answers that llama.cpp's programs measure.
+
+    Args:
+        drafter: None if no model drafts.
+    """
+
+    def __init__(self, programs: Programs, drafter: Path | None, shared: Comparison) -> None:
         self._programs = programs
         self._drafter = drafter
-        self._repetitions = repetitions
-        self._row_seconds = row_seconds
-        self._common = ["-m", str(target), "-c", str(context), "-n", str(max_tokens), "-t", str(threads)]
-        self._common += ["--temp", str(temperature), "--seed", str(seed)]
-        if not may_repack(n_bytes, cap):
-            self._common.append("--no-repack")
+        self._shared = shared
+        config = shared.config
+        self._common = ["-m", str(shared.target), "-c", str(shared.context), "-n", str(shared.tokens)]
+        self._common += ["-t", str(shared.threads), "--temp", str(config.temperature)]
+        self._common += ["--seed", str(config.seed or 0), *shared.repacking]
         drafts: Sequence[int | str] = DRAFTS if programs.speculative and drafter else ()
-        self.specs = [RowSpec("llama.cpp", tree, marks=marks) for tree in (PLAIN, *drafts)]
+        self.specs = [RowSpec("llama.cpp", tree, marks=shared.marks) for tree in (PLAIN, *drafts)]
 
     def measure(self, spec: RowSpec, prompts: Sequence[str], run: Run) -> Row:
         """Measure a row: each prompt in its own process, while there is time."""
+        if not prompts:
+            return Row.of(spec, error=_NOT_RENDERED)
         command, pattern = self._command(spec)
-        end = time.monotonic() + self._row_seconds
+        end = time.monotonic() + self._shared.row_seconds
         repetitions: list[list[float]] = []
-        peak = rss = 0
+        runs: list[Capped] = []
         cut = False
-        for _ in range(self._repetitions):
+        for _ in range(self._shared.repetitions):
             speeds: list[float] = []
             repetitions.append(speeds)
             for prompt in prompts:
                 if cut := time.monotonic() > end and bool(speeds or len(repetitions) > 1):
                     break
-                ended = run([*command, "-p", prompt], with_errors=True)
-                found = pattern.findall(ended.output)
-                if ended.status or not found:
-                    return Row.of(spec, error=failure(ended))
+                runs.append(run([*command, "-p", prompt], with_errors=True))
+                found = pattern.findall(runs[-1].output)
+                if runs[-1].status or not found:
+                    return Row.of(spec, error=failure(runs[-1]))
                 speeds.append(float(found[-1]))
-                peak, rss = max(peak, ended.peak_bytes), max(rss, ended.rss_bytes)
             if cut:
                 break
-        if not prompts:
-            return Row.of(spec, error="The prompts could not be rendered for it.")
         whole = repetitions[:-1] if cut else repetitions
         # The overall speed of answers of equal length.
         samples = [statistics.harmonic_mean(r) for r in whole] if len(whole) > 1 else [*chain(*repetitions)]
-        return Row.of(
-            spec,
-            samples=samples,
-            **spread(samples),
-            peak_bytes=peak or rss or None,
-            peak_rss_bytes=rss or None,
-            capped=peak > 0,
-            cut=cut,
-            drafter=self._drafter.stem if self._drafter and spec.tree != PLAIN else None,
-        )
+        drafter = self._drafter.stem if self._drafter and spec.tree != PLAIN else None
+        return _row(spec, samples, runs, cut=cut, drafter=drafter)
 
     def _command(self, spec: RowSpec) -> tuple[list[str], re.Pattern[str]]:
         if spec.tree == PLAIN:
@@ -152,13 +171,79 @@ class LlamaCpp:
         return [program, *self._common, *draft, "--spec-type", "draft-simple"], _DECODED_SPEED
 
 
-def may_repack(n_bytes: int, cap: int | None) -> bool:
-    """True if llama.cpp may rearrange a model of this size in memory.
+class LlamaCppBatches:
+    """Rows of so many texts at once that llama.cpp measures, each text with a prompt as long as ours.
 
-    By default it copies mapped weights for that, and under a cap that the model does not fit it would be
-    killed.
+    Args:
+        folder: of llama.cpp's programs; None looks on the PATH. Where the program is missing, the bindings
+            decode.
     """
-    return cap is None or n_bytes <= 0.8 * cap
+
+    def __init__(self, folder: Path | None, texts: Sequence[int], shared: Comparison) -> None:
+        self._program = find_program((BATCHES,), folder)
+        self._shared = shared
+        self.specs = [RowSpec("llama.cpp", PLAIN, marks=shared.marks, texts=n) for n in texts]
+
+    def measure(self, spec: RowSpec, prompts: Sequence[str], run: Run) -> Row:
+        """Measure a row: total tokens per second while all sequences are decoded."""
+        if not prompts:
+            return Row.of(spec, error=_NOT_RENDERED)
+        length = round(statistics.mean(len(prompt.encode()) for prompt in prompts) / _TOKEN_BYTES)
+        command = self._command(spec.texts, max(length, 1))
+        end = time.monotonic() + self._shared.row_seconds
+        samples: list[float] = []
+        first: list[float] = []
+        runs: list[Capped] = []
+        cut = False
+        for _ in range(self._shared.repetitions):
+            if cut := bool(samples) and time.monotonic() > end:
+                break
+            runs.append(run(command, with_errors=True))
+            figures = _figures(runs[-1])
+            if figures is None:
+                return Row.of(spec, error=failure(runs[-1]))
+            samples.append(figures["speed_tg"])
+            first.append(figures["t_pp"] + figures["t_tg"] / (self._shared.tokens or 1))
+        return _row(
+            spec,
+            samples,
+            runs,
+            cut=cut,
+            tokens_per_second_a_text=statistics.median(samples) / spec.texts,
+            first_token_s=statistics.median(first),
+            texts_per_pass=float(spec.texts),
+            notes=[] if self._program else [f"There is no {BATCHES}: measured through llama-cpp-python."],
+        )
+
+    def _command(self, texts: int, prompt: int) -> list[str]:
+        shared = self._shared
+        tokens = shared.tokens or 1
+        if self._program is None:
+            sizes = {"prompt": prompt, "tokens": tokens, "texts": texts, "threads": shared.threads}
+            words = [word for name, n in sizes.items() for word in (f"--{name}", str(n))]
+            return [*_BINDINGS, "--model", str(shared.target), *words, *shared.repacking]
+        cells = texts * round_up(prompt + tokens, _CELLS)
+        numbers = ["-c", cells, "-npp", prompt, "-ntg", tokens, "-npl", texts, "-t", shared.threads]
+        model = [str(self._program), "-m", str(shared.target)]
+        return [*model, *map(str, numbers), *shared.repacking, "--output-format", "jsonl"]
+
+
+def _figures(ended: Capped) -> dict[str, Any] | None:
+    """The figures that a run has printed as JSON; None if it failed."""
+    if ended.status:
+        return None
+    for line in reversed(ended.output.splitlines()):
+        if line.startswith("{") and "speed_tg" in line:
+            figures: dict[str, Any] = json.loads(line)
+            return figures
+    return None
+
+
+def _row(spec: RowSpec, samples: list[float], runs: Sequence[Capped], **more: Any) -> Row:
+    """The row of so many runs; `more` are further fields."""
+    peak, rss = max(run.peak_bytes for run in runs), max(run.rss_bytes for run in runs)
+    memory = {"peak_bytes": peak or rss or None, "peak_rss_bytes": rss or None, "capped": peak > 0}
+    return Row.of(spec, samples=samples, **spread(samples), **memory, **more)
 
 
 def failure(ended: Capped) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from edgespec.engine.engine import Engine
 from edgespec.engine.requests import Event, Request
 from edgespec.generation.config import GenerationConfig
-from edgespec.generation.result import PassRecord
+from edgespec.generation.result import Generation, PassRecord
 from edgespec.progress import Progress
 
 _WARM_UP_TOKENS = 4
@@ -120,30 +120,42 @@ def _count(event: Event, run: _Run, seconds: float) -> None:
 def _result(engine: Engine, runs: list[_Run], texts: int, *, cut: bool) -> dict[str, Any]:
     counted = runs[:-1] if cut and len(runs) > 1 else runs
     full = [records for run in counted for records in run.fullest]
-    n, rule = len(full), engine.target.rule
-    nodes = [sum(record.nodes for record in records) for records in full]
     samples = [run.speed for run in counted]
     answer = engine.last_generation
     assert answer is not None, "there was a warm-up"
     return {
+        **figures_of(engine, full, answer),
         "samples": samples,
         "texts": texts,
-        "texts_per_pass": sum(map(len, full)) / n,
+        "texts_per_pass": sum(map(len, full)) / len(full),
         "tokens_per_second_a_text": statistics.median(samples) / max(len(records) for records in full),
         "first_token_s": statistics.median(s for run in counted for s in run.first.values()),
-        "tokens_per_pass": sum(record.accepted + 1 for records in full for record in records) / n,
+        "answers": [runs[0].answers[index] for index in sorted(runs[0].answers)] if not cut else [],
+        "cut": cut,
+        "left_out": [],
+    }
+
+
+def figures_of(engine: Engine, passes: Sequence[Sequence[PassRecord]], answer: Generation) -> dict[str, Any]:
+    """The fields of a Row that follow from its passes, and from any of its answers.
+
+    Args:
+        passes: for each, the records of the texts that it extended.
+    """
+    n, rule = len(passes), engine.target.rule
+    nodes = [sum(record.nodes for record in records) for records in passes]
+    firsts = [records[0] for records in passes]  # the seconds are those of the whole pass
+    return {
+        "tokens_per_pass": sum(record.accepted + 1 for records in passes for record in records) / n,
         "nodes_per_pass": sum(nodes) / n,
-        "round_s": sum(records[0].seconds for records in full) / n,
-        "pass_s": sum(records[0].verify_s for records in full) / n,
-        "draft_s": sum(records[0].draft_s for records in full) / n,
-        "wait_s": sum(records[0].wait_s for records in full) / n,
+        "round_s": sum(record.seconds for record in firsts) / n,
+        "pass_s": sum(record.verify_s for record in firsts) / n,
+        "draft_s": sum(record.draft_s for record in firsts) / n,
+        "wait_s": sum(record.wait_s for record in firsts) / n,
         "rows": dict(Counter(rule.padded(rows) if rule else rows for rows in nodes)),
         "streamed_bytes_per_pass": answer.memory.streamed_bytes_per_pass,
         "budget_bytes": answer.memory.budget_bytes,
         "exact": answer.exact,
         "lossy": answer.lossy,
         "kernels": engine.target.identity.get("kernels"),
-        "answers": [runs[0].answers[index] for index in sorted(runs[0].answers)] if not cut else [],
-        "cut": cut,
-        "left_out": [],
     }

@@ -6,6 +6,7 @@ import shlex
 import shutil
 import signal
 import sys
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +18,6 @@ from edgespec.cli.options.declaration import config_option, option, with_options
 from edgespec.cli.options.model_flag import ModelFlag
 from edgespec.cli.options.rows import check_no_model, form_and_file
 from edgespec.cli.options.sampling import SamplingOptions
-from edgespec.cli.options.shared import compared, is_shared
 from edgespec.cli.screen.formatting import count
 from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal, is_terminal
@@ -193,8 +193,10 @@ def bench(
     sampling: SamplingOptions,
 ) -> None:
     """Benchmark a model on this machine: tokens per second, plain and with trees."""
-    if compare is not None and is_shared(compare):
-        results().text(compared(compare, flag.or_argument(loading.model.name, called)))
+    if compare is not None and (compare.lower().endswith(".json") or Path(compare).is_file()):
+        from edgespec.bench.report.share import compare_files
+
+        results().text(compare_files(compare, flag.or_argument(loading.model.name, called)))
         return
     trees = list(dict.fromkeys(_tree(text) for text in tree_budgets or _TREES))
     form, rows_name = form_and_file(form)
@@ -256,24 +258,16 @@ def _synthetic(text: str) -> int | MixtureShape:
     return MixtureShape.parse(text.removeprefix(_MIXTURE))
 
 
+@dataclass(frozen=True)
 class _Bench:
-    """Measures, reports progress, and writes the results."""
+    """Measures, reports progress, and writes the results; the paths are of the files that are wanted."""
 
-    def __init__(
-        self,
-        terminal: Terminal,
-        form: str,
-        rows_path: Path | None,
-        json_path: Path | None,
-        html_path: Path | None,
-        share_path: Path | None,
-    ) -> None:
-        self._terminal = terminal
-        self._form = form
-        self._rows_path = rows_path
-        self._json_path = json_path
-        self._html_path = html_path
-        self._share_path = share_path
+    terminal: Terminal
+    form: str
+    rows_path: Path | None
+    json_path: Path | None
+    html_path: Path | None
+    share_path: Path | None
 
     def run(self, request: Request) -> int:
         """Measure, and write everything; returns the exit code."""
@@ -285,14 +279,14 @@ class _Bench:
         from edgespec.units import readable_time
 
         with ExitStack() as stack:
-            with self._terminal.working(long=True) as progress:
+            with self.terminal.working(long=True) as progress:
                 job = stack.enter_context(prepared(request, progress))
             for note in job.about["notes"]:
-                self._terminal.note(note)
+                self.terminal.note(note)
             rows = len(job.specs) + sum(len(other.specs) for other in job.others)
             most = readable_time(rows * request.row_seconds)
-            self._terminal.note(f"Measuring {count(rows, 'row')}, in at most {most} and what loading takes.")
-            with self._terminal.status() as status:
+            self.terminal.note(f"Measuring {count(rows, 'row')}, in at most {most} and what loading takes.")
+            with self.terminal.status() as status:
                 runner = Runner(
                     job.run_config,
                     on_progress=status.progress,
@@ -302,7 +296,7 @@ class _Bench:
                 with cancelling(runner, signal.SIGTERM) as interruption:
                     measured = runner.run(job.specs, job.others)
             if interruption:
-                self._terminal.note(_how_far(len(measured.rows)))
+                self.terminal.note(_how_far(len(measured.rows)))
             if measured.rows:
                 self._write(measured, job.about)
         if interruption:
@@ -312,9 +306,9 @@ class _Bench:
     def _report(self, row: Row, left: int) -> None:
         rest = f"{left} row{'' if left == 1 else 's'} left" if left else "the last row"
         if row.error:
-            self._terminal.warn(f"{row.name} failed: {row.error}")
+            self.terminal.warn(f"{row.name} failed: {row.error}")
         else:
-            self._terminal.note(f"{row.name}: {row.tokens_per_second:.2f} tokens/s ({rest})")
+            self.terminal.note(f"{row.name}: {row.tokens_per_second:.2f} tokens/s ({rest})")
 
     def _write(self, measured: Measured, about: dict[str, Any]) -> None:
         from edgespec.bench.report.document import make_document, write_whole
@@ -323,35 +317,35 @@ class _Bench:
 
         document = make_document(measured, about)
         for note in document["notes"]:
-            self._terminal.detail(note)
+            self.terminal.detail(note)
         columns = shutil.get_terminal_size().columns if is_terminal(sys.stdout) else None
-        rows = format_rows(measured.rows, document, self._form, None if self._rows_path else columns)
-        if self._rows_path is None:
+        rows = format_rows(measured.rows, document, self.form, None if self.rows_path else columns)
+        if self.rows_path is None:
             results().text(rows)
         else:
-            write_whole(self._rows_path, rows)
-            self._terminal.note(f"{self._rows_path} has the rows.")
-        if self._form == "md":
-            self._terminal.note(_conditions(document))
+            write_whole(self.rows_path, rows)
+            self.terminal.note(f"{self.rows_path} has the rows.")
+        if self.form == "md":
+            self.terminal.note(_conditions(document))
         for row in broken_promises(measured.rows):
-            self._terminal.warn(f"{row.name} is exact, and its answers differ. That is a bug in EdgeSpec.")
-        if self._json_path is not None:
+            self.terminal.warn(f"{row.name} is exact, and its answers differ. That is a bug in EdgeSpec.")
+        if self.json_path is not None:
             import json
 
-            write_whole(self._json_path, json.dumps(document, ensure_ascii=False, indent=1) + "\n")
-        if self._share_path is not None:
+            write_whole(self.json_path, json.dumps(document, ensure_ascii=False, indent=1) + "\n")
+        if self.share_path is not None:
             import json
 
             from edgespec.bench.report.share import make_share
 
             text = json.dumps(make_share(document), ensure_ascii=False, indent=1) + "\n"
-            write_whole(self._share_path, text)
-            self._terminal.note(f"{self._share_path} can be posted: look through it, it is short.")
-        if self._html_path is not None:
+            write_whole(self.share_path, text)
+            self.terminal.note(f"{self.share_path} can be posted: look through it, it is short.")
+        if self.html_path is not None:
             from edgespec.bench.report.page import make_page
 
-            write_whole(self._html_path, make_page(measured.rows, document))
-            self._terminal.note(f"{self._html_path} has the plots.")
+            write_whole(self.html_path, make_page(measured.rows, document))
+            self.terminal.note(f"{self.html_path} has the plots.")
 
 
 def _how_far(rows: int) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from edgespec.cli.options.declaration import config_option, option
+from edgespec.cli.options.declaration import Json, Quiet, command_group, config_option, option
 from edgespec.cli.screen.formatting import table
 from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal
@@ -15,12 +15,7 @@ from edgespec.units import parse_size
 
 _LITTLE = 1.1  # times the speed
 
-app = typer.Typer(
-    name="draft",
-    help="Make and tune drafters.",
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = command_group("draft", "Make and tune drafters.")
 
 # What the commands have in common.
 Target = Annotated[str, typer.Argument(help="Path, catalog name or org/repo[:quant].", metavar="TARGET")]
@@ -41,8 +36,6 @@ PassSeconds = Annotated[
 Threads = Annotated[
     int | None, config_option("threads", panel=None, help_text="CPU threads. Default: all cores.")
 ]
-Json = Annotated[bool, option(None, "--json", "Print JSON.")]
-Quiet = Annotated[bool, option(None, "--quiet", "Print only results and errors.")]
 
 
 @app.command(epilog="Example:\n\nedgespec draft make llama3.3-70b --memory 24GiB")

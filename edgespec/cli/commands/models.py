@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgespec.cli.options.declaration import option
+from edgespec.cli.options.declaration import Json, Quiet, command_group, option
 from edgespec.cli.screen.formatting import table
 from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal, is_terminal
@@ -19,15 +19,8 @@ from edgespec.units import parse_size
 if TYPE_CHECKING:
     from edgespec.models.hub.catalog import Entry
 
-app = typer.Typer(
-    name="models",
-    help="Download, inspect, pair, widen and remove models.",
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = command_group("models", "Download, inspect, pair, widen and remove models.")
 
-Json = Annotated[bool, option(None, "--json", "Print JSON.")]
-Quiet = Annotated[bool, option(None, "--quiet", "Print only results and errors.")]
 Model = Annotated[str, typer.Argument(help="Path, catalog name or org/repo[:quant].", metavar="MODEL")]
 
 

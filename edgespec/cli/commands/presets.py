@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from edgespec.cli import presets
-from edgespec.cli.options.declaration import is_on_command_line, option, with_options
+from edgespec.cli.options.declaration import Json, command_group, is_on_command_line, option, with_options
 from edgespec.cli.options.from_file import options_of
 from edgespec.cli.options.model_flag import ModelFlag
 from edgespec.cli.options.sampling import SamplingOptions
@@ -20,14 +20,8 @@ from edgespec.cli.utf8 import as_text
 from edgespec.config import Config
 from edgespec.errors import OutputError, UsageError
 
-app = typer.Typer(
-    name="presets",
-    help="Save a model, a system prompt and settings under a name for --preset.",
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = command_group("presets", "Save a model, a system prompt and settings under a name for --preset.")
 
-Json = Annotated[bool, option(None, "--json", "Print JSON.")]
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="Its name.", autocompletion=presets.complete_preset)
 ]

@@ -10,24 +10,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgespec.cli.completion import complete_session
-from edgespec.cli.options.declaration import option
+from edgespec.cli.options.declaration import Json, command_group, option
 from edgespec.cli.screen.formatting import count, table
 from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal, is_terminal
-from edgespec.errors import UsageError
+from edgespec.errors import UsageError, did_you_mean
 from edgespec.printable import printable
 
 if TYPE_CHECKING:
     from edgespec.engine.sessions.file import SavedSession
 
-app = typer.Typer(
-    name="sessions",
-    help="List, show and remove conversations saved with chat --session NAME.",
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-Json = Annotated[bool, option(None, "--json", "Print JSON.")]
+app = command_group("sessions", "List, show and remove conversations saved with chat --session NAME.")
 
 
 @app.command("list", epilog="Example:\n\nedgespec sessions list")
@@ -113,15 +106,12 @@ def remove(
 
 def _existing(name: str) -> Path:
     """The file of a session; raises UsageError if there is none."""
-    import difflib
-
     from edgespec.engine.sessions.file import session_path, sessions_folder
 
     path = session_path(name)
     if not path.is_file():
         known = [file.stem for file in sessions_folder().glob("*.json")]
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f"Did you mean {close[0]}?" if close else "'edgespec sessions list' lists them."
+        hint = did_you_mean(name, known, "'edgespec sessions list' lists them.")
         raise UsageError(f"There is no session '{name}'.", hint)
     return path
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from edgespec.config import OPTIONS
-from edgespec.errors import UsageError
+from edgespec.errors import UsageError, did_you_mean
 from edgespec.generation.config import NOT_SETTINGS, GenerationConfig
 from edgespec.generation.rules import KINDS
 from edgespec.generation.thinking import EFFORTS
@@ -87,8 +86,7 @@ def values_of(name: str) -> list[str]:
 
 def unknown(name: str) -> UsageError:
     """The error for a name that is not that of a setting."""
-    close = difflib.get_close_matches(name_of(name), NAMES, n=1)
-    hint = f"Did you mean {close[0]}?" if close else f"There are {', '.join(NAMES)}."
+    hint = did_you_mean(name_of(name), NAMES, f"There are {', '.join(NAMES)}.")
     return UsageError(f"There is no setting '{name}'.", hint)
 
 
@@ -122,11 +120,9 @@ def sampling_in_words(config: GenerationConfig, sources: Mapping[str, str]) -> s
 def _check_rule(value: str) -> None:
     name = value.partition(":")[0]
     if name not in KINDS and name not in _NOTHING:
-        close = difflib.get_close_matches(name, KINDS, n=1)
-        meant = f"Did you mean {close[0]}? " if close else ""
-        raise UsageError(
-            f"There is no rule '{name}' to verify by.", f"{meant}The rules are {', '.join(KINDS)}."
-        )
+        rules = f"The rules are {', '.join(KINDS)}."
+        hint = f"{did_you_mean(name, KINDS, '')} {rules}".lstrip()
+        raise UsageError(f"There is no rule '{name}' to verify by.", hint)
 
 
 def _parse(field: str, value: str) -> Any:

@@ -32,9 +32,19 @@ def option(panel: str | None, flags: str, help_text: str = "", *, variable: bool
     return typer.Option(*flags.split(), help=help_text or None, rich_help_panel=panel, **more)
 
 
+def command_group(name: str, help_text: str) -> typer.Typer:
+    """A group of commands, which shows its help if none of them is named."""
+    names = {"help_option_names": ["-h", "--help"]}
+    return typer.Typer(name=name, help=help_text, no_args_is_help=True, context_settings=names)
+
+
 def variable_of(flag: str) -> str:
     """The environment variable of an option."""
     return f"EDGESPEC_{flag.removeprefix('--').replace('-', '_').upper()}"
+
+
+Json = Annotated[bool, option(None, "--json", "Print JSON.")]
+Quiet = Annotated[bool, option(None, "--quiet", "Print only results and errors.")]
 
 
 def is_on_command_line(context: typer.Context, name: str) -> bool:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from edgespec.errors import UsageError
+from edgespec.errors import UsageError, did_you_mean
 
 # Options that belong to a single run.
 _NOT_SETTINGS = {
@@ -59,8 +58,7 @@ def _checked(command: Any, parameter: Any, key: str, value: Any, file: Path) -> 
 
 def unknown(shown: str, key: str, known: list[str], file: Path) -> UsageError:
     """The error for a name in a file that is not that of an option."""
-    close = difflib.get_close_matches(dashed(key), known, n=1)
-    hint = f"Did you mean {close[0]}?" if close else "'edgespec config' lists the names."
+    hint = did_you_mean(dashed(key), known, "'edgespec config' lists the names.")
     return UsageError(f"There is no setting '{shown}', but {file} has it.", hint)
 
 

@@ -13,7 +13,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,7 @@ class SessionFile:
         Raises:
             SessionError: the file cannot be written; what was saved before is untouched.
         """
-        conversation.saved = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        conversation.saved = datetime.now(UTC).isoformat(timespec="seconds")
         record = {"edgespec_session": _FORMAT, **asdict(conversation)}
         try:
             with atomic_write(self.path) as file:

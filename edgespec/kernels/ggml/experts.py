@@ -15,17 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.kernels.ggml.functions import functions
-from edgespec.kernels.ggml.operations import product
-from edgespec.kernels.ggml.structs import F32, POINTER, Address, Tensor
-from edgespec.kernels.ggml.tensors import operation_of, set_data
+from edgespec.kernels.ggml.structs import POINTER, Address, Tensor
+from edgespec.kernels.ggml.tensors import set_data
 
 IntArray = NDArray[np.int32]
-FloatArray = NDArray[np.float32]
 
-_INT_BYTES = _FLOAT_BYTES = 4
+_INT_BYTES = 4
 _INDICES = 2  # among the sources of a product
-_MOST_STEPS = 12  # from the choice of experts back to the router's product
 _FEWEST = 2  # matrices of a stack; some layouts' kernels look at the number of dimensions
 _SOURCE_OFFSET, _NAME_OFFSET = Tensor.src.offset, Tensor.name.offset
 _POINTER_BYTES = ctypes.sizeof(POINTER)
@@ -72,39 +68,6 @@ def read_indices(tensor: Address) -> IntArray:
     copy = ctypes.string_at(layout.data, stride * (rows - 1) + _INT_BYTES * chosen)
     indices: IntArray = np.ndarray((rows, chosen), np.int32, copy, strides=(stride, _INT_BYTES))
     return indices
-
-
-def product_behind(node: Address) -> tuple[Address, Address] | None:
-    """The matrix and the rows of the product that a node is derived from.
-
-    Only first sources are followed, which lead from the choice of experts to their router.
-
-    Returns:
-        None if there is no product among them.
-    """
-    for _ in range(_MOST_STEPS):
-        if operation_of(node) == product():
-            return _source(node, 0), _source(node, 1)
-        node = _source(node, 0)
-        if not node:
-            return None
-    return None
-
-
-def rows_of(tensor: Address) -> FloatArray | None:
-    """(rows, columns) a matrix in F32, as it lies in memory: a view, valid for as long as it stays there.
-
-    Returns:
-        None if it is of another type, on a device, or not contiguous.
-    """
-    layout = Tensor.from_address(tensor)
-    columns, rows = int(layout.ne[0]), int(layout.ne[1])
-    if layout.type != F32 or tuple(layout.nb[:2]) != (_FLOAT_BYTES, _FLOAT_BYTES * columns):
-        return None
-    if not (layout.data and layout.buffer and functions()["ggml_backend_buffer_is_host"](layout.buffer)):
-        return None
-    memory = (ctypes.c_float * (rows * columns)).from_address(layout.data)
-    return np.frombuffer(memoryview(memory), np.float32).reshape(rows, columns)
 
 
 def _source(node: Address, number: int) -> Address:

@@ -22,6 +22,7 @@ from edgespec.models.gguf.layers import ModelFiles, layers_of_each_kind
 from edgespec.models.gguf.types import TensorInfo
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context, FloatArray
+from edgespec.models.llama.runtime.graph import GraphObserver
 
 _OUTPUT = b"l_out-%d"
 _HEADS = ("output.weight", "token_embd.weight")  # which may be tied
@@ -95,7 +96,7 @@ class _Reached(BaseException):
     """The last of the layers has been computed."""
 
 
-class _End:
+class _End(GraphObserver):
     """Observes a graph, and ends it after one node."""
 
     def __init__(self, name: bytes) -> None:
@@ -107,17 +108,10 @@ class _End:
         """A decode begins."""
         self.values = None
 
-    def reached(self, node: Address) -> bool:
-        """Ask for nothing."""
-        return False
-
     def computed(self, node: Address) -> None:
         """The last node has been computed."""
         self.values = ggml.read_rows(node)
         raise _Reached
-
-    def end(self, *, completed: bool) -> None:
-        """The decode has returned."""
 
 
 def _head(files: ModelFiles) -> TensorInfo | None:

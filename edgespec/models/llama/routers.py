@@ -9,7 +9,7 @@ the states of a text are looked at first, and the routers are built from directi
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -99,7 +99,7 @@ def _states_of(source: Path) -> list[Floats]:
     return [seen.states[layer][_OUTLIERS:] for layer in sorted(seen.states)]
 
 
-class _StatesSeen(AllInMemory):
+class _StatesSeen(AllInMemory, GraphObserver):
     """Keeps what the feed-forward blocks of a model see; it observes the graph for that."""
 
     def __init__(self) -> None:
@@ -107,16 +107,6 @@ class _StatesSeen(AllInMemory):
         self.states: dict[int, Floats] = {}
         self.watch = new_watch()
         self.watch.stop_after(_STATES, prefix=True)
-
-    def begin(self, stop: Callable[[], bool], padding: int) -> None:
-        """A pass begins."""
-
-    def end(self, *, completed: bool) -> None:
-        """The pass is over."""
-
-    def reached(self, node: Address) -> bool:
-        """Ask for nothing."""
-        return False
 
     def computed(self, node: Address) -> None:
         """Keep the states of a layer."""

@@ -64,7 +64,6 @@ class FadingCounts:
 Numbers = NDArray[np.intp]
 
 _EMPTY = -1
-_GUESSES = 2  # at the experts of a layer; the more, the more of them are wrong
 
 
 class ExpertPool:
@@ -80,7 +79,6 @@ class ExpertPool:
 
     Attributes:
         slots: holds the experts, and reads them; loads are numbered like experts.
-        full: whether an expert has had to make room for another one.
     """
 
     def __init__(self, reader: StoreReader, layers: Iterable[int], *, n_slots: int, n_threads: int) -> None:
@@ -99,12 +97,9 @@ class ExpertPool:
         self._absent: list[int] = []  # of them, those that have no slot yet
         self._wanted: list[Load] = []  # for them
         self._ahead: set[int] = set()  # read ahead, and not needed yet
-        self._guessed: list[Load] = []  # ahead of the next request
         self._loads: dict[int, Load] = {}
         self._reads: dict[int, tuple[Read, ...]] = {}  # of experts that have been read before
         self._hits = self._misses = self._read_bytes = 0
-        self.full = False
-        self._n_threads = n_threads
         self.slots = SlotFiller(
             reader,
             n_slots=self.n_slots,
@@ -149,8 +144,6 @@ class ExpertPool:
             self._absent = self._without_slots(needed)
             self._count(needed, self._absent)
             self._wanted = [self._loads[n] for n in needed if n in self._loads] if self._loads else []
-            if self._guessed:
-                self._forget_guesses(set(needed))
             self.slots.hurry(self._wanted)
             if self._absent:
                 self._begin_absent()
@@ -186,42 +179,12 @@ class ExpertPool:
             absent = self._without_slots(range(self._first[layer], self._first[layer] + self._sizes[layer]))
             spare = self._spare_slots(len(absent))
             likeliest = sorted(absent, key=lambda number: -self._counts.worth[number])[: len(spare)]
-            self.slots.most_later = self._n_threads
             # In the file's order, so that neighbours are read at once.
             self._ahead.update(load.what for load in self._begin(sorted(likeliest), spare, later=True))
-
-    def guess(self, layer: int, experts: Sequence[int]) -> None:
-        """Begin to read those of a layer's experts that are not in memory, as they may be needed.
-
-        What was not begun when the layer's experts are requested is read only if it is among these.
-
-        Args:
-            experts: distinct numbers within the layer, the likeliest first.
-        """
-        with self.slots.lock:
-            first = self._first[layer]
-            absent = self._without_slots(first + expert for expert in experts)[:_GUESSES]
-            self.slots.most_later = 1
-            self._guessed = self._begin(absent, self._spare_slots(len(absent)), later=True)
-            self._ahead.update(load.what for load in self._guessed)
 
     def close(self) -> None:
         """End the threads and free the memory."""
         self.slots.close()
-
-    def _forget_guesses(self, needed: set[int]) -> None:
-        """Give up wrong guesses that are not being read; what was read of them was read for nothing."""
-        for load in self._guessed:
-            if load.what in needed or load.what not in self._ahead:
-                continue
-            self._ahead.remove(load.what)
-            if load.missing and not load.under_way:
-                self._read_bytes += load.read_bytes
-                self.slots.drop(load)
-                self._read_ended(load, empty=True)
-            else:
-                self._read_bytes += self._experts[load.what][0].n_bytes
-        self._guessed = []
 
     def _begin_absent(self) -> None:
         begun = self._begin(self._absent, self._spare_slots(len(self._absent)))
@@ -242,7 +205,6 @@ class ExpertPool:
         for expert, slot in zip(numbers, spare.tolist(), strict=False):
             before = int(self._expert_in[slot])
             if before != _EMPTY:
-                self.full = True
                 self._slot_of[before] = _EMPTY
                 self._ahead.discard(before)
             self._slot_of[expert], self._expert_in[slot] = slot, expert
@@ -272,11 +234,11 @@ class ExpertPool:
         least = np.argpartition(worth, n - 1)[:n]
         return least[np.isfinite(worth[least])]
 
-    def _read_ended(self, load: Load, *, empty: bool = False) -> bool:
+    def _read_ended(self, load: Load) -> bool:
         if load.missing:
             return False
         del self._loads[load.what]
-        if empty or load.error is not None:
+        if load.error is not None:
             self._slot_of[load.what] = self._expert_in[load.slot] = _EMPTY
             self._ahead.discard(load.what)
         return True

@@ -7,7 +7,6 @@ weights of the experts, and their biases) continues with the real numbers.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
@@ -18,7 +17,7 @@ from edgespec.errors import BackendError
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address, Indices
 from edgespec.kernels.watch import new_watch
-from edgespec.offload.experts.guesses import Guesser, Trial
+from edgespec.models.llama.runtime.graph import GraphObserver
 from edgespec.offload.experts.pool import ExpertPool
 
 CHOICE = b"ffn_moe_topk-"  # llama.cpp's name for the chosen experts; the layer's number follows
@@ -36,14 +35,12 @@ class UnknownRouting(BackendError):
         )
 
 
-class ExpertSwitch:
+class ExpertSwitch(GraphObserver):
     """Brings the experts that each layer's router has chosen.
 
     Args:
         stacks: layer to the addresses of the stacks of its experts.
         n_experts: layer to how many it has.
-        guesser: names experts before they are chosen.
-        trial: whether that pays.
     """
 
     def __init__(
@@ -51,14 +48,8 @@ class ExpertSwitch:
         pool: ExpertPool,
         stacks: Mapping[int, Sequence[Address]],
         n_experts: Mapping[int, int],
-        guesser: Guesser,
-        trial: Trial,
     ) -> None:
         self._pool = pool
-        self._guesser = guesser
-        self._trial = trial
-        self._guessing = False
-        self._begun: float | None = None  # when the pass began, if it counts for the trial
         self._n_experts = n_experts
         self._layer_of = {stack: layer for layer, found in stacks.items() for stack in found}
         order = sorted(stacks)
@@ -76,14 +67,7 @@ class ExpertSwitch:
     def begin(self, stop: Callable[[], bool], padding: int) -> None:
         """A pass begins."""
         self._stop_asked, self._padding = stop, padding
-        self._guessing, self._begun = self._trial.guessing, time.perf_counter()
         self._pool.next_pass()
-
-    def end(self, *, completed: bool) -> None:
-        """The pass is over."""
-        # While the pool fills up, passes become quicker by themselves.
-        if completed and self._begun is not None and self._pool.full:
-            self._trial.add(time.perf_counter() - self._begun)
 
     def reached(self, node: Address) -> bool:
         """A product that does not choose by what its layer's router has computed.
@@ -104,7 +88,6 @@ class ExpertSwitch:
         if used == 1:
             experts: list[int] = chosen[0].tolist()
             self._pool.request(layer, experts, [1.0] * len(experts))
-            self._look_ahead(layer, node, used, len(experts))
             self._indices[layer].assign(node, [self._pool.take(self._stop_asked)] * rows)
         else:
             slots = self._slots_for_rows(layer, node, chosen, used) if chosen.size else chosen
@@ -120,20 +103,14 @@ class ExpertSwitch:
         experts = np.flatnonzero(counts)
         slot_of = np.zeros(n_experts, np.int32)
         self._pool.request(layer, experts.tolist(), (counts[experts] / used).tolist())
-        self._look_ahead(layer, node, used, chosen[:used].size)
+        self._look_ahead(layer, chosen[:used].size)
         slot_of[experts] = self._pool.take(self._stop_asked)
         slots: NDArray[np.int32] = slot_of[chosen]
         slots[used:] = slots[0]
         return slots
 
-    def _look_ahead(self, layer: int, node: Address, rows: int, n_chosen: int) -> None:
-        """Begin to read what the next layer will need, as far as that can be told."""
+    def _look_ahead(self, layer: int, n_chosen: int) -> None:
+        """Begin to read the next layer's experts, if so many choices need nearly all of them."""
         following = self._next.get(layer)
-        if rows > 1:
-            self._begun = None
-        if following is None:
-            return
-        if n_chosen >= _SATURATED * self._n_experts[following]:
+        if following is not None and n_chosen >= _SATURATED * self._n_experts[following]:
             self._pool.read_ahead(following)
-        elif rows == 1 and self._guessing:
-            self._pool.guess(following, self._guesser.guess(layer, node, following))

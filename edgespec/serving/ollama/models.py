@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +19,7 @@ from edgespec.version import __version__
 API_VERSION = "0.13.0"
 """The version of Ollama whose API is followed; clients refuse servers that seem too old."""
 
-_FOREVER = datetime(9999, 12, 31, tzinfo=timezone.utc).isoformat()
+_FOREVER = datetime(9999, 12, 31, tzinfo=UTC).isoformat()
 
 
 class ModelCard:
@@ -41,7 +41,7 @@ class ModelCard:
 
     def tags(self) -> dict[str, Any]:
         """The body of `/api/tags`."""
-        modified = datetime.fromtimestamp(self._path.stat().st_mtime, timezone.utc).isoformat()
+        modified = datetime.fromtimestamp(self._path.stat().st_mtime, UTC).isoformat()
         return {"models": [{**self._entry(name), "modified_at": modified} for name in self._names]}
 
     def running(self) -> dict[str, Any]:

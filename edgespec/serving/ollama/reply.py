@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 from edgespec.generation.result import Chunk, Generation
 from edgespec.generation.tools import CallPiece, ToolCall
@@ -65,7 +65,7 @@ class Reply:
         return self._head() | self._said("", "", []) | {"done": True, "done_reason": "load"}
 
     def _head(self) -> Event:
-        return {"model": self._model, "created_at": datetime.now(timezone.utc).isoformat()}
+        return {"model": self._model, "created_at": datetime.now(UTC).isoformat()}
 
     def _said(self, text: str, thought: str, calls: Sequence[ToolCall]) -> Event:
         said: Event = {"role": "assistant", "content": text} if self._chat else {"response": text}

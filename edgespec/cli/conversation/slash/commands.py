@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +17,7 @@ from edgespec.cli.conversation.slash.model import ModelCommand
 from edgespec.cli.conversation.slash.rewriting import Rewriting
 from edgespec.cli.conversation.slash.typed_chat import TypedChat
 from edgespec.cli.screen.formatting import count, details
-from edgespec.errors import EdgeSpecError, SessionError, UsageError
+from edgespec.errors import EdgeSpecError, SessionError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from edgespec.engine.sessions.session import Session
@@ -119,8 +118,7 @@ class SlashCommands:
     def _command(self, name: str) -> Command:
         if name in self._commands:
             return self._commands[name]
-        close = difflib.get_close_matches(name, [*self._commands, *ALIASES], n=1)
-        hint = f"Did you mean {close[0]}?" if close else "/help lists the commands."
+        hint = did_you_mean(name, [*self._commands, *ALIASES], "/help lists the commands.")
         raise UsageError(f"There is no command {name}.", hint)
 
     def _help(self, _rest: str) -> None:
@@ -236,11 +234,8 @@ class SlashCommands:
             raise UsageError("/load needs a name.", "/sessions lists them.")
         path = session_path(rest)
         if not path.exists():
-            close = difflib.get_close_matches(rest, [s.name for s in saved_sessions()], n=1)
-            raise SessionError(
-                f"There is no session '{rest}'.",
-                f"Did you mean {close[0]}?" if close else "/sessions lists them.",
-            )
+            hint = did_you_mean(rest, [s.name for s in saved_sessions()], "/sessions lists them.")
+            raise SessionError(f"There is no session '{rest}'.", hint)
         if self._session.file is not None and self._session.file.path == path:
             self._chat.say("That is this one.")
             return

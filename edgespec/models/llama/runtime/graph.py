@@ -20,7 +20,7 @@ from edgespec.kernels.watch import Gate, Watch, new_watch, open_gate
 
 
 class GraphObserver(Protocol):
-    """Called at some nodes of the graph while a batch is decoded.
+    """Called at some nodes of the graph while a batch is decoded; its methods do nothing if not overridden.
 
     If an observer raises, the decode ends and `Context.decode` raises the exception.
 
@@ -28,8 +28,7 @@ class GraphObserver(Protocol):
         watch: at which nodes; made by `kernels.watch.new_watch`.
     """
 
-    @property
-    def watch(self) -> Watch: ...
+    watch: Watch
 
     def begin(self, stop: Callable[[], bool], padding: int) -> None:
         """A decode begins.
@@ -38,18 +37,18 @@ class GraphObserver(Protocol):
             stop: whether the decode is to be aborted; to be polled during long waits.
             padding: rows at the end of the batch whose results are not used.
         """
-        ...
+        return
 
     def reached(self, node: Address) -> bool:
         """A node that the watch asks about is to be computed. Returns whether the graph must stop after it.
 
         Whatever comes after the node that the graph stopped at last is not computed yet.
         """
-        ...
+        return False
 
     def computed(self, node: Address) -> None:
         """The graph has stopped after this node for this observer: everything up to it has been computed."""
-        ...
+        return
 
     def end(self, *, completed: bool) -> None:
         """The decode has returned.
@@ -57,10 +56,10 @@ class GraphObserver(Protocol):
         Args:
             completed: no observer raised.
         """
-        ...
+        return
 
 
-class _MarksBranches:
+class _MarksBranches(GraphObserver):
     """Shows the nodes to what computes branches of running states, among other observers."""
 
     def __init__(self, branching: Branching) -> None:
@@ -69,19 +68,10 @@ class _MarksBranches:
         for name in STATE_OPERATIONS:
             self.watch.ask_about_operation(ggml.operation_named(name))
 
-    def begin(self, stop: Callable[[], bool], padding: int) -> None:
-        """A decode begins."""
-
     def reached(self, node: Address) -> bool:
         """Show a node."""
         self._branching.reached(node)
         return False
-
-    def computed(self, node: Address) -> None:
-        """Do nothing: the graph is never stopped for this."""
-
-    def end(self, *, completed: bool) -> None:
-        """The decode has returned."""
 
 
 class GraphCallback:

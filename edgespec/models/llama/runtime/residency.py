@@ -74,10 +74,6 @@ class Residency(Protocol):
         """An error if weights are out of reach, so that nothing that was computed counts; else None."""
         ...
 
-    def guess_experts(self, forced: bool | None) -> None:
-        """Read experts ahead of their router's choice in every pass, in none, or (None) where it pays."""
-        ...
-
     def close(self) -> None:
         """Free everything, after the model has been freed."""
         ...
@@ -116,9 +112,6 @@ class AllInMemory:
     def failure(self) -> EdgeSpecError | None:
         """Weights in memory do not get lost."""
         return None
-
-    def guess_experts(self, forced: bool | None) -> None:
-        """All experts are there."""
 
     def close(self) -> None:
         """Free nothing."""

@@ -17,7 +17,6 @@ import numpy as np
 from edgespec.models.text.outline.pieces import Pieces
 from edgespec.models.text.outline.stages import (
     Choosing,
-    FormMatcher,
     Free,
     InForm,
     Literal,
@@ -27,6 +26,7 @@ from edgespec.models.text.outline.stages import (
     thinking,
 )
 from edgespec.models.text.outline.steps import Calls, Fixed, Form, Step, Thought
+from edgespec.speculation.constraint import Matcher
 
 
 class Outline:
@@ -44,11 +44,11 @@ class Outline:
         self,
         pieces: Pieces,
         tokenize: Callable[[str], list[int]],
-        matcher: Callable[[Form], FormMatcher],
+        matcher: Callable[[Form], Matcher],
         *,
         thought: Thought | None = None,
         calls: Calls | None = None,
-        whole: Callable[[], FormMatcher] | None = None,
+        whole: Callable[[], Matcher] | None = None,
     ) -> None:
         self.pieces = pieces
         self.tokenize = tokenize
@@ -159,7 +159,7 @@ class Outline:
         return Literal(self, tuple(self.tokenize(fixed[len(data) :].decode())), lambda: then(b""))
 
     def _in_form(
-        self, form: FormMatcher, rest: tuple[Step, ...], data: bytes, *, delimited: bool = False
+        self, form: Matcher, rest: tuple[Step, ...], data: bytes, *, delimited: bool = False
     ) -> Stage | None:
         if data:
             tokens = self.tokenize(data.decode("utf-8", "replace"))

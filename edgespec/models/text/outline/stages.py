@@ -12,18 +12,9 @@ from numpy.typing import NDArray
 
 from edgespec.models.text.outline.pieces import Pieces
 from edgespec.models.text.outline.steps import Calls, Step, Thought
+from edgespec.speculation.constraint import Matcher
 
 BoolArray = NDArray[np.bool_]
-
-
-class FormMatcher(Protocol):
-    """A position in a form; see `speculation.constraint.Matcher`."""
-
-    def try_consume_tokens(self, tokens: list[int]) -> int: ...
-    def rollback(self, num_tokens: int) -> bool: ...
-    def compute_logit_bias(self) -> bytes: ...
-    def is_accepting(self) -> bool: ...
-    def get_error(self) -> str: ...
 
 
 class Stage(Protocol):
@@ -252,7 +243,7 @@ class InForm:
     """
 
     outline: Frame
-    form: FormMatcher
+    form: Matcher
     rest: tuple[Step, ...]
     delimited: bool
 
