@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,22 +11,29 @@ import numpy as np
 import pytest
 
 import edgespec
+from edgespec.cli.main import main
+from edgespec.config import Config
 from edgespec.drafters.block_head import BlockHeadDrafter
-from edgespec.drafters.block_logits import BlockLogits, IndependentLogits
+from edgespec.drafters.block_logits import BlockLogits
 from edgespec.drafters.block_sequence import BlockSequence
 from edgespec.engine.engine import Engine
 from edgespec.engine.sessions.file import SessionFile
 from edgespec.engine.sessions.session import Session
 from edgespec.errors import BackendError, PairingError, UsageError
 from edgespec.generation.config import GenerationConfig
+from edgespec.loading.pass_costs import expected_prefill
 from edgespec.measure.full_profile import measure_full_profile
 from edgespec.models.gguf.block_heads import BlockKind
+from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.heads.blocks.context import BlockContext
 from edgespec.models.llama.heads.support import block_heads_fault
 from edgespec.models.llama.heads.tap import LayerTap
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
+from edgespec.offload.planning.needs import ContextShape, PairSizes
+from edgespec.offload.planning.rows import needs_within
 from edgespec.progress import no_progress
 from edgespec.speculation.tree import FloatArray
 from tests.least_memory import load_in_least_memory
@@ -339,10 +347,46 @@ def test_a_build_without_block_heads_says_so(pair: TinyBlocks, monkeypatch: pyte
         edgespec.load(pair.target, draft=pair.head, context=128)
 
 
-def test_logits_of_a_block_are_copies(engine: Engine, blocks: list[tuple[list[int], BlockLogits]]) -> None:
+def test_logits_of_a_block_are_kept_when_the_next_is_read(
+    engine: Engine, blocks: list[tuple[list[int], BlockLogits]]
+) -> None:
     engine.target.rewind(0)
     engine.generate(PROMPT, GREEDY.with_(max_tokens=8))
-    rows = [logits._logits for _, logits in blocks if isinstance(logits, IndependentLogits)]
+    token = np.zeros(1, dtype=np.int32)
+    rows = [logits.after(0, token) for _, logits in blocks]
     assert len(rows) > 1
-    assert all(row.flags.owndata or row.base is not None for row in rows)
     assert not np.array_equal(rows[0], rows[1])
+
+
+def test_the_budget_counts_the_head(pair: TinyBlocks) -> None:
+    files, head = (ModelFiles.of(read_header(path)) for path in (pair.target, pair.head))
+    shape = ContextShape(512, 64, 64, 1)
+    prefill = expected_prefill(files, 512, 1)
+    alone, both = (
+        needs_within(PairSizes(files, drafter, shape, measured=True), files, 8 << 30, Config(), prefill)
+        for drafter in (None, head)
+    )
+    assert both.footprints[1].weights == head.tensor_bytes
+    assert both.footprints[1].cache >= 2 * 512 * 2 * 2 * N_EMBD  # two layers, in half precision
+    shown = both.rows * 3 * N_EMBD * 4
+    assert both.footprints[0].buffers >= alone.footprints[0].buffers + 2 * shown
+
+
+@pytest.mark.parametrize("kind", [BlockKind.DFLASH, BlockKind.DSPARK])
+def test_a_block_head_from_the_command_line(
+    kind: BlockKind, folder: Path, smol_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair = write_blocks(folder, smol_path, kind)
+    command = ["generate", str(pair.target), "--draft", str(pair.head), "-p", "one two", "--context", "256"]
+    assert main([*command, "--max-tokens", "8", "--json"]) == 0
+    assert '"completion_tokens": 8' in capsys.readouterr().out
+    assert main(["models", "pair", str(pair.target), str(pair.head)]) == 0
+    assert "the head was made for a target like this one" in " ".join(capsys.readouterr().out.split())
+    assert main(["models", "show", str(pair.head)]) == 0
+    assert f"{kind.value}, for the model that it was made for" in capsys.readouterr().out
+    assert main(["draft", "list"]) == 0
+    assert f"head ({kind.value})" in capsys.readouterr().out
+    assert main(["plan", str(pair.target), "--draft", str(pair.head), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (drafter,) = {each["drafter"] for each in found["predictions"] if each["tree_budget"] > 1}
+    assert drafter == f"{pair.head.name} (head)"

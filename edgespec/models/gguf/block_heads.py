@@ -19,6 +19,7 @@ from edgespec.models.gguf.heads import (
     count_of,
     damaged,
     drafted_range,
+    is_head,
     read_head,
     require_shape,
 )
@@ -64,6 +65,21 @@ def is_block_head(header: GGUFHeader) -> bool:
     return header.architecture == BLOCK_ARCHITECTURE
 
 
+def block_kind(header: GGUFHeader) -> BlockKind:
+    """The kind of a block head."""
+    names = {tensor.name for tensor in header.tensors}
+    if "selector_hidden.weight" in names:
+        return BlockKind.DFLASH2
+    return BlockKind.DSPARK if "markov_w1.weight" in names else BlockKind.DFLASH
+
+
+def head_kind(header: GGUFHeader) -> str:
+    """The kind of a draft head, as people call it; empty if the file is none."""
+    if is_block_head(header):
+        return block_kind(header).value
+    return "EAGLE-3" if is_head(header) else ""
+
+
 def read_any_head(header: GGUFHeader) -> Head:
     """Read the header of a draft head of any kind; a BlockHead if it drafts blocks.
 
@@ -98,13 +114,11 @@ def read_block_head(header: GGUFHeader) -> BlockHead:
         require_shape(header, tensors, "output.weight", (width, n_drafted))
     if embedding is not None:
         require_shape(header, tensors, "token_embd.weight", (width, header.n_vocab))
-    kind = BlockKind.DFLASH
-    if "selector_hidden.weight" in tensors:
-        kind = BlockKind.DFLASH2
+    kind = block_kind(header)
+    if kind is BlockKind.DFLASH2:
         _check_selector(header, width)
-    elif (first := tensors.get("markov_w1.weight")) is not None:
-        kind = BlockKind.DSPARK
-        rank = first.shape[0]
+    elif kind is BlockKind.DSPARK:
+        rank = tensors["markov_w1.weight"].shape[0]
         require_shape(header, tensors, "markov_w1.weight", (rank, header.n_vocab))
         require_shape(header, tensors, "markov_w2.weight", (rank, n_drafted))
     return BlockHead(

@@ -123,7 +123,7 @@ class BlockTwin:
         return found
 
     def biased(self, hidden: FloatArray, tokens: Sequence[int]) -> FloatArray:
-        """(positions, n_vocab) the logits with the Markov head's bias of the best token before each position."""
+        """(positions, n_vocab) the logits with the Markov head's bias of the best token before each."""
         logits, previous = self.block(hidden, tokens), tokens[0]
         for row in logits[0 if self._shape.from_anchor else 1 :]:
             row += self.bias(previous)
