@@ -13,6 +13,7 @@ import pytest
 
 from edgespec.drafters.block_logits import BiasedLogits, IndependentLogits, PairedLogits
 from edgespec.errors import ModelFileError, PairingError
+from edgespec.generation.config import GenerationConfig
 from edgespec.models.gguf.block_heads import (
     BlockHead,
     BlockKind,
@@ -32,6 +33,9 @@ from edgespec.models.llama.heads.blocks.sample import SHAPE, write_block_head
 from edgespec.models.llama.heads.blocks.twin import BlockShape, BlockTwin
 from edgespec.models.llama.heads.sample import N_VOCAB, WIDTH, add_bytes, write_target
 from edgespec.models.llama.heads.twin import FloatArray
+from edgespec.speculation.learning.pair import Pair
+from edgespec.speculation.noise import GumbelNoise
+from edgespec.speculation.ranking import ByAgreement
 
 DSPARK = replace(SHAPE, markov=True, from_anchor=True)
 DFLASH2 = replace(SHAPE, top_k=4)
@@ -97,6 +101,10 @@ def _without(name: str) -> Callable[[GGUFHeader], GGUFHeader]:
     return lambda header: replace(header, tensors=tuple(t for t in header.tensors if t.name != name))
 
 
+def _also(name: str) -> Callable[[GGUFHeader], GGUFHeader]:
+    return lambda header: replace(header, tensors=(*header.tensors, replace(header.tensors[0], name=name)))
+
+
 def _with(**values: Any) -> Callable[[GGUFHeader], GGUFHeader]:
     return lambda header: replace(header, metadata={**header.metadata, **values})
 
@@ -112,6 +120,7 @@ def _with(**values: Any) -> Callable[[GGUFHeader], GGUFHeader]:
         (SHAPE, _with(**{"tokenizer.ggml.mask_token_id": None}), "which token masks the positions"),
         (SHAPE, _without("fc.weight"), r"it has no tensor fc\.weight"),
         (DSPARK, _without("markov_w2.weight"), r"it has no tensor markov_w2\.weight"),
+        (DSPARK, _also("markov_w2.scale"), "a scale of its own, which is not supported"),
         (DFLASH2, _with(**{"dflash.selector_top_k": 0}), "does not say its selector top k"),
         (DFLASH2, _with(**{"dflash.selector_top_k": 8}), "its sizes contradict one another"),
         (DFLASH2, _with(**{"dflash.conv_group_size": 24}), "its sizes contradict one another"),
@@ -214,3 +223,14 @@ def test_pairs_give_each_candidate_its_own_scores() -> None:
     rows = block.after(1, np.array([8, 3, 11], dtype=np.int32))
     assert [np.flatnonzero(np.isfinite(row)).tolist() for row in rows] == [[5]] * 3, "60 is padding"
     assert rows[:, 5].tolist() == [5, 3, 4], "others get the average"
+
+
+def test_candidates_of_a_repeated_row_are_found_once_and_ranked_by_the_token_before() -> None:
+    config = GenerationConfig(temperature=0.8, seed=3)
+    logits = np.random.default_rng(5).standard_normal((1, 500)).astype(np.float32)
+    after = np.array([4, 9, 4], dtype=np.int32)
+    rankings = [ByAgreement(config, GumbelNoise(3, 500), Pair()) for _ in range(2)]
+    repeated = rankings[0].best(np.broadcast_to(logits[0], (3, 500)), [7, 7, 7], 5, after)
+    one_by_one = rankings[1].best(np.repeat(logits, 3, axis=0), [7, 7, 7], 5, after)
+    np.testing.assert_array_equal(repeated.tokens, one_by_one.tokens)
+    np.testing.assert_array_equal(repeated.logprobs, one_by_one.logprobs)

@@ -118,6 +118,8 @@ def read_block_head(header: GGUFHeader) -> BlockHead:
     if kind is BlockKind.DFLASH2:
         _check_selector(header, width)
     elif kind is BlockKind.DSPARK:
+        if "markov_w2.scale" in tensors:
+            damaged(header, "its Markov head has a scale of its own, which is not supported")
         rank = tensors["markov_w1.weight"].shape[0]
         require_shape(header, tensors, "markov_w1.weight", (rank, header.n_vocab))
         require_shape(header, tensors, "markov_w2.weight", (rank, n_drafted))
