@@ -388,5 +388,4 @@ def test_a_block_head_from_the_command_line(
     assert f"head ({kind.value})" in capsys.readouterr().out
     assert main(["plan", str(pair.target), "--draft", str(pair.head), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    (drafter,) = {each["drafter"] for each in found["predictions"] if each["tree_budget"] > 1}
-    assert drafter == f"{pair.head.name} (head)"
+    assert f"{pair.head.name} (head)" in {way["drafter"] for way in found["ways"]}
