@@ -12,6 +12,7 @@ from pathlib import Path
 
 import gguf
 import numpy as np
+from numpy.typing import NDArray
 
 from edgespec.models.gguf.block_heads import BlockKind
 from edgespec.models.llama.heads.blocks.sample import write_block_head
@@ -55,11 +56,14 @@ def write_blocks(
     vocabulary_of: Path,
     kind: BlockKind = BlockKind.DFLASH,
     architecture: str = "llama",
+    *,
+    every: int = 1,
 ) -> TinyBlocks:
     """The files of a tiny pair, in a folder.
 
     Args:
         architecture: of the target, one of tests.tiny or tests.tiny_hybrids.
+        every: which tokens the head drafts: every second one with 2.
     """
     target = write_tiny(
         folder / f"{architecture}.gguf",
@@ -72,11 +76,18 @@ def write_blocks(
     embedding, output = (written[f"{name}.weight"] for name in ("token_embd", "output"))
     shape = SHAPES[kind]
     weights = built(shape, embedding, written["output_norm.weight"], output)
+    drafted = None
+    if every > 1:
+        drafted = np.arange(0, N_VOCAB, every, dtype=np.int64)
+        weights["output.weight"] = output[drafted]
+        if shape.markov:
+            weights["markov_w2.weight"] = weights["markov_w2.weight"][drafted]
     head = tiny_block_head(
-        folder / f"{architecture}-{kind.value}.gguf",
+        folder / f"{architecture}-{kind.value}{'' if drafted is None else every}.gguf",
         vocabulary_of,
         shape,
         weights,
+        drafted=drafted,
         rope_sections=architecture.startswith("qwen35"),
     )
     return TinyBlocks(target, head, shape, BlockTwin(shape, weights, embedding, output))
@@ -88,6 +99,7 @@ def tiny_block_head(
     shape: BlockShape = _PLAIN,
     weights: dict[str, FloatArray] | None = None,
     *,
+    drafted: NDArray[np.int64] | None = None,
     rope_sections: bool = False,
 ) -> Path:
     """A block head, with random weights if none are given."""
@@ -98,6 +110,7 @@ def tiny_block_head(
         shape,
         weights,
         lambda writer: add_vocabulary(writer, vocabulary_of),
+        drafted=drafted,
         rope_sections=rope_sections,
     )
 

@@ -224,6 +224,22 @@ def test_several_texts_in_a_pass(kind: BlockKind, folder: Path, smol_path: Path)
         assert len(drafter_of(engine)._texts) <= len(prompts) + 1
 
 
+@pytest.mark.parametrize("kind", [BlockKind.DFLASH, BlockKind.DSPARK])
+def test_a_head_that_drafts_some_tokens_only(
+    kind: BlockKind, folder: Path, smol_path: Path, texts: Texts, blocks: list[tuple[list[int], BlockLogits]]
+) -> None:
+    pair = write_blocks(folder, smol_path, kind, every=2)
+    with opened(pair.target, draft=pair.head) as engine:
+        answer = engine.generate(PROMPT, GREEDY)
+        assert answer.tokens == texts[GREEDY][:32]
+        assert max(record.nodes for record in answer.passes) > 4
+        for _, logits in blocks:
+            for token in (4, 9):
+                (found,) = logits.after(1, np.array([token], dtype=np.int32))
+                assert np.isneginf(found[1::2]).all()
+                assert np.isfinite(found[::2]).any()
+
+
 def test_a_cancelled_answer_goes_on(engine: Engine, texts: Texts) -> None:
     engine.target.rewind(0)
     stream = engine.stream(PROMPT, GREEDY)

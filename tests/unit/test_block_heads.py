@@ -204,6 +204,21 @@ def test_rows_of_a_markov_head_are_read_in_any_type(tmp_path: Path, name: str) -
     bias.close()
 
 
+def test_a_markov_head_of_some_tokens_knows_their_ids(tmp_path: Path) -> None:
+    drafted = np.array([200, 3, 90], dtype=np.int64)
+    weights = DSPARK.random(np.random.default_rng(1))
+    weights["markov_w2.weight"] = weights["markov_w2.weight"][:3]
+    weights["output.weight"] = np.zeros((3, WIDTH), dtype=np.float32)
+    path = write_block_head(tmp_path / "head.gguf", DSPARK, weights, add_bytes, drafted=drafted)
+    head = read_block_head(read_header(path))
+    assert (head.n_drafted, head.borrows_output) == (3, False)
+    bias = MarkovHead(head)
+    (found,) = bias.of(np.array([8], dtype=np.int32), np.array([90, 7, 200], dtype=np.int32))
+    expected = weights["markov_w2.weight"] @ weights["markov_w1.weight"][8]
+    np.testing.assert_allclose(found, [expected[2], 0, expected[0]], rtol=1e-5)
+    bias.close()
+
+
 def test_a_markov_head_whose_file_was_cut_says_so(tmp_path: Path) -> None:
     header = written(tmp_path / "head.gguf", DSPARK)
     bias = MarkovHead(read_block_head(header))

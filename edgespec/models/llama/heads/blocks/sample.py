@@ -7,6 +7,7 @@ from pathlib import Path
 
 import gguf
 import numpy as np
+from numpy.typing import NDArray
 
 from edgespec.models.llama.heads.blocks.twin import BlockShape
 from edgespec.models.llama.heads.sample import N_LAYERS, N_VOCAB, WIDTH, AddVocabulary
@@ -34,14 +35,16 @@ def write_block_head(
     weights: Mapping[str, FloatArray],
     add_vocabulary: AddVocabulary,
     *,
+    drafted: NDArray[np.int64] | None = None,
     rope_sections: bool = False,
 ) -> Path:
     """A block head as llama.cpp loads it, in single precision.
 
     Args:
         weights: by their names, rows first; see BlockShape.tensors. It borrows the target's embedding and
-            output.
+            output, unless it has an `output.weight`.
         add_vocabulary: adds the target's, which the loader wants.
+        drafted: (n_drafted,) the target's id of each drafted token; None if they are all of its tokens.
         rope_sections: whether its positions have several parts, as for targets that read images.
     """
     writer = gguf.GGUFWriter(path, "dflash")
@@ -60,6 +63,8 @@ def write_block_head(
         writer.add_rope_dimension_sections([shape.head // 2, 0, 0, 0])
     writer.add_array("dflash.target_layers", list(shape.layers))
     writer.add_uint32("dflash.block_size", shape.block_size)
+    if shape.causal:
+        writer.add_causal_attention(True)
     if shape.markov:
         writer.add_bool("dflash.sample_from_anchor", shape.from_anchor)
         writer.add_bool("dflash.has_confidence_head", False)
@@ -70,6 +75,8 @@ def write_block_head(
         writer.add_uint32("dflash.selector_top_k", shape.top_k)
     add_vocabulary(writer)
     writer.add_mask_token_id(shape.mask)
+    if drafted is not None:
+        writer.add_tensor("d2t", drafted, raw_dtype=gguf.GGMLQuantizationType.I64)
     for name, values in weights.items():
         writer.add_tensor(name, np.ascontiguousarray(values, dtype=np.float32))
     writer.write_header_to_file()

@@ -25,7 +25,12 @@ from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 
 _TEXT = (1, 40, 50, 60, 70, 80)
-_KINDS = (SHAPE, replace(SHAPE, markov=True, from_anchor=True), replace(SHAPE, top_k=4))
+_KINDS = (
+    SHAPE,
+    replace(SHAPE, causal=True),
+    replace(SHAPE, markov=True, from_anchor=True),
+    replace(SHAPE, top_k=4),
+)
 
 start_backend()
 

@@ -32,6 +32,7 @@ class BlockShape:
         from_anchor: whether the last token's position predicts the first token of a draft; see BlockHead.
         top_k: candidates of each position whose pairs are scored (DFlash2); 0 for none.
         kernel, group: taps of its convolutions, and elements that share their coefficients (DFlash2).
+        causal: whether a position sees only those before it.
     """
 
     layers: tuple[int, ...]
@@ -50,6 +51,7 @@ class BlockShape:
     top_k: int = 0
     kernel: int = 3
     group: int = 16
+    causal: bool = False
     n_context: int = 2048
     rope_base: float = 10000.0
     epsilon: float = 1e-5
@@ -176,6 +178,8 @@ class BlockTwin:
         groups = shape.heads // shape.heads_kv
         key, value = np.repeat(key, groups, axis=1), np.repeat(value, groups, axis=1)
         scores = np.einsum("qhd,khd->qhk", query, key) * shape.head**-0.5
+        if shape.causal:
+            scores[np.broadcast_to(positions > positions[len(text) :, None, None], scores.shape)] = -np.inf
         weights = np.exp(scores - scores.max(axis=2, keepdims=True))
         weights /= weights.sum(axis=2, keepdims=True)
         found = np.einsum("qhk,khd->qhd", weights, value).reshape(len(normed), -1)
