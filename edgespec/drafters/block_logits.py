@@ -45,10 +45,13 @@ class IndependentLogits(BlockLogits):
 
 
 class Bias(Protocol):
-    """The bias of a Markov head: the product of a row of one matrix and rows of another."""
+    """The bias of a Markov head: the product of two rows, of the token before and of the token itself."""
 
-    def of(self, previous: IntArray, tokens: IntArray) -> FloatArray:
-        """(previous, tokens) what each token before adds to the logits of tokens; 0 for those not drafted."""
+    def before(self, tokens: IntArray) -> FloatArray:
+        """(tokens, rank) the rows of tokens that come before."""
+
+    def after(self, tokens: IntArray) -> FloatArray:
+        """(tokens, rank) the rows of tokens that follow; 0 for those not drafted."""
 
     def close(self) -> None:
         """Give back what it reads from."""
@@ -68,7 +71,7 @@ class BiasedLogits(BlockLogits):
     def __init__(self, logits: FloatArray, root: int, bias: Bias) -> None:
         self._logits, self._bias = logits, bias
         self._best = np.array([root, *logits[:-1].argmax(axis=1).tolist()], dtype=np.int32)
-        self._candidates: dict[int, tuple[IntArray, FloatArray]] = {}
+        self._candidates: dict[int, tuple[IntArray, FloatArray, FloatArray]] = {}
 
     def after(self, depth: int, tokens: IntArray) -> FloatArray:
         row, best = self._logits[depth], self._best[depth]
@@ -77,13 +80,13 @@ class BiasedLogits(BlockLogits):
         if not len(others):
             return found
         if depth not in self._candidates:
-            values, (candidates,) = top(row[None], _CANDIDATES)
-            self._candidates[depth] = candidates, values[0] - self._bias.of(best[None], candidates)[0]
-        candidates, alone = self._candidates[depth]
+            (values,), (candidates,) = top(row[None], _CANDIDATES)
+            rows = self._bias.after(candidates)
+            self._candidates[depth] = candidates, rows, values - rows @ self._bias.before(best[None])[0]
+        candidates, rows, alone = self._candidates[depth]
         found = found.copy()
         found[others] = -np.inf
-        biased = alone + self._bias.of(tokens[others], candidates)
-        found[others[:, None], candidates] = biased
+        found[others[:, None], candidates] = alone + self._bias.before(tokens[others]) @ rows.T
         return found
 
 

@@ -199,7 +199,7 @@ def test_rows_of_a_markov_head_are_read_in_any_type(tmp_path: Path, name: str) -
     stored = read_header(tmp_path / "matrices.gguf")
     bias = MarkovHead(replace(head, header=replace(head.header, path=stored.path, tensors=stored.tensors)))
     before, tokens = np.array([0, 258], dtype=np.int32), np.array([258, 7, 1], dtype=np.int32)
-    found = bias.of(before, tokens)
+    found = bias.before(before) @ bias.after(tokens).T
     assert np.abs(found - first[before] @ second[tokens].T).max() < 0.3
     bias.close()
 
@@ -213,7 +213,8 @@ def test_a_markov_head_of_some_tokens_knows_their_ids(tmp_path: Path) -> None:
     head = read_block_head(read_header(path))
     assert (head.n_drafted, head.borrows_output) == (3, False)
     bias = MarkovHead(head)
-    (found,) = bias.of(np.array([8], dtype=np.int32), np.array([90, 7, 200], dtype=np.int32))
+    before, after = np.array([8], dtype=np.int32), np.array([90, 7, 200], dtype=np.int32)
+    (found,) = bias.before(before) @ bias.after(after).T
     expected = weights["markov_w2.weight"] @ weights["markov_w1.weight"][8]
     np.testing.assert_allclose(found, [expected[2], 0, expected[0]], rtol=1e-5)
     bias.close()
@@ -225,7 +226,7 @@ def test_a_markov_head_whose_file_was_cut_says_so(tmp_path: Path) -> None:
     with (tmp_path / "head.gguf").open("r+b") as file:
         file.truncate(header.data_offset)
     with pytest.raises(ModelFileError, match=r"head\.gguf cannot be read any more\."):
-        bias.of(np.array([1], dtype=np.int32), np.array([2], dtype=np.int32))
+        bias.after(np.array([2], dtype=np.int32))
     bias.close()
 
 

@@ -35,17 +35,26 @@ class MarkovHead:
         except OSError as error:
             raise self._unreadable() from error
 
-    def of(self, previous: Ids, tokens: Ids) -> Rows:
-        """(previous, tokens) what each token before adds to the logits of tokens; 0 for those not drafted.
+    def before(self, tokens: Ids) -> Rows:
+        """(tokens, rank) the rows of tokens in the matrix for those that come before.
 
         Raises:
             ModelFileError: the file cannot be read any more.
         """
-        first, second = self._matrices
+        return self._read(self._matrices[0], tokens)
+
+    def after(self, tokens: Ids) -> Rows:
+        """(tokens, rank) the rows of tokens in the matrix for those that follow; 0 for those not drafted.
+
+        The bias of a token is the product with the row of the token before.
+
+        Raises:
+            ModelFileError: the file cannot be read any more.
+        """
         places = self._rows[tokens]
         drafted = places >= 0
-        found = np.zeros((len(previous), len(tokens)), dtype=np.float32)
-        found[:, drafted] = self._read(first, previous) @ self._read(second, places[drafted]).T
+        found = np.zeros((len(tokens), self._matrices[1].tensor.shape[0]), dtype=np.float32)
+        found[drafted] = self._read(self._matrices[1], places[drafted])
         return found
 
     def close(self) -> None:
