@@ -142,7 +142,7 @@ def try_all(path: Path) -> Row:
             row["exact"] = _exact(context)
         expected = _logits(context)
         context.close()
-        row["heads"] = "yes" if _shows_hidden(model) and not model.keeps_recurrent_state else "no"
+        row["heads"] = "yes" if _shows_hidden(model) else "no"
     row["streaming"] = "yes" if np.array_equal(_streamed(path), expected) else "differs"
     return row
 

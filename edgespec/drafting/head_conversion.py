@@ -18,7 +18,7 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.drafting.pair_check import HEAD_RECIPE
+from edgespec.drafting.pair_check import head_recipe
 from edgespec.errors import ModelFileError, UsageError
 from edgespec.files.writing import atomic_large_write, writing_to
 from edgespec.models.gguf.header import read_header
@@ -122,8 +122,8 @@ def convert_head(
             drafted = _drafted(tensors)
             write_head(partial, shape, weights, add_vocabulary, drafted=drafted, type_id=TYPES[quantization])
             require_fit(read_head(read_header(partial)), large)
-    header = large.headers[0]
-    Registry().add(Pair(header.fingerprint, header.path.name, str(path.absolute()), MADE, recipe=HEAD_RECIPE))
+    header, recipe = large.headers[0], head_recipe(read_header(path))
+    Registry().add(Pair(header.fingerprint, header.path.name, str(path.absolute()), MADE, recipe=recipe))
     return Converted(path, header.path, shape.layers, path.stat().st_size)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import PairingError, UsageError
+from edgespec.models.gguf.block_heads import head_kind
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.heads import is_head
 from edgespec.models.gguf.layers import ModelFiles
@@ -18,7 +19,6 @@ from edgespec.models.llama.tokenizer.compatibility import Check, compare
 from edgespec.progress import Progress
 from edgespec.units import readable
 
-HEAD_RECIPE = "head (EAGLE-3)"
 _HEAD_CHECK = "hidden states"
 
 
@@ -94,7 +94,7 @@ def examine_pair(
     if any(check.needed and not check.passed for check in checks):
         return Examined(paths[0], paths[1], checks, fits=False, pair=None)
     kind = MADE if drafters_folder() in paths[1].absolute().parents else REGISTERED
-    recipe = HEAD_RECIPE if head else ""
+    recipe = head_recipe(headers[1])
     pair = Pair(headers[0].fingerprint, paths[0].name, str(paths[1].absolute()), kind, recipe=recipe)
     if measure_agreement and not head:  # what a head would write alone says nothing
         from edgespec.drafting.agreement import measure
@@ -103,6 +103,12 @@ def examine_pair(
         pair = Pair(**asdict(pair) | {"top1": found.top1, "top4": found.top4, "tokens": found.tokens})
     Registry().add(pair)
     return Examined(paths[0], paths[1], checks, fits=True, pair=pair)
+
+
+def head_recipe(drafter: GGUFHeader) -> str:
+    """The way a pair with a head was made, for people; empty if the drafter is none."""
+    kind = head_kind(drafter)
+    return f"head ({kind})" if kind else ""
 
 
 def check_sizes(target: GGUFHeader, drafter: GGUFHeader) -> None:

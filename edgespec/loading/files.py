@@ -7,18 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.costs.planner import Drafting, alternatives, best
-from edgespec.errors import EdgeSpecError, ModelFileError, UsageError
+from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.loading.plan import Planner
 from edgespec.loading.state import LoadState
+from edgespec.models.gguf.block_heads import is_block_head, read_any_head
 from edgespec.models.gguf.footprint import USUAL_NODES
 from edgespec.models.gguf.header import read_header
-from edgespec.models.gguf.heads import is_head, read_head, require_fit, unusable
+from edgespec.models.gguf.heads import is_head, require_fit
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
 from edgespec.models.gguf.mtp import mtp_fault, require_mtp
 from edgespec.models.hub import catalog
 from edgespec.models.hub.drafter_choice import FAMILY, Candidate, drafters_that_fit
 from edgespec.models.hub.registry import Registry
-from edgespec.models.llama.heads.support import require_heads, require_mtp_support
+from edgespec.models.llama.heads.support import require_block_heads, require_heads, require_mtp_support
 from edgespec.models.llama.runtime.vetting import require_loadable
 from edgespec.profiles.store import Keys
 
@@ -52,13 +53,14 @@ def read_drafter(path: Path, target: ModelFiles) -> ModelFiles:
         BackendError: it is a head, and this llama.cpp build cannot draft with heads.
     """
     header = read_header(path)
-    if why := unusable(header):
-        raise ModelFileError(why, "Name an EAGLE-3 head, or an ordinary drafter.")
     if not is_head(header):
         return read_model(path)
     files = ModelFiles.of(header)
-    require_fit(read_head(header), target)
-    require_heads()
+    require_fit(read_any_head(header), target)
+    if is_block_head(header):
+        require_block_heads()
+    else:
+        require_heads()
     require_loadable(files.headers, target.headers[0])
     return files
 

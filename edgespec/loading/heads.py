@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypedDict
 
+from edgespec.drafters.block_head import BlockHeadDrafter
 from edgespec.drafters.head import HeadDrafter
 from edgespec.drafters.kinds import DRAFTER_KINDS
 from edgespec.engine.target import Target
@@ -13,9 +15,12 @@ from edgespec.loading.drafter import file_sources
 from edgespec.loading.models import open_model
 from edgespec.loading.plan import Plan
 from edgespec.loading.state import LoadState
-from edgespec.models.gguf.heads import is_head, read_head
+from edgespec.models.gguf.block_heads import BlockKind, is_block_head, read_any_head
+from edgespec.models.gguf.heads import is_head
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
+from edgespec.models.gguf.markov import MarkovHead
 from edgespec.models.gguf.mtp import MTP_NAME
+from edgespec.models.llama.heads.blocks.context import BlockContext
 from edgespec.models.llama.heads.context import EagleContext, HeadContext, MTPContext
 from edgespec.models.llama.heads.last_states import LastStates
 from edgespec.models.llama.heads.tap import LayerTap
@@ -23,6 +28,7 @@ from edgespec.models.llama.runtime.abort import AbortFlag
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 from edgespec.models.llama.tokenizer.compatibility import differs
+from edgespec.speculation.sources.base import Proposer
 
 Shown = LayerTap | LastStates
 """The source of the hidden states that a head reads."""
@@ -38,7 +44,7 @@ def hidden_states(drafter: ModelFiles | None) -> Shown | None:
         return LastStates(drafter.width)
     if drafter is None or not is_head(drafter.headers[0]):
         return None
-    head = read_head(drafter.headers[0])
+    head = read_any_head(drafter.headers[0])
     try:
         return LayerTap(head.layers, head.target_width)
     except UnsupportedBuild as error:
@@ -52,14 +58,8 @@ def require_hidden_states(model: Model, context: Context, shown: Shown) -> None:
     """Make sure that the target shows what a head reads; empties the context's cache.
 
     Raises:
-        PairingError: the target keeps a running state, and the head is in a file of its own.
         BackendError: its hidden states are not found.
     """
-    if model.keeps_recurrent_state and isinstance(shown, LayerTap):
-        raise PairingError(
-            f"'{model.path.name}' keeps a running state, and heads are not used with such targets.",
-            "Name an ordinary drafter.",
-        )
     shown.require_rows(context)
 
 
@@ -73,6 +73,8 @@ def open_head(files: ModelFiles, target: Target, shown: Shown, plan: Plan, state
     """
     kind = DRAFTER_KINDS[state.config.speculation.kind or "merged"]
     proposers = kind.new_proposers() + file_sources(target, state)
+    if not isinstance(files, MTPLayers) and is_block_head(files.headers[0]):
+        return _open_block_head(files, target, shown, plan, state, proposers)
     if isinstance(files, MTPLayers):
         model, name = target.model, MTP_NAME
         context: HeadContext = MTPContext(model, **_sizes(plan, state))
@@ -81,6 +83,23 @@ def open_head(files: ModelFiles, target: Target, shown: Shown, plan: Plan, state
         context = EagleContext(model, target.context, **_sizes(plan, state))
     n_vocab = target.model.vocabulary.n_tokens
     drafter = HeadDrafter(model, state.keep(context), n_vocab, proposers, name=name)
+    target.show_hidden(shown, drafter)
+    return drafter
+
+
+def _open_block_head(
+    files: ModelFiles,
+    target: Target,
+    shown: Shown,
+    plan: Plan,
+    state: LoadState,
+    proposers: Sequence[Proposer],
+) -> BlockHeadDrafter:
+    """A block head as a drafter; raises as `open_head`."""
+    model = _open_file(files, target, plan, state)
+    context = state.keep(BlockContext(model, target.context, **_sizes(plan, state)))
+    bias = state.keep(MarkovHead(context.head)) if context.head.kind is BlockKind.DSPARK else None
+    drafter = BlockHeadDrafter(model, context, target.model.vocabulary.n_tokens, proposers, bias)
     target.show_hidden(shown, drafter)
     return drafter
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edgespec.config import NO_MODEL
+from edgespec.costs.curves import Curve
 from edgespec.costs.planner import Drafting
 from edgespec.costs.yields import Yields, expected_yields
 from edgespec.errors import EdgeSpecError
 from edgespec.loading.plan import Plan
+from edgespec.models.gguf.block_heads import BlockHead, read_any_head
 from edgespec.models.gguf.heads import is_head
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.mtp import MTP_NAME, mtp_fault, require_mtp, with_output
@@ -103,8 +105,14 @@ class DraftCosts:
     def _named(self, model: InspectedModel, draft: str, top1: float | None) -> tuple[Drafting, ModelFiles]:
         files = ModelFiles.of_headers(model.headers)
         name = model.path.name if model.path else draft
-        name = f"{name} (head)" if is_head(model.headers[0]) else name
-        return self._of_model(files, name, top1, files), files
+        if not is_head(model.headers[0]):
+            return self._of_model(files, name, top1, files), files
+        head = read_any_head(model.headers[0])
+        multiplied = files
+        if head.borrows_output:
+            multiplied = with_output(files, ModelFiles.of_headers(self._target.headers))
+        drafting = self._of_model(files, f"{name} (head)", top1, multiplied)
+        return (_in_one_pass(drafting, head) if isinstance(head, BlockHead) else drafting), files
 
     def _of_model(self, model: ModelFiles, name: str, top1: float | None, multiplied: ModelFiles) -> Drafting:
         """Drafting with a model, or a part of one.
@@ -141,3 +149,14 @@ class DraftCosts:
     def _yields(self, drafter: str) -> Yields | None:
         """Tokens a pass with trees of the pair at this temperature; None if they were not measured."""
         return self._store.yields_at(self._keys(drafter), self._temperature)
+
+
+def _in_one_pass(drafting: Drafting, head: BlockHead) -> Drafting:
+    """Drafting with a head of which one pass gives a whole tree; what was measured stays."""
+    assert drafting.yields is not None
+    assert drafting.step is not None
+    if drafting.measured:
+        return drafting
+    once = dict.fromkeys(drafting.yields.steps, 1.0)
+    step = Curve.through([(1, drafting.step.at(head.block_size))])
+    return replace(drafting, yields=replace(drafting.yields, steps=once, rows=once), step=step)

@@ -125,6 +125,9 @@ class ByAgreement(Ranking):
 
     def candidates(self, logits: FloatArray, positions: list[int]) -> tuple[Table, IntArray]:
         """(rows, candidates) values and tokens of the drafter's best, before the pair's correction."""
+        if len(logits) > 1 and logits.strides[0] == 0 and len(set(positions)) == 1:  # one row, repeated
+            first = self.candidates(logits[:1], positions[:1])
+            return np.repeat(first[0], len(logits), axis=0), np.repeat(first[1], len(logits), axis=0)
         scores = logits if self._config.greedy else self._perturbed(logits, positions)
         values, tokens = top(scores, _COMPARED)
         return values.astype(np.float64), tokens

@@ -30,6 +30,7 @@ from edgespec.speculation.tree import FloatArray
 from tests.least_memory import load_in_least_memory
 from tests.tiny import ARCHITECTURES, N_EMBD, write_tiny
 from tests.tiny_heads import LAYERS, TinyPair, tiny_head, write_pair
+from tests.tiny_hybrids import HYBRIDS
 
 PROMPT = [40 + 7 * i % 101 for i in range(70)]
 GREEDY = GenerationConfig(max_tokens=32)
@@ -268,6 +269,16 @@ def test_heads_of_other_targets_are_refused(pair: TinyPair, smol_path: Path, tmp
     # Any architecture shows its hidden states.
     with opened(other, draft=pair.head, exact=False) as engine:
         assert len(engine.generate(PROMPT, GREEDY).tokens) > 1
+
+
+def test_a_hybrid_target(pair: TinyPair, smol_path: Path, tmp_path: Path) -> None:
+    hybrid = write_tiny(tmp_path / "h.gguf", "qwen35", smol_path, kind=HYBRIDS["qwen35"], damped=0.001)
+    with opened(hybrid, draft="none", drafter=None) as engine:
+        expected = engine.generate(PROMPT, GREEDY).tokens
+    with opened(hybrid, draft=pair.head) as engine:
+        answer = engine.generate(PROMPT, GREEDY)
+    assert answer.tokens == expected
+    assert max(record.nodes for record in answer.passes) > 4
 
 
 @pytest.mark.parametrize("architecture", [*ARCHITECTURES, "gpt-oss", "glm4moe", "deepseek2"])

@@ -7,6 +7,7 @@ over heads that do not fit, so what it would assert is checked here first.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,7 +21,7 @@ from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import ArrayInfo, GGUFHeader, TensorInfo, as_count
 
 ARCHITECTURE = "eagle3"
-_BLOCK_DRAFTERS = ("dflash", "dspark")  # architectures that draft a block of tokens at once
+BLOCK_ARCHITECTURE = "dflash"  # heads that draft a block of tokens at once; see block_heads
 _I64 = 27
 _NEWER = "Get another conversion of the head."
 
@@ -54,33 +55,31 @@ class Head:
 
 def is_head(header: GGUFHeader) -> bool:
     """True if a file is a draft head, which is of no use without its target."""
-    return header.architecture == ARCHITECTURE
+    return header.architecture in (ARCHITECTURE, BLOCK_ARCHITECTURE)
 
 
 def read_head(header: GGUFHeader) -> Head:
-    """Read the header of a draft head.
+    """Read the header of an EAGLE-3 head.
 
     Raises:
         ModelFileError: it lacks something, or contradicts itself.
     """
     layers = header.metadata.get(f"{ARCHITECTURE}.target_layers")
     if not isinstance(layers, ArrayInfo) or not layers.values:
-        _damaged(header, "it does not say which layers of its target it reads")
-    target_width = _count(header, "target_hidden_size")
-    width = _count(header, "embedding_length")
-    if _count(header, "block_count") != 1:
-        _damaged(header, "it has more than one layer")
+        damaged(header, "it does not say which layers of its target it reads")
+    target_width = count_of(header, "target_hidden_size")
+    width = count_of(header, "embedding_length")
+    if count_of(header, "block_count") != 1:
+        damaged(header, "it has more than one layer")
     tensors = {tensor.name: tensor for tensor in header.tensors}
-    _require_shape(header, tensors.get("fc.weight"), (len(layers.values) * target_width, width))
+    require_shape(header, tensors, "fc.weight", (len(layers.values) * target_width, width))
     own_output, table = tensors.get("output.weight"), tensors.get(D2T)
-    n_drafted = table.shape[0] if table is not None else header.n_vocab
-    if table is not None and (table.type_id != _I64 or own_output is None or n_drafted > header.n_vocab):
-        _damaged(header, "its table of drafted tokens (d2t) is invalid")
+    n_drafted = drafted_range(header, table, own_output)
     if own_output is not None:
-        _require_shape(header, own_output, (width, n_drafted))
+        require_shape(header, tensors, "output.weight", (width, n_drafted))
     embedding = tensors.get("token_embd.weight")
     if embedding is not None:
-        _require_shape(header, embedding, (width, header.n_vocab))
+        require_shape(header, tensors, "token_embd.weight", (width, header.n_vocab))
     return Head(header, layers.values, target_width, width, n_drafted, embedding is None, own_output is None)
 
 
@@ -126,16 +125,6 @@ def require_fit(head: Head, target: ModelFiles) -> None:
     _check_table(head)
 
 
-def unusable(header: GGUFHeader) -> str:
-    """The reason why a file of another kind of head cannot draft; empty if it is no such file."""
-    if any(header.architecture.startswith(kind) for kind in _BLOCK_DRAFTERS):
-        return (
-            f"{header.path.name} is a head of the architecture {header.architecture}, which drafts a block "
-            "of tokens at once: they do not depend on one another, so they make no tree."
-        )
-    return ""
-
-
 def drafted_tokens(head: Head) -> NDArray[np.int64]:
     """(n_drafted,) the target's id of each token that the head drafts, in the order of its logits."""
     table = next((tensor for tensor in head.header.tensors if tensor.name == D2T), None)
@@ -149,26 +138,52 @@ def _check_table(head: Head) -> None:
     """Refuse a table that names tokens twice, or some that do not exist: llama.cpp would write there."""
     ids = drafted_tokens(head)
     if ids.min() < 0 or ids.max() >= head.header.n_vocab or len(np.unique(ids)) < len(ids):
-        _damaged(
+        damaged(
             head.header,
             "its table of drafted tokens (d2t) holds no ids of different tokens; in some files it holds "
             "offsets, which llama.cpp does not read",
         )
 
 
-def _require_shape(header: GGUFHeader, tensor: TensorInfo | None, shape: tuple[int, int]) -> None:
-    if tensor is None:
-        _damaged(header, "it has no matrix that fuses hidden states (fc.weight)")
-    if tensor.shape != shape:
-        _damaged(
-            header, f"its tensor {tensor.name} has the shape {list(tensor.shape)} instead of {list(shape)}"
-        )
+def drafted_range(header: GGUFHeader, table: TensorInfo | None, output: TensorInfo | None) -> int:
+    """Number of tokens that a head drafts.
+
+    Args:
+        table: of their ids; None if it drafts all tokens.
+        output: its own output matrix; None if it borrows the target's.
+
+    Raises:
+        ModelFileError: the table is invalid.
+    """
+    n_drafted = table.shape[0] if table is not None else header.n_vocab
+    if table is not None and (table.type_id != _I64 or output is None or n_drafted > header.n_vocab):
+        damaged(header, "its table of drafted tokens (d2t) is invalid")
+    return n_drafted
 
 
-def _count(header: GGUFHeader, key: str) -> int:
-    value = as_count(header.metadata.get(f"{ARCHITECTURE}.{key}"))
+def require_shape(
+    header: GGUFHeader, tensors: Mapping[str, TensorInfo], name: str, shape: tuple[int, int]
+) -> None:
+    """Make sure that a head has a tensor of a shape.
+
+    Raises:
+        ModelFileError: it has another one, or none of this name.
+    """
+    if name not in tensors:
+        damaged(header, f"it has no tensor {name}")
+    if (found := tensors[name].shape) != shape:
+        damaged(header, f"its tensor {name} has the shape {list(found)} instead of {list(shape)}")
+
+
+def count_of(header: GGUFHeader, key: str) -> int:
+    """A positive number in a head's metadata.
+
+    Raises:
+        ModelFileError: it is not there.
+    """
+    value = as_count(header.metadata.get(f"{header.architecture}.{key}"))
     if not value:
-        _damaged(header, f"it does not say its {key.replace('_', ' ')}")
+        damaged(header, f"it does not say its {key.replace('_', ' ')}")
     return value
 
 
@@ -177,5 +192,10 @@ def _of_target(header: GGUFHeader, key: str) -> int:
     return as_count(value) or 0
 
 
-def _damaged(header: GGUFHeader, what: str) -> NoReturn:
+def damaged(header: GGUFHeader, what: str) -> NoReturn:
+    """Refuse a head.
+
+    Raises:
+        ModelFileError: always.
+    """
     raise ModelFileError(f"The head {header.path} cannot be used: {what}.", _NEWER)

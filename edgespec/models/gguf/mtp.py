@@ -43,8 +43,8 @@ def reads_target(drafter: ModelFiles) -> bool:
     return isinstance(drafter, MTPLayers) or is_head(drafter.headers[0])
 
 
-def with_output(layers: MTPLayers, target: ModelFiles) -> ModelFiles:
-    """The weights that a draft step multiplies by: the layers', and the target's output."""
+def with_output(layers: ModelFiles, target: ModelFiles) -> ModelFiles:
+    """The weights that a draft step multiplies by: those of layers or a head, and the target's output."""
     tensors = {tensor.name: tensor for header in target.headers for tensor in header.tensors}
     output = tensors.get("output.weight") or tensors.get("token_embd.weight")
     own = {tensor.name for header in layers.headers for tensor in header.tensors}

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from edgespec.models.gguf.heads import ARCHITECTURE
+from edgespec.models.gguf.block_heads import head_kind
 from edgespec.models.gguf.layers import ModelFiles, mtp_count
 from edgespec.models.gguf.mtp import mtp_fault
 from edgespec.models.gguf.types import ArrayInfo, GGUFHeader
@@ -50,6 +50,7 @@ def describe(headers: Sequence[GGUFHeader], *, memory: dict[str, Any]) -> dict[s
         "experts": _number(header, "expert_count"),
         "vocabulary": tokens.length if isinstance(tokens, ArrayInfo) else None,
         "tokenizer": header.metadata.get("tokenizer.ggml.model"),
+        "head": head_kind(header) or None,
         "template": "tokenizer.chat_template" in header.metadata,
         "widened_from": header.metadata.get("edgespec.widened_from"),
         "fingerprint": header.fingerprint,
@@ -98,8 +99,9 @@ def as_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     rows.append(("context", f"{facts['context']} tokens" if facts["context"] else "?"))
     vocabulary = f"{facts['vocabulary']} tokens ({facts['tokenizer']})" if facts["vocabulary"] else "none"
     rows.append(("vocabulary", vocabulary))
-    if facts["architecture"] == ARCHITECTURE:
-        rows.append(("draft head", "for the model that it was made for: give it with --draft"))
+    if facts["head"]:
+        made = "for the model that it was made for: give it with --draft"
+        rows.append(("draft head", f"{facts['head']}, {made}"))
     else:
         rows.append(("chat template", "yes" if facts["template"] else "no: it continues texts"))
     if facts["widened_from"]:

@@ -17,8 +17,9 @@ from platformdirs import user_cache_path
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.kernels.layouts import kernel_layout, looks_up_rows
 from edgespec.machine.memory import PROCESS_BYTES
+from edgespec.models.gguf.block_heads import read_any_head
 from edgespec.models.gguf.footprint import USUAL_NODES, Footprint, footprint, vocabulary_bytes, work_bytes
-from edgespec.models.gguf.heads import is_head, read_head
+from edgespec.models.gguf.heads import is_head
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.llama.cache.shared_cells import PART
@@ -167,7 +168,7 @@ class PairSizes:
             self._shown = _SHOWN_COPIES * 4 * drafter.width
             return self._sizes(drafter, own, [HEAD_ROWS])[0]
         if is_head(drafter.headers[0]):
-            head = read_head(drafter.headers[0])
+            head = read_any_head(drafter.headers[0])
             self._shown = _SHOWN_COPIES * 4 * head.target_width * len(head.layers)
             return self._sizes(drafter, own, [HEAD_ROWS], beside=self._target.headers[0])[0]
         outputs = self.context.drafter_sequences or self.context.n_outputs

@@ -92,12 +92,16 @@ class HeadContext(Context):
         Raises:
             BackendError: there are none.
         """
+        return self._states(rows, self.width)
+
+    def _states(self, rows: int, width: int) -> FloatArray:
+        """(rows, width) of the first rows of the last call that llama.cpp keeps states of: a copy."""
         llama_cpp.llama_synchronize(self.handle)
         start = nextn.features_address(self.handle)
         if not start:
             raise BackendError("llama.cpp has no features to read.")
-        memory = (ctypes.c_float * (rows * self.width)).from_address(start)
-        return np.array(memory, dtype=np.float32).reshape(rows, self.width)
+        memory = (ctypes.c_float * (rows * width)).from_address(start)
+        return np.array(memory, dtype=np.float32).reshape(rows, width)
 
 
 class EagleContext(HeadContext):

@@ -28,6 +28,19 @@ def require_heads() -> None:
         )
 
 
+def require_block_heads() -> None:
+    """Make sure that block heads work here.
+
+    Raises:
+        BackendError: as `require_heads`.
+    """
+    if wrong := block_heads_fault():
+        raise BackendError(
+            f"This llama.cpp build cannot draft with block heads: {wrong}.",
+            "Name an ordinary drafter, or reinstall llama-cpp-python in the version that EdgeSpec asks for.",
+        )
+
+
 def require_mtp_support() -> None:
     """Make sure that layers for multi-token prediction work here.
 
@@ -48,6 +61,15 @@ def heads_fault() -> str:
         BackendError: no child process can be started to find out.
     """
     return _fault("heads.trial")
+
+
+def block_heads_fault() -> str:
+    """The reason why block heads do not work here, as a clause; empty if they do.
+
+    Raises:
+        BackendError: no child process can be started to find out.
+    """
+    return _fault("heads.blocks.trial")
 
 
 def mtp_support_fault() -> str:

@@ -167,7 +167,7 @@ class EncoderBatch(Batch):
         )
 
     def __len__(self) -> int:
-        return len(self.positions)
+        return len(self.wants_logits)
 
 
 def _joined_features(batches: Sequence[Batch]) -> NDArray[np.float32] | None:

@@ -20,7 +20,8 @@ from pathlib import Path
 from edgespec.files.small_json import keep_json, read_json
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.llama.cache.state_cache import N_SEQUENCES
-from edgespec.models.llama.heads.context import EagleContext, MTPContext
+from edgespec.models.llama.heads.context import MTPContext
+from edgespec.models.llama.heads.opening import head_context
 from edgespec.models.llama.runtime.backend import build_identity, info_lines
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
@@ -136,7 +137,7 @@ def dry_run(
 
 def _open(model: Model, shape: Shape, beside: Context | None = None) -> Context:
     if beside is not None:
-        return EagleContext(model, beside, n_cells=shape.n_cells, n_sequences=shape.n_sequences, n_threads=1)
+        return head_context(model, beside, n_cells=shape.n_cells, n_sequences=shape.n_sequences, n_threads=1)
     if model.mtp:
         return MTPContext(model, n_cells=shape.n_cells, n_sequences=shape.n_sequences, n_threads=1)
     return Context(

@@ -17,8 +17,9 @@ from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address, UnbackedBufferType, UnsupportedBuild
 from edgespec.kernels.watch import new_watch
 from edgespec.models.gguf.layers import is_layer_weight
-from edgespec.models.llama.heads.context import EagleContext, MTPContext
+from edgespec.models.llama.heads.context import MTPContext
 from edgespec.models.llama.heads.last_states import LastStates
+from edgespec.models.llama.heads.opening import head_context
 from edgespec.models.llama.runtime.adapters import load_adapter
 from edgespec.models.llama.runtime.backend import start_backend
 from edgespec.models.llama.runtime.batch import Batch
@@ -144,7 +145,7 @@ def _open_head(path: Path, target: Path) -> None:
     """Set up a head beside its target, whose matrices it may borrow."""
     with _planned(path) as model, _planned(target) as large:
         _read_and_write(model)
-        EagleContext(model, _open(large), n_cells=256, n_sequences=1, n_threads=1).close()
+        head_context(model, _open(large), n_cells=256, n_sequences=1, n_threads=1).close()
 
 
 class ReadingOrder:

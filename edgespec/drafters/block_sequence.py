@@ -1,0 +1,109 @@
+"""One text in a block head: the hidden states that were read of it, and the block behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.drafters.block_logits import BlockLogits
+from edgespec.drafters.head_sequence import HeadSequence
+from edgespec.models.llama.cache.kv_cache import KVCache
+from edgespec.models.llama.heads.blocks.context import BlockContext
+from edgespec.models.llama.runtime.batch import Batch
+from edgespec.speculation.growth import Children, Frontier
+from edgespec.speculation.tree import FloatArray
+
+
+class BlockSequence(HeadSequence):
+    """A text that a block head drafts for.
+
+    Row r of the cache holds the feature of token r alone. It is known by the token that follows, as for other
+    heads, so the rows up to the root's are read again after a change.
+
+    Args:
+        n_vocab: tokens that are drafted; padding at the end of the vocabulary is none.
+        context: of the head.
+    """
+
+    def __init__(self, cache: KVCache, n_vocab: int, context: BlockContext) -> None:
+        super().__init__(cache, n_vocab, context.width)
+        self._context = context
+        self._logits: BlockLogits | None = None
+
+    @property
+    def root(self) -> int:
+        """The last token of the text."""
+        return self._text[-1]
+
+    def read_text(self, most: int) -> None:
+        """Read all pending rows, at most so many at a time."""
+        while self.pending:
+            piece = self.pending[:most]
+            self.cache.append(self._text_batch(piece, "none"))
+            self._note_read(len(piece))
+
+    def block_batch(self) -> Batch:
+        """The rows of the block behind the text, all of which must have been read."""
+        return self._context.block_batch(self.root, len(self.read))
+
+    def keep_logits(self, logits: BlockLogits) -> None:
+        """Keep what the head says of the block, and drop the block's rows from the cache."""
+        size = self._context.head.block_size
+        self.cache.commit(0, 0, 1, size)
+        self._logits = logits
+
+    def begin(self, text: Sequence[int]) -> None:
+        """Begin a new tree after this text."""
+        super().begin(text)
+        self._logits = None
+
+    def recover(self) -> None:
+        """Return to the rows that were certainly read, and forget the last tree."""
+        super().recover()
+        self._logits = None
+
+    def known(self, frontier: Frontier) -> NDArray[np.bool_]:
+        """(nodes,) whether a node's candidates are known: all but the root's are when the block was read."""
+        return np.asarray(frontier.nodes != 0)
+
+    def logits_after(self, frontier: Frontier) -> tuple[list[int], list[FloatArray]]:
+        """The logits after the nodes of a frontier that are not too deep.
+
+        Returns:
+            The indices of these nodes, by depth, and (nodes, n_vocab) logits after those of each depth.
+        """
+        assert self._logits is not None, "the block is read first"
+        rows: list[int] = []
+        found = []
+        for depth in np.unique(frontier.depths).tolist():
+            if depth < self._context.head.n_drafts:
+                these = np.flatnonzero(frontier.depths == depth)
+                rows += these.tolist()
+                found.append(self._logits.after(depth, frontier.tokens[these]))
+        return rows, found
+
+    def ranked(self, frontier: Frontier, rows: list[int], logits: FloatArray) -> Children:
+        """The candidates of a frontier, from the block."""
+        del rows, logits
+        assert self._limits is not None
+        assert self._ranking is not None
+        count = self._limits.branching
+        children = Children.none(len(frontier.nodes), count)
+        places, parts = self.logits_after(frontier)
+        start = self.unread + len(self.read)
+        for part in parts:
+            these, places = places[: len(part)], places[len(part) :]
+            positions = [start + int(depth) for depth in frontier.depths[these]]
+            self._ranking.before_ranking(frontier.part(these), range(len(these)))
+            best = self._ranking.best(part, positions, count, frontier.tokens[these])
+            width = best.tokens.shape[1]
+            children.tokens[these, :width], children.logprobs[these, :width] = best.tokens, best.logprobs
+        return children
+
+    def _text_batch(self, tokens: Sequence[int], logits: str) -> Batch:
+        del logits
+        start = len(self.read) - self._first
+        features = self._features[start : start + len(tokens)]
+        return self._context.text_batch(features, len(self.read))

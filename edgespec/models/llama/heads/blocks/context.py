@@ -1,0 +1,141 @@
+"""The context of a block head: it reads hidden states of the text, and gives the logits of a whole block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import llama_cpp
+import numpy as np
+
+from edgespec.models.gguf.block_heads import (
+    BlockHead,
+    BlockKind,
+    mask_token,
+    read_block_head,
+    selector_candidates,
+)
+from edgespec.models.gguf.header import read_header
+from edgespec.models.llama.heads import nextn
+from edgespec.models.llama.heads.context import HeadContext
+from edgespec.models.llama.runtime.abort import AbortFlag
+from edgespec.models.llama.runtime.batch import Batch, EncoderBatch
+from edgespec.models.llama.runtime.context import Context, FloatArray
+from edgespec.models.llama.runtime.model import Model
+
+
+class BlockContext(HeadContext):
+    """A context of a block head beside its target's.
+
+    The features that enter its cache are the target's hidden states as they are.
+
+    Attributes:
+        head: its header.
+        width: elements of a token's features: those of all layers that it reads.
+        candidates: of each position whose pairs are scored; 0 for other heads than DFlash2.
+
+    Raises:
+        ModelFileError: the head's header is damaged.
+        MemoryLimitError: llama.cpp cannot allocate the context.
+        UnsupportedBuild: this llama.cpp build has no heads.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        beside: Context,
+        *,
+        n_cells: int,
+        n_sequences: int,
+        n_threads: int,
+        abort: AbortFlag | None = None,
+    ) -> None:
+        header = read_header(model.path)
+        self.head: BlockHead = read_block_head(header)
+        super().__init__(
+            model, beside, n_cells=n_cells, n_sequences=n_sequences, n_threads=n_threads, abort=abort
+        )
+        self._mask = mask_token(header)
+        self._in_parts = llama_cpp.llama_model_rope_type(model.handle) == llama_cpp.LLAMA_ROPE_TYPE_MROPE
+        self._row_width = self.width
+        self.width *= len(self.head.layers)
+        self.candidates = selector_candidates(header) if self.head.kind is BlockKind.DFLASH2 else 0
+        llama_cpp.llama_set_causal_attn(self.handle, self.head.causal)
+        if self.candidates:
+            nextn.keep_states(self.handle)
+
+    def encode(self, hidden: FloatArray) -> FloatArray:
+        """The hidden states themselves."""
+        return hidden
+
+    def text_batch(self, features: FloatArray, start: int) -> FeatureBatch:
+        """The rows that read features of a text from position `start` on.
+
+        Args:
+            features: (tokens, width).
+        """
+        return FeatureBatch.of_text(features, start, in_parts=self._in_parts)
+
+    def block_batch(self, root: int, start: int) -> Batch:
+        """The rows of a block behind a text.
+
+        Args:
+            root: the last token, whose features are not known yet.
+            start: its position.
+        """
+        tokens = [root] + [self._mask] * (self.head.block_size - 1)
+        return Batch.run(tokens, start, 1, "all")
+
+    def pairs(self, blocks: int) -> tuple[FloatArray, FloatArray]:
+        """The candidates of positions of the last blocks, and how well each follows those before it.
+
+        For DFlash2. The first position of a block has none, and the candidates of the next one follow the
+        root, so all rows of its scores are alike.
+
+        Args:
+            blocks: that were decoded together.
+
+        Returns:
+            Tokens (blocks, positions - 1, candidates), and scores (blocks, positions - 1, candidates,
+            candidates): of each candidate of the position before, those of this position's.
+
+        Raises:
+            BackendError: there are none.
+        """
+        count, size = self.candidates, self.head.block_size
+        rows = self._states(blocks * size, self._row_width).reshape(blocks, size, -1)[:, 1:]
+        scores = rows[:, :, count : count + count * count].reshape(blocks, size - 1, count, count)
+        return rows[:, :, :count], scores
+
+
+@dataclass(frozen=True)
+class FeatureBatch(EncoderBatch):
+    """Rows without tokens that enter a text's cache, and give no logits.
+
+    Attributes:
+        in_parts: whether positions have four parts (M-RoPE), of which texts use the first three.
+    """
+
+    in_parts: bool = False
+
+    @classmethod
+    def of_text(cls, features: FloatArray, start: int, *, in_parts: bool) -> FeatureBatch:
+        """Features at consecutive positions of sequence 0."""
+        n = len(features)
+        return cls(
+            tokens=np.empty(0, dtype=np.int32),
+            positions=np.arange(start, start + n, dtype=np.int32),
+            sequence_ids=np.zeros(n, dtype=np.int32),
+            offsets=np.arange(n + 1, dtype=np.int64),
+            wants_logits=np.zeros(n, dtype=np.bool_),
+            features=features,
+            in_parts=in_parts,
+        )
+
+    def to_llama(self) -> tuple[Any, tuple[object, ...]]:
+        """The C struct, and the arrays it points into, which must outlive it."""
+        if not self.in_parts:
+            return super().to_llama()
+        text = self.positions
+        positions = np.concatenate([text, text, text, np.zeros_like(text)])
+        return EncoderBatch.to_llama(replace(self, positions=positions, in_parts=False))

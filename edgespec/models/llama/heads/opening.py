@@ -1,0 +1,31 @@
+"""Opening the context of a head in a file of its own, of whatever kind it is."""
+
+from __future__ import annotations
+
+from edgespec.models.gguf.block_heads import is_block_head
+from edgespec.models.gguf.header import read_header
+from edgespec.models.llama.heads.blocks.context import BlockContext
+from edgespec.models.llama.heads.context import EagleContext, HeadContext
+from edgespec.models.llama.runtime.abort import AbortFlag
+from edgespec.models.llama.runtime.context import Context
+from edgespec.models.llama.runtime.model import Model
+
+
+def head_context(
+    model: Model,
+    beside: Context,
+    *,
+    n_cells: int,
+    n_sequences: int,
+    n_threads: int,
+    abort: AbortFlag | None = None,
+) -> HeadContext:
+    """The context of a head beside its target's.
+
+    Raises:
+        ModelFileError: the head's header is damaged.
+        MemoryLimitError: llama.cpp cannot allocate the context.
+        UnsupportedBuild: this llama.cpp build has no heads.
+    """
+    kind = BlockContext if is_block_head(read_header(model.path)) else EagleContext
+    return kind(model, beside, n_cells=n_cells, n_sequences=n_sequences, n_threads=n_threads, abort=abort)

@@ -1,0 +1,252 @@
+"""Block heads: what their headers say, and what follows from a block's logits for the nodes of a tree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from edgespec.drafters.block_logits import BiasedLogits, IndependentLogits, PairedLogits
+from edgespec.errors import ModelFileError, PairingError
+from edgespec.generation.config import GenerationConfig
+from edgespec.models.gguf.block_heads import (
+    BlockHead,
+    BlockKind,
+    is_block_head,
+    mask_token,
+    read_any_head,
+    read_block_head,
+    selector_candidates,
+)
+from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.heads import Head, is_head, require_fit
+from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.gguf.markov import MarkovHead
+from edgespec.models.gguf.types import GGUFHeader
+from edgespec.models.llama.heads import sample
+from edgespec.models.llama.heads.blocks.sample import SHAPE, write_block_head
+from edgespec.models.llama.heads.blocks.twin import BlockShape, BlockTwin
+from edgespec.models.llama.heads.sample import N_VOCAB, WIDTH, add_bytes, write_target
+from edgespec.models.llama.heads.twin import FloatArray
+from edgespec.speculation.learning.pair import Pair
+from edgespec.speculation.noise import GumbelNoise
+from edgespec.speculation.ranking import ByAgreement
+
+DSPARK = replace(SHAPE, markov=True, from_anchor=True)
+DFLASH2 = replace(SHAPE, top_k=4)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    path = tmp_path_factory.mktemp("target") / "large.gguf"
+    embedding = np.zeros((N_VOCAB, WIDTH), dtype=np.float32)
+    return ModelFiles.of(read_header(write_target(path, embedding, np.random.default_rng(1))))
+
+
+def written(path: Path, shape: BlockShape = SHAPE, **more: FloatArray) -> GGUFHeader:
+    weights = {**shape.random(np.random.default_rng(1)), **more}
+    return read_header(write_block_head(path, shape, weights, add_bytes))
+
+
+def test_what_a_header_says(tmp_path: Path, target: ModelFiles) -> None:
+    header = written(tmp_path / "head.gguf")
+    head = read_any_head(header)
+    assert is_head(header)
+    assert is_block_head(header)
+    assert head == BlockHead(
+        header,
+        (1, 2, 3),
+        WIDTH,
+        WIDTH,
+        N_VOCAB,
+        borrows_embedding=True,
+        borrows_output=True,
+        kind=BlockKind.DFLASH,
+        block_size=6,
+        from_anchor=False,
+        causal=False,
+    )
+    assert mask_token(header) == SHAPE.mask
+    assert selector_candidates(header) == 0
+    require_fit(head, target)
+
+
+def test_kinds_differ_by_their_tensors(tmp_path: Path) -> None:
+    kinds = [
+        (SHAPE, BlockKind.DFLASH, 5),
+        (DSPARK, BlockKind.DSPARK, 6),
+        (replace(DSPARK, from_anchor=False), BlockKind.DSPARK, 5),
+        (DFLASH2, BlockKind.DFLASH2, 5),
+    ]
+    for shape, kind, n_drafts in kinds:
+        head = read_block_head(written(tmp_path / "head.gguf", shape))
+        assert (head.kind, head.n_drafts) == (kind, n_drafts)
+        assert selector_candidates(head.header) == shape.top_k
+    plain = sample.write_head(
+        tmp_path / "plain.gguf",
+        sample.SHAPE,
+        sample.SHAPE.random(np.random.default_rng(1)),
+        add_bytes,
+        drafted=np.arange(100),
+    )
+    assert type(read_any_head(read_header(plain))) is Head
+
+
+def _without(name: str) -> Callable[[GGUFHeader], GGUFHeader]:
+    return lambda header: replace(header, tensors=tuple(t for t in header.tensors if t.name != name))
+
+
+def _also(name: str) -> Callable[[GGUFHeader], GGUFHeader]:
+    return lambda header: replace(header, tensors=(*header.tensors, replace(header.tensors[0], name=name)))
+
+
+def _with(**values: Any) -> Callable[[GGUFHeader], GGUFHeader]:
+    return lambda header: replace(header, metadata={**header.metadata, **values})
+
+
+@pytest.mark.parametrize(
+    ("shape", "change", "fault"),
+    [
+        (SHAPE, _with(**{"dflash.target_layers": 3}), "does not say which layers of its target it reads"),
+        (SHAPE, _with(**{"dflash.embedding_length": 32}), r"fc\.weight has the shape \[192, 64\] instead of"),
+        (SHAPE, _with(**{"dflash.block_size": 1}), "it drafts blocks of 1 tokens, and 2 to 64 work"),
+        (SHAPE, _with(**{"dflash.block_size": 65}), "it drafts blocks of 65 tokens"),
+        (SHAPE, _with(**{"tokenizer.ggml.mask_token_id": N_VOCAB}), "which token masks the positions"),
+        (SHAPE, _with(**{"tokenizer.ggml.mask_token_id": None}), "which token masks the positions"),
+        (SHAPE, _without("fc.weight"), r"it has no tensor fc\.weight"),
+        (DSPARK, _without("markov_w2.weight"), r"it has no tensor markov_w2\.weight"),
+        (DSPARK, _also("markov_w2.scale"), "a scale of its own, which is not supported"),
+        (DFLASH2, _with(**{"dflash.selector_top_k": 0}), "does not say its selector top k"),
+        (DFLASH2, _with(**{"dflash.selector_top_k": 8}), "its sizes contradict one another"),
+        (DFLASH2, _with(**{"dflash.conv_group_size": 24}), "its sizes contradict one another"),
+    ],
+)
+def test_damaged_heads_are_refused(
+    tmp_path: Path, shape: BlockShape, change: Callable[[GGUFHeader], GGUFHeader], fault: str
+) -> None:
+    header = change(written(tmp_path / "head.gguf", shape))
+    with pytest.raises(ModelFileError, match=fault) as caught:
+        read_block_head(header)
+    assert caught.value.hint == "Get another conversion of the head."
+
+
+def test_heads_of_other_targets_are_refused(tmp_path: Path, target: ModelFiles) -> None:
+    deep = read_block_head(written(tmp_path / "deep.gguf", replace(SHAPE, layers=(1, 2, 4))))
+    with pytest.raises(
+        PairingError, match=r"it reads the layers 1, 2, 4, of which the first is 0, and there"
+    ):
+        require_fit(deep, target)
+    narrow = read_block_head(written(tmp_path / "narrow.gguf", replace(SHAPE, width=32, head=8)))
+    with pytest.raises(PairingError, match=r"it reads hidden states of 32 elements, and these have 64\."):
+        require_fit(narrow, target)
+    header = _with(**{"dflash.hyper_connection.count": 4})(deep.header)
+    with pytest.raises(PairingError, match=r"is a DSpark head of DeepSeek V4, and these are not supported\."):
+        read_any_head(header)
+
+
+def test_independent_positions_give_every_node_of_a_depth_the_same() -> None:
+    logits = np.random.default_rng(1).standard_normal((3, 50)).astype(np.float32)
+    block = IndependentLogits(logits)
+    for depth in range(3):
+        found = block.after(depth, np.array([4, 9], dtype=np.int32))
+        np.testing.assert_array_equal(found, logits[[depth, depth]])
+
+
+def test_a_bias_is_exchanged_off_the_best_path(tmp_path: Path) -> None:
+    header = written(tmp_path / "head.gguf", DSPARK)
+    weights = DSPARK.random(np.random.default_rng(1))
+    rng = np.random.default_rng(2)
+    embedding = rng.standard_normal((N_VOCAB, WIDTH)).astype(np.float32)
+    twin = BlockTwin(DSPARK, weights, embedding, embedding)
+    hidden = rng.standard_normal((4, 3 * WIDTH)).astype(np.float32)
+    tokens = [70] + [DSPARK.mask] * 5
+    alone, biased = twin.block(hidden, tokens), twin.biased(hidden, tokens)
+    bias = MarkovHead(read_block_head(header))
+    block = BiasedLogits(biased, 70, bias)
+    np.testing.assert_allclose(block.after(0, np.array([70], dtype=np.int32)), biased[:1])
+    for depth in range(1, 6):
+        best = int(biased[depth - 1].argmax())
+        nodes = np.array([best, 5, best, 200], dtype=np.int32)
+        found = block.after(depth, nodes)
+        np.testing.assert_array_equal(found[0], biased[depth])
+        np.testing.assert_array_equal(found[2], biased[depth])
+        for row, token in ((1, 5), (3, 200)):
+            kept = np.isfinite(found[row])
+            assert 32 <= kept.sum() < N_VOCAB
+            expected = alone[depth] + twin.bias(token)
+            np.testing.assert_allclose(found[row][kept], expected[kept], rtol=1e-4, atol=1e-3)
+    bias.close()
+
+
+@pytest.mark.parametrize("name", ["F16", "BF16", "Q8_0"])
+def test_rows_of_a_markov_head_are_read_in_any_type(tmp_path: Path, name: str) -> None:
+    rng, path = np.random.default_rng(3), tmp_path / "head.gguf"
+    shape, kind = replace(DSPARK, rank=32), gguf.GGMLQuantizationType[name]
+    first, second = rng.standard_normal((2, N_VOCAB, 32)).astype(np.float32)
+    head = read_block_head(written(path, shape))
+    writer = gguf.GGUFWriter(tmp_path / "matrices.gguf", "dflash")
+    for number, matrix in enumerate((first, second), start=1):
+        writer.add_tensor(f"markov_w{number}.weight", gguf.quantize(matrix, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    stored = read_header(tmp_path / "matrices.gguf")
+    bias = MarkovHead(replace(head, header=replace(head.header, path=stored.path, tensors=stored.tensors)))
+    before, tokens = np.array([0, 258], dtype=np.int32), np.array([258, 7, 1], dtype=np.int32)
+    found = bias.before(before) @ bias.after(tokens).T
+    assert np.abs(found - first[before] @ second[tokens].T).max() < 0.3
+    bias.close()
+
+
+def test_a_markov_head_of_some_tokens_knows_their_ids(tmp_path: Path) -> None:
+    drafted = np.array([200, 3, 90], dtype=np.int64)
+    weights = DSPARK.random(np.random.default_rng(1))
+    weights["markov_w2.weight"] = weights["markov_w2.weight"][:3]
+    weights["output.weight"] = np.zeros((3, WIDTH), dtype=np.float32)
+    path = write_block_head(tmp_path / "head.gguf", DSPARK, weights, add_bytes, drafted=drafted)
+    head = read_block_head(read_header(path))
+    assert (head.n_drafted, head.borrows_output) == (3, False)
+    bias = MarkovHead(head)
+    before, after = np.array([8], dtype=np.int32), np.array([90, 7, 200], dtype=np.int32)
+    (found,) = bias.before(before) @ bias.after(after).T
+    expected = weights["markov_w2.weight"] @ weights["markov_w1.weight"][8]
+    np.testing.assert_allclose(found, [expected[2], 0, expected[0]], rtol=1e-5)
+    bias.close()
+
+
+def test_a_markov_head_whose_file_was_cut_says_so(tmp_path: Path) -> None:
+    header = written(tmp_path / "head.gguf", DSPARK)
+    bias = MarkovHead(read_block_head(header))
+    with (tmp_path / "head.gguf").open("r+b") as file:
+        file.truncate(header.data_offset)
+    with pytest.raises(ModelFileError, match=r"head\.gguf cannot be read any more\."):
+        bias.after(np.array([2], dtype=np.int32))
+    bias.close()
+
+
+def test_pairs_give_each_candidate_its_own_scores() -> None:
+    candidates = np.array([[3, 8], [5, 60]], dtype=np.float32)
+    scores = np.array([[[1, 2], [1, 2]], [[3, 4], [5, 7]]], dtype=np.float32)
+    block = PairedLogits(candidates, scores, 50)
+    (root,) = block.after(0, np.array([9], dtype=np.int32))
+    assert {int(i): float(root[i]) for i in np.flatnonzero(np.isfinite(root))} == {3: 1.0, 8: 2.0}
+    rows = block.after(1, np.array([8, 3, 11], dtype=np.int32))
+    assert [np.flatnonzero(np.isfinite(row)).tolist() for row in rows] == [[5]] * 3, "60 is padding"
+    assert rows[:, 5].tolist() == [5, 3, 4], "others get the average"
+
+
+def test_candidates_of_a_repeated_row_are_found_once_and_ranked_by_the_token_before() -> None:
+    config = GenerationConfig(temperature=0.8, seed=3)
+    logits = np.random.default_rng(5).standard_normal((1, 500)).astype(np.float32)
+    after = np.array([4, 9, 4], dtype=np.int32)
+    rankings = [ByAgreement(config, GumbelNoise(3, 500), Pair()) for _ in range(2)]
+    repeated = rankings[0].best(np.broadcast_to(logits[0], (3, 500)), [7, 7, 7], 5, after)
+    one_by_one = rankings[1].best(np.repeat(logits, 3, axis=0), [7, 7, 7], 5, after)
+    np.testing.assert_array_equal(repeated.tokens, one_by_one.tokens)
+    np.testing.assert_array_equal(repeated.logprobs, one_by_one.logprobs)
