@@ -10,6 +10,7 @@ from edgespec.costs.planner import Drafting, alternatives, best
 from edgespec.errors import EdgeSpecError, ModelFileError, UsageError
 from edgespec.loading.plan import Planner
 from edgespec.loading.state import LoadState
+from edgespec.models.gguf.assistant import is_assistant, read_assistant, require_assistant_fits
 from edgespec.models.gguf.footprint import USUAL_NODES
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.heads import is_head, read_head, require_fit, unusable
@@ -18,7 +19,11 @@ from edgespec.models.gguf.mtp import mtp_fault, require_mtp
 from edgespec.models.hub import catalog
 from edgespec.models.hub.drafter_choice import FAMILY, Candidate, drafters_that_fit
 from edgespec.models.hub.registry import Registry
-from edgespec.models.llama.heads.support import require_heads, require_mtp_support
+from edgespec.models.llama.heads.support import (
+    require_assistant_support,
+    require_heads,
+    require_mtp_support,
+)
 from edgespec.models.llama.runtime.vetting import require_loadable
 from edgespec.profiles.store import Keys
 
@@ -57,8 +62,12 @@ def read_drafter(path: Path, target: ModelFiles) -> ModelFiles:
     if not is_head(header):
         return read_model(path)
     files = ModelFiles.of(header)
-    require_fit(read_head(header), target)
-    require_heads()
+    if is_assistant(header):
+        require_assistant_fits(read_assistant(header), target)
+        require_assistant_support()
+    else:
+        require_fit(read_head(header), target)
+        require_heads()
     require_loadable(files.headers, target.headers[0])
     return files
 

@@ -1,21 +1,24 @@
-"""Opening a draft head beside its target: one in a file of its own, or a layer of the target's file."""
+"""Opening a draft head beside its target: a head, an assistant, or a layer of the target's file."""
 
 from __future__ import annotations
 
 from typing import TypedDict
 
+from edgespec.drafters.assistant import AssistantDrafter
 from edgespec.drafters.head import HeadDrafter
 from edgespec.drafters.kinds import DRAFTER_KINDS
 from edgespec.engine.target import Target
-from edgespec.errors import BackendError, PairingError
+from edgespec.errors import BackendError, PairingError, UsageError
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.loading.drafter import file_sources
 from edgespec.loading.models import open_model
 from edgespec.loading.plan import Plan
 from edgespec.loading.state import LoadState
+from edgespec.models.gguf.assistant import is_assistant, read_assistant
 from edgespec.models.gguf.heads import is_head, read_head
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
 from edgespec.models.gguf.mtp import MTP_NAME
+from edgespec.models.llama.heads.assistant import AssistantContext
 from edgespec.models.llama.heads.context import EagleContext, HeadContext, MTPContext
 from edgespec.models.llama.heads.last_states import LastStates
 from edgespec.models.llama.heads.tap import LayerTap
@@ -38,6 +41,8 @@ def hidden_states(drafter: ModelFiles | None) -> Shown | None:
         return LastStates(drafter.width)
     if drafter is None or not is_head(drafter.headers[0]):
         return None
+    if is_assistant(drafter.headers[0]):
+        return LastStates(read_assistant(drafter.headers[0]).target_width)
     head = read_head(drafter.headers[0])
     try:
         return LayerTap(head.layers, head.target_width)
@@ -63,26 +68,53 @@ def require_hidden_states(model: Model, context: Context, shown: Shown) -> None:
     shown.require_rows(context)
 
 
-def open_head(files: ModelFiles, target: Target, shown: Shown, plan: Plan, state: LoadState) -> HeadDrafter:
+def open_head(
+    files: ModelFiles, target: Target, shown: Shown, plan: Plan, state: LoadState
+) -> HeadDrafter | AssistantDrafter:
     """The head as a drafter, which the target shows its hidden states from now on.
 
     Raises:
         ModelFileError, MemoryLimitError: it cannot be loaded.
         PairingError: its vocabulary is not the target's.
-        UsageError: the files to draft from cannot be read.
+        UsageError: the files to draft from cannot be read; or it is an assistant, and layers of its target
+            are elsewhere.
     """
     kind = DRAFTER_KINDS[state.config.speculation.kind or "merged"]
     proposers = kind.new_proposers() + file_sources(target, state)
+    n_vocab = target.model.vocabulary.n_tokens
+    if is_assistant(files.headers[0]):
+        assistant = _open_assistant(files, target, plan, state)
+        beside = AssistantDrafter(assistant.model, assistant, n_vocab, proposers)
+        target.show_hidden(shown, beside)
+        return beside
     if isinstance(files, MTPLayers):
         model, name = target.model, MTP_NAME
         context: HeadContext = MTPContext(model, **_sizes(plan, state))
     else:
         model, name = _open_file(files, target, plan, state), None
         context = EagleContext(model, target.context, **_sizes(plan, state))
-    n_vocab = target.model.vocabulary.n_tokens
     drafter = HeadDrafter(model, state.keep(context), n_vocab, proposers, name=name)
     target.show_hidden(shown, drafter)
     return drafter
+
+
+def _open_assistant(files: ModelFiles, target: Target, plan: Plan, state: LoadState) -> AssistantContext:
+    """The context of an assistant, in the cells of its target; raises as `open_head`."""
+    if plan.spread is not None:
+        raise UsageError(
+            f"The assistant {files.paths[0].name} cannot draft: it reads the keys and values of its target's "
+            "last layers, which are on a graphics card or another machine.",
+            "Use --gpu-layers 0 without --workers, or name an ordinary drafter.",
+        )
+    return state.keep(
+        AssistantContext(
+            _open_file(files, target, plan, state),
+            target.context,
+            n_sequences=target.context.n_sequences,
+            n_threads=state.n_threads,
+            abort=state.abort,
+        )
+    )
 
 
 class _Sizes(TypedDict):

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import ModelFileError, PairingError
+from edgespec.models.gguf.assistant import is_assistant
 from edgespec.models.gguf.checks import D2T
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import ArrayInfo, GGUFHeader, TensorInfo, as_count
@@ -54,7 +55,7 @@ class Head:
 
 def is_head(header: GGUFHeader) -> bool:
     """True if a file is a draft head, which is of no use without its target."""
-    return header.architecture == ARCHITECTURE
+    return header.architecture == ARCHITECTURE or is_assistant(header)
 
 
 def read_head(header: GGUFHeader) -> Head:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from edgespec.models.gguf.heads import ARCHITECTURE
+from edgespec.models.gguf.heads import is_head
 from edgespec.models.gguf.layers import ModelFiles, mtp_count
 from edgespec.models.gguf.mtp import mtp_fault
 from edgespec.models.gguf.types import ArrayInfo, GGUFHeader
@@ -44,13 +44,14 @@ def describe(headers: Sequence[GGUFHeader], *, memory: dict[str, Any]) -> dict[s
         "quantization": _quantization(headers),
         "layers": files.headers[0].block_count,
         "mtp_layers": 0 if files.mtp is None else files.mtp.n_layers,
-        "mtp_fault": mtp_fault(files) if mtp_count(header) else "",
+        "mtp_fault": mtp_fault(files) if mtp_count(header) and not is_head(header) else "",
         "context": header.context_length,
         "embedding": _number(header, "embedding_length"),
         "experts": _number(header, "expert_count"),
         "vocabulary": tokens.length if isinstance(tokens, ArrayInfo) else None,
         "tokenizer": header.metadata.get("tokenizer.ggml.model"),
         "template": "tokenizer.chat_template" in header.metadata,
+        "draft_head": is_head(header),
         "widened_from": header.metadata.get("edgespec.widened_from"),
         "fingerprint": header.fingerprint,
         "memory": memory,
@@ -98,7 +99,7 @@ def as_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     rows.append(("context", f"{facts['context']} tokens" if facts["context"] else "?"))
     vocabulary = f"{facts['vocabulary']} tokens ({facts['tokenizer']})" if facts["vocabulary"] else "none"
     rows.append(("vocabulary", vocabulary))
-    if facts["architecture"] == ARCHITECTURE:
+    if facts["draft_head"]:
         rows.append(("draft head", "for the model that it was made for: give it with --draft"))
     else:
         rows.append(("chat template", "yes" if facts["template"] else "no: it continues texts"))

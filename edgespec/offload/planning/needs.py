@@ -17,6 +17,7 @@ from platformdirs import user_cache_path
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.kernels.layouts import kernel_layout, looks_up_rows
 from edgespec.machine.memory import PROCESS_BYTES
+from edgespec.models.gguf.assistant import is_assistant, read_assistant
 from edgespec.models.gguf.footprint import USUAL_NODES, Footprint, footprint, vocabulary_bytes, work_bytes
 from edgespec.models.gguf.heads import is_head, read_head
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
@@ -166,6 +167,10 @@ class PairSizes:
         if isinstance(drafter, MTPLayers):
             self._shown = _SHOWN_COPIES * 4 * drafter.width
             return self._sizes(drafter, own, [HEAD_ROWS])[0]
+        if is_assistant(drafter.headers[0]):
+            self._shown = _SHOWN_COPIES * 4 * read_assistant(drafter.headers[0]).target_width
+            size = self._sizes(drafter, own, [HEAD_ROWS], beside=self._target.headers[0])[0]
+            return replace(size, cache=0)  # what is reported is the target's
         if is_head(drafter.headers[0]):
             head = read_head(drafter.headers[0])
             self._shown = _SHOWN_COPIES * 4 * head.target_width * len(head.layers)

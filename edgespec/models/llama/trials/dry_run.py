@@ -20,7 +20,8 @@ from pathlib import Path
 from edgespec.files.small_json import keep_json, read_json
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.llama.cache.state_cache import N_SEQUENCES
-from edgespec.models.llama.heads.context import EagleContext, MTPContext
+from edgespec.models.llama.heads.beside import open_beside_target
+from edgespec.models.llama.heads.context import MTPContext
 from edgespec.models.llama.runtime.backend import build_identity, info_lines
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
@@ -121,7 +122,9 @@ def dry_run(
         target: Context | None = None
         if beside is not None:
             large = Model(beside, memory_map=False, allocate=False)
-            target = _open(stack.enter_context(large), Shape(256, 64, 64, 1))
+            # An assistant has as many cells as its target.
+            cells = max(shape.n_cells for shape in shapes)
+            target = _open(stack.enter_context(large), Shape(cells, 64, 64, 1))
         for shape in shapes:
             with info_lines() as lines:
                 _open(model, shape, target).close()
@@ -136,7 +139,7 @@ def dry_run(
 
 def _open(model: Model, shape: Shape, beside: Context | None = None) -> Context:
     if beside is not None:
-        return EagleContext(model, beside, n_cells=shape.n_cells, n_sequences=shape.n_sequences, n_threads=1)
+        return open_beside_target(model, beside, n_cells=shape.n_cells, n_sequences=shape.n_sequences)
     if model.mtp:
         return MTPContext(model, n_cells=shape.n_cells, n_sequences=shape.n_sequences, n_threads=1)
     return Context(

@@ -15,7 +15,8 @@ from typing import Any
 from edgespec.errors import BackendError, EdgeSpecError
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import UnbackedBufferType, UnsupportedBuild
-from edgespec.models.llama.heads.context import EagleContext, MTPContext
+from edgespec.models.llama.heads.beside import open_beside_target
+from edgespec.models.llama.heads.context import MTPContext
 from edgespec.models.llama.heads.last_states import LastStates
 from edgespec.models.llama.runtime.adapters import load_adapter
 from edgespec.models.llama.runtime.backend import start_backend
@@ -131,7 +132,7 @@ def _open_head(path: Path, target: Path) -> None:
     """Set up a head beside its target, whose matrices it may borrow."""
     with _planned(path) as model, _planned(target) as large:
         _read_and_write(model)
-        EagleContext(model, _open(large), n_cells=256, n_sequences=1, n_threads=1).close()
+        open_beside_target(model, _open(large), n_cells=256, n_sequences=1).close()
 
 
 class ZeroWeights(AllInMemory):
