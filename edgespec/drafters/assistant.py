@@ -136,7 +136,7 @@ class AssistantDrafter(Drafter):
     def receive(self, cached: CachedText, start: int, hidden: FloatArray) -> None:
         """Tokens of a text were read by the target; see HiddenReader."""
         self.closed(cached)
-        self._shown.append(_Shown(cached, list(cached.tokens[: start + len(hidden)]), hidden[-1]))
+        self._shown.append(_Shown(cached, list(cached.tokens[: start + len(hidden)]), hidden[-1].copy()))
 
     def closed(self, cached: CachedText) -> None:
         """The target has forgotten a text."""

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import PairingError, UsageError
+from edgespec.models.gguf.assistant import is_assistant
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.heads import is_head
 from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.gguf.mtp_file import is_mtp_file
 from edgespec.models.gguf.split_files import split_paths
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
@@ -19,6 +21,7 @@ from edgespec.progress import Progress
 from edgespec.units import readable
 
 HEAD_RECIPE = "head (EAGLE-3)"
+_ASSISTANT_RECIPE, _MTP_RECIPE = "assistant", "MTP layer"
 _HEAD_CHECK = "hidden states"
 
 
@@ -80,7 +83,7 @@ def examine_pair(
     paths = [catalog.find(target, on_progress), catalog.find(drafter, on_progress)]
     headers = [read_header(path) for path in paths]
     check_sizes(*headers)
-    head = is_head(headers[1])
+    head = is_head(headers[1]) or is_mtp_file(headers[1])
     if head:
         from edgespec.loading.files import read_drafter
 
@@ -94,7 +97,7 @@ def examine_pair(
     if any(check.needed and not check.passed for check in checks):
         return Examined(paths[0], paths[1], checks, fits=False, pair=None)
     kind = MADE if drafters_folder() in paths[1].absolute().parents else REGISTERED
-    recipe = HEAD_RECIPE if head else ""
+    recipe = _recipe(headers[1])
     pair = Pair(headers[0].fingerprint, paths[0].name, str(paths[1].absolute()), kind, recipe=recipe)
     if measure_agreement and not head:  # what a head would write alone says nothing
         from edgespec.drafting.agreement import measure
@@ -103,6 +106,15 @@ def examine_pair(
         pair = Pair(**asdict(pair) | {"top1": found.top1, "top4": found.top4, "tokens": found.tokens})
     Registry().add(pair)
     return Examined(paths[0], paths[1], checks, fits=True, pair=pair)
+
+
+def _recipe(drafter: GGUFHeader) -> str:
+    """The kind of a drafter that was trained for its target; empty for models."""
+    if is_assistant(drafter):
+        return _ASSISTANT_RECIPE
+    if is_mtp_file(drafter):
+        return _MTP_RECIPE
+    return HEAD_RECIPE if is_head(drafter) else ""
 
 
 def check_sizes(target: GGUFHeader, drafter: GGUFHeader) -> None:

@@ -18,6 +18,7 @@ from edgespec.models.gguf.assistant import is_assistant, read_assistant
 from edgespec.models.gguf.heads import is_head, read_head
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
 from edgespec.models.gguf.mtp import MTP_NAME
+from edgespec.models.gguf.mtp_file import MTPFile
 from edgespec.models.llama.heads.assistant import AssistantContext
 from edgespec.models.llama.heads.context import EagleContext, HeadContext, MTPContext
 from edgespec.models.llama.heads.last_states import LastStates
@@ -37,7 +38,7 @@ def hidden_states(drafter: ModelFiles | None) -> Shown | None:
     Raises:
         BackendError: the graphs of this llama.cpp build cannot be read.
     """
-    if isinstance(drafter, MTPLayers):
+    if isinstance(drafter, MTPLayers | MTPFile):
         return LastStates(drafter.width)
     if drafter is None or not is_head(drafter.headers[0]):
         return None
@@ -87,9 +88,14 @@ def open_head(
         beside = AssistantDrafter(assistant.model, assistant, n_vocab, proposers)
         target.show_hidden(shown, beside)
         return beside
+    if isinstance(files, MTPLayers | MTPFile) and files.n_layers > 1:
+        state.notes.append(f"Of the target's {files.n_layers} MTP layers, the first one drafts all tokens.")
     if isinstance(files, MTPLayers):
         model, name = target.model, MTP_NAME
         context: HeadContext = MTPContext(model, **_sizes(plan, state))
+    elif isinstance(files, MTPFile):
+        model, name = _open_file(files, target, plan, state), None
+        context = MTPContext(model, **_sizes(plan, state))
     else:
         model, name = _open_file(files, target, plan, state), None
         context = EagleContext(model, target.context, **_sizes(plan, state))
@@ -136,7 +142,7 @@ def _sizes(plan: Plan, state: LoadState) -> _Sizes:
 def _open_file(files: ModelFiles, target: Target, plan: Plan, state: LoadState) -> Model:
     """The weights of a head in a file of its own; raises as `open_head`."""
     path = files.paths[0]
-    model = open_model(path, state, memory_map=plan.memory.memory_map)
+    model = open_model(path, state, memory_map=plan.memory.memory_map, mtp=isinstance(files, MTPFile))
     if differ := differs(target.model.vocabulary, model.vocabulary):
         raise PairingError(
             f"The vocabularies of the head {path.name} and the target differ ({differ}).",

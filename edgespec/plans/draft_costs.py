@@ -12,6 +12,7 @@ from edgespec.loading.plan import Plan
 from edgespec.models.gguf.heads import is_head
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.mtp import MTP_NAME, mtp_fault, require_mtp, with_output
+from edgespec.models.gguf.mtp_file import is_mtp_file, read_mtp_file
 from edgespec.models.hub.drafter_choice import agreement_of, candidates
 from edgespec.models.hub.inspection import InspectedModel, inspect_model
 from edgespec.plans.pass_costs import PassCosts
@@ -103,7 +104,10 @@ class DraftCosts:
     def _named(self, model: InspectedModel, draft: str, top1: float | None) -> tuple[Drafting, ModelFiles]:
         files = ModelFiles.of_headers(model.headers)
         name = model.path.name if model.path else draft
-        name = f"{name} (head)" if is_head(model.headers[0]) else name
+        if is_mtp_file(model.headers[0]):
+            files, name = read_mtp_file(model.headers), f"{name} ({MTP_NAME})"
+        elif is_head(model.headers[0]):
+            name = f"{name} (head)"
         return self._of_model(files, name, top1, files), files
 
     def _of_model(self, model: ModelFiles, name: str, top1: float | None, multiplied: ModelFiles) -> Drafting:

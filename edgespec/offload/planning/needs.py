@@ -21,6 +21,7 @@ from edgespec.models.gguf.assistant import is_assistant, read_assistant
 from edgespec.models.gguf.footprint import USUAL_NODES, Footprint, footprint, vocabulary_bytes, work_bytes
 from edgespec.models.gguf.heads import is_head, read_head
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
+from edgespec.models.gguf.mtp_file import MTPFile
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.llama.cache.shared_cells import PART
 from edgespec.models.llama.heads.context import HEAD_ROWS
@@ -164,7 +165,7 @@ class PairSizes:
 
     def _size_of(self, drafter: ModelFiles) -> Footprint:
         own = replace(self.context, kv="f16", n_outputs=HEAD_ROWS)
-        if isinstance(drafter, MTPLayers):
+        if isinstance(drafter, MTPLayers | MTPFile):
             self._shown = _SHOWN_COPIES * 4 * drafter.width
             return self._sizes(drafter, own, [HEAD_ROWS])[0]
         if is_assistant(drafter.headers[0]):
@@ -199,7 +200,7 @@ class PairSizes:
             for rows in row_counts
         ]
         store = AllocationStore(user_cache_path("edgespec") / "allocations")
-        found = store.get(files.headers[0], shapes, beside, mtp=isinstance(files, MTPLayers))
+        found = store.get(files.headers[0], shapes, beside, mtp=isinstance(files, MTPLayers | MTPFile))
         if found is None:
             return estimates
         work = [work_bytes(files.headers, n, context.n_threads, context.n_cells) for n in row_counts]

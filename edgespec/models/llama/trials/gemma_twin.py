@@ -111,7 +111,7 @@ class GemmaShape:
 
 @dataclass(frozen=True)
 class ReadText:
-    """What a target has computed of a text.
+    """A text as a target has read it.
 
     Attributes:
         states: (tokens, width) the last states, after the last normalization.
@@ -225,7 +225,7 @@ class AssistantTwin(_Layers):
     def draft(
         self, text: ReadText, tokens: Sequence[int], features: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
-        """What the assistant computes of tokens behind a text.
+        """Read tokens behind a text.
 
         All rows have the position behind the text, and see what the target has cached of it.
 
