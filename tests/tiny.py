@@ -280,6 +280,7 @@ def write_tiny(
     damped: float = 1.0,
     mtp: Mapping[str, NDArray[np.float32]] | None = None,
     n_mtp: int = 1,
+    alone: bool = False,
 ) -> Path:
     """A model of that architecture in F16, with the first tokens of another model's vocabulary.
 
@@ -289,6 +290,7 @@ def write_tiny(
         damped: scales what layers add; near 0, the next token depends on the last one alone.
         mtp: the weights of a layer for multi-token prediction behind the others, by their names in a layer.
         n_mtp: how many of these layers there are, all alike.
+        alone: leave out the other layers.
 
     Returns:
         The path to load.
@@ -328,7 +330,7 @@ def write_tiny(
         add("output_norm.weight", (N_EMBD,))
     for name, shape in kind.beside.items():
         add(name, shape)
-    for i in range(N_LAYER):
+    for i in range(0 if alone else N_LAYER):
         tensors = {name: shape for name, shape in USUAL_LAYER.items() if name not in kind.without}
         tensors |= kind.layer | kind.layer_at(i)
         for name, shape in tensors.items():

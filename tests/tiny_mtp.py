@@ -65,6 +65,7 @@ def write_mtp(
     damped: float = 0.001,
     clever: bool = True,
     n_layers: int = 1,
+    alone: bool = False,
 ) -> TinyMTP:
     """Write a "qwen35" or a "qwen35moe".
 
@@ -72,12 +73,22 @@ def write_mtp(
         damped: as for `write_tiny`.
         clever: if False, the layer for further tokens has random weights.
         n_layers: how many there are for further tokens.
+        alone: leave out the model's own layers.
     """
     kind = HYBRIDS[architecture]
     plain = write_tiny(path, architecture, vocabulary_of, kind=kind, damped=damped)
     written = {t.name: np.array(t.data).astype(np.float32) for t in gguf.GGUFReader(plain).tensors}
     weights = _weights(architecture, written["output_norm.weight"], clever=clever)
-    write_tiny(path, architecture, vocabulary_of, kind=kind, damped=damped, mtp=weights, n_mtp=n_layers)
+    write_tiny(
+        path,
+        architecture,
+        vocabulary_of,
+        kind=kind,
+        damped=damped,
+        mtp=weights,
+        n_mtp=n_layers,
+        alone=alone,
+    )
     twin = _MixtureTwin if architecture == "qwen35moe" else MTPTwin
     rounded = {
         name: w if w.ndim == 1 or "gate_inp" in name else w.astype(np.float16).astype(np.float32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,7 +64,8 @@ class Facts:
         kernels: the build's kernel layouts.
         devices: graphics cards and others that the build can give layers to.
         no_streaming: why weights cannot be streamed here; empty if they can.
-        no_heads: why draft heads cannot be used here; empty if they can.
+        no_heads, no_mtp, no_assistants: why EAGLE-3 heads, models' own MTP layers and Gemma 4's assistants
+            cannot be used here; empty if they can.
         speed: bytes per second read from `speed_file`; None if not measured.
         settings_problem, model_problem: the error of the configuration file or the model.
         compiler: whether there is a C and a C++ compiler.
@@ -77,6 +79,8 @@ class Facts:
     devices: tuple[DeviceFacts, ...] = ()
     no_streaming: str = ""
     no_heads: str = ""
+    no_mtp: str = ""
+    no_assistants: str = ""
     speed: float | None = None
     speed_file: Path | None = None
     model: ModelFacts | None = None
@@ -103,6 +107,8 @@ class Facts:
             "devices": [device.to_json() for device in self.devices],
             "streams": self.build is not None and not self.no_streaming,
             "heads": self.build is not None and not self.no_heads,
+            "mtp": self.build is not None and not self.no_mtp,
+            "assistants": self.build is not None and not self.no_assistants,
             "read_bytes_per_second": self.speed,
             "read_file": str(self.speed_file) if self.speed_file else None,
             "compiler": self.compiler,
@@ -140,7 +146,8 @@ def gather(
     on_progress("Trying the processor's kernels", 0.0)
     kernels = examine_kernels() if build is not None else KernelFacts()
     devices = examine_devices(build, on_progress) if build is not None else ()
-    no_heads = _heads_fault() if build is not None and kernels.error is None else ""
+    faults = _head_faults() if build is not None and kernels.error is None else ("", "", "")
+    no_heads, no_mtp, no_assistants = faults
     model_facts: ModelFacts | None = None
     model_problem: EdgeSpecError | None = None
     if model is not None:
@@ -168,6 +175,8 @@ def gather(
         devices=devices,
         no_streaming=no_streaming,
         no_heads=no_heads,
+        no_mtp=no_mtp,
+        no_assistants=no_assistants,
         speed=speed,
         speed_file=file if speed is not None else None,
         model=model_facts,
@@ -254,14 +263,21 @@ def _size(file: Path) -> int:
         return 0
 
 
-def _heads_fault() -> str:
-    """The reason why draft heads cannot be used here; empty if they can."""
-    from edgespec.models.llama.heads.support import heads_fault
+def _head_faults() -> tuple[str, str, str]:
+    """The reasons why heads, MTP layers and assistants cannot be used here; empty for those that can."""
+    from edgespec.models.llama.heads import support
 
-    try:
-        return heads_fault()
-    except EdgeSpecError as error:
-        return f"they could not be tried ({error.what})"
+    def tried(fault: Callable[[], str]) -> str:
+        try:
+            return fault()
+        except EdgeSpecError as error:
+            return f"they could not be tried ({error.what})"
+
+    return (
+        tried(support.heads_fault),
+        tried(support.mtp_support_fault),
+        tried(support.assistant_support_fault),
+    )
 
 
 def _has_compiler() -> bool:

@@ -9,6 +9,7 @@ from edgespec.doctor.finding import ERROR, HINT, OK, WARNING, Finding
 from edgespec.kernels.setting import owner
 from edgespec.machine.cores import FEATURES
 from edgespec.machine.gpus import AMD, INTEL, NVIDIA
+from edgespec.models.gguf.mtp import ARCHITECTURES
 
 # Features whose absence costs much speed.
 _COSTLY = {"AVX2", "FMA", "AVX512", "AVX512_VNNI", "NEON", "DOTPROD", "MATMUL_INT8"}
@@ -71,15 +72,31 @@ def _build(facts: Facts) -> Iterator[Finding]:
         )
     else:
         yield Finding(OK, "streaming", "Weights can be streamed here.")
-    if facts.no_heads:
-        yield Finding(
-            WARNING,
-            "heads",
-            f"Draft heads (EAGLE-3) cannot be used here: {facts.no_heads}. Ordinary drafters can.",
-            "Install the llama-cpp-python that EdgeSpec asks for: pip install edgespec",
-        )
-    else:
-        yield Finding(OK, "heads", "Draft heads (EAGLE-3) can be used here.")
+    yield from _heads(facts)
+
+
+def _heads(facts: Facts) -> Iterator[Finding]:
+    """The kinds of heads that the build can draft with; each was tried with a tiny model."""
+    others = ", ".join(sorted(ARCHITECTURES - {"qwen35"}))
+    for kind, fault, more in (
+        ("Draft heads (EAGLE-3)", facts.no_heads, ""),
+        (
+            "Models' own MTP layers",
+            facts.no_mtp,
+            " Tried with a tiny qwen35. Files of these architectures are tried before their first use: "
+            f"{others}.",
+        ),
+        ("Gemma 4's assistants", facts.no_assistants, ""),
+    ):
+        if fault:
+            yield Finding(
+                WARNING,
+                "heads",
+                f"{kind} cannot be used here: {fault}. Ordinary drafters can.",
+                "Install the llama-cpp-python that EdgeSpec asks for: pip install edgespec",
+            )
+        else:
+            yield Finding(OK, "heads", f"{kind} can be used here.{more}")
 
 
 def _kernels(facts: Facts) -> Iterator[Finding]:

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import PairingError, UsageError
-from edgespec.models.gguf.block_heads import head_kind
+from edgespec.models.gguf.block_heads import ASSISTANT, head_kind
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.heads import is_head
 from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.gguf.mtp_file import is_mtp_file
 from edgespec.models.gguf.split_files import split_paths
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
@@ -19,6 +20,7 @@ from edgespec.models.llama.tokenizer.compatibility import Check, compare
 from edgespec.progress import Progress
 from edgespec.units import readable
 
+_MTP_RECIPE = "MTP layer"
 _HEAD_CHECK = "hidden states"
 
 
@@ -80,7 +82,7 @@ def examine_pair(
     paths = [catalog.find(target, on_progress), catalog.find(drafter, on_progress)]
     headers = [read_header(path) for path in paths]
     check_sizes(*headers)
-    head = is_head(headers[1])
+    head = is_head(headers[1]) or is_mtp_file(headers[1])
     if head:
         from edgespec.loading.files import read_drafter
 
@@ -106,9 +108,11 @@ def examine_pair(
 
 
 def head_recipe(drafter: GGUFHeader) -> str:
-    """The way a pair with a head was made, for people; empty if the drafter is none."""
+    """The kind of a drafter that was trained for its target, for people; empty for models."""
+    if is_mtp_file(drafter):
+        return _MTP_RECIPE
     kind = head_kind(drafter)
-    return f"head ({kind})" if kind else ""
+    return f"head ({kind})" if kind and kind != ASSISTANT else kind
 
 
 def check_sizes(target: GGUFHeader, drafter: GGUFHeader) -> None:

@@ -10,16 +10,24 @@ from edgespec.costs.planner import Drafting, alternatives, best
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.loading.plan import Planner
 from edgespec.loading.state import LoadState
+from edgespec.models.gguf.assistant import is_assistant, read_assistant, require_assistant_fits
 from edgespec.models.gguf.block_heads import is_block_head, read_any_head
 from edgespec.models.gguf.footprint import USUAL_NODES
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.heads import is_head, require_fit
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
 from edgespec.models.gguf.mtp import mtp_fault, require_mtp
+from edgespec.models.gguf.mtp_file import MTPFile, drafter_files, is_mtp_file, require_mtp_file_fits
+from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.drafter_choice import FAMILY, Candidate, drafters_that_fit
 from edgespec.models.hub.registry import Registry
-from edgespec.models.llama.heads.support import require_block_heads, require_heads, require_mtp_support
+from edgespec.models.llama.heads.support import (
+    require_assistant_support,
+    require_block_heads,
+    require_heads,
+    require_mtp_support,
+)
 from edgespec.models.llama.runtime.vetting import require_loadable
 from edgespec.profiles.store import Keys
 
@@ -35,7 +43,7 @@ def read_model(path: Path) -> ModelFiles:
         UsageError: it is a draft head.
     """
     files = ModelFiles.of(read_header(path))
-    if is_head(files.headers[0]):
+    if is_head(files.headers[0]) or is_mtp_file(read_header(path)):
         raise UsageError(
             f"{path.name} is a draft head: it writes nothing without the model that it was made for.",
             f"Name that model, and this file with --draft {path}.",
@@ -45,17 +53,25 @@ def read_model(path: Path) -> ModelFiles:
 
 
 def read_drafter(path: Path, target: ModelFiles) -> ModelFiles:
-    """The files of a drafter: a model, or a head of the target.
+    """The files of a drafter: a model, a head of the target, an assistant, or an MTP layer.
 
     Raises:
         ModelFileError: one is missing or damaged, or llama.cpp would not survive loading it.
         PairingError: it is a head of another target.
-        BackendError: it is a head, and this llama.cpp build cannot draft with heads.
+        BackendError: it is a head, and this llama.cpp build cannot draft with heads of its kind.
+        UsageError: llama.cpp does not survive drafting with the MTP layer in the file.
     """
     header = read_header(path)
+    if is_mtp_file(header):
+        return _read_mtp_file(header, target)
     if not is_head(header):
         return read_model(path)
     files = ModelFiles.of(header)
+    if is_assistant(header):
+        require_assistant_fits(read_assistant(header), target)
+        require_assistant_support()
+        require_loadable(files.headers, target.headers[0])
+        return files
     require_fit(read_any_head(header), target)
     if is_block_head(header):
         require_block_heads()
@@ -63,6 +79,16 @@ def read_drafter(path: Path, target: ModelFiles) -> ModelFiles:
         require_heads()
     require_loadable(files.headers, target.headers[0])
     return files
+
+
+def _read_mtp_file(header: GGUFHeader, target: ModelFiles) -> MTPFile:
+    """The target's layers for multi-token prediction, from a file of their own; raises as `read_drafter`."""
+    layers = drafter_files(header)
+    assert isinstance(layers, MTPFile)
+    require_mtp_file_fits(layers, target)
+    require_mtp_support()
+    require_loadable([header, *layers.headers[1:]], mtp=True)
+    return layers
 
 
 def read_mtp(target: ModelFiles) -> MTPLayers:
@@ -180,7 +206,7 @@ def choose_candidate(found: Sequence[Candidate], planner: Planner) -> Choice:
 def _speed(candidate: Candidate, planner: Planner) -> float | None:
     """Tokens per second with the best size of trees; None if something of it was not measured."""
     try:
-        drafter = ModelFiles.of(read_header(candidate.path))
+        drafter = drafter_files(read_header(candidate.path))
         plan = planner.plan(drafter)
     except EdgeSpecError:
         return None  # it cannot be read, or does not fit

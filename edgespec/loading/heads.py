@@ -1,25 +1,29 @@
-"""Opening a draft head beside its target: one in a file of its own, or a layer of the target's file."""
+"""Opening a draft head beside its target: a head, an assistant, or a layer of the target's file."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TypedDict
 
+from edgespec.drafters.assistant import AssistantDrafter
 from edgespec.drafters.block_head import BlockHeadDrafter
 from edgespec.drafters.head import HeadDrafter
 from edgespec.drafters.kinds import DRAFTER_KINDS
 from edgespec.engine.target import Target
-from edgespec.errors import BackendError, PairingError
+from edgespec.errors import BackendError, PairingError, UsageError
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.loading.drafter import file_sources
 from edgespec.loading.models import open_model
 from edgespec.loading.plan import Plan
 from edgespec.loading.state import LoadState
+from edgespec.models.gguf.assistant import is_assistant, read_assistant
 from edgespec.models.gguf.block_heads import BlockKind, is_block_head, read_any_head
 from edgespec.models.gguf.heads import is_head
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
 from edgespec.models.gguf.markov import MarkovHead
 from edgespec.models.gguf.mtp import MTP_NAME
+from edgespec.models.gguf.mtp_file import MTPFile
+from edgespec.models.llama.heads.assistant import AssistantContext
 from edgespec.models.llama.heads.blocks.context import BlockContext
 from edgespec.models.llama.heads.context import EagleContext, HeadContext, MTPContext
 from edgespec.models.llama.heads.last_states import LastStates
@@ -40,10 +44,12 @@ def hidden_states(drafter: ModelFiles | None) -> Shown | None:
     Raises:
         BackendError: the graphs of this llama.cpp build cannot be read.
     """
-    if isinstance(drafter, MTPLayers):
+    if isinstance(drafter, MTPLayers | MTPFile):
         return LastStates(drafter.width)
     if drafter is None or not is_head(drafter.headers[0]):
         return None
+    if is_assistant(drafter.headers[0]):
+        return LastStates(read_assistant(drafter.headers[0]).target_width)
     head = read_any_head(drafter.headers[0])
     try:
         return LayerTap(head.layers, head.target_width)
@@ -63,25 +69,38 @@ def require_hidden_states(model: Model, context: Context, shown: Shown) -> None:
     shown.require_rows(context)
 
 
-def open_head(files: ModelFiles, target: Target, shown: Shown, plan: Plan, state: LoadState) -> HeadDrafter:
+def open_head(
+    files: ModelFiles, target: Target, shown: Shown, plan: Plan, state: LoadState
+) -> HeadDrafter | AssistantDrafter:
     """The head as a drafter, which the target shows its hidden states from now on.
 
     Raises:
         ModelFileError, MemoryLimitError: it cannot be loaded.
         PairingError: its vocabulary is not the target's.
-        UsageError: the files to draft from cannot be read.
+        UsageError: the files to draft from cannot be read; or it is an assistant, and layers of its target
+            are elsewhere.
     """
     kind = DRAFTER_KINDS[state.config.speculation.kind or "merged"]
     proposers = kind.new_proposers() + file_sources(target, state)
+    n_vocab = target.model.vocabulary.n_tokens
+    if is_assistant(files.headers[0]):
+        assistant = _open_assistant(files, target, plan, state)
+        beside = AssistantDrafter(assistant.model, assistant, n_vocab, proposers)
+        target.show_hidden(shown, beside)
+        return beside
     if not isinstance(files, MTPLayers) and is_block_head(files.headers[0]):
         return _open_block_head(files, target, shown, plan, state, proposers)
+    if isinstance(files, MTPLayers | MTPFile) and files.n_layers > 1:
+        state.notes.append(f"Of the target's {files.n_layers} MTP layers, the first one drafts all tokens.")
     if isinstance(files, MTPLayers):
         model, name = target.model, MTP_NAME
         context: HeadContext = MTPContext(model, **_sizes(plan, state))
+    elif isinstance(files, MTPFile):
+        model, name = _open_file(files, target, plan, state), None
+        context = MTPContext(model, **_sizes(plan, state))
     else:
         model, name = _open_file(files, target, plan, state), None
         context = EagleContext(model, target.context, **_sizes(plan, state))
-    n_vocab = target.model.vocabulary.n_tokens
     drafter = HeadDrafter(model, state.keep(context), n_vocab, proposers, name=name)
     target.show_hidden(shown, drafter)
     return drafter
@@ -104,6 +123,25 @@ def _open_block_head(
     return drafter
 
 
+def _open_assistant(files: ModelFiles, target: Target, plan: Plan, state: LoadState) -> AssistantContext:
+    """The context of an assistant, in the cells of its target; raises as `open_head`."""
+    if plan.spread is not None:
+        raise UsageError(
+            f"The assistant {files.paths[0].name} cannot draft: it reads the keys and values of its target's "
+            "last layers, which are on a graphics card or another machine.",
+            "Use --gpu-layers 0 without --workers, or name an ordinary drafter.",
+        )
+    return state.keep(
+        AssistantContext(
+            _open_file(files, target, plan, state),
+            target.context,
+            n_sequences=target.context.n_sequences,
+            n_threads=state.n_threads,
+            abort=state.abort,
+        )
+    )
+
+
 class _Sizes(TypedDict):
     n_cells: int
     n_sequences: int
@@ -123,7 +161,7 @@ def _sizes(plan: Plan, state: LoadState) -> _Sizes:
 def _open_file(files: ModelFiles, target: Target, plan: Plan, state: LoadState) -> Model:
     """The weights of a head in a file of its own; raises as `open_head`."""
     path = files.paths[0]
-    model = open_model(path, state, memory_map=plan.memory.memory_map)
+    model = open_model(path, state, memory_map=plan.memory.memory_map, mtp=isinstance(files, MTPFile))
     if differ := differs(target.model.vocabulary, model.vocabulary):
         raise PairingError(
             f"The vocabularies of the head {path.name} and the target differ ({differ}).",

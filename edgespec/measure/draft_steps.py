@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Protocol, runtime_checkable
+
 from edgespec.costs.curves import Curve
-from edgespec.drafters.model import ModelDrafter
 from edgespec.machine.contention import ContentionWatch
 from edgespec.measure.samples import ROUNDS, TimingSamples
 from edgespec.profiles.store import DraftProfile
@@ -13,13 +14,20 @@ from edgespec.speculation.drafters.base import Drafter
 _WIDTHS = (1, 2, 4, 8, 16, 32)
 
 
+@runtime_checkable
+class _TakesSteps(Protocol):
+    """A drafter whose steps take time."""
+
+    def step_seconds(self, rows: int) -> float: ...
+
+
 def quick_steps(drafter: Drafter, width: int, threads: int) -> DraftProfile | None:
     """Measure a draft step of one row and one of most rows; None where steps take next to no time.
 
     Args:
         threads: that the drafter computes with.
     """
-    if not isinstance(drafter, ModelDrafter):
+    if not isinstance(drafter, _TakesSteps):
         return None
     timed, watch = TimingSamples(), ContentionWatch(threads)
     for _ in range(2):
@@ -31,7 +39,7 @@ def quick_steps(drafter: Drafter, width: int, threads: int) -> DraftProfile | No
 
 def measure_steps(drafter: Drafter, width: int, on_progress: Progress) -> DraftProfile | None:
     """Measure the curve of draft steps; None where they take next to no time."""
-    if not isinstance(drafter, ModelDrafter):
+    if not isinstance(drafter, _TakesSteps):
         return None
     timed = TimingSamples()
     for turn in range(ROUNDS):

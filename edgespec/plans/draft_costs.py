@@ -10,10 +10,12 @@ from edgespec.costs.planner import Drafting
 from edgespec.costs.yields import Yields, expected_yields
 from edgespec.errors import EdgeSpecError
 from edgespec.loading.plan import Plan
+from edgespec.models.gguf.assistant import is_assistant
 from edgespec.models.gguf.block_heads import BlockHead, read_any_head
 from edgespec.models.gguf.heads import is_head
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.mtp import MTP_NAME, mtp_fault, require_mtp, with_output
+from edgespec.models.gguf.mtp_file import is_mtp_file, read_mtp_file
 from edgespec.models.hub.drafter_choice import agreement_of, candidates
 from edgespec.models.hub.inspection import InspectedModel, inspect_model
 from edgespec.plans.pass_costs import PassCosts
@@ -105,8 +107,13 @@ class DraftCosts:
     def _named(self, model: InspectedModel, draft: str, top1: float | None) -> tuple[Drafting, ModelFiles]:
         files = ModelFiles.of_headers(model.headers)
         name = model.path.name if model.path else draft
+        if is_mtp_file(model.headers[0]):
+            files, name = read_mtp_file(model.headers), f"{name} ({MTP_NAME})"
+            return self._of_model(files, name, top1, files), files
         if not is_head(model.headers[0]):
             return self._of_model(files, name, top1, files), files
+        if is_assistant(model.headers[0]):
+            return self._of_model(files, f"{name} (assistant)", top1, files), files
         head = read_any_head(model.headers[0])
         multiplied = files
         if head.borrows_output:

@@ -14,10 +14,11 @@ import edgespec
 from edgespec.cli.main import main
 from edgespec.drafters.head import HeadDrafter
 from edgespec.engine.engine import Engine
-from edgespec.errors import BackendError, UsageError
+from edgespec.errors import BackendError, PairingError, UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.gguf.mtp_file import read_mtp_file
 from edgespec.models.llama.heads.context import MTPContext
 from edgespec.models.llama.heads.last_states import LastStates
 from edgespec.models.llama.heads.support import mtp_support_fault
@@ -277,13 +278,61 @@ def test_a_layer_that_the_build_cannot_compute(
         assert any(note.startswith("The target's own MTP layer does not draft") for note in engine.notes)
 
 
-def test_a_layer_that_ends_the_process_is_refused(folder: Path, smol_path: Path) -> None:
+def test_a_layer_that_ends_the_process_is_refused(
+    folder: Path, smol_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tiny = write_mtp(folder / "two.gguf", "qwen35", smol_path, n_layers=2)
+    with pytest.raises(UsageError, match=r"it has 2 MTP layers, and llama\.cpp computes one"):
+        edgespec.load(tiny.path, draft="mtp")
+    monkeypatch.setattr("edgespec.models.gguf.mtp.SEVERAL", frozenset({"qwen35"}))
     with pytest.raises(UsageError, match=r"llama\.cpp ends by SIGABRT when it computes the layer") as caught:
         edgespec.load(tiny.path, draft="mtp")
     assert "Leave out --draft mtp" in caught.value.hint
     with Model(tiny.path) as model, pytest.raises(BackendError, match="was loaded without its MTP layers"):
         MTPContext(model, n_cells=256, n_sequences=1, n_threads=1)
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path, smol_path: Path) -> Path:
+    """The first model's layer in a file of its own."""
+    return write_mtp(folder / "mtp-dense.gguf", "qwen35", smol_path, alone=True).path
+
+
+def test_a_layer_in_a_file_of_its_own(
+    without: Path, alone: Path, texts: dict[GenerationConfig, list[int]]
+) -> None:
+    """With its model's file, which lacks the layer."""
+    with opened(without, draft=str(alone)) as engine:
+        assert engine.drafter.name == "mtp-dense"
+        for config in (GREEDY, SAMPLED):
+            answer = engine.generate(PROMPT, config)
+            assert answer.tokens == texts[config][: len(answer.tokens)]
+            assert answer.tokens_per_pass > 1.3
+    with opened(without, load_in_least_memory, draft=str(alone)) as engine:
+        assert engine.target.model.weights.streamed_bytes > 0
+        answer = engine.generate(PROMPT, GREEDY)
+    assert answer.tokens == texts[GREEDY][:32]
+    assert answer.tokens_per_pass > 1.3
+
+
+def test_a_layer_alone_is_of_use_for_its_model_only(
+    alone: Path, mixture: TinyMTP, smol_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UsageError, match=r"mtp-dense\.gguf is a draft head"):
+        edgespec.load(alone)
+    for target in (smol_path, mixture.path):
+        with pytest.raises(PairingError, match=r"made for another target than .*its architecture is qwen35"):
+            edgespec.load(target, draft=str(alone))
+    assert main(["models", "show", str(alone)]) == 0
+    assert "of a model in another file: give it with --draft" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_budget_counts_a_layer_in_a_file_of_its_own(without: Path, alone: Path) -> None:
+    files, layers = ModelFiles.of(read_header(without)), read_mtp_file([read_header(alone)])
+    both = PairSizes(files, layers, ContextShape(512, 64, 64, 1), measured=True).at(64)
+    assert both.footprints[1].weights == read_header(alone).tensor_bytes
+    cells = 512 * 2 * 2 * SHAPE.heads_kv * SHAPE.head
+    assert cells <= both.footprints[1].cache <= 1.5 * cells
 
 
 def test_this_build_computes_layers_as_expected() -> None:

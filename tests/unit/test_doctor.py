@@ -97,6 +97,16 @@ FAULTS = {
         "It has no AMX",
     ),
     "no heads": (replace(WELL, no_heads="it has no heads"), WARNING, "it has no heads.*Ordinary drafters"),
+    "no MTP layers": (
+        replace(WELL, no_mtp="it has no llama_set"),
+        WARNING,
+        "own MTP layers cannot be used here: it has no llama_set.*Ordinary drafters",
+    ),
+    "no assistants": (
+        replace(WELL, no_assistants="it ends by SIGABRT"),
+        WARNING,
+        "Gemma 4's assistants cannot be used here: it ends by SIGABRT",
+    ),
     "no streaming": (replace(WELL, no_streaming="a tensor's size is 5"), WARNING, "a tensor's size is 5"),
     "an idle gpu": (
         with_machine(gpus=(Gpu("RTX 3060", "NVIDIA", 12 * GIB),)),

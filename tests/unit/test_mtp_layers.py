@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from edgespec.config import Config
-from edgespec.errors import UsageError
+from edgespec.errors import ModelFileError, PairingError, UsageError
 from edgespec.models.gguf.heads import is_head
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
-from edgespec.models.gguf.mtp import mtp_fault, reads_target, require_mtp, with_output
+from edgespec.models.gguf.mtp import mtp_fault, require_mtp, with_output
+from edgespec.models.gguf.mtp_file import is_mtp_file, read_mtp_file, reads_target, require_mtp_file_fits
 from edgespec.models.gguf.types import GGUFHeader, TensorInfo
 from edgespec.models.llama.runtime.device_layers import ON_PROCESSOR
 
@@ -84,6 +85,8 @@ def test_steps_multiply_by_the_output_too() -> None:
         (header(count=0), "it has no layer for multi-token prediction (MTP)"),
         (header(held=False), "tells of an MTP layer, but the file lacks the layer's weights"),
         (header("deepseek4"), "cannot compute MTP layers of the architecture deepseek4"),
+        (header(count=2), "it has 2 MTP layers, and llama.cpp computes one of the architecture qwen35 only"),
+        (header("step35", count=3), ""),
         (header(), ""),
     ],
 )
@@ -98,6 +101,48 @@ def test_faults_are_named(made: GGUFHeader, fault: str) -> None:
     # Where the weights are missing, or mean something else, all layers are the model's own.
     if files.mtp is None:
         assert files.headers == (made,)
+
+
+def alone(**more: Any) -> GGUFHeader:
+    """The file of a model's MTP layer: its other layers are left out."""
+    whole = header(**more)
+    kept = tuple(t for t in whole.tensors if not t.name.startswith(("blk.0", "blk.1", "blk.2", "blk.3")))
+    return replace(whole, tensors=kept)
+
+
+def test_layers_in_a_file_of_their_own() -> None:
+    layers = read_mtp_file([alone()])
+    assert is_mtp_file(alone())
+    assert (layers.n_layers, layers.n_before, layers.width) == (1, LAYERS, WIDTH)
+    assert layers.headers[0].block_count == 1
+    assert not layers.headers[0].keeps_running_state
+    assert "output.weight" in [tensor.name for tensor in layers.headers[0].tensors]
+    assert reads_target(layers)
+    for other in (header(), header(held=False), header(count=0)):
+        assert not is_mtp_file(other)
+    with pytest.raises(ModelFileError, match="cannot compute MTP layers of the architecture deepseek4"):
+        read_mtp_file([alone(architecture="deepseek4")])
+
+
+@pytest.mark.parametrize(
+    ("target", "fault"),
+    [
+        (header("qwen3next"), "its architecture is qwen35, and this one's is qwen3next"),
+        (header(embedding_length=320), "it reads states of 256 elements, and these have 320"),
+        (header(block_count=LAYERS + 2), "it follows 4 layers, and there are 5"),
+        (header(), ""),
+        (header(count=0), ""),
+        (header(held=False), ""),
+    ],
+)
+def test_the_model_of_layers_in_a_file_of_their_own(target: GGUFHeader, fault: str) -> None:
+    layers = read_mtp_file([alone()])
+    if not fault:
+        require_mtp_file_fits(layers, ModelFiles.of_headers([target]))
+        return
+    with pytest.raises(PairingError, match="was made for another target") as caught:
+        require_mtp_file_fits(layers, ModelFiles.of_headers([target]))
+    assert fault in caught.value.what
 
 
 def test_the_option_names_no_model() -> None:

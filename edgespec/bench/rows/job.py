@@ -37,6 +37,7 @@ from edgespec.models.gguf.experts import layer_weights
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.mtp import MTP_NAME, mtp_fault
+from edgespec.models.gguf.mtp_file import drafter_files
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.drafter_choice import drafter_to_take
@@ -120,7 +121,7 @@ def prepared(request: Request, on_progress: Progress) -> Iterator[Job]:
             programs = find_programs(request.compare, speculative=drafter is not None)
         drafts: ModelFiles | None = None
         if drafter is not None:
-            drafts = ModelFiles.of(read_header(drafter))
+            drafts = drafter_files(read_header(drafter))
         elif load.speculation.draft in (AUTO, MTP) and not mtp_fault(files):
             drafts = files.mtp
         needs = planner.needs(drafts)

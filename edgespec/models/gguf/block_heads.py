@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from edgespec.errors import PairingError
+from edgespec.models.gguf.assistant import is_assistant
 from edgespec.models.gguf.checks import D2T
 from edgespec.models.gguf.heads import (
     BLOCK_ARCHITECTURE,
@@ -25,6 +26,7 @@ from edgespec.models.gguf.heads import (
 )
 from edgespec.models.gguf.types import ArrayInfo, GGUFHeader, as_count
 
+ASSISTANT = "assistant"
 MOST_BLOCK = 64  # positions: the rows of one pass of a head
 _USUAL_BLOCK = 16  # where the file does not say
 
@@ -77,6 +79,8 @@ def head_kind(header: GGUFHeader) -> str:
     """The kind of a draft head, as people call it; empty if the file is none."""
     if is_block_head(header):
         return block_kind(header).value
+    if is_assistant(header):
+        return ASSISTANT
     return "EAGLE-3" if is_head(header) else ""
 
 

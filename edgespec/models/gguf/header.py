@@ -219,10 +219,11 @@ class _HeaderReader:
         if element_id in SCALARS:
             start = self._cursor.at
             self._cursor.advance(length * SCALARS[element_id].size, where)
-            if "int" in VALUE_TYPES[element_id][0] and length <= _KEPT_INTEGERS:
+            kind = VALUE_TYPES[element_id][0]
+            if (kind == "bool" or "int" in kind) and length <= _KEPT_INTEGERS:
                 code = VALUE_TYPES[element_id][1]
                 values = struct.unpack_from(f"<{length}{code}", self._cursor.data, start)
-                return ArrayInfo(VALUE_TYPES[element_id][0], length, values)
+                return ArrayInfo(kind, length, values)
         return ArrayInfo(VALUE_TYPES[element_id][0], length)
 
     def _skip_strings(self, count: int, most: int, key: str) -> int:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import ModelFileError, PairingError
+from edgespec.models.gguf.assistant import is_assistant
 from edgespec.models.gguf.checks import D2T
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import ArrayInfo, GGUFHeader, TensorInfo, as_count
@@ -55,7 +56,7 @@ class Head:
 
 def is_head(header: GGUFHeader) -> bool:
     """True if a file is a draft head, which is of no use without its target."""
-    return header.architecture in (ARCHITECTURE, BLOCK_ARCHITECTURE)
+    return header.architecture in (ARCHITECTURE, BLOCK_ARCHITECTURE) or is_assistant(header)
 
 
 def read_head(header: GGUFHeader) -> Head:

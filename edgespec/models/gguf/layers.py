@@ -112,7 +112,7 @@ class ModelFiles:
         own = [_with_layers(header, None, first) for header in headers]
         return ModelFiles(
             (_with_settings(own[0], first), *own[1:]),
-            MTPLayers((_of_plain_layers(further[0], count), *further[1:]), n_layers=count),
+            MTPLayers((of_plain_layers(further[0], count), *further[1:]), n_layers=count),
         )
 
     @property
@@ -244,7 +244,7 @@ def _with_settings(header: GGUFHeader, n_layers: int) -> GGUFHeader:
     return replace(header, metadata=metadata | {f"{own}block_count": n_layers})
 
 
-def _of_plain_layers(header: GGUFHeader, n_layers: int) -> GGUFHeader:
+def of_plain_layers(header: GGUFHeader, n_layers: int) -> GGUFHeader:
     """The header of layers with attention, whatever the model's own have."""
     header = _with_settings(header, n_layers)
     hybrid = tuple(f"{header.architecture}.{kind}" for kind in _OF_HYBRIDS)

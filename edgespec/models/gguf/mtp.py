@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edgespec.errors import UsageError
-from edgespec.models.gguf.heads import is_head
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers, mtp_count
 
 ARCHITECTURES = frozenset(
@@ -32,15 +31,16 @@ ARCHITECTURES = frozenset(
 )
 """Those for which llama.cpp has a graph of the layer alone, with features as wide as the model's states."""
 
+SEVERAL = frozenset({"hy_v3", "mimo2", "step35"})
+"""Those whose graph computes any of several layers; it computes the first one if it is not told otherwise.
+
+The graphs of all others assert that there is one layer.
+"""
+
 MTP_NAME = "MTP layer"
 """The name of such a drafter, for people."""
 
 _HINT = "Leave out --draft mtp, or name a drafter."
-
-
-def reads_target(drafter: ModelFiles) -> bool:
-    """True if a drafter reads its target's hidden states: a head, or layers of the target."""
-    return isinstance(drafter, MTPLayers) or is_head(drafter.headers[0])
 
 
 def with_output(layers: ModelFiles, target: ModelFiles) -> ModelFiles:
@@ -75,6 +75,16 @@ def mtp_fault(files: ModelFiles) -> str:
         if mtp_count(header):
             return "its header tells of an MTP layer, but the file lacks the layer's weights"
         return "it has no layer for multi-token prediction (MTP)"
-    if header.architecture not in ARCHITECTURES:
-        return f"llama.cpp cannot compute MTP layers of the architecture {header.architecture}"
+    return graph_fault(header.architecture, files.mtp.n_layers)
+
+
+def graph_fault(architecture: str, n_layers: int) -> str:
+    """The reason that llama.cpp cannot compute so many layers, as a clause; empty if it can."""
+    if architecture not in ARCHITECTURES:
+        return f"llama.cpp cannot compute MTP layers of the architecture {architecture}"
+    if n_layers > 1 and architecture not in SEVERAL:
+        return (
+            f"it has {n_layers} MTP layers, and llama.cpp computes one of the architecture {architecture} "
+            "only if there are no others"
+        )
     return ""

@@ -11,6 +11,7 @@ from typing import Any
 from edgespec.models.gguf.block_heads import head_kind
 from edgespec.models.gguf.layers import ModelFiles, mtp_count
 from edgespec.models.gguf.mtp import mtp_fault
+from edgespec.models.gguf.mtp_file import is_mtp_file
 from edgespec.models.gguf.types import ArrayInfo, GGUFHeader
 from edgespec.units import readable, readable_count
 
@@ -44,7 +45,7 @@ def describe(headers: Sequence[GGUFHeader], *, memory: dict[str, Any]) -> dict[s
         "quantization": _quantization(headers),
         "layers": files.headers[0].block_count,
         "mtp_layers": 0 if files.mtp is None else files.mtp.n_layers,
-        "mtp_fault": mtp_fault(files) if mtp_count(header) else "",
+        "mtp_fault": mtp_fault(files) if mtp_count(header) and not head_kind(header) else "",
         "context": header.context_length,
         "embedding": _number(header, "embedding_length"),
         "experts": _number(header, "expert_count"),
@@ -52,6 +53,7 @@ def describe(headers: Sequence[GGUFHeader], *, memory: dict[str, Any]) -> dict[s
         "tokenizer": header.metadata.get("tokenizer.ggml.model"),
         "head": head_kind(header) or None,
         "template": "tokenizer.chat_template" in header.metadata,
+        "mtp_file": is_mtp_file(header),
         "widened_from": header.metadata.get("edgespec.widened_from"),
         "fingerprint": header.fingerprint,
         "memory": memory,
@@ -93,7 +95,8 @@ def as_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     if facts["mtp_fault"]:
         rows.append(("MTP layer", f"does not draft: {facts['mtp_fault']}"))
     elif facts["mtp_layers"]:
-        rows.append(("MTP layer", "drafts for the model: give --draft mtp"))
+        alone = "of a model in another file: give it with --draft" if facts["mtp_file"] else ""
+        rows.append(("MTP layer", alone or "drafts for the model: give --draft mtp"))
     if facts["experts"]:
         rows.append(("experts", str(facts["experts"])))
     rows.append(("context", f"{facts['context']} tokens" if facts["context"] else "?"))

@@ -52,7 +52,7 @@ class ArrayInfo:
     """A metadata array, of which only the element type's name (such as "string") and the length are kept.
 
     Attributes:
-        values: of a short array of integers, its elements.
+        values: of a short array of integers or truth values, its elements.
         place: of an array of strings, the first byte in the file, and the byte after the last one.
     """
 

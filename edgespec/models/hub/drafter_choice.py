@@ -13,6 +13,7 @@ from edgespec.errors import EdgeSpecError
 from edgespec.models.gguf.footprint import USUAL_NODES, footprint
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.gguf.mtp_file import drafter_files
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.registry import MADE, REGISTERED, Registry, same_file
@@ -84,7 +85,7 @@ def drafters_that_fit(
     found = []
     for candidate in candidates(target.headers[0]):
         try:
-            files = ModelFiles.of(read_header(candidate.path))
+            files = drafter_files(read_header(candidate.path))
             small = footprint(files, n_cells=n_cells, n_outputs=n_outputs)
         except EdgeSpecError:
             continue  # it cannot be read

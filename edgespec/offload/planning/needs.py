@@ -17,10 +17,12 @@ from platformdirs import user_cache_path
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.kernels.layouts import kernel_layout, looks_up_rows
 from edgespec.machine.memory import PROCESS_BYTES
+from edgespec.models.gguf.assistant import is_assistant, read_assistant
 from edgespec.models.gguf.block_heads import read_any_head
 from edgespec.models.gguf.footprint import USUAL_NODES, Footprint, footprint, vocabulary_bytes, work_bytes
 from edgespec.models.gguf.heads import is_head
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
+from edgespec.models.gguf.mtp_file import MTPFile
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.llama.cache.shared_cells import PART
 from edgespec.models.llama.heads.context import HEAD_ROWS
@@ -164,9 +166,13 @@ class PairSizes:
 
     def _size_of(self, drafter: ModelFiles) -> Footprint:
         own = replace(self.context, kv="f16", n_outputs=HEAD_ROWS)
-        if isinstance(drafter, MTPLayers):
+        if isinstance(drafter, MTPLayers | MTPFile):
             self._shown = _SHOWN_COPIES * 4 * drafter.width
             return self._sizes(drafter, own, [HEAD_ROWS])[0]
+        if is_assistant(drafter.headers[0]):
+            self._shown = _SHOWN_COPIES * 4 * read_assistant(drafter.headers[0]).target_width
+            size = self._sizes(drafter, own, [HEAD_ROWS], beside=self._target.headers[0])[0]
+            return replace(size, cache=0)  # what is reported is the target's
         if is_head(drafter.headers[0]):
             head = read_any_head(drafter.headers[0])
             self._shown = _SHOWN_COPIES * 4 * head.target_width * len(head.layers)
@@ -195,7 +201,7 @@ class PairSizes:
             for rows in row_counts
         ]
         store = AllocationStore(user_cache_path("edgespec") / "allocations")
-        found = store.get(files.headers[0], shapes, beside, mtp=isinstance(files, MTPLayers))
+        found = store.get(files.headers[0], shapes, beside, mtp=isinstance(files, MTPLayers | MTPFile))
         if found is None:
             return estimates
         work = [work_bytes(files.headers, n, context.n_threads, context.n_cells) for n in row_counts]

@@ -1,6 +1,6 @@
-"""Reading a model's last states while it computes, for its layers of multi-token prediction.
+"""Reading a model's last states while it computes, for layers of multi-token prediction and assistants.
 
-Such a layer reads the state of a token behind all of the model's own layers. llama.cpp copies it for every
+These read the state of a token behind all of the model's own layers. llama.cpp copies it for every
 row, those without logits included, and computes the same logits.
 """
 
@@ -73,4 +73,4 @@ class LastStates:
         finally:
             context.clear()
         if not shown:
-            raise BackendError("This model does not show its last states, which its MTP layer reads.")
+            raise BackendError("This model does not show its last states, which its drafter reads.")

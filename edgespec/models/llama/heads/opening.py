@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from edgespec.models.gguf.assistant import is_assistant
 from edgespec.models.gguf.block_heads import is_block_head
 from edgespec.models.gguf.header import read_header
+from edgespec.models.llama.heads.assistant import AssistantContext
 from edgespec.models.llama.heads.blocks.context import BlockContext
 from edgespec.models.llama.heads.context import EagleContext, HeadContext
 from edgespec.models.llama.runtime.abort import AbortFlag
@@ -22,10 +24,16 @@ def head_context(
 ) -> HeadContext:
     """The context of a head beside its target's.
 
+    Args:
+        n_cells: of its cache; an assistant has those of its target.
+
     Raises:
         ModelFileError: the head's header is damaged.
         MemoryLimitError: llama.cpp cannot allocate the context.
         UnsupportedBuild: this llama.cpp build has no heads.
     """
-    kind = BlockContext if is_block_head(read_header(model.path)) else EagleContext
+    header = read_header(model.path)
+    if is_assistant(header):
+        return AssistantContext(model, beside, n_sequences=n_sequences, n_threads=n_threads, abort=abort)
+    kind = BlockContext if is_block_head(header) else EagleContext
     return kind(model, beside, n_cells=n_cells, n_sequences=n_sequences, n_threads=n_threads, abort=abort)

@@ -54,6 +54,19 @@ def require_mtp_support() -> None:
         )
 
 
+def require_assistant_support() -> None:
+    """Make sure that assistants work here.
+
+    Raises:
+        BackendError: as `require_heads`.
+    """
+    if wrong := assistant_support_fault():
+        raise BackendError(
+            f"This llama.cpp build cannot draft with assistants: {wrong}.",
+            "Name an ordinary drafter, or reinstall llama-cpp-python in the version that EdgeSpec asks for.",
+        )
+
+
 def heads_fault() -> str:
     """The reason why heads do not work here, as a clause; empty if they do.
 
@@ -79,6 +92,15 @@ def mtp_support_fault() -> str:
         BackendError: no child process can be started to find out.
     """
     return _fault("trials.mtp_trial")
+
+
+def assistant_support_fault() -> str:
+    """The reason why assistants do not work here, as a clause; empty if they do.
+
+    Raises:
+        BackendError: no child process can be started to find out.
+    """
+    return _fault("trials.assistant_trial")
 
 
 def _fault(trial: str) -> str:

@@ -122,7 +122,9 @@ def dry_run(
         target: Context | None = None
         if beside is not None:
             large = Model(beside, memory_map=False, allocate=False)
-            target = _open(stack.enter_context(large), Shape(256, 64, 64, 1))
+            # An assistant has as many cells as its target.
+            cells = max(shape.n_cells for shape in shapes)
+            target = _open(stack.enter_context(large), Shape(cells, 64, 64, 1))
         for shape in shapes:
             with info_lines() as lines:
                 _open(model, shape, target).close()

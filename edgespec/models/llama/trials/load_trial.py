@@ -12,18 +12,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import llama_cpp
+import numpy as np
+
 from edgespec.errors import BackendError, EdgeSpecError
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address, UnbackedBufferType, UnsupportedBuild
 from edgespec.kernels.watch import new_watch
+from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import is_layer_weight
+from edgespec.models.gguf.mtp_file import is_mtp_file
 from edgespec.models.llama.heads.context import MTPContext
 from edgespec.models.llama.heads.last_states import LastStates
 from edgespec.models.llama.heads.opening import head_context
 from edgespec.models.llama.runtime.adapters import load_adapter
 from edgespec.models.llama.runtime.backend import start_backend
 from edgespec.models.llama.runtime.batch import Batch
-from edgespec.models.llama.runtime.context import Context
+from edgespec.models.llama.runtime.context import Context, FloatArray
 from edgespec.models.llama.runtime.graph import GraphObserver
 from edgespec.models.llama.runtime.model import Model
 from edgespec.models.llama.runtime.residency import AllInMemory, BufferTypes
@@ -41,7 +46,8 @@ start_backend()
 def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
     """Do what loading the model at "path" and reading a prompt do.
 
-    A head is set up beside its target at "beside", and only loaded without one. An adapter is applied to the
+    A head is set up beside its target at "beside", and only loaded without one. Layers for further tokens in
+    a file of their own draft. An adapter is applied to the
     model at "beside". With "mtp", the model's layers for further tokens draft, too.
 
     Returns:
@@ -58,6 +64,8 @@ def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
         elif request.get("head"):
             with _planned(path) as model:
                 _read_and_write(model)
+        elif is_mtp_file(read_header(path)):
+            _draft_alone(path)
         else:
             order = _compute(path, mtp=bool(request.get("mtp")))
     except EdgeSpecError as error:
@@ -104,12 +112,34 @@ def _compute(path: Path, adapter: Path | None = None, *, mtp: bool = False) -> l
 
 def _draft(model: Model, context: Context) -> None:
     """Draft from the last states of two tokens, and then from the layer's own."""
-    small = _open_mtp(model)
-    states = LastStates(small.width)
+    states = LastStates(int(llama_cpp.llama_model_n_embd(model.handle)))
     states.attach(context)
     context.clear()
     context.decode(Batch.run([0, 0], 0, n_sequences=1, logits="all"))
-    features = states.rows().copy()
+    _draft_from(model, states.rows().copy())
+
+
+def _draft_alone(path: Path) -> None:
+    """Draft with layers in a file without their model, from features of zeros."""
+    try:
+        weights = ZeroWeights()
+    except UnsupportedBuild:
+        with _planned(path, mtp=True) as model:
+            _read_and_write(model)
+            _open_mtp(model).close()
+        return
+    try:
+        with Model(path, memory_map=False, repack=False, weights=weights, vetted=False, mtp=True) as model:
+            _read_and_write(model)
+            width = int(llama_cpp.llama_model_n_embd(model.handle))
+            _draft_from(model, np.zeros((2, width), dtype=np.float32))
+    finally:
+        weights.close()
+
+
+def _draft_from(model: Model, features: FloatArray) -> None:
+    """Draft two tokens, and then two from the features that the layer computes of these."""
+    small = _open_mtp(model)
     for start in (0, 2):
         small.decode(replace(Batch.run([0, 0], start, n_sequences=1, logits="all"), features=features))
         small.logits()

@@ -1,0 +1,312 @@
+"""The assistant drafter: a small model that looks at its target's keys and values grows trees.
+
+An assistant (Gemma 4's) reads a token beside the feature of the token before it, and sees the text as the
+target has cached it. It caches nothing, and no row sees another one: each depends on its token, on its
+parent's feature and on the text. So trees need no branches, a rejection leaves nothing to be undone, and of
+everything that the target shows, the last state of each text is kept.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from edgespec.models.llama.cache.kv_cache import KVCache
+from edgespec.models.llama.cache.tree_cache import BranchingCache
+from edgespec.models.llama.heads.assistant import AssistantContext
+from edgespec.models.llama.heads.context import HEAD_ROWS
+from edgespec.models.llama.runtime.context import NoRoomInCache
+from edgespec.models.llama.runtime.model import Model
+from edgespec.speculation.drafters.base import Drafter, DraftRequest, ProposedBy
+from edgespec.speculation.drafters.expansions import Expansions
+from edgespec.speculation.growth import Children, Frontier, TreeLimits
+from edgespec.speculation.ranking import Ranking
+from edgespec.speculation.sampled_trees import Drawing, grow_drawn
+from edgespec.speculation.sources.base import JoinedProposals, Proposer, proposals_of
+from edgespec.speculation.sources.target_rows import observed
+from edgespec.speculation.tree import FloatArray, TokenTree
+from edgespec.speculation.tree_search import TreeSearch, grow_together
+from edgespec.speculation.verification.base import DraftedTree
+
+
+class CachedText(Protocol):
+    """A text in the target's cache."""
+
+    @property
+    def tokens(self) -> Sequence[int]: ...
+    @property
+    def cache(self) -> KVCache: ...
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """The last state (width,) that the target has shown of a text, and the text up to its token."""
+
+    owner: CachedText
+    tokens: list[int]
+    state: FloatArray
+
+
+class Growing:
+    """A tree that is drafted below a text.
+
+    Args:
+        text: its last token is the root.
+        sequence: the target's id of the text.
+        state: (width,) of the token before the root.
+        limits, ranking: of the tree; None if tokens are drawn instead.
+    """
+
+    def __init__(
+        self,
+        text: Sequence[int],
+        sequence: int,
+        state: FloatArray,
+        limits: TreeLimits | None = None,
+        ranking: Ranking | None = None,
+        proposals: JoinedProposals | None = None,
+    ) -> None:
+        self.text = list(text)
+        self.sequence = sequence
+        self.expansions = Expansions()
+        self.limits = limits
+        self._ranking = ranking
+        self._proposals = proposals
+        self._features = {-1: state}  # the root has the parent -1
+
+    def features_before(self, frontier: Frontier) -> FloatArray:
+        """(nodes, width) the features of the parents of nodes."""
+        return np.stack([self._features[parent] for parent in frontier.parents.tolist()])
+
+    def keep(self, frontier: Frontier, features: FloatArray) -> None:
+        """Keep what was computed of nodes, (nodes, width), for their children."""
+        for node, feature in zip(frontier.nodes.tolist(), features, strict=True):
+            self._features[node] = feature
+
+    def candidates(self, frontier: Frontier, logits: FloatArray) -> Children:
+        """The candidates after each node, with those of the proposers.
+
+        Args:
+            logits: (nodes, n_vocab).
+        """
+        assert self.limits is not None
+        assert self._ranking is not None
+        start = len(self.text)
+        self._ranking.before_ranking(frontier, range(len(frontier.nodes)))
+        positions = [start + int(depth) for depth in frontier.depths]
+        children = self._ranking.best(logits, positions, self.limits.branching, frontier.tokens)
+        if self._proposals is not None:
+            children = self._proposals.join(frontier, children)
+            children = self._ranking.filtered(frontier, children, start)
+        self.expansions.add(frontier, children)
+        return children
+
+
+class AssistantDrafter(Drafter):
+    """Drafts with an assistant, for one text or for several at once; a `HiddenReader` of its target.
+
+    A text is drafted for once the target has shown the state of its last token but one. Until then, as after
+    a conversation was restored from disk, its tree is the root alone.
+
+    Args:
+        proposers: sources whose candidates are merged into the tree.
+    """
+
+    reads_target = True
+
+    def __init__(
+        self,
+        model: Model,
+        context: AssistantContext,
+        target_vocabulary: int,
+        proposers: Sequence[Proposer] = (),
+    ) -> None:
+        self.name = " and ".join([model.path.stem, *(proposer.name for proposer in proposers)])
+        self._model = model
+        self._context = context
+        self._n_vocab = min(model.vocabulary.n_tokens, target_vocabulary)
+        self._proposers = proposers
+        self._shown: list[_Shown] = []
+        self._drafted: dict[int, Growing] = {}  # by the places of their requests
+
+    def receive(self, cached: CachedText, start: int, hidden: FloatArray) -> None:
+        """Tokens of a text were read by the target; see HiddenReader."""
+        self.closed(cached)
+        self._shown.append(_Shown(cached, list(cached.tokens[: start + len(hidden)]), hidden[-1].copy()))
+
+    def closed(self, cached: CachedText) -> None:
+        """The target has forgotten a text."""
+        self._shown = [shown for shown in self._shown if shown.owner is not cached]
+
+    def digest(self) -> None:
+        """Nothing to do: states are read as they are, when they are needed."""
+
+    def draft(self, text: Sequence[int], limits: TreeLimits, ranking: Ranking) -> TokenTree:
+        """A tree of at most `limits.budget` nodes below the last token of the text.
+
+        Raises:
+            DecodeAborted: stopped from outside.
+        """
+        (tree,) = self.draft_together([DraftRequest(text, limits, ranking)], limits)
+        return tree
+
+    def draft_together(self, requests: Sequence[DraftRequest], limits: TreeLimits) -> list[TokenTree]:
+        """A tree for each of several texts, from one search.
+
+        Texts whose last state is not known get trees of their roots only, and all texts where the target's
+        cache has no room for the rows of a draft step: the target makes room in its next pass.
+
+        Raises:
+            DecodeAborted: stopped from outside.
+        """
+        self._begin()
+        trees = [TokenTree.root_only(request.text[-1]) for request in requests]
+        drafted: dict[int, Growing] = {}
+        for index, request in enumerate(requests if limits.allows_drafting else ()):
+            merged = self._proposers if request.limits.growth.merges else ()
+            proposals = proposals_of(merged, request.text, request.limits.depth) if merged else None
+            growing = self._after(request.text, request.limits, request.ranking, proposals)
+            if growing is not None:
+                drafted[index] = growing
+        if not drafted:
+            return trees
+        growing_trees = list(drafted.values())
+        if len(requests) > 1:
+            limits = replace(limits, width=HEAD_ROWS)
+        searches = [TreeSearch(requests[index].text[-1], requests[index].limits) for index in drafted]
+
+        def expand(frontiers: Sequence[tuple[int, Frontier]]) -> list[Children]:
+            steps = [(growing_trees[place], frontier) for place, frontier in frontiers]
+            return [
+                growing.candidates(frontier, logits)
+                for (growing, frontier), logits in zip(steps, self._read(steps), strict=True)
+            ]
+
+        try:
+            grown = grow_together(searches, expand, limits)
+        except NoRoomInCache:
+            return trees
+        for index, tree in zip(drafted, grown, strict=True):
+            trees[index] = tree
+        self._drafted = drafted
+        return trees
+
+    def draw(self, text: Sequence[int], drawing: Drawing, width: int) -> DraftedTree:
+        """A tree whose tokens are sampled from the assistant's distribution, if the last state is known.
+
+        Raises:
+            DecodeAborted: stopped from outside.
+        """
+        self._begin()
+        growing = self._after(text)
+
+        def read(frontier: Frontier) -> tuple[list[int], FloatArray]:
+            assert growing is not None
+            (logits,) = self._read([(growing, frontier)])
+            return list(range(len(frontier.nodes))), logits
+
+        if growing is not None:
+            try:
+                return grow_drawn(text[-1], read, drawing, width)
+            except NoRoomInCache:
+                pass
+        return DraftedTree(TokenTree.root_only(text[-1]))
+
+    def step_seconds(self, rows: int) -> float:
+        """Seconds of one decode of this many rows, behind what the target has cached of its first sequence.
+
+        Args:
+            rows: at most HEAD_ROWS.
+
+        Raises:
+            DecodeAborted: stopped from outside.
+        """
+        rng = np.random.default_rng(rows)
+        tokens = rng.integers(0, self._n_vocab, rows).tolist()
+        features = rng.standard_normal((rows, self._context.width)).astype(np.float32)
+        behind = self._context.last_position(0) + 1
+        start = time.perf_counter()
+        self._context.draft(tokens, [behind] * rows, [0] * rows, features)
+        return time.perf_counter() - start
+
+    def proposed_by(self, tree: TokenTree, index: int = 0) -> list[ProposedBy]:
+        """Return the proposer of each node of the last tree."""
+        growing = self._drafted.get(index)
+        return super().proposed_by(tree, index) if growing is None else growing.expansions.proposed_by(tree)
+
+    def observe(self, text: Sequence[int], tree: TokenTree, logits: FloatArray) -> None:
+        observed(self._proposers, text, tree, logits[:, : self._n_vocab])
+
+    def forget_texts(self) -> None:
+        for proposer in self._proposers:
+            proposer.forget()
+
+    def learn(self, text: Sequence[int], index: int = 0) -> None:
+        """Teach the policy which candidates of the last tree the target chose."""
+        growing = self._drafted.get(index)
+        if growing is None:
+            return
+        end = len(growing.text)
+        if growing.limits is not None and list(text[:end]) == growing.text:
+            growing.expansions.teach(growing.limits.growth.chances, text[end:])
+        growing.expansions = Expansions()  # each counts as evidence once
+
+    def close(self) -> None:
+        """Free the context and the weights."""
+        self._context.close()
+        self._model.close()
+
+    def _begin(self) -> None:
+        self._drafted = {}
+        self.steps = self.rows = 0
+
+    def _after(
+        self,
+        text: Sequence[int],
+        limits: TreeLimits | None = None,
+        ranking: Ranking | None = None,
+        proposals: JoinedProposals | None = None,
+    ) -> Growing | None:
+        """A tree to grow below a text; None if the assistant cannot see all that it needs of the text."""
+        before = list(text[:-1])
+        for shown in self._shown:
+            cache = shown.owner.cache
+            if shown.tokens != before or list(shown.owner.tokens) != before:
+                continue
+            if not isinstance(cache, BranchingCache) or cache.length != len(before):
+                continue
+            sequence = cache.ids[0]
+            known = sequence < self._context.n_sequences
+            if known and self._context.last_position(sequence) == len(before) - 1:
+                return Growing(text, sequence, shown.state, limits, ranking, proposals)
+        return None
+
+    def _read(self, steps: Sequence[tuple[Growing, Frontier]]) -> list[FloatArray]:
+        """Read the nodes of draft steps together; returns their logits, valid until the next decode."""
+        counts = [len(frontier.nodes) for _, frontier in steps]
+        tokens = np.concatenate([frontier.tokens for _, frontier in steps])
+        positions = np.repeat([len(growing.text) - 1 for growing, _ in steps], counts)
+        sequences = np.repeat([growing.sequence for growing, _ in steps], counts)
+        before = np.concatenate([growing.features_before(frontier) for growing, frontier in steps])
+        parts = []
+        for start in range(0, len(tokens), HEAD_ROWS):
+            part = slice(start, start + HEAD_ROWS)
+            read = self._context.draft(
+                tokens[part].tolist(), positions[part].tolist(), sequences[part].tolist(), before[part]
+            )
+            parts.append(read if len(tokens) <= HEAD_ROWS else (read[0].copy(), read[1]))
+        logits, features = (
+            parts[0] if len(parts) == 1 else tuple(map(np.concatenate, zip(*parts, strict=True)))
+        )
+        self.steps += 1
+        self.rows += len(tokens)
+        found, end = [], 0
+        for (growing, frontier), count in zip(steps, counts, strict=True):
+            start, end = end, end + count
+            growing.keep(frontier, features[start:end])
+            found.append(logits[start:end, : self._n_vocab])
+        return found
