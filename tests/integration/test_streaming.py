@@ -125,12 +125,12 @@ def test_a_callback_in_python_serves_where_none_was_compiled(
 
 
 def test_weights_without_a_kernel_layout_come_from_the_model_itself(
-    short_path: Path, monkeypatch: pytest.MonkeyPatch
+    smol_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDGESPEC_KERNELS", "plain")  # other processors have one for these weights
-    with edgespec.load(short_path, draft="none", exact=True, context=CONTEXT) as engine:
+    with edgespec.load(smol_path, draft="none", exact=True, context=CONTEXT) as engine:
         expected = generate(engine)
-    with load_streamed(short_path, 3 * MIB) as engine:  # one of four layers stays in memory
+    with load_streamed(smol_path, 9 * MIB) as engine:
         assert generate(engine).tokens == expected.tokens
         assert any(note.endswith("MiB a pass.") for note in engine.notes)
     assert packs() == []
