@@ -7,6 +7,7 @@ import importlib.util
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
@@ -29,10 +30,14 @@ def pytest_configure(config: pytest.Config) -> None:
     """Give every worker a core of its own: threads of several that share cores would wait for each other.
 
     Signals do what they usually do: programs that run in the background inherit that some are ignored.
+    Bytecode is written, whatever the environment says.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    # Compile modules once, instead of in each of the hundreds of programs that tests start.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     if worker and hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
@@ -74,7 +79,8 @@ def own_environment(
     shared_cache: Path,
 ) -> None:
     """Keep the user's settings, caches and tokens out of the tests, and the tests out of them."""
-    home = tmp_path_factory.mktemp("home")
+    # `mktemp` would list the thousands of folders of earlier tests to find a free number.
+    home = Path(tempfile.mkdtemp(prefix="home", dir=tmp_path_factory.getbasetemp()))
     cache = home / "cache" / "edgespec"
     if tried_kernels.exists():
         shutil.copytree(tried_kernels, cache / tried_kernels.name)
@@ -169,8 +175,7 @@ def package_folder(name: str) -> Path:
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
         pytest.fail(
-            f"The model package {name} is not installed. Run: python3 scripts/setup.py --dev",
-            pytrace=False,
+            f"The model package {name} is not installed. Run: python3 scripts/setup.py --dev", pytrace=False
         )
     return Path(spec.origin).parent
 

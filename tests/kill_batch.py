@@ -84,13 +84,7 @@ def kill_until_done(command: list[str], longest_s: float, kills: int, chance: ra
 
 
 def check(
-    folder: Path,
-    *,
-    kills: int,
-    lines: int,
-    seed: int = 0,
-    model: str = DEFAULT,
-    parallel: int | None = None,
+    folder: Path, *, kills: int, lines: int, seed: int = 0, model: str = DEFAULT, parallel: int | None = None
 ) -> int:
     """Compare killed runs with an undisturbed one until there were `kills`.
 

@@ -354,20 +354,44 @@ def finish(writer: gguf.GGUFWriter) -> None:
 @cache
 def vocabulary_fields(model: Path) -> dict[str, tuple[Any, list[gguf.GGUFValueType]]]:
     """The tokenizer's metadata of a model, as values and types: gguf takes seconds to read so many tokens."""
-    fields = gguf.GGUFReader(model).fields
+    from tests.fuzz.headers import ARRAY, parse  # which makes models of these
+
+    with model.open("rb") as file:
+        entries = parse(file.read(32 << 20)).entries
     return {
-        name: (field.contents(), field.types)
-        for name, field in fields.items()
-        if name.startswith("tokenizer.ggml.")
+        entry.key.decode(): (
+            _as_python(entry.value, entry.element if entry.type_id == ARRAY else entry.type_id),
+            [
+                gguf.GGUFValueType(kind)
+                for kind in (entry.type_id, entry.element)[: 1 + (entry.type_id == ARRAY)]
+            ],
+        )
+        for entry in entries
+        if entry.key.startswith(b"tokenizer.ggml.")
     }
+
+
+def _as_python(value: Any, kind: int) -> Any:
+    if isinstance(value, list):
+        return [_as_python(element, kind) for element in value]
+    if isinstance(value, bytes):
+        return value.decode()
+    return bool(value) if kind == gguf.GGUFValueType.BOOL else value
+
+
+@cache
+def _first_tokens(model: Path) -> tuple[list[str], list[str]]:
+    """The model's first tokens, and the merges that lead to them."""
+    fields = vocabulary_fields(model)
+    tokens = fields["tokenizer.ggml.tokens"][0][:N_VOCAB]
+    kept = set(tokens)
+    return tokens, [m for m in fields["tokenizer.ggml.merges"][0] if m.replace(" ", "") in kept]
 
 
 def add_vocabulary(writer: gguf.GGUFWriter, model: Path) -> None:
     """Add the model's first tokens, and the merges that lead to them."""
     found = {name: value for name, (value, _) in vocabulary_fields(model).items()}
-    tokens = found["tokenizer.ggml.tokens"][:N_VOCAB]
-    kept = set(tokens)
-    merges = [m for m in found["tokenizer.ggml.merges"] if m.replace(" ", "") in kept]
+    tokens, merges = _first_tokens(model)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(found["tokenizer.ggml.pre"])
     writer.add_token_list(tokens)

@@ -179,10 +179,7 @@ HYBRIDS: dict[str, Architecture] = {
         heads=(_KV_HEADS, HEAD, HEAD),
     ),
     "falcon-h1": Architecture(
-        _MAMBA2 | {"ffn_norm": (N_EMBD,)},
-        without=("ffn_norm.weight",),
-        beside=_OUTPUT,
-        keys=_mamba2_keys,
+        _MAMBA2 | {"ffn_norm": (N_EMBD,)}, without=("ffn_norm.weight",), beside=_OUTPUT, keys=_mamba2_keys
     ),
     "jamba": Architecture(
         layer_at=lambda i: _ATTENTION if _ATTENDS[i] else _MAMBA,
@@ -191,10 +188,5 @@ HYBRIDS: dict[str, Architecture] = {
         keys=_mamba_keys,
         heads=(_KV_HEADS, HEAD, HEAD),
     ),
-    "mamba2": Architecture(
-        _MAMBA2,
-        without=(*_COMMON, "ffn_norm.weight"),
-        beside=_OUTPUT,
-        keys=_mamba2_keys,
-    ),
+    "mamba2": Architecture(_MAMBA2, without=(*_COMMON, "ffn_norm.weight"), beside=_OUTPUT, keys=_mamba2_keys),
 }

@@ -182,11 +182,7 @@ _OWN: list[tuple[str, dict[str, Any]]] = [
     ("paddleocr", {"rope.dimension_sections": [4, 4, 4, 4]}),
     (
         "nemotron_h nemotron_h_moe",  # a layer of each kind
-        {
-            "block_count": 3,
-            "attention.head_count_kv": [0, HEADS, 0],
-            "feed_forward_length": [0, 0, HIDDEN],
-        },
+        {"block_count": 3, "attention.head_count_kv": [0, HEADS, 0], "feed_forward_length": [0, 0, HIDDEN]},
     ),
 ]
 # Tensors that may be missing for llama.cpp's loader, and not when it computes.

@@ -14,13 +14,7 @@ import pytest
 import edgespec
 from edgespec.drafters.model import ModelDrafter
 from edgespec.engine.engine import Engine
-from edgespec.errors import (
-    ContextLengthError,
-    MemoryLimitError,
-    ModelFileError,
-    TemplateError,
-    UsageError,
-)
+from edgespec.errors import ContextLengthError, MemoryLimitError, ModelFileError, TemplateError, UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.models.llama.runtime.batch import Batch
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from platformdirs import user_cache_path
 
@@ -50,11 +51,17 @@ def load_streamed(model: Path, spare: int = 0, **options: Any) -> Engine:
     return load_in_least_memory(model, spare, **{"context": 256, **options})
 
 
-def same_as_resident(path: Path, **options: Any) -> StreamedWeights:
-    """Compare texts and logits; returns the weights that were streamed."""
+def resident_answer(path: Path) -> tuple[list[int], np.ndarray]:
+    """The tokens and last logits of the model with all of its weights in memory."""
     with edgespec.load(path, draft="none", context=256) as engine:
-        expected = engine.generate(PROMPT, CONFIG, raw=True).tokens
-        logits = engine.target.context.logits().copy()
+        return engine.generate(PROMPT, CONFIG, raw=True).tokens, engine.target.context.logits().copy()
+
+
+def assert_same_streamed(
+    path: Path, resident: tuple[list[int], np.ndarray], **options: Any
+) -> StreamedWeights:
+    """Compare tokens and logits; returns the weights that were streamed."""
+    expected, logits = resident
     with load_streamed(path, **options) as engine:
         answer = engine.generate(PROMPT, CONFIG, raw=True)
         assert answer.tokens == expected
@@ -84,7 +91,7 @@ def test_mixtures_of_every_make(architecture: str, smol_path: Path, tmp_path: Pa
     found = layer_weights(files).experts
     assert len(found) == N_LAYER - (architecture in ("glm4moe", "deepseek2"))
     assert {layer.n_experts for layer in found} == {N_EXPERT}
-    weights = same_as_resident(path, spare=6 * MIB)
+    weights = assert_same_streamed(path, resident_answer(path), spare=6 * MIB)
     assert weights.packed is gains_from_packing(files.layers())
 
 
@@ -97,7 +104,7 @@ def test_experts_that_are_no_multiples_of_a_block_are_read_from_the_model_itself
     files = ModelFiles.of(read_header(path))
     sizes = {part.n_bytes % 4096 for part in layer_weights(files).experts[0].parts(0)}
     assert sizes != {0}
-    assert not same_as_resident(path).packed
+    assert not assert_same_streamed(path, resident_answer(path)).packed
 
 
 def test_split_files(smol_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +112,7 @@ def test_split_files(smol_path: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("EDGESPEC_KERNELS", "plain")
     first = write_tiny(tmp_path / "parts.gguf", "qwen3moe", smol_path, split=25)
     assert len(ModelFiles.of(read_header(first)).paths) > 2
-    same_as_resident(first, pack="never")
+    assert_same_streamed(first, resident_answer(first), pack="never")
 
 
 def test_trees_pads_and_long_prompts_change_nothing_in_exact_decoding(mixture: Path) -> None:

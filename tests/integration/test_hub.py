@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -178,16 +178,6 @@ def test_a_lost_connection_is_taken_up_where_it_was_lost(server: HubServer, hub:
     assert f"{Q4}: the connection was lost; trying again in 1 s" in told
 
 
-def test_a_connection_that_is_always_lost_ends_with_a_message(server: HubServer, hub: Hub) -> None:
-    server.failures.append(on_bytes(cut_off(DATA, 0), times=-1))
-    refused(
-        hub,
-        f"{REPO}:Q4_K_M",
-        f"The download of {Q4} stopped at 0 B of 256.0 KiB: the connection was lost.",
-        "Try again, and the download resumes.",
-    )
-
-
 def test_a_body_that_is_too_short_is_no_model(server: HubServer, hub: Hub) -> None:
     # The server says that this is all, and hangs up properly: five times in a row the rest does not come.
     server.failures.append(on_bytes(too_short(DATA[:5000]), times=-1))
@@ -247,14 +237,39 @@ def test_too_many_requests_are_waited_out_as_the_hub_asks(server: HubServer, hub
     assert f"{Q4}: the Hub received too many requests; trying again in 1 s" in told
 
 
-def test_a_wait_that_is_too_long_is_told_at_once(server: HubServer, hub: Hub) -> None:
-    server.failures.append(on_bytes(status(429, Retry_After="3600")))
-    refused(
-        hub,
-        f"{REPO}:Q4_K_M",
-        f"The download of {Q4} stopped at 0 B of 256.0 KiB: the Hub received too many requests.",
-        "The Hub asks to wait 60 min.",
-    )
+@pytest.mark.parametrize(
+    ("act", "what", "hint"),
+    [
+        (
+            cut_off(DATA, 0),
+            f"The download of {Q4} stopped at 0 B of 256.0 KiB: the connection was lost.",
+            "Try again, and the download resumes.",
+        ),
+        (
+            status(429, Retry_After="3600"),
+            f"The download of {Q4} stopped at 0 B of 256.0 KiB: the Hub received too many requests.",
+            "The Hub asks to wait 60 min.",
+        ),
+        (
+            status(403),
+            f"The Hub refuses access to {REPO} (403).",
+            "Give your token the right to read it: huggingface.co/settings/tokens.",
+        ),
+        (status(404), f"A file of {REPO} is gone from the Hub (404).", "Ask for the model again."),
+    ],
+    ids=["lost", "a long wait", "refused", "gone"],
+)
+def test_a_download_that_fails_again_and_again_ends_with_a_message(
+    server: HubServer,
+    hub: Hub,
+    capfd: pytest.CaptureFixture[str],
+    act: Callable[..., None],
+    what: str,
+    hint: str,
+) -> None:
+    server.failures.append(on_bytes(act, times=-1))
+    refused(hub, f"{REPO}:Q4_K_M", what, hint)
+    assert "verysecret" not in "".join(capfd.readouterr()), "a signed address was shown"
 
 
 def test_too_many_questions(server: HubServer, hub: Hub) -> None:
@@ -349,27 +364,9 @@ def test_a_wrong_token_is_not_shown(server: HubServer, hub: Hub, capfd: pytest.C
     assert "wrongwrong" not in "".join(capfd.readouterr())
 
 
-def test_no_signed_address_is_shown(server: HubServer, hub: Hub, capfd: pytest.CaptureFixture[str]) -> None:
-    server.failures.append(on_bytes(status(403), times=-1))
-    refused(
-        hub,
-        f"{REPO}:Q4_K_M",
-        f"The Hub refuses access to {REPO} (403).",
-        "Give your token the right to read it: huggingface.co/settings/tokens.",
-    )
-    assert "verysecret" not in "".join(capfd.readouterr())
-
-
 def test_a_renamed_repository_is_followed(server: HubServer, hub: Hub) -> None:
     server.renamed["acme/Old-GGUF"] = REPO
     assert pull(name("acme/Old-GGUF:Q8_0"), hub=hub).path.read_bytes() == OTHER
-
-
-def test_a_file_that_is_gone(server: HubServer, hub: Hub) -> None:
-    server.failures.append(on_bytes(status(404), times=-1))
-    refused(
-        hub, f"{REPO}:Q4_K_M", f"A file of {REPO} is gone from the Hub (404).", "Ask for the model again."
-    )
 
 
 def test_no_network(tmp_path: Path) -> None:
@@ -379,14 +376,6 @@ def test_no_network(tmp_path: Path) -> None:
         REPO,
         "127.0.0.1:9 cannot be reached (ConnectError).",
         "Check the network and HF_ENDPOINT. Without a network, give the path of a GGUF file.",
-    )
-
-
-def test_something_that_is_no_hub(server: HubServer, hub: Hub) -> None:
-    server.failures.append(always(lambda _request, handler: reply(handler, "hello")))
-    host = server.url.removeprefix("http://")
-    refused(
-        hub, REPO, f"{host} gave an answer that the Hub would not give.", "Check HF_ENDPOINT and any proxy."
     )
 
 

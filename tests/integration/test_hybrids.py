@@ -99,10 +99,7 @@ def test_each_kernel_layout_computes_branches(hybrids: dict[str, Path]) -> None:
     layouts = available_layouts()
     working = layouts_in_use([layout.name for layout in layouts], ensure_report())
     for names in [(), *((name,) for name in working)]:
-        with (
-            only([layout for layout in layouts if layout.name in names]),
-            Model(hybrids["qwen35"]) as model,
-        ):
+        with only([layout for layout in layouts if layout.name in names]), Model(hybrids["qwen35"]) as model:
             assert model.layouts == names
             assert try_branches(open_context(model)) is Branching.SAME
 

@@ -237,11 +237,7 @@ def test_widen_from_the_command_line(
     wide = tmp_path / "wide.gguf"
     code, out, _ = run(capsys, "models", "widen", str(small), str(wide), "--size", "20MB", "--json")
     assert code == 0
-    assert json.loads(out) == {
-        "path": str(wide),
-        "bytes": wide.stat().st_size,
-        "widened_from": str(small),
-    }
+    assert json.loads(out) == {"path": str(wide), "bytes": wide.stat().st_size, "widened_from": str(small)}
     code, _, err = run(capsys, "models", "widen", str(small), str(wide), "--size", "20MB")
     assert (code, "already exists." in err) == (2, True)
     code, out, _ = run(capsys, "models", "show", str(wide))

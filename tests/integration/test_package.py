@@ -8,6 +8,7 @@ import sys
 import sysconfig
 import tarfile
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -42,8 +43,8 @@ def run(*command: str, cwd: Path, status: int = 0, **variables: str) -> str:
     return done.stdout + done.stderr
 
 
-def installed(distribution: Path, folder: Path) -> Path:
-    """Make an environment with EdgeSpec from a wheel or sdist and this environment's other packages.
+def installed(wheel: Path, folder: Path) -> Path:
+    """Make an environment with EdgeSpec from a wheel and this environment's other packages.
 
     The other packages are linked: llama.cpp is not compiled again, and nothing is downloaded.
 
@@ -60,7 +61,7 @@ def installed(distribution: Path, folder: Path) -> Path:
             (packages / item.name).symlink_to(item)
     python = str(Path(paths["scripts"]) / "python")
     options = ["--no-index", "--no-deps", "--no-build-isolation", "--no-cache-dir", "--quiet"]
-    run(sys.executable, "-m", "pip", "--python", python, "install", *options, str(distribution), cwd=folder)
+    run(sys.executable, "-m", "pip", "--python", python, "install", *options, str(wheel), cwd=folder)
     where = run(python, "-c", "import edgespec; print(edgespec.__file__)", cwd=folder)
     assert str(environment) in where
     return Path(paths["scripts"])
@@ -73,25 +74,43 @@ def programs(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return installed(wheel, tmp_path_factory.mktemp("wheel"))
 
 
-def answer(programs: Path, folder: Path) -> None:
-    """Have the installed program answer, with nothing in its cache: it compiles its kernels first."""
-    cache = str(folder / "cache")
+@pytest.fixture(scope="module")
+def source(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that the sdist unpacks to."""
+    folder = tmp_path_factory.mktemp("sdist")
+    [sdist] = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+    [unpacked] = folder.iterdir()
+    return unpacked
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The files in the wheel in a folder, by their names."""
+    [wheel] = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def test_the_wheel_answers(programs: Path, tmp_path: Path) -> None:
+    """With nothing in its cache: it compiles its kernels first."""
+    cache = str(tmp_path / "cache")
     command = [str(programs / "edgespec"), "generate", "--prompt", "Say hello.", "-n", "4", "--json"]
 
-    said = run(*command, cwd=folder, XDG_CACHE_HOME=cache, XDG_DATA_HOME=cache)
+    said = run(*command, cwd=tmp_path, XDG_CACHE_HOME=cache, XDG_DATA_HOME=cache)
 
     assert '"text"' in said
     compiled = [*programs.parent.glob("**/native/compiled/edgespec-kernels-*")]
     assert compiled or "llama.cpp's kernels are used" in said
 
 
-def test_the_wheel_answers(programs: Path, tmp_path: Path) -> None:
-    answer(programs, tmp_path)
+def test_the_sdist_makes_the_wheel_that_answers(built: Path, source: Path, tmp_path: Path) -> None:
+    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path), cwd=source)
 
+    wheel, again = contents(built), contents(tmp_path)
 
-def test_the_sdist_answers(built: Path, tmp_path: Path) -> None:
-    [sdist] = built.glob("*.tar.gz")
-    answer(installed(sdist, tmp_path), tmp_path)
+    assert again.keys() == wheel.keys()
+    assert [name for name in wheel if again[name] != wheel[name]] == []
 
 
 def test_without_the_bundled_model_a_hint_names_the_command_that_installs_it(
@@ -115,12 +134,7 @@ def test_hints_of_an_installed_wheel_name_no_file_of_a_checkout(programs: Path, 
     assert "llama-cpp-python==" in hint
 
 
-def test_the_sdist_has_what_its_own_tests_and_checks_read(built: Path, tmp_path: Path) -> None:
-    [sdist] = built.glob("*.tar.gz")
-    with tarfile.open(sdist) as archive:
-        archive.extractall(tmp_path, filter="data")
-    [source] = tmp_path.iterdir()
-
+def test_the_sdist_has_what_its_own_tests_and_checks_read(source: Path) -> None:
     run(sys.executable, "-m", "ruff", "check", "--no-cache", ".", cwd=source)
     tests = ["tests/unit/test_docs.py", "tests/unit/test_words.py", "tests/unit/test_cli.py"]
     run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests, cwd=source)

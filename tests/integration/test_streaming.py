@@ -299,7 +299,7 @@ with edgespec.load({str(q4_drafter_path)!r}, draft="none", context=64, offload="
     assert len(packs()) == 1
 
 
-def test_opening_and_closing_leaks_nothing(q4_drafter_path: Path) -> None:
-    before, after = held_around(q4_drafter_path, exact=False, context=64)
+def test_opening_and_closing_leaks_nothing(short_path: Path) -> None:
+    before, after = held_around(short_path, exact=False, context=64)
     assert (after.descriptors, after.threads) == (before.descriptors, before.threads)
     assert after.resident - before.resident < 15 * MIB

@@ -29,12 +29,7 @@ _MOST_STREAMED_ROWS = 4096
 
 
 def predict(
-    needs: Needs,
-    files: ModelFiles,
-    budget: int,
-    *,
-    streams: bool = False,
-    hits: HitRates | None = None,
+    needs: Needs, files: ModelFiles, budget: int, *, streams: bool = False, hits: HitRates | None = None
 ) -> PlannedMemory:
     """Place weights under a budget, on a processor alone."""
     whole = _whole(needs)

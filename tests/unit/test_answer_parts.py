@@ -189,12 +189,7 @@ ANSWERS = [
         "",
         [("f", r'{"city": "7\n", "n": [1, {}, "</arg_value>"], "maybe": "7"}'), ("g", "{}")],
     ),
-    (
-        QWEN_CODER,
-        "<tool_call>\n<function=f>\n<parameter=city>\nPar\n</para",
-        "",
-        [("f", '{"city": "Par')],
-    ),
+    (QWEN_CODER, "<tool_call>\n<function=f>\n<parameter=city>\nPar\n</para", "", [("f", '{"city": "Par')]),
     (
         GEMMA,
         'Sure.\n<|tool_call>call:f{city:<|"|>New "York"\n<|"|>,deep:{a:[{},[],-1.5e3,<|"|>]}<|"|>],b:null},'
@@ -227,12 +222,7 @@ ANSWERS = [
     (HERMES_OR_FENCES, f"  ```json \n  {CALL_F}```", "", [("f", PARIS)]),
     (HERMES_OR_FENCES, f"```json\n{CALL_F}", "", [("f", PARIS)]),
     (HERMES_OR_FENCES, f"```json\n{CALL_F[:-1]}", None, []),
-    (
-        HERMES_OR_FENCES,
-        fenced('{"name": "f", "arguments": {"city": "```"}}'),
-        "",
-        [("f", '{"city": "```"}')],
-    ),
+    (HERMES_OR_FENCES, fenced('{"name": "f", "arguments": {"city": "```"}}'), "", [("f", '{"city": "```"}')]),
     (HERMES_OR_FENCES, fenced('{"name": "h", "arguments": {}}'), None, []),
     (HERMES_OR_FENCES, fenced('{"name": "f", "arguments": {"city": "fault"}}') + "\nOh.", None, []),
     (HERMES_OR_FENCES, fenced('{"name": "f", "arguments": []}'), None, []),
@@ -246,12 +236,7 @@ ANSWERS = [
     # Behind a fence of text, which has a beginning and an end.
     (HERMES_OR_FENCES, f"```python\nf()\n```\n{CALL_F}\n```\n", None, []),
     (HERMES_OR_FENCES, f"```sh\nls\n```\n{fenced(CALL_F)}", "```sh\nls\n```", [("f", PARIS)]),
-    (
-        HERMES_OR_FENCES,
-        f"```xml\n<tool_call>\n{CALL_F}\n</tool_call>\n```",
-        "```xml\n```",
-        [("f", PARIS)],
-    ),
+    (HERMES_OR_FENCES, f"```xml\n<tool_call>\n{CALL_F}\n</tool_call>\n```", "```xml\n```", [("f", PARIS)]),
     (HERMES, '<tool_call>\n{"name": "f", "argu', "", []),
     (HERMES, "a < b <tool_cal", "a < b <tool_cal", []),
 ]

@@ -65,9 +65,7 @@ def test_other_addresses_are_refused(text: str) -> None:
 
 
 def test_a_cluster_is_for_batches(
-    engine: TalkingEngine,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    engine: TalkingEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["generate", "Hello", "--ray", "local"]) == 2
     assert capsys.readouterr().err.startswith("Error: --ray is for batches.\n")
@@ -76,10 +74,7 @@ def test_a_cluster_is_for_batches(
 
 
 def test_a_missing_package_is_named(
-    engine: TalkingEngine,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    engine: TalkingEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     prompts = write_lines(tmp_path / "in.jsonl", {"prompt": "Q"})

@@ -193,8 +193,7 @@ def test_overwrite_needs_a_batch(engine: TalkingEngine, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize(
-    "record",
-    ['{"id": [], "finish_reason": "stop"}', '{"id": "a", "finish_reason": "stop", "index": 1e999}'],
+    "record", ['{"id": [], "finish_reason": "stop"}', '{"id": "a", "finish_reason": "stop", "index": 1e999}']
 )
 def test_results_of_something_else_are_no_bug(
     record: str, run: Run, answers: Path, capsys: pytest.CaptureFixture[str]

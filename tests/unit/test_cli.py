@@ -385,23 +385,14 @@ def test_wrong_sizes(text: str) -> None:
         ("generate -p Hi --max-tokens 0", "max_tokens is 0.\nIt must be at least 1."),
         ("generate -p Hi --memory 12XB", "'12XB' is not a size.\nWrite it like 12GiB, 800MB or 4000000000."),
         ("generate -p Hi --memory 0", "A size of 0 is not possible.\nIt must be above 0 and below 8 EiB."),
-        (
-            "generate -p Hi --tree-budget -2",
-            "tree_budget is '-2'.\nIt must be from 1 to 4096 or auto.",
-        ),
+        ("generate -p Hi --tree-budget -2", "tree_budget is '-2'.\nIt must be from 1 to 4096 or auto."),
         ("generate -p Hi --input x", "Both --prompt and --input were given.\nGive one of them."),
-        (
-            "generate -p Hi --raw --system x",
-            "--system cannot be used with --raw.\nLeave one of them out.",
-        ),
+        ("generate -p Hi --raw --system x", "--system cannot be used with --raw.\nLeave one of them out."),
         (
             "generate --input no.jsonl",
             "no.jsonl cannot be read: No such file or directory.\nGive a file to --input.",
         ),
-        (
-            "generate --bogus",
-            "There is no option --bogus here.\nSee 'edgespec generate --help'.",
-        ),
+        ("generate --bogus", "There is no option --bogus here.\nSee 'edgespec generate --help'."),
         ("generate --memry 1GiB", "There is no option --memry here.\nDid you mean --memory?"),
         ("generate --ctx-size 1", "There is no option --ctx-size here.\nDid you mean --context?"),
         ("generate -p Hi --memory 12", "The size 12 has no unit.\nWrite 12GiB or 12MiB; 12B is bytes."),

@@ -76,10 +76,7 @@ def test_answers_go_to_stdout_and_commands_to_stderr(typed: Any) -> None:
         ("/clear", "The conversation starts over."),
         ("/file", "/file needs the path of a text file. For example: /file notes.md"),
         ('/file ""', "/file needs the path of a text file. For example: /file notes.md"),
-        (
-            "/set verify blah",
-            "There is no rule 'blah' to verify by. The rules are " + ", ".join(KINDS) + ".",
-        ),
+        ("/set verify blah", "There is no rule 'blah' to verify by. The rules are " + ", ".join(KINDS) + "."),
         (
             "/set verify blok",
             "There is no rule 'blok' to verify by. Did you mean block? The rules are "

@@ -106,10 +106,7 @@ def test_config_shows_where_values_come_from(
 
 
 def test_a_file_that_is_named_has_to_be_there(
-    tmp_path: Path,
-    engine: TalkingEngine,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, engine: TalkingEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     missing = tmp_path / "none.toml"
     monkeypatch.setenv("EDGESPEC_CONFIG", str(missing))

@@ -109,11 +109,7 @@ def test_llama_cpp(home: Path) -> None:
     plain = gguf(cache / "some_file.gguf")
     new = gguf(cache / "models--org--New-GGUF" / "snapshots" / "abc" / "new-Q4_0.gguf")
     found = {model.name: model.path for model in models_elsewhere()}
-    assert found == {
-        "ggml-org/gemma-3-1b-it-GGUF:Q4_K_M": old,
-        "some_file": plain,
-        "org/New-GGUF:Q4_0": new,
-    }
+    assert found == {"ggml-org/gemma-3-1b-it-GGUF:Q4_K_M": old, "some_file": plain, "org/New-GGUF:Q4_0": new}
     # It is laid out like the Hub's cache, and still is not EdgeSpec's to remove.
     for path in (old, plain, new):
         removal = plan_removal(path)

@@ -144,11 +144,7 @@ def test_misses_are_those_of_the_policy_and_nothing_is_read_twice(
     path.write_bytes(content)
     experts = {
         layer: StoredExperts(
-            layer,
-            N_EXPERTS,
-            (ExpertRun(0, layer * N_EXPERTS * BLOCK, BLOCK, BLOCK, at=0),),
-            {},
-            BLOCK,
+            layer, N_EXPERTS, (ExpertRun(0, layer * N_EXPERTS * BLOCK, BLOCK, BLOCK, at=0),), {}, BLOCK
         )
         for layer in range(LAYERS)
     }

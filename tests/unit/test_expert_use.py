@@ -44,12 +44,7 @@ def test_hit_rates_go_through_what_was_measured_and_rise_with_memory(
     assert 0 < HitRates().at(other) <= 1
 
 
-@given(
-    slots=st.integers(1, 1000),
-    more=st.integers(0, 1000),
-    rows=st.integers(1, 512),
-    rate=st.floats(0, 1),
-)
+@given(slots=st.integers(1, 1000), more=st.integers(0, 1000), rows=st.integers(1, 512), rate=st.floats(0, 1))
 def test_a_pass_misses_more_with_more_rows_and_never_more_than_there_is(
     slots: int, more: int, rows: int, rate: float
 ) -> None:

@@ -98,11 +98,7 @@ def test_thoughts_and_calls_are_in_the_record() -> None:
             "think is of the wrong kind. It must be true, false, a number, or a text such as 'off'.",
         ),
         ("tools", "f", "tools is 'f'. It must be a list of tools."),
-        (
-            "tools",
-            ["f"],
-            'A tool is not a function. Write {"type": "function", "function": {...}}.',
-        ),
+        ("tools", ["f"], 'A tool is not a function. Write {"type": "function", "function": {...}}.'),
         (
             "tools",
             [{"name": "a b"}],

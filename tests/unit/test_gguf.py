@@ -103,11 +103,7 @@ def test_unreadable_files_and_pipes(tmp_path: Path) -> None:
     path = write(tmp_path / "a.gguf", build())
     path.chmod(0)
     with unprivileged():
-        refused(
-            path,
-            f"{path} cannot be read: Permission denied.",
-            "Check the path and its permissions.",
-        )
+        refused(path, f"{path} cannot be read: Permission denied.", "Check the path and its permissions.")
     pipe = tmp_path / "pipe.gguf"
     os.mkfifo(pipe)
     refused(pipe, f"{pipe} is not a regular file.", "Name a .gguf file.")

@@ -344,11 +344,7 @@ def test_trees_that_share_a_pass_hold_the_likeliest_nodes_of_all(
         assert_well_formed(tree)
 
 
-@given(
-    st.lists(st.integers(0, 2**32 - 1), min_size=2, max_size=5),
-    st.integers(2, 40),
-    st.integers(0, 20),
-)
+@given(st.lists(st.integers(0, 2**32 - 1), min_size=2, max_size=5), st.integers(2, 40), st.integers(0, 20))
 def test_trees_that_share_a_pass_share_its_leaves(seeds: list[int], further: int, leaves: int) -> None:
     drafters = [_Drafter(seed, "smooth", 4, 8) for seed in seeds]
     limits = TreeLimits(len(drafters) + further, depth=4, leaves=len(drafters) + leaves)

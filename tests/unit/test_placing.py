@@ -40,11 +40,7 @@ def files() -> ModelFiles:
     names = [("token_embd.weight", OUTSIDE), ("output.weight", OUTSIDE)]
     names += [(f"blk.{index}.ffn_up.weight", LAYER) for index in range(LAYERS)]
     tensors = tuple(TensorInfo(name, (64, 64), 0, 0, size) for name, size in names)
-    metadata = {
-        "general.architecture": "llama",
-        "llama.block_count": LAYERS,
-        "llama.embedding_length": 4096,
-    }
+    metadata = {"general.architecture": "llama", "llama.block_count": LAYERS, "llama.embedding_length": 4096}
     return ModelFiles((GGUFHeader(Path("m.gguf"), 3, metadata, tensors, 32, 0, 0, "f"),))
 
 

@@ -11,14 +11,7 @@ from hypothesis import strategies as st
 from edgespec.costs.curves import Curve
 from edgespec.costs.pass_time import pass_seconds
 from edgespec.costs.planned_memory import PlannedMemory
-from edgespec.costs.planner import (
-    Drafting,
-    Passes,
-    advise,
-    alternatives,
-    best,
-    predict,
-)
+from edgespec.costs.planner import Drafting, Passes, advise, alternatives, best, predict
 from edgespec.costs.prompts import best_rows, predict_prompt
 from edgespec.costs.yields import expected_yields
 

@@ -125,10 +125,4 @@ def test_a_name_that_no_option_has_is_refused(
 )
 def test_any_text_comes_back(text: str, stops: list[str]) -> None:
     presets.write("any", {"system": text, "stop": stops, "seed": 7, "raw": True, "temperature": 0.25})
-    assert presets.read("any") == {
-        "system": text,
-        "stop": stops,
-        "seed": 7,
-        "raw": True,
-        "temperature": 0.25,
-    }
+    assert presets.read("any") == {"system": text, "stop": stops, "seed": 7, "raw": True, "temperature": 0.25}

@@ -9,14 +9,7 @@ import pytest
 
 from edgespec.costs.curves import Curve
 from edgespec.costs.yields import expected_yields
-from edgespec.profiles.store import (
-    DiskProfile,
-    DraftProfile,
-    ExpertProfile,
-    Keys,
-    PassProfile,
-    ProfileStore,
-)
+from edgespec.profiles.store import DiskProfile, DraftProfile, ExpertProfile, Keys, PassProfile, ProfileStore
 
 CURVE = Curve.through([(1, 0.125), (64, 0.5)])
 PASSES = PassProfile(CURVE, (0.01, 0.02), 0.001, True, 2e9, 10**9, 10**8, 1.5)
@@ -29,11 +22,7 @@ def store(tmp_path: Path) -> ProfileStore:
 
 
 def test_every_kind_survives_its_file(store: ProfileStore) -> None:
-    drafts, disk, yields = (
-        DraftProfile(CURVE, 1.2),
-        DiskProfile(3e9, 1e9, 4 << 20, 2),
-        expected_yields(0.5),
-    )
+    drafts, disk, yields = (DraftProfile(CURVE, 1.2), DiskProfile(3e9, 1e9, 4 << 20, 2), expected_yields(0.5))
     store.put(KEYS.passes, PASSES)
     store.put(KEYS.drafts, drafts)
     store.put({"device": "1"}, disk)

@@ -47,14 +47,8 @@ def test_a_rule_is_written_with_its_parameters() -> None:
         ),
         ("block:k=3", "The rule 'block' has no parameter 'k'. It has none."),
         ("topk-gap:q=3", "The rule 'topk-gap' has no parameter 'q'. It has k, gap."),
-        (
-            "topk-gap:k=0",
-            "k of the rule 'topk-gap' is '0'. It must be a whole number from 1 to 1000.",
-        ),
-        (
-            "lenience:factor=nan",
-            "factor of the rule 'lenience' is 'nan'. It must be a number from 0 to 1.",
-        ),
+        ("topk-gap:k=0", "k of the rule 'topk-gap' is '0'. It must be a whole number from 1 to 1000."),
+        ("lenience:factor=nan", "factor of the rule 'lenience' is 'nan'. It must be a number from 0 to 1."),
         ("lenience:factor", "factor of the rule 'lenience' is ''. It must be a number from 0 to 1."),
     ],
 )

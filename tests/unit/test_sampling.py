@@ -116,10 +116,7 @@ def test_penalties_by_their_definition(
     logits: np.ndarray, text: list[int], repeat: float, frequency: float, presence: float, window: int
 ) -> None:
     config = GenerationConfig(
-        repeat_penalty=repeat,
-        frequency_penalty=frequency,
-        presence_penalty=presence,
-        penalty_window=window,
+        repeat_penalty=repeat, frequency_penalty=frequency, presence_penalty=presence, penalty_window=window
     )
     before = logits.copy()
     counts = Counter(text[len(text) - window :] if 0 < window < len(text) else text)

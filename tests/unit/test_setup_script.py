@@ -108,8 +108,7 @@ def test_old_python(setup: ModuleType) -> None:
 
 
 @pytest.mark.parametrize(
-    ("platform", "nvidia"),
-    [("linux", True), ("darwin", False), ("win32", False), ("win32", True)],
+    ("platform", "nvidia"), [("linux", True), ("darwin", False), ("win32", False), ("win32", True)]
 )
 def test_torch_is_the_default_build(platform: str, nvidia: bool, setup: ModuleType) -> None:
     commands = setup.torch_commands(platform, nvidia, "2.13.0", "python")

@@ -78,10 +78,7 @@ def test_a_refused_system_message_moves_into_the_first_user_message() -> None:
     [
         ([user("a"), user("b")], "Conversation roles must alternate user/assistant/..."),
         ([system("a")], "System role not supported"),
-        (
-            [system("a"), user("b"), user("c")],
-            "Conversation roles must alternate user/assistant/...",
-        ),
+        ([system("a"), user("b"), user("c")], "Conversation roles must alternate user/assistant/..."),
     ],
 )
 def test_what_the_template_refuses_is_said(messages: list[dict[str, str]], said: str) -> None:

@@ -102,9 +102,7 @@ def test_limits_are_kept(text: list[int], budget: int, depth: int, leaves: int, 
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.lists(st.integers(0, 2), max_size=8)), max_size=8))
-def test_a_rewound_or_replaced_text_is_drafted_like_a_new_one(
-    edits: list[tuple[int, list[int]]],
-) -> None:
+def test_a_rewound_or_replaced_text_is_drafted_like_a_new_one(edits: list[tuple[int, list[int]]]) -> None:
     drafter = _drafter()
     text = [0]
     for keep, new in edits:

@@ -12,14 +12,7 @@ from hypothesis import strategies as st
 from edgespec.models.llama.cache.tree_rows import tree_batch
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.speculation.tree import TokenTree
-from tests.unit.strategies import (
-    ancestry,
-    assert_well_formed,
-    distinct_trees,
-    text_of,
-    texts_of,
-    trees,
-)
+from tests.unit.strategies import ancestry, assert_well_formed, distinct_trees, text_of, texts_of, trees
 
 _STARTS = st.integers(0, 100_000)
 

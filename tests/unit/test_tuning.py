@@ -18,13 +18,7 @@ from edgespec.drafting.tuning.answers import Answer
 from edgespec.drafting.tuning.batches import answers_of_step, batch_of, tokens_seen
 from edgespec.drafting.tuning.calibration import CALIBRATED, round_matrix
 from edgespec.drafting.tuning.extent import Extent
-from edgespec.drafting.tuning.prompts import (
-    OWN,
-    Prompt,
-    prompts_that_come_along,
-    read_prompts,
-    with_own,
-)
+from edgespec.drafting.tuning.prompts import OWN, Prompt, prompts_that_come_along, read_prompts, with_own
 from edgespec.drafting.tuning.rounding import ROUNDED, rounded
 from edgespec.drafting.tuning.shape import shape_of
 from edgespec.drafting.tuning.training import _SAME_THREADS, _Threads, divergence
