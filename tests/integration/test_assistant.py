@@ -15,10 +15,12 @@ import edgespec
 from edgespec.cli.main import main
 from edgespec.drafters.assistant import AssistantDrafter, Growing
 from edgespec.engine.engine import Engine
+from edgespec.engine.target import Target
 from edgespec.errors import BackendError, ModelFileError, PairingError, UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.llama.cache.tree_cache import BranchingCache
 from edgespec.models.llama.heads.assistant import AssistantContext
 from edgespec.models.llama.heads.support import assistant_support_fault
 from edgespec.models.llama.heads.twin import FloatArray
@@ -128,18 +130,24 @@ def test_drafts_in_the_middle_of_an_answer_are_those_of_numpy(
 ) -> None:
     """Accepted rows are seen, rejected ones are not, and cells that were moved are found where they are."""
     steps = noted_steps(monkeypatch)
-    long = config.with_(max_tokens=96)
-    with opened(pair, context=128, tree_budget=32) as engine:
-        answer = engine.generate(PROMPT[:30], long)
+    commit = Target.commit
+
+    def move_cells(self: Target, trees: Any, paths: Any) -> None:
+        commit(self, trees, paths)
+        assert isinstance(self.cache, BranchingCache)
+        self.cache.compact()
+
+    with opened(pair) as engine:
+        engine.generate(PROMPT, config)
+        monkeypatch.setattr(Target, "commit", move_cells)
+        engine.generate([*PROMPT[:50], 5, 6, 7], config)
         assert engine.target.cache.compactions > 0
-        assert engine.generate(PROMPT[:30], long).tokens == answer.tokens
-    assert len(steps) > 60
-    check_steps(pair, steps[::3])
+    monkeypatch.setattr(Target, "commit", commit)
+    assert len(steps) > 20
+    check_steps(pair, steps[::2])
 
 
 def test_trees_branch(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    from edgespec.engine.target import Target
-
     leaves = []
     verify = Target.verify
 
