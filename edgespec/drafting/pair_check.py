@@ -81,9 +81,10 @@ def examine_pair(
     """
     paths = [catalog.find(target, on_progress), catalog.find(drafter, on_progress)]
     headers = [read_header(path) for path in paths]
-    check_sizes(*headers)
     head = is_head(headers[1]) or is_mtp_file(headers[1])
-    if head:
+    if not head:
+        check_sizes(*headers)
+    else:
         from edgespec.loading.files import read_drafter
 
         read_drafter(paths[1], ModelFiles.of(headers[0]))
