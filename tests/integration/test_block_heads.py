@@ -388,7 +388,7 @@ def test_the_budget_counts_the_head(pair: TinyBlocks) -> None:
     assert both.footprints[0].buffers >= alone.footprints[0].buffers + 2 * shown
 
 
-@pytest.mark.parametrize("kind", [BlockKind.DFLASH, BlockKind.DSPARK])
+@pytest.mark.parametrize("kind", [BlockKind.DFLASH, BlockKind.DFLASH2])
 def test_a_block_head_from_the_command_line(
     kind: BlockKind, folder: Path, smol_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
