@@ -24,7 +24,7 @@ def known_models(own_environment: None, shared_cache: Path) -> Iterator[None]:
 
 
 def _link_new(source: Path, destination: Path) -> None:
-    """Link files of findings: they are replaced and never written to, so a link is as good as a copy."""
+    """Link files of findings: they are replaced and never written to, so links do."""
     for name in FINDINGS:
         folder = destination / name
         folder.mkdir(parents=True, exist_ok=True)

@@ -56,7 +56,7 @@ def opened(pair: TinyPair, load: Callable[..., Engine] = edgespec.load, **change
 
 @pytest.fixture(scope="module")
 def texts(pair: TinyPair) -> dict[GenerationConfig, list[int]]:
-    """What the target says without drafts."""
+    """The text of the target without drafts."""
     with opened(pair, draft="none", drafter=None) as engine:
         return {c: engine.generate(PROMPT, c.with_(max_tokens=96)).tokens for c in (GREEDY, SAMPLED)}
 

@@ -160,7 +160,7 @@ def _failing(error: BaseException) -> Callable[..., Any]:
 def test_an_error_between_verifying_and_committing_changes_nothing(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of either kind: an exception that `except Exception` would catch, and one that it would not."""
+    """Exceptions of either kind: one that `except Exception` would catch, and one that it would not."""
     text = engine.generate(PROMPT, GREEDY).tokens
     failing = [(engine.drafter, "observe"), (engine.target, "commit"), (CachedSequence, "rewind")]
     if not isinstance(engine.drafter, NoDrafter):

@@ -75,7 +75,7 @@ def texts_of(path: Path) -> dict[GenerationConfig, list[int]]:
 
 @pytest.fixture(scope="module")
 def texts(tiny: TinyMTP) -> dict[GenerationConfig, list[int]]:
-    """What the target says without drafts."""
+    """The text of the target without drafts."""
     return texts_of(tiny.path)
 
 
