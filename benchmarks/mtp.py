@@ -1,6 +1,6 @@
 """Tokens a pass with a model's own layer for multi-token prediction (MTP): none, chains and trees.
 
-    python -m benchmarks.mtp [--steps N] [--keep FILE]
+    python -m benchmarks.mtp [--steps N] [--passages N] [--keep FILE]
 
 Trains a tiny Qwen 3.5 (four layers, three of which keep a running state, and an MTP layer; a token is a byte)
 on EdgeSpec's own documentation, for some minutes. Then it continues passages that were held out. Only tokens
@@ -58,13 +58,15 @@ def main() -> None:
                 path, gguf.GGMLQuantizationType.F32, lambda values: None, _arrays(layer), _arrays(model)
             )
         prompts = [[_BOS, *text[at : at + _PROMPT].tolist()] for at in range(cut, len(text) - _PROMPT, 1024)]
-        _measure(path, prompts, options.tokens)
+        _measure(path, prompts[: options.passages], options.tokens, options.temperatures)
 
 
 def _parse() -> argparse.Namespace:
     parser = parser_of(__doc__)
     parser.add_argument("--steps", type=int, default=1200, help="of training")
     parser.add_argument("--tokens", type=int, default=128, help="of each answer")
+    parser.add_argument("--passages", type=int, default=_HELD_OUT, help="that are continued")
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.8])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
         "--keep", type=Path, help="where the model is kept; it is trained only if it is missing"
@@ -79,8 +81,9 @@ def _text() -> Tensor:
     return torch.tensor(np.frombuffer(data, dtype=np.uint8).astype(np.int64)) + _FIRST_BYTE
 
 
-def _measure(path: Path, prompts: list[list[int]], n_tokens: int) -> None:
-    print_head("drafts", "nodes", "tokens a pass, temperature 0", "0.8")
+def _measure(path: Path, prompts: list[list[int]], n_tokens: int, temperatures: list[float]) -> None:
+    first, *others = (f"{temperature:g}" for temperature in temperatures)
+    print_head("drafts", "nodes", f"tokens a pass, temperature {first}", *others)
     plain: dict[float, list[list[int]]] = {}
     rows = [("none", "none", 1, None), *(("MTP chain", "mtp", n, "chain") for n in (2, 4, 8))]
     rows += [("MTP tree", "mtp", n, "specexec") for n in (4, 8, 16, 32)]
@@ -90,13 +93,14 @@ def _measure(path: Path, prompts: list[list[int]], n_tokens: int) -> None:
         )
         figures = []
         with edgespec.load(path, draft=draft, context=512, exact=True, learn=False, **trees) as engine:
-            for temperature in (0.0, 0.8):
+            for temperature in temperatures:
                 config = GenerationConfig(max_tokens=n_tokens, temperature=temperature, seed=1)
                 answers = [engine.generate(prompt, config) for prompt in prompts]
                 said = [answer.tokens for answer in answers]
                 assert plain.setdefault(temperature, said) == said, "drafts do not change the text"
                 figures.append(sum(map(len, said)) / sum(len(answer.passes) for answer in answers))
-        print(f"| {name} | {nodes if tree else ''} | {figures[0]:.2f} | {figures[1]:.2f} |", flush=True)
+        shown = " | ".join(f"{figure:.2f}" for figure in figures)
+        print(f"| {name} | {nodes if tree else ''} | {shown} |", flush=True)
 
 
 def _trained(text: Tensor, steps: int) -> tuple[Weights, Weights]:
