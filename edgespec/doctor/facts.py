@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from edgespec.errors import EdgeSpecError
 from edgespec.machine.disks import Disk, disk_of
 from edgespec.machine.probe import Machine, probe
 from edgespec.models.gguf.footprint import cells_for
+from edgespec.models.llama.heads.families import HeadFamily
 from edgespec.progress import Progress, no_progress
 
 if TYPE_CHECKING:
@@ -64,8 +65,7 @@ class Facts:
         kernels: the build's kernel layouts.
         devices: graphics cards and others that the build can give layers to.
         no_streaming: why weights cannot be streamed here; empty if they can.
-        no_heads, no_mtp, no_assistants: why EAGLE-3 heads, models' own MTP layers and Gemma 4's assistants
-            cannot be used here; empty if they can.
+        head_faults: why heads of a family cannot be used here; families that can are absent.
         speed: bytes per second read from `speed_file`; None if not measured.
         settings_problem, model_problem: the error of the configuration file or the model.
         compiler: whether there is a C and a C++ compiler.
@@ -78,9 +78,7 @@ class Facts:
     kernels: KernelFacts = field(default_factory=KernelFacts)
     devices: tuple[DeviceFacts, ...] = ()
     no_streaming: str = ""
-    no_heads: str = ""
-    no_mtp: str = ""
-    no_assistants: str = ""
+    head_faults: Mapping[HeadFamily, str] = field(default_factory=dict)
     speed: float | None = None
     speed_file: Path | None = None
     model: ModelFacts | None = None
@@ -90,6 +88,9 @@ class Facts:
     offline: bool = False
     token: bool = False
     endpoint: str = ""
+
+    def _drafts_with(self, family: HeadFamily) -> bool:
+        return self.build is not None and family not in self.head_faults
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields for scripts, without the problems."""
@@ -106,9 +107,10 @@ class Facts:
             "kernels": self.kernels.to_json(),
             "devices": [device.to_json() for device in self.devices],
             "streams": self.build is not None and not self.no_streaming,
-            "heads": self.build is not None and not self.no_heads,
-            "mtp": self.build is not None and not self.no_mtp,
-            "assistants": self.build is not None and not self.no_assistants,
+            "heads": self._drafts_with(HeadFamily.EAGLE),
+            "block_heads": self._drafts_with(HeadFamily.BLOCKS),
+            "mtp": self._drafts_with(HeadFamily.MTP),
+            "assistants": self._drafts_with(HeadFamily.ASSISTANTS),
             "read_bytes_per_second": self.speed,
             "read_file": str(self.speed_file) if self.speed_file else None,
             "compiler": self.compiler,
@@ -146,8 +148,7 @@ def gather(
     on_progress("Trying the processor's kernels", 0.0)
     kernels = examine_kernels() if build is not None else KernelFacts()
     devices = examine_devices(build, on_progress) if build is not None else ()
-    faults = _head_faults() if build is not None and kernels.error is None else ("", "", "")
-    no_heads, no_mtp, no_assistants = faults
+    head_faults = _head_faults() if build is not None and kernels.error is None else {}
     model_facts: ModelFacts | None = None
     model_problem: EdgeSpecError | None = None
     if model is not None:
@@ -174,9 +175,7 @@ def gather(
         kernels=kernels,
         devices=devices,
         no_streaming=no_streaming,
-        no_heads=no_heads,
-        no_mtp=no_mtp,
-        no_assistants=no_assistants,
+        head_faults=head_faults,
         speed=speed,
         speed_file=file if speed is not None else None,
         model=model_facts,
@@ -263,21 +262,17 @@ def _size(file: Path) -> int:
         return 0
 
 
-def _head_faults() -> tuple[str, str, str]:
-    """The reasons why heads, MTP layers and assistants cannot be used here; empty for those that can."""
-    from edgespec.models.llama.heads import support
+def _head_faults() -> dict[HeadFamily, str]:
+    """The reasons why families of heads cannot be used here."""
+    from edgespec.models.llama.heads.support import support_fault
 
-    def tried(fault: Callable[[], str]) -> str:
+    def tried(family: HeadFamily) -> str:
         try:
-            return fault()
+            return support_fault(family)
         except EdgeSpecError as error:
             return f"they could not be tried ({error.what})"
 
-    return (
-        tried(support.heads_fault),
-        tried(support.mtp_support_fault),
-        tried(support.assistant_support_fault),
-    )
+    return {family: fault for family in HeadFamily if (fault := tried(family))}
 
 
 def _has_compiler() -> bool:

@@ -10,6 +10,7 @@ from edgespec.kernels.setting import owner
 from edgespec.machine.cores import FEATURES
 from edgespec.machine.gpus import AMD, INTEL, NVIDIA
 from edgespec.models.gguf.mtp import ARCHITECTURES
+from edgespec.models.llama.heads.families import HeadFamily
 
 # Features whose absence costs much speed.
 _COSTLY = {"AVX2", "FMA", "AVX512", "AVX512_VNNI", "NEON", "DOTPROD", "MATMUL_INT8"}
@@ -78,25 +79,24 @@ def _build(facts: Facts) -> Iterator[Finding]:
 def _heads(facts: Facts) -> Iterator[Finding]:
     """The kinds of heads that the build can draft with; each was tried with a tiny model."""
     others = ", ".join(sorted(ARCHITECTURES - {"qwen35"}))
-    for kind, fault, more in (
-        ("Draft heads (EAGLE-3)", facts.no_heads, ""),
-        (
-            "Models' own MTP layers",
-            facts.no_mtp,
-            " Tried with a tiny qwen35. Files of these architectures are tried before their first use: "
-            f"{others}.",
-        ),
-        ("Gemma 4's assistants", facts.no_assistants, ""),
+    tried = (
+        f" Tried with a tiny qwen35. Files of these architectures are tried before their first use: {others}."
+    )
+    for family, title, more in (
+        (HeadFamily.EAGLE, "Draft heads (EAGLE-3)", ""),
+        (HeadFamily.BLOCKS, "Block heads (DFlash, DSpark, DFlash2)", ""),
+        (HeadFamily.MTP, "Models' own MTP layers", tried),
+        (HeadFamily.ASSISTANTS, "Gemma 4's assistants", ""),
     ):
-        if fault:
+        if fault := facts.head_faults.get(family):
             yield Finding(
                 WARNING,
                 "heads",
-                f"{kind} cannot be used here: {fault}. Ordinary drafters can.",
+                f"{title} cannot be used here: {fault}. Ordinary drafters can.",
                 "Install the llama-cpp-python that EdgeSpec asks for: pip install edgespec",
             )
         else:
-            yield Finding(OK, "heads", f"{kind} can be used here.{more}")
+            yield Finding(OK, "heads", f"{title} can be used here.{more}")
 
 
 def _kernels(facts: Facts) -> Iterator[Finding]:

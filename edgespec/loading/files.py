@@ -22,12 +22,8 @@ from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.drafter_choice import FAMILY, Candidate, drafters_that_fit
 from edgespec.models.hub.registry import Registry
-from edgespec.models.llama.heads.support import (
-    require_assistant_support,
-    require_block_heads,
-    require_heads,
-    require_mtp_support,
-)
+from edgespec.models.llama.heads.families import HeadFamily
+from edgespec.models.llama.heads.support import require_support
 from edgespec.models.llama.runtime.vetting import require_loadable
 from edgespec.profiles.store import Keys
 
@@ -69,14 +65,10 @@ def read_drafter(path: Path, target: ModelFiles) -> ModelFiles:
     files = ModelFiles.of(header)
     if is_assistant(header):
         require_assistant_fits(read_assistant(header), target)
-        require_assistant_support()
-        require_loadable(files.headers, target.headers[0])
-        return files
-    require_fit(read_any_head(header), target)
-    if is_block_head(header):
-        require_block_heads()
+        require_support(HeadFamily.ASSISTANTS)
     else:
-        require_heads()
+        require_fit(read_any_head(header), target)
+        require_support(HeadFamily.BLOCKS if is_block_head(header) else HeadFamily.EAGLE)
     require_loadable(files.headers, target.headers[0])
     return files
 
@@ -86,7 +78,7 @@ def _read_mtp_file(header: GGUFHeader, target: ModelFiles) -> MTPFile:
     layers = drafter_files(header)
     assert isinstance(layers, MTPFile)
     require_mtp_file_fits(layers, target)
-    require_mtp_support()
+    require_support(HeadFamily.MTP)
     require_loadable([header, *layers.headers[1:]], mtp=True)
     return layers
 
@@ -99,7 +91,7 @@ def read_mtp(target: ModelFiles) -> MTPLayers:
         BackendError: this llama.cpp build cannot draft with such layers.
     """
     layers = require_mtp(target)
-    require_mtp_support()
+    require_support(HeadFamily.MTP)
     require_loadable(target.headers, mtp=True)
     return layers
 

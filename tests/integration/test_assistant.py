@@ -22,7 +22,8 @@ from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.cache.tree_cache import BranchingCache
 from edgespec.models.llama.heads.assistant import AssistantContext
-from edgespec.models.llama.heads.support import assistant_support_fault
+from edgespec.models.llama.heads.families import HeadFamily
+from edgespec.models.llama.heads.support import support_fault
 from edgespec.models.llama.heads.twin import FloatArray
 from edgespec.models.llama.runtime.context import NoRoomInCache
 from edgespec.models.llama.trials.gemma_twin import GemmaShape, ReadText
@@ -106,7 +107,7 @@ def check_steps(pair: TinyPair, steps: Sequence[Step]) -> None:
 
 
 def test_this_build_computes_assistants_as_expected() -> None:
-    assert assistant_support_fault() == ""
+    assert support_fault(HeadFamily.ASSISTANTS) == ""
 
 
 @pytest.mark.parametrize("config", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
@@ -319,9 +320,7 @@ def test_an_assistant_is_no_model(pair: TinyPair) -> None:
 
 
 def test_a_build_without_assistants(pair: TinyPair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "edgespec.models.llama.heads.support.assistant_support_fault", lambda: "it has no llama_set"
-    )
+    monkeypatch.setattr("edgespec.models.llama.heads.support.support_fault", lambda _: "it has no llama_set")
     with pytest.raises(BackendError, match=r"cannot draft with assistants: it has no llama_set"):
         opened(pair)
 

@@ -27,7 +27,8 @@ from edgespec.models.gguf.block_heads import BlockKind
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.heads.blocks.context import BlockContext
-from edgespec.models.llama.heads.support import block_heads_fault
+from edgespec.models.llama.heads.families import HeadFamily
+from edgespec.models.llama.heads.support import support_fault
 from edgespec.models.llama.heads.tap import LayerTap
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
@@ -351,13 +352,13 @@ def test_heads_of_other_targets_are_refused(pair: TinyBlocks, smol_path: Path, t
 
 
 def test_this_build_runs_block_heads_as_expected() -> None:
-    assert block_heads_fault() == ""
-    assert block_heads_fault() == "", "the verdict is kept"
+    assert support_fault(HeadFamily.BLOCKS) == ""
+    assert support_fault(HeadFamily.BLOCKS) == "", "the verdict is kept"
 
 
 def test_a_build_without_block_heads_says_so(pair: TinyBlocks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "edgespec.models.llama.heads.support.block_heads_fault", lambda: "it refuses a block head (no such)"
+        "edgespec.models.llama.heads.support.support_fault", lambda _: "it refuses a block head (no such)"
     )
     with pytest.raises(BackendError, match=r"cannot draft with block heads: it refuses a block head"):
         edgespec.load(pair.target, draft=pair.head, context=128)

@@ -19,7 +19,8 @@ from edgespec.errors import BackendError, PairingError, UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.measure.full_profile import measure_full_profile
 from edgespec.models.gguf.header import read_header
-from edgespec.models.llama.heads.support import heads_fault
+from edgespec.models.llama.heads.families import HeadFamily
+from edgespec.models.llama.heads.support import support_fault
 from edgespec.models.llama.heads.tap import LayerTap
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
@@ -320,13 +321,14 @@ def test_the_budget_counts_the_head(pair: TinyPair) -> None:
 
 
 def test_this_build_runs_heads_as_expected() -> None:
-    assert heads_fault() == ""
-    assert heads_fault() == "", "the verdict is kept"
+    assert support_fault(HeadFamily.EAGLE) == ""
+    assert support_fault(HeadFamily.EAGLE) == "", "the verdict is kept"
 
 
 def test_a_build_without_heads_says_so(pair: TinyPair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "edgespec.models.llama.heads.support.heads_fault", lambda: "it has no llama_set_embeddings_nextn"
+        "edgespec.models.llama.heads.support.support_fault",
+        lambda _: "it has no llama_set_embeddings_nextn",
     )
     with pytest.raises(
         BackendError, match=r"cannot draft with heads: it has no llama_set_embeddings_nextn\."

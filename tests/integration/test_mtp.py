@@ -20,8 +20,9 @@ from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.mtp_file import read_mtp_file
 from edgespec.models.llama.heads.context import MTPContext
+from edgespec.models.llama.heads.families import HeadFamily
 from edgespec.models.llama.heads.last_states import LastStates
-from edgespec.models.llama.heads.support import mtp_support_fault
+from edgespec.models.llama.heads.support import support_fault
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
@@ -269,9 +270,7 @@ def test_a_layer_that_the_build_cannot_compute(
     with pytest.raises(UsageError, match=r"llama\.cpp cannot compute MTP layers of the architecture qwen35"):
         edgespec.load(tiny.path, draft="mtp")
     monkeypatch.undo()
-    monkeypatch.setattr(
-        "edgespec.models.llama.heads.support.mtp_support_fault", lambda: "it has no llama_set"
-    )
+    monkeypatch.setattr("edgespec.models.llama.heads.support.support_fault", lambda _: "it has no llama_set")
     with pytest.raises(BackendError, match=r"cannot draft with MTP layers: it has no llama_set"):
         edgespec.load(tiny.path, draft="mtp")
     with opened(tiny.path, draft="auto", drafter=None) as engine:
@@ -336,7 +335,7 @@ def test_the_budget_counts_a_layer_in_a_file_of_its_own(without: Path, alone: Pa
 
 
 def test_this_build_computes_layers_as_expected() -> None:
-    assert mtp_support_fault() == ""
+    assert support_fault(HeadFamily.MTP) == ""
 
 
 def test_the_layer_from_the_command_line(

@@ -27,6 +27,7 @@ from edgespec.machine.memory import Memory
 from edgespec.machine.power import Power
 from edgespec.machine.probe import Machine
 from edgespec.models.llama.build import Build, Device, parse_features
+from edgespec.models.llama.heads.families import HeadFamily
 
 GIB = 1 << 30
 
@@ -96,14 +97,18 @@ FAULTS = {
         ERROR,
         "It has no AMX",
     ),
-    "no heads": (replace(WELL, no_heads="it has no heads"), WARNING, "it has no heads.*Ordinary drafters"),
+    "no heads": (
+        replace(WELL, head_faults={HeadFamily.EAGLE: "it has no heads"}),
+        WARNING,
+        "it has no heads.*Ordinary drafters",
+    ),
     "no MTP layers": (
-        replace(WELL, no_mtp="it has no llama_set"),
+        replace(WELL, head_faults={HeadFamily.MTP: "it has no llama_set"}),
         WARNING,
         "own MTP layers cannot be used here: it has no llama_set.*Ordinary drafters",
     ),
     "no assistants": (
-        replace(WELL, no_assistants="it ends by SIGABRT"),
+        replace(WELL, head_faults={HeadFamily.ASSISTANTS: "it ends by SIGABRT"}),
         WARNING,
         "Gemma 4's assistants cannot be used here: it ends by SIGABRT",
     ),
