@@ -21,6 +21,7 @@ from edgespec.files.small_json import keep_json, read_json
 from edgespec.files.state import FileState
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.heads import is_head
+from edgespec.models.gguf.mtp_file import is_mtp_file
 from edgespec.models.gguf.split_files import parts_by_name
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.llama.runtime.backend import build_identity
@@ -123,7 +124,12 @@ def require_survived(path: Path, *, mtp: bool = False) -> None:
 
 def _try_out(header: GGUFHeader, beside: GGUFHeader | None, most_s: float, *, mtp: bool) -> _Verdict:
     """Load the file in a child process."""
-    request = {"path": str(header.path.resolve()), "head": is_head(header), "mtp": mtp}
+    request: dict[str, Any] = {
+        "path": str(header.path.resolve()),
+        "head": is_head(header),
+        "mtp": mtp,
+        "mtp_file": is_mtp_file(header),
+    }
     if beside is not None:
         request |= {"beside": str(beside.path.resolve()), "adapter": header.is_adapter}
     verdict = attempt_in_child(

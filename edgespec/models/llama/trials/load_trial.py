@@ -19,9 +19,7 @@ from edgespec.errors import BackendError, EdgeSpecError
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address, UnbackedBufferType, UnsupportedBuild
 from edgespec.kernels.watch import new_watch
-from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import is_layer_weight
-from edgespec.models.gguf.mtp_file import is_mtp_file
 from edgespec.models.llama.heads.context import MTPContext
 from edgespec.models.llama.heads.last_states import LastStates
 from edgespec.models.llama.heads.opening import head_context
@@ -46,9 +44,9 @@ start_backend()
 def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
     """Do what loading the model at "path" and reading a prompt do.
 
-    A head is set up beside its target at "beside", and only loaded without one. Layers for further tokens in
-    a file of their own draft. An adapter is applied to the
-    model at "beside". With "mtp", the model's layers for further tokens draft, too.
+    A head is set up beside its target at "beside", and only loaded without one. With "mtp_file", the layers
+    for further tokens in the file draft. An adapter is applied to the model at "beside". With "mtp", the
+    model's layers for further tokens draft, too.
 
     Returns:
         The "error" with which llama.cpp refused the file, or else the names of a model's matrices in the
@@ -64,7 +62,7 @@ def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
         elif request.get("head"):
             with _planned(path) as model:
                 _read_and_write(model)
-        elif is_mtp_file(read_header(path)):
+        elif request.get("mtp_file"):
             _draft_alone(path)
         else:
             order = _compute(path, mtp=bool(request.get("mtp")))
