@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import edgespec
-from edgespec.errors import ModelFileError
+from edgespec.errors import BackendError, ModelFileError
 from edgespec.generation.config import GenerationConfig
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
@@ -113,6 +113,12 @@ def test_tables_stay_in_the_file(architecture: str, smol_path: Path, tmp_path: P
         with pytest.raises(ModelFileError, match="was changed"):
             engine.generate(PROMPT, CONFIG, raw=True)
     assert not mapped(path)
+
+
+def test_a_model_that_does_not_write_token_after_token(smol_path: Path, tmp_path: Path) -> None:
+    path = made("dream", smol_path, tmp_path / "dream.gguf")
+    with pytest.raises(BackendError, match="an encoder or a diffusion model"):
+        edgespec.load(path, draft="none", context=64)
 
 
 def test_stacks_that_are_multiplied_whole(smol_path: Path, tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ def i64(value: int) -> ctypes.c_int64:
     return ctypes.c_int64(value)
 
 
-_OTHERS = ("plug", "attention", "recurrent", "watch")  # which have no part in products
+_OTHERS = ("plug", "attention", "floats", "vectors", "recurrent", "watch")  # which have no part in products
 
 
 def sources(machine: str) -> dict[str, tuple[str, ...]]:

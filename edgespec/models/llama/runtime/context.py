@@ -164,6 +164,12 @@ class Context:
     @property
     def _memory(self) -> Any:
         if not self._memory_handle:
+            if self._handle:
+                raise BackendError(
+                    f"{self.model.path.name} keeps no cache of a text: it is an encoder or a diffusion "
+                    "model, which does not write token after token.",
+                    "Name another model.",
+                )
             raise self._closed()
         return self._memory_handle
 
