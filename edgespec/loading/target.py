@@ -60,12 +60,14 @@ def open_target(
         shown: the source of the hidden states that a draft head reads.
 
     Raises:
-        BackendError: exact decoding was asked for, and is not possible with this model here.
+        BackendError: the model does not write token after token; or exact decoding was asked for, and is not
+            possible with this model here.
         UsageError: there are LoRA adapters, and not all weights are in memory; or exact decoding was asked
             for, with larger trees than it allows here.
         ModelFileError, MemoryLimitError, StreamError: its weights cannot be loaded.
     """
     plan, model, context = _open_context(plan, state, shown)
+    context.clear()  # refuses a model that keeps no cache of a text
     files, header = plan.target, plan.target.headers[0]
     branching = _try_branches(context, header.fingerprint, plan, state)
     if shown is not None:
