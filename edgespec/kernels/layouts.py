@@ -126,7 +126,7 @@ def _supporting(
 def may_rearrange_stack(name: str, type_id: int, shape: tuple[int, ...]) -> bool:
     """True if llama.cpp's loader may give a layout in use to a stack that is not chosen from by index.
 
-    AMX does so, and then multiplies by the first matrix of the stack alone.
+    AMX does so, and then computes wrong products, as was found with Gemma 3n.
 
     Raises:
         UsageError, BackendError: as kernel_layouts.
