@@ -26,7 +26,7 @@ from edgespec.speculation.drafters.expansions import Expansions
 from edgespec.speculation.growth import Children, Frontier, TreeLimits
 from edgespec.speculation.ranking import Ranking
 from edgespec.speculation.sampled_trees import Drawing, grow_drawn
-from edgespec.speculation.sources.base import JoinedProposals, Proposer, proposals_of
+from edgespec.speculation.sources.base import JoinedProposals, Proposer
 from edgespec.speculation.sources.target_rows import observed
 from edgespec.speculation.tree import FloatArray, TokenTree
 from edgespec.speculation.tree_search import TreeSearch, grow_together
@@ -167,8 +167,7 @@ class AssistantDrafter(Drafter):
         trees = [TokenTree.root_only(request.text[-1]) for request in requests]
         drafted: dict[int, Growing] = {}
         for index, request in enumerate(requests if limits.allows_drafting else ()):
-            merged = self._proposers if request.limits.growth.merges else ()
-            proposals = proposals_of(merged, request.text, request.limits.depth) if merged else None
+            proposals = request.proposals(self._proposers)
             growing = self._after(request.text, request.limits, request.ranking, proposals)
             if growing is not None:
                 drafted[index] = growing

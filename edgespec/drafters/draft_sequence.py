@@ -161,7 +161,14 @@ class DraftSequence:
             The indices of the nodes that are read, and the rows; nodes that were read already, and those
             without a free sequence id, are left out.
         """
-        rows, paths = self._add(frontier)
+        rows, paths = list[int](), list[int]()
+        for row, (node, parent, token, depth) in enumerate(frontier.rows()):
+            if self._branches.number(node, parent, token) in self._branches.found:
+                continue
+            path = self._branches.add(node, parent, token, depth, self.cache)
+            if path is not None:
+                rows.append(row)
+                paths.append(path)
         if not rows:
             return rows, None
         read = frontier.part(rows)
@@ -172,18 +179,6 @@ class DraftSequence:
             offsets=np.arange(len(paths) + 1, dtype=np.int64),
             wants_logits=np.ones(len(paths), dtype=np.bool_),
         )
-
-    def _add(self, frontier: Frontier) -> tuple[list[int], list[int]]:
-        """Note that nodes are going to be read: indices of those that can and need be, and their paths."""
-        rows, paths = [], []
-        for row, (node, parent, token, depth) in enumerate(frontier.rows()):
-            if self._branches.number(node, parent, token) in self._branches.found:
-                continue
-            path = self._branches.add(node, parent, token, depth, self.cache)
-            if path is not None:
-                rows.append(row)
-                paths.append(path)
-        return rows, paths
 
     def ranked(self, frontier: Frontier, rows: list[int], logits: FloatArray) -> Children:
         """The candidates of a frontier.

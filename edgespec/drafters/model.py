@@ -28,7 +28,7 @@ from edgespec.speculation.drafters.base import Drafter, DraftRequest, ProposedBy
 from edgespec.speculation.growth import Children, Frontier, TreeLimits
 from edgespec.speculation.ranking import Ranking
 from edgespec.speculation.sampled_trees import Drawing, grow_drawn
-from edgespec.speculation.sources.base import Proposer, proposals_of
+from edgespec.speculation.sources.base import Proposer
 from edgespec.speculation.sources.target_rows import observed
 from edgespec.speculation.tree import FloatArray, TokenTree
 from edgespec.speculation.tree_search import TreeSearch, grow_together
@@ -264,10 +264,8 @@ class ModelDrafter(Drafter):
         self._drafted = self._texts_for(wanted)
         for drafted, request in zip(self._drafted, requests, strict=True):
             self._recall(drafted, request.text)
-            limits = request.limits
-            merged = self._proposers if limits.growth.merges else ()
-            proposals = proposals_of(merged, request.text, limits.depth) if merged else None
-            drafted.begin_candidates(limits, request.ranking, proposals)
+            proposals = request.proposals(self._proposers)
+            drafted.begin_candidates(request.limits, request.ranking, proposals)
 
     def _recall(self, drafted: DraftSequence, text: Sequence[int]) -> None:
         """Restore as much of a long text as the saved states hold."""

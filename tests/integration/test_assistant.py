@@ -30,13 +30,11 @@ from edgespec.models.llama.trials.gemma_twin import GemmaShape, ReadText
 from edgespec.models.llama.trials.tiny_gemma import write_gemma
 from edgespec.offload.planning.needs import ContextShape, PairSizes
 from edgespec.speculation.growth import Children, Frontier
+from tests.head_answers import GREEDY, PROMPT, SAMPLED, check_cancelled_answer, check_own_text
 from tests.least_memory import load_in_least_memory
 from tests.tiny import add_vocabulary, write_tiny
 from tests.tiny_assistant import ASSISTANT, TARGET, TinyPair, write_pair
 
-PROMPT = [40 + 7 * i % 101 for i in range(70)]
-GREEDY = GenerationConfig(max_tokens=32)
-SAMPLED = GREEDY.with_(temperature=0.7, seed=5)
 OPTIONS: dict[str, Any] = {"context": 384, "threads": 1, "tree_budget": 12, "drafter": "model", "exact": True}
 
 
@@ -114,15 +112,7 @@ def test_this_build_computes_assistants_as_expected() -> None:
 def test_the_text_is_the_targets_own(
     engine: Engine, texts: dict[GenerationConfig, list[int]], config: GenerationConfig
 ) -> None:
-    for _ in range(2):
-        answer = engine.generate(PROMPT, config)
-        assert answer.tokens == texts[config][: len(answer.tokens)]
-        assert answer.tokens_per_pass > 1.3
-    # Another question, and one that continues where the first has ended.
-    engine.generate([*PROMPT[:40], 5, 6, 7], config)
-    longer = engine.generate([*PROMPT, *texts[config][:20]], config)
-    assert longer.tokens == texts[config][20 : 20 + len(longer.tokens)]
-    assert longer.tokens_per_pass > 1.3
+    check_own_text(engine, texts, config)
 
 
 @pytest.mark.parametrize("config", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
@@ -202,16 +192,7 @@ def test_keys_and_values_in_eight_bits(pair: TinyPair) -> None:
 
 
 def test_a_cancelled_answer_continues(engine: Engine, texts: dict[GenerationConfig, list[int]]) -> None:
-    engine.target.rewind(0)
-    stream = engine.stream(PROMPT, GREEDY)
-    next(stream)
-    engine.cancel()
-    (*_, last) = stream
-    assert last.generation is not None
-    said = last.generation.tokens
-    rest = engine.generate([*PROMPT, *said], GREEDY)
-    assert rest.tokens == texts[GREEDY][len(said) : len(said) + 32]
-    assert rest.tokens_per_pass > 1.3
+    check_cancelled_answer(engine, texts)
 
 
 def test_a_draft_step_that_is_interrupted(

@@ -37,14 +37,12 @@ from edgespec.offload.planning.needs import ContextShape, PairSizes
 from edgespec.offload.planning.rows import needs_within
 from edgespec.progress import no_progress
 from edgespec.speculation.tree import FloatArray
+from tests.head_answers import GREEDY, PROMPT, SAMPLED, check_cancelled_answer
 from tests.least_memory import load_in_least_memory
 from tests.templated import now_speaking
 from tests.tiny import N_EMBD
 from tests.tiny_blocks import SHAPES, TinyBlocks, tiny_block_head, write_blocks
 
-PROMPT = [40 + 7 * i % 101 for i in range(70)]
-GREEDY = GenerationConfig(max_tokens=32)
-SAMPLED = GREEDY.with_(temperature=0.7, seed=5)
 OPTIONS: dict[str, Any] = {"context": 384, "threads": 1, "tree_budget": 12, "drafter": "model", "exact": True}
 PAIRS = [
     (BlockKind.DFLASH, "llama"),
@@ -242,16 +240,7 @@ def test_a_head_that_drafts_some_tokens_only(
 
 
 def test_a_cancelled_answer_goes_on(engine: Engine, texts: Texts) -> None:
-    engine.target.rewind(0)
-    stream = engine.stream(PROMPT, GREEDY)
-    next(stream)
-    engine.cancel()
-    (*_, last) = stream
-    assert last.generation is not None
-    said = last.generation.tokens
-    rest = engine.generate([*PROMPT, *said], GREEDY)
-    assert rest.tokens == texts[GREEDY][len(said) : len(said) + 32]
-    assert rest.tokens_per_pass > 1.3
+    check_cancelled_answer(engine, texts)
 
 
 def test_a_head_that_is_interrupted_anywhere_goes_on(

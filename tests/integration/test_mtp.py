@@ -27,14 +27,12 @@ from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 from edgespec.offload.planning.needs import ContextShape, PairSizes
+from tests.head_answers import GREEDY, PROMPT, SAMPLED, check_cancelled_answer, check_own_text
 from tests.least_memory import load_in_least_memory
 from tests.tiny import N_LAYER, write_tiny
 from tests.tiny_hybrids import HYBRIDS
 from tests.tiny_mtp import SHAPE, TinyMTP, write_mtp
 
-PROMPT = [40 + 7 * i % 101 for i in range(70)]
-GREEDY = GenerationConfig(max_tokens=32)
-SAMPLED = GREEDY.with_(temperature=0.7, seed=5)
 OPTIONS: dict[str, Any] = {"context": 384, "threads": 1, "tree_budget": 12, "drafter": "model", "exact": True}
 
 
@@ -123,15 +121,7 @@ def test_showing_the_last_states_changes_no_bit(tiny: TinyMTP) -> None:
 def test_the_text_is_the_targets_own(
     engine: Engine, texts: dict[GenerationConfig, list[int]], config: GenerationConfig
 ) -> None:
-    for _ in range(2):
-        answer = engine.generate(PROMPT, config)
-        assert answer.tokens == texts[config][: len(answer.tokens)]
-        assert answer.tokens_per_pass > 1.3
-    # Another question, and one that continues where the first has ended.
-    engine.generate([*PROMPT[:40], 5, 6, 7], config)
-    longer = engine.generate([*PROMPT, *texts[config][:20]], config)
-    assert longer.tokens == texts[config][20 : 20 + len(longer.tokens)]
-    assert longer.tokens_per_pass > 1.3
+    check_own_text(engine, texts, config)
 
 
 def test_trees_branch(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,16 +187,7 @@ def test_weights_that_the_system_pages(tiny: TinyMTP, texts: dict[GenerationConf
 
 
 def test_a_cancelled_answer_continues(engine: Engine, texts: dict[GenerationConfig, list[int]]) -> None:
-    engine.target.rewind(0)
-    stream = engine.stream(PROMPT, GREEDY)
-    next(stream)
-    engine.cancel()
-    (*_, last) = stream
-    assert last.generation is not None
-    said = last.generation.tokens
-    rest = engine.generate([*PROMPT, *said], GREEDY)
-    assert rest.tokens == texts[GREEDY][len(said) : len(said) + 32]
-    assert rest.tokens_per_pass > 1.3
+    check_cancelled_answer(engine, texts)
 
 
 def test_a_text_that_was_restored_is_drafted_for_from_there_on(tiny: TinyMTP) -> None:

@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.ranking import Ranking
+from edgespec.speculation.sources.base import JoinedProposals, Proposer, proposals_of
 from edgespec.speculation.tree import FloatArray, TokenTree
 from edgespec.speculation.verification.base import DraftedTree
 
@@ -29,6 +30,12 @@ class DraftRequest:
     text: Sequence[int]
     limits: TreeLimits
     ranking: Ranking
+
+    def proposals(self, proposers: Sequence[Proposer]) -> JoinedProposals | None:
+        """The proposals of sources for the tree; None if there are none, or its policy merges none."""
+        if not proposers or not self.limits.growth.merges:
+            return None
+        return proposals_of(proposers, self.text, self.limits.depth)
 
 
 class Drafter(Protocol):

@@ -60,7 +60,7 @@ def write_head(
             writer.add_tensor(name, gguf.quantize(values, type_id), raw_dtype=type_id)
     if drafted is not None:
         writer.add_tensor("d2t", np.asarray(drafted, dtype=np.int64), raw_dtype=gguf.GGMLQuantizationType.I64)
-    _write(writer)
+    write_file(writer)
     return path
 
 
@@ -89,7 +89,7 @@ def write_target(path: Path, embedding: FloatArray, rng: np.random.Generator, na
         for name, shape in shapes.items():
             values = np.ones(shape) if len(shape) == 1 else rng.standard_normal(shape) * shape[-1] ** -0.5
             writer.add_tensor(f"blk.{layer}.{name}.weight", values.astype(np.float32))
-    _write(writer)
+    write_file(writer)
     return path
 
 
@@ -104,7 +104,8 @@ def add_bytes(writer: gguf.GGUFWriter) -> None:
     writer.add_eos_token_id(2)
 
 
-def _write(writer: gguf.GGUFWriter) -> None:
+def write_file(writer: gguf.GGUFWriter) -> None:
+    """Write all that was added to a file."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

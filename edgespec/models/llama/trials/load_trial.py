@@ -6,7 +6,7 @@ Run by `processes.trial` for `runtime.vetting`.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -176,7 +176,7 @@ def _open_head(path: Path, target: Path) -> None:
         head_context(model, _open(large), n_cells=256, n_sequences=1, n_threads=1).close()
 
 
-class ReadingOrder:
+class ReadingOrder(GraphObserver):
     """Observes the order in which passes read the matrices of layers.
 
     Attributes:
@@ -190,16 +190,6 @@ class ReadingOrder:
         self._passes = 0
         for address in self._names_of:
             self.watch.ask_about_readers(address, 0)
-
-    def begin(self, stop: Callable[[], bool], padding: int) -> None:
-        """A pass begins."""
-
-    def reached(self, node: Address) -> bool:
-        """Do not stop: the watch lists what was reached."""
-        return False
-
-    def computed(self, node: Address) -> None:
-        """Do nothing: the graph is never stopped for this."""
 
     def end(self, *, completed: bool) -> None:
         """Compare the order of a pass with that of the passes before."""

@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 
 from edgespec.models.gguf import assistant
-from edgespec.models.llama.heads.sample import AddVocabulary
+from edgespec.models.llama.heads.sample import AddVocabulary, write_file
 from edgespec.models.llama.trials.gemma_twin import GemmaShape, Weights
 
 
@@ -58,8 +58,5 @@ def write_gemma(
             writer.add_tensor(name, np.ascontiguousarray(values, dtype=np.float32))
         else:
             writer.add_tensor(name, gguf.quantize(values, type_id), raw_dtype=type_id)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_file(writer)
     return path

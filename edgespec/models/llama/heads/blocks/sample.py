@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.models.llama.heads.blocks.twin import BlockShape
-from edgespec.models.llama.heads.sample import N_LAYERS, N_VOCAB, WIDTH, AddVocabulary
+from edgespec.models.llama.heads.sample import N_LAYERS, N_VOCAB, WIDTH, AddVocabulary, write_file
 from edgespec.models.llama.heads.twin import FloatArray
 
 SHAPE = BlockShape(
@@ -79,8 +79,5 @@ def write_block_head(
         writer.add_tensor("d2t", drafted, raw_dtype=gguf.GGMLQuantizationType.I64)
     for name, values in weights.items():
         writer.add_tensor(name, np.ascontiguousarray(values, dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_file(writer)
     return path
