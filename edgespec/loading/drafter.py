@@ -17,6 +17,7 @@ from edgespec.loading.state import LoadState
 from edgespec.measure.initial_costs import initial_costs
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.gguf.vocabulary import same_tokens
 from edgespec.models.llama.row_rule import ANY_ROWS
 from edgespec.models.llama.runtime.abort import DecodeAborted
 from edgespec.models.llama.runtime.context import Context
@@ -110,8 +111,15 @@ def _open_model_drafter(
     state: LoadState,
 ) -> Drafter:
     path = files.paths[0]
-    model = open_model(path, state, memory_map=plan.memory.memory_map, devices=plan.on_cards.drafter)
-    differ = differs(vocabulary, model.vocabulary)
+    same = same_tokens(plan.target.headers[0], files.headers[0])
+    model = open_model(
+        path,
+        state,
+        memory_map=plan.memory.memory_map,
+        devices=plan.on_cards.drafter,
+        token_texts=not same,
+    )
+    differ = "" if same else differs(vocabulary, model.vocabulary)
     context = state.keep(
         Context(
             model,

@@ -19,6 +19,7 @@ def open_model(
     weights: Residency | None = None,
     devices: DeviceLayers = ON_PROCESSOR,
     mtp: bool = False,
+    token_texts: bool = True,
 ) -> Model:
     """A model with all of its weights in memory or mapped.
 
@@ -26,6 +27,7 @@ def open_model(
         weights: where the weights are; None is in memory, or mapped.
         devices: which layers are on devices.
         mtp: whether its layers for multi-token prediction are to draft.
+        token_texts: whether texts are to be tokenized with it.
 
     Raises:
         ModelFileError, MemoryLimitError: it cannot be loaded.
@@ -40,6 +42,7 @@ def open_model(
             on_progress=lambda fraction: state.on_progress(f"Loading {path.name}", fraction),
             weights=weights,
             mtp=mtp,
+            token_texts=token_texts,
         )
     except BaseException:
         if weights is not None:

@@ -24,6 +24,7 @@ from edgespec.models.gguf.heads import is_head
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
 from edgespec.models.gguf.mtp_file import MTPFile
 from edgespec.models.gguf.types import GGUFHeader
+from edgespec.models.gguf.vocabulary import same_tokens
 from edgespec.models.llama.cache.shared_cells import PART
 from edgespec.models.llama.heads.context import HEAD_ROWS
 from edgespec.models.llama.runtime.model import Model
@@ -121,10 +122,13 @@ class PairSizes:
         self._shown = 0  # bytes of a row's hidden states
         self._drafter = [] if drafter is None else [self._size_of(drafter)]
         fewest = self._size(context.fewest_rows)
-        # Layers of the target have no vocabulary of their own.
-        with_words = [target] if drafter is None or isinstance(drafter, MTPLayers) else [target, drafter]
+        with_words = [target.headers[0]]
+        # Layers of the target have no vocabulary, and the target's is not loaded a second time.
+        header = None if drafter is None or isinstance(drafter, MTPLayers) else drafter.headers[0]
+        if header is not None and not same_tokens(target.headers[0], header):
+            with_words.append(header)
         later = _later_bytes(
-            [files.headers[0] for files in with_words],
+            with_words,
             fewest.cache // context.n_cells,
             drafts=drafter is not None,
         )

@@ -17,6 +17,7 @@ from edgespec.kernels.layouts import for_sequences_with_states, kernel_layouts, 
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import mtp_layers
 from edgespec.models.gguf.split_files import parts_by_name
+from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.llama.runtime import forks
 from edgespec.models.llama.runtime.backend import log, start_backend
 from edgespec.models.llama.runtime.device_layers import ON_PROCESSOR, DeviceLayers
@@ -49,6 +50,8 @@ class Model:
         weights: where the weights are held; None leaves them all to llama.cpp. Closed with the model, or by
             the caller if the model cannot be loaded.
         vocabulary_only: load the vocabulary and no weights; nothing can be computed.
+        token_texts: if False, load weights and no vocabulary: tokens have ids only, and no text can be
+            tokenized, which saves tens of megabytes. Only for a file that lists its tokens.
         allocate: if False, plan the memory of the model and its contexts without allocating it; nothing can
             be computed.
         vetted: if False, load a header that no child process has survived: for such a child.
@@ -79,6 +82,7 @@ class Model:
         on_progress: Callable[[float], None] | None = None,
         weights: Residency | None = None,
         vocabulary_only: bool = False,
+        token_texts: bool = True,
         allocate: bool = True,
         vetted: bool = True,
         mtp: bool = False,
@@ -102,6 +106,10 @@ class Model:
         further = mtp_layers(path) if devices.devices and not vocabulary_only else ()
         patterns, keep_alive = devices.amend(params, further)
         params.load_mtp = mtp
+        overrides: Any = None  # llama.cpp borrows it while loading
+        if not token_texts:
+            overrides = _without_token_texts(read_header(path))
+            params.kv_overrides = overrides
         params.load_mode = llama_cpp.LLAMA_LOAD_MODE_MMAP if memory_map else llama_cpp.LLAMA_LOAD_MODE_NONE
         self.layouts: tuple[str, ...] = ()
         params.use_extra_bufts = False
@@ -130,7 +138,7 @@ class Model:
         try:
             with signals, self.weights.loading(path, params, patterns) as load_path:
                 self._handle = llama_cpp.llama_model_load_from_file(os.fsencode(load_path), params)
-            del keep_alive
+            del keep_alive, overrides
             if failed:
                 raise failed[0]
         except BaseException:
@@ -245,6 +253,18 @@ class Model:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _without_token_texts(header: GGUFHeader) -> Any:
+    """Return overrides of metadata by which llama.cpp knows the size of the vocabulary and no tokens."""
+    overrides: Any = (llama_cpp.llama_model_kv_override * 3)()  # an entry without a key ends them
+    overrides[0].key = b"tokenizer.ggml.model"
+    overrides[0].tag = llama_cpp.LLAMA_KV_OVERRIDE_TYPE_STR
+    overrides[0].value.val_str = b"none"
+    overrides[1].key = f"{header.architecture}.vocab_size".encode()
+    overrides[1].tag = llama_cpp.LLAMA_KV_OVERRIDE_TYPE_INT
+    overrides[1].value.val_i64 = header.n_vocab
+    return overrides
 
 
 def _states_now(paths: tuple[Path, ...]) -> tuple[FileState, ...]:

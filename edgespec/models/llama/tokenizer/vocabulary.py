@@ -44,6 +44,13 @@ class Vocabulary:
             raise self._refuse()
         return self._borrowed
 
+    @property
+    def _with_texts(self) -> Any:
+        """The handle of a vocabulary whose tokens have texts: of another, llama.cpp ends the process."""
+        if not self.kind:
+            raise BackendError("The model was loaded without the texts of its tokens.")
+        return self._handle
+
     def close(self, refuse: Callable[[], BackendError] | None = None) -> None:
         """The model is about to be freed.
 
@@ -165,7 +172,7 @@ class Vocabulary:
     def piece(self, token: int, *, control: bool = False) -> bytes:
         """The bytes that a token adds to the text; those of control tokens only if asked for."""
         n = llama_cpp.llama_token_to_piece(
-            self._handle, token, self._piece_buffer, len(self._piece_buffer), 0, control
+            self._with_texts, token, self._piece_buffer, len(self._piece_buffer), 0, control
         )
         if n < 0:
             self._piece_buffer = ctypes.create_string_buffer(-n)
@@ -193,7 +200,7 @@ class Vocabulary:
 
     def _tokenize(self, text: str, control: bool, bos: bool) -> list[int]:
         """Call llama.cpp's tokenizer."""
-        handle = self._handle
+        handle = self._with_texts
         data = text.encode("utf-8", "replace")  # half surrogates, from undecodable arguments, become "?"
 
         def tokenize(capacity: int) -> list[int] | int:
