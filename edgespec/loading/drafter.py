@@ -21,6 +21,7 @@ from edgespec.models.gguf.vocabulary import same_tokens
 from edgespec.models.llama.row_rule import ANY_ROWS
 from edgespec.models.llama.runtime.abort import DecodeAborted
 from edgespec.models.llama.runtime.context import Context
+from edgespec.models.llama.runtime.model import Model
 from edgespec.models.llama.tokenizer.compatibility import differs
 from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.offload.planning.needs import MOST_PROMPT_ROWS
@@ -102,6 +103,21 @@ def file_sources(target: Target, state: LoadState) -> list[Proposer]:
     return [FileSource(corpus)]
 
 
+def load_drafter(files: ModelFiles, plan: Plan, state: LoadState) -> Model:
+    """The weights of a model that drafts; without the target's vocabulary, if it has the same.
+
+    Raises:
+        ModelFileError, MemoryLimitError: they cannot be loaded.
+    """
+    return open_model(
+        files.paths[0],
+        state,
+        memory_map=plan.memory.memory_map,
+        devices=plan.on_cards.drafter,
+        token_texts=not same_tokens(plan.target.headers[0], files.headers[0]),
+    )
+
+
 def _open_model_drafter(
     files: ModelFiles,
     vocabulary: Vocabulary,
@@ -111,15 +127,8 @@ def _open_model_drafter(
     state: LoadState,
 ) -> Drafter:
     path = files.paths[0]
-    same = same_tokens(plan.target.headers[0], files.headers[0])
-    model = open_model(
-        path,
-        state,
-        memory_map=plan.memory.memory_map,
-        devices=plan.on_cards.drafter,
-        token_texts=not same,
-    )
-    differ = "" if same else differs(vocabulary, model.vocabulary)
+    model = state.drafter or load_drafter(files, plan, state)
+    differ = differs(vocabulary, model.vocabulary) if model.vocabulary.kind else ""
     context = state.keep(
         Context(
             model,

@@ -24,7 +24,14 @@ from edgespec.loading.adapters import read_adapters
 from edgespec.loading.arguments import LoadArguments, checked_config, takes_options
 from edgespec.loading.devices.finding import PlacementRequest, open_cards
 from edgespec.loading.devices.machine import MachineSnapshot
-from edgespec.loading.drafter import drafter_name, open_drafter, open_policy, pair_costs, tree_limits
+from edgespec.loading.drafter import (
+    drafter_name,
+    load_drafter,
+    open_drafter,
+    open_policy,
+    pair_costs,
+    tree_limits,
+)
 from edgespec.loading.files import find_drafter, read_model
 from edgespec.loading.heads import Shown, hidden_states, open_head
 from edgespec.loading.plan import Plan, Planner, TextPlan
@@ -154,14 +161,21 @@ def _open_planned(
 
     What a device says is free may be gone a moment later, and drivers take some of it themselves.
     """
+
+    def load_meanwhile(plan: Plan) -> None:
+        """Load the drafter while the disk is busy with the target; a head is opened after its target."""
+        if drafter is not None and shown is None and state.drafter is None:
+            state.drafter = load_drafter(drafter, plan, state)
+
     while True:
         plan: Plan | None = None
+        state.drafter = None
         try:
             with state.undone_on_memory_limit():
                 plan = state.plan = _plan_with_texts(planner, drafter)
                 state.notes += plan.notes
                 state.warnings += plan.warnings
-                return open_target(plan, state, shown)
+                return open_target(plan, state, shown, load_meanwhile)
         except MemoryLimitError as error:
             if plan is None or not plan.on_cards.n_layers:
                 raise

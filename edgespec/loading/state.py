@@ -13,7 +13,7 @@ from edgespec.loading.plan import Plan
 from edgespec.machine.cores import default_threads
 from edgespec.models.llama.first_layers import FirstLayers
 from edgespec.models.llama.runtime.abort import AbortFlag
-from edgespec.models.llama.runtime.model import Closable
+from edgespec.models.llama.runtime.model import Closable, Model
 from edgespec.progress import Progress
 from edgespec.units import readable
 from edgespec.workers.pool import WorkerPool
@@ -32,6 +32,7 @@ class LoadState:
         adapters: LoRA adapters of the target.
         workers: the workers that may hold layers of the target.
         warnings: what people should know at once.
+        drafter: the model that drafts, if it was loaded before the target was ready.
         first_layers: of a streamed target, for passes that cost little; None before it is open.
     """
 
@@ -45,6 +46,7 @@ class LoadState:
         self.adapters: list[Adapter] = []
         self.workers: WorkerPool | None = None
         self.warnings: list[str] = []
+        self.drafter: Model | None = None
         self.first_layers: FirstLayers | None = None
         self._opened: list[Closable] = []
 

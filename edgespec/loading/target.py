@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from platformdirs import user_cache_path
@@ -50,7 +51,10 @@ from edgespec.offload.store_reader import DamagedPack
 
 
 def open_target(
-    plan: Plan, state: LoadState, shown: Shown | None = None
+    plan: Plan,
+    state: LoadState,
+    shown: Shown | None = None,
+    meanwhile: Callable[[Plan], None] = lambda _plan: None,
 ) -> tuple[Plan, Target, ChatTemplate | None]:
     """The target, ready to verify trees, and the process that renders its chat template.
 
@@ -58,6 +62,7 @@ def open_target(
 
     Args:
         shown: the source of the hidden states that a draft head reads.
+        meanwhile: called while weights that stay in memory are read, if layers are streamed.
 
     Raises:
         BackendError: the model does not write token after token; or exact decoding was asked for, and is not
@@ -66,7 +71,7 @@ def open_target(
             for, with larger trees than it allows here.
         ModelFileError, MemoryLimitError, StreamError: its weights cannot be loaded.
     """
-    plan, model, context = _open_context(plan, state, shown)
+    plan, model, context = _open_context(plan, state, shown, meanwhile)
     context.clear()  # refuses a model that keeps no cache of a text
     files, header = plan.target, plan.target.headers[0]
     branching = _try_branches(context, header.fingerprint, plan, state)
@@ -99,7 +104,9 @@ def open_target(
     return plan, target, template
 
 
-def _open_context(plan: Plan, state: LoadState, shown: Shown | None) -> tuple[Plan, Model, Context]:
+def _open_context(
+    plan: Plan, state: LoadState, shown: Shown | None, meanwhile: Callable[[Plan], None]
+) -> tuple[Plan, Model, Context]:
     """The target's weights and its context; whole layers are streamed where single experts cannot be."""
 
     sizes = plan.context
@@ -126,7 +133,7 @@ def _open_context(plan: Plan, state: LoadState, shown: Shown | None) -> tuple[Pl
     def branching(model: Model) -> bool:
         return model.keeps_recurrent_state and _alone(plan, state)
 
-    plan, model = _open_weights(plan, state)
+    plan, model = _open_weights(plan, state, meanwhile)
     context = open_for(model)
     layout = plan.memory.layout
     if layout is None or model.weights.expert_use is None or _routes_as_expected(context):
@@ -153,7 +160,9 @@ def _routes_as_expected(context: Context) -> bool:
     return True
 
 
-def _open_weights(plan: Plan, state: LoadState) -> tuple[Plan, Model]:
+def _open_weights(
+    plan: Plan, state: LoadState, meanwhile: Callable[[Plan], None] = lambda _plan: None
+) -> tuple[Plan, Model]:
     """The target's weights, and the plan as it was carried out."""
     files, memory = plan.target, plan.memory
     if state.adapters and not memory.in_memory:
@@ -179,7 +188,12 @@ def _open_weights(plan: Plan, state: LoadState) -> tuple[Plan, Model]:
             mtp=plan.drafts_for_itself,
         )
         return plan, model
-    opened = partial(open_streamed_model, files.paths[0], mtp=plan.drafts_for_itself)
+    opened = partial(
+        open_streamed_model,
+        files.paths[0],
+        mtp=plan.drafts_for_itself,
+        meanwhile=partial(meanwhile, plan),
+    )
     prepare = partial(prepare_stream, files, memory.layout, memory.pack, packs_folder(), state.on_progress)
     stream = prepare()
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
 import xxhash
@@ -91,37 +91,53 @@ class StoreReader:
             raise file.changed()
         self._checked[piece] = checksum, now if before == now else None
 
-    def read_layers(
-        self,
-        layers: Sequence[StoredLayer],
-        memory: WeightMemory,
-        n_threads: int,
-        on_progress: Callable[[float], None],
-    ) -> dict[int, Address]:
-        """Read layers one after the other into `memory`. Returns where each begins.
-
-        Raises:
-            StreamError: as `read`.
-        """
-        starts: dict[int, int] = {}
-        jobs: list[tuple[Piece, int]] = []
-        end = 0
-        for layer in layers:
-            starts[layer.index] = end
-            jobs += [(piece, end) for piece in layer.pieces]
-            end += layer.n_bytes
-
-        def read(job: tuple[Piece, int]) -> None:
-            piece, start = job
-            with memory.view(start + piece.at, piece.n_bytes) as view:
-                self.read([piece], [view])
-
-        with ThreadPoolExecutor(n_threads) as pool:
-            for number, _ in enumerate(pool.map(read, jobs)):
-                on_progress((number + 1) / len(jobs))
-        return {index: memory.address + start for index, start in starts.items()}
+    def begin_layers(
+        self, layers: Sequence[StoredLayer], memory: WeightMemory, n_threads: int
+    ) -> LayersBeingRead:
+        """Begin to read layers one after the other into `memory`."""
+        return LayersBeingRead(self, layers, memory, n_threads)
 
     def close(self) -> None:
         """Close the files."""
         for file in self._files:
             file.close()
+
+
+class LayersBeingRead:
+    """Layers that threads read one after the other into memory, which must outlive this.
+
+    Attributes:
+        starts: where each layer begins.
+    """
+
+    def __init__(
+        self, reader: StoreReader, layers: Sequence[StoredLayer], memory: WeightMemory, n_threads: int
+    ) -> None:
+        self._reader = reader
+        self._memory = memory
+        self._pool = ThreadPoolExecutor(n_threads)
+        self._reads: list[Future[None]] = []
+        self.starts: dict[int, Address] = {}
+        end = 0
+        for layer in layers:
+            self.starts[layer.index] = memory.address + end
+            self._reads += [self._pool.submit(self._read, piece, end + piece.at) for piece in layer.pieces]
+            end += layer.n_bytes
+
+    def _read(self, piece: Piece, at: int) -> None:
+        with self._memory.view(at, piece.n_bytes) as view:
+            self._reader.read([piece], [view])
+
+    def wait(self, on_progress: Callable[[float], None]) -> None:
+        """Wait until everything has been read.
+
+        Raises:
+            StreamError: as `StoreReader.read`.
+        """
+        for number, read in enumerate(self._reads):
+            read.result()
+            on_progress((number + 1) / len(self._reads))
+
+    def close(self) -> None:
+        """Read no more, and wait for reads that are under way."""
+        self._pool.shutdown(cancel_futures=True)

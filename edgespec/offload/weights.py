@@ -45,6 +45,7 @@ class StreamedWeights:
         expert_slots: experts in the pool, if the store has any.
         n_used: experts of each layer that a token needs.
         beside: what notices that layers on other machines are lost; closed with this.
+        meanwhile: called once while the resident layers are read.
 
     Attributes:
         store: as given.
@@ -66,6 +67,7 @@ class StreamedWeights:
         n_readers: int = N_READERS,
         beside: Residency | None = None,
         on_progress: Callable[[float], None] = lambda _fraction: None,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
         ggml.check()
         self._files = files
@@ -77,6 +79,7 @@ class StreamedWeights:
         self._n_readers = n_readers
         self._beside = beside
         self._on_progress = on_progress
+        self._meanwhile = meanwhile
         self._types: dict[str, UnbackedBufferType] = {}
         self._resident: WeightMemory | None = None
         self._ring: LayerRing | None = None
@@ -237,12 +240,18 @@ class StreamedWeights:
     def _read_resident(self, used: Mapping[int, Mapping[Address, int]]) -> None:
         layers = [self.store.layers[index] for index in sorted(used)]
         if not layers:
-            return
+            return self._meanwhile()
         self._resident = WeightMemory(sum(layer.n_bytes for layer in layers))
-        starts = self._reader.read_layers(layers, self._resident, self._n_readers, self._on_progress)
+        reads = self._reader.begin_layers(layers, self._resident, self._n_readers)
+        try:
+            self._meanwhile()
+            reads.wait(self._on_progress)
+        finally:
+            reads.close()
         for index, places in used.items():
             for tensor, place in places.items():
-                ggml.set_data(tensor, starts[index] + place)
+                ggml.set_data(tensor, reads.starts[index] + place)
+        return None
 
     def _open_pool(self, tensors: Mapping[str, Address]) -> None:
         """Put the stacks of experts that llama.cpp uses into a pool."""

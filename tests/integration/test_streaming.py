@@ -105,6 +105,22 @@ def test_trees_of_a_model_drafter_change_nothing(
     assert 0 < streamed < bytes_of_layers(q4_drafter_path) - 10 * MIB
 
 
+def test_the_drafter_is_loaded_while_layers_are_read(
+    q4_drafter_path: Path, dropped_drafter_path: Path, resident: Engine
+) -> None:
+    seen: list[tuple[str, float]] = []
+    with load_streamed(
+        q4_drafter_path,
+        20 * MIB,
+        draft=dropped_drafter_path,
+        exact=True,
+        on_progress=lambda what, fraction: seen.append((what, fraction)),
+    ) as engine:
+        assert generate(engine).tokens == generate(resident).tokens
+    target, drafter = (f"Loading {path.name}" for path in (q4_drafter_path, dropped_drafter_path))
+    assert seen.index((target, 0.0)) < seen.index((drafter, 0.0)) < seen.index((target, 1.0))
+
+
 @pytest.mark.kernels
 def test_mixed_quantizations_and_sliding_windows(gemma_path: Path) -> None:
     with edgespec.load(gemma_path, draft="none", exact=True, context=CONTEXT) as engine:
@@ -165,7 +181,9 @@ def test_auto_streams_what_does_not_fit_and_pages_where_it_cannot(
 
 
 @pytest.mark.kernels
-def test_a_damaged_pack_is_noticed_before_use_and_made_anew(q4_drafter_path: Path) -> None:
+def test_a_damaged_pack_is_noticed_before_use_and_made_anew(
+    q4_drafter_path: Path, dropped_drafter_path: Path
+) -> None:
     options: dict[str, Any] = {"exact": False, "pack": "always"}
     load_streamed(q4_drafter_path, **options).close()
     (path,) = packs()
@@ -188,7 +206,7 @@ def test_a_damaged_pack_is_noticed_before_use_and_made_anew(q4_drafter_path: Pat
         assert generate(engine).tokens == expected
     # A layer that stays in memory: seen while loading, and made anew at once.
     damage(len(good) - 200_000)
-    with load_streamed(q4_drafter_path, 20 * MIB, **options) as engine:
+    with load_streamed(q4_drafter_path, 20 * MIB, draft=dropped_drafter_path, **options) as engine:
         assert path.read_bytes() == good
         assert generate(engine).tokens == expected
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -40,11 +41,16 @@ class StreamPlan:
     states: States
     notes: list[str] = field(default_factory=list)
 
-    def open(self, on_progress: Progress, beside: Residency | None = None) -> StreamedWeights:
+    def open(
+        self,
+        on_progress: Progress,
+        beside: Residency | None = None,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> StreamedWeights:
         """The weights, to be passed to a Model.
 
         Args:
-            beside: as for StreamedWeights.
+            beside, meanwhile: as for StreamedWeights.
 
         Raises:
             StreamError, UnsupportedBuild: as StreamedWeights.
@@ -59,6 +65,7 @@ class StreamPlan:
             n_used=self.layout.weights.n_used,
             beside=beside,
             on_progress=lambda fraction: on_progress(f"Loading {name}", fraction),
+            meanwhile=meanwhile,
         )
 
 
@@ -100,12 +107,13 @@ def open_streamed_model(
     beside: Residency | None = None,
     *,
     mtp: bool = False,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> Model:
     """A model whose layers are held as planned.
 
     Args:
         devices: which layers are on devices, where the plan has none of them.
-        beside: as for StreamedWeights.
+        beside, meanwhile: as for StreamedWeights.
         mtp: whether its layers for multi-token prediction are to draft; they are in memory.
 
     Raises:
@@ -113,7 +121,7 @@ def open_streamed_model(
         StreamError: its layers cannot be read, or its files have changed since it was planned.
     """
     on_progress(f"Loading {path.name}", 0.0)
-    weights = plan.open(on_progress, beside)
+    weights = plan.open(on_progress, beside, meanwhile)
     try:
         model = Model(
             path,
