@@ -36,6 +36,14 @@ _SAME_THREADS = 100  # steps before another number is tried
 _ROUND_ROWS = 64
 _SAVE_EVERY_S = 120.0
 _SMOOTHED = 0.95
+_CHECKED_ANSWERS = 16  # that are not learned from, and tell when learning has become memorizing
+_LEAST_ANSWERS = 8  # to learn from, for each that is checked
+_CHECK_EVERY = 100  # steps
+_PATIENCE = 6  # checks without a gain, after which training ends
+_TRIAL_STEPS = 24  # of each rate
+_TRIAL_SHARE = 0.2  # of the training, at most, for finding its rate
+_SLOWER = 4  # times, from one rate that is tried to the next
+_TRIED_RATES = 4
 _FASTER = 1.2  # times as fast, and bfloat16 is worth its rounding
 _TRIAL = (256, 1024)  # rows and width of the products that are timed
 
@@ -76,8 +84,9 @@ class Method:
     Attributes:
         rate: AdamW's, after a few steps; `rounded_rate` is that of weights that are rounded, which must go
             further to change anything.
-        far: the first loss from which on a start is trained at these rates. A nearer one is trained at as
-            much less as it is nearer: it has less to learn, and at the full rate it loses more by chance.
+        far: where no rates are tried, the first loss from which on a start is trained at these rates. A
+            nearer one is trained at as much less as it is nearer: it has less to learn, and at the full rate
+            it loses more by chance.
         least: share of the rate that is left at the end.
         texts: of a step.
     """
@@ -152,6 +161,9 @@ class _Threads:
 class Trainer:
     """Trains a network on the target's answers.
 
+    A few of them are not learned from. Where training is long enough, several rates are tried on these first,
+    and the weights that came out best on them are kept.
+
     Args:
         checkpoint: where the training is saved; if it is there and has the same label, it is taken up.
         label: what the checkpoint belongs to.
@@ -159,6 +171,7 @@ class Trainer:
     Attributes:
         steps, seconds: of training so far, in all runs.
         loss: a moving average; None before the first step.
+        checked: the best divergence on answers that are not learned from, so far; None if it is not known.
 
     Raises:
         OutputError: the checkpoint cannot be written.
@@ -178,62 +191,135 @@ class Trainer:
         self._answers = answers
         self._method = method
         self._rate = method.rounded_rate if network.rounds else method.rate
+        self._rate_was_tried = False
+        self._learned, self._checks = _divided(len(answers))
         # Products with a copy of the rows that are needed, not with all of them.
         self._columns = tokens_seen(answers)
         self._output = network.output.index_select(0, self._columns)
         self._lower: dict[int, Tensor] = {}
         self._lower_bytes = 0
         self._checkpoint = checkpoint
+        self._best = checkpoint.with_name(f"{checkpoint.name}.best")
         self._label = label
         self._seed = seed
-        self._optimizer = torch.optim.AdamW(
-            network.trained().values(), lr=self._rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True
-        )
+        self._optimizer = self._new_optimizer()
         self.half = products_gain_from_bfloat16()
         self.steps = 0
         self.seconds = 0.0
         self.loss: float | None = None
+        self.checked: float | None = None
+        self._without_gain = 0  # checks since the best one
         self._first_losses: list[float] = []  # while the rate is still low: how far the start is
         self._changing = False
         self._resume()
 
+    def _new_optimizer(self) -> torch.optim.AdamW:
+        return torch.optim.AdamW(
+            self._network.trained().values(), lr=self._rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True
+        )
+
     def train(self, budget: Budget, on_progress: Progress) -> None:
-        """Train until the budget is spent.
+        """Train until the budget is spent, or nothing has been gained for long; keep the best weights.
 
         Whatever ends it, the progress is saved; of a step whose weights are half changed, that before it.
 
         Raises:
             OutputError: the checkpoint cannot be written.
         """
+        if not self.steps and self._checks:
+            self._choose_rate(budget, on_progress)
         saved = time.monotonic()
         threads = _Threads()
         try:
-            while (done := budget.done(self.steps, self.seconds)) < 1:
+            while (done := budget.done(self.steps, self.seconds)) < 1 and self._without_gain < _PATIENCE:
                 divergence_now = "" if self.loss is None else f", divergence {self.loss:.2f}"
                 on_progress(f"Tuning, step {self.steps + 1}{divergence_now}", done)
-                chosen = answers_of_step(len(self._answers), self.steps, self._method.texts, self._seed)
-                start = time.monotonic()
-                threads.choose()
-                x = self._lower_of(chosen)
-                begun = time.monotonic()
-                self._step(chosen, torch.cat(x), done)
-                threads.measured(time.monotonic() - begun, sum(map(len, x)))
-                self.seconds += time.monotonic() - start
+                self._timed_step(done, threads)
+                if self._rate_was_tried and self.steps % _CHECK_EVERY == 0:
+                    self._check()
                 if time.monotonic() - saved > _SAVE_EVERY_S:
                     self.save()
                     saved = time.monotonic()
         finally:
             if not self._changing:
                 self.save()
+        if self._rate_was_tried:
+            self._check()
+            self._put_back(self._best)
 
-    def _step(self, chosen: Sequence[int], x: Tensor, done: float) -> None:
+    def _choose_rate(self, budget: Budget, on_progress: Progress) -> None:
+        """Find the rate at which a few steps gain most on answers that are not learned from.
+
+        How far a start is from its target does not say at which rate it learns: a model without some layers
+        has to be mended, and one that was trained on its own is damaged by the same steps.
+        """
+        if budget.done(2 * _TRIAL_STEPS, self.seconds) > _TRIAL_SHARE:
+            return
+        start = self.checked = self._divergence_of_checks()
+        self._keep(self._best)
+        usual, outcomes = self._rate, dict[float, float]()
+        self._rate_was_tried = True
+        for trial in range(_TRIED_RATES):
+            done = budget.done(trial * _TRIAL_STEPS, self.seconds)
+            if trial and done * (trial + 1) / trial > _TRIAL_SHARE:
+                break
+            self._rate = usual / _SLOWER**trial
+            self._optimizer = self._new_optimizer()
+            threads = _Threads()
+            for step in range(_TRIAL_STEPS):
+                on_progress(f"Trying rate {trial + 1} of {_TRIED_RATES}, step {step + 1}", done)
+                self._timed_step(0.0, threads)
+            one_gained = any(outcome < start for outcome in outcomes.values())
+            outcomes[self._rate] = self._divergence_of_checks()
+            self._put_back(self._best)
+            self.steps, self.loss, self._first_losses = 0, None, []
+            if one_gained and outcomes[self._rate] > min(outcomes.values()):
+                break  # slower ones gain less
+        self._rate_was_tried = len(outcomes) > 1
+        self._rate = min(outcomes, key=outcomes.__getitem__) if self._rate_was_tried else usual
+        self._optimizer = self._new_optimizer()
+
+    def _check(self) -> None:
+        """Measure on the answers that are not learned from, and keep the weights if they are the best."""
+        begun = time.monotonic()
+        found = self._divergence_of_checks()
+        self.seconds += time.monotonic() - begun
+        if self.checked is None or found < self.checked:
+            self.checked, self._without_gain = found, 0
+            self._keep(self._best)
+        else:
+            self._without_gain += 1
+
+    def _divergence_of_checks(self) -> float:
+        """The mean divergence on the answers that are not learned from."""
+        size = self._method.texts
+        groups = [self._checks[at : at + size] for at in range(0, len(self._checks), size)]
+        with torch.no_grad():
+            losses = [float(self._loss(chosen, torch.cat(self._lower_of(chosen)))) for chosen in groups]
+        return sum(losses) / len(losses)
+
+    def _timed_step(self, done: float, threads: _Threads) -> None:
+        order = answers_of_step(len(self._learned), self.steps, self._method.texts, self._seed)
+        chosen = [self._learned[place] for place in order]
+        start = time.monotonic()
+        threads.choose()
+        x = self._lower_of(chosen)
+        begun = time.monotonic()
+        self._step(chosen, torch.cat(x), done)
+        threads.measured(time.monotonic() - begun, sum(map(len, x)))
+        self.seconds += time.monotonic() - start
+
+    def _loss(self, chosen: Sequence[int], x: Tensor) -> Tensor:
         batch = batch_of([self._answers[index] for index in chosen])
         x, lengths = F.pad(x, (0, 0, 0, -len(x) % _ROUND_ROWS)), _filled_up(batch.lengths)
         known = len(batch.rows)
         with self._precision():
             rows = F.pad(batch.rows, (0, -known % _ROUND_ROWS))
             logits = F.linear(self._network.upper(x, lengths)[rows], self._output)[:known]
-        loss = divergence(logits.float(), torch.searchsorted(self._columns, batch.top), batch.logprobs)
+        return divergence(logits.float(), torch.searchsorted(self._columns, batch.top), batch.logprobs)
+
+    def _step(self, chosen: Sequence[int], x: Tensor, done: float) -> None:
+        loss = self._loss(chosen, x)
         self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self._network.trained().values(), _CLIP)
@@ -250,7 +336,9 @@ class Trainer:
 
     def _rate_at(self, done: float) -> float:
         """The rate of a step, when this share of the training is done."""
-        near = min(sum(self._first_losses) / len(self._first_losses) / self._method.far, 1.0)
+        near = 1.0
+        if not self._rate_was_tried:
+            near = min(sum(self._first_losses) / len(self._first_losses) / self._method.far, 1.0)
         warm = min((self.steps + 1) / _WARM_UP, 1.0)
         return self._rate * near * warm * (1 - (1 - self._method.least) * done)
 
@@ -284,35 +372,76 @@ class Trainer:
             "steps": self.steps,
             "seconds": self.seconds,
             "loss": self.loss,
+            "checked": self.checked,
+            "without_gain": self._without_gain,
+            "rate": self._rate,
+            "rate_was_tried": self._rate_was_tried,
             "first_losses": self._first_losses,
-            "weights": {name: weight.detach() for name, weight in self._network.trained().items()},
+            "weights": self._weights(),
             "optimizer": self._optimizer.state_dict(),
         }
-        try:
-            with atomic_write(self._checkpoint, suffix=".partial") as file:
-                torch.save(state, file)
-        except (OSError, RuntimeError) as error:  # torch turns a full disk into a RuntimeError
-            raise OutputError(
-                f"{self._checkpoint} cannot be written: {error}.", "Make room on that disk."
-            ) from error
+        _write(self._checkpoint, state)
+
+    def _weights(self) -> dict[str, Tensor]:
+        return {name: weight.detach() for name, weight in self._network.trained().items()}
+
+    def _keep(self, path: Path) -> None:
+        """Write the weights to a file: a copy in memory would take as much as the gradients."""
+        _write(path, {"label": self._label, "weights": self._weights()})
+
+    def _put_back(self, path: Path) -> None:
+        """Take the weights of a file that `_keep` wrote."""
+        state = _read(path)
+        if not self._fits(state):
+            raise OutputError(f"{path} was changed or removed while it was in use.", "Tune again.")
+        self._take(state)
+
+    def _fits(self, state: dict[str, Any]) -> bool:
+        return state.get("label") == self._label and state["weights"].keys() == self._network.trained().keys()
+
+    def _take(self, state: dict[str, Any]) -> None:
+        with torch.no_grad():
+            for name, weight in self._network.trained().items():
+                weight.copy_(state["weights"][name])
 
     def _resume(self) -> None:
         state = _read(self._checkpoint)
-        trained = self._network.trained()
-        if state.get("label") != self._label or state["weights"].keys() != trained.keys():
+        if not self._fits(state) or "rate" not in state:
             return
-        with torch.no_grad():
-            for name, weight in trained.items():
-                weight.copy_(state["weights"][name])
+        if state["rate_was_tried"] and not self._fits(_read(self._best)):
+            return
+        self._take(state)
+        self._rate, self._rate_was_tried = state["rate"], state["rate_was_tried"]
         self._optimizer.load_state_dict(state["optimizer"])
         self.steps, self.seconds, self.loss = state["steps"], state["seconds"], state["loss"]
-        self._first_losses = state.get("first_losses", [])
+        self.checked, self._without_gain = state["checked"], state["without_gain"]
+        self._first_losses = state["first_losses"]
+
+
+def _divided(count: int) -> tuple[list[int], list[int]]:
+    """Which of so many answers are learned from, and which few, from everywhere among them, are not."""
+    few = min(_CHECKED_ANSWERS, count // (_LEAST_ANSWERS + 1))
+    checks = [(2 * n + 1) * count // (2 * few) for n in range(few)]
+    return sorted(set(range(count)) - set(checks)), checks
 
 
 def _filled_up(lengths: Sequence[int]) -> tuple[int, ...]:
     """Lengths of texts, and behind them that of a filler up to a round number of rows."""
     filler = -sum(lengths) % _ROUND_ROWS
     return (*lengths, filler) if filler else tuple(lengths)
+
+
+def _write(path: Path, state: dict[str, Any]) -> None:
+    """Write a file of tensors.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    try:
+        with atomic_write(path, suffix=".partial") as file:
+            torch.save(state, file)
+    except (OSError, RuntimeError) as error:  # torch turns a full disk into a RuntimeError
+        raise OutputError(f"{path} cannot be written: {error}.", "Make room on that disk.") from error
 
 
 def _read(path: Path) -> dict[str, Any]:
