@@ -178,6 +178,35 @@ def test_a_start_that_is_near_moves_less(start: Path, answers: list[Answer], tmp
     assert 0 < moved[1e3] < 0.1 * moved[1e-6]
 
 
+@pytest.mark.parametrize("rate", [1e-3, 10.0])
+def test_rates_are_tried_and_the_best_weights_kept(
+    rate: float, start: Path, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "_TRIAL_STEPS", 3)
+    monkeypatch.setattr(training, "_CHECK_EVERY", 10)
+    monkeypatch.setattr(training, "_SLOWER", 100)
+    with edgespec.load(target, draft="none", context=1024) as engine:
+        answers = list(harvest(engine, prompts_that_come_along().training[:9], 16))
+    loaded = load_weights(start)
+    network = Network(loaded.shape, loaded.weights, Extent(2))
+    said: list[str] = []
+    trainer = Trainer(network, answers, tmp_path / "c.pt", "label", method=Method(rate=rate))
+    untrained = trainer._divergence_of_checks()
+    trainer.train(StepBudget(60), lambda what, part: said.append(what))
+    assert said[0] == "Trying rate 1 of 4, step 1"
+    assert trainer.checked == pytest.approx(trainer._divergence_of_checks(), rel=1e-3)
+    assert trainer._divergence_of_checks() <= untrained
+    assert (trainer._rate < rate) is (rate > 1)
+
+    loaded = load_weights(start)
+    again = Trainer(Network(loaded.shape, loaded.weights, Extent(2)), answers, tmp_path / "c.pt", "label")
+    again.train(StepBudget(60), lambda what, part: said.append(what))
+    assert (again.steps, again.checked) == (trainer.steps, trainer.checked)
+    assert {name: value.tolist() for name, value in again._network.changed().items()} == {
+        name: value.tolist() for name, value in network.changed().items()
+    }
+
+
 def test_what_was_learned_survives_in_fine_types(target: Path, tmp_path: Path) -> None:
     coarse = make_drafter(target, tmp_path / "q4_0.gguf", quantization="q4_0")
     header = read_header(coarse)
