@@ -31,7 +31,7 @@ import numpy as np
 
 from benchmarks.harness import parser_of, print_head
 from edgespec.config import Config
-from edgespec.costs.planned_memory import HitRates
+from edgespec.costs.planned_weights import HitRates
 from edgespec.errors import EdgeSpecError, MemoryLimitError
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.models.gguf.footprint import Footprint

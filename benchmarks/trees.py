@@ -202,7 +202,7 @@ def replay_all(
         )
     replay(contexts, list(walks.values()))
     for method, budget in wanted:
-        policy_of(method, learned / f"{method} {budget}.npz").keep()
+        policy_of(method, learned / f"{method} {budget}.npz").save()
     return {name: figures(walk.run) for name, walk in walks.items()}
 
 
@@ -237,7 +237,7 @@ def new_policy(method: str, path: Path | None = None) -> TreePolicy:
 def limits_of(policy: TreePolicy, budget: int, config: GenerationConfig) -> TreeLimits:
     """The settings that `edgespec.load` would allow for that budget."""
     limits = policy.clamp(TreeLimits(max(budget, 64), depth=DEPTH, width=max(8, budget // 8)))
-    return replace(limits, budget=budget, growth=policy.growth(config))
+    return replace(limits, budget=budget, expansion=policy.expansion(config))
 
 
 def figures(run: Run) -> dict[str, Any]:

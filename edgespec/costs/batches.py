@@ -12,8 +12,8 @@ from typing import Any
 
 from edgespec.costs.curves import Curve
 from edgespec.costs.pass_time import pass_seconds, read_seconds, round_seconds
-from edgespec.costs.planned_memory import PlannedMemory
-from edgespec.costs.planner import Bound, Passes
+from edgespec.costs.planned_weights import PlannedWeights
+from edgespec.costs.planner import Bound, TargetPasses
 
 SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 60)
 """Numbers of texts that are considered if none is asked for. Padded exact passes have at most 60 rows."""
@@ -22,7 +22,7 @@ _ENOUGH = 0.95  # of the highest speed: more texts than that takes would only wa
 
 
 @dataclass(frozen=True)
-class TextCells:
+class SequenceCells:
     """The memory of a text in the KV cache.
 
     Attributes:
@@ -54,7 +54,7 @@ class BatchPrediction:
     """
 
     texts: int
-    holding: PlannedMemory
+    holding: PlannedWeights
     pass_s: float
     read_s: float
     compute_s: float
@@ -90,7 +90,7 @@ class BatchPrediction:
         }
 
 
-def predict_batch(holding: PlannedMemory, passes: Passes, texts: int) -> BatchPrediction:
+def predict_batch(holding: PlannedWeights, passes: TargetPasses, texts: int) -> BatchPrediction:
     """The speed with so many texts in every pass, each with one row.
 
     Args:

@@ -82,8 +82,8 @@ class Growing:
         """(nodes, width) the features of the parents of nodes."""
         return np.stack([self._features[parent] for parent in frontier.parents.tolist()])
 
-    def keep(self, frontier: Frontier, features: FloatArray) -> None:
-        """Keep what was computed of nodes, (nodes, width), for their children."""
+    def record(self, frontier: Frontier, features: FloatArray) -> None:
+        """Record what was computed of nodes, (nodes, width), for their children."""
         for node, feature in zip(frontier.nodes.tolist(), features, strict=True):
             self._features[node] = feature
 
@@ -251,7 +251,7 @@ class AssistantDrafter(Drafter):
             return
         end = len(growing.text)
         if growing.limits is not None and list(text[:end]) == growing.text:
-            growing.expansions.teach(growing.limits.growth.chances, text[end:])
+            growing.expansions.teach(growing.limits.expansion.acceptance, text[end:])
         growing.expansions = Expansions()  # each counts as evidence once
 
     def close(self) -> None:
@@ -306,6 +306,6 @@ class AssistantDrafter(Drafter):
         found, end = [], 0
         for (growing, frontier), count in zip(steps, counts, strict=True):
             start, end = end, end + count
-            growing.keep(frontier, features[start:end])
+            growing.record(frontier, features[start:end])
             found.append(logits[start:end, : self._n_vocab])
         return found

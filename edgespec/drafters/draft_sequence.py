@@ -230,7 +230,7 @@ class DraftSequence:
         """Teach the policy which candidates of the last tree the target chose."""
         end = self.unread + len(self._text)
         if self._limits is not None and list(text[self.unread : end]) == self._text:
-            self._expansions.teach(self._limits.growth.chances, text[end:])
+            self._expansions.teach(self._limits.expansion.acceptance, text[end:])
         self._expansions = Expansions()  # each counts as evidence once
 
 

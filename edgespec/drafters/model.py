@@ -201,7 +201,7 @@ class ModelDrafter(Drafter):
             self._begin()
             text = self._drafted[0] if self._drafted else self._texts[0]
             text.forget_tree()
-            self._store.keep(text.cache, text.read, tail=True)
+            self._store.save(text.cache, text.read, tail=True)
             self._store.prune(text.read, parts=text.cache.saves_parts)
             self._changing = False
 

@@ -39,7 +39,7 @@ class State:
         except (OSError, ValueError):
             self.values = {}
 
-    def keep(self, key: str, value: Any) -> None:
+    def save(self, key: str, value: Any) -> None:
         """Save a value at once."""
         self.values[key] = value
         with atomic_write(self._path) as file:
@@ -55,11 +55,11 @@ class State:
         """
         if "written" not in self.values:
             written = write()
-            self.keep("written", {"texts": [asdict(text) for text in written.texts]})
-            self.keep("passes", {"memory": memory, **asdict(written.cost)})
+            self.save("written", {"texts": [asdict(text) for text in written.texts]})
+            self.save("passes", {"memory": memory, **asdict(written.cost)})
         known = self.values.get("passes", {})
         if abs(known.get("memory", 0) - memory) > _SAME_MEMORY * memory:
-            self.keep("passes", {"memory": memory, **asdict(measure())})
+            self.save("passes", {"memory": memory, **asdict(measure())})
         texts = tuple(
             Text(tuple(text["prompt"]), tuple(text["answer"])) for text in self.values["written"]["texts"]
         )
@@ -91,7 +91,7 @@ class RecipeMeter:
         if key not in self._state.values:
             copy, reader = self._reader(recipe.quantization)
             copy.mask(recipe.dropped)
-            self._state.keep(key, asdict(reader.agreement(self._texts)))
+            self._state.save(key, asdict(reader.agreement(self._texts)))
         return Agreement(**self._state.values[key])
 
     def step_s(self, recipe: Recipe) -> float:
@@ -99,7 +99,7 @@ class RecipeMeter:
         key = f"step of {STEP_ROWS} {recipe.quantization}"
         if key not in self._state.values:
             with Reader(self._file(recipe.quantization), self._texts[:1], repack=True) as reader:
-                self._state.keep(key, reader.step_s())
+                self._state.save(key, reader.step_s())
         whole = self.n_bytes(Recipe(recipe.quantization))
         return float(self._state.values[key]) * self.n_bytes(recipe) / whole
 
@@ -113,7 +113,7 @@ class RecipeMeter:
                 if tensor.name.startswith("blk."):
                     layer = tensor.name.split(".")[1]
                     layers[layer] = layers.get(layer, 0) + tensor.n_bytes
-            self._state.keep(key, {"file": header.file_bytes, "layers": layers})
+            self._state.save(key, {"file": header.file_bytes, "layers": layers})
         sizes = self._state.values[key]
         dropped: int = sum(sizes["layers"].get(str(layer), 0) for layer in recipe.dropped)
         return int(sizes["file"]) - dropped

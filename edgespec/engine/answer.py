@@ -18,7 +18,7 @@ from edgespec.machine.probe import peak_rss
 from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.models.text.answer_parts import Part, PartsReader
 from edgespec.models.text.stream import TextStream
-from edgespec.speculation.methods import Method
+from edgespec.speculation.methods import DecodingMethod
 from edgespec.speculation.tree import Acceptance, FloatArray, TokenTree
 
 
@@ -54,7 +54,7 @@ class AnswerInProgress:
         config: GenerationConfig,
         generation: Generation,
         vocabulary: Vocabulary,
-        method: Method,
+        method: DecodingMethod,
         sizer: Sizer,
         plan: AnswerPlan | None = None,
     ) -> None:

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from edgespec.arguments import checks_arguments, shown
 from edgespec.costs.batches import knee_of_texts
-from edgespec.costs.pass_time import Costs
+from edgespec.costs.pass_time import RoundCosts
 from edgespec.engine.answer import AnswerInProgress, Watcher
 from edgespec.engine.answer_plan import AnswerPlanner
 from edgespec.engine.asynchronous import events_of_thread
@@ -40,7 +40,7 @@ from edgespec.profiles.store import Keys
 from edgespec.profiles.updates import ProfileUpdates
 from edgespec.speculation.drafters.base import Drafter
 from edgespec.speculation.growth import TreeLimits
-from edgespec.speculation.methods import Method, method_for
+from edgespec.speculation.methods import DecodingMethod, method_for
 from edgespec.speculation.policies import TreePolicy, tree_policy
 from edgespec.speculation.sizing.sizers import FIRST_BUDGET, AdaptiveSizer, FixedSizer
 from edgespec.speculation.tree import Acceptance, TokenTree
@@ -92,7 +92,7 @@ class Engine:
         tree_budget: int | None = None,
         limits: TreeLimits | None = None,
         policy: TreePolicy | None = None,
-        costs: Costs | None = None,
+        costs: RoundCosts | None = None,
         keys: Keys | None = None,
         learn: bool = True,
         notes: Sequence[str] = (),
@@ -458,7 +458,7 @@ class Engine:
             answer.watch(self.watch(prompt))
         return answer
 
-    def _sizer_for(self, method: Method) -> Sizer:
+    def _sizer_for(self, method: DecodingMethod) -> Sizer:
         """The engine's own, unless the rule has trees of one size."""
         if method.nodes is None or isinstance(self.sizer, FixedSizer):
             return self.sizer
@@ -476,7 +476,7 @@ class Engine:
         try:
             return answer.finish(reason, truncate_to)
         finally:
-            self.policy.keep()
+            self.policy.save()
 
     def _add_pass(self, answer: AnswerInProgress, record: PassRecord) -> Chunk:
         """Add a pass to the answer that has the target to itself."""
@@ -618,7 +618,7 @@ class Engine:
             stack.callback(self.target.close)
             stack.callback(self.drafter.close)
             stack.callback(self.encoder.close)
-            self.profile_updates.keep(self.target.model.weights)
+            self.profile_updates.save(self.target.model.weights)
 
     def __repr__(self) -> str:
         """Return, for example, <Engine big.gguf, drafted by small.gguf, exact; context 4096>."""

@@ -416,10 +416,10 @@ class Target:
         """Write the state of a whole sequence to a store."""
         self._begin()
         _drop_pending(cached)
-        store.keep(cached.cache, cached.tokens, tail=True)
+        store.save(cached.cache, cached.tokens, tail=True)
         self._changing = False
 
-    def keep(self, store: StateStore, tokens: Sequence[int]) -> int:
+    def save_state(self, store: StateStore, tokens: Sequence[int]) -> int:
         """Make a store hold the state of as much of a sequence as is in the cache, and of no other sequence.
 
         Args:
@@ -436,7 +436,7 @@ class Target:
         if not self.cache.saves_parts and known < self.cache.length:
             known = 0
         if known or not tokens:
-            store.keep(self.cache, held[:known], tail=True)
+            store.save(self.cache, held[:known], tail=True)
             store.prune(held[:known], parts=self.cache.saves_parts)
         self._changing = False
         return known
@@ -444,7 +444,7 @@ class Target:
     def store_blocks(self, cached: CachedSequence) -> None:
         """Write the whole blocks of a sequence that are not on disk yet to the stores."""
         for store in self.stores:
-            store.keep(cached.cache, cached.tokens, tail=False)
+            store.save(cached.cache, cached.tokens, tail=False)
 
     def storing(self, cached: CachedSequence) -> Iterator[None]:
         """Write what is not on disk yet of a sequence to the stores, with a step for each block.
@@ -455,7 +455,7 @@ class Target:
 
     def _storing(self, cached: CachedSequence, tokens: list[int]) -> Iterator[None]:
         for store in self.stores:
-            blocks = store.keeping(cached.cache, tokens, tail=True)
+            blocks = store.saving(cached.cache, tokens, tail=True)
             while cached.tokens == tokens:
                 self._begin()
                 wrote = next(blocks, self) is not self

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from edgespec.costs.pass_time import Costs
+from edgespec.costs.pass_time import RoundCosts
 from edgespec.drafters.kinds import DRAFTER_KINDS, NO_DRAFTER
 from edgespec.engine.target import Target
 from edgespec.files.kept import Kept
@@ -112,7 +112,7 @@ def _open_model_drafter(
     path = files.paths[0]
     model = open_model(path, state, memory_map=plan.memory.memory_map, devices=plan.on_cards.drafter)
     differ = differs(vocabulary, model.vocabulary)
-    context = state.keep(
+    context = state.register(
         Context(
             model,
             n_cells=plan.context.n_cells,
@@ -138,7 +138,7 @@ def _open_model_drafter(
 
 def pair_costs(
     target: Target, drafter: Drafter, limits: TreeLimits, keys: Keys, state: LoadState
-) -> Costs | None:
+) -> RoundCosts | None:
     """Return the cost of trees of each size; None where their size is fixed, or their cost is better learned.
 
     What experts a pass reads depends on its text, and on what is in memory by then. So nothing that is

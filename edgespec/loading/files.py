@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec.costs.planner import Drafting, alternatives, best
+from edgespec.costs.planner import DraftingCosts, alternatives, best
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.loading.plan import Planner
 from edgespec.loading.state import LoadState
@@ -208,5 +208,5 @@ def _speed(candidate: Candidate, planner: Planner) -> float | None:
     passes = planner.known_passes(streams=plan.streams)
     if passes is None or steps is None or yields is None or yields.passes < _ENOUGH:
         return None
-    drafting = Drafting(candidate.path.name, yields, steps.step, steps.overhead)
+    drafting = DraftingCosts(candidate.path.name, yields, steps.step, steps.overhead)
     return best(alternatives(plan.holding, plan.over(passes), drafting, USUAL_NODES)).tokens_per_second

@@ -101,7 +101,7 @@ def open_head(
     else:
         model, name = _open_file(files, target, plan, state), None
         context = EagleContext(model, target.context, **_sizes(plan, state))
-    drafter = HeadDrafter(model, state.keep(context), n_vocab, proposers, name=name)
+    drafter = HeadDrafter(model, state.register(context), n_vocab, proposers, name=name)
     target.show_hidden(shown, drafter)
     return drafter
 
@@ -116,8 +116,8 @@ def _open_block_head(
 ) -> BlockHeadDrafter:
     """A block head as a drafter; raises as `open_head`."""
     model = _open_file(files, target, plan, state)
-    context = state.keep(BlockContext(model, target.context, **_sizes(plan, state)))
-    bias = state.keep(MarkovHead(context.head)) if context.head.kind is BlockKind.DSPARK else None
+    context = state.register(BlockContext(model, target.context, **_sizes(plan, state)))
+    bias = state.register(MarkovHead(context.head)) if context.head.kind is BlockKind.DSPARK else None
     drafter = BlockHeadDrafter(model, context, target.model.vocabulary.n_tokens, proposers, bias)
     target.show_hidden(shown, drafter)
     return drafter
@@ -131,7 +131,7 @@ def _open_assistant(files: ModelFiles, target: Target, plan: Plan, state: LoadSt
             "last layers, which are on a graphics card or another machine.",
             "Use --gpu-layers 0 without --workers, or name an ordinary drafter.",
         )
-    return state.keep(
+    return state.register(
         AssistantContext(
             _open_file(files, target, plan, state),
             target.context,

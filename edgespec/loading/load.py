@@ -210,4 +210,4 @@ def _connect_workers(files: ModelFiles, state: LoadState) -> None:
     if state.config.devices.workers:
         state.on_progress("Connecting to workers", 0.0)
     workers = connect(files, state)
-    state.workers = None if workers is None else state.keep(workers)
+    state.workers = None if workers is None else state.register(workers)

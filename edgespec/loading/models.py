@@ -45,4 +45,4 @@ def open_model(
         if weights is not None:
             weights.close()
         raise
-    return state.keep(model)
+    return state.register(model)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from platformdirs import user_cache_path
 
 from edgespec.costs.pass_time import USUAL_OVERLAP
-from edgespec.costs.planner import Passes
+from edgespec.costs.planner import TargetPasses
 from edgespec.costs.prompts import usual_prompt
 from edgespec.loading.devices.spreading import read_rate
 from edgespec.measure.derived_passes import known_curve
@@ -29,16 +29,16 @@ def expected_prefill(
     return Prefill(passes, usual_prompt(context), own_kernels, frozenset(differ))
 
 
-def expected_passes(files: ModelFiles, threads: int, store: ProfileStore | None = None) -> Passes:
+def expected_passes(files: ModelFiles, threads: int, store: ProfileStore | None = None) -> TargetPasses:
     """Passes over streamed weights: measured with this model, or derived; nothing is measured now."""
     store = store or ProfileStore()
     own = store.preferred_passes(files.headers[0].fingerprint, threads, streams=True)
     if own is None:
-        return Passes(
+        return TargetPasses(
             known_curve(files.headers, store, threads),
             read_rate(files, store),
             overlap=USUAL_OVERLAP,
             measured=False,
         )
     rate = own.read_rate or read_rate(files, store)
-    return Passes(own.compute, rate, own.accept_s, own.overlap if own.streamed else USUAL_OVERLAP)
+    return TargetPasses(own.compute, rate, own.accept_s, own.overlap if own.streamed else USUAL_OVERLAP)

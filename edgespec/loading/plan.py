@@ -12,9 +12,9 @@ from functools import cached_property
 
 from edgespec.config import NONE, Config
 from edgespec.costs.curves import Curve
-from edgespec.costs.planned_memory import HitRates, PlannedMemory
-from edgespec.costs.planner import Passes
-from edgespec.costs.spread import RemotePart, curve_over_machines
+from edgespec.costs.layer_assignment import RemotePart, curve_over_machines
+from edgespec.costs.planned_weights import HitRates, PlannedWeights
+from edgespec.costs.planner import TargetPasses
 from edgespec.drafters.folder_index import MAKING_BYTES
 from edgespec.errors import MemoryLimitError
 from edgespec.generation.result import MemoryUse
@@ -84,7 +84,7 @@ class Plan:
     warnings: tuple[str, ...] = ()
 
     @property
-    def holding(self) -> PlannedMemory:
+    def holding(self) -> PlannedWeights:
         """The places of the target's weights, in bytes."""
         return self.memory.holding
 
@@ -147,7 +147,7 @@ class Plan:
             return []
         return remote_parts(self.spread, devices, self.target)
 
-    def over(self, passes: Passes) -> Passes:
+    def over(self, passes: TargetPasses) -> TargetPasses:
         """The target's passes, from those of the whole model on the processor."""
         return replace(passes, compute=curve_over_machines(passes.compute, self.parts))
 
@@ -200,14 +200,14 @@ class Planner:
         """Bytes that the model's disk reads per second."""
         return read_rate(self.target, self.store)
 
-    def known_passes(self, *, streams: bool) -> Passes | None:
+    def known_passes(self, *, streams: bool) -> TargetPasses | None:
         """Passes of the target; None if they were not measured yet."""
         profile = self.store.preferred_passes(
             self.target.headers[0].fingerprint, self.threads, streams=streams
         )
         if profile is None or (streams and not profile.read_rate):
             return None
-        return Passes(profile.compute, profile.read_rate, profile.accept_s, profile.overlap)
+        return TargetPasses(profile.compute, profile.read_rate, profile.accept_s, profile.overlap)
 
     @property
     def context(self) -> ContextShape:
@@ -286,7 +286,7 @@ class Planner:
             spread: Spread | None = found
             if left.total <= budget:
                 lent = self.machine.lent_bytes
-                holding = PlannedMemory(budget + lent, needs.total, self.target.tensor_bytes)
+                holding = PlannedWeights(budget + lent, needs.total, self.target.tensor_bytes)
                 memory = MemoryPlan(budget, holding)
                 return self._plan(drafter, needs, memory, spread, on_cards, notes, warnings)
         else:

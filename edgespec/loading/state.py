@@ -48,7 +48,7 @@ class LoadState:
         self.first_layers: FirstLayers | None = None
         self._opened: list[Closable] = []
 
-    def keep(self, opened: Opened) -> Opened:
+    def register(self, opened: Opened) -> Opened:
         """Close this if a later step fails."""
         self._opened.append(opened)
         return opened

@@ -105,7 +105,7 @@ def _open_context(plan: Plan, state: LoadState, shown: Shown | None) -> tuple[Pl
     sizes = plan.context
 
     def open_for(model: Model) -> Context:
-        context = state.keep(
+        context = state.register(
             Context(
                 model,
                 n_cells=sizes.n_cells,
@@ -190,7 +190,7 @@ def _open_weights(plan: Plan, state: LoadState) -> tuple[Plan, Model]:
         stream = prepare()
         model = opened(stream, devices, state.on_progress)
     state.notes += stream.notes
-    return plan.with_layout(stream.layout), state.keep(model)
+    return plan.with_layout(stream.layout), state.register(model)
 
 
 def _try_branches(context: Context, fingerprint: str, plan: Plan, state: LoadState) -> Branching | None:
@@ -237,7 +237,7 @@ def _open_template(model: Model, state: LoadState) -> ChatTemplate | None:
         return None
     vocabulary = model.vocabulary
     bos, eos = (vocabulary.text(t).decode("utf-8", "replace") for t in (vocabulary.bos, vocabulary.eos))
-    template = state.keep(ChatTemplate(source, bos, eos))
+    template = state.register(ChatTemplate(source, bos, eos))
     template.start()  # its process starts while the context is set up
     return template
 

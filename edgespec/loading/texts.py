@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from edgespec.costs.batches import SIZES, TextCells, fewest_texts, predict_batch
-from edgespec.costs.planner import Passes
+from edgespec.costs.batches import SIZES, SequenceCells, fewest_texts, predict_batch
+from edgespec.costs.planner import TargetPasses
 from edgespec.errors import MemoryLimitError
 from edgespec.loading.plan import Plan, Planner, TextPlan
 from edgespec.models.gguf.footprint import USUAL_TEXT, cell_bytes
@@ -33,7 +33,7 @@ def plan_texts(planner: Planner, drafter: ModelFiles | None) -> TextPlan:
     asked = parallel if isinstance(parallel, int) else None
     if asked == 1 or _has_one_size(target):
         return TextPlan(asked)
-    cells = TextCells(
+    cells = SequenceCells(
         cell_bytes(target.headers[0], config.model.kv)
         + (0 if drafter is None else cell_bytes(drafter.headers[0])),
         min(config.batching.text_tokens or USUAL_TEXT, config.model.context),
@@ -59,7 +59,7 @@ def plan_texts(planner: Planner, drafter: ModelFiles | None) -> TextPlan:
 
 
 def _possible(
-    planner: Planner, drafter: ModelFiles | None, cells: TextCells, sizes: Sequence[int]
+    planner: Planner, drafter: ModelFiles | None, cells: SequenceCells, sizes: Sequence[int]
 ) -> dict[int, Plan]:
     """The plan for each number of texts that there is room for."""
     alone = planner.needs(drafter)
@@ -82,7 +82,7 @@ def with_cells(needs: Needs, n_bytes: int) -> Needs:
     return replace(needs, footprints=[replace(first, cache=first.cache + n_bytes), *others])
 
 
-def _chosen(possible: Mapping[int, Plan], passes: Passes | None, asked: int | None) -> int:
+def _chosen(possible: Mapping[int, Plan], passes: TargetPasses | None, asked: int | None) -> int:
     """Choose for how many sequences the cache gets cells."""
     most = max(possible)
     if passes is None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.costs.pass_time import draft_seconds
-from edgespec.costs.yields import Yields
+from edgespec.costs.yields import TreeYields
 from edgespec.engine.engine import Engine
 from edgespec.errors import StreamError
 from edgespec.generation.config import GenerationConfig
@@ -64,8 +64,8 @@ class FullProfile:
     streamed_bytes: int
     disk: DiskProfile | None
     drafts: DraftProfile | None
-    greedy: Yields | None
-    sampled: Yields | None
+    greedy: TreeYields | None
+    sampled: TreeYields | None
     experts: ExpertProfile | None
     fewer_experts: ExpertProfile | None
     noisy: bool
@@ -198,7 +198,7 @@ def _expert_profile(rounds: list[PassRecord], held: float) -> ExpertProfile:
     return ExpertProfile(held, sum(used, ExpertUse()).hit_rate, pass_s)
 
 
-def _with_steps(large: TreeStatistics, small: TreeStatistics) -> Yields | None:
+def _with_steps(large: TreeStatistics, small: TreeStatistics) -> TreeYields | None:
     if large.yields is None or small.yields is None:
         return large.yields
     return large.yields.with_steps_of(small.yields)

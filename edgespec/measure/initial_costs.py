@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgespec.costs.curves import Curve
-from edgespec.costs.pass_time import SLOWDOWN_BESIDE_READS, Costs, even_step, streamed_curve
+from edgespec.costs.pass_time import SLOWDOWN_BESIDE_READS, RoundCosts, even_step, streamed_curve
 from edgespec.engine.target import Target
 from edgespec.measure.derived_passes import DerivedPasses
 from edgespec.measure.draft_steps import quick_steps
@@ -28,7 +28,7 @@ def initial_costs(
     store: ProfileStore | None = None,
     notes: list[str] | None = None,
     first_layers: FirstLayers | None = None,
-) -> Costs:
+) -> RoundCosts:
     """The costs of the pair's passes and draft steps; what is not stored yet is measured and stored.
 
     Where a pass takes so long that a person would wait for the measurement, the sizes that were not measured
@@ -72,8 +72,8 @@ def initial_costs(
             store.put(keys.drafts, drafts)
     verify = streamed_curve(passes.compute, n_bytes, passes.read_rate)
     if drafts is None:
-        return Costs(verify)
-    return Costs(verify, *even_step(drafts.step, width, drafts.overhead))
+        return RoundCosts(verify)
+    return RoundCosts(verify, *even_step(drafts.step, width, drafts.overhead))
 
 
 def better(known: PassProfile | None, measured: PassProfile) -> PassProfile:

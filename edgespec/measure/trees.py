@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from edgespec.costs.yields import Yields
+from edgespec.costs.yields import TreeYields
 from edgespec.engine.engine import Engine
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import PassRecord
@@ -51,7 +51,7 @@ class WrittenTexts:
     texts: list[Text]
     accept_s: float
     passes: list[PassRecord]
-    yields: Yields | None = None
+    yields: TreeYields | None = None
 
 
 def write_texts(
@@ -103,7 +103,7 @@ class TreeStatistics:
         draft_s, steps, rows: totals over all drafts: seconds, decodes, and rows decoded.
     """
 
-    yields: Yields | None = None
+    yields: TreeYields | None = None
     draft_s: float = 0.0
     steps: int = 0
     rows: int = 0

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from edgespec.config import Config
-from edgespec.costs.batches import SIZES, BatchPrediction, TextCells, fewest_texts, predict_batch
-from edgespec.costs.planned_memory import PlannedMemory
+from edgespec.costs.batches import SIZES, BatchPrediction, SequenceCells, fewest_texts, predict_batch
+from edgespec.costs.planned_weights import PlannedWeights
 from edgespec.costs.planner import (
-    Comparison,
-    Drafting,
-    Passes,
+    DraftingCosts,
+    PlanComparison,
     Prediction,
+    TargetPasses,
     advise,
     alternatives,
     best,
@@ -76,10 +76,10 @@ class _Candidate:
         most: nodes that a tree may have.
     """
 
-    drafting: Drafting
+    drafting: DraftingCosts
     plan: Plan
-    here: Passes
-    passes: Passes
+    here: TargetPasses
+    passes: TargetPasses
     most: int
     sizes: tuple[Prediction, ...]
 
@@ -123,7 +123,7 @@ class _Planning:
         draft_costs = DraftCosts(model, self._store, pass_costs, machine.n_threads, self._temperature)
         candidates = self._candidates(model, draft_costs, pass_costs, planner, plan)
         plain, *drafters = candidates
-        comparison = Comparison(plain.sizes[0], tuple(candidate.sizes for candidate in drafters))
+        comparison = PlanComparison(plain.sizes[0], tuple(candidate.sizes for candidate in drafters))
         chosen = comparison.fastest
         way = next(candidate for candidate in candidates if any(chosen is size for size in candidate.sizes))
         self._notes += way.plan.notes
@@ -187,7 +187,7 @@ class _Planning:
     ) -> list[_Candidate]:
         """Plain decoding, and every drafter that there is room for."""
 
-        def candidate(drafting: Drafting, plan: Plan) -> _Candidate:
+        def candidate(drafting: DraftingCosts, plan: Plan) -> _Candidate:
             # Beside a drafter, a model may have to be streamed that fits without it.
             exact = plan.streams and plan.exact
             padded = exact and not plan.machine.own_kernels
@@ -201,7 +201,7 @@ class _Planning:
             drawn = sizes if drafting.yields is None else sizes[1:]  # one node is plain decoding
             return _Candidate(drafting, plan, here, passes, most, tuple(drawn))
 
-        found = [candidate(Drafting("none"), without_drafter)]
+        found = [candidate(DraftingCosts("none"), without_drafter)]
         for drafting, drafter in costs.of_drafters(self._config.speculation.draft, self._on_progress):
             if drafter is None:
                 found.append(candidate(drafting, without_drafter))
@@ -252,7 +252,7 @@ class _Planning:
     def _batch(self, planner: Planner, plain: _Candidate) -> BatchPlan:
         """Plan many sequences at once, without drafts: the speed for each number that there is room for."""
         model, streams = self._config.model, plain.plan.streams
-        cells = TextCells(cell_bytes(planner.target.headers[0], model.kv), min(USUAL_TEXT, model.context))
+        cells = SequenceCells(cell_bytes(planner.target.headers[0], model.kv), min(USUAL_TEXT, model.context))
         one = planner.needs()
         sizes: list[BatchPrediction] = []
         for texts in SIZES:
@@ -267,7 +267,7 @@ class _Planning:
         least = least_budget(one, planner.target, self._config) if streams else plain.plan.holding.needed
         return BatchPlan(cells, 1 + cells.texts_in(budget - least), fewest_texts(sizes), sizes)
 
-    def _more_memory(self, planner: Planner, way: _Candidate) -> list[tuple[str, PlannedMemory]]:
+    def _more_memory(self, planner: Planner, way: _Candidate) -> list[tuple[str, PlannedWeights]]:
         """Half as much memory again, and enough for everything."""
         holding, plan = way.plan.holding, way.plan
         if not holding.streamed_bytes:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from edgespec.speculation.drafters.base import Drafter, TreeDrafting
 from edgespec.speculation.draws import Draws, DrawSource
 from edgespec.speculation.growth import Children, Frontier, TreeLimits
-from edgespec.speculation.noise import Stream
+from edgespec.speculation.noise import NoiseStream
 from edgespec.speculation.sampling import Sampler
 from edgespec.speculation.tree import FloatArray, IntArray, TokenTree
 from edgespec.speculation.tree_search import grow
@@ -30,7 +30,7 @@ _CHANCES = (0.6, 0.16, 0.08, 0.05, 0.03, 0.02, 0.015, 0.01)
 
 
 @dataclass(frozen=True)
-class Shape:
+class TreeShape:
     """The nodes at which tokens will be drawn, decided before any is.
 
     Attributes:
@@ -40,7 +40,7 @@ class Shape:
     below: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, parents: Sequence[int]) -> Shape:
+    def of(cls, parents: Sequence[int]) -> TreeShape:
         """Build from the parent of each node; parents come before their children, and the root has -1."""
         below: list[list[int]] = [[] for _ in parents]
         for node, parent in enumerate(parents):
@@ -49,12 +49,12 @@ class Shape:
         return cls(tuple(map(tuple, below)))
 
 
-def chain(limits: TreeLimits) -> Shape:
+def chain(limits: TreeLimits) -> TreeShape:
     """Draw one after another."""
-    return Shape.of(range(-1, min(limits.budget - 1, limits.depth)))
+    return TreeShape.of(range(-1, min(limits.budget - 1, limits.depth)))
 
 
-def sequences(limits: TreeLimits) -> Shape:
+def sequences(limits: TreeLimits) -> TreeShape:
     """Several independent chains from the root (SpecTr): about as many as each is long."""
     room = limits.budget - 1
     count = max(1, min(math.isqrt(room), limits.leaves))
@@ -62,11 +62,11 @@ def sequences(limits: TreeLimits) -> Shape:
     parents = [-1]
     for _ in range(count):
         parents += [0, *range(len(parents), len(parents) + length - 1)][:length]
-    return Shape.of(parents)
+    return TreeShape.of(parents)
 
 
 @lru_cache(maxsize=64)
-def by_rank(limits: TreeLimits) -> Shape:
+def by_rank(limits: TreeLimits) -> TreeShape:
     """The tree with the most accepted tokens on average, if acceptance depends on a draw's rank alone.
 
     Sequoia (Chen et al. 2024, section 3.1). Scores fall along paths and across siblings, so the best nodes
@@ -79,7 +79,9 @@ def by_rank(limits: TreeLimits) -> Shape:
         shape = (len(frontier.nodes), 1)
         return Children(np.tile(ranks, shape), np.tile(chances, shape))
 
-    return Shape.of(grow(0, expand, replace(limits, ends=None)).parents.tolist())  # ranks are not tokens
+    return TreeShape.of(
+        grow(0, expand, replace(limits, is_end=None)).parents.tolist()
+    )  # ranks are not tokens
 
 
 @dataclass(frozen=True)
@@ -91,14 +93,14 @@ class Drawing:
         replacement: whether a token may be drawn twice below one node.
         law: (logits, tokens since the root) -> the drafter's law over the target's vocabulary.
         draws: source of randomness.
-        ends: (tokens) -> whether each ends an answer; nothing is drawn below such a token.
+        is_end: (tokens) -> whether each ends an answer; nothing is drawn below such a token.
     """
 
-    shape: Shape
+    shape: TreeShape
     replacement: bool
     law: Callable[[FloatArray, Sequence[int]], Law]
     draws: Draws
-    ends: Callable[[IntArray], NDArray[np.bool_]] | None = None
+    is_end: Callable[[IntArray], NDArray[np.bool_]] | None = None
 
     def below(self, law: Law, count: int) -> list[int]:
         """Draws from a law, in order.
@@ -135,7 +137,7 @@ class SampledDrafting(TreeDrafting):
         n_vocab: size of the target's vocabulary.
     """
 
-    shape: Callable[[TreeLimits], Shape]
+    shape: Callable[[TreeLimits], TreeShape]
     replacement: bool
     sampler: Sampler
     n_vocab: int
@@ -150,8 +152,8 @@ class SampledDrafting(TreeDrafting):
                 logits = np.concatenate([logits, missing])
             return self.sampler.law(logits, [*text, *below] if self.sampler.penalizes else text)
 
-        draws = self.draws(Stream.DRAFTING, len(text))
-        drawing = Drawing(self.shape(limits), self.replacement, law, draws, limits.ends)
+        draws = self.draws(NoiseStream.DRAFTING, len(text))
+        drawing = Drawing(self.shape(limits), self.replacement, law, draws, limits.is_end)
         return drafter.draw(text, drawing, limits.width)
 
 
@@ -200,8 +202,8 @@ class _DrawnTree:
 
     def count(self, node: int) -> int:
         """Return the number of tokens that are drawn below a node."""
-        ends = self._drawing.ends
-        if node and ends is not None and ends(np.array([self.tokens[node]], dtype=np.int32))[0]:
+        is_end = self._drawing.is_end
+        if node and is_end is not None and is_end(np.array([self.tokens[node]], dtype=np.int32))[0]:
             return 0
         return len(self._places_below(node))
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.generation.config import GenerationConfig
-from edgespec.speculation.noise import GumbelNoise, Stream
+from edgespec.speculation.noise import GumbelNoise, NoiseStream
 from edgespec.speculation.tree import Acceptance, FloatArray, TokenTree
 
 # Tokens further below the best than this (in nats) usually hold too little probability to matter for top-p.
@@ -51,7 +51,7 @@ class Sampler:
     """
 
     def __init__(
-        self, config: GenerationConfig, n_vocab: int, seed: int = 0, stream: Stream = Stream.SHARED
+        self, config: GenerationConfig, n_vocab: int, seed: int = 0, stream: NoiseStream = NoiseStream.SHARED
     ) -> None:
         self.config = config
         self.noise = GumbelNoise(seed, n_vocab, stream)

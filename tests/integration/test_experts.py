@@ -15,8 +15,8 @@ from platformdirs import user_cache_path
 import edgespec
 from edgespec.config import Config
 from edgespec.costs.curves import Curve
-from edgespec.costs.planned_memory import HitRates
-from edgespec.costs.planner import Drafting, Passes, predict
+from edgespec.costs.planned_weights import HitRates
+from edgespec.costs.planner import DraftingCosts, TargetPasses, predict
 from edgespec.engine.engine import Engine
 from edgespec.errors import StreamError
 from edgespec.generation.config import GenerationConfig
@@ -182,8 +182,8 @@ def test_a_plan_knows_how_many_experts_fit_and_says_what_it_assumes(plain: Path)
     assert measured.experts is not None
     assert measured.experts.measured
     assert measured.experts.hit_rate == pytest.approx(0.9)
-    passes = Passes(Curve.through([(1, 0.01), (8, 0.02)]), read_rate=100 * MIB, overlap=1.0)
-    one, eight = (predict(plans[0], passes, Drafting("none"), nodes) for nodes in (1, 8))
+    passes = TargetPasses(Curve.through([(1, 0.01), (8, 0.02)]), read_rate=100 * MIB, overlap=1.0)
+    one, eight = (predict(plans[0], passes, DraftingCosts("none"), nodes) for nodes in (1, 8))
     assert one.pass_s == pytest.approx(0.01 + plans[0].streamed_bytes / (100 * MIB))
     assert eight.read_s > 2 * one.read_s
     assert one.to_json()["experts"]["hit_rate_measured"] is False

@@ -191,7 +191,7 @@ def test_what_is_saved_is_restored(engine: Engine, tmp_path: Path) -> None:
     whole, store = known(engine, 0), StateStore(CheckedFiles(tmp_path), "any")
     engine.generate(PROMPT, CONFIGS[0])
     engine.target.stores.append(store)
-    kept = engine.target.keep(store, whole)
+    kept = engine.target.save_state(store, whole)
     assert len(PROMPT) < kept < len(PROMPT) + CONFIGS[0].max_tokens, "pending tokens have no state yet"
     engine.target.stores.clear()
     engine.target.rewind(0)

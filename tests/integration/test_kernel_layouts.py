@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from edgespec.config import Config
-from edgespec.costs.planned_memory import HitRates
+from edgespec.costs.planned_weights import HitRates
 from edgespec.errors import BackendError, UsageError
 from edgespec.kernels import report_store
 from edgespec.kernels.layouts import available_layouts, kernel_layout, kernel_layouts, kernels_identity

@@ -13,7 +13,7 @@ import pytest
 
 import edgespec
 from edgespec.config import Config
-from edgespec.costs.planned_memory import HitRates
+from edgespec.costs.planned_weights import HitRates
 from edgespec.engine.engine import Engine
 from edgespec.engine.passes import SequenceTree, TargetPass
 from edgespec.generation.config import GenerationConfig

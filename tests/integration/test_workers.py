@@ -23,7 +23,7 @@ import edgespec
 from edgespec import GenerationConfig
 from edgespec.config import Config
 from edgespec.costs.curves import Curve
-from edgespec.costs.planner import Passes
+from edgespec.costs.planner import TargetPasses
 from edgespec.errors import BackendError, MemoryLimitError, UsageError, WorkerError
 from edgespec.kernels.ggml import rpc
 from edgespec.loading.devices.machine import MachineSnapshot
@@ -238,7 +238,7 @@ def test_a_plan_measures_workers(smol_path: Path, has_rpc: None) -> None:
     assert layers.startswith("Layers:")
     assert worker.address in layers
     assert f"{worker.address} lends" in workers_in_words(workers, files)[0]
-    over = plan.over(Passes(here)).compute
+    over = plan.over(TargetPasses(here)).compute
     assert over.rows == here.rows
     assert over != here
 

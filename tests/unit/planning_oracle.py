@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edgespec.config import NONE, Config
-from edgespec.costs.planned_memory import HitRates, PlannedExperts, PlannedMemory
+from edgespec.costs.planned_weights import HitRates, PlannedExperts, PlannedWeights
 from edgespec.costs.prompts import best_rows
 from edgespec.errors import MemoryLimitError
 from edgespec.loading.devices.finding import PlacementRequest
@@ -30,13 +30,13 @@ _MOST_STREAMED_ROWS = 4096
 
 def predict(
     needs: Needs, files: ModelFiles, budget: int, *, streams: bool = False, hits: HitRates | None = None
-) -> PlannedMemory:
+) -> PlannedWeights:
     """Place weights under a budget, on a processor alone."""
     whole = _whole(needs)
     weights = layer_weights(files)
     layers, expert_bytes = _stored(files, weights, packed=gains_from_packing(files.layers()))
     if (budget >= whole and not streams) or not (layers or expert_bytes):
-        return PlannedMemory(budget, whole, files.tensor_bytes)
+        return PlannedWeights(budget, whole, files.tensor_bytes)
     beside = files.tensor_bytes - weights.n_bytes
     other = beside + tied_bytes(files)
     placement = _place(
@@ -62,7 +62,7 @@ def predict(
         streamed += experts.missed_bytes(1)
         resident += slots * expert_bytes
     slot = max(layers.values(), default=0)
-    return PlannedMemory(budget, whole, resident, streamed, slot, placement.n_slots, experts)
+    return PlannedWeights(budget, whole, resident, streamed, slot, placement.n_slots, experts)
 
 
 def predict_on(
@@ -72,7 +72,7 @@ def predict_on(
     drafter: ModelFiles | None,
     budget: int,
     config: Config,
-) -> PlannedMemory:
+) -> PlannedWeights:
     """Place weights on whatever holds layers."""
     streams = config.memory.offload == "stream"
     if machine.workers is not None:
@@ -80,7 +80,7 @@ def predict_on(
         left = spread.left(needs)
         if _whole(left) <= budget:
             lent = sum(device.free for device in machine.workers.devices)
-            return PlannedMemory(budget + lent, _whole(needs), files.tensor_bytes)
+            return PlannedWeights(budget + lent, _whole(needs), files.tensor_bytes)
         return predict(left, files.first_layers(spread.here) if spread.elsewhere else files, budget)
     if machine.cards is None:
         return predict(needs, files, budget, streams=streams)

@@ -33,9 +33,9 @@ from edgespec.models.llama.heads.blocks.sample import SHAPE, write_block_head
 from edgespec.models.llama.heads.blocks.twin import BlockShape, BlockTwin
 from edgespec.models.llama.heads.sample import N_VOCAB, WIDTH, add_bytes, write_target
 from edgespec.models.llama.heads.twin import FloatArray
-from edgespec.speculation.learning.pair import Pair
+from edgespec.speculation.learning.drafter_calibration import DrafterCalibration
 from edgespec.speculation.noise import GumbelNoise
-from edgespec.speculation.ranking import ByAgreement
+from edgespec.speculation.ranking import CalibratedRanking
 
 DSPARK = replace(SHAPE, markov=True, from_anchor=True)
 DFLASH2 = replace(SHAPE, top_k=4)
@@ -245,7 +245,7 @@ def test_candidates_of_a_repeated_row_are_found_once_and_ranked_by_the_token_bef
     config = GenerationConfig(temperature=0.8, seed=3)
     logits = np.random.default_rng(5).standard_normal((1, 500)).astype(np.float32)
     after = np.array([4, 9, 4], dtype=np.int32)
-    rankings = [ByAgreement(config, GumbelNoise(3, 500), Pair()) for _ in range(2)]
+    rankings = [CalibratedRanking(config, GumbelNoise(3, 500), DrafterCalibration()) for _ in range(2)]
     repeated = rankings[0].best(np.broadcast_to(logits[0], (3, 500)), [7, 7, 7], 5, after)
     one_by_one = rankings[1].best(np.repeat(logits, 3, axis=0), [7, 7, 7], 5, after)
     np.testing.assert_array_equal(repeated.tokens, one_by_one.tokens)

@@ -9,7 +9,7 @@ import pytest
 
 from edgespec.config import Config
 from edgespec.costs.curves import Curve
-from edgespec.costs.planner import Passes
+from edgespec.costs.planner import TargetPasses
 from edgespec.loading.devices import spreading
 from edgespec.loading.devices.cards import Card, Cards
 from edgespec.loading.devices.machine import MachineSnapshot
@@ -83,7 +83,7 @@ def test_what_fits_in_the_memory_of_machine_and_card_is_not_streamed(
 
 
 def curve(plan: Plan) -> Curve:
-    return plan.over(Passes(STEPS)).compute
+    return plan.over(TargetPasses(STEPS)).compute
 
 
 def test_a_drafter_on_a_card_takes_its_memory_and_is_faster_there(files: ModelFiles) -> None:

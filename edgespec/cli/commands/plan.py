@@ -20,7 +20,7 @@ from edgespec.config import OPTIONS, Config
 from edgespec.units import readable
 
 if TYPE_CHECKING:
-    from edgespec.costs.planned_memory import PlannedExperts, PlannedMemory
+    from edgespec.costs.planned_weights import PlannedExperts, PlannedWeights
     from edgespec.costs.planner import Prediction
     from edgespec.costs.prompts import PromptTime
     from edgespec.plans.report import BatchPlan, PlanReport
@@ -108,7 +108,7 @@ def plan_report(plan: PlanReport) -> str:
     return text + "\n" + "".join(f"{note}\n" for note in plan.notes)
 
 
-def _streamed(holding: PlannedMemory) -> str:
+def _streamed(holding: PlannedWeights) -> str:
     streamed = readable(holding.streamed_bytes)
     if holding.experts is not None:
         streamed += f" on average, for a pass over one row; {readable(holding.pass_bytes(8))} for eight"

@@ -54,7 +54,7 @@ class Collector:
         """Return the observer of an answer to a prompt."""
         return CollectedAnswer(self, tuple(prompt))
 
-    def keep(self, answers: Sequence[Answer]) -> None:
+    def add(self, answers: Sequence[Answer]) -> None:
         """Add answers to the file."""
         if self._failed:
             return
@@ -100,7 +100,7 @@ class CollectedAnswer:
             part = Text(text[max(before - _CONTEXT, 0) : before], text[before : before + _PART])
             rows = slice(begin, begin + _PART + (begin + _PART >= len(said)))
             parts.append(Answer(Prompt("", COLLECTED), part, top[rows], logprobs[rows]))
-        self._collector.keep(parts)
+        self._collector.add(parts)
 
 
 def collected(fingerprint: str) -> tuple[list[Answer], list[Answer]]:

@@ -99,7 +99,7 @@ def _passes(drafter: ModelDrafter, text: Text, budget: int) -> int:
     """Passes in which the target would write a text, with trees of this size and nothing learned before."""
     config, policy = GenerationConfig(), tree_policy()
     limits = policy.clamp(TreeLimits(budget, depth=_DEPTH, width=max(8, budget // 8)))
-    limits = replace(limits, growth=policy.growth(config))
+    limits = replace(limits, expansion=policy.expansion(config))
     ranking = policy.ranking(config, GumbelNoise(0, 1))
     tokens, ahead = list(text.prompt), list(text.answer)
     passes = 0

@@ -110,7 +110,7 @@ class _Tuning:
         remove_abandoned(self._folder, ".*.partial")
         self._state = State(self._folder / f"{self._label}.json")
         if "first" not in self._state.values:  # it must not change with the memory that is free later
-            self._state.keep("first", extent.first)
+            self._state.save("first", extent.first)
         self._extent = Extent(self._state.values["first"])
         self._collected = collected(target.fingerprint)
         self._answers = AnswerFile(
@@ -154,7 +154,7 @@ class _Tuning:
                 self._harvest(engine)
                 if not knows_cost:
                     cost = write_texts(engine, PROMPTS[:_FEW_PROMPTS], _FEW_TOKENS).cost
-                    self._state.keep("passes", {"memory": room, **asdict(cost)})
+                    self._state.save("passes", {"memory": room, **asdict(cost)})
         if self._options.pass_s is not None:
             return CostModel(self._options.pass_s)
         values = {name: value for name, value in self._state.values["passes"].items() if name != "memory"}
@@ -195,7 +195,7 @@ class _Tuning:
         with closing(harvest(engine, asked, self._options.tokens, goes_on, on_pass)) as answers:
             for answer in answers:
                 self._answers.add(answer)
-                self._state.keep("answering_s", before + time.monotonic() - begun)
+                self._state.save("answering_s", before + time.monotonic() - begun)
                 done += 1
 
     def _learned(self) -> list[Answer]:

@@ -340,5 +340,5 @@ class Session:
         self.file.write(Conversation(target.identity, self._system, self.messages, self._pending, known))
         if self._pending is None and (known or not self.messages) and not self.engine.closed:
             with self.engine.held():
-                if target.keep(self._store, list(known.tokens) if known else []) or not self.messages:
+                if target.save_state(self._store, list(known.tokens) if known else []) or not self.messages:
                     self.engine.drafter.save()

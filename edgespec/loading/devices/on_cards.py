@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from edgespec.config import ALL, AUTO
-from edgespec.costs.spread import RemotePart
+from edgespec.costs.layer_assignment import RemotePart
 from edgespec.loading.devices.cards import Card, Cards
 from edgespec.loading.devices.finding import PlacementRequest, with_type
 from edgespec.loading.devices.placing import drafter_card, place_on_cards, without

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from edgespec.config import ALL, AUTO
-from edgespec.costs.spread import Place, fill_places, spread_layers
+from edgespec.costs.layer_assignment import DeviceCapacity, assign_layers, fill_devices
 from edgespec.errors import MemoryLimitError
 from edgespec.loading.devices.cards import Card, Cards
 from edgespec.loading.devices.finding import PlacementRequest
@@ -51,19 +51,21 @@ def place_on_cards(
     own_s, *there_s = layer_seconds(cards, files)
     transferred_bytes = USUAL_ROWS * hidden_bytes(files)
     places = [
-        Place(card_room(card, needs.footprints[0], here), layer_s, transfer_seconds(card, transferred_bytes))
+        DeviceCapacity(
+            card_room(card, needs.footprints[0], here), layer_s, transfer_seconds(card, transferred_bytes)
+        )
         for card, layer_s in zip(cards.devices, there_s, strict=True)
     ]
     if request.layers == AUTO:
         read_s = layer_bytes / request.read_rate
         slower = [replace(place, layer_s=CLEARLY_FASTER * place.layer_s) for place in places]
-        disk = Place(layer_bytes * len(sizes), max(own_s, read_s))
-        spread = spread_layers(len(sizes), layer_bytes, [Place(here, own_s), *slower, disk])
+        disk = DeviceCapacity(layer_bytes * len(sizes), max(own_s, read_s))
+        spread = assign_layers(len(sizes), layer_bytes, [DeviceCapacity(here, own_s), *slower, disk])
         assert spread is not None  # the disk holds everything
         counts = list(spread[1:-1])
     else:
         wanted = len(sizes) if request.layers == ALL else min(int(request.layers), len(sizes))
-        counts = list(fill_places(wanted, layer_bytes, places))
+        counts = list(fill_devices(wanted, layer_bytes, places))
         if not any(counts) and wanted and request.most is None:
             raise _no_room(cards.devices, layer_bytes, places)
     if request.most is not None:
@@ -141,7 +143,7 @@ def _take_away(counts: list[int], excess: int) -> None:
 def _spread(
     cards: Cards,
     counts: Sequence[int],
-    places: Sequence[Place],
+    places: Sequence[DeviceCapacity],
     files: ModelFiles,
     layer_bytes: int,
     *,
@@ -162,7 +164,7 @@ def _spread(
     return replace(spread, where=where, key=f"{where} ({described})", output=fits)
 
 
-def _no_room(cards: Sequence[Card], layer_bytes: int, places: Sequence[Place]) -> MemoryLimitError:
+def _no_room(cards: Sequence[Card], layer_bytes: int, places: Sequence[DeviceCapacity]) -> MemoryLimitError:
     free = ", ".join(f"{card.name} has {readable(card.free)} free" for card in cards)
     beside = min(usable(c) - p.room for c, p in zip(cards, places, strict=True))
     return MemoryLimitError(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
-from edgespec.costs.spread import RemotePart
+from edgespec.costs.layer_assignment import RemotePart
 from edgespec.kernels.layouts import measured_products
 from edgespec.kernels.report import ROWS
 from edgespec.loading.devices.cards import Card

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgespec.costs.spread import Place, spread_layers
+from edgespec.costs.layer_assignment import DeviceCapacity, assign_layers
 from edgespec.errors import MemoryLimitError
 from edgespec.loading.devices.spreading import (
     CLEARLY_FASTER,
@@ -46,15 +46,15 @@ def spread_over(
     sizes = layer_sizes(files)
     first = needs.footprints[0]
     layer_bytes, here = room_here(needs, files, room)
-    places = [Place(here, own_s)]
+    places = [DeviceCapacity(here, own_s)]
     hidden = hidden_bytes(files)
     for device, layer_s in zip(workers.devices, (CLEARLY_FASTER * s for s in there_s), strict=True):
         lent = int(device.free * (1 - _MARGIN)) - first.buffers
-        places.append(Place(lent, layer_s, transfer_seconds(device, USUAL_ROWS * hidden)))
-    counts = spread_layers(len(sizes), layer_bytes, places)
+        places.append(DeviceCapacity(lent, layer_s, transfer_seconds(device, USUAL_ROWS * hidden)))
+    counts = assign_layers(len(sizes), layer_bytes, places)
     if counts is None and disk_rate is not None:
-        disk = Place(layer_bytes * len(sizes), max(own_s, layer_bytes / disk_rate))
-        streamed = spread_layers(len(sizes), layer_bytes, [*places, disk])
+        disk = DeviceCapacity(layer_bytes * len(sizes), max(own_s, layer_bytes / disk_rate))
+        streamed = assign_layers(len(sizes), layer_bytes, [*places, disk])
         assert streamed is not None  # the disk holds everything
         counts = (streamed[0] + streamed[-1], *streamed[1:-1])
     if counts is None:

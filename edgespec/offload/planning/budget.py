@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from edgespec.config import Config
-from edgespec.costs.planned_memory import HitRates, PlannedMemory
+from edgespec.costs.planned_weights import HitRates, PlannedWeights
 from edgespec.errors import BackendError, MemoryLimitError
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.models.gguf.layers import ModelFiles
@@ -32,7 +32,7 @@ class MemoryPlan:
     """
 
     budget: int
-    holding: PlannedMemory
+    holding: PlannedWeights
     memory_map: bool = False
     paged: bool = False
     layout: StreamLayout | None = None
@@ -96,7 +96,7 @@ def plan_memory(
         # Weights in memory do not depend on the file any more. But a tied embedding is then in memory twice;
         # if that is too much, the file is mapped.
         fits = options.offload == "none" or budget >= whole + _second_copy(files)
-        holding = PlannedMemory(budget, whole, rest.tensor_bytes)
+        holding = PlannedWeights(budget, whole, rest.tensor_bytes)
         return MemoryPlan(
             budget, holding, memory_map=options.offload == "mmap" or not fits, warnings=warnings
         )
@@ -124,7 +124,7 @@ def plan_memory(
         "by the system, which is slow.",
     )
     resident = min(max(budget - (whole - weights), 0), rest.tensor_bytes)
-    holding = PlannedMemory(budget, whole, resident, rest.tensor_bytes - resident)
+    holding = PlannedWeights(budget, whole, resident, rest.tensor_bytes - resident)
     return MemoryPlan(budget, holding, memory_map=True, paged=True, notes=notes, warnings=warnings)
 
 

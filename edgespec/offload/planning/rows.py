@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from edgespec.config import Config
-from edgespec.costs.planned_memory import HitRates, PlannedMemory
-from edgespec.costs.planner import Passes
+from edgespec.costs.planned_weights import HitRates, PlannedWeights
+from edgespec.costs.planner import TargetPasses
 from edgespec.costs.prompts import best_rows
 from edgespec.errors import MemoryLimitError
 from edgespec.kernels.ggml import UnsupportedBuild
@@ -30,7 +30,7 @@ class Prefill:
         unused: rows that gave other bits than short passes, so that exact decoding will not use them.
     """
 
-    passes: Passes
+    passes: TargetPasses
     tokens: int
     own_kernels: bool = False
     unused: frozenset[int] = frozenset()
@@ -86,7 +86,7 @@ def _more_rows(most: int, n_cells: int) -> list[int]:
 
 def _streamed(
     needs: Iterable[Needs], files: ModelFiles, budget: int, config: Config
-) -> dict[int, PlannedMemory]:
+) -> dict[int, PlannedWeights]:
     """The places of streamed weights for each number of rows that there is room for."""
     found = {}
     for each in needs:

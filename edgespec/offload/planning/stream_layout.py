@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from edgespec.config import Config
-from edgespec.costs.planned_memory import HitRates, PlannedExperts, PlannedMemory
+from edgespec.costs.planned_weights import HitRates, PlannedExperts, PlannedWeights
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.models.gguf.experts import LayerWeights, layer_weights
 from edgespec.models.gguf.layers import ModelFiles, kind_of
@@ -50,7 +50,7 @@ class StreamLayout:
     weights: LayerWeights
     placement: Placement
     other_bytes: int
-    holding: PlannedMemory
+    holding: PlannedWeights
 
     @classmethod
     def of(
@@ -101,7 +101,7 @@ class StreamLayout:
             streamed += experts.missed_bytes(1)
             resident += slots * expert_bytes
         slot = max(layers.values(), default=0)
-        holding = PlannedMemory(budget, needs.total, resident, streamed, slot, placement.n_slots, experts)
+        holding = PlannedWeights(budget, needs.total, resident, streamed, slot, placement.n_slots, experts)
         return cls(files, needs, budget, config, hits, packed, pack_bytes, weights, placement, other, holding)
 
     def again(self, *, packed: bool | None = None, experts: str | None = None) -> StreamLayout:

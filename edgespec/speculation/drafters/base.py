@@ -33,7 +33,7 @@ class DraftRequest:
 
     def proposals(self, proposers: Sequence[Proposer]) -> JoinedProposals | None:
         """The proposals of sources for the tree; None if there are none, or its policy merges none."""
-        if not proposers or not self.limits.growth.merges:
+        if not proposers or not self.limits.expansion.merges:
             return None
         return proposals_of(proposers, self.text, self.limits.depth)
 

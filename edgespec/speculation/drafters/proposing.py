@@ -36,7 +36,7 @@ class _ProposedTree:
 
     def learn(self, text: Sequence[int]) -> None:
         if list(text[: len(self._text)]) == self._text:
-            self._expansions.teach(self._request.limits.growth.chances, text[len(self._text) :])
+            self._expansions.teach(self._request.limits.expansion.acceptance, text[len(self._text) :])
         self._expansions = Expansions()  # each counts as evidence once
 
 

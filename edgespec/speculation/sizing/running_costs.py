@@ -20,7 +20,7 @@ _ALL_HIDDEN = 0.9  # share of a draft from which it counts as hidden as a whole
 _MORE = 1.2  # how much more than that is believed to be hidden
 
 
-class MovingCurve:
+class OnlineCostCurve:
     """A measured curve of seconds by nodes, moved by every pass.
 
     Args:
@@ -56,7 +56,7 @@ class MovingCurve:
         self._curve = self._curve.moved(nodes, min(seconds, 2 * self._curve.at(nodes)), _CORRECTION)
 
 
-class FadingLine:
+class DecayedLinearFit:
     """A straight line of seconds over nodes, where nothing was measured; the past fades."""
 
     free = 1

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from edgespec.speculation.evidence import NOTHING, OTHERS, Source
+from edgespec.speculation.evidence import NOTHING, OTHERS, CandidateSource
 from edgespec.speculation.growth import Children, Frontier
 from edgespec.speculation.tree import FloatArray, IntArray, TokenTree
 
@@ -54,7 +54,7 @@ class Proposer(Protocol):
     """
 
     name: str
-    source: Source
+    source: CandidateSource
     keeps_passes: bool = False
 
     def propose(self, text: Sequence[int], depth: int) -> Proposals:
@@ -80,7 +80,7 @@ class Proposer(Protocol):
 class JoinedProposals:
     """The proposals of several sources."""
 
-    def __init__(self, parts: Sequence[tuple[Source, Proposals]]) -> None:
+    def __init__(self, parts: Sequence[tuple[CandidateSource, Proposals]]) -> None:
         self._parts = parts
 
     def join(self, frontier: Frontier, children: Children) -> Children:
@@ -97,7 +97,7 @@ def proposals_of(proposers: Sequence[Proposer], text: Sequence[int], depth: int)
     return JoinedProposals([(p.source, p.propose(text, depth)) for p in proposers])
 
 
-def _joined(children: Children, found: Sequence[tuple[Source, Sequence[Candidates]]]) -> Children:
+def _joined(children: Children, found: Sequence[tuple[CandidateSource, Sequence[Candidates]]]) -> Children:
     if not found:
         return children
     width, listed = children.tokens.shape
@@ -124,7 +124,7 @@ def _joined(children: Children, found: Sequence[tuple[Source, Sequence[Candidate
     tokens[:, listed:][there[:, listed:]] = further
     logprobs = np.full((width, columns), -np.inf, dtype=np.float32)
     logprobs[:, :listed] = children.logprobs
-    evidence = np.full((width, columns, len(Source)), NOTHING, dtype=np.int8)
+    evidence = np.full((width, columns, len(CandidateSource)), NOTHING, dtype=np.int8)
     if children.evidence is not None:
         evidence[:, :listed] = children.evidence
     there[:, :listed] = children.proposed

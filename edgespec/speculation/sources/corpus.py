@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.speculation.evidence import Source, occurrence_class
+from edgespec.speculation.evidence import CandidateSource, occurrence_class
 from edgespec.speculation.growth import Frontier
 from edgespec.speculation.sources.base import MOST_CANDIDATES, Candidates, Proposals, Proposer
 
@@ -27,7 +27,7 @@ Tokens = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
-class Block:
+class CorpusBlock:
     """A part of a corpus that has a suffix array of its own.
 
     Attributes:
@@ -69,7 +69,7 @@ class Corpus:
         n_vocab: size of the vocabulary. Damaged blocks may hold other numbers, which end what is found.
     """
 
-    def __init__(self, blocks: Sequence[Block], n_vocab: int) -> None:
+    def __init__(self, blocks: Sequence[CorpusBlock], n_vocab: int) -> None:
         self._blocks = blocks
         self.n_vocab = n_vocab
 
@@ -140,7 +140,7 @@ class FileSource(Proposer):
     """Proposes what followed the text's last tokens in a corpus."""
 
     name = "files"
-    source = Source.FILES
+    source = CandidateSource.FILES
 
     def __init__(self, corpus: Corpus) -> None:
         self._corpus = corpus
@@ -164,7 +164,7 @@ class FileSource(Proposer):
         """Forget nothing: no texts are kept."""
 
 
-def _longest(block: Block, text: Sequence[int]) -> int:
+def _longest(block: CorpusBlock, text: Sequence[int]) -> int:
     """Tokens of the longest ending of a text that occurs in a block: endings of one that occurs occur too."""
     low, high = 0, min(len(text), _LONGEST)
     while low < high:
@@ -176,13 +176,13 @@ def _longest(block: Block, text: Sequence[int]) -> int:
     return low
 
 
-def _interval(block: Block, string: Sequence[int]) -> tuple[int, int]:
+def _interval(block: CorpusBlock, string: Sequence[int]) -> tuple[int, int]:
     """The part of the suffix array whose suffixes begin with a string."""
     wanted = list(string)
     return _first(block, wanted), _first(block, wanted, behind=True)
 
 
-def _first(block: Block, wanted: list[int], *, behind: bool = False) -> int:
+def _first(block: CorpusBlock, wanted: list[int], *, behind: bool = False) -> int:
     """The rank of the first suffix that is not below a string.
 
     Args:
@@ -199,7 +199,7 @@ def _first(block: Block, wanted: list[int], *, behind: bool = False) -> int:
     return low
 
 
-def _tokens_at(block: Block, rank: int, length: int) -> list[int]:
+def _tokens_at(block: CorpusBlock, rank: int, length: int) -> list[int]:
     """The first tokens of the suffix with that rank."""
     place = int(block.suffixes[rank])
     found: list[int] = block.tokens[place : place + length].tolist()

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.speculation.evidence import NOTHING, RecycledFrom, Source, recycled_classes
+from edgespec.speculation.evidence import NOTHING, CandidateSource, RecycledFrom, recycled_classes
 from edgespec.speculation.growth import Frontier
 from edgespec.speculation.sources.base import (
     KEPT_OF_ROWS,
@@ -114,7 +114,7 @@ class RecycledSource(Proposer):
     """Proposes what the target found likely in earlier passes."""
 
     name = "recycling"
-    source = Source.RECYCLED
+    source = CandidateSource.RECYCLED
     keeps_passes = True
 
     def __init__(self) -> None:

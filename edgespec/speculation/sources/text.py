@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import islice
 
-from edgespec.speculation.evidence import Source, occurrence_class
+from edgespec.speculation.evidence import CandidateSource, occurrence_class
 from edgespec.speculation.growth import Frontier
 from edgespec.speculation.sources.automaton import SuffixAutomaton
 from edgespec.speculation.sources.base import MOST_CANDIDATES, Candidates, Proposals, Proposer
@@ -60,7 +60,7 @@ class TextSource(Proposer):
     """
 
     name = "prompt lookup"
-    source = Source.TEXT
+    source = CandidateSource.TEXT
 
     def __init__(self) -> None:
         self._indexes: OrderedDict[int, tuple[list[int], SuffixAutomaton]] = OrderedDict()

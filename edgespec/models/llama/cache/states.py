@@ -80,18 +80,18 @@ class StateStore:
         self._files.used([block.name for block in found])
         return cache.length
 
-    def keep(self, cache: KVCache, tokens: Sequence[int], *, tail: bool) -> None:
+    def save(self, cache: KVCache, tokens: Sequence[int], *, tail: bool) -> None:
         """Write the blocks of the text in the cache that are not on disk yet.
 
         Args:
             tokens: the text in the cache.
             tail: also write the tokens after the last whole block.
         """
-        for _ in self.keeping(cache, tokens, tail=tail):
+        for _ in self.saving(cache, tokens, tail=tail):
             pass
 
-    def keeping(self, cache: KVCache, tokens: Sequence[int], *, tail: bool) -> Iterator[None]:
-        """As `keep`, with a step for each block that is written; the text must stay as it is in between."""
+    def saving(self, cache: KVCache, tokens: Sequence[int], *, tail: bool) -> Iterator[None]:
+        """As `save`, with a step for each block that is written; the text must stay as it is in between."""
         parts = cache.saves_parts
         blocks = [block for block in self._blocks(tokens, parts) if tail or (parts and block.is_whole)]
         for block in blocks:
