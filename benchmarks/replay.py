@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from edgespec.generation.config import GenerationConfig
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 from edgespec.speculation.drafters.expansions import Expansions
@@ -79,10 +79,10 @@ class Contexts:
         self.text = [*prompt, *answer]
         first = len(prompt) - 1
         for start in range(0, first, 512):
-            self._context.decode(Batch.run(self.text[start : min(start + 512, first)], start, 1))
+            self._context.decode(TokenBatch.run(self.text[start : min(start + 512, first)], start, 1))
         for start in range(first, len(self.text), 64):
             piece = self.text[start : start + 64]
-            self._context.decode(Batch.run(piece, start, 1, "all"))
+            self._context.decode(TokenBatch.run(piece, start, 1, "all"))
             self._remember([(start + i + 1, ()) for i in range(len(piece))])
 
     def unknown(self, keys: Sequence[Key]) -> list[Key]:
@@ -155,7 +155,7 @@ class Contexts:
         order = sorted(above, key=lambda key: len(key[1]))
         wanted = set(keys)
         self._context.decode(
-            Batch(
+            TokenBatch(
                 tokens=np.array([off[-1] for _, off in order], dtype=np.int32),
                 positions=np.array([length + len(off) - 1 for length, off in order], dtype=np.int32),
                 sequence_ids=np.array([s for key in order for s in within[key]], dtype=np.int32),

@@ -11,7 +11,7 @@ from edgespec.drafters.block_logits import BlockLogits
 from edgespec.drafters.head_sequence import HeadSequence
 from edgespec.models.llama.cache.kv_cache import KVCache
 from edgespec.models.llama.heads.blocks.context import BlockContext
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.speculation.growth import Children, Frontier
 from edgespec.speculation.tree import FloatArray
 
@@ -44,7 +44,7 @@ class BlockSequence(HeadSequence):
             self.cache.append(self._text_batch(piece, "none"))
             self._note_read(len(piece))
 
-    def block_batch(self) -> Batch:
+    def block_batch(self) -> TokenBatch:
         """The rows of the block behind the text, all of which must have been read."""
         return self._context.block_batch(self.root, len(self.read))
 
@@ -102,7 +102,7 @@ class BlockSequence(HeadSequence):
             children.tokens[these, :width], children.logprobs[these, :width] = best.tokens, best.logprobs
         return children
 
-    def _text_batch(self, tokens: Sequence[int], logits: str) -> Batch:
+    def _text_batch(self, tokens: Sequence[int], logits: str) -> TokenBatch:
         del logits
         start = len(self.read) - self._first
         features = self._features[start : start + len(tokens)]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from edgespec.drafters.branches import Branches
 from edgespec.models.llama.cache.kv_cache import KVCache, common_prefix
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.speculation.drafters.base import ProposedBy
 from edgespec.speculation.drafters.expansions import Expansions
 from edgespec.speculation.growth import Children, Frontier, TreeLimits
@@ -134,13 +134,13 @@ class DraftSequence:
             self.cache.append(self._text_batch(piece, "none"))
             self._note_read(len(piece))
 
-    def pending_batch(self) -> Batch:
+    def pending_batch(self) -> TokenBatch:
         """The rows that read the pending tokens, with logits for the root."""
         return self._text_batch(self.pending, "last")
 
-    def _text_batch(self, tokens: Sequence[int], logits: str) -> Batch:
+    def _text_batch(self, tokens: Sequence[int], logits: str) -> TokenBatch:
         """The rows that read the next tokens of the text."""
-        return Batch.run(tokens, len(self.read), self.cache.open_paths, logits)
+        return TokenBatch.run(tokens, len(self.read), self.cache.open_paths, logits)
 
     def note_pending_read(self) -> None:
         """Note that `pending_batch` was decoded and its cells belong to the text."""
@@ -154,7 +154,7 @@ class DraftSequence:
         """(nodes,) whether a node's candidates are known already."""
         return self._branches.known(frontier)
 
-    def branch_batch(self, frontier: Frontier) -> tuple[list[int], Batch | None]:
+    def branch_batch(self, frontier: Frontier) -> tuple[list[int], TokenBatch | None]:
         """The rows that read a frontier's nodes into their branches.
 
         Returns:
@@ -172,7 +172,7 @@ class DraftSequence:
         if not rows:
             return rows, None
         read = frontier.part(rows)
-        return rows, Batch(
+        return rows, TokenBatch(
             tokens=read.tokens,
             positions=read.depths + np.int32(len(self.read) - 1),
             sequence_ids=np.array(paths, dtype=np.int32),
@@ -245,7 +245,7 @@ class DraftStep:
 
     text: DraftSequence
     frontier: Frontier
-    batch: Batch | None = None
+    batch: TokenBatch | None = None
 
     def __post_init__(self) -> None:
         self.rows: list[int] = [0]

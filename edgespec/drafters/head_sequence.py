@@ -14,7 +14,7 @@ import numpy as np
 
 from edgespec.drafters.draft_sequence import DraftSequence
 from edgespec.models.llama.cache.kv_cache import KVCache, inherit
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.speculation.growth import Frontier
 from edgespec.speculation.ranking import Ranking
 from edgespec.speculation.tree import FloatArray
@@ -135,11 +135,11 @@ class HeadSequence(DraftSequence):
         self._cut(len(self._text) - 1)  # the root is read again for its logits and its feature
         self.pending = self._text[len(self.read) :]
 
-    def pending_batch(self) -> Batch:
+    def pending_batch(self) -> TokenBatch:
         """The rows that read the pending tokens; a head wants the logits of all rows or of none."""
         return self._text_batch(self.pending, "all")
 
-    def _text_batch(self, tokens: Sequence[int], logits: str) -> Batch:
+    def _text_batch(self, tokens: Sequence[int], logits: str) -> TokenBatch:
         start = len(self.read) - self._first
         features = self._features[start : start + len(tokens)]
         return replace(super()._text_batch(tokens, logits), features=features)
@@ -151,7 +151,7 @@ class HeadSequence(DraftSequence):
         self._features = self._features[gone:]
         self._first += gone
 
-    def branch_batch(self, frontier: Frontier, room: int = 0) -> tuple[list[int], Batch | None]:
+    def branch_batch(self, frontier: Frontier, room: int = 0) -> tuple[list[int], TokenBatch | None]:
         rows, batch = super().branch_batch(frontier)  # nothing ahead: the features above would be missing
         if batch is None:
             return rows, None

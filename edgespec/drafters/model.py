@@ -21,7 +21,7 @@ from edgespec.models.llama.cache.kv_cache import (
     decode_together,
 )
 from edgespec.models.llama.cache.states import BLOCK, StateStore
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 from edgespec.speculation.drafters.base import Drafter, DraftRequest, ProposedBy
@@ -154,10 +154,10 @@ class ModelDrafter(Drafter):
         tokens = np.random.default_rng(rows).integers(0, self._n_vocab, _TRIAL_TEXT + rows).astype(np.int32)
         text, drafted = tokens[:_TRIAL_TEXT], tokens[_TRIAL_TEXT:]
         self._changing = True  # no text has these tokens, so the next call discards them
-        cache.append(Batch.run(text, 0, cache.open_paths, "last"))
+        cache.append(TokenBatch.run(text, 0, cache.open_paths, "last"))
         self._context.logits()
         start = time.perf_counter()
-        cache.append(Batch.run(drafted, _TRIAL_TEXT, cache.open_paths, "all"))
+        cache.append(TokenBatch.run(drafted, _TRIAL_TEXT, cache.open_paths, "all"))
         self._context.logits()
         return time.perf_counter() - start
 

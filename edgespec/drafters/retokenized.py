@@ -15,7 +15,7 @@ from itertools import takewhile
 import numpy as np
 
 from edgespec.models.llama.cache.kv_cache import common_prefix, open_cache
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
@@ -114,7 +114,7 @@ class RetokenizedDrafter(Drafter):
         for start in range(0, len(tokens), step):
             piece = tokens[start : start + step]
             last = start + step >= len(tokens)
-            self.cache.append(Batch.run(piece, len(self._read), 1, "last" if last else "none"))
+            self.cache.append(TokenBatch.run(piece, len(self._read), 1, "last" if last else "none"))
             self._read.extend(piece)
         row: np.ndarray[tuple[int], np.dtype[np.float32]] = self._context.logits()[-1].copy()
         return row

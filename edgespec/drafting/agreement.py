@@ -20,7 +20,7 @@ import numpy as np
 from edgespec.engine.engine import Engine
 from edgespec.generation.config import GenerationConfig
 from edgespec.machine.cores import default_threads
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 from edgespec.profiles.stream_rate import StreamRate
@@ -168,7 +168,7 @@ class Reader:
         for _ in range(24):
             self.context.clear()
             start = time.perf_counter()
-            self.context.decode(Batch.run([1] * STEP_ROWS, 0, n_sequences=1, logits="all"))
+            self.context.decode(TokenBatch.run([1] * STEP_ROWS, 0, n_sequences=1, logits="all"))
             self.context.logits()
             times.append(time.perf_counter() - start)
         self.context.clear()
@@ -184,7 +184,7 @@ class Reader:
         for start, end in _pieces(first, len(tokens)):
             asked = start >= first
             self.context.decode(
-                Batch.run(tokens[start:end], start, n_sequences=1, logits="all" if asked else "none")
+                TokenBatch.run(tokens[start:end], start, n_sequences=1, logits="all" if asked else "none")
             )
             if asked:
                 logits = self.context.logits()

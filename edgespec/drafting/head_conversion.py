@@ -28,8 +28,8 @@ from edgespec.models.gguf.safetensors import StoredTensor, read_safetensors
 from edgespec.models.gguf.types import GGUFHeader, as_count
 from edgespec.models.hub import catalog
 from edgespec.models.hub.registry import MADE, Pair, Registry, drafters_folder
+from edgespec.models.llama.heads.reference import FloatArray, HeadShape
 from edgespec.models.llama.heads.sample import write_head
-from edgespec.models.llama.heads.twin import FloatArray, HeadShape
 from edgespec.progress import Progress
 
 TYPES = {

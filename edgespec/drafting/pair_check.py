@@ -16,7 +16,7 @@ from edgespec.models.gguf.split_files import split_paths
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.registry import MADE, REGISTERED, Pair, Registry, drafters_folder
-from edgespec.models.llama.tokenizer.compatibility import Check, compare
+from edgespec.models.llama.tokenizer.compatibility import CompatibilityCheck, compare
 from edgespec.progress import Progress
 from edgespec.units import readable
 
@@ -35,7 +35,7 @@ class Examined:
 
     target: Path
     drafter: Path
-    checks: tuple[Check, ...]
+    checks: tuple[CompatibilityCheck, ...]
     fits: bool
     pair: Pair | None
 
@@ -93,7 +93,9 @@ def examine_pair(
     with Model(paths[0], vocabulary_only=True) as large, Model(paths[1], vocabulary_only=True) as small:
         checks = tuple(compare(large.vocabulary, small.vocabulary))
     if head:
-        checks += (Check(_HEAD_CHECK, True, True, "the head was made for a target like this one"),)
+        checks += (
+            CompatibilityCheck(_HEAD_CHECK, True, True, "the head was made for a target like this one"),
+        )
     if any(check.needed and not check.passed for check in checks):
         return Examined(paths[0], paths[1], checks, fits=False, pair=None)
     kind = MADE if drafters_folder() in paths[1].absolute().parents else REGISTERED

@@ -188,7 +188,7 @@ class Scheduler:
         while len(self._in_flight) < self._limits.sequences:
             if not self._has_room(self._target.max_nodes):
                 return
-            request = self._source.take()
+            request = self._source.pop()
             if request is None:
                 return
             try:

@@ -27,7 +27,7 @@ from edgespec.models.llama.cache.states import StateStore
 from edgespec.models.llama.cache.tree_rows import tree_batch
 from edgespec.models.llama.prefill_chunks import PrefillChunks
 from edgespec.models.llama.row_rule import ANY_ROWS, RowRule
-from edgespec.models.llama.runtime.batch import Batch, IntArray
+from edgespec.models.llama.runtime.batch import IntArray, TokenBatch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 
@@ -190,7 +190,7 @@ class Target:
         """Decode the next tokens of a prompt in one pass of this many rows."""
         cache = cached.cache
         start = cache.length
-        cache.append(Batch.run(piece, start, cache.open_paths), rows)
+        cache.append(TokenBatch.run(piece, start, cache.open_paths), rows)
         cached.tokens.extend(piece)
         self._hidden.show(cached, start, slice(len(piece)))
 
@@ -247,11 +247,11 @@ class Target:
         # prompts' rows.
         wanted = pending + sum(nodes) + rows - total
         extra = unread = self._padded(wanted) - wanted if trees else 0
-        parts: list[tuple[KVCache, Batch]] = []
+        parts: list[tuple[KVCache, TokenBatch]] = []
         # The cells must be taken in the order in which they are committed: the chunks' now, the trees' later.
         for chunk in chunks:
             cache = chunk.cached.cache
-            batch = Batch.run(chunk.tokens, cache.length, cache.open_paths)
+            batch = TokenBatch.run(chunk.tokens, cache.length, cache.open_paths)
             batch.wants_logits[:unread] = True
             unread = max(unread - len(batch), 0)
             parts.append((cache, batch))
@@ -260,8 +260,10 @@ class Target:
             cache.open(len(sequence_tree.tree.leaves))
             batch = tree_batch(sequence_tree.tree, cache.length + n_unread)
             if n_unread:
-                before = Batch.run(sequence_tree.tokens[-1 - n_unread : -1], cache.length, cache.open_paths)
-                batch = Batch.joined([before, batch])
+                before = TokenBatch.run(
+                    sequence_tree.tokens[-1 - n_unread : -1], cache.length, cache.open_paths
+                )
+                batch = TokenBatch.joined([before, batch])
             parts.append((cache, batch))
         decode_together(parts, rows, certain=n_unread + 1)
         row = 0

@@ -11,7 +11,7 @@ from edgespec.loading.devices.spreading import read_rate
 from edgespec.measure.derived_passes import known_curve
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.prefill_chunks import lengths_that_differ
-from edgespec.offload.planning.rows import Prefill
+from edgespec.offload.planning.rows import PrefillFacts
 from edgespec.profiles.store import ProfileStore
 
 
@@ -22,11 +22,11 @@ def expected_prefill(
     store: ProfileStore | None = None,
     *,
     own_kernels: bool = False,
-) -> Prefill:
+) -> PrefillFacts:
     """The grounds on which the pieces of prompts are sized, in a context of so many tokens."""
     differ = lengths_that_differ(user_cache_path("edgespec") / "rows", files.headers[0].fingerprint)
     passes = expected_passes(files, threads, store)
-    return Prefill(passes, usual_prompt(context), own_kernels, frozenset(differ))
+    return PrefillFacts(passes, usual_prompt(context), own_kernels, frozenset(differ))
 
 
 def expected_passes(files: ModelFiles, threads: int, store: ProfileStore | None = None) -> TargetPasses:

@@ -29,7 +29,7 @@ from edgespec.models.gguf.footprint import USUAL_NODES, cells_for
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
 from edgespec.models.llama.runtime.model import Model
 from edgespec.offload.planning.budget import MemoryPlan, plan_memory
-from edgespec.offload.planning.needs import ContextShape, Needs, PairSizes
+from edgespec.offload.planning.needs import ContextShape, MemoryNeeds, PairSizes
 from edgespec.offload.planning.rows import needs_within
 from edgespec.offload.planning.stream_layout import StreamLayout
 from edgespec.profiles.store import ProfileStore
@@ -74,7 +74,7 @@ class Plan:
     target: ModelFiles
     drafter: ModelFiles | None
     context: ContextShape
-    needs: Needs
+    needs: MemoryNeeds
     memory: MemoryPlan
     machine: MachineSnapshot
     spread: Spread | None = None
@@ -260,7 +260,7 @@ class Planner:
 
     def place(
         self,
-        needs: Needs,
+        needs: MemoryNeeds,
         drafter: ModelFiles | None = None,
         *,
         budget: int | None = None,
@@ -309,7 +309,7 @@ class Planner:
         copied = self.config.memory.offload == NONE
         return PairSizes(self.target, drafter, self.context, measured=self.measured, copied=copied)
 
-    def needs(self, drafter: ModelFiles | None = None) -> Needs:
+    def needs(self, drafter: ModelFiles | None = None) -> MemoryNeeds:
         """The needs with passes of as few rows as any target can do with."""
         sizes = self.sizes(drafter)
         return sizes.at(sizes.context.fewest_rows)
@@ -317,7 +317,7 @@ class Planner:
     def _plan(
         self,
         drafter: ModelFiles | None,
-        needs: Needs,
+        needs: MemoryNeeds,
         memory: MemoryPlan,
         spread: Spread | None,
         on_cards: OnCards,
@@ -339,7 +339,7 @@ class Planner:
             warnings + memory.warnings,
         )
 
-    def _within(self, sizes: PairSizes, budget: int, *, devices: bool = False) -> Needs:
+    def _within(self, sizes: PairSizes, budget: int, *, devices: bool = False) -> MemoryNeeds:
         prefill = expected_prefill(
             self.target,
             self.config.model.context,
@@ -349,7 +349,7 @@ class Planner:
         )
         return needs_within(sizes, self.target, budget, self.config, prefill, devices=devices)
 
-    def _on_cards(self, needs: Needs, drafter: ModelFiles | None, budget: int) -> OnCards:
+    def _on_cards(self, needs: MemoryNeeds, drafter: ModelFiles | None, budget: int) -> OnCards:
         cards = self.machine.cards
         if cards is None:
             return NO_CARDS

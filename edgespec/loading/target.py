@@ -35,12 +35,12 @@ from edgespec.models.llama.row_rule import (
 )
 from edgespec.models.llama.runtime.abort import DecodeAborted
 from edgespec.models.llama.runtime.adapters import load_adapter
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.device_layers import ON_PROCESSOR, DeviceLayers
 from edgespec.models.llama.runtime.model import Model
-from edgespec.models.llama.runtime.residency import Residency
-from edgespec.models.llama.state_trees import ROWS, Branching, BranchingStore
+from edgespec.models.llama.runtime.weight_store import WeightStore
+from edgespec.models.llama.state_trees import ROWS, BranchExactness, BranchingStore
 from edgespec.models.text.template import ChatTemplate
 from edgespec.offload.attention import keep_row_attention
 from edgespec.offload.experts.switch import UnknownRouting
@@ -145,7 +145,7 @@ def _open_context(plan: Plan, state: LoadState, shown: Shown | None) -> tuple[Pl
 def _routes_as_expected(context: Context) -> bool:
     """True if the experts that a pass needs are known before it needs them; found by trying one."""
     try:
-        context.decode(Batch.run([0], 0, n_sequences=1, logits="last"))
+        context.decode(TokenBatch.run([0], 0, n_sequences=1, logits="last"))
     except UnknownRouting:
         return False
     finally:
@@ -159,7 +159,7 @@ def _open_weights(plan: Plan, state: LoadState) -> tuple[Plan, Model]:
     if state.adapters and not memory.in_memory:
         raise refuse_streaming()
     devices: DeviceLayers = plan.on_cards.target
-    beside: Residency | None = None
+    beside: WeightStore | None = None
     if state.workers is not None and plan.spread is not None:
         if plan.spread.elsewhere:
             devices, beside = borrow_layers(plan.spread, state.workers, state)
@@ -193,19 +193,19 @@ def _open_weights(plan: Plan, state: LoadState) -> tuple[Plan, Model]:
     return plan.with_layout(stream.layout), state.register(model)
 
 
-def _try_branches(context: Context, fingerprint: str, plan: Plan, state: LoadState) -> Branching | None:
+def _try_branches(context: Context, fingerprint: str, plan: Plan, state: LoadState) -> BranchExactness | None:
     """Try the branching of the model's running states; None if it keeps none.
 
     Where they cannot, the context does without.
     """
     if not context.model.keeps_recurrent_state:
         return None
-    outcome = Branching.WRONG
+    outcome = BranchExactness.WRONG
     if context.branches:
         state.on_progress("Trying branches of running states (once a model)", 0.0)
         held = f"{plan.kernels}{state.variant}{plan.places}"
         outcome = BranchingStore(user_cache_path("edgespec") / "rows").get(fingerprint, held, context)
-    context.branches = outcome is not Branching.WRONG
+    context.branches = outcome is not BranchExactness.WRONG
     if not context.branches:
         state.notes.append(
             "The target keeps a running state, which cannot branch here: drafting chains, not trees."
@@ -213,10 +213,10 @@ def _try_branches(context: Context, fingerprint: str, plan: Plan, state: LoadSta
     return outcome
 
 
-def _decodes_exactly(context: Context, branching: Branching | None, plan: Plan) -> bool:
+def _decodes_exactly(context: Context, branching: BranchExactness | None, plan: Plan) -> bool:
     """True if decoding is exact as planned, which takes branches that round like the text."""
     model, exact = context.model, plan.exact
-    if exact and branching not in (None, Branching.SAME):
+    if exact and branching not in (None, BranchExactness.SAME):
         if plan.config.speculation.exact:
             why = "whose branches round differently" if context.branches else "which cannot branch"
             raise BackendError(

@@ -16,7 +16,7 @@ from edgespec.errors import MemoryLimitError
 from edgespec.loading.plan import Plan, Planner, TextPlan
 from edgespec.models.gguf.footprint import USUAL_TEXT, cell_bytes
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.offload.planning.needs import Needs
+from edgespec.offload.planning.needs import MemoryNeeds
 from edgespec.units import readable
 
 _UNMEASURED = 16  # texts, where it is not known what passes take
@@ -76,7 +76,7 @@ def _possible(
     return possible
 
 
-def with_cells(needs: Needs, n_bytes: int) -> Needs:
+def with_cells(needs: MemoryNeeds, n_bytes: int) -> MemoryNeeds:
     """The needs with a larger cache: the target's, as the sum does not depend on whose cells these are."""
     first, *others = needs.footprints
     return replace(needs, footprints=[replace(first, cache=first.cache + n_bytes), *others])

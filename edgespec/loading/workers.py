@@ -9,14 +9,14 @@ from edgespec.loading.devices.spreading import Spread, usual_type
 from edgespec.loading.state import LoadState
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.runtime.device_layers import DeviceLayers
-from edgespec.models.llama.runtime.residency import AllInMemory
+from edgespec.models.llama.runtime.weight_store import AllInMemory
 from edgespec.units import readable
 from edgespec.workers.address import parse_addresses
 from edgespec.workers.pool import WorkerPool
 
 
 class RemoteLayers(AllInMemory):
-    """Notices that a machine is gone: a `Residency`.
+    """Notices that a machine is gone: a `WeightStore`.
 
     Args:
         lost: gives an error if a machine is gone; called around every decode.

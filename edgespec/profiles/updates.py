@@ -18,7 +18,7 @@ from edgespec.costs.yields import BUDGETS, TreeYields
 from edgespec.generation.expert_use import ExpertUse
 from edgespec.generation.result import PassRecord
 from edgespec.machine.contention import ContentionWatch
-from edgespec.models.llama.runtime.residency import Residency
+from edgespec.models.llama.runtime.weight_store import WeightStore
 from edgespec.profiles.store import ExpertProfile, Keys, PassProfile, ProfileStore
 from edgespec.profiles.stream_rate import StreamRate
 from edgespec.speculation.sizing.yield_meter import YieldMeter, accepted_by_budget
@@ -185,7 +185,7 @@ class ProfileUpdates:
         self._experts = ExpertUse()
         self._watch = None
 
-    def save(self, weights: Residency) -> None:
+    def save(self, weights: WeightStore) -> None:
         """Correct the stored profile by the passes of this run, and start over."""
         if self._keys is None:
             return
@@ -202,7 +202,7 @@ class ProfileUpdates:
                 self._store.put(key, known.corrected(tally.ratios, tally.passes, tally.steps))
         self.forget()
 
-    def _save_experts(self, weights: Residency, keys: Keys) -> None:
+    def _save_experts(self, weights: WeightStore, keys: Keys) -> None:
         if self._experts.hits + self._experts.misses < _ENOUGH_EXPERTS:
             return
         held, known = weights.experts_held, self._store.experts(keys.target)
@@ -218,7 +218,7 @@ class ProfileUpdates:
             return  # this run was disturbed too
         self._store.put(keys.passes, corrected_passes(passes, self._seconds))
 
-    def _save_rate(self, weights: Residency, keys: Keys) -> None:
+    def _save_rate(self, weights: WeightStore, keys: Keys) -> None:
         arriving = StreamRate(weights, since_loading=True)
         if arriving.n_bytes < _ENOUGH_PASSES * weights.streamed_bytes or not arriving.n_bytes:
             return

@@ -140,9 +140,9 @@ class ExpansionPolicy:
         least_gain: stop after a draft step that raised the tree's expected accepted tokens by no more.
         later_branching: most children of a node below the root, if that is fewer than the root may have.
         merges: whether a model drafter may merge in what other sources propose.
-        keeps_ends: whether tokens that end the answer become nodes. Where the target chooses, such a node wastes a
-            row: the choice after its parent already decides. Rules that judge drafted tokens need it.
-            Nothing ever grows below one.
+        keeps_ends: whether tokens that end the answer become nodes. Where the target chooses, such a node
+            wastes a row: the choice after its parent already decides. Rules that judge drafted tokens need
+            it. Nothing ever grows below one.
     """
 
     acceptance: AcceptanceModel = field(default_factory=DrafterProbability)
@@ -165,8 +165,8 @@ class TreeLimits:
         branching: most children of a node.
         min_logprob: drafted nodes are worth their cost only if their path scores above this.
         free_nodes: nodes, the root included, that cost nothing, whatever their score.
-        row_multiple: a pass is padded to a multiple of this. The last nodes of a tree must together be worth that
-            many rows, and the next best nodes fill the padding.
+        row_multiple: a pass is padded to a multiple of this. The last nodes of a tree must together be worth
+            that many rows, and the next best nodes fill the padding.
         min_gain: expected accepted tokens that make a draft step worth its cost.
         row_gain: the same for every node that a step reads.
         overlap_budget: what the first draft steps may cost, in the same unit, before they must pay: the disk

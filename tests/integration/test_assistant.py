@@ -23,10 +23,10 @@ from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.cache.tree_cache import BranchingCache
 from edgespec.models.llama.heads.assistant import AssistantContext
 from edgespec.models.llama.heads.families import HeadFamily
+from edgespec.models.llama.heads.reference import FloatArray
 from edgespec.models.llama.heads.support import support_fault
-from edgespec.models.llama.heads.twin import FloatArray
 from edgespec.models.llama.runtime.context import NoRoomInCache
-from edgespec.models.llama.trials.gemma_twin import GemmaShape, ReadText
+from edgespec.models.llama.trials.gemma_reference import GemmaShape, ReadTokens
 from edgespec.models.llama.trials.tiny_gemma import write_gemma
 from edgespec.offload.planning.needs import ContextShape, PairSizes
 from edgespec.speculation.growth import Children, Frontier
@@ -94,13 +94,13 @@ def noted_steps(monkeypatch: pytest.MonkeyPatch) -> list[Step]:
 
 def check_steps(pair: TinyPair, steps: Sequence[Step]) -> None:
     """Compare draft steps with what NumPy computes of their texts alone."""
-    texts: dict[tuple[int, ...], ReadText] = {}
+    texts: dict[tuple[int, ...], ReadTokens] = {}
     for step in steps:
-        read = texts.setdefault(tuple(step.text), pair.target_twin.read(step.text[:-1]))
+        read = texts.setdefault(tuple(step.text), pair.target_reference.read(step.text[:-1]))
         if step.is_root:
             state = read.states[-1]
             assert np.abs(step.features - state).max() < 1e-2 * np.abs(state).max()
-        expected, _ = pair.assistant_twin.draft(read, step.tokens, step.features)
+        expected, _ = pair.assistant_reference.draft(read, step.tokens, step.features)
         assert np.abs(step.logits - expected).max() < 1e-2 * np.abs(expected).max()
 
 

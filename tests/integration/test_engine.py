@@ -16,7 +16,7 @@ from edgespec.drafters.model import ModelDrafter
 from edgespec.engine.engine import Engine
 from edgespec.errors import ContextLengthError, MemoryLimitError, ModelFileError, TemplateError, UsageError
 from edgespec.generation.config import GenerationConfig
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 
 QUESTION = "Why is the sky blue?"
 
@@ -51,7 +51,7 @@ def test_the_drafter_reads_nothing_accepted_twice(drafted: Engine, monkeypatch: 
     kept: list[int] = []  # positions read as tree nodes and then accepted
     append, commit = cache.append, cache.commit
 
-    def watched_append(batch: Batch) -> None:
+    def watched_append(batch: TokenBatch) -> None:
         read.extend(batch.positions.tolist())
         append(batch)
 

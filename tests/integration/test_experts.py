@@ -30,7 +30,7 @@ from edgespec.offload.experts import switch
 from edgespec.offload.packing.pack import gains_from_packing
 from edgespec.offload.planning.budget import plan_memory
 from edgespec.offload.planning.held_experts import budget_for_experts
-from edgespec.offload.planning.needs import ContextShape, Needs
+from edgespec.offload.planning.needs import ContextShape, MemoryNeeds
 from edgespec.offload.weights import StreamedWeights
 from edgespec.profiles import updates
 from edgespec.profiles.store import ProfileStore
@@ -165,7 +165,7 @@ def test_more_memory_holds_more_experts_and_the_budget_counts_them(plain: Path) 
 
 def test_a_plan_knows_how_many_experts_fit_and_says_what_it_assumes(plain: Path) -> None:
     files = ModelFiles.of(read_header(plain))
-    needs, config = Needs([footprint(files, n_cells=256, n_outputs=8)], 180 * MIB), Config()
+    needs, config = MemoryNeeds([footprint(files, n_cells=256, n_outputs=8)], 180 * MIB), Config()
     whole = needs.total
     plans = [plan_memory(needs, files, whole - short * MIB, config).holding for short in (12, 6, 0)]
     few, more, all_fit = (plan.experts for plan in plans)

@@ -20,7 +20,7 @@ from edgespec.models.llama.cache.chain_cache import ChainCache
 from edgespec.models.llama.cache.states import StateStore
 from edgespec.models.llama.heads.sample import N_VOCAB, WIDTH, write_target
 from edgespec.models.llama.runtime.backend import start_backend
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.trials.tiny_hybrid import write_tiny_hybrid
 from edgespec.speculation.drafters.base import NoDrafter
@@ -103,7 +103,7 @@ def test_no_pass_has_several_sequences_of_a_running_state(
     seen: list[set[int]] = []
     decode = Context.decode
 
-    def watched(context: Context, batch: Batch) -> None:
+    def watched(context: Context, batch: TokenBatch) -> None:
         if context.model.keeps_recurrent_state:
             seen.append(set(batch.sequence_ids.tolist()))
             assert len(seen[-1]) == 1

@@ -34,7 +34,7 @@ from edgespec.errors import BackendError, MemoryLimitError, PairingError, UsageE
 from edgespec.models.gguf.header import read_header
 from edgespec.models.hub.registry import MADE, Pair, Registry, drafters_folder
 from edgespec.models.llama.quantize import KEEP, make_drafter
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 from tests.tiny import N_VOCAB, write_tiny
@@ -79,7 +79,7 @@ def logits_of(path: Path, tokens: list[int]) -> np.ndarray:
     """llama.cpp's logits after every token, (tokens, n_vocab)."""
     with Model(path, repack=False) as model:
         context = Context(model, n_cells=256, n_rows=256, n_outputs=256, n_sequences=1, n_threads=1)
-        context.decode(Batch.run(tokens, 0, n_sequences=1, logits="all"))
+        context.decode(TokenBatch.run(tokens, 0, n_sequences=1, logits="all"))
         logits = context.logits().copy()
         context.close()
     return logits

@@ -19,7 +19,7 @@ from edgespec.models.llama.cache.kv_cache import common_prefix
 from edgespec.models.llama.cache.states import StateStore
 from edgespec.models.llama.row_rule import RowRule
 from edgespec.models.llama.runtime.abort import AbortFlag
-from edgespec.models.llama.runtime.residency import AllInMemory
+from edgespec.models.llama.runtime.weight_store import AllInMemory
 from edgespec.models.text.encoding import Encoder
 from edgespec.speculation.drafters.base import Drafter, DraftRequest
 from edgespec.speculation.growth import TreeLimits

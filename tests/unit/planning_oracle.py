@@ -21,15 +21,15 @@ from edgespec.models.gguf.experts import LayerWeights, layer_weights
 from edgespec.models.gguf.layers import Layer, ModelFiles
 from edgespec.offload.layout import EXPERT_PIECE_BYTES, plain_store
 from edgespec.offload.packing.pack import gains_from_packing, record_places, tensor_places
-from edgespec.offload.planning.needs import MOST_PROMPT_ROWS, Needs, tied_bytes
-from edgespec.offload.planning.placement import Placement, PoolSizes, place, place_with_experts
-from edgespec.offload.planning.rows import Prefill
+from edgespec.offload.planning.needs import MOST_PROMPT_ROWS, MemoryNeeds, tied_bytes
+from edgespec.offload.planning.placement import LayerPlacement, PoolSizes, place, place_with_experts
+from edgespec.offload.planning.rows import PrefillFacts
 
 _MOST_STREAMED_ROWS = 4096
 
 
 def predict(
-    needs: Needs, files: ModelFiles, budget: int, *, streams: bool = False, hits: HitRates | None = None
+    needs: MemoryNeeds, files: ModelFiles, budget: int, *, streams: bool = False, hits: HitRates | None = None
 ) -> PlannedWeights:
     """Place weights under a budget, on a processor alone."""
     whole = _whole(needs)
@@ -67,7 +67,7 @@ def predict(
 
 def predict_on(
     machine: MachineSnapshot,
-    needs: Needs,
+    needs: MemoryNeeds,
     files: ModelFiles,
     drafter: ModelFiles | None,
     budget: int,
@@ -96,21 +96,21 @@ class Decision:
 
     rows: int
     spread: Spread | None
-    placement: Placement | None
+    placement: LayerPlacement | None
 
 
 def decide(
     machine: MachineSnapshot,
     target: ModelFiles,
     drafter: ModelFiles | None,
-    sizes: Mapping[int, Needs],
+    sizes: Mapping[int, MemoryNeeds],
     budget: int,
     config: Config,
-    prefill: Prefill,
+    prefill: PrefillFacts,
 ) -> Decision:
     """Result of a load of models whose needs for each number of rows are known."""
 
-    def measure(lent: int = 0, *, devices: bool = False) -> Needs:
+    def measure(lent: int = 0, *, devices: bool = False) -> MemoryNeeds:
         return _measure(target, sizes, budget + lent, config, prefill, devices=devices)
 
     spread: Spread | None = None
@@ -142,8 +142,8 @@ def decide(
 
 
 def carry_out(
-    needs: Needs, files: ModelFiles, budget: int, config: Config, spread: Spread | None
-) -> Placement | None:
+    needs: MemoryNeeds, files: ModelFiles, budget: int, config: Config, spread: Spread | None
+) -> LayerPlacement | None:
     """The layers that a load streamed; None if it streamed none."""
     whole, offload = _whole(needs), config.memory.offload
     least = whole - sum(size.weights for size in needs.footprints)
@@ -174,13 +174,13 @@ def carry_out(
 
 def _measure(
     files: ModelFiles,
-    sizes: Mapping[int, Needs],
+    sizes: Mapping[int, MemoryNeeds],
     budget: int,
     config: Config,
-    prefill: Prefill,
+    prefill: PrefillFacts,
     *,
     devices: bool,
-) -> Needs:
+) -> MemoryNeeds:
     """The rows of a pass that suit a budget best."""
     offload, exact = config.memory.offload, config.speculation.exact
     fewest = min(sizes)
@@ -209,7 +209,7 @@ def _chosen(files: ModelFiles, layers: Sequence[Layer], config: Config) -> Layer
     return layer_weights(files, layers)
 
 
-def _whole(needs: Needs) -> int:
+def _whole(needs: MemoryNeeds) -> int:
     return needs.process + sum(size.weights + size.cache + size.buffers for size in needs.footprints)
 
 
@@ -244,7 +244,7 @@ def _place(
     fixed: int,
     loading: int,
     n_slots: int | None = None,
-) -> Placement:
+) -> LayerPlacement:
     if pool is None:
         return place(layers, budget=budget, fixed=fixed, loading=loading, n_slots=n_slots)
     return place_with_experts(layers, pool, budget=budget, fixed=fixed, loading=loading, n_slots=n_slots)

@@ -29,10 +29,10 @@ from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.markov import MarkovHead
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.llama.heads import sample
+from edgespec.models.llama.heads.blocks.reference import BlockShape, ReferenceBlockHead
 from edgespec.models.llama.heads.blocks.sample import SHAPE, write_block_head
-from edgespec.models.llama.heads.blocks.twin import BlockShape, BlockTwin
+from edgespec.models.llama.heads.reference import FloatArray
 from edgespec.models.llama.heads.sample import N_VOCAB, WIDTH, add_bytes, write_target
-from edgespec.models.llama.heads.twin import FloatArray
 from edgespec.speculation.learning.drafter_calibration import DrafterCalibration
 from edgespec.speculation.noise import GumbelNoise
 from edgespec.speculation.ranking import CalibratedRanking
@@ -162,10 +162,10 @@ def test_a_bias_is_exchanged_off_the_best_path(tmp_path: Path) -> None:
     weights = DSPARK.random(np.random.default_rng(1))
     rng = np.random.default_rng(2)
     embedding = rng.standard_normal((N_VOCAB, WIDTH)).astype(np.float32)
-    twin = BlockTwin(DSPARK, weights, embedding, embedding)
+    reference = ReferenceBlockHead(DSPARK, weights, embedding, embedding)
     hidden = rng.standard_normal((4, 3 * WIDTH)).astype(np.float32)
     tokens = [70] + [DSPARK.mask] * 5
-    alone, biased = twin.block(hidden, tokens), twin.biased(hidden, tokens)
+    alone, biased = reference.block(hidden, tokens), reference.biased(hidden, tokens)
     bias = MarkovHead(read_block_head(header))
     block = BiasedLogits(biased, 70, bias)
     np.testing.assert_allclose(block.after(0, np.array([70], dtype=np.int32)), biased[:1])
@@ -178,7 +178,7 @@ def test_a_bias_is_exchanged_off_the_best_path(tmp_path: Path) -> None:
         for row, token in ((1, 5), (3, 200)):
             kept = np.isfinite(found[row])
             assert 32 <= kept.sum() < N_VOCAB
-            expected = alone[depth] + twin.bias(token)
+            expected = alone[depth] + reference.bias(token)
             np.testing.assert_allclose(found[row][kept], expected[kept], rtol=1e-4, atol=1e-3)
     bias.close()
 

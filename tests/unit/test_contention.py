@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.costs.curves import Curve
-from edgespec.machine.contention import DISTURBED, ContentionWatch, Load, pressure
+from edgespec.machine.contention import DISTURBED, ContentionWatch, ProcessorUse, pressure
 from edgespec.machine.cores import usable_cores
 from edgespec.measure.initial_costs import better, quicker
 from edgespec.profiles.store import DraftProfile, Keys, PassProfile, ProfileStore
@@ -37,7 +37,7 @@ IDLE = PassProfile(CURVE, (0.01, 0.02, 0.01), quick=True)
 def test_others_count_as_far_as_they_stand_in_the_way(
     busy_s: float, own_s: float, cores: int, threads: int, expected: float
 ) -> None:
-    before, after = Load(5.0, 100.0, 7.0), Load(15.0, 100.0 + busy_s, 7.0 + own_s)
+    before, after = ProcessorUse(5.0, 100.0, 7.0), ProcessorUse(15.0, 100.0 + busy_s, 7.0 + own_s)
     assert pressure(before, after, cores=cores, threads=threads) == pytest.approx(expected)
     assert pressure(before, before, cores=cores, threads=threads) == 0
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edgespec.generation.result import PassRecord
-from edgespec.models.llama.runtime.residency import Residency
+from edgespec.models.llama.runtime.weight_store import WeightStore
 from edgespec.profiles.store import Keys, ProfileStore
 from edgespec.profiles.updates import ProfileUpdates
 from edgespec.speculation.tree import TokenTree
@@ -16,7 +16,7 @@ from edgespec.speculation.tree import TokenTree
 KEYS = Keys.of("target", "drafter", threads=2, mode="")
 
 
-class _InMemory(Residency):
+class _InMemory(WeightStore):
     """Weights that are not read from disk."""
 
     streamed_bytes = 0

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.drafters.head_sequence import HeadSequence
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.speculation.growth import Frontier
 from edgespec.speculation.tree import FloatArray
 
@@ -40,7 +40,7 @@ class Cells:
     def open(self, paths: int) -> None:
         self.open_paths = max(self.open_paths, paths)
 
-    def append(self, batch: Batch, rows: int = 0) -> None:
+    def append(self, batch: TokenBatch, rows: int = 0) -> None:
         assert batch.features is not None
         assert len(batch.features) == len(batch.tokens) <= ROWS
         assert batch.positions.tolist() == list(range(len(self.rows), len(self.rows) + len(batch)))

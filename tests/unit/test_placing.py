@@ -15,7 +15,7 @@ from edgespec.costs.curves import Curve
 from edgespec.errors import MemoryLimitError
 from edgespec.kernels import report_store
 from edgespec.kernels.layouts import available_layouts
-from edgespec.kernels.report import Report
+from edgespec.kernels.report import TrialReport
 from edgespec.kernels.setting import PLAIN, VARIABLE
 from edgespec.loading.devices.cards import Card, Cards
 from edgespec.loading.devices.finding import PlacementRequest
@@ -26,7 +26,7 @@ from edgespec.measure.derived_passes import known_products
 from edgespec.models.gguf.footprint import Footprint
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import GGUFHeader, TensorInfo
-from edgespec.offload.planning.needs import Needs
+from edgespec.offload.planning.needs import MemoryNeeds
 from edgespec.profiles.device_profile import DeviceProfile
 from edgespec.profiles.store import Keys, ProfileStore
 
@@ -44,9 +44,9 @@ def files() -> ModelFiles:
     return ModelFiles((GGUFHeader(Path("m.gguf"), 3, metadata, tensors, 32, 0, 0, "f"),))
 
 
-def needs(*drafters: Footprint) -> Needs:
+def needs(*drafters: Footprint) -> MemoryNeeds:
     weights = LAYERS * LAYER + 2 * OUTSIDE
-    return Needs([Footprint(weights, CACHE, BUFFERS), *drafters], PROCESS, 64)
+    return MemoryNeeds([Footprint(weights, CACHE, BUFFERS), *drafters], PROCESS, 64)
 
 
 def card(slowness: float, layers: float, *, name: str = "CUDA0", shared: bool = False) -> Card:
@@ -77,13 +77,13 @@ def place(found: Cards, memory: int, request: PlacementRequest | None = None) ->
 
 def test_the_processor_is_as_fast_as_the_kernels_that_it_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["forbidden", *(layout.name for layout in available_layouts())]
-    report = Report(seconds={0: {PLAIN: (4.0,) * 3, **dict.fromkeys(names, (1.0,) * 3)}})
+    report = TrialReport(seconds={0: {PLAIN: (4.0,) * 3, **dict.fromkeys(names, (1.0,) * 3)}})
     monkeypatch.setattr(report_store, "_found", report)
     monkeypatch.setenv(VARIABLE, PLAIN)
     own, _ = layer_seconds(cards(card(1, layers=0)), files(), rows=8)
     assert own == pytest.approx(SECONDS[1] * LAYER)
     known = known_products(ProfileStore(), 1, 0)
-    monkeypatch.setattr(report_store, "_found", Report(seconds={0: {PLAIN: (4.0,) * 3}}))
+    monkeypatch.setattr(report_store, "_found", TrialReport(seconds={0: {PLAIN: (4.0,) * 3}}))
     assert known == known_products(ProfileStore(), 1, 0)
 
 

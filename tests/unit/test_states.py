@@ -135,7 +135,7 @@ def test_what_several_texts_begin_with_is_kept_the_longest(tmp_path: Path) -> No
 
 def test_a_text_may_be_written_block_by_block(tmp_path: Path) -> None:
     store = StateStore(CheckedFiles(tmp_path), "x")
-    steps = store.keeping(cells(TEXT), TEXT, tail=True)
+    steps = store.saving(cells(TEXT), TEXT, tail=True)
     next(steps)
     assert len(list(tmp_path.iterdir())) == 1
     steps.close()

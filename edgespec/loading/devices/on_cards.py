@@ -14,7 +14,7 @@ from edgespec.models.gguf.footprint import Footprint
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.mtp_file import reads_target
 from edgespec.models.llama.runtime.device_layers import ON_PROCESSOR, DeviceLayers
-from edgespec.offload.planning.needs import Needs
+from edgespec.offload.planning.needs import MemoryNeeds
 from edgespec.units import readable
 
 
@@ -86,7 +86,7 @@ class OnCards:
         free = " and ".join(f"{card.name} ({readable(card.free)} free)" for card in self.cards.devices)
         return [f"{self.placed.elsewhere} of {total} layers fit on {free}."]
 
-    def left(self, needs: Needs) -> Needs:
+    def left(self, needs: MemoryNeeds) -> MemoryNeeds:
         """The needs of this machine's memory.
 
         Args:
@@ -103,7 +103,7 @@ NO_CARDS = OnCards()
 
 def place_models(
     cards: Cards,
-    needs: Needs,
+    needs: MemoryNeeds,
     target: ModelFiles,
     drafter: ModelFiles | None,
     room: int,

@@ -25,14 +25,14 @@ from edgespec.loading.devices.spreading import (
 )
 from edgespec.models.gguf.footprint import Footprint
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.offload.planning.needs import Needs
+from edgespec.offload.planning.needs import MemoryNeeds
 from edgespec.units import readable
 
 MARGIN = 0.05  # of a card's free memory, left to other programs and to what drivers allocate
 
 
 def place_on_cards(
-    cards: Cards, needs: Needs, files: ModelFiles, room: int, request: PlacementRequest
+    cards: Cards, needs: MemoryNeeds, files: ModelFiles, room: int, request: PlacementRequest
 ) -> Spread:
     """The devices for the layers of a model.
 

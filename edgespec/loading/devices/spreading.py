@@ -11,7 +11,7 @@ from edgespec.kernels.layouts import measured_products
 from edgespec.kernels.report import ROWS
 from edgespec.loading.devices.cards import Card
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.offload.planning.needs import Needs
+from edgespec.offload.planning.needs import MemoryNeeds
 from edgespec.profiles.store import ProfileStore, disk_key
 from edgespec.workers.pool import LentDevice
 
@@ -71,7 +71,7 @@ class Spread:
         """Layers on devices."""
         return sum(self.counts)
 
-    def left(self, needs: Needs) -> Needs:
+    def left(self, needs: MemoryNeeds) -> MemoryNeeds:
         """The needs of this machine's memory.
 
         Args:
@@ -93,7 +93,7 @@ def in_words(here: int, counts: Sequence[int], names: Sequence[str]) -> str:
     return ", ".join([f"{here} here", *(f"{count} on {name}" for count, name in used)])
 
 
-def room_here(needs: Needs, files: ModelFiles, room: int) -> tuple[int, int]:
+def room_here(needs: MemoryNeeds, files: ModelFiles, room: int) -> tuple[int, int]:
     """Bytes of the largest layer with its keys and values, and what there is for layers in memory.
 
     Args:

@@ -20,7 +20,7 @@ from edgespec.loading.devices.spreading import (
     usual_type,
 )
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.offload.planning.needs import Needs
+from edgespec.offload.planning.needs import MemoryNeeds
 from edgespec.units import readable
 from edgespec.workers.address import parse_addresses
 from edgespec.workers.pool import WorkerPool
@@ -29,7 +29,7 @@ _MARGIN = 0.02  # of a worker's memory, for what its own process allocates
 
 
 def spread_over(
-    workers: LayerDevices, needs: Needs, files: ModelFiles, room: int, disk_rate: float | None = None
+    workers: LayerDevices, needs: MemoryNeeds, files: ModelFiles, room: int, disk_rate: float | None = None
 ) -> Spread:
     """Give layers to the fastest machines, as far as their memory reaches.
 

@@ -23,7 +23,7 @@ import llama_cpp
 import numpy as np
 
 from edgespec.errors import BackendError, EdgeSpecError, MemoryLimitError
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.model import Model
 
 _PASS_ROWS = 512  # of a prompt, llama.cpp's default
@@ -32,7 +32,7 @@ _WARM_UP_ROWS = 16
 
 
 @dataclass(frozen=True)
-class Work:
+class DecodeWork:
     """The work of a decode.
 
     Attributes:
@@ -54,7 +54,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--no-repack", action="store_true")
     options = parser.parse_args()
-    work = Work(options.prompt, options.tokens, options.texts)
+    work = DecodeWork(options.prompt, options.tokens, options.texts)
     try:
         model = Model(options.model, memory_map=True, repack=not options.no_repack)
         try:
@@ -66,7 +66,7 @@ def main() -> None:
     print(json.dumps(figures), flush=True)
 
 
-def measure(model: Model, work: Work, threads: int) -> dict[str, float]:
+def measure(model: Model, work: DecodeWork, threads: int) -> dict[str, float]:
     """Seconds of reading prompts and of extending texts, and tokens per second, named as by llama.cpp.
 
     And the processor time of extending, which other programs disturb less.
@@ -100,7 +100,7 @@ def measure(model: Model, work: Work, threads: int) -> dict[str, float]:
 
 
 @contextmanager
-def _context(model: Model, work: Work, threads: int) -> Iterator[Any]:
+def _context(model: Model, work: DecodeWork, threads: int) -> Iterator[Any]:
     params = llama_cpp.llama_context_default_params()
     each = -(-(work.prompt + work.tokens) // _CELLS) * _CELLS
     params.n_ctx = work.texts * each
@@ -117,10 +117,10 @@ def _context(model: Model, work: Work, threads: int) -> Iterator[Any]:
         llama_cpp.llama_free(handle)
 
 
-def _rows(positions: np.ndarray[Any, Any], start: int, texts: int, *, wanted: bool = False) -> Batch:
+def _rows(positions: np.ndarray[Any, Any], start: int, texts: int, *, wanted: bool = False) -> TokenBatch:
     """Rows at these positions behind `start`, for every text; the tokens do not matter."""
     n = len(positions) * texts
-    return Batch(
+    return TokenBatch(
         tokens=np.zeros(n, dtype=np.int32),
         positions=np.tile(positions + start, texts).astype(np.int32),
         sequence_ids=np.repeat(np.arange(texts), len(positions)).astype(np.int32),
@@ -129,10 +129,10 @@ def _rows(positions: np.ndarray[Any, Any], start: int, texts: int, *, wanted: bo
     )
 
 
-def _part(batch: Batch, start: int, end: int) -> Batch:
+def _part(batch: TokenBatch, start: int, end: int) -> TokenBatch:
     rows = slice(start, end)
     n = len(batch.tokens[rows])
-    return Batch(
+    return TokenBatch(
         tokens=batch.tokens[rows],
         positions=batch.positions[rows],
         sequence_ids=batch.sequence_ids[rows],
@@ -141,7 +141,7 @@ def _part(batch: Batch, start: int, end: int) -> Batch:
     )
 
 
-def _decode(handle: Any, batch: Batch) -> None:
+def _decode(handle: Any, batch: TokenBatch) -> None:
     struct, keep_alive = batch.to_llama()
     code = llama_cpp.llama_decode(handle, struct)
     llama_cpp.llama_synchronize(handle)

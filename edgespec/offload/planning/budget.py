@@ -11,7 +11,7 @@ from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub.removal import packs_folder
 from edgespec.offload.packing.choice import packing_in_memory
-from edgespec.offload.planning.needs import Needs, tied_bytes
+from edgespec.offload.planning.needs import MemoryNeeds, tied_bytes
 from edgespec.offload.planning.stream_layout import StreamLayout, streamable, wants_pack
 from edgespec.units import readable
 
@@ -52,7 +52,7 @@ class MemoryPlan:
 
 
 def plan_memory(
-    needs: Needs,
+    needs: MemoryNeeds,
     files: ModelFiles,
     budget: int,
     config: Config,
@@ -128,7 +128,7 @@ def plan_memory(
     return MemoryPlan(budget, holding, memory_map=True, paged=True, notes=notes, warnings=warnings)
 
 
-def least_budget(needs: Needs, files: ModelFiles, config: Config) -> int:
+def least_budget(needs: MemoryNeeds, files: ModelFiles, config: Config) -> int:
     """The smallest budget for which there is a plan, all weights streamed if they can be."""
     budget = 0
     while budget < needs.total:
@@ -144,7 +144,7 @@ def least_budget(needs: Needs, files: ModelFiles, config: Config) -> int:
 
 
 def _streamed(
-    needs: Needs, files: ModelFiles, rest: ModelFiles, budget: int, config: Config, hits: HitRates
+    needs: MemoryNeeds, files: ModelFiles, rest: ModelFiles, budget: int, config: Config, hits: HitRates
 ) -> MemoryPlan:
     """The plan with streamed layers; raises as StreamLayout."""
     notes: list[str] = []

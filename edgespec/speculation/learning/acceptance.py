@@ -1,9 +1,9 @@
 """Calibrated acceptance: from what is known of a candidate to the probability that the target chooses it.
 
-`DrafterCalibration` turns the drafter's logits into probabilities. What is systematically wrong with them is measured
-here while decoding: for each rank, the share of candidates that the target chose, as a function of the
-estimated probability. A likelier candidate never gets a lower probability (isotonic regression by pooling
-adjacent violators, Ayer et al. 1955), and where there are few counts, a prior decides.
+`DrafterCalibration` turns the drafter's logits into probabilities. What is systematically wrong with them is
+measured here while decoding: for each rank, the share of candidates that the target chose, as a function of
+the estimated probability. A likelier candidate never gets a lower probability (isotonic regression by
+pooling adjacent violators, Ayer et al. 1955), and where there are few counts, a prior decides.
 
 What other sources say of a candidate (see `evidence`) changes its log-odds. Each source starts with rough
 values, and each class of its evidence has a correction, a Gaussian that every choice of the target updates,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Collection
 
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 
 
@@ -44,7 +44,7 @@ class ChainCache:
     def fork(self, path: int, new_path: int, length: int) -> None:
         """Do nothing: there is one path, and no caller forks it."""
 
-    def append(self, batch: Batch, rows: int = 0) -> None:
+    def append(self, batch: TokenBatch, rows: int = 0) -> None:
         """Decode consecutive tokens that belong to the text."""
         self.context.decode(batch)
         self.appended(len(batch))
@@ -53,7 +53,7 @@ class ChainCache:
         """Note that the next tokens of the text were decoded."""
         self.length += n_tokens
 
-    def try_branches(self, batch: Batch, rows: int = 0, certain: int = 0) -> None:
+    def try_branches(self, batch: TokenBatch, rows: int = 0, certain: int = 0) -> None:
         """Decode a draft after the text, of which `commit` keeps the beginning.
 
         Args:
@@ -73,7 +73,7 @@ class ChainCache:
         if n_tokens < n_rows:
             self.recover()
             if right:
-                self.context.decode(Batch.run(right, self.length, n_sequences=1))
+                self.context.decode(TokenBatch.run(right, self.length, n_sequences=1))
         self.length += n_tokens
 
     def recover(self) -> None:

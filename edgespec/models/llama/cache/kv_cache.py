@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from edgespec.models.llama.cache.chain_cache import ChainCache
 from edgespec.models.llama.cache.shared_cells import SharedCells
-from edgespec.models.llama.cache.state_cache import Placement, StateCache
+from edgespec.models.llama.cache.state_cache import StateCache, TreeRows
 from edgespec.models.llama.cache.tree_cache import BranchingCache
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 
 KVCache = BranchingCache | ChainCache | StateCache
@@ -55,7 +55,7 @@ def inherit(cache: KVCache, source: KVCache, length: int) -> None:
     cache.inherit(source, length)
 
 
-def decode_together(parts: Sequence[tuple[KVCache, Batch]], rows: int, certain: int) -> None:
+def decode_together(parts: Sequence[tuple[KVCache, TokenBatch]], rows: int, certain: int) -> None:
     """Decode rows after the committed texts of several caches in one pass.
 
     Args:
@@ -72,7 +72,7 @@ def decode_together(parts: Sequence[tuple[KVCache, Batch]], rows: int, certain: 
     branching[0][0].cells.decode(branching, rows)
 
 
-def placement(cache: KVCache) -> Placement | None:
+def placement(cache: KVCache) -> TreeRows | None:
     """Return the place in the pass of the rows that a cache tried last; None if none was moved."""
     return cache.placement if isinstance(cache, StateCache) else None
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 
 
 class CellHolder(Protocol):
@@ -20,13 +20,13 @@ class CellHolder(Protocol):
     length: int
     ids: list[int]
 
-    def numbered(self, batch: Batch) -> Batch: ...
+    def numbered(self, batch: TokenBatch) -> TokenBatch: ...
     def close_path(self) -> None: ...
     def close_paths(self) -> None: ...
 
 
 @dataclass
-class Stretch:
+class CellRange:
     """Consecutive positions of one text, or of several that share their cells.
 
     Attributes:
@@ -51,10 +51,10 @@ class Segments:
 
     def __init__(self) -> None:
         self.n_cells = 0
-        self._stretches: list[Stretch] = []
+        self._stretches: list[CellRange] = []
         self._in_place = 0  # leading stretches that fill the first cells without gaps
 
-    def __iter__(self) -> Iterator[Stretch]:
+    def __iter__(self) -> Iterator[CellRange]:
         return iter(self._stretches)
 
     def add(self, text: CellHolder, start: int, end: int) -> None:
@@ -64,11 +64,11 @@ class Segments:
         if last is not None and last.holders == [text] and last.end == start:
             last.end = end
         elif end > start:
-            self._stretches.append(Stretch(start, end, [text]))
+            self._stretches.append(CellRange(start, end, [text]))
 
     def truncate(self, text: CellHolder, length: int) -> None:
         """Drop positions `length` and later of a text; cells that others share stay theirs."""
-        kept: list[Stretch] = []
+        kept: list[CellRange] = []
         in_place = self._in_place
         for index, stretch in enumerate(self._stretches):
             if stretch.end <= length or text not in stretch.holders:
@@ -76,9 +76,9 @@ class Segments:
                 continue
             others = [holder for holder in stretch.holders if holder is not text]
             if stretch.start < length:
-                kept.append(Stretch(stretch.start, length, stretch.holders))
+                kept.append(CellRange(stretch.start, length, stretch.holders))
             if others:
-                kept.append(Stretch(max(stretch.start, length), stretch.end, others))
+                kept.append(CellRange(max(stretch.start, length), stretch.end, others))
             else:
                 self.n_cells -= stretch.end - max(stretch.start, length)
                 in_place = min(in_place, index)
@@ -87,19 +87,19 @@ class Segments:
 
     def share(self, source: CellHolder, text: CellHolder, length: int) -> None:
         """Make a text, which has no positions yet, hold the first `length` positions of another."""
-        shared: list[Stretch] = []
+        shared: list[CellRange] = []
         in_place = self._in_place
         for index, stretch in enumerate(self._stretches):
             if stretch.start >= length or source not in stretch.holders:
                 shared.append(stretch)
                 continue
-            shared.append(Stretch(stretch.start, min(stretch.end, length), [*stretch.holders, text]))
+            shared.append(CellRange(stretch.start, min(stretch.end, length), [*stretch.holders, text]))
             if stretch.end > length:
                 in_place = min(in_place, index)
-                shared.append(Stretch(length, stretch.end, stretch.holders))
+                shared.append(CellRange(length, stretch.end, stretch.holders))
         self._stretches, self._in_place = shared, in_place
 
-    def parts_to_move(self, size: int) -> Iterator[list[Stretch]]:
+    def parts_to_move(self, size: int) -> Iterator[list[CellRange]]:
         """The stretches that are not in place, as parts of at most `size` cells, in order.
 
         Within a part, a text's adjacent stretches are joined. That changes the order between texts, which
@@ -107,13 +107,13 @@ class Segments:
         place.
         """
         moved = self._stretches[: self._in_place]
-        part: list[Stretch] = []
+        part: list[CellRange] = []
         room = size
         for stretch in self._stretches[self._in_place :]:
             start = stretch.start
             while start < stretch.end:
                 end = min(stretch.end, start + room)
-                _join(part, Stretch(start, end, stretch.holders))
+                _join(part, CellRange(start, end, stretch.holders))
                 room -= end - start
                 start = end
                 if room == 0:
@@ -131,7 +131,7 @@ class Segments:
         self._stretches, self._in_place, self.n_cells = [], 0, 0
 
 
-def _join(part: list[Stretch], stretch: Stretch) -> None:
+def _join(part: list[CellRange], stretch: CellRange) -> None:
     for known in part:
         if known.end == stretch.start and known.holders == stretch.holders:
             known.end = stretch.end
@@ -139,9 +139,9 @@ def _join(part: list[Stretch], stretch: Stretch) -> None:
     part.append(stretch)
 
 
-def _joined(stretches: list[Stretch]) -> list[Stretch]:
+def _joined(stretches: list[CellRange]) -> list[CellRange]:
     """Join neighbouring stretches of one text."""
-    joined: list[Stretch] = []
+    joined: list[CellRange] = []
     for stretch in stretches:
         last = joined[-1] if joined else None
         if last is not None and last.holders == stretch.holders and last.end == stretch.start:

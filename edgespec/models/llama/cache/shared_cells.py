@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgespec.models.llama.cache.segments import CellHolder, Segments, Stretch
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.cache.segments import CellHolder, CellRange, Segments
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context, NoRoomInCache
 
 PART = 128  # cells that are moved at a time
@@ -105,7 +105,7 @@ class SharedCells:
         """Take back ids that no cell has any more."""
         self._free_ids.extend(reversed(ids))
 
-    def decode(self, parts: Sequence[tuple[CellHolder, Batch]], rows: int) -> None:
+    def decode(self, parts: Sequence[tuple[CellHolder, TokenBatch]], rows: int) -> None:
         """Decode rows of several texts in one pass, padded to `rows`.
 
         Args:
@@ -120,7 +120,7 @@ class SharedCells:
             self.compact()
             if self._tail + n_rows > self.context.n_cells:
                 raise NoRoomInCache(self.context.n_cells)
-        batch = Batch.joined([text.numbered(batch) for text, batch in parts])
+        batch = TokenBatch.joined([text.numbered(batch) for text, batch in parts])
         padded = batch.padded(n_rows, self.padding_id)
         self.context.decode(padded)
         self._tail = min(self._tail + n_rows, self.context.n_cells)
@@ -196,7 +196,7 @@ class SharedCells:
             text.length = length
         self.compactions += 1
 
-    def _move_to_front(self, part: Sequence[Stretch]) -> None:
+    def _move_to_front(self, part: Sequence[CellRange]) -> None:
         """Move stretches of texts to the first free cells; everything before them must be in place.
 
         All cells between what is in place and what follows the part are then free, and enough for it.

@@ -5,7 +5,7 @@ state after its certain rows only: those that are kept whatever the target choos
 not among them are pending: they belong to the text, and are the first certain rows of the next pass, so
 nothing is read again for their sake alone.
 
-The whole tree is one sequence of llama.cpp's, so that all products have all rows; see `Branches`. There are
+The whole tree is one sequence of llama.cpp's, so that all products have all rows; see `StateBranches`. There are
 two sequence ids. One, the home, holds the text; a pass begins with a copy of it in the other, where llama.cpp
 keeps the state in memory of its own. If the pass is interrupted, or its text fails, that copy is dropped.
 """
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgespec.models.llama.runtime.batch import Batch, Branches, IntArray
+from edgespec.models.llama.runtime.batch import IntArray, StateBranches, TokenBatch
 from edgespec.models.llama.runtime.context import Context, FloatArray
 
 N_SEQUENCES = 2
@@ -26,7 +26,7 @@ _MANY = 256  # leaves: branches take no sequence ids here
 
 
 @dataclass(frozen=True)
-class _Text:
+class _CachedTokens:
     """The known contents of the cache; replaced as a whole, so an interruption leaves one or the other.
 
     Attributes:
@@ -43,7 +43,7 @@ class _Text:
 
 
 @dataclass(frozen=True)
-class _Tried:
+class _DecodedTree:
     """A tree that was decoded in the other sequence.
 
     Attributes:
@@ -59,7 +59,7 @@ class _Tried:
 
 
 @dataclass(frozen=True)
-class Placement:
+class TreeRows:
     """The place of a tree's rows in its pass.
 
     Attributes:
@@ -94,9 +94,9 @@ class StateCache:
     def __init__(self, context: Context, *, ordered: bool) -> None:
         self.context = context
         self.ordered = ordered
-        self._text = _Text()
-        self._tried: _Tried | None = None
-        self.placement: Placement | None = None
+        self._text = _CachedTokens()
+        self._tried: _DecodedTree | None = None
+        self.placement: TreeRows | None = None
 
     @property
     def length(self) -> int:
@@ -119,7 +119,7 @@ class StateCache:
     def fork(self, path: int, new_path: int, length: int) -> None:
         """Never called: only drafters fork."""
 
-    def append(self, batch: Batch, rows: int = 0) -> None:
+    def append(self, batch: TokenBatch, rows: int = 0) -> None:
         """Decode consecutive tokens that belong to the text; there must be none pending."""
         assert not self._text.pending
         self._decode(batch, rows, certain=len(batch))
@@ -129,7 +129,7 @@ class StateCache:
         """Never called: texts do not share passes."""
         raise NotImplementedError
 
-    def try_branches(self, batch: Batch, rows: int = 0, certain: int = 0) -> None:
+    def try_branches(self, batch: TokenBatch, rows: int = 0, certain: int = 0) -> None:
         """Decode a tree after the text, of which `commit` keeps one path.
 
         Args:
@@ -137,7 +137,7 @@ class StateCache:
         """
         self._tried = self._decode(batch, rows, max(certain, 1))
 
-    def _decode(self, batch: Batch, rows: int, certain: int) -> _Tried:
+    def _decode(self, batch: TokenBatch, rows: int, certain: int) -> _DecodedTree:
         """Decode pending tokens and a tree in the sequence that is not the text's."""
         text, pending = self._text, self._text.pending
         tried = tree_of(batch, certain)
@@ -153,7 +153,7 @@ class StateCache:
         padding = max(rows - len(tokens), 0) if self.ordered else 0
         wants = np.concatenate([np.full(n_before, self.ordered and wants.any()), wants])
         all_parents = np.concatenate([np.arange(-1, n_before - 1), parents, np.full(padding, -1)])
-        joined = Batch(
+        joined = TokenBatch(
             tokens=np.concatenate([tokens, np.repeat(tokens[:1], padding)]),
             # Padding comes behind all positions that the text may have afterwards, so its cells are dropped.
             positions=self._positions(np.concatenate([depths, np.full(padding, depths[-1] + 1)])),
@@ -163,12 +163,12 @@ class StateCache:
             padding=padding,
             branches=None
             if len(tokens) + padding == n_before + certain
-            else Branches(all_parents.astype(np.int32), n_before + certain, text.n_read),
+            else StateBranches(all_parents.astype(np.int32), n_before + certain, text.n_read),
         )
         self.context.remove(1 - text.home)
         self.context.copy(text.home, 1 - text.home, 0, text.n_read)
         self.context.decode(joined)
-        self.placement = Placement(place + n_before, 0 if self.ordered else n_before)
+        self.placement = TreeRows(place + n_before, 0 if self.ordered else n_before)
         return tried
 
     def _positions(self, depths: IntArray) -> IntArray:
@@ -196,7 +196,7 @@ class StateCache:
     def _adopt(self, n_certain: int, pending: tuple[int, ...]) -> None:
         """Make the other sequence, which has read the pending tokens and certain ones, the text."""
         text = self._text
-        self._text = _Text(1 - text.home, self.length + n_certain, pending, trimmed=False)
+        self._text = _CachedTokens(1 - text.home, self.length + n_certain, pending, trimmed=False)
         self._trim()
 
     def _trim(self) -> None:
@@ -209,7 +209,7 @@ class StateCache:
         other = 1 - text.home
         self.context.remove(other)
         self.context.copy(text.home, other, 0, text.n_read)
-        self._text = _Text(other, text.n_read, text.pending)
+        self._text = _CachedTokens(other, text.n_read, text.pending)
         self.context.remove(text.home)
 
     def recover(self) -> None:
@@ -224,7 +224,7 @@ class StateCache:
         if length >= self.length:
             return
         if length >= self._text.n_read:
-            self._text = _Text(
+            self._text = _CachedTokens(
                 self._text.home,
                 self._text.n_read,
                 self._text.pending[: length - self._text.n_read],
@@ -242,7 +242,7 @@ class StateCache:
 
     def clear(self) -> None:
         """Forget the text."""
-        self._text = _Text()
+        self._text = _CachedTokens()
         self._tried = None
         self.context.clear()
 
@@ -268,7 +268,7 @@ class StateCache:
         """
         self.clear()
         self.context.restore(0, state)
-        self._text = _Text(0, n_tokens)
+        self._text = _CachedTokens(0, n_tokens)
 
 
 def same_states(
@@ -291,7 +291,7 @@ def same_states(
     return positions == {n_tokens - 1, n_tokens}
 
 
-def tree_of(batch: Batch, certain: int) -> _Tried:
+def tree_of(batch: TokenBatch, certain: int) -> _DecodedTree:
     """The tree that a batch tells by its sequence ids: a row's parent is one row up in its first sequence."""
     first = batch.sequence_ids[batch.offsets[:-1]].tolist()
     depths = (batch.positions - batch.positions[0]).tolist()
@@ -305,4 +305,4 @@ def tree_of(batch: Batch, certain: int) -> _Tried:
             above[sequence, depth] = row
             leaf_rows[sequence] = row
     leaves = [leaf_rows[number] for number in sorted(leaf_rows)]
-    return _Tried(batch.tokens.tolist(), parents, leaves, certain)
+    return _DecodedTree(batch.tokens.tolist(), parents, leaves, certain)

@@ -25,7 +25,7 @@ _SUFFIX = ".kv"
 
 
 @dataclass(frozen=True)
-class _Block:
+class _StateBlock:
     """The tokens start .. end - 1 of a text, and the name of their file."""
 
     start: int
@@ -108,22 +108,22 @@ class StateStore:
         for name in self._names() - kept:
             self._files.discard(name)
 
-    def _blocks(self, tokens: Sequence[int], parts: bool) -> Iterator[_Block]:
+    def _blocks(self, tokens: Sequence[int], parts: bool) -> Iterator[_StateBlock]:
         name = self._seed
         step = BLOCK if parts else max(len(tokens), 1)
         for start in range(0, len(tokens), step):
             piece = tokens[start : start + step]
             name = hashlib.blake2b(name + array("i", piece).tobytes(), digest_size=16).digest()
-            yield _Block(start, start + len(piece), f"{name.hex()}-{len(piece)}{_SUFFIX}")
+            yield _StateBlock(start, start + len(piece), f"{name.hex()}-{len(piece)}{_SUFFIX}")
 
-    def _longest_chain(self, tokens: Sequence[int], parts: bool) -> list[_Block]:
+    def _longest_chain(self, tokens: Sequence[int], parts: bool) -> list[_StateBlock]:
         names = self._names()
         if not parts:
             lengths = {length for name in names if 0 < (length := _length(name)) <= len(tokens)}
             texts = (tokens[:length] for length in sorted(lengths, reverse=True))
             wholes = (block for text in texts for block in self._blocks(text, parts=False))
             return [block for block in wholes if block.name in names][:1]
-        chain: list[_Block] = []
+        chain: list[_StateBlock] = []
         for block in self._blocks(tokens, parts=True):
             if block.name not in names:
                 return chain + self._shorter(tokens, block, chain, names)
@@ -131,15 +131,15 @@ class StateStore:
         return chain
 
     def _shorter(
-        self, tokens: Sequence[int], missing: _Block, chain: list[_Block], names: set[str]
-    ) -> list[_Block]:
+        self, tokens: Sequence[int], missing: _StateBlock, chain: list[_StateBlock], names: set[str]
+    ) -> list[_StateBlock]:
         """The longest block that begins where a missing one does, in a list of at most one."""
         before = bytes.fromhex(chain[-1].name.partition("-")[0]) if chain else self._seed
         for end in range(missing.end - 1, missing.start, -1):
             data = before + array("i", tokens[missing.start : end]).tobytes()
             name = hashlib.blake2b(data, digest_size=16).hexdigest() + f"-{end - missing.start}{_SUFFIX}"
             if name in names:
-                return [_Block(missing.start, end, name)]
+                return [_StateBlock(missing.start, end, name)]
         return []
 
     def _names(self) -> set[str]:

@@ -13,7 +13,7 @@ from collections.abc import Collection
 import numpy as np
 
 from edgespec.models.llama.cache.shared_cells import SharedCells
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 
 
 class BranchingCache:
@@ -96,13 +96,13 @@ class BranchingCache:
         self.cells.context.remove(self.ids[-1])
         self.cells.give_back([self.ids.pop()])
 
-    def numbered(self, batch: Batch) -> Batch:
+    def numbered(self, batch: TokenBatch) -> TokenBatch:
         """A batch with the text's sequence ids instead of the numbers of its paths."""
         if self.ids == list(range(len(self.ids))):
             return batch  # the usual case: a single text, which has the first ids
         return batch.with_sequences(np.array(self.ids, dtype=np.int32)[batch.sequence_ids])
 
-    def append(self, batch: Batch, rows: int = 0) -> None:
+    def append(self, batch: TokenBatch, rows: int = 0) -> None:
         """Decode consecutive tokens that belong to the text, padded to `rows`."""
         self.cells.decode([(self, batch)], rows)
         self.appended(len(batch))
@@ -112,7 +112,7 @@ class BranchingCache:
         self.cells.committed(self, self.length, self.length + n_tokens)
         self.length += n_tokens
 
-    def try_branches(self, batch: Batch, rows: int = 0, certain: int = 0) -> None:
+    def try_branches(self, batch: TokenBatch, rows: int = 0, certain: int = 0) -> None:
         """Decode rows after the committed text, of which `commit` keeps one path.
 
         Args:

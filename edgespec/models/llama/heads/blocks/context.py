@@ -19,7 +19,7 @@ from edgespec.models.gguf.header import read_header
 from edgespec.models.llama.heads import nextn
 from edgespec.models.llama.heads.context import HeadContext
 from edgespec.models.llama.runtime.abort import AbortFlag
-from edgespec.models.llama.runtime.batch import Batch, EncoderBatch
+from edgespec.models.llama.runtime.batch import EncoderBatch, TokenBatch
 from edgespec.models.llama.runtime.context import Context, FloatArray
 from edgespec.models.llama.runtime.model import Model
 
@@ -76,7 +76,7 @@ class BlockContext(HeadContext):
         """
         return FeatureBatch.of_text(features, start, in_parts=self._in_parts)
 
-    def block_batch(self, root: int, start: int) -> Batch:
+    def block_batch(self, root: int, start: int) -> TokenBatch:
         """The rows of a block behind a text.
 
         Args:
@@ -84,7 +84,7 @@ class BlockContext(HeadContext):
             start: its position.
         """
         tokens = [root] + [self._mask] * (self.head.block_size - 1)
-        return Batch.run(tokens, start, 1, "all")
+        return TokenBatch.run(tokens, start, 1, "all")
 
     def pairs(self, blocks: int) -> tuple[FloatArray, FloatArray]:
         """The candidates of positions of the last blocks, and how well each follows those before it.
