@@ -33,7 +33,7 @@ from edgespec.speculation.tree_search import TreeSearch, grow_together
 from edgespec.speculation.verification.base import DraftedTree
 
 
-class CachedText(Protocol):
+class TargetSequence(Protocol):
     """A text in the target's cache."""
 
     @property
@@ -43,15 +43,15 @@ class CachedText(Protocol):
 
 
 @dataclass(frozen=True)
-class _Shown:
+class _ShownState:
     """The last state (width,) that the target has shown of a text, and the text up to its token."""
 
-    owner: CachedText
+    owner: TargetSequence
     tokens: list[int]
     state: FloatArray
 
 
-class Growing:
+class GrowingTree:
     """A tree that is drafted below a text.
 
     Args:
@@ -130,15 +130,15 @@ class AssistantDrafter(Drafter):
         self._context = context
         self._n_vocab = min(model.vocabulary.n_tokens, target_vocabulary)
         self._proposers = proposers
-        self._shown: list[_Shown] = []
-        self._drafted: dict[int, Growing] = {}  # by the places of their requests
+        self._shown: list[_ShownState] = []
+        self._drafted: dict[int, GrowingTree] = {}  # by the places of their requests
 
-    def receive(self, cached: CachedText, start: int, hidden: FloatArray) -> None:
+    def receive(self, cached: TargetSequence, start: int, hidden: FloatArray) -> None:
         """Tokens of a text were read by the target; see HiddenReader."""
         self.closed(cached)
-        self._shown.append(_Shown(cached, list(cached.tokens[: start + len(hidden)]), hidden[-1].copy()))
+        self._shown.append(_ShownState(cached, list(cached.tokens[: start + len(hidden)]), hidden[-1].copy()))
 
-    def closed(self, cached: CachedText) -> None:
+    def closed(self, cached: TargetSequence) -> None:
         """The target has forgotten a text."""
         self._shown = [shown for shown in self._shown if shown.owner is not cached]
 
@@ -165,7 +165,7 @@ class AssistantDrafter(Drafter):
         """
         self._begin()
         trees = [TokenTree.root_only(request.text[-1]) for request in requests]
-        drafted: dict[int, Growing] = {}
+        drafted: dict[int, GrowingTree] = {}
         for index, request in enumerate(requests if limits.allows_drafting else ()):
             proposals = request.proposals(self._proposers)
             growing = self._after(request.text, request.limits, request.ranking, proposals)
@@ -269,7 +269,7 @@ class AssistantDrafter(Drafter):
         limits: TreeLimits | None = None,
         ranking: Ranking | None = None,
         proposals: JoinedProposals | None = None,
-    ) -> Growing | None:
+    ) -> GrowingTree | None:
         """A tree to grow below a text; None if the assistant cannot see all that it needs of the text."""
         before = list(text[:-1])
         for shown in self._shown:
@@ -281,10 +281,10 @@ class AssistantDrafter(Drafter):
             sequence = cache.ids[0]
             known = sequence < self._context.n_sequences
             if known and self._context.last_position(sequence) == len(before) - 1:
-                return Growing(text, sequence, shown.state, limits, ranking, proposals)
+                return GrowingTree(text, sequence, shown.state, limits, ranking, proposals)
         return None
 
-    def _read(self, steps: Sequence[tuple[Growing, Frontier]]) -> list[FloatArray]:
+    def _read(self, steps: Sequence[tuple[GrowingTree, Frontier]]) -> list[FloatArray]:
         """Read the nodes of draft steps together; returns their logits, valid until the next decode."""
         counts = [len(frontier.nodes) for _, frontier in steps]
         tokens = np.concatenate([frontier.tokens for _, frontier in steps])

@@ -12,7 +12,7 @@ from edgespec.speculation.growth import Children, Frontier
 from edgespec.speculation.tree import TokenTree
 
 
-class Branches:
+class DraftBranches:
     """The nodes below a text that a drafter has read, and their places among the cache's paths.
 
     Nodes are numbered as they were read, the root first, whose cells belong to the text. A search numbers its
@@ -120,12 +120,12 @@ class Branches:
             cache.fork(self._paths[parent], path, cache.length + depth - 1)
         return path
 
-    def rerooted(self, node: int) -> Branches:
+    def rerooted(self, node: int) -> DraftBranches:
         """The branches below a node, which becomes the root; see `TokenTree.rerooted`."""
         tree = TokenTree.build(self._tokens, self._parents, [0.0] * len(self._tokens))
         kept = {old: new for new, old in enumerate(tree.below(node).tolist())}
         part = tree.rerooted(node)
-        rest = Branches()
+        rest = DraftBranches()
         rest._tokens, rest._parents = part.tokens.tolist(), part.parents.tolist()
         rest._children = {
             (above, token): number
@@ -140,8 +140,8 @@ class Branches:
         rest._free = sorted(set(range(rest.used_paths)) - rest.held_paths)
         return rest
 
-    def root_only(self) -> Branches:
+    def root_only(self) -> DraftBranches:
         """The root's candidates, without any branch."""
-        rest = Branches()
+        rest = DraftBranches()
         rest.found = {0: self.found[0]} if 0 in self.found else {}
         return rest

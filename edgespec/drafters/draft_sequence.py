@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.drafters.branches import Branches
+from edgespec.drafters.branches import DraftBranches
 from edgespec.models.llama.cache.kv_cache import KVCache, common_prefix
 from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.speculation.drafters.base import ProposedBy
@@ -47,7 +47,7 @@ class DraftSequence:
         self.unused = 0
         self.unread = 0
         self._n_vocab = n_vocab
-        self._branches = Branches()
+        self._branches = DraftBranches()
         self._expansions = Expansions()
         self._text: list[int] = []
         self._limits: TreeLimits | None = None
@@ -65,7 +65,7 @@ class DraftSequence:
         """Return to the text that was certainly read, and forget the last tree; the cells are in order."""
         self.cache.rewind(len(self.read))
         del self.read[self.cache.length :]
-        self._branches, self.pending = Branches(), []
+        self._branches, self.pending = DraftBranches(), []
         self._expansions, self._text, self._limits, self._ranking = Expansions(), [], None, None
 
     def forget(self) -> None:
@@ -75,7 +75,7 @@ class DraftSequence:
 
     def forget_tree(self) -> None:
         """Drop the branches of the last tree from the cache."""
-        last, self._branches = self._branches, Branches()
+        last, self._branches = self._branches, DraftBranches()
         self.cache.commit(0, 0, last.used_paths, len(last))
 
     def begin_candidates(
@@ -96,7 +96,7 @@ class DraftSequence:
             room: most cells of text and branches.
         """
         text = self._text
-        last, self._branches = self._branches, Branches()
+        last, self._branches = self._branches, DraftBranches()
         known = len(self.read)
         goes_on = text[:known] == self.read
         path = last.walk(text[known:]) if goes_on else [0]

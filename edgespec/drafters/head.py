@@ -36,7 +36,7 @@ _SPARE_CELLS = 256  # for the trees of all texts
 _TRIAL_TEXT = 16  # least tokens before the rows that are timed
 
 
-class ReadSequence(Protocol):
+class TargetTokens(Protocol):
     """A text in the target's cache."""
 
     @property
@@ -44,10 +44,10 @@ class ReadSequence(Protocol):
 
 
 @dataclass(frozen=True)
-class _Shown:
+class _ShownStates:
     """Hidden states (rows, width) of a text's last tokens, from `start` on."""
 
-    owner: ReadSequence
+    owner: TargetTokens
     tokens: list[int]
     start: int
     hidden: FloatArray
@@ -82,20 +82,20 @@ class HeadDrafter(ModelDrafter):
         super().__init__(model, context, target_vocabulary, proposers)
         if name is not None:
             self.name = " and ".join([name, *(proposer.name for proposer in proposers)])
-        self._shown: list[_Shown] = []
-        self._closed: list[ReadSequence] = []
-        self._owned: list[tuple[ReadSequence, HeadSequence]] = []
+        self._shown: list[_ShownStates] = []
+        self._closed: list[TargetTokens] = []
+        self._owned: list[tuple[TargetTokens, HeadSequence]] = []
 
     def _new_text(self, cache: KVCache) -> HeadSequence:
         return HeadSequence(cache, self._n_vocab, self._head.width)
 
-    def receive(self, cached: ReadSequence, start: int, hidden: FloatArray) -> None:
+    def receive(self, cached: TargetTokens, start: int, hidden: FloatArray) -> None:
         """Tokens of a text were read by the target; see HiddenReader."""
         if sum(len(shown.hidden) for shown in self._shown) > _MOST_WAITING:
             self._shown.clear()  # texts that are never drafted for: they begin anew where they are
-        self._shown.append(_Shown(cached, list(cached.tokens[: start + len(hidden)]), start, hidden))
+        self._shown.append(_ShownStates(cached, list(cached.tokens[: start + len(hidden)]), start, hidden))
 
-    def closed(self, cached: ReadSequence) -> None:
+    def closed(self, cached: TargetTokens) -> None:
         """The target has forgotten a text."""
         self._shown = [shown for shown in self._shown if shown.owner is not cached]
         self._closed.append(cached)
@@ -170,7 +170,7 @@ class HeadDrafter(ModelDrafter):
             if text is not None and text.readable > self._context.n_rows:
                 self._read_ahead(text)
 
-    def _begin_like_another(self, text: HeadSequence, shown: _Shown) -> None:
+    def _begin_like_another(self, text: HeadSequence, shown: _ShownStates) -> None:
         """Let an empty text share the rows of one that begins alike, as it does in the target's cache."""
         start = shown.start
         alike = [
@@ -199,7 +199,7 @@ class HeadDrafter(ModelDrafter):
             for text in others:
                 text.forget()
 
-    def _owned_by(self, owner: ReadSequence) -> HeadSequence | None:
+    def _owned_by(self, owner: TargetTokens) -> HeadSequence | None:
         """The text in the head's cache for one of the target's; None if there is no room for another."""
         for known, text in self._owned:
             if known is owner:
@@ -220,7 +220,7 @@ class HeadDrafter(ModelDrafter):
         except ValueError:
             return None
 
-    def _release(self, owner: ReadSequence) -> None:
+    def _release(self, owner: TargetTokens) -> None:
         for known, text in list(self._owned):
             if known is owner:
                 self._owned.remove((known, text))

@@ -52,7 +52,7 @@ PROMPTS = (
 
 
 @dataclass(frozen=True)
-class Text:
+class SampleAnswer:
     """Tokens of a prompt and of the answer that the target gave."""
 
     prompt: tuple[int, ...]
@@ -90,18 +90,18 @@ class PassCost:
 
 
 @dataclass(frozen=True)
-class Written:
+class SampleAnswers:
     """Texts that the target generated, and the cost of that."""
 
-    texts: tuple[Text, ...]
+    texts: tuple[SampleAnswer, ...]
     cost: PassCost
 
 
-def write_texts(
+def write_sample_answers(
     engine: Engine, prompts: Sequence[str], n_tokens: int, on_progress: Progress | None = None
-) -> Written:
+) -> SampleAnswers:
     """Generate the target's greedy answers to prompts, with at most `n_tokens` tokens each."""
-    texts: list[Text] = []
+    texts: list[SampleAnswer] = []
     passes: list[float] = []
     config = GenerationConfig(max_tokens=n_tokens)
     arriving = StreamRate(engine.target.model.weights)
@@ -115,13 +115,13 @@ def write_texts(
                 on_progress("Generating text with the target", (number + share) / len(prompts))
             if chunk.generation is not None:
                 passes += [record.verify_s for record in chunk.generation.passes]
-                texts.append(Text(tuple(tokens), tuple(chunk.generation.tokens)))
+                texts.append(SampleAnswer(tuple(tokens), tuple(chunk.generation.tokens)))
     # Not bytes over pass seconds: the disk is idle while a pass is bound by its arithmetic.
     cost = PassCost(statistics.median(passes), engine.target.model.weights.streamed_bytes, arriving.rate)
-    return Written(tuple(texts), cost)
+    return SampleAnswers(tuple(texts), cost)
 
 
-class Reader:
+class AgreementMeter:
     """A candidate drafter in memory, which reads texts.
 
     Args:
@@ -129,7 +129,7 @@ class Reader:
             the file, so that changes to the file take effect.
     """
 
-    def __init__(self, path: Path, texts: Sequence[Text], *, repack: bool) -> None:
+    def __init__(self, path: Path, texts: Sequence[SampleAnswer], *, repack: bool) -> None:
         longest = max(len(text.prompt) + len(text.answer) for text in texts)
         self.model = Model(path, memory_map=not repack, may_be_rewritten=not repack, repack=repack)
         try:
@@ -145,7 +145,9 @@ class Reader:
             self.model.close()
             raise
 
-    def agreement(self, texts: Sequence[Text], on_text: Callable[[int], None] | None = None) -> Agreement:
+    def agreement(
+        self, texts: Sequence[SampleAnswer], on_text: Callable[[int], None] | None = None
+    ) -> Agreement:
         """The shares of the answers' tokens that the model ranks first, and among the first four."""
         ranks: list[int] = []
         for number, text in enumerate(texts):
@@ -174,7 +176,7 @@ class Reader:
         self.context.clear()
         return statistics.median(times[4:])
 
-    def _ranks(self, text: Text) -> list[int]:
+    def _ranks(self, text: SampleAnswer) -> list[int]:
         """The rank of each of the answer's tokens, 0 for a first choice."""
         tokens = [*text.prompt, *text.answer][:-1]
         wanted = np.array(text.answer)
@@ -198,7 +200,7 @@ class Reader:
         self.context.close()
         self.model.close()
 
-    def __enter__(self) -> Reader:
+    def __enter__(self) -> AgreementMeter:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -220,11 +222,11 @@ def measure(target: str | os.PathLike[str], drafter: Path, on_progress: Progress
     from edgespec.loading.load import load
 
     with load(target, draft="lookup", context=1024, on_progress=on_progress) as engine:
-        written = write_texts(engine, PROMPTS[len(PROMPTS) // 2 :], 64, on_progress)
+        written = write_sample_answers(engine, PROMPTS[len(PROMPTS) // 2 :], 64, on_progress)
 
     def report(number: int) -> None:
         if on_progress is not None:
             on_progress("Reading it with the drafter", number / len(written.texts))
 
-    with Reader(drafter, written.texts, repack=True) as reader:
+    with AgreementMeter(drafter, written.texts, repack=True) as reader:
         return reader.agreement(written.texts, report)

@@ -14,7 +14,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from edgespec.drafting.agreement import STEP_ROWS, Agreement, PassCost, Reader, Text, Written
+from edgespec.drafting.agreement import (
+    STEP_ROWS,
+    Agreement,
+    AgreementMeter,
+    PassCost,
+    SampleAnswer,
+    SampleAnswers,
+)
 from edgespec.drafting.layer_masking import MaskedCopy
 from edgespec.drafting.recipe_search import Recipe
 from edgespec.errors import OutputError
@@ -29,7 +36,7 @@ from edgespec.units import readable
 _SAME_MEMORY = 0.05  # share by which free memory varies between runs
 
 
-class State:
+class RecipeState:
     """The measurements so far, in a file."""
 
     def __init__(self, path: Path) -> None:
@@ -45,7 +52,9 @@ class State:
         with atomic_write(self._path) as file:
             file.write(json.dumps(self.values).encode())
 
-    def written(self, memory: int, write: Callable[[], Written], measure: Callable[[], PassCost]) -> Written:
+    def written(
+        self, memory: int, write: Callable[[], SampleAnswers], measure: Callable[[], PassCost]
+    ) -> SampleAnswers:
         """The texts that the target generated, and the cost of its passes: saved, or measured now.
 
         Args:
@@ -61,10 +70,11 @@ class State:
         if abs(known.get("memory", 0) - memory) > _SAME_MEMORY * memory:
             self.save("passes", {"memory": memory, **asdict(measure())})
         texts = tuple(
-            Text(tuple(text["prompt"]), tuple(text["answer"])) for text in self.values["written"]["texts"]
+            SampleAnswer(tuple(text["prompt"]), tuple(text["answer"]))
+            for text in self.values["written"]["texts"]
         )
         cost = {name: value for name, value in self.values["passes"].items() if name != "memory"}
-        return Written(texts, PassCost(**cost))
+        return SampleAnswers(texts, PassCost(**cost))
 
 
 class RecipeMeter:
@@ -75,14 +85,19 @@ class RecipeMeter:
     """
 
     def __init__(
-        self, target: GGUFHeader, folder: Path, state: State, texts: tuple[Text, ...], threads: int | None
+        self,
+        target: GGUFHeader,
+        folder: Path,
+        state: RecipeState,
+        texts: tuple[SampleAnswer, ...],
+        threads: int | None,
     ) -> None:
         self._target = target
         self._folder = folder
         self._state = state
         self._texts = texts
         self._threads = threads
-        self._open: tuple[str, MaskedCopy, Reader] | None = None
+        self._open: tuple[str, MaskedCopy, AgreementMeter] | None = None
         self.on_progress: Progress = no_progress
 
     def agreement(self, recipe: Recipe) -> Agreement:
@@ -98,7 +113,7 @@ class RecipeMeter:
         """See `Measurements`: that of the whole model, scaled by the share of bytes that are kept."""
         key = f"step of {STEP_ROWS} {recipe.quantization}"
         if key not in self._state.values:
-            with Reader(self._file(recipe.quantization), self._texts[:1], repack=True) as reader:
+            with AgreementMeter(self._file(recipe.quantization), self._texts[:1], repack=True) as reader:
                 self._state.save(key, reader.step_s())
         whole = self.n_bytes(Recipe(recipe.quantization))
         return float(self._state.values[key]) * self.n_bytes(recipe) / whole
@@ -126,13 +141,13 @@ class RecipeMeter:
         with contextlib.suppress(OSError):
             self._folder.rmdir()
 
-    def _reader(self, quantization: str) -> tuple[MaskedCopy, Reader]:
+    def _reader(self, quantization: str) -> tuple[MaskedCopy, AgreementMeter]:
         if self._open is None or self._open[0] != quantization:
             self._close_reader()
             source = self._file(quantization)
             self._check_room(source.stat().st_size)
             copy = MaskedCopy(source, self._folder / "masked.gguf")
-            self._open = (quantization, copy, Reader(copy.path, self._texts, repack=False))
+            self._open = (quantization, copy, AgreementMeter(copy.path, self._texts, repack=False))
         return self._open[1:]
 
     def _close_reader(self) -> None:

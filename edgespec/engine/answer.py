@@ -22,7 +22,7 @@ from edgespec.speculation.methods import DecodingMethod
 from edgespec.speculation.tree import Acceptance, FloatArray, TokenTree
 
 
-class Watcher(Protocol):
+class AnswerObserver(Protocol):
     """Sees what the target says in one answer, and what else it might have said."""
 
     def add(self, logits: FloatArray, tree: TokenTree, accepted: Acceptance) -> None:
@@ -73,9 +73,9 @@ class AnswerInProgress:
             self._logprobs = self.sequence.on_accept = Logprobs(
                 config.logprobs, lambda token: vocabulary.piece(token, control=True)
             )
-        self._watcher: Watcher | None = None
+        self._watcher: AnswerObserver | None = None
 
-    def watch(self, watcher: Watcher) -> None:
+    def watch(self, watcher: AnswerObserver) -> None:
         """Let a watcher see every pass, and the end."""
         before, self._watcher = self.sequence.on_accept, watcher
 

@@ -18,13 +18,13 @@ from dataclasses import replace
 from edgespec.arguments import checks_arguments, shown
 from edgespec.costs.batches import knee_of_texts
 from edgespec.costs.pass_time import RoundCosts
-from edgespec.engine.answer import AnswerInProgress, Watcher
+from edgespec.engine.answer import AnswerInProgress, AnswerObserver
 from edgespec.engine.answer_plan import AnswerPlanner
 from edgespec.engine.asynchronous import events_of_thread
 from edgespec.engine.drafting import Drafts, draft_batch, limits_for
-from edgespec.engine.observing import Observing
+from edgespec.engine.observation import ObservationPolicy
 from edgespec.engine.passes import TargetPass
-from edgespec.engine.requests import Answers, Event, Request, RequestList, RequestSource, numbered
+from edgespec.engine.requests import AnswerCollector, Event, Request, RequestList, RequestSource, numbered
 from edgespec.engine.scheduler import Scheduler
 from edgespec.engine.sequence import Batch, Sizer
 from edgespec.engine.target import Target
@@ -36,7 +36,7 @@ from edgespec.generation.decisions import Decisions
 from edgespec.generation.result import Chunk, FinishReason, Generation, MemoryUse, PassRecord
 from edgespec.models.llama.runtime.abort import AbortFlag, DecodeAborted
 from edgespec.models.text.encoding import Encoder, Prompt
-from edgespec.profiles.store import Keys
+from edgespec.profiles.store import ProfileKeys
 from edgespec.profiles.updates import ProfileUpdates
 from edgespec.speculation.drafters.base import Drafter
 from edgespec.speculation.growth import TreeLimits
@@ -93,7 +93,7 @@ class Engine:
         limits: TreeLimits | None = None,
         policy: TreePolicy | None = None,
         costs: RoundCosts | None = None,
-        keys: Keys | None = None,
+        keys: ProfileKeys | None = None,
         learn: bool = True,
         notes: Sequence[str] = (),
         warnings: Sequence[str] = (),
@@ -109,7 +109,7 @@ class Engine:
         self.warnings = list(warnings)
         self.last_generation: Generation | None = None
         self.prompt_files: CheckedFiles | None = None
-        self.watch: Callable[[Sequence[int]], Watcher] | None = None
+        self.watch: Callable[[Sequence[int]], AnswerObserver] | None = None
         self.limits = limits_for(target, limits, tree_budget)
         self.policy = policy or tree_policy()
         self.keys = keys
@@ -125,7 +125,7 @@ class Engine:
         self.baseline_pass_s = costs.verify.at(1) if costs else 0.0
         self.last_round: tuple[TokenTree, Acceptance] | None = None
         self._decisions = Decisions()
-        self._observing = Observing()
+        self._observation = ObservationPolicy()
         self.load_s = self._load_s = load_s
         self.memory = memory or MemoryUse()
         self._abort = abort
@@ -162,7 +162,7 @@ class Engine:
     @decisions.setter
     def decisions(self, decisions: Decisions) -> None:
         self._decisions = decisions
-        self._observing.forced = decisions.observing
+        self._observation.forced = decisions.observing
 
     @checks_arguments
     def stream(
@@ -283,7 +283,7 @@ class Engine:
         Raises:
             EdgeSpecError: a prompt cannot be answered; see `stream`.
         """
-        answers = Answers(on_result)
+        answers = AnswerCollector(on_result)
         for event in self.stream_many(numbered(prompts, config, raw), parallel=parallel):
             answers.add(event)
         return answers.in_order
@@ -312,7 +312,7 @@ class Engine:
         on_result: Callable[[int, Generation], None] = lambda index, answer: None,
     ) -> list[Generation]:
         """`generate_many` for asynchronous code; may be cancelled like `stream_many_async`."""
-        answers = Answers(on_result)
+        answers = AnswerCollector(on_result)
         async with aclosing(
             self.stream_many_async(numbered(prompts, config, raw), parallel=parallel)
         ) as events:
@@ -369,7 +369,7 @@ class Engine:
         """Show the pass to the drafter; returns the seconds that it took."""
         resting_s = None if drafts.asked or not batch.sequences else verify_s / len(batch.sequences)
         return sum(
-            self._observing.show(self.drafter, sequence.tokens, draft.tree, verified.logits, resting_s)
+            self._observation.show(self.drafter, sequence.tokens, draft.tree, verified.logits, resting_s)
             for sequence, draft, verified in zip(batch.sequences, drafts.trees, result.verified, strict=True)
         )
 

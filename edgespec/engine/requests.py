@@ -128,7 +128,7 @@ class RequestList(RequestSource):
         return False
 
 
-class Answers:
+class AnswerCollector:
     """Collects the answers to numbered requests."""
 
     def __init__(self, on_result: Callable[[int, Generation], None]) -> None:

@@ -11,7 +11,7 @@ from itertools import accumulate
 import numpy as np
 
 from edgespec.engine.hidden_states import HiddenFeed, HiddenReader, HiddenStates
-from edgespec.engine.passes import CachedSequence, PromptChunk, SequenceTree, TargetPass, Verified
+from edgespec.engine.passes import CachedSequence, PromptChunk, SequenceTree, TargetPass, VerifiedTree
 from edgespec.models.llama.cache.kv_cache import (
     KVCache,
     close_all_but,
@@ -276,7 +276,7 @@ class Target:
             cached.tokens.extend(tokens)
             self._hidden.show(cached, start, slice(row, end))
             row = end
-        verified: list[Verified] = []
+        verified: list[VerifiedTree] = []
         self._tree_rows = []
         if trees:
             logits = self.context.logits()[extra:]
@@ -284,10 +284,10 @@ class Target:
                 placed = placement((sequence_tree.cached or self.own).cache)
                 if placed is None:
                     self._tree_rows.append(np.arange(row + end - n, row + end, dtype=np.int32))
-                    verified.append(Verified(logits[end - n : end]))
+                    verified.append(VerifiedTree(logits[end - n : end]))
                 else:
                     self._tree_rows.append(placed.rows)
-                    verified.append(Verified(placed.select(logits)))
+                    verified.append(VerifiedTree(placed.select(logits)))
         self._guessing = bool(trees)
         self._changing = False
         now = self.model.weights.expert_use

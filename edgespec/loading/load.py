@@ -27,7 +27,7 @@ from edgespec.loading.devices.machine import MachineSnapshot
 from edgespec.loading.drafter import drafter_name, open_drafter, open_policy, pair_costs, tree_limits
 from edgespec.loading.files import find_drafter, read_model
 from edgespec.loading.heads import Shown, hidden_states, open_head
-from edgespec.loading.plan import Plan, Planner, TextPlan
+from edgespec.loading.plan import LoadPlan, LoadPlanner, SequencePlan
 from edgespec.loading.state import LoadState
 from edgespec.loading.target import open_target
 from edgespec.loading.texts import plan_texts
@@ -42,7 +42,7 @@ from edgespec.models.llama.row_rule import MOST_PADDED_ROWS
 from edgespec.models.llama.runtime.vetting import require_loadable
 from edgespec.models.text.encoding import Encoder
 from edgespec.models.text.template import ChatTemplate
-from edgespec.profiles.store import Keys
+from edgespec.profiles.store import ProfileKeys
 from edgespec.progress import Progress, no_progress
 from edgespec.speculation.drafters.base import Drafter
 
@@ -102,7 +102,7 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
     )
     machine = MachineSnapshot.read(state.n_threads, cards, state.workers)
     adapter_bytes = sum(adapter.header.file_bytes for adapter in state.adapters)
-    planner = Planner(target_files, config, machine, beside=adapter_bytes)
+    planner = LoadPlanner(target_files, config, machine, beside=adapter_bytes)
     drafter_files = find_drafter(planner, state)
     planner = replace(planner, usual_nodes=usual_nodes(planner))
     planner = replace(planner, texts=plan_texts(planner, drafter_files), measured=True)
@@ -118,7 +118,7 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
     else:
         drafter = open_drafter(target, limits, plan, state)
 
-    keys = Keys.of(
+    keys = ProfileKeys.of(
         target_files.headers[0].fingerprint,
         drafted_by,
         threads=target.context.n_threads,
@@ -148,14 +148,14 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
 
 
 def _open_planned(
-    planner: Planner, drafter: ModelFiles | None, shown: Shown | None, state: LoadState
-) -> tuple[Plan, Target, ChatTemplate | None]:
+    planner: LoadPlanner, drafter: ModelFiles | None, shown: Shown | None, state: LoadState
+) -> tuple[LoadPlan, Target, ChatTemplate | None]:
     """The target, opened by a plan: with fewer layers on devices, if these have too little memory.
 
     What a device says is free may be gone a moment later, and drivers take some of it themselves.
     """
     while True:
-        plan: Plan | None = None
+        plan: LoadPlan | None = None
         try:
             with state.undone_on_memory_limit():
                 plan = state.plan = _plan_with_texts(planner, drafter)
@@ -173,7 +173,7 @@ def _open_planned(
             )
 
 
-def _plan_with_texts(planner: Planner, drafter: ModelFiles | None) -> Plan:
+def _plan_with_texts(planner: LoadPlanner, drafter: ModelFiles | None) -> LoadPlan:
     """The plan with cells for several texts; or for a single one, if what was estimated does not fit."""
     texts = planner.texts
     try:
@@ -181,7 +181,7 @@ def _plan_with_texts(planner: Planner, drafter: ModelFiles | None) -> Plan:
     except MemoryLimitError:
         if not texts.more_cells:
             raise
-        return replace(planner, texts=TextPlan(texts.texts)).plan(drafter)
+        return replace(planner, texts=SequencePlan(texts.texts)).plan(drafter)
     return replace(plan, notes=(*plan.notes, texts.note)) if texts.note else plan
 
 

@@ -7,7 +7,7 @@ from platformdirs import user_cache_path
 from edgespec.costs.pass_time import USUAL_OVERLAP
 from edgespec.costs.planner import TargetPasses
 from edgespec.costs.prompts import usual_prompt
-from edgespec.loading.devices.spreading import read_rate
+from edgespec.loading.devices.assignment import read_rate
 from edgespec.measure.derived_passes import known_curve
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.prefill_chunks import lengths_that_differ

@@ -18,11 +18,11 @@ from edgespec.costs.planner import TargetPasses
 from edgespec.drafters.folder_index import MAKING_BYTES
 from edgespec.errors import MemoryLimitError
 from edgespec.generation.result import MemoryUse
+from edgespec.loading.devices.assignment import LayerAssignment, read_rate, remote_parts
+from edgespec.loading.devices.card_placement import NO_CARDS, CardPlacement, drafter_parts, place_models
 from edgespec.loading.devices.finding import PlacementRequest, describe
 from edgespec.loading.devices.machine import MachineSnapshot
-from edgespec.loading.devices.on_cards import NO_CARDS, OnCards, drafter_parts, place_models
-from edgespec.loading.devices.spreading import Spread, read_rate, remote_parts
-from edgespec.loading.devices.workers import spread_over
+from edgespec.loading.devices.workers import assign_to_workers
 from edgespec.loading.pass_costs import expected_prefill
 from edgespec.measure.threads import known_threads
 from edgespec.models.gguf.footprint import USUAL_NODES, cells_for
@@ -39,7 +39,7 @@ _BESIDE_TREES = 8  # sequence ids for padding, for what is parked, and for texts
 
 
 @dataclass(frozen=True)
-class TextPlan:
+class SequencePlan:
     """The number of texts answered at once.
 
     Attributes:
@@ -54,7 +54,7 @@ class TextPlan:
 
 
 @dataclass(frozen=True)
-class Plan:
+class LoadPlan:
     """The places of the weights of a target and its drafter, and the memory that these take.
 
     Attributes:
@@ -64,7 +64,7 @@ class Plan:
         needs: as if everything were on the processor, with the rows of a pass.
         memory: what of this machine's memory holds the target, and what is streamed.
         machine: that this is a plan for.
-        spread: which layers are on cards or workers; None if none are.
+        assignment: which layers are on cards or workers; None if none are.
         on_cards: what is on cards.
         texts: how many are answered at once.
         notes, warnings: the reasons, in sentences.
@@ -77,9 +77,9 @@ class Plan:
     needs: MemoryNeeds
     memory: MemoryPlan
     machine: MachineSnapshot
-    spread: Spread | None = None
-    on_cards: OnCards = NO_CARDS
-    texts: TextPlan = TextPlan()
+    assignment: LayerAssignment | None = None
+    on_cards: CardPlacement = NO_CARDS
+    texts: SequencePlan = SequencePlan()
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -116,9 +116,9 @@ class Plan:
     @property
     def places(self) -> str:
         """The places of layers, for keys; empty if all are on the processor."""
-        return f" layers={self.spread.key}" if self.spread is not None else ""
+        return f" layers={self.assignment.key}" if self.assignment is not None else ""
 
-    def with_layout(self, layout: StreamLayout) -> Plan:
+    def with_layout(self, layout: StreamLayout) -> LoadPlan:
         """The plan with other places of streamed weights."""
         return replace(self, memory=replace(self.memory, layout=layout, holding=layout.holding))
 
@@ -129,9 +129,9 @@ class Plan:
         use.device_bytes = self.on_cards.drafter_bytes
         cards = self.machine.cards
         use.devices = () if cards is None else tuple(map(describe, cards.devices))
-        if self.spread is not None:
-            use.device_bytes += self.spread.lent_bytes
-            use.layers = self.spread.where
+        if self.assignment is not None:
+            use.device_bytes += self.assignment.lent_bytes
+            use.layers = self.assignment.where
         use.resident_bytes -= use.device_bytes
         if layout is not None and model.weights.resident_bytes:
             drafter = sum(f.weights for f in footprints[1:]) - self.on_cards.drafter_bytes
@@ -143,9 +143,9 @@ class Plan:
     def parts(self) -> list[RemotePart]:
         """Time per pass on each device that holds layers."""
         devices = self.machine.workers or self.on_cards.cards
-        if self.spread is None or devices is None:
+        if self.assignment is None or devices is None:
             return []
-        return remote_parts(self.spread, devices, self.target)
+        return remote_parts(self.assignment, devices, self.target)
 
     def over(self, passes: TargetPasses) -> TargetPasses:
         """The target's passes, from those of the whole model on the processor."""
@@ -158,7 +158,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Planner:
+class LoadPlanner:
     """Plans for one target on one machine.
 
     Attributes:
@@ -177,7 +177,7 @@ class Planner:
     measured: bool = False
     most_on_cards: int | None = None
     usual_nodes: int = USUAL_NODES
-    texts: TextPlan = TextPlan()
+    texts: SequencePlan = SequencePlan()
 
     @property
     def budget(self) -> int:
@@ -230,7 +230,7 @@ class Planner:
     def _indexing(self) -> int:
         return 0 if self.config.speculation.draft_from is None else MAKING_BYTES
 
-    def plan(self, drafter: ModelFiles | None = None) -> Plan:
+    def plan(self, drafter: ModelFiles | None = None) -> LoadPlan:
         """The plan for the target with a drafter, with the rows of a pass that suit the memory best.
 
         Raises:
@@ -249,8 +249,8 @@ class Planner:
                 plan = self.place(self._within(sizes, self.budget, devices=True), drafter)
         else:
             on_cards = self._on_cards(needs, drafter, self.budget)
-            if on_cards.spread is not None:  # exact passes are shorter then
-                needs = self._within(sizes, self.budget + on_cards.spread.lent_bytes, devices=True)
+            if on_cards.assignment is not None:  # exact passes are shorter then
+                needs = self._within(sizes, self.budget + on_cards.assignment.lent_bytes, devices=True)
             plan = self.place(needs, drafter, on_cards=on_cards)
         if drafter is not None and needs.footprints[1].weights > needs.footprints[0].weights:
             name = drafter.headers[0].path.name
@@ -264,8 +264,8 @@ class Planner:
         drafter: ModelFiles | None = None,
         *,
         budget: int | None = None,
-        on_cards: OnCards | None = None,
-    ) -> Plan:
+        on_cards: CardPlacement | None = None,
+    ) -> LoadPlan:
         """Place weights that need so much.
 
         Args:
@@ -281,28 +281,28 @@ class Planner:
         warnings: tuple[str, ...] = ()
         if self.machine.workers is not None:
             disk_rate = None if self.config.memory.offload == NONE else self.read_rate
-            found = spread_over(self.machine.workers, needs, self.target, budget, disk_rate)
+            found = assign_to_workers(self.machine.workers, needs, self.target, budget, disk_rate)
             on_cards, left, notes = NO_CARDS, found.left(needs), (f"Layers: {found.where}.",)
-            spread: Spread | None = found
+            assignment: LayerAssignment | None = found
             if left.total <= budget:
                 lent = self.machine.lent_bytes
                 holding = PlannedWeights(budget + lent, needs.total, self.target.tensor_bytes)
                 memory = MemoryPlan(budget, holding)
-                return self._plan(drafter, needs, memory, spread, on_cards, notes, warnings)
+                return self._plan(drafter, needs, memory, assignment, on_cards, notes, warnings)
         else:
             on_cards = on_cards or self._on_cards(needs, drafter, budget)
-            spread, left = on_cards.spread, on_cards.left(needs)
+            assignment, left = on_cards.assignment, on_cards.left(needs)
             notes, warnings = tuple(on_cards.notes), tuple(on_cards.shortfall(self._request))
         memory = plan_memory(
             left,
             self.target,
             budget,
             self.config,
-            here=None if spread is None else spread.here,
+            here=None if assignment is None else assignment.here,
             hits=self.hits,
             no_streaming=self.machine.no_streaming,
         )
-        return self._plan(drafter, needs, memory, spread, on_cards, notes, warnings)
+        return self._plan(drafter, needs, memory, assignment, on_cards, notes, warnings)
 
     def sizes(self, drafter: ModelFiles | None = None) -> PairSizes:
         """The needs of the target and a drafter by the rows of a pass; raises as PairSizes."""
@@ -319,12 +319,12 @@ class Planner:
         drafter: ModelFiles | None,
         needs: MemoryNeeds,
         memory: MemoryPlan,
-        spread: Spread | None,
-        on_cards: OnCards,
+        assignment: LayerAssignment | None,
+        on_cards: CardPlacement,
         notes: tuple[str, ...],
         warnings: tuple[str, ...],
-    ) -> Plan:
-        return Plan(
+    ) -> LoadPlan:
+        return LoadPlan(
             self.config,
             self.target,
             drafter,
@@ -332,7 +332,7 @@ class Planner:
             needs,
             memory,
             self.machine,
-            spread,
+            assignment,
             on_cards,
             self.texts,
             notes + memory.notes,
@@ -349,7 +349,7 @@ class Planner:
         )
         return needs_within(sizes, self.target, budget, self.config, prefill, devices=devices)
 
-    def _on_cards(self, needs: MemoryNeeds, drafter: ModelFiles | None, budget: int) -> OnCards:
+    def _on_cards(self, needs: MemoryNeeds, drafter: ModelFiles | None, budget: int) -> CardPlacement:
         cards = self.machine.cards
         if cards is None:
             return NO_CARDS

@@ -13,7 +13,7 @@ from edgespec.kernels.layouts import own_in_use
 from edgespec.loading.adapters import refuse_streaming
 from edgespec.loading.heads import Shown, require_hidden_states
 from edgespec.loading.models import open_model
-from edgespec.loading.plan import Plan
+from edgespec.loading.plan import LoadPlan
 from edgespec.loading.state import LoadState
 from edgespec.loading.workers import borrow_layers
 from edgespec.machine.cores import thread_counts
@@ -50,8 +50,8 @@ from edgespec.offload.store_reader import DamagedPack
 
 
 def open_target(
-    plan: Plan, state: LoadState, shown: Shown | None = None
-) -> tuple[Plan, Target, ChatTemplate | None]:
+    plan: LoadPlan, state: LoadState, shown: Shown | None = None
+) -> tuple[LoadPlan, Target, ChatTemplate | None]:
     """The target, ready to verify trees, and the process that renders its chat template.
 
     The plan is returned as it was carried out: the disk may have had no room for a packed file.
@@ -91,15 +91,15 @@ def open_target(
         kernels=plan.kernels,
         kv=state.config.model.kv,
         **({"lora": _adapter_states(state)} if state.adapters else {}),
-        **({"layers": plan.spread.key} if plan.spread is not None else {}),
+        **({"layers": plan.assignment.key} if plan.assignment is not None else {}),
     )
-    if plan.spread is None:
+    if plan.assignment is None:
         _allow_long_chunks(target, header.fingerprint)
     _choose_threads(target, header.fingerprint, plan, state)
     return plan, target, template
 
 
-def _open_context(plan: Plan, state: LoadState, shown: Shown | None) -> tuple[Plan, Model, Context]:
+def _open_context(plan: LoadPlan, state: LoadState, shown: Shown | None) -> tuple[LoadPlan, Model, Context]:
     """The target's weights and its context; whole layers are streamed where single experts cannot be."""
 
     sizes = plan.context
@@ -153,16 +153,16 @@ def _routes_as_expected(context: Context) -> bool:
     return True
 
 
-def _open_weights(plan: Plan, state: LoadState) -> tuple[Plan, Model]:
+def _open_weights(plan: LoadPlan, state: LoadState) -> tuple[LoadPlan, Model]:
     """The target's weights, and the plan as it was carried out."""
     files, memory = plan.target, plan.memory
     if state.adapters and not memory.in_memory:
         raise refuse_streaming()
     devices: DeviceLayers = plan.on_cards.target
     beside: WeightStore | None = None
-    if state.workers is not None and plan.spread is not None:
-        if plan.spread.elsewhere:
-            devices, beside = borrow_layers(plan.spread, state.workers, state)
+    if state.workers is not None and plan.assignment is not None:
+        if plan.assignment.elsewhere:
+            devices, beside = borrow_layers(plan.assignment, state.workers, state)
         else:
             state.workers.close()  # a worker serves one program at a time
     if memory.layout is None:
@@ -193,7 +193,9 @@ def _open_weights(plan: Plan, state: LoadState) -> tuple[Plan, Model]:
     return plan.with_layout(stream.layout), state.register(model)
 
 
-def _try_branches(context: Context, fingerprint: str, plan: Plan, state: LoadState) -> BranchExactness | None:
+def _try_branches(
+    context: Context, fingerprint: str, plan: LoadPlan, state: LoadState
+) -> BranchExactness | None:
     """Try the branching of the model's running states; None if it keeps none.
 
     Where they cannot, the context does without.
@@ -213,7 +215,7 @@ def _try_branches(context: Context, fingerprint: str, plan: Plan, state: LoadSta
     return outcome
 
 
-def _decodes_exactly(context: Context, branching: BranchExactness | None, plan: Plan) -> bool:
+def _decodes_exactly(context: Context, branching: BranchExactness | None, plan: LoadPlan) -> bool:
     """True if decoding is exact as planned, which takes branches that round like the text."""
     model, exact = context.model, plan.exact
     if exact and branching not in (None, BranchExactness.SAME):
@@ -242,7 +244,7 @@ def _open_template(model: Model, state: LoadState) -> ChatTemplate | None:
     return template
 
 
-def _free_rule(context: Context, fingerprint: str, plan: Plan, state: LoadState) -> RowRule | None:
+def _free_rule(context: Context, fingerprint: str, plan: LoadPlan, state: LoadState) -> RowRule | None:
     """The rule that adds no rows, if it holds for a model in memory and exact decoding was not declined."""
     in_memory = plan.memory.in_memory and _alone(plan, state)
     chains = context.model.keeps_recurrent_state and not context.branches
@@ -254,12 +256,12 @@ def _free_rule(context: Context, fingerprint: str, plan: Plan, state: LoadState)
     return RowRuleStore(user_cache_path("edgespec") / "rows").get(fingerprint, held, context, FREE)
 
 
-def _alone(plan: Plan, state: LoadState) -> bool:
+def _alone(plan: LoadPlan, state: LoadState) -> bool:
     """True if this machine's processor computes all layers: other devices cannot be watched."""
-    return state.workers is None and plan.spread is None and plan.on_cards.target == ON_PROCESSOR
+    return state.workers is None and plan.assignment is None and plan.on_cards.target == ON_PROCESSOR
 
 
-def _row_rule(context: Context, fingerprint: str, plan: Plan, state: LoadState) -> RowRule | None:
+def _row_rule(context: Context, fingerprint: str, plan: LoadPlan, state: LoadState) -> RowRule | None:
     exact = state.config.speculation.exact
     state.on_progress("Finding the rule for exact decoding (once a model)", 0.0)
     held = f"{plan.kernels}{state.variant}{plan.places}"
@@ -293,7 +295,7 @@ def _allow_long_chunks(target: Target, fingerprint: str) -> None:
         target.pieces = PrefillChunks(target.rule, target.context.n_rows, path)
 
 
-def _choose_threads(target: Target, fingerprint: str, plan: Plan, state: LoadState) -> None:
+def _choose_threads(target: Target, fingerprint: str, plan: LoadPlan, state: LoadState) -> None:
     """Compute with the fastest number of threads, which is measured where trees are sized too."""
     speculation = state.config.speculation
     if state.config.devices.threads is not None or len(thread_counts()) < 2:
@@ -301,7 +303,7 @@ def _choose_threads(target: Target, fingerprint: str, plan: Plan, state: LoadSta
     try:
         # Random text would fill the memory for experts with those that no real text needs.
         # What passes take on devices and other machines says nothing of the processor.
-        tries = target.model.weights.expert_use is None and plan.spread is None
+        tries = target.model.weights.expert_use is None and plan.assignment is None
         if tries and speculation.drafts and speculation.tree_budget is None:
             state.n_threads = choose_threads(target, fingerprint)
         else:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from edgespec.costs.batches import SIZES, SequenceCells, fewest_texts, predict_batch
 from edgespec.costs.planner import TargetPasses
 from edgespec.errors import MemoryLimitError
-from edgespec.loading.plan import Plan, Planner, TextPlan
+from edgespec.loading.plan import LoadPlan, LoadPlanner, SequencePlan
 from edgespec.models.gguf.footprint import USUAL_TEXT, cell_bytes
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.offload.planning.needs import MemoryNeeds
@@ -24,15 +24,15 @@ _SHARE = 1 / 8  # of a streamed model's budget for the cells of company, where i
 _SURE = 0.95  # of the budget: what is estimated to take no more fits
 
 
-def plan_texts(planner: Planner, drafter: ModelFiles | None) -> TextPlan:
+def plan_texts(planner: LoadPlanner, drafter: ModelFiles | None) -> SequencePlan:
     """The number of texts for which the options ask, and the cells that there is memory for."""
     config, target = planner.config, planner.target
     parallel = config.batching.parallel
     if parallel is None:
-        return TextPlan()
+        return SequencePlan()
     asked = parallel if isinstance(parallel, int) else None
     if asked == 1 or _has_one_size(target):
-        return TextPlan(asked)
+        return SequencePlan(asked)
     cells = SequenceCells(
         cell_bytes(target.headers[0], config.model.kv)
         + (0 if drafter is None else cell_bytes(drafter.headers[0])),
@@ -41,7 +41,7 @@ def plan_texts(planner: Planner, drafter: ModelFiles | None) -> TextPlan:
     sizes = SIZES if asked is None else sorted({*(n for n in SIZES if n < asked), asked})
     possible = _possible(planner, drafter, cells, sizes)
     if not possible:  # there is no room for a single one; loading says what is missing
-        return TextPlan(asked)
+        return SequencePlan(asked)
     passes = planner.known_passes(streams=possible[1].streams)
     if passes is None:
         most = planner.budget * _SHARE
@@ -55,15 +55,15 @@ def plan_texts(planner: Planner, drafter: ModelFiles | None) -> TextPlan:
         f"A token takes {readable(cells.cell_bytes)} of cache, which has room for {texts} texts of "
         f"{cells.tokens} tokens: {readable(texts * cells.text_bytes)}."
     )
-    return TextPlan(asked or texts, (texts - 1) * cells.tokens, note)
+    return SequencePlan(asked or texts, (texts - 1) * cells.tokens, note)
 
 
 def _possible(
-    planner: Planner, drafter: ModelFiles | None, cells: SequenceCells, sizes: Sequence[int]
-) -> dict[int, Plan]:
+    planner: LoadPlanner, drafter: ModelFiles | None, cells: SequenceCells, sizes: Sequence[int]
+) -> dict[int, LoadPlan]:
     """The plan for each number of texts that there is room for."""
     alone = planner.needs(drafter)
-    possible: dict[int, Plan] = {}
+    possible: dict[int, LoadPlan] = {}
     for texts in sizes:
         try:
             plan = planner.place(with_cells(alone, (texts - 1) * cells.text_bytes), drafter)
@@ -82,7 +82,7 @@ def with_cells(needs: MemoryNeeds, n_bytes: int) -> MemoryNeeds:
     return replace(needs, footprints=[replace(first, cache=first.cache + n_bytes), *others])
 
 
-def _chosen(possible: Mapping[int, Plan], passes: TargetPasses | None, asked: int | None) -> int:
+def _chosen(possible: Mapping[int, LoadPlan], passes: TargetPasses | None, asked: int | None) -> int:
     """Choose for how many sequences the cache gets cells."""
     most = max(possible)
     if passes is None:

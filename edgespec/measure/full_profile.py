@@ -18,7 +18,7 @@ from edgespec.generation.result import PassRecord
 from edgespec.measure.draft_steps import measure_steps
 from edgespec.measure.passes import measure_passes
 from edgespec.measure.throughput import measure_reading
-from edgespec.measure.trees import TreeStatistics, measure_trees, write_texts
+from edgespec.measure.trees import TreeStatistics, measure_trees, write_answers
 from edgespec.profiles.store import (
     DiskProfile,
     DraftProfile,
@@ -136,7 +136,7 @@ def measure_full_profile(
             config = GenerationConfig(max_tokens=200, temperature=sampled_at, seed=1)
             left = share * seconds * (1 - _DISK - _PASSES)
             alone = not engine.drafter.reads_target  # otherwise passes are needed to see what it drafts
-            written = write_texts(engine, config, left * _WRITING if alone else left, on_progress)
+            written = write_answers(engine, config, left * _WRITING if alone else left, on_progress)
             accept_s = written.accept_s
             rounds += written.passes
             if not alone:
@@ -158,7 +158,7 @@ def measure_full_profile(
         store.put(keys.passes, passes)
     experts = fewer = None
     if engine.target.model.weights.expert_use is not None:
-        rounds = rounds or write_texts(engine, GenerationConfig(), seconds * _WRITING, on_progress).passes
+        rounds = rounds or write_answers(engine, GenerationConfig(), seconds * _WRITING, on_progress).passes
         experts = _expert_profile(rounds, engine.target.model.weights.experts_held)
         before = store.experts(keys.target)
         fewer = before if experts.is_slower_with_more(before) else None

@@ -11,7 +11,7 @@ from edgespec.measure.passes import passes_by_first_layers, quick_passes
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.first_layers import FirstLayers
-from edgespec.profiles.store import DraftProfile, Keys, PassProfile, ProfileStore
+from edgespec.profiles.store import DraftProfile, PassProfile, ProfileKeys, ProfileStore
 from edgespec.progress import Progress
 from edgespec.speculation.drafters.base import Drafter
 
@@ -23,7 +23,7 @@ def initial_costs(
     target: Target,
     drafter: Drafter,
     width: int,
-    keys: Keys,
+    keys: ProfileKeys,
     on_progress: Progress,
     store: ProfileStore | None = None,
     notes: list[str] | None = None,

@@ -31,7 +31,7 @@ _TEXT_TOKENS, _LEAST_TOKENS = 64, 32  # most and least tokens of an answer that 
 
 
 @dataclass(frozen=True)
-class Text:
+class TargetAnswer:
     """A text that the target wrote: the tokens of the prompt and of the answer."""
 
     prompt: list[int]
@@ -39,7 +39,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class WrittenTexts:
+class TargetAnswers:
     """Texts that the target wrote, and the passes that it took.
 
     Attributes:
@@ -48,19 +48,19 @@ class WrittenTexts:
         yields: what their trees yielded; None if there were none.
     """
 
-    texts: list[Text]
+    texts: list[TargetAnswer]
     accept_s: float
     passes: list[PassRecord]
     yields: TreeYields | None = None
 
 
-def write_texts(
+def write_answers(
     engine: Engine, config: GenerationConfig, seconds: float, on_progress: Progress
-) -> WrittenTexts:
+) -> TargetAnswers:
     """Begin the target's answers to the built-in prompts in turn, until the time is up."""
     begun = time.perf_counter()
     config = config.with_(max_tokens=_TEXT_TOKENS)
-    texts: list[Text] = []
+    texts: list[TargetAnswer] = []
     passes: list[PassRecord] = []
     meter = YieldMeter()
     for prompt in PROMPTS:
@@ -79,12 +79,12 @@ def write_texts(
                     break
         finally:
             chunks.close()
-        texts.append(Text(engine.encoder.encode(prompt), tokens))
+        texts.append(TargetAnswer(engine.encoder.encode(prompt), tokens))
         passes += records[1:]
         if time.perf_counter() > begun + seconds:
             break
     accept_s = statistics.median([r.accept_s for r in passes] or [0.0])
-    return WrittenTexts(texts, accept_s, passes, meter.yields())
+    return TargetAnswers(texts, accept_s, passes, meter.yields())
 
 
 def _count(engine: Engine, record: PassRecord, meter: YieldMeter) -> None:
@@ -112,7 +112,7 @@ class TreeStatistics:
 def measure_trees(
     engine: Engine,
     config: GenerationConfig,
-    texts: Sequence[Text],
+    texts: Sequence[TargetAnswer],
     budget: int,
     seconds: float,
     on_progress: Progress,
@@ -144,7 +144,7 @@ def measure_trees(
 def _walk(
     engine: Engine,
     config: GenerationConfig,
-    text: Text,
+    text: TargetAnswer,
     start: int,
     limits: TreeLimits,
     meter: YieldMeter,

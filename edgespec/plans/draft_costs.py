@@ -9,7 +9,7 @@ from edgespec.costs.curves import Curve
 from edgespec.costs.planner import DraftingCosts
 from edgespec.costs.yields import TreeYields, expected_yields
 from edgespec.errors import EdgeSpecError
-from edgespec.loading.plan import Plan
+from edgespec.loading.plan import LoadPlan
 from edgespec.models.gguf.assistant import is_assistant
 from edgespec.models.gguf.block_heads import BlockHead, read_any_head
 from edgespec.models.gguf.heads import is_head
@@ -19,7 +19,7 @@ from edgespec.models.gguf.mtp_file import is_mtp_file, read_mtp_file
 from edgespec.models.hub.drafter_choice import agreement_of, candidates
 from edgespec.models.hub.inspection import InspectedModel, inspect_model
 from edgespec.plans.pass_costs import PassCosts
-from edgespec.profiles.store import Keys, ProfileStore
+from edgespec.profiles.store import ProfileKeys, ProfileStore
 from edgespec.progress import Progress
 
 _USUAL_AGREEMENT, _LOOKUP_AGREEMENT = 0.7, 0.2
@@ -83,7 +83,7 @@ class DraftCosts:
             found.append((lookup, None))
         return found
 
-    def on_device(self, drafting: DraftingCosts, model: ModelFiles, plan: Plan) -> DraftingCosts:
+    def on_device(self, drafting: DraftingCosts, model: ModelFiles, plan: LoadPlan) -> DraftingCosts:
         """A drafter on a device: as measured there, or derived from its steps on the processor."""
         if not plan.on_cards.drafter_name or drafting.step is None:
             return drafting
@@ -153,9 +153,9 @@ class DraftCosts:
             measured=yields is not None and steps is not None,
         )
 
-    def _keys(self, drafter: str, device: str = "") -> Keys:
+    def _keys(self, drafter: str, device: str = "") -> ProfileKeys:
         target = self._target.headers[0].fingerprint
-        return Keys.of(target, drafter, threads=self._threads, mode="", drafter_device=device)
+        return ProfileKeys.of(target, drafter, threads=self._threads, mode="", drafter_device=device)
 
     def _yields(self, drafter: str) -> TreeYields | None:
         """Tokens a pass with trees of the pair at this temperature; None if they were not measured."""

@@ -8,7 +8,7 @@ from edgespec.costs.planned_weights import PlannedWeights
 from edgespec.costs.planner import DraftingCosts, PlanComparison, TargetPasses, alternatives
 from edgespec.generation.result import MemoryUse
 from edgespec.models.gguf.footprint import USUAL_NODES
-from edgespec.profiles.store import Keys, ProfileStore
+from edgespec.profiles.store import ProfileKeys, ProfileStore
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class ExpectedSpeed:
 
 
 def expected_speed(
-    keys: Keys, memory: MemoryUse, temperature: float, store: ProfileStore | None = None
+    keys: ProfileKeys, memory: MemoryUse, temperature: float, store: ProfileStore | None = None
 ) -> ExpectedSpeed | None:
     """The speed of a loaded pair; None if the passes of this model were not measured.
 

@@ -38,7 +38,7 @@ Key = Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Keys:
+class ProfileKeys:
     """The keys under which the measurements of one pair on this machine are stored.
 
     Attributes:
@@ -63,7 +63,7 @@ class Keys:
         mode: str,
         workers: str = "",
         drafter_device: str = "",
-    ) -> Keys:
+    ) -> ProfileKeys:
         """The keys for models with these header fingerprints.
 
         Args:
@@ -226,7 +226,7 @@ class ProfileStore:
         """The yields of a pair's trees, greedy or sampled."""
         return _read(self._path("yield", key), TreeYields.from_json)
 
-    def yields_at(self, keys: Keys, temperature: float) -> TreeYields | None:
+    def yields_at(self, keys: ProfileKeys, temperature: float) -> TreeYields | None:
         """The yields at any temperature, interpolated between greedy and sampled trees."""
         greedy, sampled = (self.yields(keys.yields(t)) for t in (0.0, 1.0))
         share = min(temperature, 1.0)

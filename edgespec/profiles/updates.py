@@ -19,7 +19,7 @@ from edgespec.generation.expert_use import ExpertUse
 from edgespec.generation.result import PassRecord
 from edgespec.machine.contention import ContentionWatch
 from edgespec.models.llama.runtime.weight_store import WeightStore
-from edgespec.profiles.store import ExpertProfile, Keys, PassProfile, ProfileStore
+from edgespec.profiles.store import ExpertProfile, PassProfile, ProfileKeys, ProfileStore
 from edgespec.profiles.stream_rate import StreamRate
 from edgespec.speculation.sizing.yield_meter import YieldMeter, accepted_by_budget
 from edgespec.speculation.tree import TokenTree
@@ -136,7 +136,7 @@ class ProfileUpdates:
         keys: the keys of the pair's profile; None stores nothing.
     """
 
-    def __init__(self, keys: Keys | None, store: ProfileStore | None = None) -> None:
+    def __init__(self, keys: ProfileKeys | None, store: ProfileStore | None = None) -> None:
         self._keys = keys
         self._store = store or ProfileStore()
         self._tallies: dict[float, _TreeTally | None] = {}
@@ -202,14 +202,14 @@ class ProfileUpdates:
                 self._store.put(key, known.corrected(tally.ratios, tally.passes, tally.steps))
         self.forget()
 
-    def _save_experts(self, weights: WeightStore, keys: Keys) -> None:
+    def _save_experts(self, weights: WeightStore, keys: ProfileKeys) -> None:
         if self._experts.hits + self._experts.misses < _ENOUGH_EXPERTS:
             return
         held, known = weights.experts_held, self._store.experts(keys.target)
         pass_s = known.pass_s if known is not None and known.held == held else 0.0
         self._store.put_experts(keys.target, ExpertProfile(held, self._experts.hit_rate, pass_s))
 
-    def _save_seconds(self, keys: Keys) -> None:
+    def _save_seconds(self, keys: ProfileKeys) -> None:
         """Correct a quick or disturbed pass profile by what this run's passes took."""
         passes = self._store.passes(keys.passes)
         if passes is None or not (passes.quick or passes.disturbed) or not self._seconds:
@@ -218,7 +218,7 @@ class ProfileUpdates:
             return  # this run was disturbed too
         self._store.put(keys.passes, corrected_passes(passes, self._seconds))
 
-    def _save_rate(self, weights: WeightStore, keys: Keys) -> None:
+    def _save_rate(self, weights: WeightStore, keys: ProfileKeys) -> None:
         arriving = StreamRate(weights, since_loading=True)
         if arriving.n_bytes < _ENOUGH_PASSES * weights.streamed_bytes or not arriving.n_bytes:
             return

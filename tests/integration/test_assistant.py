@@ -13,7 +13,7 @@ import pytest
 
 import edgespec
 from edgespec.cli.main import main
-from edgespec.drafters.assistant import AssistantDrafter, Growing
+from edgespec.drafters.assistant import AssistantDrafter, GrowingTree
 from edgespec.engine.engine import Engine
 from edgespec.engine.target import Target
 from edgespec.errors import BackendError, ModelFileError, PairingError, UsageError
@@ -80,15 +80,15 @@ class Step:
 def noted_steps(monkeypatch: pytest.MonkeyPatch) -> list[Step]:
     """The draft steps that are taken from now on, each tree's part in one of its own."""
     found: list[Step] = []
-    candidates = Growing.candidates
+    candidates = GrowingTree.candidates
 
-    def note(self: Growing, frontier: Frontier, logits: FloatArray) -> Children:
+    def note(self: GrowingTree, frontier: Frontier, logits: FloatArray) -> Children:
         features = self.features_before(frontier)
         root = frontier.nodes.tolist() == [0]
         found.append(Step(self.text, root, frontier.tokens.tolist(), features, logits.copy()))
         return candidates(self, frontier, logits)
 
-    monkeypatch.setattr(Growing, "candidates", note)
+    monkeypatch.setattr(GrowingTree, "candidates", note)
     return found
 
 

@@ -17,10 +17,10 @@ from edgespec.measure import initial_costs as measuring
 from edgespec.measure.initial_costs import initial_costs
 from edgespec.measure.passes import time_pass
 from edgespec.models.llama.runtime.batch import TokenBatch
-from edgespec.profiles.store import DraftProfile, Keys, ProfileStore
+from edgespec.profiles.store import DraftProfile, ProfileKeys, ProfileStore
 from edgespec.progress import no_progress
 
-KEYS = Keys.of("target", "drafter", threads=2, mode="")
+KEYS = ProfileKeys.of("target", "drafter", threads=2, mode="")
 
 
 def _pair(smol_path: Path) -> Engine:

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.drafters.branches import Branches
+from edgespec.drafters.branches import DraftBranches
 from edgespec.models.llama.cache.shared_cells import SharedCells
 from edgespec.models.llama.cache.tree_cache import BranchingCache
 from edgespec.models.llama.runtime.batch import TokenBatch
@@ -72,7 +72,7 @@ class _Drafted:
         self.cache = BranchingCache(SharedCells(context, ordered=False))
         self.cache.append(TokenBatch.run([3, 1], 0, self.cache.open_paths))
         self.text = [3, 1]
-        self.branches = Branches()
+        self.branches = DraftBranches()
         self.branches.found[0] = Children.none(1)
         self.search: list[tuple[int, int, int]] = [(-1, 1, 0)]  # parent, token and depth of a search's nodes
         self.read = {0: 0}  # node of the search -> node of the branches

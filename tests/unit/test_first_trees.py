@@ -9,11 +9,11 @@ import pytest
 
 from edgespec.generation.result import PassRecord
 from edgespec.models.llama.runtime.weight_store import WeightStore
-from edgespec.profiles.store import Keys, ProfileStore
+from edgespec.profiles.store import ProfileKeys, ProfileStore
 from edgespec.profiles.updates import ProfileUpdates
 from edgespec.speculation.tree import TokenTree
 
-KEYS = Keys.of("target", "drafter", threads=2, mode="")
+KEYS = ProfileKeys.of("target", "drafter", threads=2, mode="")
 
 
 class _InMemory(WeightStore):

@@ -11,12 +11,12 @@ from edgespec.cli.batch.input_file import usual_tokens
 from edgespec.config import Config
 from edgespec.costs.curves import Curve
 from edgespec.errors import UsageError
-from edgespec.loading.devices import spreading
+from edgespec.loading.devices import assignment
+from edgespec.loading.devices.assignment import usual_type
 from edgespec.loading.devices.cards import Card, Cards
 from edgespec.loading.devices.machine import MachineSnapshot
-from edgespec.loading.devices.spreading import usual_type
 from edgespec.loading.load import load
-from edgespec.loading.plan import Planner, TextPlan
+from edgespec.loading.plan import LoadPlanner, SequencePlan
 from edgespec.loading.texts import plan_texts
 from edgespec.machine.memory import FreeMemory
 from edgespec.measure.threads import known_threads
@@ -43,7 +43,7 @@ def planned(
     rate: float = 0.0,
     cards: Cards | None = None,
     **more: Any,
-) -> TextPlan:
+) -> SequencePlan:
     """The plan, where passes were measured to take so long."""
     options = {"draft": "none", "context": 512, "gpu_layers": 0, "parallel": parallel} | more
     machine = MachineSnapshot(FreeMemory(64 << 30), 1, cards)
@@ -53,21 +53,21 @@ def planned(
         threads = str(known_threads(fingerprint, store))
         key = machine_identity() | {"threads": threads, "model": fingerprint, "mode": "test"}
         store.put(key, PassProfile(curve, streamed=rate > 0, read_rate=rate))
-    return plan_texts(Planner(model, Config.of(**options), machine, store), None)
+    return plan_texts(LoadPlanner(model, Config.of(**options), machine, store), None)
 
 
 def test_a_single_text_is_planned_for_where_nobody_asks(model: ModelFiles) -> None:
-    assert planned(model, None, FLAT) == TextPlan(None, 0)
-    assert planned(model, 1, FLAT) == TextPlan(1, 0)
+    assert planned(model, None, FLAT) == SequencePlan(None, 0)
+    assert planned(model, 1, FLAT) == SequencePlan(1, 0)
 
 
 def test_in_memory_the_passes_decide(model: ModelFiles) -> None:
-    assert planned(model, "auto") == TextPlan(16, 15 * 512), "nothing was measured"
-    assert planned(model, "auto", STEEP) == TextPlan(4, 3 * 512)
-    assert planned(model, "auto", FLAT) == TextPlan(60, 59 * 512)
-    assert planned(model, 10, STEEP) == TextPlan(10, 9 * 512), "what is asked for is done"
+    assert planned(model, "auto") == SequencePlan(16, 15 * 512), "nothing was measured"
+    assert planned(model, "auto", STEEP) == SequencePlan(4, 3 * 512)
+    assert planned(model, "auto", FLAT) == SequencePlan(60, 59 * 512)
+    assert planned(model, 10, STEEP) == SequencePlan(10, 9 * 512), "what is asked for is done"
     plan = planned(model, 10, STEEP, text_tokens=100)
-    assert plan == TextPlan(10, 9 * 100)
+    assert plan == SequencePlan(10, 9 * 100)
     assert "22.5 KiB of cache" in plan.note
     assert "10 texts of 100 tokens" in plan.note
     assert planned(model, 2, text_tokens=9999).more_cells == 512, "a text is no longer than the context"
@@ -100,7 +100,7 @@ def test_a_streamed_model_gives_memory_for_texts_that_gain_more(model: ModelFile
 
 def test_texts_have_cells_on_a_card_too(model: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     # The processor's speed is the profile's alone: measured kernels may be faster than this card.
-    monkeypatch.setattr(spreading, "measured_products", lambda type_id: None)
+    monkeypatch.setattr(assignment, "measured_products", lambda type_id: None)
     seconds = (1e-10, 2e-10, 4e-10)
     transfer = Curve.through([(1 << 14, 1e-5), (1 << 24, 2e-3)])
     profile = DeviceProfile(tuple(s / 10 for s in seconds), seconds, transfer)
@@ -112,7 +112,7 @@ def test_texts_have_cells_on_a_card_too(model: ModelFiles, monkeypatch: pytest.M
 
 
 def test_too_little_memory_is_left_to_loading(model: ModelFiles) -> None:
-    assert planned(model, "auto", FLAT, memory=10 * MIB) == TextPlan(None, 0)
+    assert planned(model, "auto", FLAT, memory=10 * MIB) == SequencePlan(None, 0)
 
 
 @pytest.mark.parametrize("key", ["ssm.state_size", "wkv.head_size", "shortconv.l_cache"])
@@ -120,7 +120,7 @@ def test_models_whose_cache_has_one_size_keep_it(model: ModelFiles, key: str) ->
     header = model.headers[0]
     recurrent = ModelFiles.of(read_header(header.path))
     recurrent.headers[0].metadata[f"{header.architecture}.{key}"] = 16
-    assert planned(recurrent, "auto", FLAT) == TextPlan(None, 0)
+    assert planned(recurrent, "auto", FLAT) == SequencePlan(None, 0)
 
 
 @pytest.mark.parametrize("parallel", [0, 1001, "many"])

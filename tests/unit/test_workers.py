@@ -23,7 +23,7 @@ from edgespec.costs.layer_assignment import (
     pipeline_seconds,
 )
 from edgespec.errors import UsageError, WorkerError
-from edgespec.profiles.store import Keys, PassProfile, ProfileStore
+from edgespec.profiles.store import PassProfile, ProfileKeys, ProfileStore
 from edgespec.workers import protocol
 from edgespec.workers.address import Address, is_guarded, parse_addresses
 from edgespec.workers.connection import Connection, receive
@@ -108,9 +108,9 @@ def test_a_pass_over_machines_takes_the_time_of_its_parts_and_the_way() -> None:
 def test_passes_on_workers_are_not_taken_for_those_of_this_machine(tmp_path: Path) -> None:
     store = ProfileStore(tmp_path)
     slow, quick = (PassProfile(Curve.through([(1, seconds)])) for seconds in (1.0, 0.01))
-    store.put(Keys.of("model", "none", threads=1, mode="m", workers="9 on a:1 2e-03").passes, slow)
+    store.put(ProfileKeys.of("model", "none", threads=1, mode="m", workers="9 on a:1 2e-03").passes, slow)
     assert store.preferred_passes("model", 1, streams=False) is None
-    store.put(Keys.of("model", "none", threads=1, mode="m").passes, quick)
+    store.put(ProfileKeys.of("model", "none", threads=1, mode="m").passes, quick)
     known = store.preferred_passes("model", 1, streams=False)
     assert known is not None
     assert known.compute == quick.compute

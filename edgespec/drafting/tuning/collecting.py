@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from edgespec.drafting.agreement import Text
-from edgespec.drafting.tuning.answers import Answer, Rows
+from edgespec.drafting.agreement import SampleAnswer
+from edgespec.drafting.tuning.answers import Answer, DistributionRows
 from edgespec.drafting.tuning.prompts import Prompt
 from edgespec.files.blocks import BlockFile
 from edgespec.files.kept import Kept
@@ -84,7 +84,7 @@ class CollectedAnswer:
     def __init__(self, collector: Collector, prompt: tuple[int, ...]) -> None:
         self._collector = collector
         self._prompt = prompt
-        self._rows = Rows()
+        self._rows = DistributionRows()
         self.add = self._rows.add
 
     def finish(self, answer: Generation) -> None:
@@ -97,7 +97,7 @@ class CollectedAnswer:
         parts = []
         for begin in range(0, len(said), _PART):
             before = len(self._prompt) + begin
-            part = Text(text[max(before - _CONTEXT, 0) : before], text[before : before + _PART])
+            part = SampleAnswer(text[max(before - _CONTEXT, 0) : before], text[before : before + _PART])
             rows = slice(begin, begin + _PART + (begin + _PART >= len(said)))
             parts.append(Answer(Prompt("", COLLECTED), part, top[rows], logprobs[rows]))
         self._collector.add(parts)

@@ -40,7 +40,7 @@ _FASTER = 1.2  # times as fast, and bfloat16 is worth its rounding
 _TRIAL = (256, 1024)  # rows and width of the products that are timed
 
 
-class Budget(Protocol):
+class TrainingBudget(Protocol):
     """The limits of training."""
 
     def done(self, steps: int, seconds: float) -> float:
@@ -54,7 +54,7 @@ class TimeBudget:
     seconds: float
 
     def done(self, steps: int, seconds: float) -> float:
-        """See `Budget`."""
+        """See `TrainingBudget`."""
         return seconds / self.seconds
 
 
@@ -65,12 +65,12 @@ class StepBudget:
     steps: int
 
     def done(self, steps: int, seconds: float) -> float:
-        """See `Budget`."""
+        """See `TrainingBudget`."""
         return steps / self.steps
 
 
 @dataclass(frozen=True)
-class Method:
+class TrainingMethod:
     """The method of training.
 
     Attributes:
@@ -89,7 +89,7 @@ class Method:
     texts: int = 4
 
 
-USUAL = Method()
+USUAL = TrainingMethod()
 
 
 def divergence(logits: Tensor, top: Tensor, logprobs: Tensor) -> Tensor:
@@ -171,7 +171,7 @@ class Trainer:
         checkpoint: Path,
         label: str,
         *,
-        method: Method = USUAL,
+        method: TrainingMethod = USUAL,
         seed: int = 0,
     ) -> None:
         self._network = network
@@ -197,7 +197,7 @@ class Trainer:
         self._changing = False
         self._resume()
 
-    def train(self, budget: Budget, on_progress: Progress) -> None:
+    def train(self, budget: TrainingBudget, on_progress: Progress) -> None:
         """Train until the budget is spent.
 
         Whatever ends it, the progress is saved; of a step whose weights are half changed, that before it.

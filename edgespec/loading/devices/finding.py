@@ -9,8 +9,8 @@ from edgespec.config import AUTO, NONE, DevicesConfig
 from edgespec.costs.curves import Curve
 from edgespec.errors import BackendError, UsageError
 from edgespec.kernels.device_speed import DeviceFailed, measure_speeds
+from edgespec.loading.devices.assignment import usual_type
 from edgespec.loading.devices.cards import Card, Cards
-from edgespec.loading.devices.spreading import usual_type
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.build import SHARED_GPU, BuildDevice, current_build
 from edgespec.profiles.device_profile import DeviceProfile

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from edgespec.costs.layer_assignment import DeviceCapacity, assign_layers
 from edgespec.errors import MemoryLimitError
-from edgespec.loading.devices.spreading import (
+from edgespec.loading.devices.assignment import (
     CLEARLY_FASTER,
     USUAL_ROWS,
+    LayerAssignment,
     LayerDevices,
-    Spread,
     hidden_bytes,
     in_words,
     layer_seconds,
@@ -28,9 +28,9 @@ from edgespec.workers.pool import WorkerPool
 _MARGIN = 0.02  # of a worker's memory, for what its own process allocates
 
 
-def spread_over(
+def assign_to_workers(
     workers: LayerDevices, needs: MemoryNeeds, files: ModelFiles, room: int, disk_rate: float | None = None
-) -> Spread:
+) -> LayerAssignment:
     """Give layers to the fastest machines, as far as their memory reaches.
 
     Args:
@@ -67,7 +67,7 @@ def spread_over(
             least=whole,
         )
     where = in_words(counts[0], counts[1:], [device.name for device in workers.devices])
-    return Spread(counts[0], counts[1:], sum(sizes[counts[0] :]), where, where)
+    return LayerAssignment(counts[0], counts[1:], sum(sizes[counts[0] :]), where, where)
 
 
 def workers_in_words(workers: LayerDevices, files: ModelFiles) -> list[str]:

@@ -5,9 +5,10 @@ state after its certain rows only: those that are kept whatever the target choos
 not among them are pending: they belong to the text, and are the first certain rows of the next pass, so
 nothing is read again for their sake alone.
 
-The whole tree is one sequence of llama.cpp's, so that all products have all rows; see `StateBranches`. There are
-two sequence ids. One, the home, holds the text; a pass begins with a copy of it in the other, where llama.cpp
-keeps the state in memory of its own. If the pass is interrupted, or its text fails, that copy is dropped.
+The whole tree is one sequence of llama.cpp's, so that all products have all rows; see `StateBranches`. There
+are two sequence ids. One, the home, holds the text; a pass begins with a copy of it in the other, where
+llama.cpp keeps the state in memory of its own. If the pass is interrupted, or its text fails, that copy is
+dropped.
 """
 
 from __future__ import annotations

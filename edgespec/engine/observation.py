@@ -16,7 +16,7 @@ from edgespec.speculation.tree import FloatArray, TokenTree
 _RESTING_SHARE = 0.002  # of the time of passes, that looks at them may take while the drafter rests
 
 
-class Observing:
+class ObservationPolicy:
     """Decides which passes a drafter is shown.
 
     Args:

@@ -47,7 +47,7 @@ class LayerDevices(Protocol):
 
 
 @dataclass(frozen=True)
-class Spread:
+class LayerAssignment:
     """The number of layers on each device.
 
     Attributes:
@@ -113,12 +113,12 @@ def transfer_seconds(device: LayerDevice, n_bytes: float) -> float:
     return max(device.transfer.at(n_bytes), device.ping_s)
 
 
-def remote_parts(spread: Spread, devices: LayerDevices, files: ModelFiles) -> list[RemotePart]:
+def remote_parts(assignment: LayerAssignment, devices: LayerDevices, files: ModelFiles) -> list[RemotePart]:
     """Time per pass on each device that holds layers, transfers included."""
     sizes, total = layer_sizes(files), files.tensor_bytes
     own = [seconds * _kernel_share(usual_type(files), at) for at, seconds in enumerate(devices.own_seconds)]
-    parts, start = [], spread.here
-    for device, count in spread.used(devices.devices):
+    parts, start = [], assignment.here
+    for device, count in assignment.used(devices.devices):
         slowness = {rows: there / here for rows, there, here in zip(ROWS, device.seconds, own, strict=True)}
         share = sum(sizes[start : start + count]) / total
         row = hidden_bytes(files) + _ROW_MASK
