@@ -13,7 +13,7 @@ from edgespec.speculation.tree import TokenTree
 
 
 class DraftBranches:
-    """The nodes below a text that a drafter has read, and their places among the cache's paths.
+    """The nodes below a sequence that a drafter has read, and their places among the cache's paths.
 
     Nodes are numbered as they were read, the root first, whose cells belong to the text. A search numbers its
     nodes in its own way, and may come upon nodes that were read in the search before.
@@ -30,7 +30,7 @@ class DraftBranches:
         self._children: dict[tuple[int, int], int] = {}
         self._paths: dict[int, int] = {}  # node -> the path of the branch that ends there or continues below
         self._extended: set[int] = set()  # nodes whose path a child has taken over
-        self._free: list[int] = []  # paths below `used_paths` that hold the text alone
+        self._free: list[int] = []  # paths below `used_paths` that hold the sequence alone
         self._numbers = {0: 0}  # of the search's nodes
         self._found_before = False  # whether there may be nodes that the search has not come upon
 
@@ -60,7 +60,7 @@ class DraftBranches:
         return [self.number(node, parent, token) for node, parent, token in steps]
 
     def walk(self, tokens: Sequence[int]) -> list[int]:
-        """The nodes from the root along a text, as far as it was read."""
+        """The nodes from the root along a sequence, as far as it was read."""
         path = [0]
         for token in tokens:
             child = self._children.get((path[-1], token))

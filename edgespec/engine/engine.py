@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, ExitStack, aclosing, closing
 from dataclasses import replace
 
 from edgespec.arguments import checks_arguments, shown
-from edgespec.costs.batches import knee_of_texts
+from edgespec.costs.batches import knee_of_sequences
 from edgespec.costs.pass_time import RoundCosts
 from edgespec.engine.answer import AnswerInProgress, AnswerObserver
 from edgespec.engine.answer_plan import AnswerPlanner
@@ -116,7 +116,7 @@ class Engine:
         self.profile_updates = ProfileUpdates(keys if learn else None)
         self._costs = costs
         if texts is None:
-            texts = knee_of_texts(costs.verify, target.max_sequences) if costs else target.max_sequences
+            texts = knee_of_sequences(costs.verify, target.max_sequences) if costs else target.max_sequences
         self.texts = texts
         by_expert = target.model.weights.expert_use is not None
         self._first_nodes = _FIRST_NODES_BY_EXPERT if by_expert else FIRST_BUDGET
@@ -572,7 +572,7 @@ class Engine:
         For measurements: a question that was asked before is drafted for from its answer.
         """
         self.policy = tree_policy(self.policy.name)
-        self.drafter.forget_texts()
+        self.drafter.forget_sequences()
 
     @checks_arguments
     def set_tree_budget(self, budget: int | None) -> None:

@@ -133,7 +133,7 @@ class Target:
         """Read the next tokens of a sequence whose beginning is cached, in as large a chunk as possible.
 
         Under a row rule, prompts too are read in chunks that it allows. A token's keys and values then do not
-        depend on how the sequence was split into passes, so a reused cache gives the same text as an
+        depend on how the text was split into passes, so a reused cache gives the same text as an
         empty one. Chunks beyond the rule's maximum are used only where they have been shown to give the same
         bits.
 

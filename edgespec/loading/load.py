@@ -28,9 +28,9 @@ from edgespec.loading.drafter import drafter_name, open_drafter, open_policy, pa
 from edgespec.loading.files import find_drafter, read_model
 from edgespec.loading.heads import Shown, hidden_states, open_head
 from edgespec.loading.plan import LoadPlan, LoadPlanner, SequencePlan
+from edgespec.loading.sequences import plan_sequences
 from edgespec.loading.state import LoadState
 from edgespec.loading.target import open_target
-from edgespec.loading.texts import plan_texts
 from edgespec.loading.tree_sizes import usual_nodes
 from edgespec.loading.workers import connect
 from edgespec.models.gguf.footprint import require_cache_type
@@ -105,7 +105,7 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
     planner = LoadPlanner(target_files, config, machine, beside=adapter_bytes)
     drafter_files = find_drafter(planner, state)
     planner = replace(planner, usual_nodes=usual_nodes(planner))
-    planner = replace(planner, texts=plan_texts(planner, drafter_files), measured=True)
+    planner = replace(planner, sequences=plan_sequences(planner, drafter_files), measured=True)
     shown = hidden_states(drafter_files)
     plan, target, template = _open_planned(planner, drafter_files, shown, state)
 
@@ -143,7 +143,7 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
         load_s=time.perf_counter() - start,
         memory=plan.use(target.model),
         exact=bool(config.speculation.exact),
-        texts=plan.texts.texts,
+        texts=plan.sequences.sequences,
     )
 
 
@@ -158,7 +158,7 @@ def _open_planned(
         plan: LoadPlan | None = None
         try:
             with state.undone_on_memory_limit():
-                plan = state.plan = _plan_with_texts(planner, drafter)
+                plan = state.plan = _plan_with_sequences(planner, drafter)
                 state.notes += plan.notes
                 state.warnings += plan.warnings
                 return open_target(plan, state, shown)
@@ -173,16 +173,16 @@ def _open_planned(
             )
 
 
-def _plan_with_texts(planner: LoadPlanner, drafter: ModelFiles | None) -> LoadPlan:
-    """The plan with cells for several texts; or for a single one, if what was estimated does not fit."""
-    texts = planner.texts
+def _plan_with_sequences(planner: LoadPlanner, drafter: ModelFiles | None) -> LoadPlan:
+    """The plan with cells for several sequences; or for a single one, if what was estimated does not fit."""
+    sequences = planner.sequences
     try:
         plan = planner.plan(drafter)
     except MemoryLimitError:
-        if not texts.more_cells:
+        if not sequences.more_cells:
             raise
-        return replace(planner, texts=SequencePlan(texts.texts)).plan(drafter)
-    return replace(plan, notes=(*plan.notes, texts.note)) if texts.note else plan
+        return replace(planner, sequences=SequencePlan(sequences.sequences)).plan(drafter)
+    return replace(plan, notes=(*plan.notes, sequences.note)) if sequences.note else plan
 
 
 def _try_kernels(state: LoadState) -> None:

@@ -35,20 +35,20 @@ from edgespec.offload.planning.stream_layout import StreamLayout
 from edgespec.profiles.store import ProfileStore
 from edgespec.speculation.tree import MAX_LEAVES
 
-_BESIDE_TREES = 8  # sequence ids for padding, for what is parked, and for texts
+_BESIDE_TREES = 8  # sequence ids for padding, for what is parked, and for sequences
 
 
 @dataclass(frozen=True)
 class SequencePlan:
-    """The number of texts answered at once.
+    """The number of sequences answered at once.
 
     Attributes:
-        texts: how many, where a call does not say; None leaves it to the passes' costs.
+        sequences: how many, where a call does not say; None leaves it to the passes' costs.
         more_cells: cells of the cache besides those for a single text.
         note: what that takes, in a sentence.
     """
 
-    texts: int | None = None
+    sequences: int | None = None
     more_cells: int = 0
     note: str = field(default="", compare=False)
 
@@ -66,7 +66,7 @@ class LoadPlan:
         machine: that this is a plan for.
         assignment: which layers are on cards or workers; None if none are.
         on_cards: what is on cards.
-        texts: how many are answered at once.
+        sequences: how many are answered at once.
         notes, warnings: the reasons, in sentences.
     """
 
@@ -79,7 +79,7 @@ class LoadPlan:
     machine: MachineSnapshot
     assignment: LayerAssignment | None = None
     on_cards: CardPlacement = NO_CARDS
-    texts: SequencePlan = SequencePlan()
+    sequences: SequencePlan = SequencePlan()
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -166,7 +166,7 @@ class LoadPlanner:
         measured: whether contexts are tried by dry runs, as when they are about to be loaded.
         most_on_cards: layers that may be there, after a load has run out of their memory; None for any.
         usual_nodes: nodes that trees may have if no other number is asked for.
-        texts: how many are to be answered at once, and their cells.
+        sequences: how many are to be answered at once, and their cells.
     """
 
     target: ModelFiles
@@ -177,7 +177,7 @@ class LoadPlanner:
     measured: bool = False
     most_on_cards: int | None = None
     usual_nodes: int = USUAL_NODES
-    texts: SequencePlan = SequencePlan()
+    sequences: SequencePlan = SequencePlan()
 
     @property
     def budget(self) -> int:
@@ -217,7 +217,7 @@ class LoadPlanner:
         asked = max(tree or 0, parallel if isinstance(parallel, int) else 0, USUAL_NODES)
         nodes = max(asked, self.usual_nodes)
         return ContextShape(
-            cells_for(config.model.context, tree or 0) + self.texts.more_cells,
+            cells_for(config.model.context, tree or 0) + self.sequences.more_cells,
             nodes,
             _sequences(nodes),
             self.machine.n_threads,
@@ -334,7 +334,7 @@ class LoadPlanner:
             self.machine,
             assignment,
             on_cards,
-            self.texts,
+            self.sequences,
             notes + memory.notes,
             warnings + memory.warnings,
         )
@@ -366,5 +366,5 @@ class LoadPlanner:
 
 
 def _sequences(nodes: int) -> int:
-    """Sequence ids for texts and the branches of trees; each costs a row of logits, used or not."""
+    """Sequence ids for sequences and the branches of trees; each costs a row of logits, used or not."""
     return min(nodes + _BESIDE_TREES, MAX_LEAVES) if nodes > USUAL_NODES else USUAL_NODES

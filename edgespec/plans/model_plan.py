@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from edgespec.config import Config
-from edgespec.costs.batches import SIZES, BatchPrediction, SequenceCells, fewest_texts, predict_batch
+from edgespec.costs.batches import SIZES, BatchPrediction, SequenceCells, fewest_sequences, predict_batch
 from edgespec.costs.planned_weights import PlannedWeights
 from edgespec.costs.planner import (
     DraftingCosts,
@@ -24,7 +24,7 @@ from edgespec.loading.devices.finding import PlacementRequest, open_cards
 from edgespec.loading.devices.machine import MachineSnapshot
 from edgespec.loading.devices.workers import measure_workers, workers_in_words
 from edgespec.loading.plan import LoadPlan, LoadPlanner
-from edgespec.loading.texts import with_cells
+from edgespec.loading.sequences import with_cells
 from edgespec.loading.tree_sizes import usual_nodes
 from edgespec.measure.threads import known_threads
 from edgespec.models.gguf.footprint import USUAL_TEXT, cell_bytes, require_cache_type
@@ -257,17 +257,17 @@ class _Planning:
         cells = SequenceCells(cell_bytes(planner.target.headers[0], model.kv), min(USUAL_TEXT, model.context))
         one = planner.needs()
         sizes: list[BatchPrediction] = []
-        for texts in SIZES:
+        for sequences in SIZES:
             try:
-                plan = planner.place(with_cells(one, (texts - 1) * cells.text_bytes))
+                plan = planner.place(with_cells(one, (sequences - 1) * cells.sequence_bytes))
             except MemoryLimitError:
                 break
             if sizes and plan.streams and not streams:
                 break
-            sizes.append(predict_batch(plan.holding, plan.over(plain.here), texts))
+            sizes.append(predict_batch(plan.holding, plan.over(plain.here), sequences))
         budget = plain.plan.holding.budget
         least = least_budget(one, planner.target, self._config) if streams else plain.plan.holding.needed
-        return BatchPlan(cells, 1 + cells.texts_in(budget - least), fewest_texts(sizes), sizes)
+        return BatchPlan(cells, 1 + cells.sequences_in(budget - least), fewest_sequences(sizes), sizes)
 
     def _more_memory(self, planner: LoadPlanner, way: _Candidate) -> list[tuple[str, PlannedWeights]]:
         """Half as much memory again, and enough for everything."""

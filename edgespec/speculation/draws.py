@@ -25,7 +25,7 @@ class Draws(Protocol):
         """An index, with a probability proportional to its weight; at least one weight must be above 0."""
 
 
-DrawSource = Callable[[NoiseStream, int], Draws]  # by stream and position in the text
+DrawSource = Callable[[NoiseStream, int], Draws]  # by stream and position in the sequence
 
 
 class SeededDraws:

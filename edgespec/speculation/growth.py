@@ -174,7 +174,8 @@ class TreeLimits:
         loss_budget: what all draft steps may cost beyond that, in the same unit; the first is always taken.
         steps: most draft steps.
         expansion: the tree policy, as far as the search needs it.
-        is_end: (tokens) -> whether each ends an answer; None if no token does. No text continues after one.
+        is_end: (tokens) -> whether each ends an answer; None if no token does. No sequence continues after
+            one.
     """
 
     budget: int

@@ -54,7 +54,7 @@ class DecodingMethod(Protocol):
     drafting: TreeDrafting
     nodes: int | None
 
-    def accept(self, drafted: DraftedTree, logits: FloatArray, text: list[int]) -> Acceptance:
+    def accept(self, drafted: DraftedTree, logits: FloatArray, sequence: list[int]) -> Acceptance:
         """Decide what is accepted, and append it and the bonus token to the text.
 
         Args:
@@ -67,9 +67,9 @@ class RankedDrafting(TreeDrafting):
     """The best nodes by a ranking, as a tree or as a chain.
 
     Attributes:
-        expansion: score and stop rule, which may learn from how the text continues. The default scores by the
-            drafter's own probability and merges in nothing from the text, for rules that judge the drafter's
-            tokens.
+        expansion: score and stop rule, which may learn from how the sequence continues. The default scores by
+            the drafter's own probability and merges in nothing from the sequence, for rules that judge the
+            drafter's tokens.
     """
 
     ranking: Ranking
@@ -77,20 +77,20 @@ class RankedDrafting(TreeDrafting):
     constraint: Constraint | None = None
     expansion: ExpansionPolicy = ExpansionPolicy(merges=False, keeps_ends=True)  # noqa: RUF009 (frozen)
 
-    def draft(self, drafter: Drafter, text: Sequence[int], limits: TreeLimits) -> DraftedTree:
-        request = self.request(text, limits)
-        return self.drafted(drafter.draft(request.text, request.limits, request.ranking), text)
+    def draft(self, drafter: Drafter, sequence: Sequence[int], limits: TreeLimits) -> DraftedTree:
+        request = self.request(sequence, limits)
+        return self.drafted(drafter.draft(request.sequence, request.limits, request.ranking), sequence)
 
-    def request(self, text: Sequence[int], limits: TreeLimits) -> DraftRequest:
+    def request(self, sequence: Sequence[int], limits: TreeLimits) -> DraftRequest:
         limits = replace(limits, expansion=self.expansion)
         if self.chain:
             limits = replace(limits, leaves=1, width=1, branching=1)
         constraint = self.constraint
-        ranking = self.ranking if constraint is None else constraint.guiding(self.ranking, text)
-        return DraftRequest(text, limits, ranking)
+        ranking = self.ranking if constraint is None else constraint.guiding(self.ranking, sequence)
+        return DraftRequest(sequence, limits, ranking)
 
-    def drafted(self, tree: TokenTree, text: Sequence[int]) -> DraftedTree:
-        return DraftedTree(tree if self.constraint is None else self.constraint.pruned(tree, text))
+    def drafted(self, tree: TokenTree, sequence: Sequence[int]) -> DraftedTree:
+        return DraftedTree(tree if self.constraint is None else self.constraint.pruned(tree, sequence))
 
 
 class SamplingMethod(DecodingMethod):
@@ -106,18 +106,18 @@ class SamplingMethod(DecodingMethod):
         self._sampler = sampler
         self._constraint = constraint
 
-    def accept(self, drafted: DraftedTree, logits: FloatArray, text: list[int]) -> Acceptance:
+    def accept(self, drafted: DraftedTree, logits: FloatArray, sequence: list[int]) -> Acceptance:
         tree = drafted.tree
         if self._constraint is not None:
-            logits = self._constraint.masked(logits, tree, text)
+            logits = self._constraint.masked(logits, tree, sequence)
 
         def choose(node: int) -> int:
             if node:
-                text.append(int(tree.tokens[node]))
-            return self._sampler.choose(logits[node], text)
+                sequence.append(int(tree.tokens[node]))
+            return self._sampler.choose(logits[node], sequence)
 
         accepted = sample_and_match(tree, choose)
-        text.append(accepted.bonus)
+        sequence.append(accepted.bonus)
         return accepted
 
 
@@ -131,8 +131,8 @@ class OneHotDrafting(TreeDrafting):
 
     n_vocab: int
 
-    def draft(self, drafter: Drafter, text: Sequence[int], limits: TreeLimits) -> DraftedTree:
-        tree = RankedDrafting(ProbabilityRanking(), chain=True).draft(drafter, text, limits).tree
+    def draft(self, drafter: Drafter, sequence: Sequence[int], limits: TreeLimits) -> DraftedTree:
+        tree = RankedDrafting(ProbabilityRanking(), chain=True).draft(drafter, sequence, limits).tree
         tokens = list(enumerate(tree.tokens[1:].tolist()))
         return DraftedTree(
             tree,
@@ -165,17 +165,19 @@ class VerifierMethod(DecodingMethod):
         self._sampler = sampler
         self._draws = draws
 
-    def accept(self, drafted: DraftedTree, logits: FloatArray, text: list[int]) -> Acceptance:
+    def accept(self, drafted: DraftedTree, logits: FloatArray, sequence: list[int]) -> Acceptance:
         tree = drafted.tree
 
         def below(node: int) -> list[int]:
             return [int(tree.tokens[step]) for step in tree.path(node)[1:]]
 
         def law(node: int) -> Law:
-            return self._sampler.law(logits[node], [*text, *below(node)] if self._sampler.penalizes else text)
+            return self._sampler.law(
+                logits[node], [*sequence, *below(node)] if self._sampler.penalizes else sequence
+            )
 
-        accepted = self._verifier.accept(drafted, law, self._draws(NoiseStream.ACCEPTING, len(text)))
-        text += [*below(accepted.path[-1]), accepted.bonus]
+        accepted = self._verifier.accept(drafted, law, self._draws(NoiseStream.ACCEPTING, len(sequence)))
+        sequence += [*below(accepted.path[-1]), accepted.bonus]
         return accepted
 
 

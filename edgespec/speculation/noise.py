@@ -31,7 +31,7 @@ class NoiseStream(IntEnum):
 
 
 def philox(seed: int, stream: NoiseStream, position: int) -> np.random.Philox:
-    """The generator of a stream at a position in the text; counter-based, so in any order."""
+    """The generator of a stream at a position in the sequence; counter-based, so in any order."""
     return np.random.Philox(key=seed, counter=[0, position, stream, 0])
 
 

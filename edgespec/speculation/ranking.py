@@ -31,7 +31,7 @@ class Ranking(Protocol):
 
         Args:
             logits: (rows, n_vocab) the drafter's; they are not modified.
-            positions: the position in the text that each row's candidates would have.
+            positions: the position in the sequence that each row's candidates would have.
             after: (rows,) the token that each row's candidates follow, where it is known.
         """
 

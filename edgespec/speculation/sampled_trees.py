@@ -123,8 +123,8 @@ class Drawing:
 class DrawingDrafter(Protocol):
     """A drafter that can sample from its distribution."""
 
-    def draw(self, text: Sequence[int], drawing: Drawing, width: int) -> DraftedTree:
-        """A sampled tree below the last token of the text; `width` is the most nodes in a draft step."""
+    def draw(self, sequence: Sequence[int], drawing: Drawing, width: int) -> DraftedTree:
+        """A sampled tree below the last token of the sequence; `width` is the most nodes in a draft step."""
 
 
 @dataclass(frozen=True)
@@ -143,18 +143,18 @@ class SampledDrafting(TreeDrafting):
     n_vocab: int
     draws: DrawSource
 
-    def draft(self, drafter: Drafter, text: Sequence[int], limits: TreeLimits) -> DraftedTree:
+    def draft(self, drafter: Drafter, sequence: Sequence[int], limits: TreeLimits) -> DraftedTree:
         assert isinstance(drafter, DrawingDrafter), "checked by method_for"
 
         def law(logits: FloatArray, below: Sequence[int]) -> Law:
             if len(logits) < self.n_vocab:
                 missing = np.full(self.n_vocab - len(logits), -np.inf, dtype=np.float32)
                 logits = np.concatenate([logits, missing])
-            return self.sampler.law(logits, [*text, *below] if self.sampler.penalizes else text)
+            return self.sampler.law(logits, [*sequence, *below] if self.sampler.penalizes else sequence)
 
-        draws = self.draws(NoiseStream.DRAFTING, len(text))
+        draws = self.draws(NoiseStream.DRAFTING, len(sequence))
         drawing = Drawing(self.shape(limits), self.replacement, law, draws, limits.is_end)
-        return drafter.draw(text, drawing, limits.width)
+        return drafter.draw(sequence, drawing, limits.width)
 
 
 def grow_drawn(
@@ -195,7 +195,7 @@ class _DrawnTree:
         self._drawing = drawing
         self._parents = [-1]
         self._scores = [0.0]
-        self._texts: list[tuple[int, ...]] = [()]  # tokens since the root
+        self._sequences: list[tuple[int, ...]] = [()]  # tokens since the root
         self._places: list[list[int]] = [[0]]  # the places in the shape that each node takes
         self._drawn: dict[int, list[int]] = {}
         self._laws: dict[int, Law] = {}
@@ -209,13 +209,13 @@ class _DrawnTree:
 
     def frontier(self, nodes: Sequence[int]) -> Frontier:
         """The nodes as one draft step reads them."""
-        rows = [(node, self.tokens[node], self._parents[node], len(self._texts[node])) for node in nodes]
+        rows = [(node, self.tokens[node], self._parents[node], len(self._sequences[node])) for node in nodes]
         return Frontier(*np.array(rows, dtype=np.int32).T)
 
     def draw_below(self, node: int, logits: FloatArray) -> None:
         """Add the children of a node."""
-        text = self._texts[node]
-        law = self._drawing.law(logits, text)
+        sequence = self._sequences[node]
+        law = self._drawing.law(logits, sequence)
         drawn = self._drawing.below(law, self.count(node))
         children: dict[int, int] = {}
         for place, token in zip_longest(self._places_below(node), drawn, fillvalue=drawn[0]):
@@ -224,7 +224,7 @@ class _DrawnTree:
                 self.tokens.append(token)
                 self._parents.append(node)
                 self._scores.append(self._scores[node] + min(math.log(law[token]), 0.0))
-                self._texts.append((*text, token))
+                self._sequences.append((*sequence, token))
                 self._places.append([])
             self._places[children[token]].append(place)
         self._drawn[node], self._laws[node] = drawn, law

@@ -5,8 +5,8 @@ step would not pay (SpecExec, Svirschevski et al. 2024, section 4). A child neve
 it is safe not to expand a node that could not put a child among the best. And the expected accepted tokens
 that a step can add are at most the sum of the probabilities of the nodes it expands.
 
-Trees that share a pass also share its rows: their nodes compete in one search, so rows go to whichever text
-has the better use for them.
+Trees that share a pass also share its rows: their nodes compete in one search, so rows go to whichever
+sequence has the better use for them.
 """
 
 from __future__ import annotations

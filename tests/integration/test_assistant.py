@@ -85,7 +85,7 @@ def noted_steps(monkeypatch: pytest.MonkeyPatch) -> list[Step]:
     def note(self: GrowingTree, frontier: Frontier, logits: FloatArray) -> Children:
         features = self.features_before(frontier)
         root = frontier.nodes.tolist() == [0]
-        found.append(Step(self.text, root, frontier.tokens.tolist(), features, logits.copy()))
+        found.append(Step(self.sequence, root, frontier.tokens.tolist(), features, logits.copy()))
         return candidates(self, frontier, logits)
 
     monkeypatch.setattr(GrowingTree, "candidates", note)

@@ -104,7 +104,7 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], BlockLogits
     keep_logits = BlockSequence.keep_logits
 
     def note(self: BlockSequence, logits: BlockLogits) -> None:
-        seen.append(([*self.known_text, self.root], logits))
+        seen.append(([*self.known_sequence, self.root], logits))
         keep_logits(self, logits)
 
     monkeypatch.setattr(BlockSequence, "keep_logits", note)
@@ -220,7 +220,7 @@ def test_several_texts_in_a_pass(kind: BlockKind, folder: Path, smol_path: Path)
             answers = engine.generate_many(prompts, GREEDY)
             assert [answer.tokens for answer in answers] == expected
             assert sum(answer.tokens_per_pass for answer in answers) > 1.2 * len(prompts)
-        assert len(drafter_of(engine)._texts) <= len(prompts) + 1
+        assert len(drafter_of(engine)._sequences) <= len(prompts) + 1
 
 
 @pytest.mark.parametrize("kind", [BlockKind.DFLASH, BlockKind.DSPARK])

@@ -46,7 +46,7 @@ def test_records_add_up(drafted: Engine) -> None:
 def test_the_drafter_reads_nothing_accepted_twice(drafted: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     drafter = drafted.drafter
     assert isinstance(drafter, ModelDrafter)
-    cache = drafter._texts[0].cache
+    cache = drafter._sequences[0].cache
     read: list[int] = []  # positions read as text
     kept: list[int] = []  # positions read as tree nodes and then accepted
     append, commit = cache.append, cache.commit

@@ -87,7 +87,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[Step]:
 
     def note(self: HeadSequence, frontier: Frontier, rows: list[int], logits: FloatArray) -> Children:
         assert rows == list(range(len(frontier.nodes))), "there is room for all nodes"
-        seen.append(Step([self.known_text[0], *self._text], frontier, logits.copy()))
+        seen.append(Step([self.known_sequence[0], *self._sequence], frontier, logits.copy()))
         return ranked(self, frontier, rows, logits)
 
     monkeypatch.setattr(HeadSequence, "ranked", note)
@@ -156,7 +156,7 @@ def test_several_texts_in_a_pass(engine: Engine) -> None:
         answers = engine.generate_many(prompts, GREEDY)
         assert [answer.tokens for answer in answers] == expected
         assert sum(answer.tokens_per_pass for answer in answers) > 1.3 * len(prompts)
-    assert len(drafter_of(engine)._texts) <= len(prompts) + 1
+    assert len(drafter_of(engine)._sequences) <= len(prompts) + 1
 
 
 def test_texts_that_begin_alike_share_what_is_known(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -261,7 +261,7 @@ class FakeDrafter(Drafter):
         share = limits.budget // len(requests), limits.leaves // len(requests)
         return [
             self.draft(
-                request.text, replace(request.limits, budget=share[0], leaves=share[1]), request.ranking
+                request.sequence, replace(request.limits, budget=share[0], leaves=share[1]), request.ranking
             )
             for request in requests
         ]

@@ -17,7 +17,7 @@ from edgespec.loading.devices.cards import Card, Cards
 from edgespec.loading.devices.machine import MachineSnapshot
 from edgespec.loading.load import load
 from edgespec.loading.plan import LoadPlanner, SequencePlan
-from edgespec.loading.texts import plan_texts
+from edgespec.loading.sequences import plan_texts
 from edgespec.machine.memory import FreeMemory
 from edgespec.measure.threads import known_threads
 from edgespec.models.gguf.footprint import cell_bytes, cells_for

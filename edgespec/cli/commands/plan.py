@@ -87,8 +87,8 @@ def plan_report(plan: PlanReport) -> str:
     rows.append(
         (
             "a batch",
-            f"{about}{many.tokens_per_second:.2f} tokens/s with {count(many.texts, 'text')} at once, "
-            f"{many.tokens_per_second_a_text:.2f} each",
+            f"{about}{many.tokens_per_second:.2f} tokens/s with {count(many.sequences, 'text')} at once, "
+            f"{many.tokens_per_second_a_sequence:.2f} each",
         )
     )
     room = f"room for {count(plan.batch.most, 'text')} of {cells.tokens} tokens"
@@ -153,11 +153,11 @@ def _batches(batch: BatchPlan) -> str:
         ("TEXTS AT ONCE", "TOKENS/S", "EACH", "PASS", "READ A PASS", "BOUND BY"),
         [
             (
-                str(size.texts),
+                str(size.sequences),
                 f"{size.tokens_per_second:.2f}",
-                f"{size.tokens_per_second_a_text:.2f}",
+                f"{size.tokens_per_second_a_sequence:.2f}",
                 _seconds(size.pass_s),
-                readable(size.holding.pass_bytes(size.texts)),
+                readable(size.holding.pass_bytes(size.sequences)),
                 size.bound,
             )
             for size in batch.sizes

@@ -57,12 +57,12 @@ def try_branches(context: Context) -> BranchExactness:
         return BranchExactness.WRONG
     finally:
         context.clear()
-    text = [int(first.tokens[row]) for row in first.path(_LEAF)[:_ACCEPTED]]
+    sequence = [int(first.tokens[row]) for row in first.path(_LEAF)[:_ACCEPTED]]
     outcomes = [
         _compared(context, found[0][path := first.path(leaf)], _tokens(first, path)) for leaf in _OTHER_LEAVES
     ]
     outcomes += [
-        _compared(context, found[1][path := second.path(leaf)], text + _tokens(second, path))
+        _compared(context, found[1][path := second.path(leaf)], sequence + _tokens(second, path))
         for leaf in _LEAVES
     ]
     order = list(BranchExactness)
@@ -89,12 +89,12 @@ def _tokens(tree: TokenTree, path: Sequence[int]) -> list[int]:
     return [int(tree.tokens[row]) for row in path]
 
 
-def _compared(context: Context, rows: FloatArray, text: Sequence[int]) -> BranchExactness:
-    """Compare the last rows of a text with those of a chain."""
+def _compared(context: Context, rows: FloatArray, sequence: Sequence[int]) -> BranchExactness:
+    """Compare the last rows of a sequence with those of a chain."""
     try:
-        filled = [*text, *[text[0]] * (ROWS - len(text))]
+        filled = [*sequence, *[sequence[0]] * (ROWS - len(sequence))]
         context.decode(TokenBatch.run(filled, 0, n_sequences=1, logits="all"))
-        expected = context.logits()[: len(text)][-len(rows) :]
+        expected = context.logits()[: len(sequence)][-len(rows) :]
         if np.array_equal(rows, expected):
             return BranchExactness.SAME
         error = float(np.square(rows - expected).sum() / np.square(expected - expected.mean()).sum())

@@ -1,4 +1,4 @@
-"""The candidates of a drafter's last tree, kept until the target has decided how the text continues."""
+"""The candidates of a drafter's last tree, kept until the target has decided how the sequence continues."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ values, and each class of its evidence has a correction, a Gaussian that every c
 as it does the biases of a pair. So a source that is often wrong soon proposes nothing that is worth a node.
 
 Only candidates below accepted nodes are evidence. Once its parent is accepted, a candidate's context is the
-text itself, so its depth carries no further information and is not part of the map.
+sequence itself, so its depth carries no further information and is not part of the map.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ class CalibratedAcceptance(AcceptanceModel):
         alone[..., CandidateSource.RECYCLED] -= np.where(cells.states == _UNASKED, 0.0, _KNOWN_BETTER)
         alone.sort(axis=-1)
         most, next_most = alone[..., -1], alone[..., -2]
-        # A drafter that knows the text as well is doubted less than it is believed. Two sources that agree
-        # often say the same thing twice.
+        # A drafter that knows the sequence as well is doubted less than it is believed. Two sources that
+        # agree often say the same thing twice.
         logits = np.choose(
             cells.states,
             [

@@ -134,7 +134,7 @@ class StepCosts:
             self._slower *= min(record.draft_s / expected, 1.05)
 
     def reading(self, record: PassRecord) -> float:
-        """Seconds that the drafter spent on text that was new to it, as at the beginning of an answer."""
+        """Seconds that the drafter spent on tokens that were new to it, as at the beginning of an answer."""
         if record.draft_text_s:
             return max(record.draft_text_s - self.step_s, 0.0)
         more_s = record.draft_s - self._expected(record)

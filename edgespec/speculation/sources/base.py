@@ -16,7 +16,7 @@ from edgespec.speculation.tree import FloatArray, IntArray, TokenTree
 # context.
 Candidates = Mapping[int, int]
 
-MOST_CANDIDATES = 8  # of one source for one node, counted in texts
+MOST_CANDIDATES = 8  # of one source for one node, counted in sequences
 KEPT_OF_ROWS = 32  # tokens after a node that the target found likeliest; when it samples, others follow too
 _WIDE = 1 << 32  # more than there are columns
 
@@ -37,7 +37,7 @@ class TargetRows:
 
 
 class Proposals(Protocol):
-    """The proposals of one source at the end of one text, looked up as a tree grows there."""
+    """The proposals of one source at the end of one sequence, looked up as a tree grows there."""
 
     def below(self, frontier: Frontier) -> Sequence[Candidates]:
         """The candidates below each node of a frontier. A node must come after its parent."""
@@ -45,7 +45,7 @@ class Proposals(Protocol):
 
 
 class Proposer(Protocol):
-    """A source of candidates. It is given the whole text every time, and finds out what is new in it.
+    """A source of candidates. It is given the whole sequence every time, and finds out what is new in it.
 
     Attributes:
         name: as shown to users.
@@ -57,7 +57,7 @@ class Proposer(Protocol):
     source: CandidateSource
     keeps_passes: bool = False
 
-    def propose(self, text: Sequence[int], depth: int) -> Proposals:
+    def propose(self, sequence: Sequence[int], depth: int) -> Proposals:
         """Proposals for what may follow the text.
 
         Args:
@@ -65,16 +65,16 @@ class Proposer(Protocol):
         """
         ...
 
-    def observe(self, text: Sequence[int], tree: TokenTree, rows: TargetRows) -> None:
+    def observe(self, sequence: Sequence[int], tree: TokenTree, rows: TargetRows) -> None:
         """Keep what the target said in a pass.
 
         Args:
-            text: the text that the pass extended; the tree's root is its last token.
+            sequence: the sequence that the pass extended; the tree's root is its last token.
         """
-        del text, tree, rows
+        del sequence, tree, rows
 
     def forget(self) -> None:
-        """Forget all texts and passes so far."""
+        """Forget all sequences and passes so far."""
 
 
 class JoinedProposals:
@@ -92,9 +92,9 @@ class JoinedProposals:
         return _joined(children, [(source, rows) for source, rows in found if any(rows)])
 
 
-def proposals_of(proposers: Sequence[Proposer], text: Sequence[int], depth: int) -> JoinedProposals:
+def proposals_of(proposers: Sequence[Proposer], sequence: Sequence[int], depth: int) -> JoinedProposals:
     """The proposals of all these sources."""
-    return JoinedProposals([(p.source, p.propose(text, depth)) for p in proposers])
+    return JoinedProposals([(p.source, p.propose(sequence, depth)) for p in proposers])
 
 
 def _joined(children: Children, found: Sequence[tuple[CandidateSource, Sequence[Candidates]]]) -> Children:

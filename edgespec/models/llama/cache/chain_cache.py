@@ -1,4 +1,4 @@
-"""The cache of a model with a recurrent state: one text with one draft at its end, no branches.
+"""The cache of a model with a recurrent state: one sequence with one draft at its end, no branches.
 
 Recurrent and hybrid models fold each token into a state and cannot forget the last few tokens. So the state
 is saved before a draft is read. If part of the draft is rejected, the state is restored, and the accepted
@@ -50,11 +50,11 @@ class ChainCache:
         self.appended(len(batch))
 
     def appended(self, n_tokens: int) -> None:
-        """Note that the next tokens of the text were decoded."""
+        """Note that the next tokens of the sequence were decoded."""
         self.length += n_tokens
 
     def try_branches(self, batch: TokenBatch, rows: int = 0, certain: int = 0) -> None:
-        """Decode a draft after the text, of which `commit` keeps the beginning.
+        """Decode a draft after the sequence, of which `commit` keeps the beginning.
 
         Args:
             certain: leading rows that `commit` will keep in any case. If that is all of them, the state is
@@ -77,7 +77,7 @@ class ChainCache:
         self.length += n_tokens
 
     def recover(self) -> None:
-        """Go back to the last saved state, or to no text: the present state is unknown."""
+        """Go back to the last saved state, or to no sequence: the present state is unknown."""
         saved, self.length = self._saved, 0
         self._tried = []
         self.context.clear()
@@ -86,12 +86,12 @@ class ChainCache:
             self.length = saved[0]
 
     def rewind(self, length: int) -> None:
-        """Forget the whole text if any of it must go: a recurrent state cannot go back."""
+        """Forget the whole sequence if any of it must go: a recurrent state cannot go back."""
         if length < self.length:
             self.clear()
 
     def truncate_to(self, length: int) -> None:
-        """Keep the state: tokens after `length` are dropped when the next text differs there."""
+        """Keep the state: tokens after `length` are dropped when the next sequence differs there."""
 
     def compact(self) -> None:
         """Do nothing: a state has no cells."""
@@ -108,7 +108,7 @@ class ChainCache:
         self.clear()
 
     def save(self, start: int, end: int) -> ctypes.Array[ctypes.c_uint8]:
-        """The state after the whole text; there are no parts.
+        """The state after the whole sequence; there are no parts.
 
         Raises:
             ValueError: the tokens start .. end - 1 are not the whole text.
@@ -118,10 +118,10 @@ class ChainCache:
         return self.context.save(0)
 
     def restore(self, state: ctypes.Array[ctypes.c_uint8], n_tokens: int) -> None:
-        """Restore the state after a text of `n_tokens` tokens.
+        """Restore the state after a sequence of `n_tokens` tokens.
 
         Raises:
-            BackendError: llama.cpp refused the state; the text is forgotten.
+            BackendError: llama.cpp refused the state; the sequence is forgotten.
         """
         self.clear()
         self.context.restore(0, state)

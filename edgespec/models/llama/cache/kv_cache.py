@@ -1,4 +1,4 @@
-"""A text's cache, for models with key-value cells and with a recurrent state."""
+"""A sequence's cache, for models with key-value cells and with a recurrent state."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 
 KVCache = BranchingCache | ChainCache | StateCache
-"""A committed text with drafts at its end; see BranchingCache for what the methods do.
+"""A committed sequence with drafts at its end; see BranchingCache for what the methods do.
 
 After a call that raises anything, KeyboardInterrupt included, `recover` must be called next. It may leave
-less text than there was, but never a different one.
+less sequence than there was, but never a different one.
 """
 
 
@@ -29,7 +29,7 @@ def open_cache(context: Context, *, ordered: bool) -> KVCache:
 
 
 def open_beside(cache: KVCache) -> KVCache:
-    """The cache of another text in the same cells.
+    """The cache of another sequence in the same cells.
 
     Raises:
         ValueError: there is no room for another text.
@@ -40,23 +40,23 @@ def open_beside(cache: KVCache) -> KVCache:
 
 
 def close_all_but(known: Sequence[KVCache]) -> None:
-    """Close the texts in the cells of these that are none of them: an interrupted call may leave such."""
+    """Close the sequences in the cells of these that are none of them: an interrupted call may leave such."""
     first, kept = known[0], {id(cache) for cache in known}
     if isinstance(first, BranchingCache):
-        for text in tuple(first.cells.texts):
-            if id(text) not in kept:
-                first.cells.drop(text)
+        for sequence in tuple(first.cells.holders):
+            if id(sequence) not in kept:
+                first.cells.drop(sequence)
 
 
 def inherit(cache: KVCache, source: KVCache, length: int) -> None:
-    """Make an empty text share the first `length` cells of another."""
+    """Make an empty sequence share the first `length` cells of another."""
     assert isinstance(cache, BranchingCache)
     assert isinstance(source, BranchingCache)
     cache.inherit(source, length)
 
 
 def decode_together(parts: Sequence[tuple[KVCache, TokenBatch]], rows: int, certain: int) -> None:
-    """Decode rows after the committed texts of several caches in one pass.
+    """Decode rows after the committed sequences of several caches in one pass.
 
     Args:
         parts: caches that share their cells, and the rows of each.

@@ -10,7 +10,7 @@ from edgespec.models.llama.runtime.batch import TokenBatch
 
 
 class CellHolder(Protocol):
-    """A text that has cells; see BranchingCache, which is one.
+    """A sequence that has cells; see BranchingCache, which is one.
 
     Attributes:
         length: committed tokens.
@@ -27,11 +27,11 @@ class CellHolder(Protocol):
 
 @dataclass
 class CellRange:
-    """Consecutive positions of one text, or of several that share their cells.
+    """Consecutive positions of one sequence, or of several that share their cells.
 
     Attributes:
         start, end: positions start .. end - 1.
-        holders: the texts; each has these positions in these cells.
+        holders: the sequences; each has these positions in these cells.
     """
 
     start: int
@@ -43,10 +43,10 @@ class CellRange:
 
 
 class Segments:
-    """All stretches of all texts, ordered by cell.
+    """All stretches of all sequences, ordered by cell.
 
     Attributes:
-        n_cells: cells that texts hold.
+        n_cells: cells that sequences hold.
     """
 
     def __init__(self) -> None:
@@ -57,24 +57,24 @@ class Segments:
     def __iter__(self) -> Iterator[CellRange]:
         return iter(self._stretches)
 
-    def add(self, text: CellHolder, start: int, end: int) -> None:
-        """Add positions of a text, whose cells come after those of all positions added before."""
+    def add(self, holder: CellHolder, start: int, end: int) -> None:
+        """Add positions of a sequence, whose cells come after those of all positions added before."""
         self.n_cells += end - start
         last = self._stretches[-1] if len(self._stretches) > self._in_place else None
-        if last is not None and last.holders == [text] and last.end == start:
+        if last is not None and last.holders == [holder] and last.end == start:
             last.end = end
         elif end > start:
-            self._stretches.append(CellRange(start, end, [text]))
+            self._stretches.append(CellRange(start, end, [holder]))
 
-    def truncate(self, text: CellHolder, length: int) -> None:
-        """Drop positions `length` and later of a text; cells that others share stay theirs."""
+    def truncate(self, holder: CellHolder, length: int) -> None:
+        """Drop positions `length` and later of a sequence; cells that others share stay theirs."""
         kept: list[CellRange] = []
         in_place = self._in_place
         for index, stretch in enumerate(self._stretches):
-            if stretch.end <= length or text not in stretch.holders:
+            if stretch.end <= length or holder not in stretch.holders:
                 kept.append(stretch)
                 continue
-            others = [holder for holder in stretch.holders if holder is not text]
+            others = [other for other in stretch.holders if other is not holder]
             if stretch.start < length:
                 kept.append(CellRange(stretch.start, length, stretch.holders))
             if others:
@@ -85,15 +85,15 @@ class Segments:
         # A split of a stretch in place is in place too, but counting it is not worth the trouble.
         self._stretches, self._in_place = kept, in_place
 
-    def share(self, source: CellHolder, text: CellHolder, length: int) -> None:
-        """Make a text, which has no positions yet, hold the first `length` positions of another."""
+    def share(self, source: CellHolder, holder: CellHolder, length: int) -> None:
+        """Make a sequence, which has no positions yet, hold the first `length` positions of another."""
         shared: list[CellRange] = []
         in_place = self._in_place
         for index, stretch in enumerate(self._stretches):
             if stretch.start >= length or source not in stretch.holders:
                 shared.append(stretch)
                 continue
-            shared.append(CellRange(stretch.start, min(stretch.end, length), [*stretch.holders, text]))
+            shared.append(CellRange(stretch.start, min(stretch.end, length), [*stretch.holders, holder]))
             if stretch.end > length:
                 in_place = min(in_place, index)
                 shared.append(CellRange(length, stretch.end, stretch.holders))
@@ -102,9 +102,9 @@ class Segments:
     def parts_to_move(self, size: int) -> Iterator[list[CellRange]]:
         """The stretches that are not in place, as parts of at most `size` cells, in order.
 
-        Within a part, a text's adjacent stretches are joined. That changes the order between texts, which
-        does not matter, and keeps the order within each. Once all parts have been taken, everything is in
-        place.
+        Within a part, a sequence's adjacent stretches are joined. That changes the order between sequences,
+        which does not matter, and keeps the order within each. Once all parts have been taken, everything is
+        in place.
         """
         moved = self._stretches[: self._in_place]
         part: list[CellRange] = []

@@ -1,9 +1,9 @@
-"""Keys and values on disk, so that a text that was read once need not be read again.
+"""Keys and values on disk, so that a sequence that was read once need not be read again.
 
-A text's state is saved in blocks of `BLOCK` tokens, with a shorter one at its end. A block's file is named
-by a hash over everything its bits depend on: the model, the build, the settings, and every token up to its
-end. So any block that is found is valid, texts with the same beginning share blocks, and there is no index to
-maintain. Models with a recurrent state have one block for the whole text.
+A sequence's state is saved in blocks of `BLOCK` tokens, with a shorter one at its end. A block's file is
+named by a hash over everything its bits depend on: the model, the build, the settings, and every token up to
+its end. So any block that is found is valid, sequences with the same beginning share blocks, and there is no
+index to maintain. Models with a recurrent state have one block for the whole text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SUFFIX = ".kv"
 
 @dataclass(frozen=True)
 class _StateBlock:
-    """The tokens start .. end - 1 of a text, and the name of their file."""
+    """The tokens start .. end - 1 of a sequence, and the name of their file."""
 
     start: int
     end: int
@@ -38,7 +38,7 @@ class _StateBlock:
 
 
 class StateStore:
-    """The states of texts in files.
+    """The states of sequences in files.
 
     Args:
         files: where they are.
@@ -81,17 +81,17 @@ class StateStore:
         return cache.length
 
     def save(self, cache: KVCache, tokens: Sequence[int], *, tail: bool) -> None:
-        """Write the blocks of the text in the cache that are not on disk yet.
+        """Write the blocks of the sequence in the cache that are not on disk yet.
 
         Args:
-            tokens: the text in the cache.
+            tokens: the sequence in the cache.
             tail: also write the tokens after the last whole block.
         """
         for _ in self.saving(cache, tokens, tail=tail):
             pass
 
     def saving(self, cache: KVCache, tokens: Sequence[int], *, tail: bool) -> Iterator[None]:
-        """As `save`, with a step for each block that is written; the text must stay as it is in between."""
+        """As `save`, with a step for each block that is written; the sequence must not change in between."""
         parts = cache.saves_parts
         blocks = [block for block in self._blocks(tokens, parts) if tail or (parts and block.is_whole)]
         for block in blocks:
@@ -120,8 +120,8 @@ class StateStore:
         names = self._names()
         if not parts:
             lengths = {length for name in names if 0 < (length := _length(name)) <= len(tokens)}
-            texts = (tokens[:length] for length in sorted(lengths, reverse=True))
-            wholes = (block for text in texts for block in self._blocks(text, parts=False))
+            sequences = (tokens[:length] for length in sorted(lengths, reverse=True))
+            wholes = (block for sequence in sequences for block in self._blocks(sequence, parts=False))
             return [block for block in wholes if block.name in names][:1]
         chain: list[_StateBlock] = []
         for block in self._blocks(tokens, parts=True):

@@ -39,7 +39,7 @@ def outcome(compare: Callable[[Path], str], name: str) -> Mapping[str, Any]:
 def tree_fault(
     small: HeadContext,
     reference: ReferenceLayer,
-    text: Sequence[int],
+    sequence: Sequence[int],
     children: Sequence[int],
     features: FloatArray,
     drafted: NDArray[np.int64] | None = None,
@@ -48,12 +48,12 @@ def tree_fault(
 
     Args:
         children: two tokens that may follow the text.
-        features: (tokens of the text - 1, width). The last token belongs to the root, whose feature only
+        features: (tokens of the sequence - 1, width). The last token belongs to the root, whose feature only
             children would need: they take the head's.
         drafted: the ids of the tokens that the head drafts; None for all.
     """
     drafted = np.arange(small.model.vocabulary.n_tokens) if drafted is None else drafted
-    rows = list(text[1:])
+    rows = list(sequence[1:])
     last = len(rows) - 1
     expected, outputs = reference.tree([*rows, *children], [*range(-1, last), last, last], features)
     small.decode(replace(TokenBatch.run(rows, 0, 2, "all"), features=features))

@@ -72,7 +72,7 @@ def _fault(small: BlockContext, reference: ReferenceBlockHead, shape: BlockShape
     """The difference of one head: two blocks after one another, the second behind more text."""
     read = 0
     for known in (3, 5):
-        small.decode(small.text_batch(hidden[read:known], read))
+        small.decode(small.sequence_batch(hidden[read:known], read))
         read = known
         block = small.block_batch(_TEXT[known], known)
         small.decode(block)
