@@ -118,7 +118,7 @@ def _agreement(
 ) -> list[dict[str, object]]:
     paths = {"target itself": target} | drafters
     with edgespec.load(target, draft="lookup", context=1024) as engine:
-        texts = write_sample_answers(engine, PROMPTS[1::2], options.tokens).texts
+        texts = write_sample_answers(engine, PROMPTS[1::2], options.tokens).samples
     rows: list[dict[str, object]] = []
     readers = {name: AgreementMeter(path, texts, repack=True) for name, path in paths.items()}
     steps: dict[str, list[float]] = {name: [] for name in paths}

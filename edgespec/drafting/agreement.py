@@ -93,7 +93,7 @@ class PassCost:
 class SampleAnswers:
     """Texts that the target generated, and the cost of that."""
 
-    texts: tuple[SampleAnswer, ...]
+    samples: tuple[SampleAnswer, ...]
     cost: PassCost
 
 
@@ -101,7 +101,7 @@ def write_sample_answers(
     engine: Engine, prompts: Sequence[str], n_tokens: int, on_progress: Progress | None = None
 ) -> SampleAnswers:
     """Generate the target's greedy answers to prompts, with at most `n_tokens` tokens each."""
-    texts: list[SampleAnswer] = []
+    samples: list[SampleAnswer] = []
     passes: list[float] = []
     config = GenerationConfig(max_tokens=n_tokens)
     arriving = StreamRate(engine.target.model.weights)
@@ -115,10 +115,10 @@ def write_sample_answers(
                 on_progress("Generating text with the target", (number + share) / len(prompts))
             if chunk.generation is not None:
                 passes += [record.verify_s for record in chunk.generation.passes]
-                texts.append(SampleAnswer(tuple(tokens), tuple(chunk.generation.tokens)))
+                samples.append(SampleAnswer(tuple(tokens), tuple(chunk.generation.tokens)))
     # Not bytes over pass seconds: the disk is idle while a pass is bound by its arithmetic.
     cost = PassCost(statistics.median(passes), engine.target.model.weights.streamed_bytes, arriving.rate)
-    return SampleAnswers(tuple(texts), cost)
+    return SampleAnswers(tuple(samples), cost)
 
 
 class AgreementMeter:
@@ -129,8 +129,8 @@ class AgreementMeter:
             the file, so that changes to the file take effect.
     """
 
-    def __init__(self, path: Path, texts: Sequence[SampleAnswer], *, repack: bool) -> None:
-        longest = max(len(text.prompt) + len(text.answer) for text in texts)
+    def __init__(self, path: Path, samples: Sequence[SampleAnswer], *, repack: bool) -> None:
+        longest = max(len(sample.prompt) + len(sample.answer) for sample in samples)
         self.model = Model(path, memory_map=not repack, may_be_rewritten=not repack, repack=repack)
         try:
             self.context = Context(
@@ -146,14 +146,14 @@ class AgreementMeter:
             raise
 
     def agreement(
-        self, texts: Sequence[SampleAnswer], on_text: Callable[[int], None] | None = None
+        self, samples: Sequence[SampleAnswer], on_sample: Callable[[int], None] | None = None
     ) -> Agreement:
         """The shares of the answers' tokens that the model ranks first, and among the first four."""
         ranks: list[int] = []
-        for number, text in enumerate(texts):
-            if on_text is not None:
-                on_text(number)
-            ranks += self._ranks(text)
+        for number, sample in enumerate(samples):
+            if on_sample is not None:
+                on_sample(number)
+            ranks += self._ranks(sample)
         self.context.clear()
         return Agreement(
             sum(rank == 0 for rank in ranks) / len(ranks),
@@ -176,11 +176,11 @@ class AgreementMeter:
         self.context.clear()
         return statistics.median(times[4:])
 
-    def _ranks(self, text: SampleAnswer) -> list[int]:
+    def _ranks(self, sample: SampleAnswer) -> list[int]:
         """The rank of each of the answer's tokens, 0 for a first choice."""
-        tokens = [*text.prompt, *text.answer][:-1]
-        wanted = np.array(text.answer)
-        first = len(text.prompt) - 1  # the row whose logits predict the first token of the answer
+        tokens = [*sample.prompt, *sample.answer][:-1]
+        wanted = np.array(sample.answer)
+        first = len(sample.prompt) - 1  # the row whose logits predict the first token of the answer
         ranks: list[int] = []
         self.context.clear()
         for start, end in _pieces(first, len(tokens)):
@@ -226,7 +226,7 @@ def measure(target: str | os.PathLike[str], drafter: Path, on_progress: Progress
 
     def report(number: int) -> None:
         if on_progress is not None:
-            on_progress("Reading it with the drafter", number / len(written.texts))
+            on_progress("Reading it with the drafter", number / len(written.samples))
 
-    with AgreementMeter(drafter, written.texts, repack=True) as reader:
-        return reader.agreement(written.texts, report)
+    with AgreementMeter(drafter, written.samples, repack=True) as meter:
+        return meter.agreement(written.samples, report)

@@ -141,7 +141,7 @@ def make_for(target: str, options: MakeOptions, on_progress: Progress | None = N
         lambda: _generate_texts(header, options, PROMPTS, options.tokens, report_writing),
         lambda: _generate_texts(header, options, PROMPTS[:_FEW_PROMPTS], _FEW_TOKENS, report_writing).cost,
     )
-    choosing, judging = written.texts[::2], written.texts[1::2]
+    choosing, judging = written.samples[::2], written.samples[1::2]
     cost = _cost(written.cost, options)
     meter = RecipeMeter(header, folder, state, choosing, options.threads)
     meter.on_progress = report

@@ -64,17 +64,17 @@ class RecipeState:
         """
         if "written" not in self.values:
             written = write()
-            self.save("written", {"texts": [asdict(text) for text in written.texts]})
+            self.save("written", {"texts": [asdict(sample) for sample in written.samples]})
             self.save("passes", {"memory": memory, **asdict(written.cost)})
         known = self.values.get("passes", {})
         if abs(known.get("memory", 0) - memory) > _SAME_MEMORY * memory:
             self.save("passes", {"memory": memory, **asdict(measure())})
-        texts = tuple(
-            SampleAnswer(tuple(text["prompt"]), tuple(text["answer"]))
-            for text in self.values["written"]["texts"]
+        samples = tuple(
+            SampleAnswer(tuple(sample["prompt"]), tuple(sample["answer"]))
+            for sample in self.values["written"]["texts"]
         )
         cost = {name: value for name, value in self.values["passes"].items() if name != "memory"}
-        return SampleAnswers(texts, PassCost(**cost))
+        return SampleAnswers(samples, PassCost(**cost))
 
 
 class RecipeMeter:
@@ -89,13 +89,13 @@ class RecipeMeter:
         target: GGUFHeader,
         folder: Path,
         state: RecipeState,
-        texts: tuple[SampleAnswer, ...],
+        samples: tuple[SampleAnswer, ...],
         threads: int | None,
     ) -> None:
         self._target = target
         self._folder = folder
         self._state = state
-        self._texts = texts
+        self._samples = samples
         self._threads = threads
         self._open: tuple[str, MaskedCopy, AgreementMeter] | None = None
         self.on_progress: Progress = no_progress
@@ -104,17 +104,17 @@ class RecipeMeter:
         """See `Measurements`."""
         key = f"agreement {recipe.quantization} {list(recipe.dropped)}"
         if key not in self._state.values:
-            copy, reader = self._reader(recipe.quantization)
+            copy, meter = self._reader(recipe.quantization)
             copy.mask(recipe.dropped)
-            self._state.save(key, asdict(reader.agreement(self._texts)))
+            self._state.save(key, asdict(meter.agreement(self._samples)))
         return Agreement(**self._state.values[key])
 
     def step_s(self, recipe: Recipe) -> float:
         """See `Measurements`: that of the whole model, scaled by the share of bytes that are kept."""
         key = f"step of {STEP_ROWS} {recipe.quantization}"
         if key not in self._state.values:
-            with AgreementMeter(self._file(recipe.quantization), self._texts[:1], repack=True) as reader:
-                self._state.save(key, reader.step_s())
+            with AgreementMeter(self._file(recipe.quantization), self._samples[:1], repack=True) as meter:
+                self._state.save(key, meter.step_s())
         whole = self.n_bytes(Recipe(recipe.quantization))
         return float(self._state.values[key]) * self.n_bytes(recipe) / whole
 
@@ -147,7 +147,7 @@ class RecipeMeter:
             source = self._file(quantization)
             self._check_room(source.stat().st_size)
             copy = MaskedCopy(source, self._folder / "masked.gguf")
-            self._open = (quantization, copy, AgreementMeter(copy.path, self._texts, repack=False))
+            self._open = (quantization, copy, AgreementMeter(copy.path, self._samples, repack=False))
         return self._open[1:]
 
     def _close_reader(self) -> None:

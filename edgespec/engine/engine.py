@@ -77,8 +77,8 @@ class Engine:
         memory: what the loaded models take, and where layers are.
         texts: how many texts `stream_many` answers at once, where it is not told.
         prompt_files: where the states of prompts are kept for later runs; None if they are not.
-        watch: makes what sees an answer from the tokens of its prompt, for each answer that begins; None for
-            nothing. A request's own `on_accept` takes its place.
+        new_observer: makes an observer from the tokens of a prompt, for each answer that begins; None for
+            none. A request's own `on_accept` takes its place.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Engine:
         self.warnings = list(warnings)
         self.last_generation: Generation | None = None
         self.prompt_files: CheckedFiles | None = None
-        self.watch: Callable[[Sequence[int]], AnswerObserver] | None = None
+        self.new_observer: Callable[[Sequence[int]], AnswerObserver] | None = None
         self.limits = limits_for(target, limits, tree_budget)
         self.policy = policy or tree_policy()
         self.keys = keys
@@ -454,8 +454,8 @@ class Engine:
         generation = self._new_answer(len(prompt), config, seed)
         sizer = self._sizer_for(method)
         answer = AnswerInProgress(prompt, room, config, generation, vocabulary, method, sizer, plan)
-        if self.watch is not None:
-            answer.watch(self.watch(prompt))
+        if self.new_observer is not None:
+            answer.observe(self.new_observer(prompt))
         return answer
 
     def _sizer_for(self, method: DecodingMethod) -> Sizer:

@@ -143,7 +143,7 @@ def measure_full_profile(
                 trees += [TreeStatistics(written.yields), TreeStatistics()]
                 continue
             trees += [
-                measure_trees(engine, config, written.texts, budget, left * part, on_progress)
+                measure_trees(engine, config, written.samples, budget, left * part, on_progress)
                 for budget, part in ((most, _LARGE), (min(_SMALL_TREE, most), _SMALL))
             ]
         greedy, sampled = _with_steps(*trees[:2]), _with_steps(*trees[2:])

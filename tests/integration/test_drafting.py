@@ -29,7 +29,7 @@ def texts(smol_path: Path) -> tuple[SampleAnswer, ...]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EDGESPEC_KERNELS", "plain")
         with edgespec.load(smol_path, draft="none", context=512) as engine:
-            return write_sample_answers(engine, PROMPTS[:3], 32).texts
+            return write_sample_answers(engine, PROMPTS[:3], 32).samples
 
 
 def test_a_model_agrees_with_itself(

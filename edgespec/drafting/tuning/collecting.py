@@ -50,7 +50,7 @@ class Collector:
         self.path = Kept.COLLECTED.folder / f"{fingerprint[:16]}-{secrets.token_hex(4)}.answers"
         self._file: BlockFile | None = None
 
-    def watch(self, prompt: Sequence[int]) -> CollectedAnswer:
+    def observe(self, prompt: Sequence[int]) -> CollectedAnswer:
         """Return the observer of an answer to a prompt."""
         return CollectedAnswer(self, tuple(prompt))
 

@@ -265,7 +265,7 @@ class _Tuning:
         self._report(what, 0.86 + 0.02 * part)
 
     def _evaluate(
-        self, written: list[Path], texts: list[SampleAnswer], cost: CostModel
+        self, written: list[Path], samples: list[SampleAnswer], cost: CostModel
     ) -> tuple[Evaluation, Evaluation, Evaluation | None]:
         """The start, the tuned drafter, and the best drafter known if that is better."""
 
@@ -273,22 +273,22 @@ class _Tuning:
             return evaluation.tokens_per_second
 
         self._report("Measuring what it gained", 0.88)
-        before = evaluate(self._start.path, texts, cost)
-        after = max((evaluate(path, texts, cost, like=before) for path in written), key=speed)
-        best = max([before, *self._rivals(texts, cost)], key=speed)
+        before = evaluate(self._start.path, samples, cost)
+        after = max((evaluate(path, samples, cost, like=before) for path in written), key=speed)
+        best = max([before, *self._rivals(samples, cost)], key=speed)
         self._report("Leading trees along the held-out answers", 0.92)
-        before = replace(before, tokens_per_pass=tokens_per_pass(before.path, texts, self._options.budgets))
+        before = replace(before, tokens_per_pass=tokens_per_pass(before.path, samples, self._options.budgets))
         self._report("Leading trees along the held-out answers", 0.96)
-        after = replace(after, tokens_per_pass=tokens_per_pass(after.path, texts, self._options.budgets))
+        after = replace(after, tokens_per_pass=tokens_per_pass(after.path, samples, self._options.budgets))
         return before, after, best if speed(best) >= speed(after) else None
 
-    def _rivals(self, texts: list[SampleAnswer], cost: CostModel) -> Iterator[Evaluation]:
+    def _rivals(self, samples: list[SampleAnswer], cost: CostModel) -> Iterator[Evaluation]:
         """The other drafters known of the target that draft by tokens, and can be loaded."""
         for candidate in candidates(self._target):
             if not candidate.path.samefile(self._start.path):
                 with suppress(EdgeSpecError):
                     if not difference(self._target.path, candidate.path):
-                        yield evaluate(candidate.path, texts, cost)
+                        yield evaluate(candidate.path, samples, cost)
 
     def _register(
         self, trained: TrainingRecord, before: Evaluation, after: Evaluation, rival: Evaluation | None

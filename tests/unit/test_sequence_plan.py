@@ -76,26 +76,26 @@ def test_in_memory_the_passes_decide(model: ModelFiles) -> None:
 def test_company_never_pushes_a_model_out_of_memory(model: ModelFiles) -> None:
     alone = model.tensor_bytes + 400 * MIB
     plan = planned(model, "auto", FLAT, memory=alone)
-    assert 1 < (plan.texts or 0) < 60
+    assert 1 < (plan.sequences or 0) < 60
     assert planned(model, 60, FLAT, memory=alone).more_cells < 59 * 512
-    assert planned(model, 60, FLAT, memory=alone).texts == 60, "texts wait for one another"
+    assert planned(model, 60, FLAT, memory=alone).sequences == 60, "texts wait for one another"
 
 
 def test_a_streamed_model_gives_memory_for_texts_that_gain_more(model: ModelFiles) -> None:
     # What a single text needs depends on the kernel layouts of the processor.
     stream: dict[str, Any] = {"offload": "stream"}
     sizes = range(200 * MIB, 600 * MIB, 10 * MIB)
-    least = next(m for m in sizes if planned(model, "auto", FLAT, rate=1e9, memory=m, **stream).texts)
+    least = next(m for m in sizes if planned(model, "auto", FLAT, rate=1e9, memory=m, **stream).sequences)
     small = {"memory": least + 30 * MIB} | stream
     plan = planned(model, "auto", FLAT, rate=1e9, **small)
-    assert plan.texts is not None
-    assert plan.texts > 1
+    assert plan.sequences is not None
+    assert plan.sequences > 1
     slow_disk = planned(model, "auto", STEEP, rate=1e12, **small)
-    assert (slow_disk.texts or 0) <= 4, "the processor is the bottleneck"
+    assert (slow_disk.sequences or 0) <= 4, "the processor is the bottleneck"
     unmeasured = planned(model, 60, **small)
     cells = cell_bytes(model.headers[0]) * unmeasured.more_cells
     assert cells <= small["memory"] / 8
-    assert unmeasured.texts == 60
+    assert unmeasured.sequences == 60
 
 
 def test_texts_have_cells_on_a_card_too(model: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
