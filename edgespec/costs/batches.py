@@ -35,7 +35,7 @@ class SequenceCells:
 
     @property
     def sequence_bytes(self) -> int:
-        """Bytes of one text."""
+        """Bytes of one sequence."""
         return self.cell_bytes * self.tokens
 
     def sequences_in(self, n_bytes: int) -> int:
@@ -48,7 +48,7 @@ class BatchPrediction:
     """The speed expected with so many sequences at once, without drafts.
 
     Attributes:
-        holding: where the weights are when the cache has room for that many texts.
+        holding: where the weights are when the cache has room for that many sequences.
         pass_s: seconds of a pass; read_s and compute_s are its two parts, which overlap.
         round_s: the same with everything else that a round takes.
     """
@@ -67,7 +67,7 @@ class BatchPrediction:
 
     @property
     def tokens_per_second_a_sequence(self) -> float:
-        """Tokens of each text."""
+        """Tokens of each sequence."""
         return 1 / self.round_s
 
     @property
@@ -94,7 +94,7 @@ def predict_batch(holding: PlannedWeights, passes: TargetPasses, sequences: int)
     """The speed with so many sequences in every pass, each with one row.
 
     Args:
-        holding: with room in the cache for that many texts.
+        holding: with room in the cache for that many sequences.
     """
     compute_s = passes.compute.at(sequences)
     read_s = read_seconds(holding.pass_bytes(sequences), passes.read_rate)

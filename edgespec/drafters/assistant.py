@@ -2,8 +2,8 @@
 
 An assistant (Gemma 4's) reads a token beside the feature of the token before it, and sees the sequence as the
 target has cached it. It caches nothing, and no row sees another one: each depends on its token, on its
-parent's feature and on the text. So trees need no branches, a rejection leaves nothing to be undone, and of
-everything that the target shows, the last state of each sequence is kept.
+parent's feature and on the sequence. So trees need no branches, a rejection leaves nothing to be undone, and
+of everything that the target shows, the last state of each sequence is kept.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class _ShownState:
 
 
 class GrowingTree:
-    """A tree that is drafted below a text.
+    """A tree that is drafted below a sequence.
 
     Args:
         sequence: its last token is the root.
-        sequence: the target's id of the text.
+        sequence: the target's id of the sequence.
         state: (width,) of the token before the root.
         limits, ranking: of the tree; None if tokens are drawn instead.
     """
@@ -139,14 +139,14 @@ class AssistantDrafter(Drafter):
         self._shown.append(_ShownState(cached, list(cached.tokens[: start + len(hidden)]), hidden[-1].copy()))
 
     def closed(self, cached: TargetSequence) -> None:
-        """The target has forgotten a text."""
+        """The target has forgotten a sequence."""
         self._shown = [shown for shown in self._shown if shown.owner is not cached]
 
     def digest(self) -> None:
         """Nothing to do: states are read as they are, when they are needed."""
 
     def draft(self, sequence: Sequence[int], limits: TreeLimits, ranking: Ranking) -> TokenTree:
-        """A tree of at most `limits.budget` nodes below the last token of the text.
+        """A tree of at most `limits.budget` nodes below the last token of the sequence.
 
         Raises:
             DecodeAborted: stopped from outside.

@@ -34,7 +34,7 @@ class BlockSequence(HeadSequence):
 
     @property
     def root(self) -> int:
-        """The last token of the text."""
+        """The last token of the sequence."""
         return self._sequence[-1]
 
     def read_committed(self, most: int) -> None:
@@ -55,7 +55,7 @@ class BlockSequence(HeadSequence):
         self._logits = logits
 
     def begin(self, sequence: Sequence[int]) -> None:
-        """Begin a new tree after this text."""
+        """Begin a new tree after this sequence."""
         super().begin(sequence)
         self._logits = None
 

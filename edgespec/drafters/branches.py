@@ -15,8 +15,8 @@ from edgespec.speculation.tree import TokenTree
 class DraftBranches:
     """The nodes below a sequence that a drafter has read, and their places among the cache's paths.
 
-    Nodes are numbered as they were read, the root first, whose cells belong to the text. A search numbers its
-    nodes in its own way, and may come upon nodes that were read in the search before.
+    Nodes are numbered as they were read, the root first, whose cells belong to the sequence. A search numbers
+    its nodes in its own way, and may come upon nodes that were read in the search before.
 
     Attributes:
         found: node -> its candidates.

@@ -56,7 +56,7 @@ class DraftSequence:
         self._asked = 0  # candidates of each node in the last tree
 
     def begin(self, sequence: Sequence[int]) -> None:
-        """Begin a new tree after this text."""
+        """Begin a new tree after this sequence."""
         self._expansions = Expansions()
         self._sequence = list(sequence[self.unread :])
         self.unused = 0
@@ -139,11 +139,11 @@ class DraftSequence:
         return self._sequence_batch(self.pending, "last")
 
     def _sequence_batch(self, tokens: Sequence[int], logits: str) -> TokenBatch:
-        """The rows that read the next tokens of the text."""
+        """The rows that read the next tokens of the sequence."""
         return TokenBatch.run(tokens, len(self.read), self.cache.open_paths, logits)
 
     def note_pending_read(self) -> None:
-        """Note that `pending_batch` was decoded and its cells belong to the text."""
+        """Note that `pending_batch` was decoded and its cells belong to the sequence."""
         self._note_read(len(self.pending))
 
     def _note_read(self, n_tokens: int) -> None:

@@ -35,7 +35,7 @@ class DraftSequences(list[DraftSequence]):
         self._new_sequence = new_sequence
 
     def with_room(self, requests: Sequence[DraftRequest], limits: TreeLimits) -> list[int]:
-        """The requests that the cache has room for; if it has not for all, those with short texts."""
+        """The requests that the cache has room for; if it has not for all, those with short sequences."""
         if len(requests) == 1:
             return [0]
         if self[0].cache.max_paths == 1:
@@ -92,21 +92,21 @@ class DraftSequences(list[DraftSequence]):
         """A new sequence beside the others.
 
         Raises:
-            ValueError: there is no room for another text.
+            ValueError: there is no room for another sequence.
         """
         sequence = self._new_sequence(open_beside(self[0].cache))
         self.append(sequence)
         return sequence
 
     def recover(self) -> None:
-        """Return to what was certainly read of each text."""
+        """Return to what was certainly read of each sequence."""
         close_all_but([sequence.cache for sequence in self])
         self[0].cache.recover()
         for sequence in self:
             sequence.recover()
 
     def forget(self) -> None:
-        """Forget all texts."""
+        """Forget all sequences."""
         for sequence in self[1:]:
             self.close(sequence)
         self[0].forget()

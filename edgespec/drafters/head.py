@@ -1,7 +1,7 @@
 """The head drafter: a single layer that reads the target's hidden states grows trees.
 
 It is an EAGLE-3 head (Li et al. 2025, arXiv 2503.01840), or the target's own layer for multi-token prediction
-(MTP). The target shows the hidden states of everything that becomes text. They are
+(MTP). The target shows the hidden states of everything that joins a sequence. They are
 encoded to features soon after, and dropped; a feature is dropped when the head has read it. Trees grow by the
 same search as those of models. All of it concerns drafts alone: the sequence is the target's own in any case.
 """
@@ -96,7 +96,7 @@ class HeadDrafter(ModelDrafter):
         self._shown.append(_ShownStates(cached, list(cached.tokens[: start + len(hidden)]), start, hidden))
 
     def closed(self, cached: TargetTokens) -> None:
-        """The target has forgotten a text."""
+        """The target has forgotten a sequence."""
         self._shown = [shown for shown in self._shown if shown.owner is not cached]
         self._closed.append(cached)
 

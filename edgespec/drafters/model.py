@@ -88,7 +88,7 @@ class ModelDrafter(Drafter):
         return bool(self._drafted) and self._drafted[0].root_was_known
 
     def draft(self, sequence: Sequence[int], limits: TreeLimits, ranking: Ranking) -> TokenTree:
-        """A tree of at most `limits.budget` nodes below the last token of the text.
+        """A tree of at most `limits.budget` nodes below the last token of the sequence.
 
         Raises:
             DecodeAborted: stopped from outside; the next call continues from what was read.

@@ -1,9 +1,9 @@
 """Drafting with a model of another vocabulary, through text.
 
-The drafter reads the sequence in its own tokens and continues it. The continuation is tokenized with the
+The drafter reads the text in its own tokens and continues it. The continuation is tokenized with the
 target's vocabulary and drafted as a chain (universal assisted generation: Timor et al. 2025, "Accelerating
 LLM Inference with Lossless Speculative Decoding Algorithms for Heterogeneous Vocabularies"). The target
-verifies tokens as usual, so the sequence remains its own. This is slower than a shared vocabulary: every
+verifies tokens as usual, so the text remains its own. This is slower than a shared vocabulary: every
 draft tokenizes twice, and drafts are chains, never trees.
 """
 

@@ -44,7 +44,7 @@ class SequencePlan:
 
     Attributes:
         sequences: how many, where a call does not say; None leaves it to the passes' costs.
-        more_cells: cells of the cache besides those for a single text.
+        more_cells: cells of the cache besides those for a single sequence.
         note: what that takes, in a sentence.
     """
 

@@ -47,7 +47,7 @@ class Constraint:
 
     Args:
         matcher: at the beginning of the grammar.
-        start: where the answer begins in the text.
+        start: where the answer begins in the sequence.
         ends: (n_vocab,) tokens that end an answer; permitted wherever the grammar may end.
         on_failure: called when the grammar cannot be followed any further.
     """

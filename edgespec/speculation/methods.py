@@ -55,7 +55,7 @@ class DecodingMethod(Protocol):
     nodes: int | None
 
     def accept(self, drafted: DraftedTree, logits: FloatArray, sequence: list[int]) -> Acceptance:
-        """Decide what is accepted, and append it and the bonus token to the text.
+        """Decide what is accepted, and append it and the bonus token to the sequence.
 
         Args:
             logits: (nodes, n_vocab) the target's.

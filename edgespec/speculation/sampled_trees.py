@@ -163,7 +163,7 @@ def grow_drawn(
     """A tree sampled level by level.
 
     Args:
-        root: the last token of the text.
+        root: the last token of the sequence.
         read: one draft step: the rows of a frontier that could be read, and their logits, which are
             valid until the next step. Nothing is drawn below a node that could not be read.
         width: most nodes in a draft step.

@@ -65,7 +65,7 @@ class Sampler:
         """The token that follows `sequence`.
 
         Args:
-            logits: (n_vocab,) the target's, after the last token of the text.
+            logits: (n_vocab,) the target's, after the last token of the sequence.
             sequence: all tokens before the one to choose; its length is the position.
         """
         if self.penalizes:
@@ -79,7 +79,7 @@ class Sampler:
         """(n_vocab,) the probabilities that `choose` draws from, for a temperature above 0.
 
         Args:
-            logits: (n_vocab,) after the last token of the text.
+            logits: (n_vocab,) after the last token of the sequence.
             sequence: all tokens before the one to choose; only penalties use it.
         """
         if self.penalizes:

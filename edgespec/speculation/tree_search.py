@@ -31,7 +31,7 @@ def grow(root: int, expand: Callable[[Frontier], Children], limits: TreeLimits) 
     """The `budget` best nodes by path score, found in as few draft steps as the policy allows.
 
     Args:
-        root: the last token of the text.
+        root: the last token of the sequence.
         expand: one draft step.
     """
 
@@ -101,7 +101,7 @@ class TreeSearch:
     """The nodes that a search has found for one tree.
 
     Args:
-        root: the last token of the text.
+        root: the last token of the sequence.
         limits: only depth, branching, end tokens and the tree policy are looked at here; the others hold for
             all trees that grow together.
 

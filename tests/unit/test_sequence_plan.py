@@ -17,7 +17,7 @@ from edgespec.loading.devices.cards import Card, Cards
 from edgespec.loading.devices.machine import MachineSnapshot
 from edgespec.loading.load import load
 from edgespec.loading.plan import LoadPlanner, SequencePlan
-from edgespec.loading.sequences import plan_texts
+from edgespec.loading.sequences import plan_sequences
 from edgespec.machine.memory import FreeMemory
 from edgespec.measure.threads import known_threads
 from edgespec.models.gguf.footprint import cell_bytes, cells_for
@@ -53,7 +53,7 @@ def planned(
         threads = str(known_threads(fingerprint, store))
         key = machine_identity() | {"threads": threads, "model": fingerprint, "mode": "test"}
         store.put(key, PassProfile(curve, streamed=rate > 0, read_rate=rate))
-    return plan_texts(LoadPlanner(model, Config.of(**options), machine, store), None)
+    return plan_sequences(LoadPlanner(model, Config.of(**options), machine, store), None)
 
 
 def test_a_single_text_is_planned_for_where_nobody_asks(model: ModelFiles) -> None:

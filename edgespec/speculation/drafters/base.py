@@ -52,7 +52,7 @@ class Drafter(Protocol):
     reads_target: bool = False  # it drafts only for sequences that the target has just computed
 
     def draft(self, sequence: Sequence[int], limits: TreeLimits, ranking: Ranking) -> TokenTree:
-        """A tree of continuations, rooted at the last token of the text."""
+        """A tree of continuations, rooted at the last token of the sequence."""
 
     def draft_together(self, requests: Sequence[DraftRequest], limits: TreeLimits) -> list[TokenTree]:
         """A tree for each of several sequences, whose nodes compete for one budget.
@@ -136,7 +136,7 @@ class TreeDrafting(Protocol):
     """Makes a drafter grow the kind of tree that a verification rule needs."""
 
     def draft(self, drafter: Drafter, sequence: Sequence[int], limits: TreeLimits) -> DraftedTree:
-        """A tree below the last token of the text."""
+        """A tree below the last token of the sequence."""
 
     def request(self, sequence: Sequence[int], limits: TreeLimits) -> DraftRequest | None:
         """The request for a tree that grows together with those of other sequences; None if it cannot."""

@@ -51,7 +51,7 @@ class ProposingDrafter(Drafter):
         self._last: list[_ProposedTree] = []
 
     def draft(self, sequence: Sequence[int], limits: TreeLimits, ranking: Ranking) -> TokenTree:
-        """A tree of what may follow the text."""
+        """A tree of what may follow the sequence."""
         (tree,) = self.draft_together([DraftRequest(sequence, limits, ranking)], limits)
         return tree
 

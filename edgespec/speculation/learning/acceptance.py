@@ -30,7 +30,8 @@ _LOGITS = np.linspace(-7.0, 7.0, 15)  # of the estimated probability: the cells 
 _RANKS = np.array([0, 1, 2, 2, 3])  # rank -> class; later ranks are in the last class
 _PRIOR = 12.0  # weight of the prior in each cell, in candidates
 
-# What the target found likely after the same two tokens says little beside a drafter that has read the text.
+# What the target found likely after the same two tokens says little beside a drafter that has read the
+# sequence.
 _KNOWN_BETTER = 4.0
 
 # What the drafter says of a candidate: it lists it, or only others, or was not asked.

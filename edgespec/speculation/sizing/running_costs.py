@@ -127,7 +127,7 @@ class StepCosts:
         return self._slower * self._further
 
     def add(self, record: PassRecord) -> None:
-        """Learn from a draft. Estimates fall at once and rise slowly: a draft may also have read new text."""
+        """Learn from a draft. Estimates fall at once and rise slowly: a draft may have read new tokens."""
         if self._first is None:
             self._first = record.draft_s / record.draft_steps
         elif not record.draft_text_s and (expected := self._expected(record)) > 0:

@@ -10,7 +10,7 @@ speculation does not pay, decoding is plain: the time that it may lose is limite
 small share of the whole.
 
 Sequences that share a pass share its nodes: a further node is worth as much for one of several sequences as
-for a single one, but a token is worth less, because a plain pass already gives one for each text.
+for a single one, but a token is worth less, because a plain pass already gives one for each sequence.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class AdaptiveSizer:
             estimate.add(record, sequences, seconds - self._steps.reading(record))
 
     def _estimate(self, sequences: int) -> _SpeedupEstimate:
-        """The estimate of drafting for about as many texts."""
+        """The estimate of drafting for about as many sequences."""
         kind = sequences.bit_length()
         if kind not in self._estimates:
             baseline_pass_s = self._costs.verify.at(sequences) if self._costs else None

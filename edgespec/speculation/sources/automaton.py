@@ -30,7 +30,7 @@ class SuffixAutomaton:
         self._last = _ROOT
 
     def __len__(self) -> int:
-        """Tokens of the text."""
+        """Tokens of the sequence."""
         return self._length[self._last]
 
     @property
@@ -39,7 +39,7 @@ class SuffixAutomaton:
         return len(self._length)
 
     def extend(self, token: int) -> None:
-        """Append a token to the text.
+        """Append a token to the sequence.
 
         Raises:
             OverflowError: it is no token id.

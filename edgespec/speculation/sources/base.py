@@ -58,7 +58,7 @@ class Proposer(Protocol):
     keeps_passes: bool = False
 
     def propose(self, sequence: Sequence[int], depth: int) -> Proposals:
-        """Proposals for what may follow the text.
+        """Proposals for what may follow the sequence.
 
         Args:
             depth: most tokens of a path that can be used.

@@ -35,7 +35,7 @@ class ChainCache:
 
     @property
     def n_live(self) -> int:
-        """Tokens of the text."""
+        """Tokens of the sequence."""
         return self.length
 
     def open(self, paths: int) -> None:
@@ -45,7 +45,7 @@ class ChainCache:
         """Do nothing: there is one path, and no caller forks it."""
 
     def append(self, batch: TokenBatch, rows: int = 0) -> None:
-        """Decode consecutive tokens that belong to the text."""
+        """Decode consecutive tokens that belong to the sequence."""
         self.context.decode(batch)
         self.appended(len(batch))
 
@@ -97,21 +97,21 @@ class ChainCache:
         """Do nothing: a state has no cells."""
 
     def clear(self) -> None:
-        """Forget the text."""
+        """Forget the sequence."""
         self.length = 0
         self._saved = None
         self._tried = []
         self.context.clear()
 
     def close(self) -> None:
-        """Forget the text."""
+        """Forget the sequence."""
         self.clear()
 
     def save(self, start: int, end: int) -> ctypes.Array[ctypes.c_uint8]:
         """The state after the whole sequence; there are no parts.
 
         Raises:
-            ValueError: the tokens start .. end - 1 are not the whole text.
+            ValueError: the tokens start .. end - 1 are not the whole sequence.
         """
         if (start, end) != (0, self.length):
             raise ValueError(f"the state after {self.length} tokens is not that of {start} .. {end}")

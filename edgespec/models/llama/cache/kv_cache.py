@@ -32,7 +32,7 @@ def open_beside(cache: KVCache) -> KVCache:
     """The cache of another sequence in the same cells.
 
     Raises:
-        ValueError: there is no room for another text.
+        ValueError: there is no room for another sequence.
     """
     if not isinstance(cache, BranchingCache):
         raise ValueError("recurrent states take one text at a time")
@@ -61,7 +61,7 @@ def decode_together(parts: Sequence[tuple[KVCache, TokenBatch]], rows: int, cert
     Args:
         parts: caches that share their cells, and the rows of each.
         rows: pad the pass to this many rows.
-        certain: leading rows that will be kept in any case, if there is a single text.
+        certain: leading rows that will be kept in any case, if there is a single sequence.
     """
     if len(parts) == 1:
         ((cache, batch),) = parts
@@ -78,7 +78,7 @@ def placement(cache: KVCache) -> TreeRows | None:
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """The length of the longest common prefix of two texts."""
+    """The length of the longest common prefix of two sequences."""
     shorter = min(len(a), len(b))
     if a[:shorter] == b[:shorter]:  # the usual case, compared in C
         return shorter

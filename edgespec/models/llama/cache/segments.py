@@ -14,7 +14,7 @@ class CellHolder(Protocol):
 
     Attributes:
         length: committed tokens.
-        ids: the sequence ids that hold the committed text.
+        ids: the sequence ids that hold the committed sequence.
     """
 
     length: int
@@ -140,7 +140,7 @@ def _join(part: list[CellRange], stretch: CellRange) -> None:
 
 
 def _joined(stretches: list[CellRange]) -> list[CellRange]:
-    """Join neighbouring stretches of one text."""
+    """Join neighbouring stretches of one sequence."""
     joined: list[CellRange] = []
     for stretch in stretches:
         last = joined[-1] if joined else None

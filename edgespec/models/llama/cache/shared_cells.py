@@ -1,4 +1,4 @@
-"""The cells of one context, shared by many texts.
+"""The cells of one context, shared by many sequences.
 
 llama.cpp distinguishes sequences, and the branches of each, by sequence ids: a row attends to the cells that
 have its first id. So sequences can be decoded in one pass, and sequences that begin alike can share the cells
@@ -49,7 +49,7 @@ class SharedCells:
 
     @property
     def shared(self) -> bool:
-        """True if there are several texts."""
+        """True if there are several sequences."""
         return len(self.holders) > 1
 
     @property
@@ -59,7 +59,7 @@ class SharedCells:
 
     @property
     def n_live(self) -> int:
-        """Cells that sequences hold; shared ones count once. Known for ordered caches or a single text."""
+        """Cells that sequences hold; shared ones count once. Known if ordered, or for one sequence."""
         if self.ordered:
             return self._segments.n_cells
         return sum(holder.length for holder in self.holders)
@@ -94,7 +94,7 @@ class SharedCells:
             self._tail = self.context.n_cells  # its freed cells may lie before kept ones
 
     def take_id(self) -> int:
-        """A sequence id for another branch of a text.
+        """A sequence id for another branch of a sequence.
 
         Raises:
             IndexError: there is none left.
@@ -133,7 +133,7 @@ class SharedCells:
         self.context.copy(sequence, self._graveyard_id, start, -1)
 
     def committed(self, holder: CellHolder, start: int, end: int) -> None:
-        """Note that the newest cells hold these positions of a text.
+        """Note that the newest cells hold these positions of a sequence.
 
         Rows of one pass must be committed in the order in which they were decoded.
         """
@@ -234,7 +234,7 @@ class SharedCells:
         self._tail = min(self._tail + n_tokens, self.context.n_cells)
 
     def clear(self) -> None:
-        """Forget all texts."""
+        """Forget all sequences."""
         for holder in self.holders:
             holder.length = 0
         self._segments.clear()

@@ -3,7 +3,7 @@
 A sequence's state is saved in blocks of `BLOCK` tokens, with a shorter one at its end. A block's file is
 named by a hash over everything its bits depend on: the model, the build, the settings, and every token up to
 its end. So any block that is found is valid, sequences with the same beginning share blocks, and there is no
-index to maintain. Models with a recurrent state have one block for the whole text.
+index to maintain. Models with a recurrent state have one block for the whole sequence.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class StateStore:
         self._files.used([block.name for block in blocks])
 
     def prune(self, tokens: Sequence[int], *, parts: bool) -> None:
-        """Remove every block that does not belong to this text."""
+        """Remove every block that does not belong to this sequence."""
         kept = {block.name for block in self._blocks(tokens, parts)}
         for name in self._names() - kept:
             self._files.discard(name)

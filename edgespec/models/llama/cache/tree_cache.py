@@ -21,7 +21,7 @@ class BranchingCache:
 
     Attributes:
         length: committed tokens.
-        cells: those of the context, shared with other texts.
+        cells: those of the context, shared with other sequences.
         ids: the sequence ids that hold the committed sequence; a branch is known to callers by its place
             here.
         saves_parts: the states of parts of the sequence can be saved, and restored one after the other.
@@ -62,7 +62,7 @@ class BranchingCache:
 
     @property
     def open_paths(self) -> int:
-        """Number of ids that hold the committed text."""
+        """Number of ids that hold the committed sequence."""
         return len(self.ids)
 
     def another(self) -> BranchingCache:
@@ -81,7 +81,7 @@ class BranchingCache:
         self.length = length
 
     def open(self, paths: int) -> None:
-        """Make paths 0 .. paths - 1 hold the committed text."""
+        """Make paths 0 .. paths - 1 hold the committed sequence."""
         while len(self.ids) < paths:
             path = self.cells.take_id()
             self.cells.context.copy(self.ids[0], path, 0, self.length)
@@ -203,7 +203,7 @@ class BranchingCache:
         return state
 
     def restore(self, state: ctypes.Array[ctypes.c_uint8], n_tokens: int) -> None:
-        """Restore the saved keys and values of the next `n_tokens` tokens after the text.
+        """Restore the saved keys and values of the next `n_tokens` tokens after the sequence.
 
         Raises:
             NoRoomInCache: too few free cells.

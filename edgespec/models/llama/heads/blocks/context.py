@@ -77,7 +77,7 @@ class BlockContext(HeadContext):
         return FeatureBatch.of_sequence(features, start, in_parts=self._in_parts)
 
     def block_batch(self, root: int, start: int) -> TokenBatch:
-        """The rows of a block behind a text.
+        """The rows of a block behind a sequence.
 
         Args:
             root: the last token, whose features are not known yet.
