@@ -193,7 +193,7 @@ def test_texts_that_share_a_pass_with_prompts_have_less_room() -> None:
         replace(_MOST, row_multiple=4, free_nodes=8), RoundCosts(Curve.through([(1, 1.0), (128, 1.0)]))
     )
     assert sizer.limits(3, PassRoom(20, 44)).budget == 20
-    assert sizer.limits(3, PassRoom(20, 44)).rows == 1, "rows that are read fill the padding"
+    assert sizer.limits(3, PassRoom(20, 44)).row_multiple == 1, "rows that are read fill the padding"
     assert sizer.limits(3, PassRoom(2, 62)).budget == 3, "every text has a row"
 
 
