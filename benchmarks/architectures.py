@@ -31,7 +31,7 @@ import numpy as np
 
 from benchmarks.harness import parser_of, print_head
 from edgespec.config import Config
-from edgespec.costs.planned_memory import HitRates
+from edgespec.costs.planned_weights import HitRates
 from edgespec.errors import EdgeSpecError, MemoryLimitError
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.models.gguf.footprint import Footprint
@@ -45,12 +45,12 @@ from edgespec.models.llama.cache.tree_rows import tree_batch
 from edgespec.models.llama.heads.tap import LayerTap
 from edgespec.models.llama.row_rule import FREE, THOROUGH, RowRule, Search, find_row_rule
 from edgespec.models.llama.runtime.backend import start_backend
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context, FloatArray
 from edgespec.models.llama.runtime.device_layers import ON_PROCESSOR
 from edgespec.models.llama.runtime.model import Model
-from edgespec.models.llama.state_trees import Branching, try_branches
-from edgespec.offload.planning.needs import Needs
+from edgespec.models.llama.state_trees import BranchExactness, try_branches
+from edgespec.offload.planning.needs import MemoryNeeds
 from edgespec.offload.planning.stream_layout import StreamLayout
 from edgespec.offload.planning.stream_plan import open_streamed_model, prepare_stream
 from edgespec.progress import no_progress
@@ -130,8 +130,8 @@ def try_all(path: Path) -> Row:
     with Model(path, vetted=False) as model:
         if model.keeps_recurrent_state:
             context = _open(model, N_SEQUENCES, branching=True)
-            found = try_branches(context) if context.branches else Branching.WRONG
-            context.branches = found is not Branching.WRONG
+            found = try_branches(context) if context.branches else BranchExactness.WRONG
+            context.branches = found is not BranchExactness.WRONG
             row["drafts"] = "trees" if context.branches else "chains"
             row["exact"] = _exact(context) if context.branches else "no"
             row["shared passes"] = "no"
@@ -166,15 +166,15 @@ def _trees_work(context: Context) -> bool:
     text = tokens[:_ROWS]
     tree = TokenTree.build(tokens[_ROWS:][: len(_PARENTS)], _PARENTS, [0.0] * len(_PARENTS))
     cache = BranchingCache(SharedCells(context, ordered=False))
-    cache.append(Batch.run(text, 0, 1))
+    cache.append(TokenBatch.run(text, 0, 1))
     cache.open(len(tree.leaves))
     cache.try_branches(tree_batch(tree, cache.length))
     found = context.logits().copy()
     for leaf in tree.leaves.tolist():
         context.clear()
         path = tree.path(leaf)
-        context.decode(Batch.run(text, 0, 1))
-        context.decode(Batch.run(tree.tokens[path], _ROWS, 1, logits="all"))
+        context.decode(TokenBatch.run(text, 0, 1))
+        context.decode(TokenBatch.run(tree.tokens[path], _ROWS, 1, logits="all"))
         expected = context.logits()
         error = np.square(found[path] - expected).sum() / np.square(expected - expected.mean()).sum()
         if not error < _MOST_ERROR:  # NaN is wrong, too
@@ -197,7 +197,7 @@ def _words(rule: RowRule) -> str:
 
 def _logits(context: Context) -> FloatArray:
     context.clear()
-    context.decode(Batch.run(list(range(3, 3 + _ROWS)), 0, 1, logits="all"))
+    context.decode(TokenBatch.run(list(range(3, 3 + _ROWS)), 0, 1, logits="all"))
     logits: FloatArray = context.logits().copy()
     return logits
 
@@ -214,7 +214,7 @@ def _shows_hidden(model: Model) -> bool:
 
 def _streamed(path: Path) -> FloatArray:
     files, budget = ModelFiles.of(read_header(path)), 1 << 16
-    needs, config = Needs([Footprint(files.tensor_bytes, 0, 0)], 0), Config.of(experts="never")
+    needs, config = MemoryNeeds([Footprint(files.tensor_bytes, 0, 0)], 0), Config.of(experts="never")
     with tempfile.TemporaryDirectory() as folder:
         while True:
             try:

@@ -27,9 +27,9 @@ from edgespec import GenerationConfig
 from edgespec.config import Config
 from edgespec.costs.curves import Curve
 from edgespec.errors import MemoryLimitError
+from edgespec.loading.devices.assignment import layer_seconds, layer_sizes, usual_type
 from edgespec.loading.devices.cards import Card, Cards
 from edgespec.loading.devices.finding import find_devices
-from edgespec.loading.devices.spreading import layer_seconds, layer_sizes, usual_type
 from edgespec.machine.cores import default_threads
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub import catalog

@@ -31,7 +31,7 @@ from benchmarks.along_texts import Yield, tables, write_answers, yields_along
 from benchmarks.harness import parser_of
 from benchmarks.workload import FOLDER, smollm2, widened
 from benchmarks.workload import PROMPTS as OTHER_PROMPTS
-from edgespec.drafting.agreement import PROMPTS, Reader, write_texts
+from edgespec.drafting.agreement import PROMPTS, AgreementMeter, write_sample_answers
 from edgespec.drafting.make import MakeOptions, make_for
 from edgespec.drafting.tuning.options import TuneOptions
 from edgespec.drafting.tuning.tune import tune
@@ -118,9 +118,9 @@ def _agreement(
 ) -> list[dict[str, object]]:
     paths = {"target itself": target} | drafters
     with edgespec.load(target, draft="lookup", context=1024) as engine:
-        texts = write_texts(engine, PROMPTS[1::2], options.tokens).texts
+        texts = write_sample_answers(engine, PROMPTS[1::2], options.tokens).samples
     rows: list[dict[str, object]] = []
-    readers = {name: Reader(path, texts, repack=True) for name, path in paths.items()}
+    readers = {name: AgreementMeter(path, texts, repack=True) for name, path in paths.items()}
     steps: dict[str, list[float]] = {name: [] for name in paths}
     for _ in range(options.rounds):
         for name, reader in readers.items():

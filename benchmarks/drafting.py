@@ -83,7 +83,7 @@ def _measured(
         for name, policy in policies.items():
             ranking = policy.ranking(config, GumbelNoise(seed, engine.target.model.vocabulary.n_tokens))
             limits = policy.clamp(TreeLimits(options.budget, depth=16, width=max(8, options.budget // 8)))
-            limits = replace(limits, growth=policy.growth(config))
+            limits = replace(limits, expansion=policy.expansion(config))
             text = [*tokens]
             ahead = list(answer)
             drafter.draft(text, limits, ranking)  # reads the prompt

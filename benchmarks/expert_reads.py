@@ -8,7 +8,7 @@ from contextlib import closing
 from edgespec.engine.engine import Engine
 from edgespec.offload.experts.pool import FadingCounts
 from edgespec.offload.layout import Store
-from edgespec.offload.slot_filler import Load, SlotFiller
+from edgespec.offload.slot_filler import SlotFiller, SlotLoad
 from edgespec.offload.store_reader import StoreReader
 from edgespec.offload.weights import N_EXPERT_READERS, StreamedWeights
 
@@ -48,7 +48,7 @@ def read_alone(engine: Engine, missed: list[list[int]]) -> float:
         for warm in (True, False):  # the first time, checksums are compared, and memory is taken
             start = time.perf_counter()
             for group in missed[: len(missed) // 4] if warm else missed:
-                loads = [Load(number, at % MOST_AT_ONCE) for at, number in enumerate(group)]
+                loads = [SlotLoad(number, at % MOST_AT_ONCE) for at, number in enumerate(group)]
                 with slots.waiting():
                     for load in loads:
                         layer, expert = divmod(load.what, per_layer)

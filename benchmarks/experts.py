@@ -46,7 +46,7 @@ from edgespec.measure.throughput import sequential_speed
 from edgespec.models.gguf.mix import mix
 from edgespec.models.llama.routers import routers_for
 from edgespec.models.llama.runtime.backend import start_backend
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 from edgespec.offload.experts.pool import ExpertPool
@@ -218,7 +218,7 @@ def llama(target: Path, _budget: int, _tokens: int) -> dict[str, Any]:
     seconds = []
     for position, token in enumerate(tokens[:12]):
         start = time.perf_counter()
-        context.decode(Batch.run([token], position, 1, logits="last"))
+        context.decode(TokenBatch.run([token], position, 1, logits="last"))
         seconds.append(time.perf_counter() - start)
     context.close()
     model.close()

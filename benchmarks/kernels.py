@@ -41,7 +41,7 @@ from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub import catalog
 from edgespec.models.llama.runtime.backend import start_backend
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 
@@ -210,9 +210,9 @@ def serve(path: Path, text: int, most: int, n_threads: int) -> None:
             model, n_cells=text + most + 256, n_rows=512, n_outputs=most, n_sequences=1, n_threads=n_threads
         )
         tokens = rng.integers(0, model.vocabulary.n_tokens, text + most, dtype=np.int32)
-        context.decode(Batch.run(tokens[:text], 0, n_sequences=1, logits="last"))
+        context.decode(TokenBatch.run(tokens[:text], 0, n_sequences=1, logits="last"))
         for line in sys.stdin:
-            batch = Batch.run(tokens[text : text + int(line)], text, n_sequences=1, logits="all")
+            batch = TokenBatch.run(tokens[text : text + int(line)], text, n_sequences=1, logits="all")
             begun = time.perf_counter()
             context.decode(batch)
             context.logits()

@@ -27,7 +27,7 @@ from torch import Tensor
 import edgespec
 from benchmarks.harness import parser_of, print_head
 from edgespec.generation.config import GenerationConfig
-from edgespec.models.llama.heads.twin import FloatArray, random_weights
+from edgespec.models.llama.heads.reference import FloatArray, random_weights
 from edgespec.models.llama.trials.tiny_hybrid import MTP_SHAPE, random_hybrid, write_tiny_hybrid
 
 _DOCS = Path(__file__).parents[1] / "docs"

@@ -152,7 +152,7 @@ def _answer(
     engine: Engine, way: _Way, prompt: str, config: GenerationConfig, *, keep: bool = False
 ) -> Generation:
     if not keep:
-        way.drafter.forget_texts()
+        way.drafter.forget_sequences()
     engine.target.rewind(0)
     engine.sizer, engine.policy, engine.drafter = way.sizer, way.policy, way.drafter
     return engine.generate(prompt, config)

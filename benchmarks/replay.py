@@ -17,17 +17,17 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from edgespec.generation.config import GenerationConfig
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 from edgespec.speculation.drafters.expansions import Expansions
 from edgespec.speculation.growth import Children, Frontier, TreeLimits
-from edgespec.speculation.learning.acceptance import Calibrated
-from edgespec.speculation.learning.pair import Pair
+from edgespec.speculation.learning.acceptance import CalibratedAcceptance
+from edgespec.speculation.learning.drafter_calibration import DrafterCalibration
 from edgespec.speculation.learning.tables import Table
 from edgespec.speculation.noise import GumbelNoise
-from edgespec.speculation.policies import ByRank, Even
-from edgespec.speculation.ranking import ByAgreement, ByProbability, Ranking
+from edgespec.speculation.policies import RankAcceptance, UniformAcceptance
+from edgespec.speculation.ranking import CalibratedRanking, ProbabilityRanking, Ranking
 from edgespec.speculation.sources.base import KEPT_OF_ROWS, Proposer, TargetRows, proposals_of
 from edgespec.speculation.tree import IntArray, TokenTree
 from edgespec.speculation.tree_search import TreeSearch, draft_steps
@@ -74,29 +74,33 @@ class Contexts:
         self._places.clear()
         self._ends.clear()
         self._keys.clear()
-        self._by_probability = ByProbability(config.temperature or 1.0)
-        self._by_agreement = ByAgreement(config, GumbelNoise(seed, self.n_vocab), Pair())
+        self._by_probability = ProbabilityRanking(config.temperature or 1.0)
+        self._by_agreement = CalibratedRanking(config, GumbelNoise(seed, self.n_vocab), DrafterCalibration())
         self.text = [*prompt, *answer]
         first = len(prompt) - 1
         for start in range(0, first, 512):
-            self._context.decode(Batch.run(self.text[start : min(start + 512, first)], start, 1))
+            self._context.decode(TokenBatch.run(self.text[start : min(start + 512, first)], start, 1))
         for start in range(first, len(self.text), 64):
             piece = self.text[start : start + 64]
-            self._context.decode(Batch.run(piece, start, 1, "all"))
+            self._context.decode(TokenBatch.run(piece, start, 1, "all"))
             self._remember([(start + i + 1, ()) for i in range(len(piece))])
 
     def unknown(self, keys: Sequence[Key]) -> list[Key]:
         """Those that have to be read before `candidates` can say what follows them."""
         return [key for key in keys if key not in self._found]
 
-    def candidates(self, keys: Sequence[Key], after: IntArray, count: int, pair: Pair | None) -> Children:
+    def candidates(
+        self, keys: Sequence[Key], after: IntArray, count: int, calibration: DrafterCalibration | None
+    ) -> Children:
         """The best candidates after known contexts: by the pair's agreement, or by probability if None."""
-        if pair is None:
+        if calibration is None:
             rows = [self._found[key][0] for key in keys]
             logprobs = np.concatenate([row.logprobs[:, :count] for row in rows])
             return Children(np.concatenate([row.tokens[:, :count] for row in rows]), logprobs)
         values = np.concatenate([self._found[key][1] for key in keys])
-        return pair.children(np.concatenate([self._found[key][2] for key in keys]), values, after, count)
+        return calibration.children(
+            np.concatenate([self._found[key][2] for key in keys]), values, after, count
+        )
 
     def said(self, keys: Sequence[Key]) -> Children:
         """The likeliest tokens after known contexts, by the model's own probability."""
@@ -151,7 +155,7 @@ class Contexts:
         order = sorted(above, key=lambda key: len(key[1]))
         wanted = set(keys)
         self._context.decode(
-            Batch(
+            TokenBatch(
                 tokens=np.array([off[-1] for _, off in order], dtype=np.int32),
                 positions=np.array([length + len(off) - 1 for length, off in order], dtype=np.int32),
                 sequence_ids=np.array([s for key in order for s in within[key]], dtype=np.int32),
@@ -219,7 +223,7 @@ class Walk:
     """One way to grow trees, led along a text.
 
     Args:
-        start: tokens of the prompt. limits: with the policy's growth, which learns on the way as it would
+        start: tokens of the prompt. limits: with the policy's expansion, which learns on the way as it would
         while running. proposers: further sources that are merged into the trees. target: what the target says
         after contexts along the same text, for sources that keep that. model: whether the drafter is asked at
         all. whole: whether sources see what the target said after all nodes of a tree, or only after accepted
@@ -249,7 +253,10 @@ class Walk:
         self._ranking = ranking
         # Where scores do not come from what the drafter says, nodes off the text need not be read: they are
         # not accepted, and take their places in the tree whatever they are.
-        self._shaped = isinstance(limits.growth.chances, ByRank | Even) or limits.branching == 1
+        self._shaped = (
+            isinstance(limits.expansion.acceptance, RankAcceptance | UniformAcceptance)
+            or limits.branching == 1
+        )
 
     def steps(self) -> Iterator[tuple[Contexts, list[Key]]]:
         """All passes, one after another.
@@ -258,7 +265,7 @@ class Walk:
             Contexts that must be read before it can go on, and of which model.
         """
         text, run = self._contexts.text, self.run
-        chances = self._limits.growth.chances
+        acceptance = self._limits.expansion.acceptance
         while self.at < len(text):
             begun = time.perf_counter()
             within = replace(self._limits, depth=min(self._limits.depth, len(text) - self.at - 1))
@@ -281,12 +288,14 @@ class Walk:
                 unknown = self._contexts.unknown(wanted)
                 if unknown:
                     yield self._contexts, unknown
-                pair = chances.pair if isinstance(chances, Calibrated) else None
+                calibration = acceptance.calibration if isinstance(acceptance, CalibratedAcceptance) else None
                 children = (
                     _anything(len(asked), within.branching) if self._model else Children.none(len(asked), 0)
                 )
                 if rows:
-                    known = self._contexts.candidates(wanted, found.tokens[rows], within.branching, pair)
+                    known = self._contexts.candidates(
+                        wanted, found.tokens[rows], within.branching, calibration
+                    )
                     children.tokens[rows], children.logprobs[rows] = known.tokens, known.logprobs
                 begun = time.perf_counter()
                 children = proposals.join(found, children)
@@ -312,7 +321,7 @@ class Walk:
                 )
                 for proposer in self._proposers:
                     proposer.observe(text[: self.at], tree, rows_of_nodes)
-            expansions.teach(chances, text[self.at : self.at + accepted + 1])
+            expansions.teach(acceptance, text[self.at : self.at + accepted + 1])
             run.grow_s += time.perf_counter() - begun
             run.passes += 1
             run.nodes += len(tree)

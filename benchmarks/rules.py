@@ -24,7 +24,7 @@ from edgespec.generation.config import GenerationConfig
 from edgespec.machine.probe import usable_cores
 from edgespec.speculation.draws import SeededDraws
 from edgespec.speculation.growth import TreeLimits
-from edgespec.speculation.methods import Method, method_for
+from edgespec.speculation.methods import DecodingMethod, method_for
 from edgespec.speculation.policies import tree_policy
 
 RULES = ("specexec", "shared-noise", "speculative", "block", "specinfer", "spectr", "recursive")
@@ -94,7 +94,7 @@ def measured(
     return found
 
 
-def tokens_of(engine: edgespec.Engine, methods: list[Method], budget: int, text: list[int]) -> float:
+def tokens_of(engine: edgespec.Engine, methods: list[DecodingMethod], budget: int, text: list[int]) -> float:
     """Tokens that a pass adds to a text, a mean over the methods, which differ in what chance decides.
 
     The first of them drafts; where the draft knows the target's noise, it alone judges.

@@ -34,7 +34,7 @@ from edgespec.measure.throughput import sequential_speed
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.runtime.backend import start_backend
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 from edgespec.offload.packing.build import build_pack
@@ -186,7 +186,7 @@ def llama(target: Path, _budget: int, memory_map: bool = True) -> dict[str, Any]
     seconds = []
     for position in range(5):
         start = time.perf_counter()
-        context.decode(Batch.run([5], position, 1, logits="last"))
+        context.decode(TokenBatch.run([5], position, 1, logits="last"))
         seconds.append(time.perf_counter() - start)
     context.close()
     model.close()
@@ -205,7 +205,7 @@ def _measured(engine: Engine) -> dict[str, Any]:
         seconds, waited = [], context.waited_s
         for _ in range(_ROUNDS[rows]):
             start = time.perf_counter()
-            context.decode(Batch.run(tokens, 0, 1, logits="all"))
+            context.decode(TokenBatch.run(tokens, 0, 1, logits="all"))
             seconds.append(time.perf_counter() - start)
             context.clear()
         passes[str(rows)] = statistics.median(seconds)

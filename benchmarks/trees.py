@@ -44,7 +44,7 @@ from benchmarks.workload import dropped, dropped_four, q4_0, read_lines, smollm2
 from edgespec.generation.config import GenerationConfig
 from edgespec.machine.probe import usable_cores
 from edgespec.models.llama.quantize import make_drafter
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 from edgespec.profiles.table_file import TableFile
@@ -202,7 +202,7 @@ def replay_all(
         )
     replay(contexts, list(walks.values()))
     for method, budget in wanted:
-        policy_of(method, learned / f"{method} {budget}.npz").keep()
+        policy_of(method, learned / f"{method} {budget}.npz").save()
     return {name: figures(walk.run) for name, walk in walks.items()}
 
 
@@ -237,7 +237,7 @@ def new_policy(method: str, path: Path | None = None) -> TreePolicy:
 def limits_of(policy: TreePolicy, budget: int, config: GenerationConfig) -> TreeLimits:
     """The settings that `edgespec.load` would allow for that budget."""
     limits = policy.clamp(TreeLimits(max(budget, 64), depth=DEPTH, width=max(8, budget // 8)))
-    return replace(limits, budget=budget, growth=policy.growth(config))
+    return replace(limits, budget=budget, expansion=policy.expansion(config))
 
 
 def figures(run: Run) -> dict[str, Any]:
@@ -290,13 +290,13 @@ def draft_curve(pair: str, threads: int, rounds: int = 5) -> dict[str, float]:
     context = Context(model, n_cells=1024, n_rows=512, n_outputs=64, n_sequences=2, n_threads=threads)
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, model.vocabulary.n_tokens, 512).astype(np.int32)
-    context.decode(Batch.run(tokens[:256], 0, 1))
+    context.decode(TokenBatch.run(tokens[:256], 0, 1))
     sizes = (1, 2, 4, 8, 16, 32, 64)
     seconds: dict[int, list[float]] = {size: [] for size in sizes}
     for _ in range(rounds):
         for size in sizes:
             begun = time.perf_counter()
-            context.decode(Batch.run(tokens[256 : 256 + size], 256, 1, "all"))
+            context.decode(TokenBatch.run(tokens[256 : 256 + size], 256, 1, "all"))
             context.logits()
             seconds[size].append(time.perf_counter() - begun)
             context.remove(0, 256)

@@ -28,7 +28,7 @@ from edgespec.config import Config
 from edgespec.costs.planner import Prediction
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
-from edgespec.loading.devices.spreading import layer_sizes
+from edgespec.loading.devices.assignment import layer_sizes
 from edgespec.models.gguf.footprint import USUAL_NODES, cells_for
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles

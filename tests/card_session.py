@@ -23,8 +23,8 @@ from edgespec.costs.curves import Curve
 from edgespec.errors import EdgeSpecError, MemoryLimitError
 from edgespec.kernels.device_speed import measure_speeds
 from edgespec.kernels.ggml import rpc
+from edgespec.loading.devices.assignment import usual_type
 from edgespec.loading.devices.finding import remember
-from edgespec.loading.devices.spreading import usual_type
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.build import current_build

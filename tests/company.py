@@ -54,7 +54,7 @@ class Arrivals(RequestSource):
         self._chance = chance
         self._pause = 1 / (1 + together)
 
-    def take(self) -> Request | None:
+    def pop(self) -> Request | None:
         if not self._left or self._chance.random() < self._pause:
             return None
         return self._left.pop()

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from edgespec.engine.engine import Engine
 from edgespec.engine.sequence import Batch, RunningSequence, Sizer
 from edgespec.generation.result import PassRecord
-from edgespec.speculation.methods import Method
+from edgespec.speculation.methods import DecodingMethod
 
 
 def passes(
-    engine: Engine, tokens: list[int], method: Method, max_tokens: int, sizer: Sizer | None = None
+    engine: Engine, tokens: list[int], method: DecodingMethod, max_tokens: int, sizer: Sizer | None = None
 ) -> Iterator[PassRecord]:
     """Append up to `max_tokens` to the tokens, all of which but the last are in the target's cache."""
     sequence = RunningSequence(tokens, method, len(tokens) + max_tokens, sizer or engine.sizer)

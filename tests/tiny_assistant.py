@@ -12,8 +12,8 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from edgespec.models.llama.heads.twin import FloatArray
-from edgespec.models.llama.trials.gemma_twin import AssistantTwin, GemmaShape, GemmaTwin
+from edgespec.models.llama.heads.reference import FloatArray
+from edgespec.models.llama.trials.gemma_reference import AssistantReference, GemmaReference, GemmaShape
 from edgespec.models.llama.trials.tiny_gemma import write_gemma
 from tests.tiny import N_VOCAB, add_vocabulary
 
@@ -38,8 +38,8 @@ class TinyPair:
 
     target: Path
     assistant: Path
-    target_twin: GemmaTwin
-    assistant_twin: AssistantTwin
+    target_reference: GemmaReference
+    assistant_reference: AssistantReference
 
 
 def write_pair(
@@ -70,8 +70,11 @@ def write_pair(
     paths = [folder / f"{name}.gguf" for name in ("target", "assistant")]
     for path, shape, weights in zip(paths, (target, ASSISTANT), (large, small), strict=True):
         write_gemma(path, shape, weights, lambda writer: add_vocabulary(writer, vocabulary_of), _TYPE)
-    twins = GemmaTwin(target, large), AssistantTwin(ASSISTANT, small, large["token_embd.weight"])
-    return TinyPair(*paths, *twins)
+    references = (
+        GemmaReference(target, large),
+        AssistantReference(ASSISTANT, small, large["token_embd.weight"]),
+    )
+    return TinyPair(*paths, *references)
 
 
 def _rounded(weights: dict[str, FloatArray]) -> dict[str, FloatArray]:

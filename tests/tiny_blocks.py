@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.models.gguf.block_heads import BlockKind
+from edgespec.models.llama.heads.blocks.reference import BlockShape, ReferenceBlockHead
 from edgespec.models.llama.heads.blocks.sample import write_block_head
-from edgespec.models.llama.heads.blocks.twin import BlockShape, BlockTwin
-from edgespec.models.llama.heads.twin import FloatArray
+from edgespec.models.llama.heads.reference import FloatArray
 from tests.tiny import HEAD, N_EMBD, N_FF, N_HEAD, N_VOCAB, add_vocabulary, write_tiny
 from tests.tiny_hybrids import HYBRIDS
 
@@ -48,7 +48,7 @@ class TinyBlocks:
     target: Path
     head: Path
     shape: BlockShape
-    twin: BlockTwin
+    reference: ReferenceBlockHead
 
 
 def write_blocks(
@@ -90,7 +90,7 @@ def write_blocks(
         drafted=drafted,
         rope_sections=architecture.startswith("qwen35"),
     )
-    return TinyBlocks(target, head, shape, BlockTwin(shape, weights, embedding, output))
+    return TinyBlocks(target, head, shape, ReferenceBlockHead(shape, weights, embedding, output))
 
 
 def tiny_block_head(

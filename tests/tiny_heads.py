@@ -15,8 +15,8 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.models.llama.heads.reference import FloatArray, HeadShape, ReferenceHead
 from edgespec.models.llama.heads.sample import write_head
-from edgespec.models.llama.heads.twin import FloatArray, HeadShape, HeadTwin
 from tests.tiny import HEAD, N_EMBD, N_FF, N_HEAD, N_VOCAB, add_vocabulary, write_tiny
 
 LAYERS = (1, 3, 5)
@@ -43,7 +43,7 @@ class TinyPair:
 
     target: Path
     head: Path
-    twin: HeadTwin
+    reference: ReferenceHead
     drafted: NDArray[np.int64]
 
 
@@ -64,7 +64,7 @@ def write_pair(folder: Path, vocabulary_of: Path, name: str = "tiny") -> TinyPai
     weights["output_norm.weight"] = tensors["output_norm.weight"]
     weights["output.weight"] = tensors["output.weight"][drafted]
     head = tiny_head(folder / "head.gguf", vocabulary_of, weights, drafted)
-    return TinyPair(target, head, HeadTwin(SHAPE, weights, tensors["token_embd.weight"]), drafted)
+    return TinyPair(target, head, ReferenceHead(SHAPE, weights, tensors["token_embd.weight"]), drafted)
 
 
 def tiny_head(

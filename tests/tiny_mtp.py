@@ -13,7 +13,13 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from edgespec.models.llama.heads.twin import FloatArray, MTPShape, MTPTwin, random_weights, silu
+from edgespec.models.llama.heads.reference import (
+    FloatArray,
+    MTPShape,
+    ReferenceMTPLayer,
+    random_weights,
+    silu,
+)
 from tests.tiny import HEAD, N_EMBD, N_EXPERT, N_EXPERT_USED, N_FF, N_HEAD, N_HEAD_KV, write_tiny
 from tests.tiny_hybrids import HYBRIDS
 
@@ -35,10 +41,10 @@ class TinyMTP:
     """A model with a layer for multi-token prediction, and what the layer computes."""
 
     path: Path
-    twin: MTPTwin
+    reference: ReferenceMTPLayer
 
 
-class _MixtureTwin(MTPTwin):
+class _ReferenceMixture(ReferenceMTPLayer):
     """A layer whose feed-forward block is a mixture of experts, with one that all tokens share."""
 
     def _fed_forward(self, normed: FloatArray) -> FloatArray:
@@ -89,12 +95,12 @@ def write_mtp(
         n_mtp=n_layers,
         alone=alone,
     )
-    twin = _MixtureTwin if architecture == "qwen35moe" else MTPTwin
+    reference = _ReferenceMixture if architecture == "qwen35moe" else ReferenceMTPLayer
     rounded = {
         name: w if w.ndim == 1 or "gate_inp" in name else w.astype(np.float16).astype(np.float32)
         for name, w in weights.items()
     }
-    return TinyMTP(path, twin(SHAPE, rounded, written["token_embd.weight"], written["output.weight"]))
+    return TinyMTP(path, reference(SHAPE, rounded, written["token_embd.weight"], written["output.weight"]))
 
 
 def _weights(architecture: str, output_norm: FloatArray, *, clever: bool) -> Mapping[str, FloatArray]:

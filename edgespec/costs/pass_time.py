@@ -19,7 +19,7 @@ _OVERLAPS = (1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0)
 
 
 @dataclass(frozen=True)
-class Costs:
+class RoundCosts:
     """The times of drafting and verifying for one pair of models, as far as tree sizes depend on them.
 
     Attributes:

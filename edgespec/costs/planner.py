@@ -13,14 +13,14 @@ from typing import Any, Literal
 
 from edgespec.costs.curves import Curve
 from edgespec.costs.pass_time import draft_seconds, pass_seconds, read_seconds, round_seconds
-from edgespec.costs.planned_memory import PlannedMemory
-from edgespec.costs.yields import BUDGETS, Yields
+from edgespec.costs.planned_weights import PlannedWeights
+from edgespec.costs.yields import BUDGETS, TreeYields
 
 Bound = Literal["disk", "compute", "drafter"]
 
 
 @dataclass(frozen=True)
-class Passes:
+class TargetPasses:
     """The time of the target's passes.
 
     Attributes:
@@ -39,7 +39,7 @@ class Passes:
 
 
 @dataclass(frozen=True)
-class Drafting:
+class DraftingCosts:
     """The yields and costs of a drafter.
 
     Attributes:
@@ -53,7 +53,7 @@ class Drafting:
     """
 
     name: str
-    yields: Yields | None = None
+    yields: TreeYields | None = None
     step: Curve | None = None
     overhead: float = 1.0
     width: int = 8
@@ -78,7 +78,7 @@ class Prediction:
         bound: what most of the time is spent on.
     """
 
-    holding: PlannedMemory
+    holding: PlannedWeights
     drafter: str
     nodes: int
     tokens_per_pass: float
@@ -133,7 +133,7 @@ class Prediction:
         }
 
 
-def predict(holding: PlannedMemory, passes: Passes, drafting: Drafting, nodes: int) -> Prediction:
+def predict(holding: PlannedWeights, passes: TargetPasses, drafting: DraftingCosts, nodes: int) -> Prediction:
     """The speed with trees of this many nodes; one node is plain decoding."""
     draft_s = drafting.seconds(nodes)
     compute_s = passes.compute.at(nodes)
@@ -159,7 +159,11 @@ def predict(holding: PlannedMemory, passes: Passes, drafting: Drafting, nodes: i
 
 
 def alternatives(
-    holding: PlannedMemory, passes: Passes, drafting: Drafting, most: int, budgets: Sequence[int] = BUDGETS
+    holding: PlannedWeights,
+    passes: TargetPasses,
+    drafting: DraftingCosts,
+    most: int,
+    budgets: Sequence[int] = BUDGETS,
 ) -> list[Prediction]:
     """A prediction for every tree size up to `most` nodes, plain decoding first."""
     limit = 1 if drafting.yields is None else min(most, max(drafting.yields.tokens))
@@ -179,7 +183,7 @@ def best(predictions: Iterable[Prediction]) -> Prediction:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PlanComparison:
     """Every way to run that was compared: the choice and all tables of a plan are read off this one list.
 
     Attributes:
@@ -231,10 +235,10 @@ class Advice:
 
 def advise(
     chosen: Prediction,
-    passes: Passes,
-    drafting: Drafting,
+    passes: TargetPasses,
+    drafting: DraftingCosts,
     most: int,
-    more_memory: Sequence[tuple[str, PlannedMemory]] = (),
+    more_memory: Sequence[tuple[str, PlannedWeights]] = (),
 ) -> list[Advice]:
     """The changes that would help most, best first; a gain of less than 5 % is left out.
 
@@ -242,7 +246,7 @@ def advise(
         more_memory: plans for larger budgets, each with its description.
     """
 
-    def speed(holding: PlannedMemory, passes: Passes, drafting: Drafting) -> float:
+    def speed(holding: PlannedWeights, passes: TargetPasses, drafting: DraftingCosts) -> float:
         return best(alternatives(holding, passes, drafting, most)).tokens_per_second
 
     holding = chosen.holding

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgespec.costs.pass_time import pass_seconds, read_seconds
-from edgespec.costs.planned_memory import PlannedMemory
-from edgespec.costs.planner import Bound, Passes
+from edgespec.costs.planned_weights import PlannedWeights
+from edgespec.costs.planner import Bound, TargetPasses
 
 USUAL_ANSWER = 128
 """Passes of a usual answer, which pay for what larger pieces displace."""
@@ -63,7 +63,7 @@ class PromptTime:
 
 
 def predict_prompt(
-    holding: PlannedMemory, passes: Passes, tokens: int, rows: int, attend_s: float = 0.0
+    holding: PlannedWeights, passes: TargetPasses, tokens: int, rows: int, attend_s: float = 0.0
 ) -> PromptTime:
     """The time to read a prompt of this many tokens in pieces of so many rows.
 
@@ -90,7 +90,7 @@ def predict_prompt(
     )
 
 
-def best_rows(holdings: Mapping[int, PlannedMemory], passes: Passes, tokens: int) -> int:
+def best_rows(holdings: Mapping[int, PlannedWeights], passes: TargetPasses, tokens: int) -> int:
     """The fewest rows of a piece with which a prompt and a usual answer take hardly longer than they must.
 
     Args:

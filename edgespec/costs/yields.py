@@ -16,7 +16,7 @@ _MOST_PASSES = 400  # weight of the past is capped here, because texts change
 
 
 @dataclass(frozen=True)
-class Yields:
+class TreeYields:
     """Means over passes.
 
     Attributes:
@@ -48,7 +48,7 @@ class Yields:
         """Nodes that the drafter reads for a tree of this many nodes."""
         return _between({1: 0.0, **self.rows}, budget) if self.rows else _USUAL_ROWS * (budget - 1)
 
-    def with_steps_of(self, other: Yields) -> Yields:
+    def with_steps_of(self, other: TreeYields) -> TreeYields:
         """These yields, completed with the draft steps of a run with smaller trees."""
         return replace(
             self,
@@ -56,7 +56,7 @@ class Yields:
             rows=dict(sorted({**other.rows, **self.rows}.items())),
         )
 
-    def interpolated(self, other: Yields, share: float) -> Yields:
+    def interpolated(self, other: TreeYields, share: float) -> TreeYields:
         """Yields between these (share 0) and others (share 1)."""
         budgets = sorted({*self.tokens, *other.tokens})
         return replace(
@@ -65,7 +65,7 @@ class Yields:
             tokens={b: (1 - share) * self.at(b) + share * other.at(b) for b in budgets},
         )
 
-    def corrected(self, ratios: Mapping[int, float], passes: int, steps: float = 1.0) -> Yields:
+    def corrected(self, ratios: Mapping[int, float], passes: int, steps: float = 1.0) -> TreeYields:
         """These yields updated by further passes.
 
         Args:
@@ -99,7 +99,7 @@ class Yields:
         }
 
     @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> Yields:
+    def from_json(cls, record: Mapping[str, Any]) -> TreeYields:
         """Restore from the result of `to_json`.
 
         Raises:
@@ -115,7 +115,7 @@ class Yields:
         )
 
 
-def expected_yields(agreement: float) -> Yields:
+def expected_yields(agreement: float) -> TreeYields:
     """Yields of a pair of which only the agreement is known: how often the drafter's first choice is right.
 
     Where the first choice is wrong, the second is assumed to be right as often as the first, and so on: close
@@ -125,7 +125,7 @@ def expected_yields(agreement: float) -> Yields:
     scores, depths = _best_nodes(chances, BUDGETS[-1])
     tokens = {b: float(sum(scores[:b])) for b in BUDGETS}
     steps = {b: max(max(depths[:b]), (b - 1) / _WIDTH) for b in BUDGETS}
-    return Yields(0, tokens, steps, tuple(chances))
+    return TreeYields(0, tokens, steps, tuple(chances))
 
 
 def _between(known: Mapping[int, float], budget: int) -> float:

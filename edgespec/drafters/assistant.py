@@ -1,9 +1,9 @@
 """The assistant drafter: a small model that looks at its target's keys and values grows trees.
 
-An assistant (Gemma 4's) reads a token beside the feature of the token before it, and sees the text as the
+An assistant (Gemma 4's) reads a token beside the feature of the token before it, and sees the sequence as the
 target has cached it. It caches nothing, and no row sees another one: each depends on its token, on its
-parent's feature and on the text. So trees need no branches, a rejection leaves nothing to be undone, and of
-everything that the target shows, the last state of each text is kept.
+parent's feature and on the sequence. So trees need no branches, a rejection leaves nothing to be undone, and
+of everything that the target shows, the last state of each sequence is kept.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from edgespec.speculation.tree_search import TreeSearch, grow_together
 from edgespec.speculation.verification.base import DraftedTree
 
 
-class CachedText(Protocol):
-    """A text in the target's cache."""
+class TargetSequence(Protocol):
+    """A sequence in the target's cache."""
 
     @property
     def tokens(self) -> Sequence[int]: ...
@@ -43,35 +43,35 @@ class CachedText(Protocol):
 
 
 @dataclass(frozen=True)
-class _Shown:
-    """The last state (width,) that the target has shown of a text, and the text up to its token."""
+class _ShownState:
+    """The last state (width,) that the target has shown of a sequence, and the sequence up to its token."""
 
-    owner: CachedText
+    owner: TargetSequence
     tokens: list[int]
     state: FloatArray
 
 
-class Growing:
-    """A tree that is drafted below a text.
+class GrowingTree:
+    """A tree that is drafted below a sequence.
 
     Args:
-        text: its last token is the root.
-        sequence: the target's id of the text.
+        sequence: its last token is the root.
+        sequence: the target's id of the sequence.
         state: (width,) of the token before the root.
         limits, ranking: of the tree; None if tokens are drawn instead.
     """
 
     def __init__(
         self,
-        text: Sequence[int],
-        sequence: int,
+        sequence: Sequence[int],
+        sequence_id: int,
         state: FloatArray,
         limits: TreeLimits | None = None,
         ranking: Ranking | None = None,
         proposals: JoinedProposals | None = None,
     ) -> None:
-        self.text = list(text)
-        self.sequence = sequence
+        self.sequence = list(sequence)
+        self.sequence_id = sequence_id
         self.expansions = Expansions()
         self.limits = limits
         self._ranking = ranking
@@ -82,8 +82,8 @@ class Growing:
         """(nodes, width) the features of the parents of nodes."""
         return np.stack([self._features[parent] for parent in frontier.parents.tolist()])
 
-    def keep(self, frontier: Frontier, features: FloatArray) -> None:
-        """Keep what was computed of nodes, (nodes, width), for their children."""
+    def record(self, frontier: Frontier, features: FloatArray) -> None:
+        """Record what was computed of nodes, (nodes, width), for their children."""
         for node, feature in zip(frontier.nodes.tolist(), features, strict=True):
             self._features[node] = feature
 
@@ -95,7 +95,7 @@ class Growing:
         """
         assert self.limits is not None
         assert self._ranking is not None
-        start = len(self.text)
+        start = len(self.sequence)
         self._ranking.before_ranking(frontier, range(len(frontier.nodes)))
         positions = [start + int(depth) for depth in frontier.depths]
         children = self._ranking.best(logits, positions, self.limits.branching, frontier.tokens)
@@ -107,10 +107,10 @@ class Growing:
 
 
 class AssistantDrafter(Drafter):
-    """Drafts with an assistant, for one text or for several at once; a `HiddenReader` of its target.
+    """Drafts with an assistant, for one sequence or for several at once; a `HiddenReader` of its target.
 
-    A text is drafted for once the target has shown the state of its last token but one. Until then, as after
-    a conversation was restored from disk, its tree is the root alone.
+    A sequence is drafted for once the target has shown the state of its last token but one. Until then, as
+    after a conversation was restored from disk, its tree is the root alone.
 
     Args:
         proposers: sources whose candidates are merged into the tree.
@@ -130,45 +130,45 @@ class AssistantDrafter(Drafter):
         self._context = context
         self._n_vocab = min(model.vocabulary.n_tokens, target_vocabulary)
         self._proposers = proposers
-        self._shown: list[_Shown] = []
-        self._drafted: dict[int, Growing] = {}  # by the places of their requests
+        self._shown: list[_ShownState] = []
+        self._drafted: dict[int, GrowingTree] = {}  # by the places of their requests
 
-    def receive(self, cached: CachedText, start: int, hidden: FloatArray) -> None:
-        """Tokens of a text were read by the target; see HiddenReader."""
+    def receive(self, cached: TargetSequence, start: int, hidden: FloatArray) -> None:
+        """Tokens of a sequence were read by the target; see HiddenReader."""
         self.closed(cached)
-        self._shown.append(_Shown(cached, list(cached.tokens[: start + len(hidden)]), hidden[-1].copy()))
+        self._shown.append(_ShownState(cached, list(cached.tokens[: start + len(hidden)]), hidden[-1].copy()))
 
-    def closed(self, cached: CachedText) -> None:
-        """The target has forgotten a text."""
+    def closed(self, cached: TargetSequence) -> None:
+        """The target has forgotten a sequence."""
         self._shown = [shown for shown in self._shown if shown.owner is not cached]
 
     def digest(self) -> None:
         """Nothing to do: states are read as they are, when they are needed."""
 
-    def draft(self, text: Sequence[int], limits: TreeLimits, ranking: Ranking) -> TokenTree:
-        """A tree of at most `limits.budget` nodes below the last token of the text.
+    def draft(self, sequence: Sequence[int], limits: TreeLimits, ranking: Ranking) -> TokenTree:
+        """A tree of at most `limits.budget` nodes below the last token of the sequence.
 
         Raises:
             DecodeAborted: stopped from outside.
         """
-        (tree,) = self.draft_together([DraftRequest(text, limits, ranking)], limits)
+        (tree,) = self.draft_together([DraftRequest(sequence, limits, ranking)], limits)
         return tree
 
     def draft_together(self, requests: Sequence[DraftRequest], limits: TreeLimits) -> list[TokenTree]:
-        """A tree for each of several texts, from one search.
+        """A tree for each of several sequences, from one search.
 
-        Texts whose last state is not known get trees of their roots only, and all texts where the target's
-        cache has no room for the rows of a draft step: the target makes room in its next pass.
+        Sequences whose last state is not known get trees of their roots only, and all sequences where the
+        target's cache has no room for the rows of a draft step: the target makes room in its next pass.
 
         Raises:
             DecodeAborted: stopped from outside.
         """
         self._begin()
-        trees = [TokenTree.root_only(request.text[-1]) for request in requests]
-        drafted: dict[int, Growing] = {}
+        trees = [TokenTree.root_only(request.sequence[-1]) for request in requests]
+        drafted: dict[int, GrowingTree] = {}
         for index, request in enumerate(requests if limits.allows_drafting else ()):
             proposals = request.proposals(self._proposers)
-            growing = self._after(request.text, request.limits, request.ranking, proposals)
+            growing = self._after(request.sequence, request.limits, request.ranking, proposals)
             if growing is not None:
                 drafted[index] = growing
         if not drafted:
@@ -176,7 +176,7 @@ class AssistantDrafter(Drafter):
         growing_trees = list(drafted.values())
         if len(requests) > 1:
             limits = replace(limits, width=HEAD_ROWS)
-        searches = [TreeSearch(requests[index].text[-1], requests[index].limits) for index in drafted]
+        searches = [TreeSearch(requests[index].sequence[-1], requests[index].limits) for index in drafted]
 
         def expand(frontiers: Sequence[tuple[int, Frontier]]) -> list[Children]:
             steps = [(growing_trees[place], frontier) for place, frontier in frontiers]
@@ -194,14 +194,14 @@ class AssistantDrafter(Drafter):
         self._drafted = drafted
         return trees
 
-    def draw(self, text: Sequence[int], drawing: Drawing, width: int) -> DraftedTree:
+    def draw(self, sequence: Sequence[int], drawing: Drawing, width: int) -> DraftedTree:
         """A tree whose tokens are sampled from the assistant's distribution, if the last state is known.
 
         Raises:
             DecodeAborted: stopped from outside.
         """
         self._begin()
-        growing = self._after(text)
+        growing = self._after(sequence)
 
         def read(frontier: Frontier) -> tuple[list[int], FloatArray]:
             assert growing is not None
@@ -210,10 +210,10 @@ class AssistantDrafter(Drafter):
 
         if growing is not None:
             try:
-                return grow_drawn(text[-1], read, drawing, width)
+                return grow_drawn(sequence[-1], read, drawing, width)
             except NoRoomInCache:
                 pass
-        return DraftedTree(TokenTree.root_only(text[-1]))
+        return DraftedTree(TokenTree.root_only(sequence[-1]))
 
     def step_seconds(self, rows: int) -> float:
         """Seconds of one decode of this many rows, behind what the target has cached of its first sequence.
@@ -237,21 +237,21 @@ class AssistantDrafter(Drafter):
         growing = self._drafted.get(index)
         return super().proposed_by(tree, index) if growing is None else growing.expansions.proposed_by(tree)
 
-    def observe(self, text: Sequence[int], tree: TokenTree, logits: FloatArray) -> None:
-        observed(self._proposers, text, tree, logits[:, : self._n_vocab])
+    def observe(self, sequence: Sequence[int], tree: TokenTree, logits: FloatArray) -> None:
+        observed(self._proposers, sequence, tree, logits[:, : self._n_vocab])
 
-    def forget_texts(self) -> None:
+    def forget_sequences(self) -> None:
         for proposer in self._proposers:
             proposer.forget()
 
-    def learn(self, text: Sequence[int], index: int = 0) -> None:
+    def learn(self, sequence: Sequence[int], index: int = 0) -> None:
         """Teach the policy which candidates of the last tree the target chose."""
         growing = self._drafted.get(index)
         if growing is None:
             return
-        end = len(growing.text)
-        if growing.limits is not None and list(text[:end]) == growing.text:
-            growing.expansions.teach(growing.limits.growth.chances, text[end:])
+        end = len(growing.sequence)
+        if growing.limits is not None and list(sequence[:end]) == growing.sequence:
+            growing.expansions.teach(growing.limits.expansion.acceptance, sequence[end:])
         growing.expansions = Expansions()  # each counts as evidence once
 
     def close(self) -> None:
@@ -265,37 +265,37 @@ class AssistantDrafter(Drafter):
 
     def _after(
         self,
-        text: Sequence[int],
+        sequence: Sequence[int],
         limits: TreeLimits | None = None,
         ranking: Ranking | None = None,
         proposals: JoinedProposals | None = None,
-    ) -> Growing | None:
-        """A tree to grow below a text; None if the assistant cannot see all that it needs of the text."""
-        before = list(text[:-1])
+    ) -> GrowingTree | None:
+        """A tree to grow below a sequence; None if the assistant cannot see all that it needs of it."""
+        before = list(sequence[:-1])
         for shown in self._shown:
             cache = shown.owner.cache
             if shown.tokens != before or list(shown.owner.tokens) != before:
                 continue
             if not isinstance(cache, BranchingCache) or cache.length != len(before):
                 continue
-            sequence = cache.ids[0]
-            known = sequence < self._context.n_sequences
-            if known and self._context.last_position(sequence) == len(before) - 1:
-                return Growing(text, sequence, shown.state, limits, ranking, proposals)
+            sequence_id = cache.ids[0]
+            known = sequence_id < self._context.n_sequences
+            if known and self._context.last_position(sequence_id) == len(before) - 1:
+                return GrowingTree(sequence, sequence_id, shown.state, limits, ranking, proposals)
         return None
 
-    def _read(self, steps: Sequence[tuple[Growing, Frontier]]) -> list[FloatArray]:
+    def _read(self, steps: Sequence[tuple[GrowingTree, Frontier]]) -> list[FloatArray]:
         """Read the nodes of draft steps together; returns their logits, valid until the next decode."""
         counts = [len(frontier.nodes) for _, frontier in steps]
         tokens = np.concatenate([frontier.tokens for _, frontier in steps])
-        positions = np.repeat([len(growing.text) - 1 for growing, _ in steps], counts)
-        sequences = np.repeat([growing.sequence for growing, _ in steps], counts)
+        positions = np.repeat([len(growing.sequence) - 1 for growing, _ in steps], counts)
+        sequence_ids = np.repeat([growing.sequence_id for growing, _ in steps], counts)
         before = np.concatenate([growing.features_before(frontier) for growing, frontier in steps])
         parts = []
         for start in range(0, len(tokens), HEAD_ROWS):
             part = slice(start, start + HEAD_ROWS)
             read = self._context.draft(
-                tokens[part].tolist(), positions[part].tolist(), sequences[part].tolist(), before[part]
+                tokens[part].tolist(), positions[part].tolist(), sequence_ids[part].tolist(), before[part]
             )
             parts.append(read if len(tokens) <= HEAD_ROWS else (read[0].copy(), read[1]))
         logits, features = (
@@ -306,6 +306,6 @@ class AssistantDrafter(Drafter):
         found, end = [], 0
         for (growing, frontier), count in zip(steps, counts, strict=True):
             start, end = end, end + count
-            growing.keep(frontier, features[start:end])
+            growing.record(frontier, features[start:end])
             found.append(logits[start:end, : self._n_vocab])
         return found

@@ -1,4 +1,4 @@
-"""One text in a block head: the hidden states that were read of it, and the block behind it."""
+"""One sequence in a block head: the hidden states that were read of it, and the block behind it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from edgespec.drafters.block_logits import BlockLogits
 from edgespec.drafters.head_sequence import HeadSequence
 from edgespec.models.llama.cache.kv_cache import KVCache
 from edgespec.models.llama.heads.blocks.context import BlockContext
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.speculation.growth import Children, Frontier
 from edgespec.speculation.tree import FloatArray
 
 
 class BlockSequence(HeadSequence):
-    """A text that a block head drafts for.
+    """A sequence that a block head drafts for.
 
     Row r of the cache holds the feature of token r alone. It is known by the token that follows, as for other
     heads, so the rows up to the root's are read again after a change.
@@ -34,18 +34,18 @@ class BlockSequence(HeadSequence):
 
     @property
     def root(self) -> int:
-        """The last token of the text."""
-        return self._text[-1]
+        """The last token of the sequence."""
+        return self._sequence[-1]
 
-    def read_text(self, most: int) -> None:
+    def read_committed(self, most: int) -> None:
         """Read all pending rows, at most so many at a time."""
         while self.pending:
             piece = self.pending[:most]
-            self.cache.append(self._text_batch(piece, "none"))
+            self.cache.append(self._sequence_batch(piece, "none"))
             self._note_read(len(piece))
 
-    def block_batch(self) -> Batch:
-        """The rows of the block behind the text, all of which must have been read."""
+    def block_batch(self) -> TokenBatch:
+        """The rows of the block behind the sequence, all of which must have been read."""
         return self._context.block_batch(self.root, len(self.read))
 
     def keep_logits(self, logits: BlockLogits) -> None:
@@ -54,9 +54,9 @@ class BlockSequence(HeadSequence):
         self.cache.commit(0, 0, 1, size)
         self._logits = logits
 
-    def begin(self, text: Sequence[int]) -> None:
-        """Begin a new tree after this text."""
-        super().begin(text)
+    def begin(self, sequence: Sequence[int]) -> None:
+        """Begin a new tree after this sequence."""
+        super().begin(sequence)
         self._logits = None
 
     def recover(self) -> None:
@@ -102,8 +102,8 @@ class BlockSequence(HeadSequence):
             children.tokens[these, :width], children.logprobs[these, :width] = best.tokens, best.logprobs
         return children
 
-    def _text_batch(self, tokens: Sequence[int], logits: str) -> Batch:
+    def _sequence_batch(self, tokens: Sequence[int], logits: str) -> TokenBatch:
         del logits
         start = len(self.read) - self._first
         features = self._features[start : start + len(tokens)]
-        return self._context.text_batch(features, len(self.read))
+        return self._context.sequence_batch(features, len(self.read))

@@ -12,11 +12,11 @@ from edgespec.speculation.growth import Children, Frontier
 from edgespec.speculation.tree import TokenTree
 
 
-class Branches:
-    """The nodes below a text that a drafter has read, and their places among the cache's paths.
+class DraftBranches:
+    """The nodes below a sequence that a drafter has read, and their places among the cache's paths.
 
-    Nodes are numbered as they were read, the root first, whose cells belong to the text. A search numbers its
-    nodes in its own way, and may come upon nodes that were read in the search before.
+    Nodes are numbered as they were read, the root first, whose cells belong to the sequence. A search numbers
+    its nodes in its own way, and may come upon nodes that were read in the search before.
 
     Attributes:
         found: node -> its candidates.
@@ -30,7 +30,7 @@ class Branches:
         self._children: dict[tuple[int, int], int] = {}
         self._paths: dict[int, int] = {}  # node -> the path of the branch that ends there or continues below
         self._extended: set[int] = set()  # nodes whose path a child has taken over
-        self._free: list[int] = []  # paths below `used_paths` that hold the text alone
+        self._free: list[int] = []  # paths below `used_paths` that hold the sequence alone
         self._numbers = {0: 0}  # of the search's nodes
         self._found_before = False  # whether there may be nodes that the search has not come upon
 
@@ -60,7 +60,7 @@ class Branches:
         return [self.number(node, parent, token) for node, parent, token in steps]
 
     def walk(self, tokens: Sequence[int]) -> list[int]:
-        """The nodes from the root along a text, as far as it was read."""
+        """The nodes from the root along a sequence, as far as it was read."""
         path = [0]
         for token in tokens:
             child = self._children.get((path[-1], token))
@@ -120,12 +120,12 @@ class Branches:
             cache.fork(self._paths[parent], path, cache.length + depth - 1)
         return path
 
-    def rerooted(self, node: int) -> Branches:
+    def rerooted(self, node: int) -> DraftBranches:
         """The branches below a node, which becomes the root; see `TokenTree.rerooted`."""
         tree = TokenTree.build(self._tokens, self._parents, [0.0] * len(self._tokens))
         kept = {old: new for new, old in enumerate(tree.below(node).tolist())}
         part = tree.rerooted(node)
-        rest = Branches()
+        rest = DraftBranches()
         rest._tokens, rest._parents = part.tokens.tolist(), part.parents.tolist()
         rest._children = {
             (above, token): number
@@ -140,8 +140,8 @@ class Branches:
         rest._free = sorted(set(range(rest.used_paths)) - rest.held_paths)
         return rest
 
-    def root_only(self) -> Branches:
+    def root_only(self) -> DraftBranches:
         """The root's candidates, without any branch."""
-        rest = Branches()
+        rest = DraftBranches()
         rest.found = {0: self.found[0]} if 0 in self.found else {}
         return rest

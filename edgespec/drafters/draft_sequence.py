@@ -1,4 +1,4 @@
-"""One text in a model drafter: what was read of it, and the branches of its last tree."""
+"""One sequence in a model drafter: what was read of it, and the branches of its last tree."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.drafters.branches import Branches
+from edgespec.drafters.branches import DraftBranches
 from edgespec.models.llama.cache.kv_cache import KVCache, common_prefix
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.speculation.drafters.base import ProposedBy
 from edgespec.speculation.drafters.expansions import Expansions
 from edgespec.speculation.growth import Children, Frontier, TreeLimits
@@ -20,9 +20,9 @@ from edgespec.speculation.tree import FloatArray, TokenTree
 
 
 class DraftSequence:
-    """A text that trees are drafted for, and its part of the drafter's cache.
+    """A sequence that trees are drafted for, and its part of the drafter's cache.
 
-    The cache holds the text and, until the next tree, the branches of the last one. The branch that the
+    The cache holds the sequence and, until the next tree, the branches of the last one. The branch that the
     target accepted is kept, so that nothing accepted is read twice. So is a node that was read but did not
     make it into the tree, if the target chose its token after all: the next tree then grows below it at once,
     beginning with whatever else was read below it.
@@ -35,8 +35,8 @@ class DraftSequence:
         read: the tokens that were read, without the branches.
         pending: the tokens up to the root that are still to be read.
         root_was_known: whether the root was read in the search for the last tree already.
-        unused: rounds since this text was last drafted for.
-        unread: tokens at the beginning of the text that are not read at all; 0 for models.
+        unused: rounds since this sequence was last drafted for.
+        unread: tokens at the beginning of the sequence that are not read at all; 0 for models.
     """
 
     def __init__(self, cache: KVCache, n_vocab: int) -> None:
@@ -47,26 +47,26 @@ class DraftSequence:
         self.unused = 0
         self.unread = 0
         self._n_vocab = n_vocab
-        self._branches = Branches()
+        self._branches = DraftBranches()
         self._expansions = Expansions()
-        self._text: list[int] = []
+        self._sequence: list[int] = []
         self._limits: TreeLimits | None = None
         self._ranking: Ranking | None = None
         self._proposals: JoinedProposals | None = None
         self._asked = 0  # candidates of each node in the last tree
 
-    def begin(self, text: Sequence[int]) -> None:
-        """Begin a new tree after this text."""
+    def begin(self, sequence: Sequence[int]) -> None:
+        """Begin a new tree after this sequence."""
         self._expansions = Expansions()
-        self._text = list(text[self.unread :])
+        self._sequence = list(sequence[self.unread :])
         self.unused = 0
 
     def recover(self) -> None:
-        """Return to the text that was certainly read, and forget the last tree; the cells are in order."""
+        """Return to the tokens that were certainly read, and forget the last tree; the cells are in order."""
         self.cache.rewind(len(self.read))
         del self.read[self.cache.length :]
-        self._branches, self.pending = Branches(), []
-        self._expansions, self._text, self._limits, self._ranking = Expansions(), [], None, None
+        self._branches, self.pending = DraftBranches(), []
+        self._expansions, self._sequence, self._limits, self._ranking = Expansions(), [], None, None
 
     def forget(self) -> None:
         """Forget everything that was read."""
@@ -75,7 +75,7 @@ class DraftSequence:
 
     def forget_tree(self) -> None:
         """Drop the branches of the last tree from the cache."""
-        last, self._branches = self._branches, Branches()
+        last, self._branches = self._branches, DraftBranches()
         self.cache.commit(0, 0, last.used_paths, len(last))
 
     def begin_candidates(
@@ -87,63 +87,63 @@ class DraftSequence:
     def keep_accepted(
         self, ranking: Ranking | None, count: int = 0, *, alone: bool = False, room: int = 0
     ) -> None:
-        """Keep the part of the last tree that became text; what remains to be read is pending.
+        """Keep the path of the last tree that joined the sequence; what remains to be read is pending.
 
         Args:
             ranking: how candidates are ranked now; None reads the root in any case.
             count: how many candidates of each node are wanted.
-            alone: no other text is drafted for, so that the branches below the root may be kept, too.
-            room: most cells of text and branches.
+            alone: no other sequence is drafted for, so that the branches below the root may be kept, too.
+            room: most cells of sequence and branches.
         """
-        text = self._text
-        last, self._branches = self._branches, Branches()
+        sequence = self._sequence
+        last, self._branches = self._branches, DraftBranches()
         known = len(self.read)
-        goes_on = text[:known] == self.read
-        path = last.walk(text[known:]) if goes_on else [0]
+        goes_on = sequence[:known] == self.read
+        path = last.walk(sequence[known:]) if goes_on else [0]
         # The tree begins with the last token's candidates. The token is read for its logits, unless the
         # search for the last tree has already found them.
         same = ranking is not None and ranking is self._ranking
         root = last.found.get(path[-1]) if same else None
         if root is not None and root.tokens.shape[1] < min(count, self._n_vocab):
             root = None
-        if not goes_on or known + len(path) - 1 < len(text):
+        if not goes_on or known + len(path) - 1 < len(sequence):
             root = None
         elif root is None and len(path) > 1:
             path.pop()
         if root is not None:
             self._branches = last.rerooted(path[-1])
-            if not alone or self._asked != count or len(text) + len(self._branches) > room:
+            if not alone or self._asked != count or len(sequence) + len(self._branches) > room:
                 self._branches = self._branches.root_only()
         self.cache.commit(
             last.path_of(path[-1]), len(path) - 1, last.used_paths, len(last), self._branches.held_paths
         )
-        self.read.extend(text[known : known + len(path) - 1])
+        self.read.extend(sequence[known : known + len(path) - 1])
         self.root_was_known = root is not None
         self._asked = count
         if root is None:
-            shared = common_prefix(self.read, text[:-1])
+            shared = common_prefix(self.read, sequence[:-1])
             if shared < len(self.read):
                 self.cache.rewind(shared)
                 del self.read[self.cache.length :]
-        self.pending = text[len(self.read) :]
+        self.pending = sequence[len(self.read) :]
 
     def read_pending(self, most: int) -> None:
         """Read pending tokens until at most `most` are left, in passes of up to `most` rows."""
         while len(self.pending) > most:
             piece = self.pending[:most]
-            self.cache.append(self._text_batch(piece, "none"))
+            self.cache.append(self._sequence_batch(piece, "none"))
             self._note_read(len(piece))
 
-    def pending_batch(self) -> Batch:
+    def pending_batch(self) -> TokenBatch:
         """The rows that read the pending tokens, with logits for the root."""
-        return self._text_batch(self.pending, "last")
+        return self._sequence_batch(self.pending, "last")
 
-    def _text_batch(self, tokens: Sequence[int], logits: str) -> Batch:
-        """The rows that read the next tokens of the text."""
-        return Batch.run(tokens, len(self.read), self.cache.open_paths, logits)
+    def _sequence_batch(self, tokens: Sequence[int], logits: str) -> TokenBatch:
+        """The rows that read the next tokens of the sequence."""
+        return TokenBatch.run(tokens, len(self.read), self.cache.open_paths, logits)
 
     def note_pending_read(self) -> None:
-        """Note that `pending_batch` was decoded and its cells belong to the text."""
+        """Note that `pending_batch` was decoded and its cells belong to the sequence."""
         self._note_read(len(self.pending))
 
     def _note_read(self, n_tokens: int) -> None:
@@ -154,7 +154,7 @@ class DraftSequence:
         """(nodes,) whether a node's candidates are known already."""
         return self._branches.known(frontier)
 
-    def branch_batch(self, frontier: Frontier) -> tuple[list[int], Batch | None]:
+    def branch_batch(self, frontier: Frontier) -> tuple[list[int], TokenBatch | None]:
         """The rows that read a frontier's nodes into their branches.
 
         Returns:
@@ -172,7 +172,7 @@ class DraftSequence:
         if not rows:
             return rows, None
         read = frontier.part(rows)
-        return rows, Batch(
+        return rows, TokenBatch(
             tokens=read.tokens,
             positions=read.depths + np.int32(len(self.read) - 1),
             sequence_ids=np.array(paths, dtype=np.int32),
@@ -218,7 +218,7 @@ class DraftSequence:
         if self._proposals is not None:
             assert self._ranking is not None
             children = self._proposals.join(frontier, children)
-            children = self._ranking.filtered(frontier, children, self.unread + len(self._text))
+            children = self._ranking.filtered(frontier, children, self.unread + len(self._sequence))
         self._expansions.add(frontier, children)
         return children
 
@@ -226,26 +226,26 @@ class DraftSequence:
         """Return the proposer of each node of the last tree."""
         return self._expansions.proposed_by(tree)
 
-    def learn(self, text: Sequence[int]) -> None:
+    def learn(self, sequence: Sequence[int]) -> None:
         """Teach the policy which candidates of the last tree the target chose."""
-        end = self.unread + len(self._text)
-        if self._limits is not None and list(text[self.unread : end]) == self._text:
-            self._expansions.teach(self._limits.growth.chances, text[end:])
+        end = self.unread + len(self._sequence)
+        if self._limits is not None and list(sequence[self.unread : end]) == self._sequence:
+            self._expansions.teach(self._limits.expansion.acceptance, sequence[end:])
         self._expansions = Expansions()  # each counts as evidence once
 
 
 @dataclass
 class DraftStep:
-    """The part of a draft step that concerns one text: which nodes are read, and their rows.
+    """The part of a draft step that concerns one sequence: which nodes are read, and their rows.
 
     Attributes:
         rows: which nodes of the frontier are read.
         batch: the rows that are decoded; None if there are none.
     """
 
-    text: DraftSequence
+    sequence: DraftSequence
     frontier: Frontier
-    batch: Batch | None = None
+    batch: TokenBatch | None = None
 
     def __post_init__(self) -> None:
         self.rows: list[int] = [0]
@@ -258,17 +258,17 @@ class DraftStep:
     @property
     def n_nodes(self) -> int:
         """Nodes of the frontier that are read."""
-        return 1 if self.reads_text else self.n_outputs
+        return 1 if self.reads_sequence else self.n_outputs
 
     @property
-    def reads_text(self) -> bool:
-        """True if this step reads the text up to the root, instead of nodes below it."""
+    def reads_sequence(self) -> bool:
+        """True if this step reads the sequence up to the root, instead of nodes below it."""
         return bool(self.frontier.nodes[0] == 0)
 
     def prepare(self, most_pending: int) -> None:
-        """Set the rows to decode; of long pending text only the last tokens are left to them."""
-        if self.reads_text:
-            self.text.read_pending(most_pending)
-            self.batch = self.text.pending_batch()
+        """Set the rows to decode; of many pending tokens only the last tokens are left to them."""
+        if self.reads_sequence:
+            self.sequence.read_pending(most_pending)
+            self.batch = self.sequence.pending_batch()
         else:
-            self.rows, self.batch = self.text.branch_batch(self.frontier)
+            self.rows, self.batch = self.sequence.branch_batch(self.frontier)

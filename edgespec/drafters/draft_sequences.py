@@ -18,114 +18,114 @@ from edgespec.speculation.drafters.base import DraftRequest
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.ranking import Ranking
 
-_MOST_UNUSED = 16  # rounds after which a text that is not drafted for is forgotten
+_MOST_UNUSED = 16  # rounds after which a sequence that is not drafted for is forgotten
 ROOM = 256  # cells that branches kept from the last tree leave to the next one
 
 
 class DraftSequences(list[DraftSequence]):
-    """The texts in the cache of one context; there is always one.
+    """The sequences in the cache of one context; there is always one.
 
     Args:
-        new_text: makes an empty text of a cache.
+        new_sequence: makes an empty sequence of a cache.
     """
 
-    def __init__(self, context: Context, new_text: Callable[[KVCache], DraftSequence]) -> None:
-        super().__init__([new_text(open_cache(context, ordered=False))])
+    def __init__(self, context: Context, new_sequence: Callable[[KVCache], DraftSequence]) -> None:
+        super().__init__([new_sequence(open_cache(context, ordered=False))])
         self._context = context
-        self._new_text = new_text
+        self._new_sequence = new_sequence
 
     def with_room(self, requests: Sequence[DraftRequest], limits: TreeLimits) -> list[int]:
-        """The requests that the cache has room for; if it has not for all, those with short texts."""
+        """The requests that the cache has room for; if it has not for all, those with short sequences."""
         if len(requests) == 1:
             return [0]
         if self[0].cache.max_paths == 1:
-            return []  # a recurrent state is that of one text
+            return []  # a recurrent state is that of one sequence
         room = self._context.n_cells - 2 * limits.budget  # nodes are read that do not make it into a tree
         served = []
-        for index in sorted(range(len(requests)), key=lambda index: len(requests[index].text)):
-            room -= len(requests[index].text)
+        for index in sorted(range(len(requests)), key=lambda index: len(requests[index].sequence)):
+            room -= len(requests[index].sequence)
             if room < 0:
                 break
             served.append(index)
         return sorted(served)
 
     def continued(self, wanted: Sequence[tuple[Sequence[int], Ranking | None, int]]) -> list[DraftSequence]:
-        """Find for each text the one in the cache that it continues, or open a new one; settle its last tree.
+        """Find the cached sequence that each sequence continues, or open a new one; settle its last tree.
 
         Args:
-            wanted: texts, with how their candidates are ranked and how many of each node are wanted.
+            wanted: sequences, with how their candidates are ranked and how many of each node are wanted.
         """
         others = list(self)
         found: dict[int, DraftSequence] = {}
-        for index, (text, ranking, count) in enumerate(wanted):
-            best = max(others, key=lambda known: common_prefix(known.read, text), default=None)
+        for index, (sequence, ranking, count) in enumerate(wanted):
+            best = max(others, key=lambda known: common_prefix(known.read, sequence), default=None)
             if best is None:
                 break
-            if len(wanted) == 1 or best.read == list(text[: len(best.read)]):
+            if len(wanted) == 1 or best.read == list(sequence[: len(best.read)]):
                 found[index] = best
                 others.remove(best)
-                best.begin(text)
+                best.begin(sequence)
                 alone = len(wanted) == 1 and best.cache.max_paths > 1
                 best.keep_accepted(ranking, count, alone=alone, room=self.room_for(best) - ROOM)
-        # Sequence ids are needed for texts that are new, so no branches may be left.
+        # Sequence ids are needed for sequences that are new, so no branches may be left.
         for known in others:
             known.unused += 1
             known.forget_tree()
-        self._make_room(others, sum(len(text) for text, _, _ in wanted))
-        for index, (text, ranking, count) in enumerate(wanted):
+        self._make_room(others, sum(len(sequence) for sequence, _, _ in wanted))
+        for index, (sequence, ranking, count) in enumerate(wanted):
             if index not in found:
-                found[index] = self._opened(text)
-                found[index].begin(text)
+                found[index] = self._opened(sequence)
+                found[index].begin(sequence)
                 found[index].keep_accepted(ranking, count)
         return [found[index] for index in range(len(wanted))]
 
-    def room_for(self, text: DraftSequence) -> int:
-        """Cells that a text and its branches may take beside what was read of the others."""
-        return self._context.n_cells - sum(len(other.read) for other in self if other is not text)
+    def room_for(self, sequence: DraftSequence) -> int:
+        """Cells that a sequence and its branches may take beside what was read of the others."""
+        return self._context.n_cells - sum(len(other.read) for other in self if other is not sequence)
 
-    def close(self, text: DraftSequence) -> None:
-        """Forget a text, and give its cells back."""
-        text.cache.close()
-        self.remove(text)
+    def close(self, sequence: DraftSequence) -> None:
+        """Forget a sequence, and give its cells back."""
+        sequence.cache.close()
+        self.remove(sequence)
 
     def open_empty(self) -> DraftSequence:
-        """A new text beside the others.
+        """A new sequence beside the others.
 
         Raises:
-            ValueError: there is no room for another text.
+            ValueError: there is no room for another sequence.
         """
-        text = self._new_text(open_beside(self[0].cache))
-        self.append(text)
-        return text
+        sequence = self._new_sequence(open_beside(self[0].cache))
+        self.append(sequence)
+        return sequence
 
     def recover(self) -> None:
-        """Return to what was certainly read of each text."""
-        close_all_but([text.cache for text in self])
+        """Return to what was certainly read of each sequence."""
+        close_all_but([sequence.cache for sequence in self])
         self[0].cache.recover()
-        for text in self:
-            text.recover()
+        for sequence in self:
+            sequence.recover()
 
     def forget(self) -> None:
-        """Forget all texts."""
-        for text in self[1:]:
-            self.close(text)
+        """Forget all sequences."""
+        for sequence in self[1:]:
+            self.close(sequence)
         self[0].forget()
 
     def _make_room(self, others: Sequence[DraftSequence], wanted: int) -> None:
-        """Close texts that were not drafted for lately or have no room beside what is wanted."""
+        """Close sequences that were not drafted for lately or have no room beside what is wanted."""
         room = self._context.n_cells - wanted
-        for text in sorted(others, key=lambda text: text.unused):
-            room -= len(text.read)
-            if text.unused > _MOST_UNUSED or room < 0:
-                self.close(text)
+        for sequence in sorted(others, key=lambda sequence: sequence.unused):
+            room -= len(sequence.read)
+            if sequence.unused > _MOST_UNUSED or room < 0:
+                self.close(sequence)
 
-    def _opened(self, text: Sequence[int]) -> DraftSequence:
-        """A new text in the cache, which shares the longest beginning that another one has."""
-        opened = self._new_text(open_beside(self[0].cache))
-        source = max(self, key=lambda known: common_prefix(known.read, text))
-        shared = common_prefix(source.read, text[:-1])
+    def _opened(self, sequence: Sequence[int]) -> DraftSequence:
+        """A new sequence in the cache, which shares the longest beginning that another one has."""
+        opened = self._new_sequence(open_beside(self[0].cache))
+        source = max(self, key=lambda known: common_prefix(known.read, sequence))
+        shared = common_prefix(source.read, sequence[:-1])
         if shared:
             inherit(opened.cache, source.cache, shared)
-            opened.read = list(text[:shared])
+            opened.read = list(sequence[:shared])
         self.append(opened)
         return opened

@@ -21,7 +21,7 @@ from edgespec.errors import UsageError
 from edgespec.files.kept import Kept
 from edgespec.files.writing import atomic_large_write, remove_abandoned
 from edgespec.progress import Progress
-from edgespec.speculation.sources.corpus import BREAK, Block, Corpus, Tokens, suffix_array
+from edgespec.speculation.sources.corpus import BREAK, Corpus, CorpusBlock, Tokens, suffix_array
 
 MAKING_BYTES = 48 << 20  # of memory while an index is made; a block of tokens is sorted at a time
 
@@ -120,7 +120,7 @@ class _Index:
     stamps: list[_Stamp]
     lengths: list[int]
     left_out: int
-    blocks: list[Block]
+    blocks: list[CorpusBlock]
 
     def tokens(self) -> dict[_Stamp, list[Tokens]]:
         """The tokens of each file that holds text, in parts where a block ends within it."""
@@ -247,12 +247,12 @@ def _read(path: Path) -> _Index | None:
         if len(lengths) != len(stamps) or min(lengths, default=0) < 0 or end - len(_MAGIC) != 8 * total:
             return None
         data = np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
-        blocks: list[Block] = []
+        blocks: list[CorpusBlock] = []
         place = len(_MAGIC)
         while total:
             length = min(total, _BLOCK_TOKENS)
             parts = (np.frombuffer(data, np.int32, length, place + 4 * length * part) for part in (0, 1))
-            blocks.append(Block(*parts))
+            blocks.append(CorpusBlock(*parts))
             place += 8 * length
             total -= length
         return _Index(stamps, lengths, int(described["left_out"]), blocks)

@@ -1,9 +1,9 @@
 """The head drafter: a single layer that reads the target's hidden states grows trees.
 
 It is an EAGLE-3 head (Li et al. 2025, arXiv 2503.01840), or the target's own layer for multi-token prediction
-(MTP). The target shows the hidden states of everything that becomes text. They are
+(MTP). The target shows the hidden states of everything that joins a sequence. They are
 encoded to features soon after, and dropped; a feature is dropped when the head has read it. Trees grow by the
-same search as those of models. All of it concerns drafts alone: the text is the target's own in any case.
+same search as those of models. All of it concerns drafts alone: the sequence is the target's own in any case.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ from edgespec.speculation.tree import FloatArray, TokenTree
 from edgespec.speculation.verification.base import DraftedTree
 
 _MOST_WAITING = 2048  # rows of hidden states that nobody has asked to digest; then they are dropped
-_SPARE_CELLS = 256  # for the trees of all texts
+_SPARE_CELLS = 256  # for the trees of all sequences
 _TRIAL_TEXT = 16  # least tokens before the rows that are timed
 
 
-class ReadSequence(Protocol):
-    """A text in the target's cache."""
+class TargetTokens(Protocol):
+    """A sequence in the target's cache."""
 
     @property
     def tokens(self) -> Sequence[int]: ...
 
 
 @dataclass(frozen=True)
-class _Shown:
-    """Hidden states (rows, width) of a text's last tokens, from `start` on."""
+class _ShownStates:
+    """Hidden states (rows, width) of a sequence's last tokens, from `start` on."""
 
-    owner: ReadSequence
+    owner: TargetTokens
     tokens: list[int]
     start: int
     hidden: FloatArray
 
 
 class HeadDrafter(ModelDrafter):
-    """Drafts with a head, for one text or for several at once; a `HiddenReader` of its target.
+    """Drafts with a head, for one sequence or for several at once; a `HiddenReader` of its target.
 
-    A text is drafted for once the features of all of its tokens but the last are known. Until then, as after
-    a conversation was restored from disk, its tree is the root alone.
+    A sequence is drafted for once the features of all of its tokens but the last are known. Until then, as
+    after a conversation was restored from disk, its tree is the root alone.
 
     Args:
         proposers: sources whose candidates are merged into the tree.
@@ -66,7 +66,7 @@ class HeadDrafter(ModelDrafter):
     """
 
     reads_target = True
-    keeps_branches = False  # the features of what was drafted are not those of the text
+    keeps_branches = False  # the features of what was drafted are not those of the sequence
 
     def __init__(
         self,
@@ -82,21 +82,21 @@ class HeadDrafter(ModelDrafter):
         super().__init__(model, context, target_vocabulary, proposers)
         if name is not None:
             self.name = " and ".join([name, *(proposer.name for proposer in proposers)])
-        self._shown: list[_Shown] = []
-        self._closed: list[ReadSequence] = []
-        self._owned: list[tuple[ReadSequence, HeadSequence]] = []
+        self._shown: list[_ShownStates] = []
+        self._closed: list[TargetTokens] = []
+        self._owned: list[tuple[TargetTokens, HeadSequence]] = []
 
-    def _new_text(self, cache: KVCache) -> HeadSequence:
+    def _new_sequence(self, cache: KVCache) -> HeadSequence:
         return HeadSequence(cache, self._n_vocab, self._head.width)
 
-    def receive(self, cached: ReadSequence, start: int, hidden: FloatArray) -> None:
-        """Tokens of a text were read by the target; see HiddenReader."""
+    def receive(self, cached: TargetTokens, start: int, hidden: FloatArray) -> None:
+        """Tokens of a sequence were read by the target; see HiddenReader."""
         if sum(len(shown.hidden) for shown in self._shown) > _MOST_WAITING:
-            self._shown.clear()  # texts that are never drafted for: they begin anew where they are
-        self._shown.append(_Shown(cached, list(cached.tokens[: start + len(hidden)]), start, hidden))
+            self._shown.clear()  # sequences that are never drafted for: they begin anew where they are
+        self._shown.append(_ShownStates(cached, list(cached.tokens[: start + len(hidden)]), start, hidden))
 
-    def closed(self, cached: ReadSequence) -> None:
-        """The target has forgotten a text."""
+    def closed(self, cached: TargetTokens) -> None:
+        """The target has forgotten a sequence."""
         self._shown = [shown for shown in self._shown if shown.owner is not cached]
         self._closed.append(cached)
 
@@ -111,26 +111,28 @@ class HeadDrafter(ModelDrafter):
             self._digest()
             self._changing = False
 
-    def draw(self, text: Sequence[int], drawing: Drawing, width: int) -> DraftedTree:
-        """A tree whose tokens are sampled from the head's distribution, if the text's features are known."""
+    def draw(self, sequence: Sequence[int], drawing: Drawing, width: int) -> DraftedTree:
+        """A tree of tokens sampled from the head's distribution, if the sequence's features are known."""
         self.digest()
-        if self._ready([text])[0] is None:
-            return DraftedTree(TokenTree.root_only(text[-1]))
-        return super().draw(text, drawing, width)
+        if self._ready([sequence])[0] is None:
+            return DraftedTree(TokenTree.root_only(sequence[-1]))
+        return super().draw(sequence, drawing, width)
 
     def step_seconds(self, rows: int) -> float:
-        """Seconds of one decode of this many rows, after a short text; everything is forgotten."""
+        """Seconds of one decode of this many rows, after a short sequence; everything is forgotten."""
         self.forget()
-        text, rng = self._texts[0], np.random.default_rng(rows)
-        assert isinstance(text, HeadSequence)
+        sequence, rng = self._sequences[0], np.random.default_rng(rows)
+        assert isinstance(sequence, HeadSequence)
         n_tokens = rows + -(-_TRIAL_TEXT // rows) * rows
         tokens = rng.integers(0, self._n_vocab, n_tokens + 1).tolist()
         self._begin()
-        text.add_features(tokens, 0, rng.standard_normal((n_tokens + 1, self._head.width)).astype(np.float32))
-        text.prepare_reading()
-        text.read_pending(rows)
+        sequence.add_features(
+            tokens, 0, rng.standard_normal((n_tokens + 1, self._head.width)).astype(np.float32)
+        )
+        sequence.prepare_reading()
+        sequence.read_pending(rows)
         start = time.perf_counter()
-        text.cache.append(text.pending_batch())
+        sequence.cache.append(sequence.pending_batch())
         self._context.logits()
         seconds = time.perf_counter() - start
         self.forget()
@@ -161,50 +163,52 @@ class HeadDrafter(ModelDrafter):
         while self._shown:
             shown = self._shown[0]
             features = self._head.encode(shown.hidden)
-            text = self._owned_by(shown.owner)
-            if text is not None:
-                if not text.n_rows and shown.start:
-                    self._begin_like_another(text, shown)
-                text.add_features(shown.tokens, shown.start, features)
+            sequence = self._owned_by(shown.owner)
+            if sequence is not None:
+                if not sequence.n_rows and shown.start:
+                    self._begin_like_another(sequence, shown)
+                sequence.add_features(shown.tokens, shown.start, features)
             del self._shown[0]
-            if text is not None and text.readable > self._context.n_rows:
-                self._read_ahead(text)
+            if sequence is not None and sequence.readable > self._context.n_rows:
+                self._read_ahead(sequence)
 
-    def _begin_like_another(self, text: HeadSequence, shown: _Shown) -> None:
-        """Let an empty text share the rows of one that begins alike, as it does in the target's cache."""
+    def _begin_like_another(self, sequence: HeadSequence, shown: _ShownStates) -> None:
+        """Let an empty sequence share the rows of one that begins alike, as it does in the target's cache."""
         start = shown.start
         alike = [
             other
             for _, other in self._owned
-            if start >= other.unread and other.known_text[:start] == shown.tokens[:start]
+            if start >= other.unread and other.known_sequence[:start] == shown.tokens[:start]
         ]
         if alike:
-            text.begin_like(min(alike, key=lambda other: other.unread), start)
+            sequence.begin_like(min(alike, key=lambda other: other.unread), start)
 
-    def _read_ahead(self, text: HeadSequence) -> None:
-        """Read rows of a long text, so that their features need not be kept."""
-        room = self._context.n_cells - _SPARE_CELLS - text.n_rows
+    def _read_ahead(self, sequence: HeadSequence) -> None:
+        """Read rows of a long sequence, so that their features need not be kept."""
+        room = self._context.n_cells - _SPARE_CELLS - sequence.n_rows
         if room < 0:
-            text.forget()
+            sequence.forget()
             return
-        self._leave(room, [text])
-        text.prepare_reading()
-        text.read_pending(self._context.n_rows)
-        text.pending = []
+        self._leave(room, [sequence])
+        sequence.prepare_reading()
+        sequence.read_pending(self._context.n_rows)
+        sequence.pending = []
 
     def _leave(self, room: int, kept: Sequence[DraftSequence]) -> None:
-        """Forget all texts but these, if the others have more rows than there is room for."""
-        others = [text for text in self._texts if all(text is not one for one in kept)]
-        if sum(len(text.read) for text in others) > room:
-            for text in others:
-                text.forget()
+        """Forget all sequences but these, if the others have more rows than there is room for."""
+        others = [sequence for sequence in self._sequences if all(sequence is not one for one in kept)]
+        if sum(len(sequence.read) for sequence in others) > room:
+            for sequence in others:
+                sequence.forget()
 
-    def _owned_by(self, owner: ReadSequence) -> HeadSequence | None:
-        """The text in the head's cache for one of the target's; None if there is no room for another."""
-        for known, text in self._owned:
+    def _owned_by(self, owner: TargetTokens) -> HeadSequence | None:
+        """The sequence in the head's cache for one of the target's; None if there is no room for another."""
+        for known, sequence in self._owned:
             if known is owner:
-                return text
-        free = [text for text in self._texts if all(text is not used for _, used in self._owned)]
+                return sequence
+        free = [
+            sequence for sequence in self._sequences if all(sequence is not used for _, used in self._owned)
+        ]
         found = free[0] if free else self._opened_beside()
         if found is None:
             return None
@@ -213,42 +217,44 @@ class HeadDrafter(ModelDrafter):
         return found
 
     def _opened_beside(self) -> DraftSequence | None:
-        for text in self._texts:
-            text.forget_tree()  # its branches may have all sequence ids
+        for sequence in self._sequences:
+            sequence.forget_tree()  # its branches may have all sequence ids
         try:
-            return self._texts.open_empty()
+            return self._sequences.open_empty()
         except ValueError:
             return None
 
-    def _release(self, owner: ReadSequence) -> None:
-        for known, text in list(self._owned):
+    def _release(self, owner: TargetTokens) -> None:
+        for known, sequence in list(self._owned):
             if known is owner:
-                self._owned.remove((known, text))
-                if text is self._texts[0]:
-                    text.forget()
+                self._owned.remove((known, sequence))
+                if sequence is self._sequences[0]:
+                    sequence.forget()
                 else:
-                    text.forget_tree()
-                    self._texts.close(text)
+                    sequence.forget_tree()
+                    self._sequences.close(sequence)
 
-    def _ready(self, texts: Sequence[Sequence[int]]) -> list[HeadSequence | None]:
-        """For each text, the one in the head's cache whose features are known up to the root."""
+    def _ready(self, sequences: Sequence[Sequence[int]]) -> list[HeadSequence | None]:
+        """For each sequence, the one in the head's cache whose features are known up to the root."""
         found: list[HeadSequence | None] = []
-        free = [text for _, text in self._owned]
-        for tokens in texts:
+        free = [sequence for _, sequence in self._owned]
+        for tokens in sequences:
             before = list(tokens[:-1])
-            fits = next((text for text in free if text.n_rows and text.known_text == before), None)
+            fits = next(
+                (sequence for sequence in free if sequence.n_rows and sequence.known_sequence == before), None
+            )
             if fits is not None:
                 free.remove(fits)
             found.append(fits)
         return found
 
     def _with_room(self, requests: Sequence[DraftRequest], limits: TreeLimits) -> list[int]:
-        """The requests whose texts are ready, as far as the cache has room for them."""
+        """The requests whose sequences are ready, as far as the cache has room for them."""
         self._digest()
         ready = {
-            index: text
-            for index, text in enumerate(self._ready([request.text for request in requests]))
-            if text is not None
+            index: sequence
+            for index, sequence in enumerate(self._ready([request.sequence for request in requests]))
+            if sequence is not None
         }
         room = self._context.n_cells - 2 * limits.budget  # nodes are read that do not make it into a tree
         served: list[int] = []
@@ -260,25 +266,29 @@ class HeadDrafter(ModelDrafter):
         self._leave(room, [ready[index] for index in served])
         return sorted(served)
 
-    def _texts_for(self, wanted: Sequence[tuple[Sequence[int], Ranking | None, int]]) -> list[DraftSequence]:
-        """The text in the cache for each of these, which are ready; its last tree is dropped."""
-        for known in self._texts:
+    def _sequences_for(
+        self, wanted: Sequence[tuple[Sequence[int], Ranking | None, int]]
+    ) -> list[DraftSequence]:
+        """The sequence in the cache for each of these, which are ready; its last tree is dropped."""
+        for known in self._sequences:
             known.forget_tree()
         found: list[DraftSequence] = []
-        for text, (tokens, ranking, count) in zip(self._ready([w[0] for w in wanted]), wanted, strict=True):
-            assert text is not None, "only texts that are ready are drafted for"
-            text.begin(tokens)
-            text.keep_accepted(ranking, count)
-            found.append(text)
+        for sequence, (tokens, ranking, count) in zip(
+            self._ready([w[0] for w in wanted]), wanted, strict=True
+        ):
+            assert sequence is not None, "only sequences that are ready are drafted for"
+            sequence.begin(tokens)
+            sequence.keep_accepted(ranking, count)
+            found.append(sequence)
         return found
 
-    def _recall(self, drafted: DraftSequence, text: Sequence[int]) -> None:
+    def _recall(self, drafted: DraftSequence, sequence: Sequence[int]) -> None:
         """Recall nothing: no state is saved."""
 
     def _most_pending(self, steps: Sequence[DraftStep]) -> int:
-        branches = sum(len(step.frontier.nodes) for step in steps if not step.reads_text)
-        texts = sum(step.reads_text for step in steps)
-        return max((self._context.n_rows - branches) // max(texts, 1), 1)
+        branches = sum(len(step.frontier.nodes) for step in steps if not step.reads_sequence)
+        sequences = sum(step.reads_sequence for step in steps)
+        return max((self._context.n_rows - branches) // max(sequences, 1), 1)
 
     def _was_read(self, steps: Sequence[DraftStep], rows: Sequence[slice]) -> None:
         outputs = sum(step.n_outputs for step in steps)
@@ -286,5 +296,5 @@ class HeadDrafter(ModelDrafter):
             return
         features = self._head.features(outputs)
         for step, which in zip(steps, rows, strict=True):
-            assert isinstance(step.text, HeadSequence)
-            step.text.keep_features(step.frontier, step.rows, features[which])
+            assert isinstance(step.sequence, HeadSequence)
+            step.sequence.keep_features(step.frontier, step.rows, features[which])

@@ -1,4 +1,4 @@
-"""One text in a draft head: the features that are known of it, what was read with them, and its last tree.
+"""One sequence in a draft head: its known features, what was read with them, and its last tree.
 
 The head reads a token together with the feature of the token before it. So its cache has a row for each token
 but the first: row r holds token r + 1 and feature r. Features of drafted tokens are the head's own; once the
@@ -14,16 +14,16 @@ import numpy as np
 
 from edgespec.drafters.draft_sequence import DraftSequence
 from edgespec.models.llama.cache.kv_cache import KVCache, inherit
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.speculation.growth import Frontier
 from edgespec.speculation.ranking import Ranking
 from edgespec.speculation.tree import FloatArray
 
 
 class HeadSequence(DraftSequence):
-    """A text that a head drafts for.
+    """A sequence that a head drafts for.
 
-    Features may be known from the middle of the text on only, if its beginning was restored from disk and
+    Features may be known from the middle of the sequence on only, if its beginning was restored from disk and
     never computed here. The head then knows nothing of that beginning; rows and positions are counted from
     there.
 
@@ -31,12 +31,12 @@ class HeadSequence(DraftSequence):
         width: elements of a feature.
 
     Attributes:
-        known_text: the text up to the last token whose feature is known.
+        known_sequence: the sequence up to the last token whose feature is known.
     """
 
     def __init__(self, cache: KVCache, n_vocab: int, width: int) -> None:
         super().__init__(cache, n_vocab)
-        self.known_text: list[int] = []
+        self.known_sequence: list[int] = []
         self.unread = 1  # the tokens up to the first whose feature is known
         self._features: FloatArray = np.empty((0, width), dtype=np.float32)
         self._first = 0  # the row that the first of these features belongs to
@@ -45,7 +45,7 @@ class HeadSequence(DraftSequence):
     @property
     def n_rows(self) -> int:
         """Rows whose features are known; the last one's token may not be."""
-        return max(len(self.known_text) - self.unread + 1, 0)
+        return max(len(self.known_sequence) - self.unread + 1, 0)
 
     @property
     def readable(self) -> int:
@@ -53,30 +53,32 @@ class HeadSequence(DraftSequence):
         return max(self.n_rows - 1 - len(self.read), 0)
 
     def add_features(self, tokens: Sequence[int], start: int, features: FloatArray) -> None:
-        """Learn the features of the text's tokens from `start` on.
+        """Learn the features of the sequence's tokens from `start` on.
 
         Args:
-            tokens: the text up to the last of these tokens.
+            tokens: the sequence up to the last of these tokens.
             features: (tokens, width).
         """
         self.forget_tree()
         first = self.unread - 1
-        if not first <= start <= len(self.known_text) or self.known_text[:start] != list(tokens[:start]):
+        if not first <= start <= len(self.known_sequence) or self.known_sequence[:start] != list(
+            tokens[:start]
+        ):
             self.forget()
             self.unread = start + 1
         else:
             self._shorten(start - first, tokens[start])
-        self.known_text = list(tokens)
+        self.known_sequence = list(tokens)
         self._features = np.concatenate([self._features, features])
 
     def begin_like(self, source: HeadSequence, length: int) -> None:
-        """Share what is known of another text's first `length` tokens; this one must be empty."""
+        """Share what is known of another sequence's first `length` tokens; this one must be empty."""
         rows = length - source.unread + 1
         read = min(len(source.read), rows)
         source.forget_tree()
         inherit(self.cache, source.cache, read)
         self.read = source.read[:read]
-        self.known_text, self.unread = source.known_text[:length], source.unread
+        self.known_sequence, self.unread = source.known_sequence[:length], source.unread
         self._features = source._features[: max(rows - source._first, 0)]
         self._first = min(source._first, rows)
 
@@ -104,7 +106,7 @@ class HeadSequence(DraftSequence):
         """Forget everything that is known and was read, and the last tree."""
         self.forget_tree()
         super().forget()
-        self.known_text, self.unread = [], 1
+        self.known_sequence, self.unread = [], 1
         self._features, self._first = self._features[:0], 0
 
     def recover(self) -> None:
@@ -123,26 +125,26 @@ class HeadSequence(DraftSequence):
         """Make all rows pending that can be read without the root."""
         self.forget_tree()
         start = self.unread + len(self.read)
-        self.pending = self.known_text[start : start + self.readable]
+        self.pending = self.known_sequence[start : start + self.readable]
 
     def keep_accepted(
         self, ranking: Ranking | None, count: int = 0, *, alone: bool = False, room: int = 0
     ) -> None:
-        """Drop the last tree; what became text is pending, to be read with its true features."""
+        """Drop the last tree; tokens that joined the sequence are pending, to be read with true features."""
         del ranking, count, alone, room
         self.forget_tree()
         self.root_was_known = False
-        self._cut(len(self._text) - 1)  # the root is read again for its logits and its feature
-        self.pending = self._text[len(self.read) :]
+        self._cut(len(self._sequence) - 1)  # the root is read again for its logits and its feature
+        self.pending = self._sequence[len(self.read) :]
 
-    def pending_batch(self) -> Batch:
+    def pending_batch(self) -> TokenBatch:
         """The rows that read the pending tokens; a head wants the logits of all rows or of none."""
-        return self._text_batch(self.pending, "all")
+        return self._sequence_batch(self.pending, "all")
 
-    def _text_batch(self, tokens: Sequence[int], logits: str) -> Batch:
+    def _sequence_batch(self, tokens: Sequence[int], logits: str) -> TokenBatch:
         start = len(self.read) - self._first
         features = self._features[start : start + len(tokens)]
-        return replace(super()._text_batch(tokens, logits), features=features)
+        return replace(super()._sequence_batch(tokens, logits), features=features)
 
     def _note_read(self, n_tokens: int) -> None:
         super()._note_read(n_tokens)
@@ -151,7 +153,7 @@ class HeadSequence(DraftSequence):
         self._features = self._features[gone:]
         self._first += gone
 
-    def branch_batch(self, frontier: Frontier, room: int = 0) -> tuple[list[int], Batch | None]:
+    def branch_batch(self, frontier: Frontier, room: int = 0) -> tuple[list[int], TokenBatch | None]:
         rows, batch = super().branch_batch(frontier)  # nothing ahead: the features above would be missing
         if batch is None:
             return rows, None

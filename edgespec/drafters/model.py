@@ -21,7 +21,7 @@ from edgespec.models.llama.cache.kv_cache import (
     decode_together,
 )
 from edgespec.models.llama.cache.states import BLOCK, StateStore
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 from edgespec.speculation.drafters.base import Drafter, DraftRequest, ProposedBy
@@ -42,7 +42,7 @@ _NO_STEP = object()
 
 
 class ModelDrafter(Drafter):
-    """Drafts with a model whose vocabulary is the target's, for one text or for several at once.
+    """Drafts with a model whose vocabulary is the target's, for one sequence or for several at once.
 
     Whatever a call raises and wherever it is interrupted, the next call first discards what it left behind.
 
@@ -52,7 +52,7 @@ class ModelDrafter(Drafter):
 
     Attributes:
         steps, rows: draft steps of the last trees, and nodes read in them.
-        text_s: seconds of the decodes of those that read text which was new, beside the root.
+        text_s: seconds of the decodes of those that read tokens that were new, beside the root.
         keeps_branches: whether what was read below the target's choice is of use for the next tree.
     """
 
@@ -71,7 +71,7 @@ class ModelDrafter(Drafter):
         # One vocabulary may be padded at its end; padding is no token of the other.
         self._n_vocab = min(model.vocabulary.n_tokens, target_vocabulary)
         self._proposers = proposers
-        self._texts = DraftSequences(context, self._new_text)
+        self._sequences = DraftSequences(context, self._new_sequence)
         self._drafted: list[DraftSequence] = []  # those of the last trees, in order
         self._places: dict[int, int] = {}  # where each request of the last call is in there
         self._store: StateStore | None = None
@@ -79,7 +79,7 @@ class ModelDrafter(Drafter):
         self.steps = self.rows = 0
         self._changing = False  # a call has begun and not ended
 
-    def _new_text(self, cache: KVCache) -> DraftSequence:
+    def _new_sequence(self, cache: KVCache) -> DraftSequence:
         return DraftSequence(cache, self._n_vocab)
 
     @property
@@ -87,29 +87,29 @@ class ModelDrafter(Drafter):
         """True if the last tree's root had already been read in the search for the tree before."""
         return bool(self._drafted) and self._drafted[0].root_was_known
 
-    def draft(self, text: Sequence[int], limits: TreeLimits, ranking: Ranking) -> TokenTree:
-        """A tree of at most `limits.budget` nodes below the last token of the text.
+    def draft(self, sequence: Sequence[int], limits: TreeLimits, ranking: Ranking) -> TokenTree:
+        """A tree of at most `limits.budget` nodes below the last token of the sequence.
 
         Raises:
             DecodeAborted: stopped from outside; the next call continues from what was read.
         """
-        (tree,) = self.draft_together([DraftRequest(text, limits, ranking)], limits)
+        (tree,) = self.draft_together([DraftRequest(sequence, limits, ranking)], limits)
         return tree
 
     def draft_together(self, requests: Sequence[DraftRequest], limits: TreeLimits) -> list[TokenTree]:
-        """A tree for each of several texts, from one search.
+        """A tree for each of several sequences, from one search.
 
-        Texts that the cache has no room for get trees of their roots only.
+        Sequences that the cache has no room for get trees of their roots only.
 
         Raises:
             DecodeAborted: stopped from outside; the next call continues from what was read.
         """
         self._begin()
-        trees = [TokenTree.root_only(request.text[-1]) for request in requests]
+        trees = [TokenTree.root_only(request.sequence[-1]) for request in requests]
         served = self._with_room(requests, limits) if limits.allows_drafting else []
         if served:
             self._resume([requests[index] for index in served])
-            searches = [TreeSearch(requests[index].text[-1], requests[index].limits) for index in served]
+            searches = [TreeSearch(requests[index].sequence[-1], requests[index].limits) for index in served]
             if len(requests) > 1:
                 limits = replace(limits, width=self._context.n_outputs)
             grown = grow_together(searches, self._expand, limits, self._known)
@@ -119,7 +119,7 @@ class ModelDrafter(Drafter):
         self._changing = False
         return trees
 
-    def draw(self, text: Sequence[int], drawing: Drawing, width: int) -> DraftedTree:
+    def draw(self, sequence: Sequence[int], drawing: Drawing, width: int) -> DraftedTree:
         """A tree whose tokens are sampled from this model's distribution.
 
         Raises:
@@ -127,8 +127,8 @@ class ModelDrafter(Drafter):
         """
         self._begin()
         # Draws are not candidates: none is learned from or reused.
-        (drafted,) = self._drafted = self._texts_for([(text, None, 0)])
-        self._recall(drafted, text)
+        (drafted,) = self._drafted = self._sequences_for([(sequence, None, 0)])
+        self._recall(drafted, sequence)
         drafted.begin_candidates(None, None, None)
 
         def read(frontier: Frontier) -> tuple[list[int], FloatArray]:
@@ -136,12 +136,12 @@ class ModelDrafter(Drafter):
             (logits,) = self._read([step])
             return step.rows, logits
 
-        tree = grow_drawn(text[-1], read, drawing, width)
+        tree = grow_drawn(sequence[-1], read, drawing, width)
         self._changing = False
         return tree
 
     def step_seconds(self, rows: int) -> float:
-        """Seconds of one decode of this many rows, after a short text; the cache is emptied.
+        """Seconds of one decode of this many rows, after a short sequence; the cache is emptied.
 
         Args:
             rows: at most the width that the drafter was opened with.
@@ -150,21 +150,21 @@ class ModelDrafter(Drafter):
             DecodeAborted: stopped from outside.
         """
         self.forget()
-        cache = self._texts[0].cache
+        cache = self._sequences[0].cache
         tokens = np.random.default_rng(rows).integers(0, self._n_vocab, _TRIAL_TEXT + rows).astype(np.int32)
-        text, drafted = tokens[:_TRIAL_TEXT], tokens[_TRIAL_TEXT:]
-        self._changing = True  # no text has these tokens, so the next call discards them
-        cache.append(Batch.run(text, 0, cache.open_paths, "last"))
+        sequence, drafted = tokens[:_TRIAL_TEXT], tokens[_TRIAL_TEXT:]
+        self._changing = True  # no sequence has these tokens, so the next call discards them
+        cache.append(TokenBatch.run(sequence, 0, cache.open_paths, "last"))
         self._context.logits()
         start = time.perf_counter()
-        cache.append(Batch.run(drafted, _TRIAL_TEXT, cache.open_paths, "all"))
+        cache.append(TokenBatch.run(drafted, _TRIAL_TEXT, cache.open_paths, "all"))
         self._context.logits()
         return time.perf_counter() - start
 
     def forget(self) -> None:
         """Forget everything that was read."""
         self._recover()
-        self._texts.forget()
+        self._sequences.forget()
 
     def proposed_by(self, tree: TokenTree, index: int = 0) -> list[ProposedBy]:
         """Return the proposer of each node of the last tree."""
@@ -173,18 +173,18 @@ class ModelDrafter(Drafter):
             return super().proposed_by(tree, index)
         return self._drafted[place].proposed_by(tree)
 
-    def observe(self, text: Sequence[int], tree: TokenTree, logits: FloatArray) -> None:
-        observed(self._proposers, text, tree, logits[:, : self._n_vocab])
+    def observe(self, sequence: Sequence[int], tree: TokenTree, logits: FloatArray) -> None:
+        observed(self._proposers, sequence, tree, logits[:, : self._n_vocab])
 
-    def forget_texts(self) -> None:
+    def forget_sequences(self) -> None:
         for proposer in self._proposers:
             proposer.forget()
 
-    def learn(self, text: Sequence[int], index: int = 0) -> None:
+    def learn(self, sequence: Sequence[int], index: int = 0) -> None:
         """Teach the policy which candidates of the last tree the target chose."""
         place = self._places.get(index)
         if place is not None and place < len(self._drafted):
-            self._drafted[place].learn(text)
+            self._drafted[place].learn(sequence)
 
     def close(self) -> None:
         """Free the context and the weights."""
@@ -196,13 +196,13 @@ class ModelDrafter(Drafter):
         self._store = self._store_in(CheckedFiles(folder))
 
     def save(self) -> None:
-        """Write the state of the text that was drafted for last; the last tree is forgotten."""
+        """Write the state of the sequence that was drafted for last; the last tree is forgotten."""
         if self._store is not None:
             self._begin()
-            text = self._drafted[0] if self._drafted else self._texts[0]
-            text.forget_tree()
-            self._store.keep(text.cache, text.read, tail=True)
-            self._store.prune(text.read, parts=text.cache.saves_parts)
+            sequence = self._drafted[0] if self._drafted else self._sequences[0]
+            sequence.forget_tree()
+            self._store.save(sequence.cache, sequence.read, tail=True)
+            self._store.prune(sequence.read, parts=sequence.cache.saves_parts)
             self._changing = False
 
     def stop_saving(self) -> None:
@@ -210,18 +210,18 @@ class ModelDrafter(Drafter):
         self._store = None
 
     def keep_prompts(self, files: CheckedFiles) -> None:
-        """Find the states of texts in these files from now on; `store_block` writes them."""
+        """Find the states of sequences in these files from now on; `store_block` writes them."""
         self._prompts = self._store_in(files)
 
-    def store_block(self, text: Sequence[int]) -> bool:
+    def store_block(self, sequence: Sequence[int]) -> bool:
         if self._prompts is None:
             return False
         self._begin()
-        for known in self._texts:  # their branches take the sequence ids
+        for known in self._sequences:  # their branches take the sequence ids
             known.forget_tree()
-        best = max(self._texts, key=lambda known: common_prefix(known.read, text))
-        read = best.read[: common_prefix(best.read, text)]
-        stored = next(self._prompts.keeping(best.cache, read, tail=False), _NO_STEP) is not _NO_STEP
+        best = max(self._sequences, key=lambda known: common_prefix(known.read, sequence))
+        read = best.read[: common_prefix(best.read, sequence)]
+        stored = next(self._prompts.saving(best.cache, read, tail=False), _NO_STEP) is not _NO_STEP
         self._changing = False
         return stored
 
@@ -244,35 +244,37 @@ class ModelDrafter(Drafter):
         self.text_s = 0.0
 
     def _recover(self) -> None:
-        """Return to the texts that were certainly read, and forget the last trees."""
+        """Return to the sequences that were certainly read, and forget the last trees."""
         self._changing = True  # in case this is interrupted too
-        self._texts.recover()
+        self._sequences.recover()
         self._drafted, self._places = [], {}
         self._changing = False
 
     def _with_room(self, requests: Sequence[DraftRequest], limits: TreeLimits) -> list[int]:
         """The requests that the cache has room for."""
-        return self._texts.with_room(requests, limits)
+        return self._sequences.with_room(requests, limits)
 
-    def _texts_for(self, wanted: Sequence[tuple[Sequence[int], Ranking | None, int]]) -> list[DraftSequence]:
-        """The text in the cache for each of these; see `DraftSequences.continued`."""
-        return self._texts.continued(wanted)
+    def _sequences_for(
+        self, wanted: Sequence[tuple[Sequence[int], Ranking | None, int]]
+    ) -> list[DraftSequence]:
+        """The sequence in the cache for each of these; see `DraftSequences.continued`."""
+        return self._sequences.continued(wanted)
 
     def _resume(self, requests: Sequence[DraftRequest]) -> None:
-        """Take up texts where their last trees left them."""
-        wanted = [(request.text, request.ranking, request.limits.branching) for request in requests]
-        self._drafted = self._texts_for(wanted)
+        """Take up sequences where their last trees left them."""
+        wanted = [(request.sequence, request.ranking, request.limits.branching) for request in requests]
+        self._drafted = self._sequences_for(wanted)
         for drafted, request in zip(self._drafted, requests, strict=True):
-            self._recall(drafted, request.text)
+            self._recall(drafted, request.sequence)
             proposals = request.proposals(self._proposers)
             drafted.begin_candidates(request.limits, request.ranking, proposals)
 
-    def _recall(self, drafted: DraftSequence, text: Sequence[int]) -> None:
-        """Restore as much of a long text as the saved states hold."""
+    def _recall(self, drafted: DraftSequence, sequence: Sequence[int]) -> None:
+        """Restore as much of a long sequence as the saved states hold."""
         for store in (self._store, self._prompts):
             if store is not None and len(drafted.pending) > BLOCK:
-                drafted.read[:] = text[: store.restore(drafted.cache, text[:-1])]
-                drafted.pending = list(text[len(drafted.read) :])
+                drafted.read[:] = sequence[: store.restore(drafted.cache, sequence[:-1])]
+                drafted.pending = list(sequence[len(drafted.read) :])
 
     def _expand(self, frontiers: Sequence[tuple[int, Frontier]]) -> list[Children]:
         """Expand several trees by a draft step."""
@@ -285,11 +287,11 @@ class ModelDrafter(Drafter):
         read = iter(zip(steps, self._read(steps), strict=True))
         found = []
         for (place, frontier), is_known in zip(frontiers, known, strict=True):
-            text, rows, logits = self._drafted[place], [], _NO_LOGITS
+            sequence, rows, logits = self._drafted[place], [], _NO_LOGITS
             if not is_known:
                 step, logits = next(read)
                 rows = step.rows
-            found.append(text.joined(frontier, text.ranked(frontier, rows, logits)))
+            found.append(sequence.joined(frontier, sequence.ranked(frontier, rows, logits)))
         return found
 
     def _known(self, place: int, frontier: Frontier) -> NDArray[np.bool_]:
@@ -298,27 +300,27 @@ class ModelDrafter(Drafter):
 
     def _read(self, steps: Sequence[DraftStep]) -> list[FloatArray]:
         """Decode the rows of draft steps together; their logits are valid until the next decode."""
-        start, reads_text = (
+        start, reads_sequence = (
             time.perf_counter(),
-            any(len(step.text.pending) > _USUAL_PENDING for step in steps),
+            any(len(step.sequence.pending) > _USUAL_PENDING for step in steps),
         )
         share = self._most_pending(steps)
         for step in steps:
             step.prepare(share)
-        parts = [(step.text.cache, step.batch) for step in steps if step.batch is not None]
-        if len(parts) == 1 and steps[0].reads_text:
+        parts = [(step.sequence.cache, step.batch) for step in steps if step.batch is not None]
+        if len(parts) == 1 and steps[0].reads_sequence:
             parts[0][0].append(parts[0][1])
         elif parts:
             decode_together(parts, 0, certain=0)
         for step in steps:
-            if step.reads_text:
+            if step.reads_sequence:
                 if len(parts) > 1:
-                    step.text.cache.appended(len(step.text.pending))
-                step.text.note_pending_read()
+                    step.sequence.cache.appended(len(step.sequence.pending))
+                step.sequence.note_pending_read()
         self.steps += bool(parts)
         self.rows += sum(step.n_nodes for step in steps)
         logits = self._context.logits() if parts else np.empty((0, self._n_vocab), dtype=np.float32)
-        if reads_text:
+        if reads_sequence:
             self.text_s += time.perf_counter() - start
         ends = np.cumsum([step.n_outputs for step in steps]).tolist()
         wanted = [slice(end - step.n_nodes, end) for step, end in zip(steps, ends, strict=True)]
@@ -326,7 +328,7 @@ class ModelDrafter(Drafter):
         return [logits[rows, : self._n_vocab] for rows in wanted]
 
     def _most_pending(self, steps: Sequence[DraftStep]) -> int:
-        """Tokens of each step's text that may be read together with the steps."""
+        """Tokens of each step's sequence that may be read together with the steps."""
         most = self._context.n_rows
         return most if len(steps) < 2 else max((most - self._context.n_outputs) // len(steps), 1)
 

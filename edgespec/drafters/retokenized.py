@@ -1,10 +1,10 @@
 """Drafting with a model of another vocabulary, through text.
 
-The drafter reads the text in its own tokens and continues it. The continuation is tokenized with the target's
-vocabulary and drafted as a chain (universal assisted generation: Timor et al. 2025, "Accelerating LLM
-Inference with Lossless Speculative Decoding Algorithms for Heterogeneous Vocabularies"). The target verifies
-tokens as usual, so the text remains its own. This is slower than a shared vocabulary: every draft tokenizes
-twice, and drafts are chains, never trees.
+The drafter reads the text in its own tokens and continues it. The continuation is tokenized with the
+target's vocabulary and drafted as a chain (universal assisted generation: Timor et al. 2025, "Accelerating
+LLM Inference with Lossless Speculative Decoding Algorithms for Heterogeneous Vocabularies"). The target
+verifies tokens as usual, so the text remains its own. This is slower than a shared vocabulary: every
+draft tokenizes twice, and drafts are chains, never trees.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import takewhile
 import numpy as np
 
 from edgespec.models.llama.cache.kv_cache import common_prefix, open_cache
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
@@ -44,29 +44,31 @@ class RetokenizedDrafter(Drafter):
         self.cache = open_cache(context, ordered=False)
         self._read: list[int] = []
         self._changing = False  # a call has begun and not ended
-        self._known: tuple[list[int], bytes] = [], b""  # the target's text, and its bytes
+        self._known: tuple[list[int], bytes] = [], b""  # the target's sequence, and its bytes
 
-    def draft(self, text: Sequence[int], limits: TreeLimits, ranking: Ranking) -> TokenTree:
+    def draft(self, sequence: Sequence[int], limits: TreeLimits, ranking: Ranking) -> TokenTree:
         """A chain of at most `limits.depth` of the target's tokens.
 
         Raises:
             DecodeAborted: stopped from outside; the next call continues from what was read.
         """
-        root = TokenTree.root_only(text[-1])
+        root = TokenTree.root_only(sequence[-1])
         if not limits.allows_drafting:
             return root
         try:
-            so_far = self._follow(text).decode()
+            so_far = self._follow(sequence).decode()
         except UnicodeDecodeError:
-            return root  # the text ends inside a character, which the drafter cannot read in part
+            return root  # the sequence ends inside a character, which the drafter cannot read in part
         depth = min(limits.depth, limits.budget - 1)
         pieces = self._go_on(self._own.tokenize(so_far, control=True, bos=True), depth)
-        path = self._cut(text, pieces)[:depth]
+        path = self._cut(sequence, pieces)[:depth]
         floor = limits.min_logprob
         path = list(takewhile(lambda step: not self._target.is_end(step[0]), path))
         path = [(token, score) for token, score in path if score > floor]
         return (
-            TokenTree.from_paths(text[-1], [([t for t, _ in path], [s for _, s in path])]) if path else root
+            TokenTree.from_paths(sequence[-1], [([t for t, _ in path], [s for _, s in path])])
+            if path
+            else root
         )
 
     def close(self) -> None:
@@ -74,13 +76,13 @@ class RetokenizedDrafter(Drafter):
         self._context.close()
         self._model.close()
 
-    def _follow(self, text: Sequence[int]) -> bytes:
-        """The text's bytes, built up from those of the last call."""
+    def _follow(self, sequence: Sequence[int]) -> bytes:
+        """The sequence's bytes, built up from those of the last call."""
         known, spelled = self._known
-        if list(text[: len(known)]) != known:
+        if list(sequence[: len(known)]) != known:
             known, spelled = [], b""
-        spelled += b"".join(self._target.piece(token, control=True) for token in text[len(known) :])
-        self._known = list(text), spelled
+        spelled += b"".join(self._target.piece(token, control=True) for token in sequence[len(known) :])
+        self._known = list(sequence), spelled
         return spelled
 
     def _go_on(self, tokens: list[int], most: int) -> list[tuple[bytes, float]]:
@@ -114,19 +116,19 @@ class RetokenizedDrafter(Drafter):
         for start in range(0, len(tokens), step):
             piece = tokens[start : start + step]
             last = start + step >= len(tokens)
-            self.cache.append(Batch.run(piece, len(self._read), 1, "last" if last else "none"))
+            self.cache.append(TokenBatch.run(piece, len(self._read), 1, "last" if last else "none"))
             self._read.extend(piece)
         row: np.ndarray[tuple[int], np.dtype[np.float32]] = self._context.logits()[-1].copy()
         return row
 
-    def _cut(self, text: Sequence[int], pieces: list[tuple[bytes, float]]) -> list[tuple[int, float]]:
+    def _cut(self, sequence: Sequence[int], pieces: list[tuple[bytes, float]]) -> list[tuple[int, float]]:
         """The draft in the target's tokens, each with the log-probability of the bytes up to its end."""
         drafted = b"".join(data for data, _ in pieces)
         # An unfinished character at the end would be tokenized as a different one.
         drafted = drafted.decode("utf-8", "ignore").encode()
         if not drafted:
             return []
-        tail = list(text[-_TAIL:])
+        tail = list(sequence[-_TAIL:])
         before = b"".join(self._target.piece(token, control=True) for token in tail)
         whole = self._target.tokenize((before + drafted).decode("utf-8", "replace"), control=True)
         if whole[: len(tail)] == tail:
@@ -139,5 +141,5 @@ class RetokenizedDrafter(Drafter):
             at += len(self._target.piece(token, control=True))
             piece = int(np.searchsorted(ends, at))
             path.append((token, pieces[min(piece, len(pieces) - 1)][1]))
-        # With more text, the last token might have been longer.
+        # With more tokens, the last token might have been longer.
         return path[:-1] if len(path) > 1 else path

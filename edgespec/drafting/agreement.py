@@ -20,7 +20,7 @@ import numpy as np
 from edgespec.engine.engine import Engine
 from edgespec.generation.config import GenerationConfig
 from edgespec.machine.cores import default_threads
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 from edgespec.profiles.stream_rate import StreamRate
@@ -52,7 +52,7 @@ PROMPTS = (
 
 
 @dataclass(frozen=True)
-class Text:
+class SampleAnswer:
     """Tokens of a prompt and of the answer that the target gave."""
 
     prompt: tuple[int, ...]
@@ -90,18 +90,18 @@ class PassCost:
 
 
 @dataclass(frozen=True)
-class Written:
+class SampleAnswers:
     """Texts that the target generated, and the cost of that."""
 
-    texts: tuple[Text, ...]
+    samples: tuple[SampleAnswer, ...]
     cost: PassCost
 
 
-def write_texts(
+def write_sample_answers(
     engine: Engine, prompts: Sequence[str], n_tokens: int, on_progress: Progress | None = None
-) -> Written:
+) -> SampleAnswers:
     """Generate the target's greedy answers to prompts, with at most `n_tokens` tokens each."""
-    texts: list[Text] = []
+    samples: list[SampleAnswer] = []
     passes: list[float] = []
     config = GenerationConfig(max_tokens=n_tokens)
     arriving = StreamRate(engine.target.model.weights)
@@ -115,13 +115,13 @@ def write_texts(
                 on_progress("Generating text with the target", (number + share) / len(prompts))
             if chunk.generation is not None:
                 passes += [record.verify_s for record in chunk.generation.passes]
-                texts.append(Text(tuple(tokens), tuple(chunk.generation.tokens)))
+                samples.append(SampleAnswer(tuple(tokens), tuple(chunk.generation.tokens)))
     # Not bytes over pass seconds: the disk is idle while a pass is bound by its arithmetic.
     cost = PassCost(statistics.median(passes), engine.target.model.weights.streamed_bytes, arriving.rate)
-    return Written(tuple(texts), cost)
+    return SampleAnswers(tuple(samples), cost)
 
 
-class Reader:
+class AgreementMeter:
     """A candidate drafter in memory, which reads texts.
 
     Args:
@@ -129,8 +129,8 @@ class Reader:
             the file, so that changes to the file take effect.
     """
 
-    def __init__(self, path: Path, texts: Sequence[Text], *, repack: bool) -> None:
-        longest = max(len(text.prompt) + len(text.answer) for text in texts)
+    def __init__(self, path: Path, samples: Sequence[SampleAnswer], *, repack: bool) -> None:
+        longest = max(len(sample.prompt) + len(sample.answer) for sample in samples)
         self.model = Model(path, memory_map=not repack, may_be_rewritten=not repack, repack=repack)
         try:
             self.context = Context(
@@ -145,13 +145,15 @@ class Reader:
             self.model.close()
             raise
 
-    def agreement(self, texts: Sequence[Text], on_text: Callable[[int], None] | None = None) -> Agreement:
+    def agreement(
+        self, samples: Sequence[SampleAnswer], on_sample: Callable[[int], None] | None = None
+    ) -> Agreement:
         """The shares of the answers' tokens that the model ranks first, and among the first four."""
         ranks: list[int] = []
-        for number, text in enumerate(texts):
-            if on_text is not None:
-                on_text(number)
-            ranks += self._ranks(text)
+        for number, sample in enumerate(samples):
+            if on_sample is not None:
+                on_sample(number)
+            ranks += self._ranks(sample)
         self.context.clear()
         return Agreement(
             sum(rank == 0 for rank in ranks) / len(ranks),
@@ -168,23 +170,23 @@ class Reader:
         for _ in range(24):
             self.context.clear()
             start = time.perf_counter()
-            self.context.decode(Batch.run([1] * STEP_ROWS, 0, n_sequences=1, logits="all"))
+            self.context.decode(TokenBatch.run([1] * STEP_ROWS, 0, n_sequences=1, logits="all"))
             self.context.logits()
             times.append(time.perf_counter() - start)
         self.context.clear()
         return statistics.median(times[4:])
 
-    def _ranks(self, text: Text) -> list[int]:
+    def _ranks(self, sample: SampleAnswer) -> list[int]:
         """The rank of each of the answer's tokens, 0 for a first choice."""
-        tokens = [*text.prompt, *text.answer][:-1]
-        wanted = np.array(text.answer)
-        first = len(text.prompt) - 1  # the row whose logits predict the first token of the answer
+        tokens = [*sample.prompt, *sample.answer][:-1]
+        wanted = np.array(sample.answer)
+        first = len(sample.prompt) - 1  # the row whose logits predict the first token of the answer
         ranks: list[int] = []
         self.context.clear()
         for start, end in _pieces(first, len(tokens)):
             asked = start >= first
             self.context.decode(
-                Batch.run(tokens[start:end], start, n_sequences=1, logits="all" if asked else "none")
+                TokenBatch.run(tokens[start:end], start, n_sequences=1, logits="all" if asked else "none")
             )
             if asked:
                 logits = self.context.logits()
@@ -198,7 +200,7 @@ class Reader:
         self.context.close()
         self.model.close()
 
-    def __enter__(self) -> Reader:
+    def __enter__(self) -> AgreementMeter:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -220,11 +222,11 @@ def measure(target: str | os.PathLike[str], drafter: Path, on_progress: Progress
     from edgespec.loading.load import load
 
     with load(target, draft="lookup", context=1024, on_progress=on_progress) as engine:
-        written = write_texts(engine, PROMPTS[len(PROMPTS) // 2 :], 64, on_progress)
+        written = write_sample_answers(engine, PROMPTS[len(PROMPTS) // 2 :], 64, on_progress)
 
     def report(number: int) -> None:
         if on_progress is not None:
-            on_progress("Reading it with the drafter", number / len(written.texts))
+            on_progress("Reading it with the drafter", number / len(written.samples))
 
-    with Reader(drafter, written.texts, repack=True) as reader:
-        return reader.agreement(written.texts, report)
+    with AgreementMeter(drafter, written.samples, repack=True) as meter:
+        return meter.agreement(written.samples, report)

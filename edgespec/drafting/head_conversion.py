@@ -28,8 +28,8 @@ from edgespec.models.gguf.safetensors import StoredTensor, read_safetensors
 from edgespec.models.gguf.types import GGUFHeader, as_count
 from edgespec.models.hub import catalog
 from edgespec.models.hub.registry import MADE, Pair, Registry, drafters_folder
+from edgespec.models.llama.heads.reference import FloatArray, HeadShape
 from edgespec.models.llama.heads.sample import write_head
-from edgespec.models.llama.heads.twin import FloatArray, HeadShape
 from edgespec.progress import Progress
 
 TYPES = {
@@ -55,7 +55,7 @@ _ELSEWHERE = "llama.cpp's convert_hf_to_gguf.py may know how, with --target-mode
 
 
 @dataclass(frozen=True)
-class Converted:
+class ConvertedHead:
     """A head that was converted.
 
     Attributes:
@@ -84,7 +84,7 @@ def convert_head(
     output: Path | None = None,
     quantization: str = "q8_0",
     on_progress: Progress | None = None,
-) -> Converted:
+) -> ConvertedHead:
     """Write a head as GGUF, and remember it as a drafter of its target.
 
     Args:
@@ -124,7 +124,7 @@ def convert_head(
             require_fit(read_head(read_header(partial)), large)
     header, recipe = large.headers[0], head_recipe(read_header(path))
     Registry().add(Pair(header.fingerprint, header.path.name, str(path.absolute()), MADE, recipe=recipe))
-    return Converted(path, header.path, shape.layers, path.stat().st_size)
+    return ConvertedHead(path, header.path, shape.layers, path.stat().st_size)
 
 
 def head_shape(config: Mapping[str, Any], target: GGUFHeader, folder: Path) -> HeadShape:

@@ -19,7 +19,7 @@ _PUBLISHED = ("config.json", "model.safetensors")
 
 
 @dataclass(frozen=True)
-class Fetched:
+class FetchedHead:
     """A head that is here now, and drafts for its target.
 
     Attributes:
@@ -38,7 +38,7 @@ def fetch_head(
     *,
     repos: tuple[str, ...] | None = None,
     hub: Hub | None = None,
-) -> Fetched:
+) -> FetchedHead:
     """Download a head of a target, convert it if it is published as safetensors, and remember the pair.
 
     Args:
@@ -67,17 +67,17 @@ def fetch_head(
     return _fetch(repos[-1], path, hub, on_progress)
 
 
-def _fetch(repo: str, target: Path, hub: Hub, on_progress: Progress | None) -> Fetched:
+def _fetch(repo: str, target: Path, hub: Hub, on_progress: Progress | None) -> FetchedHead:
     if on_progress is not None:
         on_progress(f"Asking the Hub about {repo}", 0.0)
     repository = any_repository(hub, repo)
     if repository.models:
         head = pull(HubName(repository.repo, None), on_progress, hub=hub).path
         examine_pair(str(target), str(head), measure_agreement=False, on_progress=on_progress)
-        return Fetched(head, repository.repo, converted=False)
+        return FetchedHead(head, repository.repo, converted=False)
     folder = _published(repository, hub, on_progress)
     made = convert_head(folder, str(target), on_progress=on_progress)
-    return Fetched(made.path, repository.repo, converted=True)
+    return FetchedHead(made.path, repository.repo, converted=True)
 
 
 def _published(repository: Repository, hub: Hub, on_progress: Progress | None) -> Path:

@@ -14,9 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.costs.pass_time import read_seconds
-from edgespec.drafting.agreement import PROMPTS, Agreement, PassCost, Reader, Written, write_texts
-from edgespec.drafting.recipe_search import CostModel, Judged, Recipe, search
-from edgespec.drafting.recipes import RecipeMeter, State
+from edgespec.drafting.agreement import (
+    PROMPTS,
+    Agreement,
+    AgreementMeter,
+    PassCost,
+    SampleAnswers,
+    write_sample_answers,
+)
+from edgespec.drafting.recipe_search import CostModel, EvaluatedRecipe, Recipe, search
+from edgespec.drafting.recipes import RecipeMeter, RecipeState
 from edgespec.errors import BackendError, OutputError, UsageError
 from edgespec.files.writing import remove_abandoned
 from edgespec.machine.memory import FreeMemory
@@ -34,7 +41,7 @@ _LOW_BITS = ("q4_0", "q3_k_m", "q2_k")
 
 
 @dataclass(frozen=True)
-class Made:
+class MadeDrafter:
     """A drafter that was made and registered.
 
     Attributes:
@@ -51,7 +58,7 @@ class Made:
     agreement: Agreement
     step_s: float
     n_bytes: int
-    expected: Judged
+    expected: EvaluatedRecipe
     pass_s: float
     tokens_per_second: float
 
@@ -107,7 +114,7 @@ class MakeOptions:
     threads: int | None = None
 
 
-def make_for(target: str, options: MakeOptions, on_progress: Progress | None = None) -> Made:
+def make_for(target: str, options: MakeOptions, on_progress: Progress | None = None) -> MadeDrafter:
     """Search for, make, measure and register a drafter; resumes where an earlier call ended.
 
     Raises:
@@ -124,7 +131,7 @@ def make_for(target: str, options: MakeOptions, on_progress: Progress | None = N
         raise OutputError(f"{folder} cannot be made: {error.strerror}.", "Check its permissions.") from error
     for place in (drafters_folder(), folder):
         remove_abandoned(place)
-    state = State(folder / f"state-{options.tokens}.json")
+    state = RecipeState(folder / f"state-{options.tokens}.json")
 
     def report_writing(what: str, part: float) -> None:
         report(what, part * 0.2)
@@ -134,7 +141,7 @@ def make_for(target: str, options: MakeOptions, on_progress: Progress | None = N
         lambda: _generate_texts(header, options, PROMPTS, options.tokens, report_writing),
         lambda: _generate_texts(header, options, PROMPTS[:_FEW_PROMPTS], _FEW_TOKENS, report_writing).cost,
     )
-    choosing, judging = written.texts[::2], written.texts[1::2]
+    choosing, judging = written.samples[::2], written.samples[1::2]
     cost = _cost(written.cost, options)
     meter = RecipeMeter(header, folder, state, choosing, options.threads)
     meter.on_progress = report
@@ -161,7 +168,7 @@ def make_for(target: str, options: MakeOptions, on_progress: Progress | None = N
         threads=options.threads,
     )
     report("Measuring the result", 0.95)
-    with Reader(output, judging, repack=True) as reader:
+    with AgreementMeter(output, judging, repack=True) as reader:
         agreement, step_s = reader.agreement(judging), reader.step_s()
     meter.close()
     Registry().add(
@@ -177,7 +184,7 @@ def make_for(target: str, options: MakeOptions, on_progress: Progress | None = N
         )
     )
     n_bytes = output.stat().st_size
-    return Made(
+    return MadeDrafter(
         header.path,
         output,
         chosen.recipe,
@@ -207,7 +214,7 @@ def _check(options: MakeOptions) -> None:
 
 def _generate_texts(
     header: GGUFHeader, options: MakeOptions, prompts: Sequence[str], tokens: int, on_progress: Progress
-) -> Written:
+) -> SampleAnswers:
     from edgespec.loading.load import load
 
     with load(
@@ -218,7 +225,7 @@ def _generate_texts(
         threads=options.threads,
         on_progress=on_progress,
     ) as engine:
-        return write_texts(engine, prompts, tokens, on_progress)
+        return write_sample_answers(engine, prompts, tokens, on_progress)
 
 
 def _cost(cost: PassCost, options: MakeOptions) -> CostModel:

@@ -16,7 +16,7 @@ from edgespec.models.gguf.split_files import split_paths
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.registry import MADE, REGISTERED, Pair, Registry, drafters_folder
-from edgespec.models.llama.tokenizer.compatibility import Check, compare
+from edgespec.models.llama.tokenizer.compatibility import CompatibilityCheck, compare
 from edgespec.progress import Progress
 from edgespec.units import readable
 
@@ -25,7 +25,7 @@ _HEAD_CHECK = "hidden states"
 
 
 @dataclass(frozen=True)
-class Examined:
+class PairCheck:
     """The result of checking a pair.
 
     Attributes:
@@ -35,7 +35,7 @@ class Examined:
 
     target: Path
     drafter: Path
-    checks: tuple[Check, ...]
+    checks: tuple[CompatibilityCheck, ...]
     fits: bool
     pair: Pair | None
 
@@ -71,7 +71,7 @@ class Examined:
 
 def examine_pair(
     target: str, drafter: str, *, measure_agreement: bool, on_progress: Progress | None = None
-) -> Examined:
+) -> PairCheck:
     """Compare the vocabularies; if they fit, measure the agreement and remember the pair.
 
     Raises:
@@ -93,9 +93,11 @@ def examine_pair(
     with Model(paths[0], vocabulary_only=True) as large, Model(paths[1], vocabulary_only=True) as small:
         checks = tuple(compare(large.vocabulary, small.vocabulary))
     if head:
-        checks += (Check(_HEAD_CHECK, True, True, "the head was made for a target like this one"),)
+        checks += (
+            CompatibilityCheck(_HEAD_CHECK, True, True, "the head was made for a target like this one"),
+        )
     if any(check.needed and not check.passed for check in checks):
-        return Examined(paths[0], paths[1], checks, fits=False, pair=None)
+        return PairCheck(paths[0], paths[1], checks, fits=False, pair=None)
     kind = MADE if drafters_folder() in paths[1].absolute().parents else REGISTERED
     recipe = head_recipe(headers[1])
     pair = Pair(headers[0].fingerprint, paths[0].name, str(paths[1].absolute()), kind, recipe=recipe)
@@ -105,7 +107,7 @@ def examine_pair(
         found = measure(paths[0], paths[1], on_progress)
         pair = Pair(**asdict(pair) | {"top1": found.top1, "top4": found.top4, "tokens": found.tokens})
     Registry().add(pair)
-    return Examined(paths[0], paths[1], checks, fits=True, pair=pair)
+    return PairCheck(paths[0], paths[1], checks, fits=True, pair=pair)
 
 
 def head_recipe(drafter: GGUFHeader) -> str:

@@ -86,7 +86,7 @@ class CostModel:
 
 
 @dataclass(frozen=True)
-class Judged:
+class EvaluatedRecipe:
     """A recipe, its measurements and its expected speed."""
 
     recipe: Recipe
@@ -102,17 +102,17 @@ def search(
     n_layers: int,
     cost: CostModel,
     on_progress: Progress | None = None,
-) -> Judged:
+) -> EvaluatedRecipe:
     """The best recipe found, other than the target as it is.
 
     If none is within the limit, the smallest one that was tried.
     """
 
-    def judge(recipe: Recipe) -> Judged:
+    def evaluate(recipe: Recipe) -> EvaluatedRecipe:
         agreement = measurements.agreement(recipe)
         step_s, n_bytes = measurements.step_s(recipe), measurements.n_bytes(recipe)
         speed = cost.tokens_per_second(agreement, step_s, n_bytes)
-        return Judged(recipe, agreement, step_s, n_bytes, speed)
+        return EvaluatedRecipe(recipe, agreement, step_s, n_bytes, speed)
 
     def report(what: str, fraction: float) -> None:
         if on_progress is not None:
@@ -121,23 +121,24 @@ def search(
     whole = []
     for number, quantization in enumerate(quantizations):
         report(f"Trying {Recipe(quantization)}", 0.2 * number / len(quantizations))
-        whole.append(judge(Recipe(quantization)))
+        whole.append(evaluate(Recipe(quantization)))
     best = _best(whole)
     base = best.recipe.quantization
     harm = {}
     for layer in range(n_layers):
         report(f"Trying {base} without layer {layer}", 0.2 + 0.5 * layer / n_layers)
-        harm[layer] = judge(Recipe(base, (layer,)))
+        harm[layer] = evaluate(Recipe(base, (layer,)))
     order = sorted(harm, key=lambda layer: (-_level(harm[layer].agreement), layer))
     gone: tuple[int, ...] = ()
-    tried = [judged for judged in whole if not _is_target(judged.recipe)]
+    tried = [evaluated for evaluated in whole if not _is_target(evaluated.recipe)]
     stale = 0
     while stale < _PATIENCE and len(gone) < n_layers - 1:
         so_far = f"; best so far: {_best(tried).recipe}" if tried else ""
         report(f"Leaving out {len(gone) + 1} layers{so_far}", 0.7 + 0.2 * len(gone) / n_layers)
         left = [layer for layer in order if layer not in gone][:_TRIED]
         step = [
-            harm[layer] if not gone else judge(Recipe(base, tuple(sorted((*gone, layer))))) for layer in left
+            harm[layer] if not gone else evaluate(Recipe(base, tuple(sorted((*gone, layer)))))
+            for layer in left
         ]
         # While all of them are still above the limit, the one that agrees best is taken.
         picked = max(step, key=lambda j: (j.tokens_per_second, _level(j.agreement)))
@@ -150,7 +151,7 @@ def search(
     for quantization in quantizations:
         if quantization != base and best.recipe.dropped:
             report(f"Trying {Recipe(quantization, best.recipe.dropped)}", 0.95)
-            tried.append(judge(Recipe(quantization, best.recipe.dropped)))
+            tried.append(evaluate(Recipe(quantization, best.recipe.dropped)))
     return _best(tried or whole)
 
 
@@ -159,8 +160,8 @@ def _is_target(recipe: Recipe) -> bool:
     return recipe.quantization == KEEP and not recipe.dropped
 
 
-def _best(judged: Sequence[Judged]) -> Judged:
-    return max(judged, key=lambda j: (j.tokens_per_second, -j.n_bytes))
+def _best(evaluated: Sequence[EvaluatedRecipe]) -> EvaluatedRecipe:
+    return max(evaluated, key=lambda recipe: (recipe.tokens_per_second, -recipe.n_bytes))
 
 
 def _level(agreement: Agreement) -> float:

@@ -14,7 +14,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from edgespec.drafting.agreement import STEP_ROWS, Agreement, PassCost, Reader, Text, Written
+from edgespec.drafting.agreement import (
+    STEP_ROWS,
+    Agreement,
+    AgreementMeter,
+    PassCost,
+    SampleAnswer,
+    SampleAnswers,
+)
 from edgespec.drafting.layer_masking import MaskedCopy
 from edgespec.drafting.recipe_search import Recipe
 from edgespec.errors import OutputError
@@ -29,7 +36,7 @@ from edgespec.units import readable
 _SAME_MEMORY = 0.05  # share by which free memory varies between runs
 
 
-class State:
+class RecipeState:
     """The measurements so far, in a file."""
 
     def __init__(self, path: Path) -> None:
@@ -39,13 +46,15 @@ class State:
         except (OSError, ValueError):
             self.values = {}
 
-    def keep(self, key: str, value: Any) -> None:
+    def save(self, key: str, value: Any) -> None:
         """Save a value at once."""
         self.values[key] = value
         with atomic_write(self._path) as file:
             file.write(json.dumps(self.values).encode())
 
-    def written(self, memory: int, write: Callable[[], Written], measure: Callable[[], PassCost]) -> Written:
+    def written(
+        self, memory: int, write: Callable[[], SampleAnswers], measure: Callable[[], PassCost]
+    ) -> SampleAnswers:
         """The texts that the target generated, and the cost of its passes: saved, or measured now.
 
         Args:
@@ -55,16 +64,17 @@ class State:
         """
         if "written" not in self.values:
             written = write()
-            self.keep("written", {"texts": [asdict(text) for text in written.texts]})
-            self.keep("passes", {"memory": memory, **asdict(written.cost)})
+            self.save("written", {"texts": [asdict(sample) for sample in written.samples]})
+            self.save("passes", {"memory": memory, **asdict(written.cost)})
         known = self.values.get("passes", {})
         if abs(known.get("memory", 0) - memory) > _SAME_MEMORY * memory:
-            self.keep("passes", {"memory": memory, **asdict(measure())})
-        texts = tuple(
-            Text(tuple(text["prompt"]), tuple(text["answer"])) for text in self.values["written"]["texts"]
+            self.save("passes", {"memory": memory, **asdict(measure())})
+        samples = tuple(
+            SampleAnswer(tuple(sample["prompt"]), tuple(sample["answer"]))
+            for sample in self.values["written"]["texts"]
         )
         cost = {name: value for name, value in self.values["passes"].items() if name != "memory"}
-        return Written(texts, PassCost(**cost))
+        return SampleAnswers(samples, PassCost(**cost))
 
 
 class RecipeMeter:
@@ -75,31 +85,36 @@ class RecipeMeter:
     """
 
     def __init__(
-        self, target: GGUFHeader, folder: Path, state: State, texts: tuple[Text, ...], threads: int | None
+        self,
+        target: GGUFHeader,
+        folder: Path,
+        state: RecipeState,
+        samples: tuple[SampleAnswer, ...],
+        threads: int | None,
     ) -> None:
         self._target = target
         self._folder = folder
         self._state = state
-        self._texts = texts
+        self._samples = samples
         self._threads = threads
-        self._open: tuple[str, MaskedCopy, Reader] | None = None
+        self._open: tuple[str, MaskedCopy, AgreementMeter] | None = None
         self.on_progress: Progress = no_progress
 
     def agreement(self, recipe: Recipe) -> Agreement:
         """See `Measurements`."""
         key = f"agreement {recipe.quantization} {list(recipe.dropped)}"
         if key not in self._state.values:
-            copy, reader = self._reader(recipe.quantization)
+            copy, meter = self._reader(recipe.quantization)
             copy.mask(recipe.dropped)
-            self._state.keep(key, asdict(reader.agreement(self._texts)))
+            self._state.save(key, asdict(meter.agreement(self._samples)))
         return Agreement(**self._state.values[key])
 
     def step_s(self, recipe: Recipe) -> float:
         """See `Measurements`: that of the whole model, scaled by the share of bytes that are kept."""
         key = f"step of {STEP_ROWS} {recipe.quantization}"
         if key not in self._state.values:
-            with Reader(self._file(recipe.quantization), self._texts[:1], repack=True) as reader:
-                self._state.keep(key, reader.step_s())
+            with AgreementMeter(self._file(recipe.quantization), self._samples[:1], repack=True) as meter:
+                self._state.save(key, meter.step_s())
         whole = self.n_bytes(Recipe(recipe.quantization))
         return float(self._state.values[key]) * self.n_bytes(recipe) / whole
 
@@ -113,7 +128,7 @@ class RecipeMeter:
                 if tensor.name.startswith("blk."):
                     layer = tensor.name.split(".")[1]
                     layers[layer] = layers.get(layer, 0) + tensor.n_bytes
-            self._state.keep(key, {"file": header.file_bytes, "layers": layers})
+            self._state.save(key, {"file": header.file_bytes, "layers": layers})
         sizes = self._state.values[key]
         dropped: int = sum(sizes["layers"].get(str(layer), 0) for layer in recipe.dropped)
         return int(sizes["file"]) - dropped
@@ -126,13 +141,13 @@ class RecipeMeter:
         with contextlib.suppress(OSError):
             self._folder.rmdir()
 
-    def _reader(self, quantization: str) -> tuple[MaskedCopy, Reader]:
+    def _reader(self, quantization: str) -> tuple[MaskedCopy, AgreementMeter]:
         if self._open is None or self._open[0] != quantization:
             self._close_reader()
             source = self._file(quantization)
             self._check_room(source.stat().st_size)
             copy = MaskedCopy(source, self._folder / "masked.gguf")
-            self._open = (quantization, copy, Reader(copy.path, self._texts, repack=False))
+            self._open = (quantization, copy, AgreementMeter(copy.path, self._samples, repack=False))
         return self._open[1:]
 
     def _close_reader(self) -> None:

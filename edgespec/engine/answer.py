@@ -18,11 +18,11 @@ from edgespec.machine.probe import peak_rss
 from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.models.text.answer_parts import Part, PartsReader
 from edgespec.models.text.stream import TextStream
-from edgespec.speculation.methods import Method
+from edgespec.speculation.methods import DecodingMethod
 from edgespec.speculation.tree import Acceptance, FloatArray, TokenTree
 
 
-class Watcher(Protocol):
+class AnswerObserver(Protocol):
     """Sees what the target says in one answer, and what else it might have said."""
 
     def add(self, logits: FloatArray, tree: TokenTree, accepted: Acceptance) -> None:
@@ -54,7 +54,7 @@ class AnswerInProgress:
         config: GenerationConfig,
         generation: Generation,
         vocabulary: Vocabulary,
-        method: Method,
+        method: DecodingMethod,
         sizer: Sizer,
         plan: AnswerPlan | None = None,
     ) -> None:
@@ -73,16 +73,16 @@ class AnswerInProgress:
             self._logprobs = self.sequence.on_accept = Logprobs(
                 config.logprobs, lambda token: vocabulary.piece(token, control=True)
             )
-        self._watcher: Watcher | None = None
+        self._observer: AnswerObserver | None = None
 
-    def watch(self, watcher: Watcher) -> None:
-        """Let a watcher see every pass, and the end."""
-        before, self._watcher = self.sequence.on_accept, watcher
+    def observe(self, observer: AnswerObserver) -> None:
+        """Let an observer see every pass, and the end."""
+        before, self._observer = self.sequence.on_accept, observer
 
         def on_accept(logits: FloatArray, tree: TokenTree, accepted: Acceptance) -> None:
             if before is not None:
                 before(logits, tree, accepted)
-            watcher.add(logits, tree, accepted)
+            observer.add(logits, tree, accepted)
 
         self.sequence.on_accept = on_accept
 
@@ -148,8 +148,8 @@ class AnswerInProgress:
         truncate_to(self.final_length)
         answer.context_full = answer.finish_reason == "length" and len(answer.tokens) == self._room
         answer.memory.peak_rss_bytes = peak_rss()
-        if self._watcher is not None:
-            self._watcher.finish(answer)
+        if self._observer is not None:
+            self._observer.finish(answer)
         return Chunk(rest.text, generation=answer, reasoning=rest.reasoning, calls=rest.calls)
 
 

@@ -26,9 +26,9 @@ class _Stoppable(RequestSource):
         self._source = source
         self._lock = threading.Lock()  # once it is stopped, it does not become idle
 
-    def take(self) -> Request | None:
+    def pop(self) -> Request | None:
         self.begun = True
-        return None if self.stopped else self._source.take()
+        return None if self.stopped else self._source.pop()
 
     def wait(self) -> bool:
         with self._lock:

@@ -39,11 +39,13 @@ def limits_for(target: Target, limits: TreeLimits | None, tree_budget: int | Non
         most,
         budget=min(tree_budget or most.budget, target.max_nodes),
         leaves=min(most.leaves, target.max_leaves),
-        ends=target.model.vocabulary.ends,
+        is_end=target.model.vocabulary.ends,
     )
     if target.rule is not None and target.model.weights.expert_use is None:
         # Passes are padded to these rows anyway, so filling them costs nothing.
-        most = replace(most, rows=target.rule.multiple, free=min(target.rule.minimum, most.budget))
+        most = replace(
+            most, row_multiple=target.rule.multiple, free_nodes=min(target.rule.minimum, most.budget)
+        )
     if most.leaves == 1:
         most = replace(most, width=1, branching=1)
     return most
@@ -105,7 +107,7 @@ def _draft_together(
     limits = replace(
         limits,
         budget=limits.budget - plain,
-        free=max(limits.free - plain, 1),
+        free_nodes=max(limits.free_nodes - plain, 1),
         leaves=min(limits.leaves, len(requests) + target.n_free_leaves),
     )
     if limits.budget <= len(requests):
@@ -124,5 +126,5 @@ def _limits(
         sizer = FixedSizer(sizer.most)
     limits = sizer.limits(sequences, room)
     if (most := target.max_nodes - target.n_pending) < limits.budget:
-        limits = replace(limits, budget=most, free=min(limits.free, most))
+        limits = replace(limits, budget=most, free_nodes=min(limits.free_nodes, most))
     return replace(limits, budget=sequences) if decisions.drafting is False else limits

@@ -16,15 +16,15 @@ from contextlib import AbstractContextManager, ExitStack, aclosing, closing
 from dataclasses import replace
 
 from edgespec.arguments import checks_arguments, shown
-from edgespec.costs.batches import knee_of_texts
-from edgespec.costs.pass_time import Costs
-from edgespec.engine.answer import AnswerInProgress, Watcher
+from edgespec.costs.batches import knee_of_sequences
+from edgespec.costs.pass_time import RoundCosts
+from edgespec.engine.answer import AnswerInProgress, AnswerObserver
 from edgespec.engine.answer_plan import AnswerPlanner
 from edgespec.engine.asynchronous import events_of_thread
 from edgespec.engine.drafting import Drafts, draft_batch, limits_for
-from edgespec.engine.observing import Observing
+from edgespec.engine.observation import ObservationPolicy
 from edgespec.engine.passes import TargetPass
-from edgespec.engine.requests import Answers, Event, Request, RequestList, RequestSource, numbered
+from edgespec.engine.requests import AnswerCollector, Event, Request, RequestList, RequestSource, numbered
 from edgespec.engine.scheduler import Scheduler
 from edgespec.engine.sequence import Batch, Sizer
 from edgespec.engine.target import Target
@@ -36,11 +36,11 @@ from edgespec.generation.decisions import Decisions
 from edgespec.generation.result import Chunk, FinishReason, Generation, MemoryUse, PassRecord
 from edgespec.models.llama.runtime.abort import AbortFlag, DecodeAborted
 from edgespec.models.text.encoding import Encoder, Prompt
-from edgespec.profiles.store import Keys
+from edgespec.profiles.store import ProfileKeys
 from edgespec.profiles.updates import ProfileUpdates
 from edgespec.speculation.drafters.base import Drafter
 from edgespec.speculation.growth import TreeLimits
-from edgespec.speculation.methods import Method, method_for
+from edgespec.speculation.methods import DecodingMethod, method_for
 from edgespec.speculation.policies import TreePolicy, tree_policy
 from edgespec.speculation.sizing.sizers import FIRST_BUDGET, AdaptiveSizer, FixedSizer
 from edgespec.speculation.tree import Acceptance, TokenTree
@@ -77,8 +77,8 @@ class Engine:
         memory: what the loaded models take, and where layers are.
         texts: how many texts `stream_many` answers at once, where it is not told.
         prompt_files: where the states of prompts are kept for later runs; None if they are not.
-        watch: makes what sees an answer from the tokens of its prompt, for each answer that begins; None for
-            nothing. A request's own `on_accept` takes its place.
+        new_observer: makes an observer from the tokens of a prompt, for each answer that begins; None for
+            none. A request's own `on_accept` takes its place.
     """
 
     def __init__(
@@ -92,8 +92,8 @@ class Engine:
         tree_budget: int | None = None,
         limits: TreeLimits | None = None,
         policy: TreePolicy | None = None,
-        costs: Costs | None = None,
-        keys: Keys | None = None,
+        costs: RoundCosts | None = None,
+        keys: ProfileKeys | None = None,
         learn: bool = True,
         notes: Sequence[str] = (),
         warnings: Sequence[str] = (),
@@ -109,14 +109,14 @@ class Engine:
         self.warnings = list(warnings)
         self.last_generation: Generation | None = None
         self.prompt_files: CheckedFiles | None = None
-        self.watch: Callable[[Sequence[int]], Watcher] | None = None
+        self.new_observer: Callable[[Sequence[int]], AnswerObserver] | None = None
         self.limits = limits_for(target, limits, tree_budget)
         self.policy = policy or tree_policy()
         self.keys = keys
         self.profile_updates = ProfileUpdates(keys if learn else None)
         self._costs = costs
         if texts is None:
-            texts = knee_of_texts(costs.verify, target.max_sequences) if costs else target.max_sequences
+            texts = knee_of_sequences(costs.verify, target.max_sequences) if costs else target.max_sequences
         self.texts = texts
         by_expert = target.model.weights.expert_use is not None
         self._first_nodes = _FIRST_NODES_BY_EXPERT if by_expert else FIRST_BUDGET
@@ -125,7 +125,7 @@ class Engine:
         self.baseline_pass_s = costs.verify.at(1) if costs else 0.0
         self.last_round: tuple[TokenTree, Acceptance] | None = None
         self._decisions = Decisions()
-        self._observing = Observing()
+        self._observation = ObservationPolicy()
         self.load_s = self._load_s = load_s
         self.memory = memory or MemoryUse()
         self._abort = abort
@@ -162,7 +162,7 @@ class Engine:
     @decisions.setter
     def decisions(self, decisions: Decisions) -> None:
         self._decisions = decisions
-        self._observing.forced = decisions.observing
+        self._observation.forced = decisions.observing
 
     @checks_arguments
     def stream(
@@ -283,7 +283,7 @@ class Engine:
         Raises:
             EdgeSpecError: a prompt cannot be answered; see `stream`.
         """
-        answers = Answers(on_result)
+        answers = AnswerCollector(on_result)
         for event in self.stream_many(numbered(prompts, config, raw), parallel=parallel):
             answers.add(event)
         return answers.in_order
@@ -312,7 +312,7 @@ class Engine:
         on_result: Callable[[int, Generation], None] = lambda index, answer: None,
     ) -> list[Generation]:
         """`generate_many` for asynchronous code; may be cancelled like `stream_many_async`."""
-        answers = Answers(on_result)
+        answers = AnswerCollector(on_result)
         async with aclosing(
             self.stream_many_async(numbered(prompts, config, raw), parallel=parallel)
         ) as events:
@@ -369,7 +369,7 @@ class Engine:
         """Show the pass to the drafter; returns the seconds that it took."""
         resting_s = None if drafts.asked or not batch.sequences else verify_s / len(batch.sequences)
         return sum(
-            self._observing.show(self.drafter, sequence.tokens, draft.tree, verified.logits, resting_s)
+            self._observation.show(self.drafter, sequence.tokens, draft.tree, verified.logits, resting_s)
             for sequence, draft, verified in zip(batch.sequences, drafts.trees, result.verified, strict=True)
         )
 
@@ -454,11 +454,11 @@ class Engine:
         generation = self._new_answer(len(prompt), config, seed)
         sizer = self._sizer_for(method)
         answer = AnswerInProgress(prompt, room, config, generation, vocabulary, method, sizer, plan)
-        if self.watch is not None:
-            answer.watch(self.watch(prompt))
+        if self.new_observer is not None:
+            answer.observe(self.new_observer(prompt))
         return answer
 
-    def _sizer_for(self, method: Method) -> Sizer:
+    def _sizer_for(self, method: DecodingMethod) -> Sizer:
         """The engine's own, unless the rule has trees of one size."""
         if method.nodes is None or isinstance(self.sizer, FixedSizer):
             return self.sizer
@@ -476,7 +476,7 @@ class Engine:
         try:
             return answer.finish(reason, truncate_to)
         finally:
-            self.policy.keep()
+            self.policy.save()
 
     def _add_pass(self, answer: AnswerInProgress, record: PassRecord) -> Chunk:
         """Add a pass to the answer that has the target to itself."""
@@ -572,7 +572,7 @@ class Engine:
         For measurements: a question that was asked before is drafted for from its answer.
         """
         self.policy = tree_policy(self.policy.name)
-        self.drafter.forget_texts()
+        self.drafter.forget_sequences()
 
     @checks_arguments
     def set_tree_budget(self, budget: int | None) -> None:
@@ -618,7 +618,7 @@ class Engine:
             stack.callback(self.target.close)
             stack.callback(self.drafter.close)
             stack.callback(self.encoder.close)
-            self.profile_updates.keep(self.target.model.weights)
+            self.profile_updates.save(self.target.model.weights)
 
     def __repr__(self) -> str:
         """Return, for example, <Engine big.gguf, drafted by small.gguf, exact; context 4096>."""

@@ -73,7 +73,7 @@ def plan_pass(extendable: int, unread: Sequence[int], limits: PassLimits) -> Pas
     return PassPlan(extended, tuple(chunks))
 
 
-class ReadingBeside:
+class PrefillLimiter:
     """Limits the rows of a pass that reads prompts beside sequences that are being answered.
 
     A pass over streamed weights takes as long for few rows as for many, up to a number that depends on the

@@ -52,7 +52,7 @@ class PromptChunk:
 
 
 @dataclass(frozen=True)
-class Verified:
+class VerifiedTree:
     """The result of a pass for one tree.
 
     Attributes:
@@ -73,7 +73,7 @@ class TargetPass:
         setup_s: seconds of the pass for what is needed once for its number of rows.
     """
 
-    verified: tuple[Verified, ...]
+    verified: tuple[VerifiedTree, ...]
     waited_s: float
     experts: ExpertUse | None = None
     setup_s: float = 0.0

@@ -65,7 +65,7 @@ class Event:
 class RequestSource(Protocol):
     """A source of requests."""
 
-    def take(self) -> Request | None:
+    def pop(self) -> Request | None:
         """The next request; None if there is none now."""
 
     def wait(self) -> bool:
@@ -102,7 +102,7 @@ class RequestQueue(RequestSource):
             self._closed = True
             self._changed.notify_all()
 
-    def take(self) -> Request | None:
+    def pop(self) -> Request | None:
         with self._changed:
             return self._requests.popleft() if self._requests else None
 
@@ -118,7 +118,7 @@ class RequestList(RequestSource):
     def __init__(self, requests: Iterable[Request]) -> None:
         self._requests: Iterator[Request] = iter(requests)
 
-    def take(self) -> Request | None:
+    def pop(self) -> Request | None:
         request = next(self._requests, None)
         if request is not None:
             check_type("An item of source", request, Request)
@@ -128,7 +128,7 @@ class RequestList(RequestSource):
         return False
 
 
-class Answers:
+class AnswerCollector:
     """Collects the answers to numbered requests."""
 
     def __init__(self, on_result: Callable[[int, Generation], None]) -> None:

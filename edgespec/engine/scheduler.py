@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgespec.engine.answer import AnswerInProgress
-from edgespec.engine.pass_plan import CellBudget, PassLimits, ReadingBeside, plan_pass
+from edgespec.engine.pass_plan import CellBudget, PassLimits, PrefillLimiter, plan_pass
 from edgespec.engine.passes import CachedSequence, PromptChunk
 from edgespec.engine.requests import Event, Request, RequestSource
 from edgespec.engine.sequence import Batch
@@ -95,7 +95,7 @@ class Scheduler:
         self._finish = finish
         sequences = min(most_sequences, target.max_sequences - 1, target.max_nodes)
         self._limits = PassLimits(max(sequences, 1), _most_rows(target))
-        self._beside = ReadingBeside(self._limits.rows)
+        self._prefill_limiter = PrefillLimiter(self._limits.rows)
         self._most_idle = max(target.max_sequences - 1 - self._limits.sequences, 0)
         self._cells = CellBudget(target.context.n_cells, spare=4 * target.max_nodes)
         self._in_flight: list[_InFlight] = []
@@ -152,7 +152,7 @@ class Scheduler:
             running.tell_progress()
         if records:
             rows = sum(record.nodes for record in records) + batch.other_rows
-            self._beside.passed(rows, records[0].verify_s)
+            self._prefill_limiter.passed(rows, records[0].verify_s)
         for running, record in zip(self._extended, records, strict=True):
             yield from self._add(running, record)
 
@@ -188,7 +188,7 @@ class Scheduler:
         while len(self._in_flight) < self._limits.sequences:
             if not self._has_room(self._target.max_nodes):
                 return
-            request = self._source.take()
+            request = self._source.pop()
             if request is None:
                 return
             try:
@@ -312,7 +312,7 @@ class Scheduler:
             return self._limits
         wanted = min(ready, self._limits.sequences) + sum(unread)
         if ready:
-            wanted = min(wanted, self._beside.rows)
+            wanted = min(wanted, self._prefill_limiter.rows)
         return replace(self._limits, rows=max(self._limits.rows, self._target.shared_rows(wanted)))
 
     def _share_prefixes(self) -> None:

@@ -13,7 +13,7 @@ from edgespec.generation.result import PassTree
 from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.speculation.drafters.base import ProposedBy
 from edgespec.speculation.growth import TreeLimits
-from edgespec.speculation.methods import Method
+from edgespec.speculation.methods import DecodingMethod
 from edgespec.speculation.sizing.sizers import AdaptiveSizer, FixedSizer
 from edgespec.speculation.tree import Acceptance, FloatArray, TokenTree
 from edgespec.speculation.verification.base import DraftedTree
@@ -41,7 +41,7 @@ class RunningSequence:
     """
 
     tokens: list[int]
-    method: Method
+    method: DecodingMethod
     end: int
     sizer: Sizer
     cached: CachedSequence | None = None

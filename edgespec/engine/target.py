@@ -11,7 +11,7 @@ from itertools import accumulate
 import numpy as np
 
 from edgespec.engine.hidden_states import HiddenFeed, HiddenReader, HiddenStates
-from edgespec.engine.passes import CachedSequence, PromptChunk, SequenceTree, TargetPass, Verified
+from edgespec.engine.passes import CachedSequence, PromptChunk, SequenceTree, TargetPass, VerifiedTree
 from edgespec.models.llama.cache.kv_cache import (
     KVCache,
     close_all_but,
@@ -27,7 +27,7 @@ from edgespec.models.llama.cache.states import StateStore
 from edgespec.models.llama.cache.tree_rows import tree_batch
 from edgespec.models.llama.prefill_chunks import PrefillChunks
 from edgespec.models.llama.row_rule import ANY_ROWS, RowRule
-from edgespec.models.llama.runtime.batch import Batch, IntArray
+from edgespec.models.llama.runtime.batch import IntArray, TokenBatch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 
@@ -133,7 +133,7 @@ class Target:
         """Read the next tokens of a sequence whose beginning is cached, in as large a chunk as possible.
 
         Under a row rule, prompts too are read in chunks that it allows. A token's keys and values then do not
-        depend on how the sequence was split into passes, so a reused cache gives the same text as an
+        depend on how the text was split into passes, so a reused cache gives the same text as an
         empty one. Chunks beyond the rule's maximum are used only where they have been shown to give the same
         bits.
 
@@ -190,7 +190,7 @@ class Target:
         """Decode the next tokens of a prompt in one pass of this many rows."""
         cache = cached.cache
         start = cache.length
-        cache.append(Batch.run(piece, start, cache.open_paths), rows)
+        cache.append(TokenBatch.run(piece, start, cache.open_paths), rows)
         cached.tokens.extend(piece)
         self._hidden.show(cached, start, slice(len(piece)))
 
@@ -247,11 +247,11 @@ class Target:
         # prompts' rows.
         wanted = pending + sum(nodes) + rows - total
         extra = unread = self._padded(wanted) - wanted if trees else 0
-        parts: list[tuple[KVCache, Batch]] = []
+        parts: list[tuple[KVCache, TokenBatch]] = []
         # The cells must be taken in the order in which they are committed: the chunks' now, the trees' later.
         for chunk in chunks:
             cache = chunk.cached.cache
-            batch = Batch.run(chunk.tokens, cache.length, cache.open_paths)
+            batch = TokenBatch.run(chunk.tokens, cache.length, cache.open_paths)
             batch.wants_logits[:unread] = True
             unread = max(unread - len(batch), 0)
             parts.append((cache, batch))
@@ -260,8 +260,10 @@ class Target:
             cache.open(len(sequence_tree.tree.leaves))
             batch = tree_batch(sequence_tree.tree, cache.length + n_unread)
             if n_unread:
-                before = Batch.run(sequence_tree.tokens[-1 - n_unread : -1], cache.length, cache.open_paths)
-                batch = Batch.joined([before, batch])
+                before = TokenBatch.run(
+                    sequence_tree.tokens[-1 - n_unread : -1], cache.length, cache.open_paths
+                )
+                batch = TokenBatch.joined([before, batch])
             parts.append((cache, batch))
         decode_together(parts, rows, certain=n_unread + 1)
         row = 0
@@ -274,7 +276,7 @@ class Target:
             cached.tokens.extend(tokens)
             self._hidden.show(cached, start, slice(row, end))
             row = end
-        verified: list[Verified] = []
+        verified: list[VerifiedTree] = []
         self._tree_rows = []
         if trees:
             logits = self.context.logits()[extra:]
@@ -282,10 +284,10 @@ class Target:
                 placed = placement((sequence_tree.cached or self.own).cache)
                 if placed is None:
                     self._tree_rows.append(np.arange(row + end - n, row + end, dtype=np.int32))
-                    verified.append(Verified(logits[end - n : end]))
+                    verified.append(VerifiedTree(logits[end - n : end]))
                 else:
                     self._tree_rows.append(placed.rows)
-                    verified.append(Verified(placed.select(logits)))
+                    verified.append(VerifiedTree(placed.select(logits)))
         self._guessing = bool(trees)
         self._changing = False
         now = self.model.weights.expert_use
@@ -416,10 +418,10 @@ class Target:
         """Write the state of a whole sequence to a store."""
         self._begin()
         _drop_pending(cached)
-        store.keep(cached.cache, cached.tokens, tail=True)
+        store.save(cached.cache, cached.tokens, tail=True)
         self._changing = False
 
-    def keep(self, store: StateStore, tokens: Sequence[int]) -> int:
+    def save_state(self, store: StateStore, tokens: Sequence[int]) -> int:
         """Make a store hold the state of as much of a sequence as is in the cache, and of no other sequence.
 
         Args:
@@ -436,7 +438,7 @@ class Target:
         if not self.cache.saves_parts and known < self.cache.length:
             known = 0
         if known or not tokens:
-            store.keep(self.cache, held[:known], tail=True)
+            store.save(self.cache, held[:known], tail=True)
             store.prune(held[:known], parts=self.cache.saves_parts)
         self._changing = False
         return known
@@ -444,7 +446,7 @@ class Target:
     def store_blocks(self, cached: CachedSequence) -> None:
         """Write the whole blocks of a sequence that are not on disk yet to the stores."""
         for store in self.stores:
-            store.keep(cached.cache, cached.tokens, tail=False)
+            store.save(cached.cache, cached.tokens, tail=False)
 
     def storing(self, cached: CachedSequence) -> Iterator[None]:
         """Write what is not on disk yet of a sequence to the stores, with a step for each block.
@@ -455,7 +457,7 @@ class Target:
 
     def _storing(self, cached: CachedSequence, tokens: list[int]) -> Iterator[None]:
         for store in self.stores:
-            blocks = store.keeping(cached.cache, tokens, tail=True)
+            blocks = store.saving(cached.cache, tokens, tail=True)
             while cached.tokens == tokens:
                 self._begin()
                 wrote = next(blocks, self) is not self

@@ -18,7 +18,7 @@ from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address
 from edgespec.kernels.layouts import kernel_layouts, use_own
 from edgespec.kernels.native import library
-from edgespec.kernels.native.library import Library
+from edgespec.kernels.native.library import NativeLibrary
 from edgespec.kernels.products import FloatArray, Processor, quantized
 from edgespec.kernels.setting import OWN
 from edgespec.processes.trial import attempt_in_child
@@ -47,7 +47,7 @@ class Attention:
     cap: float = 0.0
     kept_as: int = ggml.F16
 
-    def compute(self, processor: Processor, rows: int, own: Library | None) -> FloatArray:
+    def compute(self, processor: Processor, rows: int, own: NativeLibrary | None) -> FloatArray:
         """(rows, heads * size) the result for the first `rows` of as many rows as there are cells.
 
         Args:
@@ -55,13 +55,15 @@ class Attention:
         """
         return self._computed(processor, rows, own)[0]
 
-    def seconds(self, processor: Processor, own: Library | None) -> float:
+    def seconds(self, processor: Processor, own: NativeLibrary | None) -> float:
         """Seconds in which a row attends to a cell, for each element of all heads of queries."""
         pairs = self.cells * (self.cells + 1) / 2
         taken = min(self._computed(processor, self.cells, own)[1] for _ in range(_TRIES))
         return taken / (pairs * self.heads * self.size)
 
-    def _computed(self, processor: Processor, rows: int, own: Library | None) -> tuple[FloatArray, float]:
+    def _computed(
+        self, processor: Processor, rows: int, own: NativeLibrary | None
+    ) -> tuple[FloatArray, float]:
         """The result, and the seconds that it took."""
         rng = np.random.default_rng(0)
         queries = rng.standard_normal((self.heads, self.cells, self.size), dtype=np.float32)[:, :rows]

@@ -13,7 +13,7 @@ graph is to stop after it. Called with 0 when the graph has stopped after the no
 pass."""
 
 
-class Reader(NamedTuple):
+class TensorReader(NamedTuple):
     """A node that reads a tensor which is watched.
 
     Attributes:

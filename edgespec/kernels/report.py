@@ -19,7 +19,7 @@ Seconds = Mapping[str, tuple[float, ...]]
 
 
 @dataclass(frozen=True)
-class Report:
+class TrialReport:
     """The outcome of a trial.
 
     Attributes:
@@ -70,7 +70,7 @@ class Report:
         }
 
     @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> Report:
+    def from_json(cls, record: Mapping[str, Any]) -> TrialReport:
         """Restore from a file's JSON.
 
         Raises:

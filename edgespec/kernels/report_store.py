@@ -18,19 +18,19 @@ from edgespec.errors import BackendError
 from edgespec.files.small_json import keep_json, read_json
 from edgespec.kernels.native.build import library_path
 from edgespec.kernels.rebuild import rebuild_command
-from edgespec.kernels.report import Report
+from edgespec.kernels.report import TrialReport
 from edgespec.kernels.setting import AUTO, PLAIN, VARIABLE, allowed_layouts, kernels_setting, owner
 from edgespec.kernels.trial import TRIAL_TIMEOUT_S, run_sequences_trial, run_trial
 from edgespec.machine.cores import probe_cores
 
-Trial = Callable[[], Report]
+Trial = Callable[[], TrialReport]
 
 _VERSION = 2
 _TRANSIENT_S = 24 * 3600  # how long a report with a transient problem is valid
 
 # Read or made by this process.
-_found: Report | None = None
-_found_of_sequences: Report | None = None
+_found: TrialReport | None = None
+_found_of_sequences: TrialReport | None = None
 
 
 def reports_folder() -> Path:
@@ -38,7 +38,7 @@ def reports_folder() -> Path:
     return user_cache_path("edgespec") / "kernels"
 
 
-def stored_report() -> Report | None:
+def stored_report() -> TrialReport | None:
     """The saved report; None if the layouts have not been tried yet."""
     global _found
     if _found is None:
@@ -46,7 +46,7 @@ def stored_report() -> Report | None:
     return _found
 
 
-def ensure_report(trial: Trial = run_trial, *, again: bool = False) -> Report:
+def ensure_report(trial: Trial = run_trial, *, again: bool = False) -> TrialReport:
     """The saved report, or a new one if there is none; to be called before a model is loaded.
 
     If several processes call this at once, one makes the report and the others wait. With
@@ -64,7 +64,7 @@ def ensure_report(trial: Trial = run_trial, *, again: bool = False) -> Report:
     if known is not None:
         return known
     if kernels_setting() == PLAIN:
-        return Report()
+        return TrialReport()
     _found = _saved_or_new(_path(), trial, again=again)
     return _found
 
@@ -88,7 +88,7 @@ def faulty_with_sequences(trial: Trial = run_sequences_trial) -> frozenset[str]:
     return frozenset(_found_of_sequences.problems)
 
 
-def _saved_or_new(path: Path, trial: Trial, *, again: bool = False) -> Report:
+def _saved_or_new(path: Path, trial: Trial, *, again: bool = False) -> TrialReport:
     """The report in a file, or a new one, which is saved there."""
     with _alone(path):
         report = None if again else _read(path)
@@ -98,7 +98,7 @@ def _saved_or_new(path: Path, trial: Trial, *, again: bool = False) -> Report:
     return report
 
 
-def layouts_in_use(available: Sequence[str], report: Report | None) -> tuple[str, ...]:
+def layouts_in_use(available: Sequence[str], report: TrialReport | None) -> tuple[str, ...]:
     """The available layouts (ggml's names) that are allowed and work, in the same order.
 
     Raises:
@@ -117,7 +117,7 @@ def layouts_in_use(available: Sequence[str], report: Report | None) -> tuple[str
     return tuple(name for name in allowed if name not in problems)
 
 
-def report_notes(report: Report) -> list[str]:
+def report_notes(report: TrialReport) -> list[str]:
     """Notes for somebody who loads a model: which layouts are not used, and why."""
     if kernels_setting() != AUTO:
         return []  # leaving a layout out was intended, and asking for a faulty one is an error
@@ -156,8 +156,8 @@ def _digest(folder: Path, own: str) -> str:
     return digest.hexdigest()
 
 
-def _read(path: Path) -> Report | None:
-    report = read_json(path, Report.from_json)
+def _read(path: Path) -> TrialReport | None:
+    report = read_json(path, TrialReport.from_json)
     with contextlib.suppress(OSError):
         if report and report.transient and time.time() - path.stat().st_mtime > _TRANSIENT_S:
             return None

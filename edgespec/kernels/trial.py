@@ -12,7 +12,7 @@ from typing import Any
 
 from edgespec.errors import BackendError
 from edgespec.kernels.rebuild import rebuild_command
-from edgespec.kernels.report import Report
+from edgespec.kernels.report import TrialReport
 from edgespec.kernels.setting import AUTO, PLAIN, VARIABLE
 from edgespec.processes.exit_status import crash_fault, ending_signal
 
@@ -33,7 +33,7 @@ class _Outcome:
     done: bool = False
 
 
-def run_trial(command: Sequence[str] = WORKER, timeout_s: float = TRIAL_TIMEOUT_S) -> Report:
+def run_trial(command: Sequence[str] = WORKER, timeout_s: float = TRIAL_TIMEOUT_S) -> TrialReport:
     """Compute with every layout in a child process, and start it again without any that crashes it.
 
     Args:
@@ -50,7 +50,7 @@ def run_trial(command: Sequence[str] = WORKER, timeout_s: float = TRIAL_TIMEOUT_
             raise _broken(outcome.wrong[PLAIN])
         problems.update(outcome.wrong)
         if outcome.done:
-            return Report(problems, outcome.seconds, transient)
+            return TrialReport(problems, outcome.seconds, transient)
         layout, what = outcome.at
         reason, persists = _reason(returncode, error, timeout_s)
         transient = transient or not persists
@@ -59,11 +59,13 @@ def run_trial(command: Sequence[str] = WORKER, timeout_s: float = TRIAL_TIMEOUT_
                 raise _broken(f"{reason} {what}")
             # There is no evidence against llama.cpp; the plain layout is the safest.
             untried = f"they could not be tried, as the trial {reason} {what}"
-            return Report(dict.fromkeys(outcome.layouts, untried) | problems, {}, transient=True)
+            return TrialReport(dict.fromkeys(outcome.layouts, untried) | problems, {}, transient=True)
         problems[layout] = f"trying them, llama.cpp {reason} {what}"
 
 
-def run_sequences_trial(command: Sequence[str] = SEQUENCES, timeout_s: float = TRIAL_TIMEOUT_S) -> Report:
+def run_sequences_trial(
+    command: Sequence[str] = SEQUENCES, timeout_s: float = TRIAL_TIMEOUT_S
+) -> TrialReport:
     """Compute several sequences of a recurrent model with every layout, in a child process.
 
     Raises:

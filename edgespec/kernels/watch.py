@@ -18,7 +18,7 @@ import llama_cpp
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address
 from edgespec.kernels.native import gate as native
-from edgespec.kernels.reader import Handler, Reader
+from edgespec.kernels.reader import Handler, TensorReader
 
 _VIEW, _NAME = 10, 13  # after the ten sources
 _INDICES = 2
@@ -42,7 +42,7 @@ class PlainWatch:
         self._groups: dict[Address, int] = {}
         self._current: int | None = None
         self._marks: dict[tuple[int, bytes], bool | None] = {}
-        self._readers: list[Reader] = []
+        self._readers: list[TensorReader] = []
         self._product = -1
         self._stacks: dict[Address, tuple[int, Address]] = {}
         self._choices: dict[int, Address] = defaultdict(int)
@@ -92,7 +92,7 @@ class PlainWatch:
         """Forget all marks."""
         self._marks.clear()
 
-    def readers(self) -> list[Reader]:
+    def readers(self) -> list[TensorReader]:
         """The nodes of the pass that read a watched tensor, in their order."""
         return list(self._readers)
 
@@ -128,7 +128,7 @@ class PlainWatch:
         read = [source for source in fields[: _VIEW + 1] if source in self._groups]
         if read:
             other = [source for source in read if self._groups[source] != self._current]
-            self._readers.append(Reader(self.at, name, before, (other or read)[0]))
+            self._readers.append(TensorReader(self.at, name, before, (other or read)[0]))
             if mark is None or other:
                 return None
             self.pending = True

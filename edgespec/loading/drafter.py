@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from edgespec.costs.pass_time import Costs
+from edgespec.costs.pass_time import RoundCosts
 from edgespec.drafters.kinds import DRAFTER_KINDS, NO_DRAFTER
 from edgespec.engine.target import Target
 from edgespec.files.kept import Kept
 from edgespec.files.secret import user_secret
 from edgespec.loading.models import open_model
-from edgespec.loading.plan import Plan
+from edgespec.loading.plan import LoadPlan
 from edgespec.loading.state import LoadState
 from edgespec.measure.initial_costs import initial_costs
 from edgespec.models.gguf.header import read_header
@@ -25,7 +25,7 @@ from edgespec.models.llama.runtime.model import Model
 from edgespec.models.llama.tokenizer.compatibility import differs
 from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.offload.planning.needs import MOST_PROMPT_ROWS
-from edgespec.profiles.store import Keys
+from edgespec.profiles.store import ProfileKeys
 from edgespec.profiles.table_file import TableFile
 from edgespec.speculation.drafters.base import Drafter, NoDrafter
 from edgespec.speculation.drafters.proposing import ProposingDrafter
@@ -54,7 +54,7 @@ def open_policy(target: ModelFiles, drafter: str, state: LoadState) -> TreePolic
     return tree_policy(state.config.speculation.tree, store)
 
 
-def tree_limits(plan: Plan, policy: TreePolicy, *, experts: bool = False) -> TreeLimits:
+def tree_limits(plan: LoadPlan, policy: TreePolicy, *, experts: bool = False) -> TreeLimits:
     """Return the limits of every tree.
 
     Args:
@@ -69,7 +69,7 @@ def tree_limits(plan: Plan, policy: TreePolicy, *, experts: bool = False) -> Tre
     return policy.clamp(limits, speculation.tree_depth, speculation.tree_width)
 
 
-def open_drafter(target: Target, limits: TreeLimits, plan: Plan, state: LoadState) -> Drafter:
+def open_drafter(target: Target, limits: TreeLimits, plan: LoadPlan, state: LoadState) -> Drafter:
     """The drafter: a model, prompt lookup, both, or none.
 
     Raises:
@@ -103,7 +103,7 @@ def file_sources(target: Target, state: LoadState) -> list[Proposer]:
     return [FileSource(corpus)]
 
 
-def load_drafter(files: ModelFiles, plan: Plan, state: LoadState) -> Model:
+def load_drafter(files: ModelFiles, plan: LoadPlan, state: LoadState) -> Model:
     """The weights of a model that drafts; without the target's vocabulary, if it has the same.
 
     Raises:
@@ -123,13 +123,13 @@ def _open_model_drafter(
     vocabulary: Vocabulary,
     limits: TreeLimits,
     proposers: Sequence[Proposer],
-    plan: Plan,
+    plan: LoadPlan,
     state: LoadState,
 ) -> Drafter:
     path = files.paths[0]
     model = state.drafter or load_drafter(files, plan, state)
     differ = differs(vocabulary, model.vocabulary) if model.vocabulary.kind else ""
-    context = state.keep(
+    context = state.register(
         Context(
             model,
             n_cells=plan.context.n_cells,
@@ -154,8 +154,8 @@ def _open_model_drafter(
 
 
 def pair_costs(
-    target: Target, drafter: Drafter, limits: TreeLimits, keys: Keys, state: LoadState
-) -> Costs | None:
+    target: Target, drafter: Drafter, limits: TreeLimits, keys: ProfileKeys, state: LoadState
+) -> RoundCosts | None:
     """Return the cost of trees of each size; None where their size is fixed, or their cost is better learned.
 
     What experts a pass reads depends on its text, and on what is in memory by then. So nothing that is

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec.costs.planner import Drafting, alternatives, best
+from edgespec.costs.planner import DraftingCosts, alternatives, best
 from edgespec.errors import EdgeSpecError, UsageError
-from edgespec.loading.plan import Planner
+from edgespec.loading.plan import LoadPlanner
 from edgespec.loading.state import LoadState
 from edgespec.models.gguf.assistant import is_assistant, read_assistant, require_assistant_fits
 from edgespec.models.gguf.block_heads import is_block_head, read_any_head
@@ -25,7 +25,7 @@ from edgespec.models.hub.registry import Registry
 from edgespec.models.llama.heads.families import HeadFamily
 from edgespec.models.llama.heads.support import require_support
 from edgespec.models.llama.runtime.vetting import require_loadable
-from edgespec.profiles.store import Keys
+from edgespec.profiles.store import ProfileKeys
 
 _ENOUGH = 32  # passes after which what trees yield is known well enough
 _CLEARLY = 1.05  # times the speed, before another one than usual is taken
@@ -96,7 +96,7 @@ def read_mtp(target: ModelFiles) -> MTPLayers:
     return layers
 
 
-def find_drafter(planner: Planner, state: LoadState) -> ModelFiles | None:
+def find_drafter(planner: LoadPlanner, state: LoadState) -> ModelFiles | None:
     """The files of the drafter; None if it is no model.
 
     Raises:
@@ -114,7 +114,7 @@ def find_drafter(planner: Planner, state: LoadState) -> ModelFiles | None:
     return _best_drafter(planner, state) if searched else None
 
 
-def _best_drafter(planner: Planner, state: LoadState) -> ModelFiles | None:
+def _best_drafter(planner: LoadPlanner, state: LoadState) -> ModelFiles | None:
     """The best drafter on this machine for the target, and a note that says which.
 
     A drafter that a person has registered or made comes before the target's own layers. These come before
@@ -144,7 +144,7 @@ def _best_drafter(planner: Planner, state: LoadState) -> ModelFiles | None:
     return None
 
 
-def _own_layers(planner: Planner, state: LoadState) -> MTPLayers | None:
+def _own_layers(planner: LoadPlanner, state: LoadState) -> MTPLayers | None:
     """The target's own layers for further tokens, if they can draft and leave its weights where they are."""
     target = planner.target
     if mtp_fault(target):
@@ -162,14 +162,14 @@ def _own_layers(planner: Planner, state: LoadState) -> MTPLayers | None:
 
 
 @dataclass(frozen=True)
-class Choice:
+class DrafterChoice:
     """The drafter to take, and why, as the end of a sentence."""
 
     candidate: Candidate
     reason: str
 
 
-def choose_candidate(found: Sequence[Candidate], planner: Planner) -> Choice:
+def choose_candidate(found: Sequence[Candidate], planner: LoadPlanner) -> DrafterChoice:
     """The best of several candidates.
 
     Their order decides, unless runs have measured the draft steps and the accepted tokens of the first one
@@ -178,7 +178,7 @@ def choose_candidate(found: Sequence[Candidate], planner: Planner) -> Choice:
     Args:
         found: at least one, the usual choice first.
     """
-    usual = Choice(found[0], found[0].reason)
+    usual = DrafterChoice(found[0], found[0].reason)
     if len(found) < 2 or not planner.config.speculation.learn:
         return usual
     known = _speed(found[0], planner)
@@ -190,12 +190,14 @@ def choose_candidate(found: Sequence[Candidate], planner: Planner) -> Choice:
         return usual
     if fastest > _CLEARLY * known:
         slower = f"{known:.3g} with {found[0].path.name}"
-        return Choice(candidate, f"with {fastest:.3g} tokens/s, and {slower}, by what was measured here")
+        return DrafterChoice(
+            candidate, f"with {fastest:.3g} tokens/s, and {slower}, by what was measured here"
+        )
     why = f"with {known:.3g} tokens/s by what was measured here, and no more with any other"
-    return Choice(found[0], f"{usual.reason}, {why}")
+    return DrafterChoice(found[0], f"{usual.reason}, {why}")
 
 
-def _speed(candidate: Candidate, planner: Planner) -> float | None:
+def _speed(candidate: Candidate, planner: LoadPlanner) -> float | None:
     """Tokens per second with the best size of trees; None if something of it was not measured."""
     try:
         drafter = drafter_files(read_header(candidate.path))
@@ -203,10 +205,10 @@ def _speed(candidate: Candidate, planner: Planner) -> float | None:
     except EdgeSpecError:
         return None  # it cannot be read, or does not fit
     target = planner.target.headers[0].fingerprint
-    keys = Keys.of(target, drafter.headers[0].fingerprint, threads=planner.threads, mode="")
+    keys = ProfileKeys.of(target, drafter.headers[0].fingerprint, threads=planner.threads, mode="")
     steps, yields = planner.store.drafts(keys.drafts), planner.store.yields_at(keys, 0.0)
     passes = planner.known_passes(streams=plan.streams)
     if passes is None or steps is None or yields is None or yields.passes < _ENOUGH:
         return None
-    drafting = Drafting(candidate.path.name, yields, steps.step, steps.overhead)
+    drafting = DraftingCosts(candidate.path.name, yields, steps.step, steps.overhead)
     return best(alternatives(plan.holding, plan.over(passes), drafting, USUAL_NODES)).tokens_per_second

@@ -14,7 +14,7 @@ from edgespec.errors import BackendError, PairingError, UsageError
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.loading.drafter import file_sources
 from edgespec.loading.models import open_model
-from edgespec.loading.plan import Plan
+from edgespec.loading.plan import LoadPlan
 from edgespec.loading.state import LoadState
 from edgespec.models.gguf.assistant import is_assistant, read_assistant
 from edgespec.models.gguf.block_heads import BlockKind, is_block_head, read_any_head
@@ -71,7 +71,7 @@ def require_hidden_states(model: Model, context: Context, shown: Shown) -> None:
 
 
 def open_head(
-    files: ModelFiles, target: Target, shown: Shown, plan: Plan, state: LoadState
+    files: ModelFiles, target: Target, shown: Shown, plan: LoadPlan, state: LoadState
 ) -> HeadDrafter | AssistantDrafter:
     """The head as a drafter, which the target shows its hidden states from now on.
 
@@ -102,7 +102,7 @@ def open_head(
     else:
         model, name = _open_file(files, target, plan, state), None
         context = EagleContext(model, target.context, **_sizes(plan, state))
-    drafter = HeadDrafter(model, state.keep(context), n_vocab, proposers, name=name)
+    drafter = HeadDrafter(model, state.register(context), n_vocab, proposers, name=name)
     target.show_hidden(shown, drafter)
     return drafter
 
@@ -111,28 +111,28 @@ def _open_block_head(
     files: ModelFiles,
     target: Target,
     shown: Shown,
-    plan: Plan,
+    plan: LoadPlan,
     state: LoadState,
     proposers: Sequence[Proposer],
 ) -> BlockHeadDrafter:
     """A block head as a drafter; raises as `open_head`."""
     model = _open_file(files, target, plan, state)
-    context = state.keep(BlockContext(model, target.context, **_sizes(plan, state)))
-    bias = state.keep(MarkovHead(context.head)) if context.head.kind is BlockKind.DSPARK else None
+    context = state.register(BlockContext(model, target.context, **_sizes(plan, state)))
+    bias = state.register(MarkovHead(context.head)) if context.head.kind is BlockKind.DSPARK else None
     drafter = BlockHeadDrafter(model, context, target.model.vocabulary.n_tokens, proposers, bias)
     target.show_hidden(shown, drafter)
     return drafter
 
 
-def _open_assistant(files: ModelFiles, target: Target, plan: Plan, state: LoadState) -> AssistantContext:
+def _open_assistant(files: ModelFiles, target: Target, plan: LoadPlan, state: LoadState) -> AssistantContext:
     """The context of an assistant, in the cells of its target; raises as `open_head`."""
-    if plan.spread is not None:
+    if plan.assignment is not None:
         raise UsageError(
             f"The assistant {files.paths[0].name} cannot draft: it reads the keys and values of its target's "
             "last layers, which are on a graphics card or another machine.",
             "Use --gpu-layers 0 without --workers, or name an ordinary drafter.",
         )
-    return state.keep(
+    return state.register(
         AssistantContext(
             _open_file(files, target, plan, state),
             target.context,
@@ -150,7 +150,7 @@ class _Sizes(TypedDict):
     abort: AbortFlag
 
 
-def _sizes(plan: Plan, state: LoadState) -> _Sizes:
+def _sizes(plan: LoadPlan, state: LoadState) -> _Sizes:
     return {
         "n_cells": plan.context.n_cells,
         "n_sequences": plan.context.n_sequences,
@@ -159,7 +159,7 @@ def _sizes(plan: Plan, state: LoadState) -> _Sizes:
     }
 
 
-def _open_file(files: ModelFiles, target: Target, plan: Plan, state: LoadState) -> Model:
+def _open_file(files: ModelFiles, target: Target, plan: LoadPlan, state: LoadState) -> Model:
     """The weights of a head in a file of its own; raises as `open_head`."""
     path = files.paths[0]
     same = same_tokens(plan.target.headers[0], files.headers[0])

@@ -34,10 +34,10 @@ from edgespec.loading.drafter import (
 )
 from edgespec.loading.files import find_drafter, read_model
 from edgespec.loading.heads import Shown, hidden_states, open_head
-from edgespec.loading.plan import Plan, Planner, TextPlan
+from edgespec.loading.plan import LoadPlan, LoadPlanner, SequencePlan
+from edgespec.loading.sequences import plan_sequences
 from edgespec.loading.state import LoadState
 from edgespec.loading.target import open_target
-from edgespec.loading.texts import plan_texts
 from edgespec.loading.tree_sizes import usual_nodes
 from edgespec.loading.workers import connect
 from edgespec.models.gguf.footprint import require_cache_type
@@ -49,7 +49,7 @@ from edgespec.models.llama.row_rule import MOST_PADDED_ROWS
 from edgespec.models.llama.runtime.vetting import require_loadable
 from edgespec.models.text.encoding import Encoder
 from edgespec.models.text.template import ChatTemplate
-from edgespec.profiles.store import Keys
+from edgespec.profiles.store import ProfileKeys
 from edgespec.progress import Progress, no_progress
 from edgespec.speculation.drafters.base import Drafter
 
@@ -109,10 +109,10 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
     )
     machine = MachineSnapshot.read(state.n_threads, cards, state.workers)
     adapter_bytes = sum(adapter.header.file_bytes for adapter in state.adapters)
-    planner = Planner(target_files, config, machine, beside=adapter_bytes)
+    planner = LoadPlanner(target_files, config, machine, beside=adapter_bytes)
     drafter_files = find_drafter(planner, state)
     planner = replace(planner, usual_nodes=usual_nodes(planner))
-    planner = replace(planner, texts=plan_texts(planner, drafter_files), measured=True)
+    planner = replace(planner, sequences=plan_sequences(planner, drafter_files), measured=True)
     shown = hidden_states(drafter_files)
     plan, target, template = _open_planned(planner, drafter_files, shown, state)
 
@@ -125,7 +125,7 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
     else:
         drafter = open_drafter(target, limits, plan, state)
 
-    keys = Keys.of(
+    keys = ProfileKeys.of(
         target_files.headers[0].fingerprint,
         drafted_by,
         threads=target.context.n_threads,
@@ -150,29 +150,29 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
         load_s=time.perf_counter() - start,
         memory=plan.use(target.model),
         exact=bool(config.speculation.exact),
-        texts=plan.texts.texts,
+        texts=plan.sequences.sequences,
     )
 
 
 def _open_planned(
-    planner: Planner, drafter: ModelFiles | None, shown: Shown | None, state: LoadState
-) -> tuple[Plan, Target, ChatTemplate | None]:
+    planner: LoadPlanner, drafter: ModelFiles | None, shown: Shown | None, state: LoadState
+) -> tuple[LoadPlan, Target, ChatTemplate | None]:
     """The target, opened by a plan: with fewer layers on devices, if these have too little memory.
 
     What a device says is free may be gone a moment later, and drivers take some of it themselves.
     """
 
-    def load_meanwhile(plan: Plan) -> None:
+    def load_meanwhile(plan: LoadPlan) -> None:
         """Load the drafter while the disk is busy with the target; a head is opened after its target."""
         if drafter is not None and shown is None and state.drafter is None:
             state.drafter = load_drafter(drafter, plan, state)
 
     while True:
-        plan: Plan | None = None
+        plan: LoadPlan | None = None
         state.drafter = None
         try:
             with state.undone_on_memory_limit():
-                plan = state.plan = _plan_with_texts(planner, drafter)
+                plan = state.plan = _plan_with_sequences(planner, drafter)
                 state.notes += plan.notes
                 state.warnings += plan.warnings
                 return open_target(plan, state, shown, load_meanwhile)
@@ -187,16 +187,16 @@ def _open_planned(
             )
 
 
-def _plan_with_texts(planner: Planner, drafter: ModelFiles | None) -> Plan:
-    """The plan with cells for several texts; or for a single one, if what was estimated does not fit."""
-    texts = planner.texts
+def _plan_with_sequences(planner: LoadPlanner, drafter: ModelFiles | None) -> LoadPlan:
+    """The plan with cells for several sequences; or for a single one, if what was estimated does not fit."""
+    sequences = planner.sequences
     try:
         plan = planner.plan(drafter)
     except MemoryLimitError:
-        if not texts.more_cells:
+        if not sequences.more_cells:
             raise
-        return replace(planner, texts=TextPlan(texts.texts)).plan(drafter)
-    return replace(plan, notes=(*plan.notes, texts.note)) if texts.note else plan
+        return replace(planner, sequences=SequencePlan(sequences.sequences)).plan(drafter)
+    return replace(plan, notes=(*plan.notes, sequences.note)) if sequences.note else plan
 
 
 def _try_kernels(state: LoadState) -> None:
@@ -224,4 +224,4 @@ def _connect_workers(files: ModelFiles, state: LoadState) -> None:
     if state.config.devices.workers:
         state.on_progress("Connecting to workers", 0.0)
     workers = connect(files, state)
-    state.workers = None if workers is None else state.keep(workers)
+    state.workers = None if workers is None else state.register(workers)

@@ -7,7 +7,7 @@ from pathlib import Path
 from edgespec.loading.state import LoadState
 from edgespec.models.llama.runtime.device_layers import ON_PROCESSOR, DeviceLayers
 from edgespec.models.llama.runtime.model import Model
-from edgespec.models.llama.runtime.residency import Residency
+from edgespec.models.llama.runtime.weight_store import WeightStore
 
 
 def open_model(
@@ -16,7 +16,7 @@ def open_model(
     *,
     memory_map: bool,
     repack: bool = True,
-    weights: Residency | None = None,
+    weights: WeightStore | None = None,
     devices: DeviceLayers = ON_PROCESSOR,
     mtp: bool = False,
     token_texts: bool = True,
@@ -48,4 +48,4 @@ def open_model(
         if weights is not None:
             weights.close()
         raise
-    return state.keep(model)
+    return state.register(model)

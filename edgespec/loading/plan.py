@@ -12,49 +12,49 @@ from functools import cached_property
 
 from edgespec.config import NONE, Config
 from edgespec.costs.curves import Curve
-from edgespec.costs.planned_memory import HitRates, PlannedMemory
-from edgespec.costs.planner import Passes
-from edgespec.costs.spread import RemotePart, curve_over_machines
+from edgespec.costs.layer_assignment import RemotePart, curve_over_machines
+from edgespec.costs.planned_weights import HitRates, PlannedWeights
+from edgespec.costs.planner import TargetPasses
 from edgespec.drafters.folder_index import MAKING_BYTES
 from edgespec.errors import MemoryLimitError
 from edgespec.generation.result import MemoryUse
+from edgespec.loading.devices.assignment import LayerAssignment, read_rate, remote_parts
+from edgespec.loading.devices.card_placement import NO_CARDS, CardPlacement, drafter_parts, place_models
 from edgespec.loading.devices.finding import PlacementRequest, describe
 from edgespec.loading.devices.machine import MachineSnapshot
-from edgespec.loading.devices.on_cards import NO_CARDS, OnCards, drafter_parts, place_models
-from edgespec.loading.devices.spreading import Spread, read_rate, remote_parts
-from edgespec.loading.devices.workers import spread_over
+from edgespec.loading.devices.workers import assign_to_workers
 from edgespec.loading.pass_costs import expected_prefill
 from edgespec.measure.threads import known_threads
 from edgespec.models.gguf.footprint import USUAL_NODES, cells_for
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
 from edgespec.models.llama.runtime.model import Model
 from edgespec.offload.planning.budget import MemoryPlan, plan_memory
-from edgespec.offload.planning.needs import ContextShape, Needs, PairSizes
+from edgespec.offload.planning.needs import ContextShape, MemoryNeeds, PairSizes
 from edgespec.offload.planning.rows import needs_within
 from edgespec.offload.planning.stream_layout import StreamLayout
 from edgespec.profiles.store import ProfileStore
 from edgespec.speculation.tree import MAX_LEAVES
 
-_BESIDE_TREES = 8  # sequence ids for padding, for what is parked, and for texts
+_BESIDE_TREES = 8  # sequence ids for padding, for what is parked, and for sequences
 
 
 @dataclass(frozen=True)
-class TextPlan:
-    """The number of texts answered at once.
+class SequencePlan:
+    """The number of sequences answered at once.
 
     Attributes:
-        texts: how many, where a call does not say; None leaves it to the passes' costs.
-        more_cells: cells of the cache besides those for a single text.
+        sequences: how many, where a call does not say; None leaves it to the passes' costs.
+        more_cells: cells of the cache besides those for a single sequence.
         note: what that takes, in a sentence.
     """
 
-    texts: int | None = None
+    sequences: int | None = None
     more_cells: int = 0
     note: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
-class Plan:
+class LoadPlan:
     """The places of the weights of a target and its drafter, and the memory that these take.
 
     Attributes:
@@ -64,9 +64,9 @@ class Plan:
         needs: as if everything were on the processor, with the rows of a pass.
         memory: what of this machine's memory holds the target, and what is streamed.
         machine: that this is a plan for.
-        spread: which layers are on cards or workers; None if none are.
+        assignment: which layers are on cards or workers; None if none are.
         on_cards: what is on cards.
-        texts: how many are answered at once.
+        sequences: how many are answered at once.
         notes, warnings: the reasons, in sentences.
     """
 
@@ -74,17 +74,17 @@ class Plan:
     target: ModelFiles
     drafter: ModelFiles | None
     context: ContextShape
-    needs: Needs
+    needs: MemoryNeeds
     memory: MemoryPlan
     machine: MachineSnapshot
-    spread: Spread | None = None
-    on_cards: OnCards = NO_CARDS
-    texts: TextPlan = TextPlan()
+    assignment: LayerAssignment | None = None
+    on_cards: CardPlacement = NO_CARDS
+    sequences: SequencePlan = SequencePlan()
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
     @property
-    def holding(self) -> PlannedMemory:
+    def holding(self) -> PlannedWeights:
         """The places of the target's weights, in bytes."""
         return self.memory.holding
 
@@ -116,9 +116,9 @@ class Plan:
     @property
     def places(self) -> str:
         """The places of layers, for keys; empty if all are on the processor."""
-        return f" layers={self.spread.key}" if self.spread is not None else ""
+        return f" layers={self.assignment.key}" if self.assignment is not None else ""
 
-    def with_layout(self, layout: StreamLayout) -> Plan:
+    def with_layout(self, layout: StreamLayout) -> LoadPlan:
         """The plan with other places of streamed weights."""
         return replace(self, memory=replace(self.memory, layout=layout, holding=layout.holding))
 
@@ -129,9 +129,9 @@ class Plan:
         use.device_bytes = self.on_cards.drafter_bytes
         cards = self.machine.cards
         use.devices = () if cards is None else tuple(map(describe, cards.devices))
-        if self.spread is not None:
-            use.device_bytes += self.spread.lent_bytes
-            use.layers = self.spread.where
+        if self.assignment is not None:
+            use.device_bytes += self.assignment.lent_bytes
+            use.layers = self.assignment.where
         use.resident_bytes -= use.device_bytes
         if layout is not None and model.weights.resident_bytes:
             drafter = sum(f.weights for f in footprints[1:]) - self.on_cards.drafter_bytes
@@ -143,11 +143,11 @@ class Plan:
     def parts(self) -> list[RemotePart]:
         """Time per pass on each device that holds layers."""
         devices = self.machine.workers or self.on_cards.cards
-        if self.spread is None or devices is None:
+        if self.assignment is None or devices is None:
             return []
-        return remote_parts(self.spread, devices, self.target)
+        return remote_parts(self.assignment, devices, self.target)
 
-    def over(self, passes: Passes) -> Passes:
+    def over(self, passes: TargetPasses) -> TargetPasses:
         """The target's passes, from those of the whole model on the processor."""
         return replace(passes, compute=curve_over_machines(passes.compute, self.parts))
 
@@ -158,7 +158,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Planner:
+class LoadPlanner:
     """Plans for one target on one machine.
 
     Attributes:
@@ -166,7 +166,7 @@ class Planner:
         measured: whether contexts are tried by dry runs, as when they are about to be loaded.
         most_on_cards: layers that may be there, after a load has run out of their memory; None for any.
         usual_nodes: nodes that trees may have if no other number is asked for.
-        texts: how many are to be answered at once, and their cells.
+        sequences: how many are to be answered at once, and their cells.
     """
 
     target: ModelFiles
@@ -177,7 +177,7 @@ class Planner:
     measured: bool = False
     most_on_cards: int | None = None
     usual_nodes: int = USUAL_NODES
-    texts: TextPlan = TextPlan()
+    sequences: SequencePlan = SequencePlan()
 
     @property
     def budget(self) -> int:
@@ -200,14 +200,14 @@ class Planner:
         """Bytes that the model's disk reads per second."""
         return read_rate(self.target, self.store)
 
-    def known_passes(self, *, streams: bool) -> Passes | None:
+    def known_passes(self, *, streams: bool) -> TargetPasses | None:
         """Passes of the target; None if they were not measured yet."""
         profile = self.store.preferred_passes(
             self.target.headers[0].fingerprint, self.threads, streams=streams
         )
         if profile is None or (streams and not profile.read_rate):
             return None
-        return Passes(profile.compute, profile.read_rate, profile.accept_s, profile.overlap)
+        return TargetPasses(profile.compute, profile.read_rate, profile.accept_s, profile.overlap)
 
     @property
     def context(self) -> ContextShape:
@@ -217,7 +217,7 @@ class Planner:
         asked = max(tree or 0, parallel if isinstance(parallel, int) else 0, USUAL_NODES)
         nodes = max(asked, self.usual_nodes)
         return ContextShape(
-            cells_for(config.model.context, tree or 0) + self.texts.more_cells,
+            cells_for(config.model.context, tree or 0) + self.sequences.more_cells,
             nodes,
             _sequences(nodes),
             self.machine.n_threads,
@@ -230,7 +230,7 @@ class Planner:
     def _indexing(self) -> int:
         return 0 if self.config.speculation.draft_from is None else MAKING_BYTES
 
-    def plan(self, drafter: ModelFiles | None = None) -> Plan:
+    def plan(self, drafter: ModelFiles | None = None) -> LoadPlan:
         """The plan for the target with a drafter, with the rows of a pass that suit the memory best.
 
         Raises:
@@ -249,8 +249,8 @@ class Planner:
                 plan = self.place(self._within(sizes, self.budget, devices=True), drafter)
         else:
             on_cards = self._on_cards(needs, drafter, self.budget)
-            if on_cards.spread is not None:  # exact passes are shorter then
-                needs = self._within(sizes, self.budget + on_cards.spread.lent_bytes, devices=True)
+            if on_cards.assignment is not None:  # exact passes are shorter then
+                needs = self._within(sizes, self.budget + on_cards.assignment.lent_bytes, devices=True)
             plan = self.place(needs, drafter, on_cards=on_cards)
         if drafter is not None and needs.footprints[1].weights > needs.footprints[0].weights:
             name = drafter.headers[0].path.name
@@ -260,12 +260,12 @@ class Planner:
 
     def place(
         self,
-        needs: Needs,
+        needs: MemoryNeeds,
         drafter: ModelFiles | None = None,
         *,
         budget: int | None = None,
-        on_cards: OnCards | None = None,
-    ) -> Plan:
+        on_cards: CardPlacement | None = None,
+    ) -> LoadPlan:
         """Place weights that need so much.
 
         Args:
@@ -281,35 +281,35 @@ class Planner:
         warnings: tuple[str, ...] = ()
         if self.machine.workers is not None:
             disk_rate = None if self.config.memory.offload == NONE else self.read_rate
-            found = spread_over(self.machine.workers, needs, self.target, budget, disk_rate)
+            found = assign_to_workers(self.machine.workers, needs, self.target, budget, disk_rate)
             on_cards, left, notes = NO_CARDS, found.left(needs), (f"Layers: {found.where}.",)
-            spread: Spread | None = found
+            assignment: LayerAssignment | None = found
             if left.total <= budget:
                 lent = self.machine.lent_bytes
-                holding = PlannedMemory(budget + lent, needs.total, self.target.tensor_bytes)
+                holding = PlannedWeights(budget + lent, needs.total, self.target.tensor_bytes)
                 memory = MemoryPlan(budget, holding)
-                return self._plan(drafter, needs, memory, spread, on_cards, notes, warnings)
+                return self._plan(drafter, needs, memory, assignment, on_cards, notes, warnings)
         else:
             on_cards = on_cards or self._on_cards(needs, drafter, budget)
-            spread, left = on_cards.spread, on_cards.left(needs)
+            assignment, left = on_cards.assignment, on_cards.left(needs)
             notes, warnings = tuple(on_cards.notes), tuple(on_cards.shortfall(self._request))
         memory = plan_memory(
             left,
             self.target,
             budget,
             self.config,
-            here=None if spread is None else spread.here,
+            here=None if assignment is None else assignment.here,
             hits=self.hits,
             no_streaming=self.machine.no_streaming,
         )
-        return self._plan(drafter, needs, memory, spread, on_cards, notes, warnings)
+        return self._plan(drafter, needs, memory, assignment, on_cards, notes, warnings)
 
     def sizes(self, drafter: ModelFiles | None = None) -> PairSizes:
         """The needs of the target and a drafter by the rows of a pass; raises as PairSizes."""
         copied = self.config.memory.offload == NONE
         return PairSizes(self.target, drafter, self.context, measured=self.measured, copied=copied)
 
-    def needs(self, drafter: ModelFiles | None = None) -> Needs:
+    def needs(self, drafter: ModelFiles | None = None) -> MemoryNeeds:
         """The needs with passes of as few rows as any target can do with."""
         sizes = self.sizes(drafter)
         return sizes.at(sizes.context.fewest_rows)
@@ -317,14 +317,14 @@ class Planner:
     def _plan(
         self,
         drafter: ModelFiles | None,
-        needs: Needs,
+        needs: MemoryNeeds,
         memory: MemoryPlan,
-        spread: Spread | None,
-        on_cards: OnCards,
+        assignment: LayerAssignment | None,
+        on_cards: CardPlacement,
         notes: tuple[str, ...],
         warnings: tuple[str, ...],
-    ) -> Plan:
-        return Plan(
+    ) -> LoadPlan:
+        return LoadPlan(
             self.config,
             self.target,
             drafter,
@@ -332,14 +332,14 @@ class Planner:
             needs,
             memory,
             self.machine,
-            spread,
+            assignment,
             on_cards,
-            self.texts,
+            self.sequences,
             notes + memory.notes,
             warnings + memory.warnings,
         )
 
-    def _within(self, sizes: PairSizes, budget: int, *, devices: bool = False) -> Needs:
+    def _within(self, sizes: PairSizes, budget: int, *, devices: bool = False) -> MemoryNeeds:
         prefill = expected_prefill(
             self.target,
             self.config.model.context,
@@ -349,7 +349,7 @@ class Planner:
         )
         return needs_within(sizes, self.target, budget, self.config, prefill, devices=devices)
 
-    def _on_cards(self, needs: Needs, drafter: ModelFiles | None, budget: int) -> OnCards:
+    def _on_cards(self, needs: MemoryNeeds, drafter: ModelFiles | None, budget: int) -> CardPlacement:
         cards = self.machine.cards
         if cards is None:
             return NO_CARDS
@@ -366,5 +366,5 @@ class Planner:
 
 
 def _sequences(nodes: int) -> int:
-    """Sequence ids for texts and the branches of trees; each costs a row of logits, used or not."""
+    """Sequence ids for sequences and the branches of trees; each costs a row of logits, used or not."""
     return min(nodes + _BESIDE_TREES, MAX_LEAVES) if nodes > USUAL_NODES else USUAL_NODES

@@ -14,7 +14,7 @@ from edgespec.kernels.layouts import own_in_use
 from edgespec.loading.adapters import refuse_streaming
 from edgespec.loading.heads import Shown, require_hidden_states
 from edgespec.loading.models import open_model
-from edgespec.loading.plan import Plan
+from edgespec.loading.plan import LoadPlan
 from edgespec.loading.state import LoadState
 from edgespec.loading.workers import borrow_layers
 from edgespec.machine.cores import thread_counts
@@ -36,12 +36,12 @@ from edgespec.models.llama.row_rule import (
 )
 from edgespec.models.llama.runtime.abort import DecodeAborted
 from edgespec.models.llama.runtime.adapters import load_adapter
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.device_layers import ON_PROCESSOR, DeviceLayers
 from edgespec.models.llama.runtime.model import Model
-from edgespec.models.llama.runtime.residency import Residency
-from edgespec.models.llama.state_trees import ROWS, Branching, BranchingStore
+from edgespec.models.llama.runtime.weight_store import WeightStore
+from edgespec.models.llama.state_trees import ROWS, BranchExactness, BranchingStore
 from edgespec.models.text.template import ChatTemplate
 from edgespec.offload.attention import keep_row_attention
 from edgespec.offload.experts.switch import UnknownRouting
@@ -51,11 +51,11 @@ from edgespec.offload.store_reader import DamagedPack
 
 
 def open_target(
-    plan: Plan,
+    plan: LoadPlan,
     state: LoadState,
     shown: Shown | None = None,
-    meanwhile: Callable[[Plan], None] = lambda _plan: None,
-) -> tuple[Plan, Target, ChatTemplate | None]:
+    meanwhile: Callable[[LoadPlan], None] = lambda _plan: None,
+) -> tuple[LoadPlan, Target, ChatTemplate | None]:
     """The target, ready to verify trees, and the process that renders its chat template.
 
     The plan is returned as it was carried out: the disk may have had no room for a packed file.
@@ -96,23 +96,23 @@ def open_target(
         kernels=plan.kernels,
         kv=state.config.model.kv,
         **({"lora": _adapter_states(state)} if state.adapters else {}),
-        **({"layers": plan.spread.key} if plan.spread is not None else {}),
+        **({"layers": plan.assignment.key} if plan.assignment is not None else {}),
     )
-    if plan.spread is None:
+    if plan.assignment is None:
         _allow_long_chunks(target, header.fingerprint)
     _choose_threads(target, header.fingerprint, plan, state)
     return plan, target, template
 
 
 def _open_context(
-    plan: Plan, state: LoadState, shown: Shown | None, meanwhile: Callable[[Plan], None]
-) -> tuple[Plan, Model, Context]:
+    plan: LoadPlan, state: LoadState, shown: Shown | None, meanwhile: Callable[[LoadPlan], None]
+) -> tuple[LoadPlan, Model, Context]:
     """The target's weights and its context; whole layers are streamed where single experts cannot be."""
 
     sizes = plan.context
 
     def open_for(model: Model) -> Context:
-        context = state.keep(
+        context = state.register(
             Context(
                 model,
                 n_cells=sizes.n_cells,
@@ -152,7 +152,7 @@ def _open_context(
 def _routes_as_expected(context: Context) -> bool:
     """True if the experts that a pass needs are known before it needs them; found by trying one."""
     try:
-        context.decode(Batch.run([0], 0, n_sequences=1, logits="last"))
+        context.decode(TokenBatch.run([0], 0, n_sequences=1, logits="last"))
     except UnknownRouting:
         return False
     finally:
@@ -161,17 +161,17 @@ def _routes_as_expected(context: Context) -> bool:
 
 
 def _open_weights(
-    plan: Plan, state: LoadState, meanwhile: Callable[[Plan], None] = lambda _plan: None
-) -> tuple[Plan, Model]:
+    plan: LoadPlan, state: LoadState, meanwhile: Callable[[LoadPlan], None] = lambda _plan: None
+) -> tuple[LoadPlan, Model]:
     """The target's weights, and the plan as it was carried out."""
     files, memory = plan.target, plan.memory
     if state.adapters and not memory.in_memory:
         raise refuse_streaming()
     devices: DeviceLayers = plan.on_cards.target
-    beside: Residency | None = None
-    if state.workers is not None and plan.spread is not None:
-        if plan.spread.elsewhere:
-            devices, beside = borrow_layers(plan.spread, state.workers, state)
+    beside: WeightStore | None = None
+    if state.workers is not None and plan.assignment is not None:
+        if plan.assignment.elsewhere:
+            devices, beside = borrow_layers(plan.assignment, state.workers, state)
         else:
             state.workers.close()  # a worker serves one program at a time
     if memory.layout is None:
@@ -204,22 +204,24 @@ def _open_weights(
         stream = prepare()
         model = opened(stream, devices, state.on_progress)
     state.notes += stream.notes
-    return plan.with_layout(stream.layout), state.keep(model)
+    return plan.with_layout(stream.layout), state.register(model)
 
 
-def _try_branches(context: Context, fingerprint: str, plan: Plan, state: LoadState) -> Branching | None:
+def _try_branches(
+    context: Context, fingerprint: str, plan: LoadPlan, state: LoadState
+) -> BranchExactness | None:
     """Try the branching of the model's running states; None if it keeps none.
 
     Where they cannot, the context does without.
     """
     if not context.model.keeps_recurrent_state:
         return None
-    outcome = Branching.WRONG
+    outcome = BranchExactness.WRONG
     if context.branches:
         state.on_progress("Trying branches of running states (once a model)", 0.0)
         held = f"{plan.kernels}{state.variant}{plan.places}"
         outcome = BranchingStore(user_cache_path("edgespec") / "rows").get(fingerprint, held, context)
-    context.branches = outcome is not Branching.WRONG
+    context.branches = outcome is not BranchExactness.WRONG
     if not context.branches:
         state.notes.append(
             "The target keeps a running state, which cannot branch here: drafting chains, not trees."
@@ -227,10 +229,10 @@ def _try_branches(context: Context, fingerprint: str, plan: Plan, state: LoadSta
     return outcome
 
 
-def _decodes_exactly(context: Context, branching: Branching | None, plan: Plan) -> bool:
+def _decodes_exactly(context: Context, branching: BranchExactness | None, plan: LoadPlan) -> bool:
     """True if decoding is exact as planned, which takes branches that round like the text."""
     model, exact = context.model, plan.exact
-    if exact and branching not in (None, Branching.SAME):
+    if exact and branching not in (None, BranchExactness.SAME):
         if plan.config.speculation.exact:
             why = "whose branches round differently" if context.branches else "which cannot branch"
             raise BackendError(
@@ -251,12 +253,12 @@ def _open_template(model: Model, state: LoadState) -> ChatTemplate | None:
         return None
     vocabulary = model.vocabulary
     bos, eos = (vocabulary.text(t).decode("utf-8", "replace") for t in (vocabulary.bos, vocabulary.eos))
-    template = state.keep(ChatTemplate(source, bos, eos))
+    template = state.register(ChatTemplate(source, bos, eos))
     template.start()  # its process starts while the context is set up
     return template
 
 
-def _free_rule(context: Context, fingerprint: str, plan: Plan, state: LoadState) -> RowRule | None:
+def _free_rule(context: Context, fingerprint: str, plan: LoadPlan, state: LoadState) -> RowRule | None:
     """The rule that adds no rows, if it holds for a model in memory and exact decoding was not declined."""
     in_memory = plan.memory.in_memory and _alone(plan, state)
     chains = context.model.keeps_recurrent_state and not context.branches
@@ -268,12 +270,12 @@ def _free_rule(context: Context, fingerprint: str, plan: Plan, state: LoadState)
     return RowRuleStore(user_cache_path("edgespec") / "rows").get(fingerprint, held, context, FREE)
 
 
-def _alone(plan: Plan, state: LoadState) -> bool:
+def _alone(plan: LoadPlan, state: LoadState) -> bool:
     """True if this machine's processor computes all layers: other devices cannot be watched."""
-    return state.workers is None and plan.spread is None and plan.on_cards.target == ON_PROCESSOR
+    return state.workers is None and plan.assignment is None and plan.on_cards.target == ON_PROCESSOR
 
 
-def _row_rule(context: Context, fingerprint: str, plan: Plan, state: LoadState) -> RowRule | None:
+def _row_rule(context: Context, fingerprint: str, plan: LoadPlan, state: LoadState) -> RowRule | None:
     exact = state.config.speculation.exact
     state.on_progress("Finding the rule for exact decoding (once a model)", 0.0)
     held = f"{plan.kernels}{state.variant}{plan.places}"
@@ -307,7 +309,7 @@ def _allow_long_chunks(target: Target, fingerprint: str) -> None:
         target.pieces = PrefillChunks(target.rule, target.context.n_rows, path)
 
 
-def _choose_threads(target: Target, fingerprint: str, plan: Plan, state: LoadState) -> None:
+def _choose_threads(target: Target, fingerprint: str, plan: LoadPlan, state: LoadState) -> None:
     """Compute with the fastest number of threads, which is measured where trees are sized too."""
     speculation = state.config.speculation
     if state.config.devices.threads is not None or len(thread_counts()) < 2:
@@ -315,7 +317,7 @@ def _choose_threads(target: Target, fingerprint: str, plan: Plan, state: LoadSta
     try:
         # Random text would fill the memory for experts with those that no real text needs.
         # What passes take on devices and other machines says nothing of the processor.
-        tries = target.model.weights.expert_use is None and plan.spread is None
+        tries = target.model.weights.expert_use is None and plan.assignment is None
         if tries and speculation.drafts and speculation.tree_budget is None:
             state.n_threads = choose_threads(target, fingerprint)
         else:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from edgespec.errors import EdgeSpecError
-from edgespec.loading.devices.spreading import Spread, usual_type
+from edgespec.loading.devices.assignment import LayerAssignment, usual_type
 from edgespec.loading.state import LoadState
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.runtime.device_layers import DeviceLayers
-from edgespec.models.llama.runtime.residency import AllInMemory
+from edgespec.models.llama.runtime.weight_store import AllInMemory
 from edgespec.units import readable
 from edgespec.workers.address import parse_addresses
 from edgespec.workers.pool import WorkerPool
 
 
 class RemoteLayers(AllInMemory):
-    """Notices that a machine is gone: a `Residency`.
+    """Notices that a machine is gone: a `WeightStore`.
 
     Args:
         lost: gives an error if a machine is gone; called around every decode.
@@ -79,13 +79,15 @@ def connect(files: ModelFiles, state: LoadState) -> WorkerPool | None:
     return workers
 
 
-def borrow_layers(spread: Spread, workers: WorkerPool, state: LoadState) -> tuple[DeviceLayers, RemoteLayers]:
+def borrow_layers(
+    assignment: LayerAssignment, workers: WorkerPool, state: LoadState
+) -> tuple[DeviceLayers, RemoteLayers]:
     """The layers on workers, for llama.cpp, and what notices that a worker is lost.
 
     Raises:
         WorkerError: one was lost meanwhile.
     """
     borrowed = workers.borrow(lambda: state.abort.is_set)
-    return DeviceLayers.of(spread.used(borrowed)), RemoteLayers(
+    return DeviceLayers.of(assignment.used(borrowed)), RemoteLayers(
         lost=workers.lost, release=workers.close, setup_s=workers.sizing_s
     )

@@ -12,7 +12,7 @@ DISTURBED = 0.1  # of the time that a measurement's threads could have run
 
 
 @dataclass(frozen=True)
-class Load:
+class ProcessorUse:
     """Processor time used so far.
 
     Attributes:
@@ -26,7 +26,7 @@ class Load:
     own_s: float
 
 
-def read_load() -> Load:
+def read_load() -> ProcessorUse:
     """Processor time used up to now."""
     per_core = psutil.cpu_times(percpu=True)
     try:
@@ -40,10 +40,12 @@ def read_load() -> Load:
         counted_twice = times.get("guest", 0.0) + times.get("guest_nice", 0.0)  # included in user and nice
         busy += sum(times.values()) - waiting - counted_twice
     own = psutil.Process().cpu_times()
-    return Load(time.monotonic(), busy, own.user + own.system + own.children_user + own.children_system)
+    return ProcessorUse(
+        time.monotonic(), busy, own.user + own.system + own.children_user + own.children_system
+    )
 
 
-def pressure(before: Load, after: Load, *, cores: int, threads: int) -> float:
+def pressure(before: ProcessorUse, after: ProcessorUse, *, cores: int, threads: int) -> float:
     """The share of the time of `threads` that other programs took away, from 0 to 1.
 
     Work of other programs on cores that would be idle does not count.

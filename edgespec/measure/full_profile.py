@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.costs.pass_time import draft_seconds
-from edgespec.costs.yields import Yields
+from edgespec.costs.yields import TreeYields
 from edgespec.engine.engine import Engine
 from edgespec.errors import StreamError
 from edgespec.generation.config import GenerationConfig
@@ -18,7 +18,7 @@ from edgespec.generation.result import PassRecord
 from edgespec.measure.draft_steps import measure_steps
 from edgespec.measure.passes import measure_passes
 from edgespec.measure.throughput import measure_reading
-from edgespec.measure.trees import TreeStatistics, measure_trees, write_texts
+from edgespec.measure.trees import TreeStatistics, measure_trees, write_answers
 from edgespec.profiles.store import (
     DiskProfile,
     DraftProfile,
@@ -64,8 +64,8 @@ class FullProfile:
     streamed_bytes: int
     disk: DiskProfile | None
     drafts: DraftProfile | None
-    greedy: Yields | None
-    sampled: Yields | None
+    greedy: TreeYields | None
+    sampled: TreeYields | None
     experts: ExpertProfile | None
     fewer_experts: ExpertProfile | None
     noisy: bool
@@ -136,14 +136,14 @@ def measure_full_profile(
             config = GenerationConfig(max_tokens=200, temperature=sampled_at, seed=1)
             left = share * seconds * (1 - _DISK - _PASSES)
             alone = not engine.drafter.reads_target  # otherwise passes are needed to see what it drafts
-            written = write_texts(engine, config, left * _WRITING if alone else left, on_progress)
+            written = write_answers(engine, config, left * _WRITING if alone else left, on_progress)
             accept_s = written.accept_s
             rounds += written.passes
             if not alone:
                 trees += [TreeStatistics(written.yields), TreeStatistics()]
                 continue
             trees += [
-                measure_trees(engine, config, written.texts, budget, left * part, on_progress)
+                measure_trees(engine, config, written.samples, budget, left * part, on_progress)
                 for budget, part in ((most, _LARGE), (min(_SMALL_TREE, most), _SMALL))
             ]
         greedy, sampled = _with_steps(*trees[:2]), _with_steps(*trees[2:])
@@ -158,7 +158,7 @@ def measure_full_profile(
         store.put(keys.passes, passes)
     experts = fewer = None
     if engine.target.model.weights.expert_use is not None:
-        rounds = rounds or write_texts(engine, GenerationConfig(), seconds * _WRITING, on_progress).passes
+        rounds = rounds or write_answers(engine, GenerationConfig(), seconds * _WRITING, on_progress).passes
         experts = _expert_profile(rounds, engine.target.model.weights.experts_held)
         before = store.experts(keys.target)
         fewer = before if experts.is_slower_with_more(before) else None
@@ -198,7 +198,7 @@ def _expert_profile(rounds: list[PassRecord], held: float) -> ExpertProfile:
     return ExpertProfile(held, sum(used, ExpertUse()).hit_rate, pass_s)
 
 
-def _with_steps(large: TreeStatistics, small: TreeStatistics) -> Yields | None:
+def _with_steps(large: TreeStatistics, small: TreeStatistics) -> TreeYields | None:
     if large.yields is None or small.yields is None:
         return large.yields
     return large.yields.with_steps_of(small.yields)

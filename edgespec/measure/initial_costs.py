@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgespec.costs.curves import Curve
-from edgespec.costs.pass_time import SLOWDOWN_BESIDE_READS, Costs, even_step, streamed_curve
+from edgespec.costs.pass_time import SLOWDOWN_BESIDE_READS, RoundCosts, even_step, streamed_curve
 from edgespec.engine.target import Target
 from edgespec.measure.derived_passes import DerivedPasses
 from edgespec.measure.draft_steps import quick_steps
@@ -11,7 +11,7 @@ from edgespec.measure.passes import passes_by_first_layers, quick_passes
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.first_layers import FirstLayers
-from edgespec.profiles.store import DraftProfile, Keys, PassProfile, ProfileStore
+from edgespec.profiles.store import DraftProfile, PassProfile, ProfileKeys, ProfileStore
 from edgespec.progress import Progress
 from edgespec.speculation.drafters.base import Drafter
 
@@ -23,12 +23,12 @@ def initial_costs(
     target: Target,
     drafter: Drafter,
     width: int,
-    keys: Keys,
+    keys: ProfileKeys,
     on_progress: Progress,
     store: ProfileStore | None = None,
     notes: list[str] | None = None,
     first_layers: FirstLayers | None = None,
-) -> Costs:
+) -> RoundCosts:
     """The costs of the pair's passes and draft steps; what is not stored yet is measured and stored.
 
     Where a pass takes so long that a person would wait for the measurement, the sizes that were not measured
@@ -72,8 +72,8 @@ def initial_costs(
             store.put(keys.drafts, drafts)
     verify = streamed_curve(passes.compute, n_bytes, passes.read_rate)
     if drafts is None:
-        return Costs(verify)
-    return Costs(verify, *even_step(drafts.step, width, drafts.overhead))
+        return RoundCosts(verify)
+    return RoundCosts(verify, *even_step(drafts.step, width, drafts.overhead))
 
 
 def better(known: PassProfile | None, measured: PassProfile) -> PassProfile:

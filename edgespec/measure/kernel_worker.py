@@ -33,7 +33,7 @@ from edgespec.machine.probe import available_memory
 from edgespec.models.gguf.types import BLOCK_SIZES
 from edgespec.models.hub import catalog
 from edgespec.models.llama.runtime.backend import start_backend
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 from edgespec.models.llama.trials.tiny_hybrid import WIDTH, write_tiny_hybrid
@@ -167,7 +167,7 @@ def _try_unpacked(processor: Processor, layouts: list[KernelLayout]) -> list[Ker
     own = library.loaded()
     if own is None or all(layout.name != OWN for layout in layouts):
         return layouts
-    nodes: list[tuple[str, int, Callable[[int, library.Library | None], FloatArray]]] = [
+    nodes: list[tuple[str, int, Callable[[int, library.NativeLibrary | None], FloatArray]]] = [
         (f"computing attention in heads of {each.size}", each.cells, partial(each.compute, processor))
         for each in _ATTENTION
     ]
@@ -188,7 +188,7 @@ def _try_unpacked(processor: Processor, layouts: list[KernelLayout]) -> list[Ker
     return layouts
 
 
-def _float_product(processor: Processor, rows: int, own: library.Library | None) -> FloatArray:
+def _float_product(processor: Processor, rows: int, own: library.NativeLibrary | None) -> FloatArray:
     """(rows, matrix rows) the product of an F32 matrix; `own` computes it, or else ggml."""
     rng = np.random.default_rng(0)
     length, height = _FLOAT_SHAPE
@@ -310,7 +310,7 @@ def _decoded(path: Path, layout: KernelLayout | None) -> FloatArray:
         start = 0
         for rows in ROWS:
             tokens = rng.integers(0, model.vocabulary.n_tokens, rows, dtype=np.int32)
-            context.decode(Batch.run(tokens, start, n_sequences=1, logits="all"))
+            context.decode(TokenBatch.run(tokens, start, n_sequences=1, logits="all"))
             found.append(context.logits().copy())
             start += rows
         context.close()
@@ -347,15 +347,15 @@ def sequences_agree(path: Path, layout: KernelLayout | None) -> bool:
             for count in (_SEQUENCES, 1)
         )
         for start, end in ((0, _TEXT), (_TEXT, _TEXT + 1)):
-            batches = [Batch.run(text[start:end], start, n_sequences=1, logits="all") for text in tokens]
+            batches = [TokenBatch.run(text[start:end], start, n_sequences=1, logits="all") for text in tokens]
             ids = [np.full(len(batch), number, dtype=np.int32) for number, batch in enumerate(batches)]
             rows = [batch.with_sequences(own) for batch, own in zip(batches, ids, strict=True)]
-            together.decode(Batch.joined(rows))
+            together.decode(TokenBatch.joined(rows))
             found = together.logits().copy()
             expected = []
             for text in tokens:
                 alone.clear()
-                alone.decode(Batch.run(text[:end], 0, n_sequences=1, logits="all"))
+                alone.decode(TokenBatch.run(text[:end], 0, n_sequences=1, logits="all"))
                 expected.append(alone.logits()[start:end].copy())
             if not _least_cosine(found, np.concatenate(expected)) > _LEAST_COSINE:  # true of NaN too
                 return False

@@ -1,4 +1,4 @@
-"""The yield of trees and the cost of drafts, measured along texts that the target writes first."""
+"""The yield of trees and the cost of drafts, measured along answers that the target writes first."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from edgespec.costs.yields import Yields
+from edgespec.costs.yields import TreeYields
 from edgespec.engine.engine import Engine
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import PassRecord
@@ -31,16 +31,16 @@ _TEXT_TOKENS, _LEAST_TOKENS = 64, 32  # most and least tokens of an answer that 
 
 
 @dataclass(frozen=True)
-class Text:
-    """A text that the target wrote: the tokens of the prompt and of the answer."""
+class TargetAnswer:
+    """The tokens of a prompt and of the target's answer."""
 
     prompt: list[int]
     answer: list[int]
 
 
 @dataclass(frozen=True)
-class WrittenTexts:
-    """Texts that the target wrote, and the passes that it took.
+class TargetAnswers:
+    """Answers that the target wrote, and the passes that it took.
 
     Attributes:
         accept_s: seconds of a round outside draft and pass, the median.
@@ -48,19 +48,19 @@ class WrittenTexts:
         yields: what their trees yielded; None if there were none.
     """
 
-    texts: list[Text]
+    samples: list[TargetAnswer]
     accept_s: float
     passes: list[PassRecord]
-    yields: Yields | None = None
+    yields: TreeYields | None = None
 
 
-def write_texts(
+def write_answers(
     engine: Engine, config: GenerationConfig, seconds: float, on_progress: Progress
-) -> WrittenTexts:
+) -> TargetAnswers:
     """Begin the target's answers to the built-in prompts in turn, until the time is up."""
     begun = time.perf_counter()
     config = config.with_(max_tokens=_TEXT_TOKENS)
-    texts: list[Text] = []
+    samples: list[TargetAnswer] = []
     passes: list[PassRecord] = []
     meter = YieldMeter()
     for prompt in PROMPTS:
@@ -79,12 +79,12 @@ def write_texts(
                     break
         finally:
             chunks.close()
-        texts.append(Text(engine.encoder.encode(prompt), tokens))
+        samples.append(TargetAnswer(engine.encoder.encode(prompt), tokens))
         passes += records[1:]
         if time.perf_counter() > begun + seconds:
             break
     accept_s = statistics.median([r.accept_s for r in passes] or [0.0])
-    return WrittenTexts(texts, accept_s, passes, meter.yields())
+    return TargetAnswers(samples, accept_s, passes, meter.yields())
 
 
 def _count(engine: Engine, record: PassRecord, meter: YieldMeter) -> None:
@@ -96,14 +96,14 @@ def _count(engine: Engine, record: PassRecord, meter: YieldMeter) -> None:
 
 @dataclass
 class TreeStatistics:
-    """Statistics of trees that were grown along known texts.
+    """Statistics of trees that were grown along known answers.
 
     Attributes:
-        yields: what they yield; None if every text was too short.
+        yields: what they yield; None if every answer was too short.
         draft_s, steps, rows: totals over all drafts: seconds, decodes, and rows decoded.
     """
 
-    yields: Yields | None = None
+    yields: TreeYields | None = None
     draft_s: float = 0.0
     steps: int = 0
     rows: int = 0
@@ -112,31 +112,31 @@ class TreeStatistics:
 def measure_trees(
     engine: Engine,
     config: GenerationConfig,
-    texts: Sequence[Text],
+    samples: Sequence[TargetAnswer],
     budget: int,
     seconds: float,
     on_progress: Progress,
 ) -> TreeStatistics:
-    """Grow trees of a size along texts that the target wrote, as its passes would have done.
+    """Grow trees of a size along answers that the target wrote, as its passes would have done.
 
     The target writes the same text whatever drafts it, so its choices are known and only the drafter runs.
-    Every text is walked through from its first token, then from its second, and so on, until the time is up.
-    Walks through one text are alike, so their passes together have the weight of one walk.
+    Every answer is walked through from its first token, then from its second, and so on, until the time is
+    up. Walks through one answer are alike, so their passes together have the weight of one walk.
     """
     meter, found = YieldMeter(), TreeStatistics()
     begun = time.perf_counter()
     limits = engine.limits
     limits = replace(limits, budget=min(budget, limits.budget), depth=min(limits.depth, _DEEPEST))
-    longest = max((len(text.answer) for text in texts), default=0)
+    longest = max((len(sample.answer) for sample in samples), default=0)
     for start in range(longest):
-        for text in texts:
+        for sample in samples:
             if time.perf_counter() > begun + seconds and meter.passes:
                 break
-            _walk(engine, config, text, start, limits, meter, found)
+            _walk(engine, config, sample, start, limits, meter, found)
             done = (time.perf_counter() - begun) / seconds
             on_progress(f"Measuring trees of {limits.budget} nodes", min(done, 1.0))
     if (yields := meter.yields()) is not None:
-        once = sum(len(text.answer) for text in texts) / yields.at(limits.budget)
+        once = sum(len(sample.answer) for sample in samples) / yields.at(limits.budget)
         found.yields = replace(yields, passes=min(yields.passes, max(round(once), 1)))
     return found
 
@@ -144,18 +144,18 @@ def measure_trees(
 def _walk(
     engine: Engine,
     config: GenerationConfig,
-    text: Text,
+    sample: TargetAnswer,
     start: int,
     limits: TreeLimits,
     meter: YieldMeter,
     found: TreeStatistics,
 ) -> None:
-    """Walk through a text, and discard what is learned on the way, since the text will come again."""
+    """Walk through an answer, and discard what is learned on the way, since it will come again."""
     n_vocab = engine.target.model.vocabulary.n_tokens
     policy = tree_policy(engine.policy.name)
     method = method_for(config, n_vocab, config.seed or 0, engine.drafter, policy=policy)
-    tokens = text.prompt + text.answer
-    place = len(text.prompt) + start
+    tokens = sample.prompt + sample.answer
+    place = len(sample.prompt) + start
     first = True
     # If the text ended before a path could, the length of that path would not be known.
     while place + limits.depth + 1 < len(tokens):

@@ -11,7 +11,7 @@ in one pass over the weights, with the same bits as in short chunks.
 from __future__ import annotations
 
 from edgespec.kernels import ggml
-from edgespec.kernels.ggml import Address, Shape
+from edgespec.kernels.ggml import Address, TensorShape
 from edgespec.kernels.watch import new_watch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.graph import GraphObserver
@@ -31,7 +31,7 @@ class RowAttention(GraphObserver):
         self.changed = 0
         self.watch = new_watch()
         self.watch.ask_about_operation(ggml.attention_operation(), MOST_ROWS + 1)
-        self._before: dict[Address, Shape] = {}
+        self._before: dict[Address, TensorShape] = {}
 
     def reached(self, node: Address) -> bool:
         """Change a node that is about to be computed: attention over many rows."""

@@ -24,7 +24,7 @@ from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address
 from edgespec.kernels.watch import new_watch
 from edgespec.offload.layout import Read
-from edgespec.offload.slot_filler import Load, SlotFiller
+from edgespec.offload.slot_filler import SlotFiller, SlotLoad
 from edgespec.offload.store_reader import StoreReader
 
 _VIEW, _VIEW_OFFSET = 10, 11  # after the ten sources
@@ -108,7 +108,7 @@ class LayerSwitch:
     def computed(self, node: Address) -> None:
         """The graph has stopped after a node: the layer may be done with, and another one may come next."""
         if self._leaving is not None:
-            self._give_back(self._leaving)
+            self._release(self._leaving)
             self._leaving = None
         stop = self._stops.get((self.watch.at, ggml.name_of(node)))
         if stop is None or stop.leave != self._current:
@@ -137,7 +137,7 @@ class LayerSwitch:
         )
 
     def _enter(self, layer: int) -> None:
-        self._slot = self._ring.take(layer, self._stop_asked)
+        self._slot = self._ring.acquire(layer, self._stop_asked)
         for tensor, place in self._tensors[layer].items():
             ggml.set_data(tensor, self._slot + place)
         self._current = layer
@@ -145,13 +145,13 @@ class LayerSwitch:
 
     def _leave(self) -> None:
         assert self._current is not None
-        self._give_back(self._current)
+        self._release(self._current)
         self._current = None
         self.watch.set_current(None)
 
-    def _give_back(self, layer: int) -> None:
+    def _release(self, layer: int) -> None:
         self._gone.add(layer)
-        self._ring.give_back(layer)
+        self._ring.release(layer)
 
     def _learn(self) -> None:
         """Learn where a graph of this shape has to stop, and which readers it can pass over.
@@ -202,9 +202,9 @@ class LayerRing:
         self._order = [reader.store.layers[index] for index in order]
         self._position = {index: number for number, index in enumerate(order)}
         self._free = list(range(n_slots))
-        self._coming: deque[Load] = deque()  # in the order in which they are needed
-        self._held: dict[int, Load] = {}
-        self._dropped: set[Load] = set()  # still being read, for nobody
+        self._coming: deque[SlotLoad] = deque()  # in the order in which they are needed
+        self._held: dict[int, SlotLoad] = {}
+        self._dropped: set[SlotLoad] = set()  # still being read, for nobody
         self._next = 0  # position of the layer that will be asked for next
         self.slots = SlotFiller(
             reader,
@@ -221,8 +221,8 @@ class LayerRing:
         """Bytes read for one pass."""
         return sum(layer.n_bytes for layer in self._order)
 
-    def take(self, layer: int, stop: Callable[[], bool]) -> Address:
-        """The layer's address, when it has been read. It stays valid until `give_back`.
+    def acquire(self, layer: int, stop: Callable[[], bool]) -> Address:
+        """The layer's address, when it has been read. It stays valid until `release`.
 
         Args:
             stop: polled while waiting; ends the wait.
@@ -242,7 +242,7 @@ class LayerRing:
                 self._held[layer] = self._coming.popleft()
             return self.slots.address_of(load.slot)
 
-    def give_back(self, layer: int) -> None:
+    def release(self, layer: int) -> None:
         """The pass is done with the layer; its slot is filled with the next one."""
         with self.slots.lock:
             load = self._held.pop(layer, None)
@@ -265,7 +265,7 @@ class LayerRing:
         """End the threads and free the memory."""
         self.slots.close()
 
-    def _head(self, layer: int, stop: Callable[[], bool]) -> Load:
+    def _head(self, layer: int, stop: Callable[[], bool]) -> SlotLoad:
         """The load of a layer, moved to the front of the queue."""
         if all(load.what != layer for load in self._coming):
             self._align(layer)
@@ -284,7 +284,7 @@ class LayerRing:
         self._next = self._position[layer]
         self._fill()
 
-    def _drop(self, load: Load) -> None:
+    def _drop(self, load: SlotLoad) -> None:
         self.slots.drop(load)
         if load.under_way:
             self._dropped.add(load)
@@ -296,11 +296,11 @@ class LayerRing:
         while self._free and len(self._coming) + len(self._held) < len(self._order):
             layer = self._order[self._next % len(self._order)]
             self._next += 1
-            load = Load(layer.index, self._free.pop())
+            load = SlotLoad(layer.index, self._free.pop())
             self._coming.append(load)
             self.slots.read(load, map(Read.of, layer.pieces))
 
-    def _read_ended(self, load: Load) -> bool:
+    def _read_ended(self, load: SlotLoad) -> bool:
         if load in self._dropped:
             if load.under_way:
                 return False

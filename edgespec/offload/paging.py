@@ -22,7 +22,7 @@ from edgespec.kernels.ggml import Address, UnsupportedBuild
 from edgespec.kernels.watch import new_watch
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.runtime.graph import GraphObserver
-from edgespec.models.llama.runtime.residency import AllInMemory, BufferTypes
+from edgespec.models.llama.runtime.weight_store import AllInMemory, BufferTypes
 from edgespec.offload.layout import Piece, plain_store
 
 _AHEAD = 1  # layers after the one that begins; more could evict pages before they are used
@@ -31,7 +31,7 @@ _LAYER_OF_NODE = re.compile(rb".*-(\d+)")
 
 
 class PagedWeights(AllInMemory, GraphObserver):
-    """The mapped weights of one model, read ahead: a `Residency`, and the observer that it needs.
+    """The mapped weights of one model, read ahead: a `WeightStore`, and the observer that it needs.
 
     Time spent on page faults cannot be told apart from computing, so none counts as waited for.
 

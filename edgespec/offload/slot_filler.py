@@ -53,7 +53,7 @@ class ReadMeter:
         self._since = now
 
 
-class Load:
+class SlotLoad:
     """Something that is being read into a slot.
 
     Attributes:
@@ -70,7 +70,7 @@ class Load:
         self.error: BaseException | None = None
 
 
-_Job = tuple[Load, Read]
+_Job = tuple[SlotLoad, Read]
 
 
 class SlotFiller:
@@ -94,7 +94,7 @@ class SlotFiller:
         n_slots: int,
         slot_bytes: int,
         n_threads: int,
-        on_ended: Callable[[Load], bool],
+        on_ended: Callable[[SlotLoad], bool],
         scratch_bytes: int = 0,
     ) -> None:
         self._reader = reader
@@ -126,7 +126,7 @@ class SlotFiller:
         """Return the address of a slot."""
         return self._memory.address + slot * self.slot_bytes
 
-    def read(self, load: Load, reads: Iterable[Read], *, later: bool = False) -> None:
+    def read(self, load: SlotLoad, reads: Iterable[Read], *, later: bool = False) -> None:
         """Queue the reads of a load; the lock must be held, as for all that follows.
 
         Args:
@@ -137,7 +137,7 @@ class SlotFiller:
         (self._later if later else self._jobs).extend(jobs)
         self._queued.notify(len(jobs))
 
-    def hurry(self, loads: Collection[Load]) -> None:
+    def hurry(self, loads: Collection[SlotLoad]) -> None:
         """Read these before what is only to be read later."""
         if loads and self._later:
             wanted = {id(load) for load in loads}
@@ -146,7 +146,7 @@ class SlotFiller:
             self._later = deque(job for job in self._later if id(job[0]) not in wanted)
             self._queued.notify(len(hurried))
 
-    def drop(self, load: Load) -> None:
+    def drop(self, load: SlotLoad) -> None:
         """Do not begin any more reads of a load."""
         self._jobs = deque(job for job in self._jobs if job[0] is not load)
         self._later = deque(job for job in self._later if job[0] is not load)

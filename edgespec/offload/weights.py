@@ -21,7 +21,7 @@ from edgespec.kernels.ggml import Address, UnbackedBufferType
 from edgespec.kernels.layouts import kernel_layouts
 from edgespec.models.gguf.layers import ModelFiles, pattern_of
 from edgespec.models.llama.runtime.graph import GraphObserver
-from edgespec.models.llama.runtime.residency import BufferTypes, Residency
+from edgespec.models.llama.runtime.weight_store import BufferTypes, WeightStore
 from edgespec.offload.experts.pool import ExpertPool
 from edgespec.offload.experts.switch import ExpertSwitch
 from edgespec.offload.layer_ring import LayerRing, LayerSwitch
@@ -36,7 +36,7 @@ N_EXPERT_READERS = 4  # single experts are small, and a pass waits for all that 
 
 
 class StreamedWeights:
-    """The layers of one model: a `Residency`.
+    """The layers of one model: a `WeightStore`.
 
     Args:
         store: where the layers are read from.
@@ -65,7 +65,7 @@ class StreamedWeights:
         expert_slots: int = 0,
         n_used: int = 0,
         n_readers: int = N_READERS,
-        beside: Residency | None = None,
+        beside: WeightStore | None = None,
         on_progress: Callable[[float], None] = lambda _fraction: None,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> None:

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from edgespec.config import NO_MODEL
 from edgespec.costs.curves import Curve
-from edgespec.costs.planner import Drafting
-from edgespec.costs.yields import Yields, expected_yields
+from edgespec.costs.planner import DraftingCosts
+from edgespec.costs.yields import TreeYields, expected_yields
 from edgespec.errors import EdgeSpecError
-from edgespec.loading.plan import Plan
+from edgespec.loading.plan import LoadPlan
 from edgespec.models.gguf.assistant import is_assistant
 from edgespec.models.gguf.block_heads import BlockHead, read_any_head
 from edgespec.models.gguf.heads import is_head
@@ -19,7 +19,7 @@ from edgespec.models.gguf.mtp_file import is_mtp_file, read_mtp_file
 from edgespec.models.hub.drafter_choice import agreement_of, candidates
 from edgespec.models.hub.inspection import InspectedModel, inspect_model
 from edgespec.plans.pass_costs import PassCosts
-from edgespec.profiles.store import Keys, ProfileStore
+from edgespec.profiles.store import ProfileKeys, ProfileStore
 from edgespec.progress import Progress
 
 _USUAL_AGREEMENT, _LOOKUP_AGREEMENT = 0.7, 0.2
@@ -48,7 +48,7 @@ class DraftCosts:
         self._threads = threads
         self._temperature = temperature
 
-    def of_drafters(self, draft: str, on_progress: Progress) -> list[tuple[Drafting, ModelFiles | None]]:
+    def of_drafters(self, draft: str, on_progress: Progress) -> list[tuple[DraftingCosts, ModelFiles | None]]:
         """The drafters to compare, each with its model if it has one.
 
         The yield of prompt lookup depends on the text. Until it was measured it is a guess, and nothing
@@ -63,7 +63,7 @@ class DraftCosts:
         target, files = self._target, ModelFiles.of_headers(self._target.headers)
         if draft == "none":
             return []
-        found: list[tuple[Drafting, ModelFiles | None]] = []
+        found: list[tuple[DraftingCosts, ModelFiles | None]] = []
         if draft == "mtp" or (draft == "auto" and not mtp_fault(files)):
             layers = require_mtp(files)
             found.append((self._of_model(layers, MTP_NAME, None, with_output(layers, files)), layers))
@@ -83,7 +83,7 @@ class DraftCosts:
             found.append((lookup, None))
         return found
 
-    def on_device(self, drafting: Drafting, model: ModelFiles, plan: Plan) -> Drafting:
+    def on_device(self, drafting: DraftingCosts, model: ModelFiles, plan: LoadPlan) -> DraftingCosts:
         """A drafter on a device: as measured there, or derived from its steps on the processor."""
         if not plan.on_cards.drafter_name or drafting.step is None:
             return drafting
@@ -94,17 +94,19 @@ class DraftCosts:
         measured = self._yields(fingerprint) is not None
         return replace(drafting, step=steps.step, overhead=steps.overhead, measured=measured)
 
-    def _of_lookup(self) -> Drafting:
+    def _of_lookup(self) -> DraftingCosts:
         yields = self._yields("lookup")
         source = "measured on this machine" if yields else "a guess, as the yield depends on the text"
-        return Drafting(
+        return DraftingCosts(
             "prompt lookup",
             yields or expected_yields(_LOOKUP_AGREEMENT),
             source=source,
             measured=yields is not None,
         )
 
-    def _named(self, model: InspectedModel, draft: str, top1: float | None) -> tuple[Drafting, ModelFiles]:
+    def _named(
+        self, model: InspectedModel, draft: str, top1: float | None
+    ) -> tuple[DraftingCosts, ModelFiles]:
         files = ModelFiles.of_headers(model.headers)
         name = model.path.name if model.path else draft
         if is_mtp_file(model.headers[0]):
@@ -121,7 +123,9 @@ class DraftCosts:
         drafting = self._of_model(files, f"{name} (head)", top1, multiplied)
         return (_in_one_pass(drafting, head) if isinstance(head, BlockHead) else drafting), files
 
-    def _of_model(self, model: ModelFiles, name: str, top1: float | None, multiplied: ModelFiles) -> Drafting:
+    def _of_model(
+        self, model: ModelFiles, name: str, top1: float | None, multiplied: ModelFiles
+    ) -> DraftingCosts:
         """Drafting with a model, or a part of one.
 
         Args:
@@ -139,7 +143,7 @@ class DraftCosts:
                 f"assumed for a typical agreement on {_USUAL_AGREEMENT:.0%} of tokens "
                 "('edgespec models pair' measures it)"
             )
-        return Drafting(
+        return DraftingCosts(
             name=name,
             yields=yields or expected_yields(_USUAL_AGREEMENT if top1 is None else top1),
             step=steps.step if steps else self._pass_costs.derived_curve(multiplied),
@@ -149,16 +153,16 @@ class DraftCosts:
             measured=yields is not None and steps is not None,
         )
 
-    def _keys(self, drafter: str, device: str = "") -> Keys:
+    def _keys(self, drafter: str, device: str = "") -> ProfileKeys:
         target = self._target.headers[0].fingerprint
-        return Keys.of(target, drafter, threads=self._threads, mode="", drafter_device=device)
+        return ProfileKeys.of(target, drafter, threads=self._threads, mode="", drafter_device=device)
 
-    def _yields(self, drafter: str) -> Yields | None:
+    def _yields(self, drafter: str) -> TreeYields | None:
         """Tokens a pass with trees of the pair at this temperature; None if they were not measured."""
         return self._store.yields_at(self._keys(drafter), self._temperature)
 
 
-def _in_one_pass(drafting: Drafting, head: BlockHead) -> Drafting:
+def _in_one_pass(drafting: DraftingCosts, head: BlockHead) -> DraftingCosts:
     """Drafting with a head of which one pass gives a whole tree; what was measured stays."""
     assert drafting.yields is not None
     assert drafting.step is not None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgespec.costs.planned_memory import PlannedMemory
-from edgespec.costs.planner import Comparison, Drafting, Passes, alternatives
+from edgespec.costs.planned_weights import PlannedWeights
+from edgespec.costs.planner import DraftingCosts, PlanComparison, TargetPasses, alternatives
 from edgespec.generation.result import MemoryUse
 from edgespec.models.gguf.footprint import USUAL_NODES
-from edgespec.profiles.store import Keys, ProfileStore
+from edgespec.profiles.store import ProfileKeys, ProfileStore
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class ExpectedSpeed:
 
 
 def expected_speed(
-    keys: Keys, memory: MemoryUse, temperature: float, store: ProfileStore | None = None
+    keys: ProfileKeys, memory: MemoryUse, temperature: float, store: ProfileStore | None = None
 ) -> ExpectedSpeed | None:
     """The speed of a loaded pair; None if the passes of this model were not measured.
 
@@ -37,14 +37,14 @@ def expected_speed(
     profile = store.passes(keys.passes)
     if profile is None or (memory.streamed_bytes_per_pass and not profile.read_rate):
         return None
-    holding = PlannedMemory(
+    holding = PlannedWeights(
         memory.budget_bytes, memory.budget_bytes, memory.resident_bytes, memory.streamed_bytes_per_pass
     )
-    passes = Passes(profile.compute, profile.read_rate, profile.accept_s, profile.overlap)
-    (plain,) = alternatives(holding, passes, Drafting("none"), 1)
+    passes = TargetPasses(profile.compute, profile.read_rate, profile.accept_s, profile.overlap)
+    (plain,) = alternatives(holding, passes, DraftingCosts("none"), 1)
     yields, steps = store.yields_at(keys, temperature), store.drafts(keys.drafts)
     if yields is None or steps is None:
         return ExpectedSpeed(plain.tokens_per_second, drafted=False)
-    drafting = Drafting("drafter", yields, steps.step, steps.overhead)
+    drafting = DraftingCosts("drafter", yields, steps.step, steps.overhead)
     trees = tuple(alternatives(holding, passes, drafting, USUAL_NODES)[1:])
-    return ExpectedSpeed(Comparison(plain, (trees,)).fastest.tokens_per_second, drafted=True)
+    return ExpectedSpeed(PlanComparison(plain, (trees,)).fastest.tokens_per_second, drafted=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from edgespec.config import Config
-from edgespec.costs.batches import SIZES, BatchPrediction, TextCells, fewest_texts, predict_batch
-from edgespec.costs.planned_memory import PlannedMemory
+from edgespec.costs.batches import SIZES, BatchPrediction, SequenceCells, fewest_sequences, predict_batch
+from edgespec.costs.planned_weights import PlannedWeights
 from edgespec.costs.planner import (
-    Comparison,
-    Drafting,
-    Passes,
+    DraftingCosts,
+    PlanComparison,
     Prediction,
+    TargetPasses,
     advise,
     alternatives,
     best,
@@ -23,8 +23,8 @@ from edgespec.loading.devices.cards import Cards
 from edgespec.loading.devices.finding import PlacementRequest, open_cards
 from edgespec.loading.devices.machine import MachineSnapshot
 from edgespec.loading.devices.workers import measure_workers, workers_in_words
-from edgespec.loading.plan import Plan, Planner
-from edgespec.loading.texts import with_cells
+from edgespec.loading.plan import LoadPlan, LoadPlanner
+from edgespec.loading.sequences import with_cells
 from edgespec.loading.tree_sizes import usual_nodes
 from edgespec.measure.threads import known_threads
 from edgespec.models.gguf.footprint import USUAL_TEXT, cell_bytes, require_cache_type
@@ -76,10 +76,10 @@ class _Candidate:
         most: nodes that a tree may have.
     """
 
-    drafting: Drafting
-    plan: Plan
-    here: Passes
-    passes: Passes
+    drafting: DraftingCosts
+    plan: LoadPlan
+    here: TargetPasses
+    passes: TargetPasses
     most: int
     sizes: tuple[Prediction, ...]
 
@@ -110,7 +110,7 @@ class _Planning:
         require_cache_type(named.kv, header)
         adapter_bytes = sum(a.header.file_bytes for a in read_adapters(named.lora, header))
         machine = self._machine(files)
-        planner = Planner(files, self._config, machine, self._store, beside=adapter_bytes)
+        planner = LoadPlanner(files, self._config, machine, self._store, beside=adapter_bytes)
         pass_costs = PassCosts(self._store, machine.n_threads, self._on_progress)
         plan = planner.plan()
         if plan.streams:
@@ -123,7 +123,7 @@ class _Planning:
         draft_costs = DraftCosts(model, self._store, pass_costs, machine.n_threads, self._temperature)
         candidates = self._candidates(model, draft_costs, pass_costs, planner, plan)
         plain, *drafters = candidates
-        comparison = Comparison(plain.sizes[0], tuple(candidate.sizes for candidate in drafters))
+        comparison = PlanComparison(plain.sizes[0], tuple(candidate.sizes for candidate in drafters))
         chosen = comparison.fastest
         way = next(candidate for candidate in candidates if any(chosen is size for size in candidate.sizes))
         self._notes += way.plan.notes
@@ -182,12 +182,12 @@ class _Planning:
         model: InspectedModel,
         costs: DraftCosts,
         pass_costs: PassCosts,
-        planner: Planner,
-        without_drafter: Plan,
+        planner: LoadPlanner,
+        without_drafter: LoadPlan,
     ) -> list[_Candidate]:
         """Plain decoding, and every drafter that there is room for."""
 
-        def candidate(drafting: Drafting, plan: Plan) -> _Candidate:
+        def candidate(drafting: DraftingCosts, plan: LoadPlan) -> _Candidate:
             # Beside a drafter, a model may have to be streamed that fits without it.
             exact = plan.streams and plan.exact
             padded = exact and not plan.machine.own_kernels
@@ -201,7 +201,7 @@ class _Planning:
             drawn = sizes if drafting.yields is None else sizes[1:]  # one node is plain decoding
             return _Candidate(drafting, plan, here, passes, most, tuple(drawn))
 
-        found = [candidate(Drafting("none"), without_drafter)]
+        found = [candidate(DraftingCosts("none"), without_drafter)]
         for drafting, drafter in costs.of_drafters(self._config.speculation.draft, self._on_progress):
             if drafter is None:
                 found.append(candidate(drafting, without_drafter))
@@ -228,7 +228,9 @@ class _Planning:
             f"{without.tokens_per_second:.2f} tokens/s."
         )
 
-    def _prompts(self, planner: Planner, way: _Candidate, attend_s: float) -> dict[int, PromptTime | None]:
+    def _prompts(
+        self, planner: LoadPlanner, way: _Candidate, attend_s: float
+    ) -> dict[int, PromptTime | None]:
         """The time to read prompts, each in a context that holds it, as loading would cut them.
 
         Args:
@@ -249,25 +251,25 @@ class _Planning:
             found[tokens] = predict_prompt(plan.holding, passes, tokens, rows, attend_s)
         return found
 
-    def _batch(self, planner: Planner, plain: _Candidate) -> BatchPlan:
+    def _batch(self, planner: LoadPlanner, plain: _Candidate) -> BatchPlan:
         """Plan many sequences at once, without drafts: the speed for each number that there is room for."""
         model, streams = self._config.model, plain.plan.streams
-        cells = TextCells(cell_bytes(planner.target.headers[0], model.kv), min(USUAL_TEXT, model.context))
+        cells = SequenceCells(cell_bytes(planner.target.headers[0], model.kv), min(USUAL_TEXT, model.context))
         one = planner.needs()
         sizes: list[BatchPrediction] = []
-        for texts in SIZES:
+        for sequences in SIZES:
             try:
-                plan = planner.place(with_cells(one, (texts - 1) * cells.text_bytes))
+                plan = planner.place(with_cells(one, (sequences - 1) * cells.sequence_bytes))
             except MemoryLimitError:
                 break
             if sizes and plan.streams and not streams:
                 break
-            sizes.append(predict_batch(plan.holding, plan.over(plain.here), texts))
+            sizes.append(predict_batch(plan.holding, plan.over(plain.here), sequences))
         budget = plain.plan.holding.budget
         least = least_budget(one, planner.target, self._config) if streams else plain.plan.holding.needed
-        return BatchPlan(cells, 1 + cells.texts_in(budget - least), fewest_texts(sizes), sizes)
+        return BatchPlan(cells, 1 + cells.sequences_in(budget - least), fewest_sequences(sizes), sizes)
 
-    def _more_memory(self, planner: Planner, way: _Candidate) -> list[tuple[str, PlannedMemory]]:
+    def _more_memory(self, planner: LoadPlanner, way: _Candidate) -> list[tuple[str, PlannedWeights]]:
         """Half as much memory again, and enough for everything."""
         holding, plan = way.plan.holding, way.plan
         if not holding.streamed_bytes:

@@ -8,7 +8,7 @@ from platformdirs import user_cache_path
 
 from edgespec.costs.curves import Curve
 from edgespec.costs.pass_time import SLOWDOWN_BESIDE_READS, USUAL_OVERLAP
-from edgespec.costs.planner import Passes
+from edgespec.costs.planner import TargetPasses
 from edgespec.measure.derived_passes import DerivedPasses
 from edgespec.measure.throughput import measure_reading
 from edgespec.models.gguf.layers import ModelFiles
@@ -42,7 +42,7 @@ class PassCosts:
         self._on_progress = on_progress
         self._derived = DerivedPasses(store, threads, on_progress)
 
-    def of_target(self, model: InspectedModel, *, streams: bool, padded: bool) -> tuple[Passes, str]:
+    def of_target(self, model: InspectedModel, *, streams: bool, padded: bool) -> tuple[TargetPasses, str]:
         """The target's passes, and a sentence that says where the figures come from.
 
         Args:
@@ -66,7 +66,7 @@ class PassCosts:
             source += ", quickly"
         if own.disturbed if own else self._derived.disturbed:
             source += ", while other programs kept the processor busy (so they may be faster)"
-        passes = Passes(
+        passes = TargetPasses(
             compute,
             rate,
             own.accept_s if own else 0.0,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgespec.costs.batches import BatchPrediction, TextCells
-from edgespec.costs.planner import Advice, Comparison, Prediction
+from edgespec.costs.batches import BatchPrediction, SequenceCells
+from edgespec.costs.planner import Advice, PlanComparison, Prediction
 from edgespec.costs.prompts import PromptTime
 
 
@@ -22,7 +22,7 @@ class BatchPlan:
         sizes: what other numbers of texts would give.
     """
 
-    cells: TextCells
+    cells: SequenceCells
     most: int
     chosen: BatchPrediction
     sizes: list[BatchPrediction]
@@ -56,7 +56,7 @@ class PlanReport:
     """
 
     model: str
-    comparison: Comparison
+    comparison: PlanComparison
     advice: list[Advice]
     batch: BatchPlan
     kv: str = "f16"

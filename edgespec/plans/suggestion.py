@@ -17,11 +17,11 @@ from platformdirs import user_cache_path
 
 from edgespec.config import Config
 from edgespec.costs.pass_time import SLOWDOWN_BESIDE_READS, USUAL_OVERLAP
-from edgespec.costs.planner import Drafting, Passes, alternatives, best
-from edgespec.costs.yields import Yields, expected_yields
+from edgespec.costs.planner import DraftingCosts, TargetPasses, alternatives, best
+from edgespec.costs.yields import TreeYields, expected_yields
 from edgespec.errors import BackendError, MemoryLimitError
 from edgespec.loading.devices.machine import MachineSnapshot
-from edgespec.loading.plan import Plan, Planner
+from edgespec.loading.plan import LoadPlan, LoadPlanner
 from edgespec.measure.derived_passes import known_curve
 from edgespec.models.hub import catalog
 from edgespec.models.hub.catalog import Entry
@@ -53,7 +53,7 @@ class Suggestion:
     drafter: str
     tokens_per_second: float
     download_bytes: int
-    plan: Plan
+    plan: LoadPlan
 
     @property
     def streams(self) -> bool:
@@ -138,7 +138,7 @@ def _estimates(entry: Entry, resources: Resources) -> Iterator[Suggestion]:
     target = entry.hollow
     if target is None:
         return
-    planner = Planner(target, resources.config, resources.machine, resources.store)
+    planner = LoadPlanner(target, resources.config, resources.machine, resources.store)
     for drafter in (None, *(catalog.entries()[name] for name in entry.drafters)):
         missing = [e for e in (entry, drafter) if e is not None and e.name not in resources.here]
         download = sum(e.n_bytes for e in missing)
@@ -153,26 +153,26 @@ def _estimates(entry: Entry, resources: Resources) -> Iterator[Suggestion]:
         yield Suggestion(entry, name, tokens_per_second(plan, resources), download, plan)
 
 
-def tokens_per_second(plan: Plan, resources: Resources) -> float:
+def tokens_per_second(plan: LoadPlan, resources: Resources) -> float:
     """The speed with trees of the best size, as `edgespec plan` predicts it from the same plan."""
     threads, store = resources.machine.n_threads, resources.store
     compute = known_curve(plan.target.headers, store, threads)
-    passes = Passes(
+    passes = TargetPasses(
         compute.scaled(SLOWDOWN_BESIDE_READS) if plan.streams else compute,
         read_rate=resources.disk_rate * DIRECT_SHARE if plan.streams else 0.0,
         overlap=USUAL_OVERLAP if plan.holding.experts is None else NO_OVERLAP,
         measured=False,
     )
-    drafting = Drafting("none")
+    drafting = DraftingCosts("none")
     if plan.drafter is not None:
         step = known_curve(plan.drafter.headers, store, threads)
-        drafting = Drafting("drafter", _usual_yields(), step=step, overhead=1.1, measured=False)
+        drafting = DraftingCosts("drafter", _usual_yields(), step=step, overhead=1.1, measured=False)
     sizes = alternatives(plan.holding, plan.over(passes), drafting, plan.context.n_outputs)
     return best(sizes).tokens_per_second
 
 
 @functools.cache
-def _usual_yields() -> Yields:
+def _usual_yields() -> TreeYields:
     return expected_yields(_USUAL_AGREEMENT)
 
 

@@ -22,7 +22,7 @@ from platformdirs import user_cache_path
 
 from edgespec.costs.curves import Curve
 from edgespec.costs.pass_time import USUAL_OVERLAP
-from edgespec.costs.yields import Yields
+from edgespec.costs.yields import TreeYields
 from edgespec.files.small_json import keep_json, read_json
 from edgespec.machine.contention import DISTURBED
 from edgespec.machine.cores import probe_cores
@@ -38,7 +38,7 @@ Key = Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Keys:
+class ProfileKeys:
     """The keys under which the measurements of one pair on this machine are stored.
 
     Attributes:
@@ -63,7 +63,7 @@ class Keys:
         mode: str,
         workers: str = "",
         drafter_device: str = "",
-    ) -> Keys:
+    ) -> ProfileKeys:
         """The keys for models with these header fingerprints.
 
         Args:
@@ -222,11 +222,11 @@ class ProfileStore:
         """The draft steps of a drafter."""
         return _read(self._path("draft", key), DraftProfile.from_json)
 
-    def yields(self, key: Key) -> Yields | None:
+    def yields(self, key: Key) -> TreeYields | None:
         """The yields of a pair's trees, greedy or sampled."""
-        return _read(self._path("yield", key), Yields.from_json)
+        return _read(self._path("yield", key), TreeYields.from_json)
 
-    def yields_at(self, keys: Keys, temperature: float) -> Yields | None:
+    def yields_at(self, keys: ProfileKeys, temperature: float) -> TreeYields | None:
         """The yields at any temperature, interpolated between greedy and sampled trees."""
         greedy, sampled = (self.yields(keys.yields(t)) for t in (0.0, 1.0))
         share = min(temperature, 1.0)
@@ -275,7 +275,7 @@ class ProfileStore:
         self._put("threads", key, {"fastest": fastest, "seconds": {n: dict(s) for n, s in seconds.items()}})
 
     def put(
-        self, key: Key, profile: PassProfile | DraftProfile | DiskProfile | DeviceProfile | Yields
+        self, key: Key, profile: PassProfile | DraftProfile | DiskProfile | DeviceProfile | TreeYields
     ) -> None:
         """Store a measurement; if that fails, it is measured again next time."""
         kinds = {
@@ -283,7 +283,7 @@ class ProfileStore:
             DraftProfile: "draft",
             DiskProfile: "disk",
             DeviceProfile: "device",
-            Yields: "yield",
+            TreeYields: "yield",
         }
         self._put(kinds[type(profile)], key, profile.to_json())
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from edgespec.models.llama.runtime.residency import Residency
+from edgespec.models.llama.runtime.weight_store import WeightStore
 
 
 class StreamRate:
     """Measures how fast a model's weights arrive, from now on or since loading."""
 
-    def __init__(self, weights: Residency, *, since_loading: bool = False) -> None:
+    def __init__(self, weights: WeightStore, *, since_loading: bool = False) -> None:
         self._weights = weights
         self._bytes, self._seconds = (0, 0.0) if since_loading else (weights.read_bytes, weights.reading_s)
 

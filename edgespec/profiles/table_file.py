@@ -44,7 +44,7 @@ class TableFile(TableStore):
         key = hashlib.blake2b(" ".join(fingerprints).encode(), key=secret, digest_size=16).hexdigest()
         return cls(folder / f"{key}.npz", int.from_bytes(secret, "little"))
 
-    def keep(self) -> None:
+    def save(self) -> None:
         """Write the tables; if that fails, they are learned again next time."""
         if not self._changed:
             return

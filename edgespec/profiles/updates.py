@@ -14,12 +14,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from edgespec.costs.yields import BUDGETS, Yields
+from edgespec.costs.yields import BUDGETS, TreeYields
 from edgespec.generation.expert_use import ExpertUse
 from edgespec.generation.result import PassRecord
 from edgespec.machine.contention import ContentionWatch
-from edgespec.models.llama.runtime.residency import Residency
-from edgespec.profiles.store import ExpertProfile, Keys, PassProfile, ProfileStore
+from edgespec.models.llama.runtime.weight_store import WeightStore
+from edgespec.profiles.store import ExpertProfile, PassProfile, ProfileKeys, ProfileStore
 from edgespec.profiles.stream_rate import StreamRate
 from edgespec.speculation.sizing.yield_meter import YieldMeter, accepted_by_budget
 from edgespec.speculation.tree import TokenTree
@@ -41,7 +41,7 @@ class _TreeTally:
         passes: how many there were.
     """
 
-    def __init__(self, yields: Yields) -> None:
+    def __init__(self, yields: TreeYields) -> None:
         self.passes = 0
         self._yields = yields
         self._expected = np.array([yields.at(budget) - 1 for budget in BUDGETS])
@@ -85,7 +85,7 @@ class _FirstTrees:
         self._sizes.append(len(tree))
         self._meter.add(tree, path, -1, record.draft_steps, record.draft_rows)
 
-    def yields(self) -> Yields | None:
+    def yields(self) -> TreeYields | None:
         """Return their yields; None if they were few, or so small that they say nothing of larger ones.
 
         Trees differ in size where nodes cost time, and are larger where more is accepted. So nothing is said
@@ -136,7 +136,7 @@ class ProfileUpdates:
         keys: the keys of the pair's profile; None stores nothing.
     """
 
-    def __init__(self, keys: Keys | None, store: ProfileStore | None = None) -> None:
+    def __init__(self, keys: ProfileKeys | None, store: ProfileStore | None = None) -> None:
         self._keys = keys
         self._store = store or ProfileStore()
         self._tallies: dict[float, _TreeTally | None] = {}
@@ -185,13 +185,13 @@ class ProfileUpdates:
         self._experts = ExpertUse()
         self._watch = None
 
-    def keep(self, weights: Residency) -> None:
+    def save(self, weights: WeightStore) -> None:
         """Correct the stored profile by the passes of this run, and start over."""
         if self._keys is None:
             return
-        self._keep_rate(weights, self._keys)
-        self._keep_experts(weights, self._keys)
-        self._keep_seconds(self._keys)
+        self._save_rate(weights, self._keys)
+        self._save_experts(weights, self._keys)
+        self._save_seconds(self._keys)
         for sampled, trees in self._meters.items():
             if (yields := trees.yields()) is not None:
                 self._store.put(self._keys.yields(float(sampled)), yields)
@@ -202,14 +202,14 @@ class ProfileUpdates:
                 self._store.put(key, known.corrected(tally.ratios, tally.passes, tally.steps))
         self.forget()
 
-    def _keep_experts(self, weights: Residency, keys: Keys) -> None:
+    def _save_experts(self, weights: WeightStore, keys: ProfileKeys) -> None:
         if self._experts.hits + self._experts.misses < _ENOUGH_EXPERTS:
             return
         held, known = weights.experts_held, self._store.experts(keys.target)
         pass_s = known.pass_s if known is not None and known.held == held else 0.0
         self._store.put_experts(keys.target, ExpertProfile(held, self._experts.hit_rate, pass_s))
 
-    def _keep_seconds(self, keys: Keys) -> None:
+    def _save_seconds(self, keys: ProfileKeys) -> None:
         """Correct a quick or disturbed pass profile by what this run's passes took."""
         passes = self._store.passes(keys.passes)
         if passes is None or not (passes.quick or passes.disturbed) or not self._seconds:
@@ -218,7 +218,7 @@ class ProfileUpdates:
             return  # this run was disturbed too
         self._store.put(keys.passes, corrected_passes(passes, self._seconds))
 
-    def _keep_rate(self, weights: Residency, keys: Keys) -> None:
+    def _save_rate(self, weights: WeightStore, keys: ProfileKeys) -> None:
         arriving = StreamRate(weights, since_loading=True)
         if arriving.n_bytes < _ENOUGH_PASSES * weights.streamed_bytes or not arriving.n_bytes:
             return

@@ -288,7 +288,7 @@ class Worker(RequestSource):
         with self._changed:
             self._open -= 1
 
-    def take(self) -> Request | None:
+    def pop(self) -> Request | None:
         """The next request of the queue; called by the engine between passes."""
         with self._changed:
             if self._closing or not self._tasks:
@@ -314,7 +314,7 @@ class Worker(RequestSource):
             if self._engine is not None:
                 self._answer_requests(self._engine)
                 continue
-            while (request := self.take()) is not None:
+            while (request := self.pop()) is not None:
                 self._done(request.key, Unavailable(self._trouble))
             if time.monotonic() >= self._retry_at:
                 self._load()

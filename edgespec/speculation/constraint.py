@@ -1,6 +1,6 @@
 """Constrained decoding: which tokens a grammar permits next, for the target and for drafted trees.
 
-The target's logits are masked before it chooses, so the text is what plain decoding with the same mask
+The target's logits are masked before it chooses, so the sequence is what plain decoding with the same mask
 gives. The drafter's logits are masked too, and any other token that is not permitted is pruned from the tree,
 so no row of a pass is wasted. The grammar engine is llguidance (https://github.com/guidance-ai/llguidance),
 which reaches any node of the tree by rolling tokens back.
@@ -47,7 +47,7 @@ class Constraint:
 
     Args:
         matcher: at the beginning of the grammar.
-        start: where the answer begins in the text.
+        start: where the answer begins in the sequence.
         ends: (n_vocab,) tokens that end an answer; permitted wherever the grammar may end.
         on_failure: called when the grammar cannot be followed any further.
     """
@@ -66,20 +66,20 @@ class Constraint:
         self._ends = ends
         self._read: list[int] = []  # tokens that the matcher has consumed
         self._known: dict[tuple[int, ...], BoolArray] = {}  # masks by path after `_text`
-        self._text: list[int] = []
+        self._sequence: list[int] = []
 
-    def permitted(self, text: Sequence[int], path: Sequence[int] = ()) -> BoolArray:
-        """(n_vocab,) whether each token may follow the text and a path after it.
+    def permitted(self, sequence: Sequence[int], path: Sequence[int] = ()) -> BoolArray:
+        """(n_vocab,) whether each token may follow the sequence and a path after it.
 
         Nothing may follow an end token, or a path that is not itself permitted.
 
         Raises:
-            GrammarError: the matcher cannot say what may follow the text, because it has hit a limit or
-                permits nothing. After a path this is not an error: the text need not take that path.
+            GrammarError: the matcher cannot say what may follow the sequence, because it has hit a limit or
+                permits nothing. After a path this is not an error: the sequence need not take that path.
         """
-        answer = list(text[self._start :])
-        if answer != self._text:
-            self._text, self._known = answer, {}
+        answer = list(sequence[self._start :])
+        if answer != self._sequence:
+            self._sequence, self._known = answer, {}
         key = tuple(path)
         if key not in self._known:
             try:
@@ -95,7 +95,7 @@ class Constraint:
                 self._known[key] = np.zeros(len(self._ends), dtype=np.bool_)
         return self._known[key]
 
-    def masked(self, logits: FloatArray, tree: TokenTree, text: Sequence[int]) -> FloatArray:
+    def masked(self, logits: FloatArray, tree: TokenTree, sequence: Sequence[int]) -> FloatArray:
         """(nodes, n_vocab) logits with -inf for every token that is not permitted: a copy if there are any.
 
         Args:
@@ -103,23 +103,23 @@ class Constraint:
         """
         result = logits
         for node in range(len(tree)):
-            permitted = self.permitted(text, self._path(tree, node))
+            permitted = self.permitted(sequence, self._path(tree, node))
             # In a pruned tree only end tokens have no successor, and nobody asks what follows them.
             if permitted.any() and not permitted.all():
                 result = logits.copy() if result is logits else result
                 result[node, ~permitted[: result.shape[1]]] = -np.inf
         return result
 
-    def pruned(self, tree: TokenTree, text: Sequence[int]) -> TokenTree:
+    def pruned(self, tree: TokenTree, sequence: Sequence[int]) -> TokenTree:
         """The tree without nodes that are not permitted or lead nowhere, and without their subtrees."""
         parents = tree.parents.tolist()
         kept = [0]
         place = {0: 0}
         for node in range(1, len(tree)):
             parent, token = parents[node], tree.tokens[node]
-            if parent not in place or not self.permitted(text, self._path(tree, parent))[token]:
+            if parent not in place or not self.permitted(sequence, self._path(tree, parent))[token]:
                 continue
-            if self._ends[token] or self.permitted(text, self._path(tree, node)).any():
+            if self._ends[token] or self.permitted(sequence, self._path(tree, node)).any():
                 place[node] = len(kept)
                 kept.append(node)
         if len(kept) == len(tree):
@@ -127,13 +127,13 @@ class Constraint:
         above = [-1, *(place[parents[node]] for node in kept[1:])]
         return TokenTree.build(tree.tokens[kept], above, tree.logprobs[kept])
 
-    def guiding(self, ranking: Ranking, text: Sequence[int]) -> Ranking:
+    def guiding(self, ranking: Ranking, sequence: Sequence[int]) -> Ranking:
         """The ranking, for permitted tokens only.
 
         Args:
-            text: the text, which may grow in the meantime; trees begin at its end.
+            sequence: the sequence, which may grow in the meantime; trees begin at its end.
         """
-        return _Guided(ranking, self, text)
+        return _Guided(ranking, self, sequence)
 
     def _path(self, tree: TokenTree, node: int) -> list[int]:
         return [int(tree.tokens[n]) for n in tree.path(node)[1:]]
@@ -154,7 +154,7 @@ class Constraint:
         if self._matcher.get_error():
             raise _Stuck(self._reason())
         if taken < len(tokens):
-            if taken < len(self._text):
+            if taken < len(self._sequence):
                 raise _Stuck("it has already left that form")
             return np.zeros(len(self._ends), dtype=np.bool_)
         accepting = self._matcher.is_accepting()
@@ -171,10 +171,10 @@ class Constraint:
 class _Guided(Ranking):
     """Ranks only the permitted ones among a drafter's candidates."""
 
-    def __init__(self, ranking: Ranking, constraint: Constraint, text: Sequence[int]) -> None:
+    def __init__(self, ranking: Ranking, constraint: Constraint, sequence: Sequence[int]) -> None:
         self._ranking = ranking
         self._constraint = constraint
-        self._text = text
+        self._sequence = sequence
         self._paths: dict[int, tuple[int, ...]] = {0: ()}
         self._expanded: BoolArray | None = None  # what may follow each row that is ranked next
 
@@ -205,7 +205,7 @@ class _Guided(Ranking):
             if node != 0:
                 self._paths[node] = (*self._paths[parent], token)
         paths = (self._paths[node] for node in frontier.nodes.tolist())
-        return np.stack([self._constraint.permitted(self._text, path) for path in paths])
+        return np.stack([self._constraint.permitted(self._sequence, path) for path in paths])
 
 
 def _only(children: Children, permitted: BoolArray) -> Children:

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.speculation.noise import Stream, philox
+from edgespec.speculation.noise import NoiseStream, philox
 
 
 class Draws(Protocol):
@@ -25,13 +25,13 @@ class Draws(Protocol):
         """An index, with a probability proportional to its weight; at least one weight must be above 0."""
 
 
-DrawSource = Callable[[Stream, int], Draws]  # by stream and position in the text
+DrawSource = Callable[[NoiseStream, int], Draws]  # by stream and position in the sequence
 
 
 class SeededDraws:
     """Draws from Philox, one sequence for each (seed, stream, position)."""
 
-    def __init__(self, seed: int, stream: Stream, position: int) -> None:
+    def __init__(self, seed: int, stream: NoiseStream, position: int) -> None:
         self._uniform = np.random.Generator(philox(seed, stream, position))
 
     def coin(self, chance: float) -> bool:

@@ -17,7 +17,7 @@ EvidenceArray = NDArray[np.int8]
 FloatArray = NDArray[np.float32]
 
 
-class Source(IntEnum):
+class CandidateSource(IntEnum):
     """The source of a candidate; the last axis of an array of evidence.
 
     Members:
@@ -88,7 +88,7 @@ def alone_logits(evidence: EvidenceArray) -> FloatArray:
 
     It is -inf for a source that does not propose the candidate.
     """
-    by_source = evidence.reshape(-1, len(Source)).T.astype(np.intp)
+    by_source = evidence.reshape(-1, len(CandidateSource)).T.astype(np.intp)
     logits: FloatArray = np.take_along_axis(_LOGITS, by_source, axis=1).T.reshape(evidence.shape)
     return logits
 
@@ -96,15 +96,15 @@ def alone_logits(evidence: EvidenceArray) -> FloatArray:
 def _first_logits() -> FloatArray:
     """(sources, classes) the chances that learning begins with."""
     shares = np.array([0.2, 0.5, 0.75, 0.85, 1.0])
-    chances = np.zeros((len(Source), CLASSES))
+    chances = np.zeros((len(CandidateSource), CLASSES))
     for source, by_length in (
-        (Source.TEXT, [0.2, 0.4, 0.55, 0.7, 0.8, 0.88, 0.93]),
-        (Source.FILES, [0.05, 0.12, 0.25, 0.4, 0.55, 0.7, 0.8]),
+        (CandidateSource.TEXT, [0.2, 0.4, 0.55, 0.7, 0.8, 0.88, 0.93]),
+        (CandidateSource.FILES, [0.05, 0.12, 0.25, 0.4, 0.55, 0.7, 0.8]),
     ):
         chances[source, _FIRST:] = np.outer(by_length, shares).ravel()
     within = np.array([0.01, 0.03, 0.09, 0.24, 0.5, 0.78, 0.95])
     recycled = np.outer([0.55, 0.75, 0.2], within).ravel()
-    chances[Source.RECYCLED, _FIRST : _FIRST + len(recycled)] = recycled
+    chances[CandidateSource.RECYCLED, _FIRST : _FIRST + len(recycled)] = recycled
     with np.errstate(divide="ignore"):
         logits: FloatArray = np.log(chances / (1 - chances)).astype(np.float32)
     return logits

@@ -88,10 +88,10 @@ class Children:
         return listed if self.evidence is None else listed | (self.evidence > OTHERS).any(axis=-1)
 
 
-class Chances(Protocol):
+class AcceptanceModel(Protocol):
     """The acceptance probability of a candidate, given that its parent was accepted."""
 
-    def edges(self, children: Children) -> FloatArray:
+    def logprobs(self, children: Children) -> FloatArray:
         """(width, branching) log-probabilities, at most 0; -inf leaves a candidate out."""
 
     def learn(self, children: Children, after: int, token: int) -> None:
@@ -103,7 +103,7 @@ class Chances(Protocol):
             token: the token that the target chose, whether it was a candidate or not.
         """
 
-    def keep(self) -> None:
+    def save(self) -> None:
         """Save what was learned for the next run, if anything was."""
 
 
@@ -111,46 +111,46 @@ class Chances(Protocol):
 _DOUBTED = np.float32(np.log(0.06))
 
 
-class DrafterProbability(Chances):
+class DrafterProbability(AcceptanceModel):
     """The drafter's own probability, taken as it is, and rough values for what only other sources propose."""
 
-    def edges(self, children: Children) -> FloatArray:
-        edges = np.minimum(children.logprobs, 0)
+    def logprobs(self, children: Children) -> FloatArray:
+        logprobs = np.minimum(children.logprobs, 0)
         if children.evidence is not None:
             listed = np.isfinite(children.logprobs)
             alone = -np.log1p(np.exp(-alone_logits(children.evidence).max(axis=-1)))
             alone += np.where(listed.any(axis=1, keepdims=True), _DOUBTED, np.float32(0))
-            edges = np.where(listed, edges, alone)
-        return edges
+            logprobs = np.where(listed, logprobs, alone)
+        return logprobs
 
     def learn(self, children: Children, after: int, token: int) -> None:
         pass
 
-    def keep(self) -> None:
+    def save(self) -> None:
         pass
 
 
 @dataclass(frozen=True)
-class Growth:
+class ExpansionPolicy:
     """The part of a tree policy that the search needs.
 
     Attributes:
-        chances: the acceptance probabilities that scores are made of.
+        acceptance: the acceptance probabilities that scores are made of.
         by_level: expand only nodes of the newest level, instead of the best anywhere.
         least_gain: stop after a draft step that raised the tree's expected accepted tokens by no more.
         later_branching: most children of a node below the root, if that is fewer than the root may have.
         merges: whether a model drafter may merge in what other sources propose.
-        ends: whether tokens that end the answer become nodes. Where the target chooses, such a node wastes a
-            row: the choice after its parent already decides. Rules that judge drafted tokens need it.
-            Nothing ever grows below one.
+        keeps_ends: whether tokens that end the answer become nodes. Where the target chooses, such a node
+            wastes a row: the choice after its parent already decides. Rules that judge drafted tokens need
+            it. Nothing ever grows below one.
     """
 
-    chances: Chances = field(default_factory=DrafterProbability)
+    acceptance: AcceptanceModel = field(default_factory=DrafterProbability)
     by_level: bool = False
     least_gain: float = 0.0
     later_branching: int | None = None
     merges: bool = True
-    ends: bool = False
+    keeps_ends: bool = False
 
 
 @dataclass(frozen=True)
@@ -164,17 +164,18 @@ class TreeLimits:
         width: most nodes expanded in one draft step.
         branching: most children of a node.
         min_logprob: drafted nodes are worth their cost only if their path scores above this.
-        free: nodes, the root included, that cost nothing, whatever their score.
-        rows: a pass is padded to a multiple of this. The last nodes of a tree must together be worth that
-            many rows, and the next best nodes fill the padding.
+        free_nodes: nodes, the root included, that cost nothing, whatever their score.
+        row_multiple: a pass is padded to a multiple of this. The last nodes of a tree must together be worth
+            that many rows, and the next best nodes fill the padding.
         min_gain: expected accepted tokens that make a draft step worth its cost.
         row_gain: the same for every node that a step reads.
-        hidden_gain: what the first draft steps may cost, in the same unit, before they must pay: the disk
+        overlap_budget: what the first draft steps may cost, in the same unit, before they must pay: the disk
             reads ahead for the pass meanwhile, so that they take no time.
-        most_gain: what all draft steps may cost beyond that, in the same unit; the first is always taken.
+        loss_budget: what all draft steps may cost beyond that, in the same unit; the first is always taken.
         steps: most draft steps.
-        growth: the tree policy.
-        ends: (tokens) -> whether each ends an answer; None if no token does. No text continues after one.
+        expansion: the tree policy, as far as the search needs it.
+        is_end: (tokens) -> whether each ends an answer; None if no token does. No sequence continues after
+            one.
     """
 
     budget: int
@@ -183,15 +184,15 @@ class TreeLimits:
     width: int = 8
     branching: int = 8
     min_logprob: float = -np.inf
-    free: int = 1
-    rows: int = 1
+    free_nodes: int = 1
+    row_multiple: int = 1
     min_gain: float = 0.0
     row_gain: float = 0.0
-    hidden_gain: float = 0.0
-    most_gain: float = np.inf
+    overlap_budget: float = 0.0
+    loss_budget: float = np.inf
     steps: int = 1 << 16
-    growth: Growth = field(default_factory=Growth, compare=False)
-    ends: Callable[[IntArray], NDArray[np.bool_]] | None = field(default=None, compare=False)
+    expansion: ExpansionPolicy = field(default_factory=ExpansionPolicy, compare=False)
+    is_end: Callable[[IntArray], NDArray[np.bool_]] | None = field(default=None, compare=False)
 
     @property
     def allows_drafting(self) -> bool:

@@ -15,14 +15,14 @@ from edgespec.generation.rules import Rule
 from edgespec.speculation.constraint import Constraint
 from edgespec.speculation.drafters.base import Drafter, DraftRequest, NoDrafter, TreeDrafting
 from edgespec.speculation.draws import DrawSource, SeededDraws
-from edgespec.speculation.growth import Growth, TreeLimits
-from edgespec.speculation.noise import Stream
+from edgespec.speculation.growth import ExpansionPolicy, TreeLimits
+from edgespec.speculation.noise import NoiseStream
 from edgespec.speculation.policies import TreePolicy, tree_policy
-from edgespec.speculation.ranking import ByProbability, ConfidenceFloor, Ranking
+from edgespec.speculation.ranking import ConfidenceFloor, ProbabilityRanking, Ranking
 from edgespec.speculation.sampled_trees import (
     DrawingDrafter,
     SampledDrafting,
-    Shape,
+    TreeShape,
     by_rank,
     chain,
     sequences,
@@ -31,7 +31,7 @@ from edgespec.speculation.sampling import Sampler, sample_and_match
 from edgespec.speculation.tree import Acceptance, FloatArray, TokenTree
 from edgespec.speculation.verification.base import DraftedTree, Law, Verifier
 from edgespec.speculation.verification.lossy import Rollback, TopKGap, Typical
-from edgespec.speculation.verification.rejection import Block, KSequential, Rejection
+from edgespec.speculation.verification.rejection import BlockVerifier, KSequential, Rejection
 
 # Nodes per pass unless the user sets a number. Under these rules the text depends on what is drafted, so a
 # size that followed measured times would make the text differ from run to run.
@@ -41,7 +41,7 @@ _TREE_NODES = 16
 _COLDEST = 0.01  # below this the drafter's first candidate has all the probability anyway
 
 
-class Method(Protocol):
+class DecodingMethod(Protocol):
     """The way of making rounds under one rule.
 
     Attributes:
@@ -54,8 +54,8 @@ class Method(Protocol):
     drafting: TreeDrafting
     nodes: int | None
 
-    def accept(self, drafted: DraftedTree, logits: FloatArray, text: list[int]) -> Acceptance:
-        """Decide what is accepted, and append it and the bonus token to the text.
+    def accept(self, drafted: DraftedTree, logits: FloatArray, sequence: list[int]) -> Acceptance:
+        """Decide what is accepted, and append it and the bonus token to the sequence.
 
         Args:
             logits: (nodes, n_vocab) the target's.
@@ -67,33 +67,33 @@ class RankedDrafting(TreeDrafting):
     """The best nodes by a ranking, as a tree or as a chain.
 
     Attributes:
-        growth: score and stop rule, which may learn from how the text continues. The default scores by the
-            drafter's own probability and merges in nothing from the text, for rules that judge the drafter's
-            tokens.
+        expansion: score and stop rule, which may learn from how the sequence continues. The default scores by
+            the drafter's own probability and merges in nothing from the sequence, for rules that judge the
+            drafter's tokens.
     """
 
     ranking: Ranking
     chain: bool = False
     constraint: Constraint | None = None
-    growth: Growth = Growth(merges=False, ends=True)  # noqa: RUF009 (frozen)
+    expansion: ExpansionPolicy = ExpansionPolicy(merges=False, keeps_ends=True)  # noqa: RUF009 (frozen)
 
-    def draft(self, drafter: Drafter, text: Sequence[int], limits: TreeLimits) -> DraftedTree:
-        request = self.request(text, limits)
-        return self.drafted(drafter.draft(request.text, request.limits, request.ranking), text)
+    def draft(self, drafter: Drafter, sequence: Sequence[int], limits: TreeLimits) -> DraftedTree:
+        request = self.request(sequence, limits)
+        return self.drafted(drafter.draft(request.sequence, request.limits, request.ranking), sequence)
 
-    def request(self, text: Sequence[int], limits: TreeLimits) -> DraftRequest:
-        limits = replace(limits, growth=self.growth)
+    def request(self, sequence: Sequence[int], limits: TreeLimits) -> DraftRequest:
+        limits = replace(limits, expansion=self.expansion)
         if self.chain:
             limits = replace(limits, leaves=1, width=1, branching=1)
         constraint = self.constraint
-        ranking = self.ranking if constraint is None else constraint.guiding(self.ranking, text)
-        return DraftRequest(text, limits, ranking)
+        ranking = self.ranking if constraint is None else constraint.guiding(self.ranking, sequence)
+        return DraftRequest(sequence, limits, ranking)
 
-    def drafted(self, tree: TokenTree, text: Sequence[int]) -> DraftedTree:
-        return DraftedTree(tree if self.constraint is None else self.constraint.pruned(tree, text))
+    def drafted(self, tree: TokenTree, sequence: Sequence[int]) -> DraftedTree:
+        return DraftedTree(tree if self.constraint is None else self.constraint.pruned(tree, sequence))
 
 
-class SamplingMethod(Method):
+class SamplingMethod(DecodingMethod):
     """The target chooses every token; the draft only decides how many choices one pass can make."""
 
     nodes = None
@@ -106,18 +106,18 @@ class SamplingMethod(Method):
         self._sampler = sampler
         self._constraint = constraint
 
-    def accept(self, drafted: DraftedTree, logits: FloatArray, text: list[int]) -> Acceptance:
+    def accept(self, drafted: DraftedTree, logits: FloatArray, sequence: list[int]) -> Acceptance:
         tree = drafted.tree
         if self._constraint is not None:
-            logits = self._constraint.masked(logits, tree, text)
+            logits = self._constraint.masked(logits, tree, sequence)
 
         def choose(node: int) -> int:
             if node:
-                text.append(int(tree.tokens[node]))
-            return self._sampler.choose(logits[node], text)
+                sequence.append(int(tree.tokens[node]))
+            return self._sampler.choose(logits[node], sequence)
 
         accepted = sample_and_match(tree, choose)
-        text.append(accepted.bonus)
+        sequence.append(accepted.bonus)
         return accepted
 
 
@@ -131,8 +131,8 @@ class OneHotDrafting(TreeDrafting):
 
     n_vocab: int
 
-    def draft(self, drafter: Drafter, text: Sequence[int], limits: TreeLimits) -> DraftedTree:
-        tree = RankedDrafting(ByProbability(), chain=True).draft(drafter, text, limits).tree
+    def draft(self, drafter: Drafter, sequence: Sequence[int], limits: TreeLimits) -> DraftedTree:
+        tree = RankedDrafting(ProbabilityRanking(), chain=True).draft(drafter, sequence, limits).tree
         tokens = list(enumerate(tree.tokens[1:].tolist()))
         return DraftedTree(
             tree,
@@ -146,7 +146,7 @@ class OneHotDrafting(TreeDrafting):
         return law
 
 
-class VerifierMethod(Method):
+class VerifierMethod(DecodingMethod):
     """A verifier accepts or rejects drafted tokens, by the target's law (see `verification.base`)."""
 
     def __init__(
@@ -165,17 +165,19 @@ class VerifierMethod(Method):
         self._sampler = sampler
         self._draws = draws
 
-    def accept(self, drafted: DraftedTree, logits: FloatArray, text: list[int]) -> Acceptance:
+    def accept(self, drafted: DraftedTree, logits: FloatArray, sequence: list[int]) -> Acceptance:
         tree = drafted.tree
 
         def below(node: int) -> list[int]:
             return [int(tree.tokens[step]) for step in tree.path(node)[1:]]
 
         def law(node: int) -> Law:
-            return self._sampler.law(logits[node], [*text, *below(node)] if self._sampler.penalizes else text)
+            return self._sampler.law(
+                logits[node], [*sequence, *below(node)] if self._sampler.penalizes else sequence
+            )
 
-        accepted = self._verifier.accept(drafted, law, self._draws(Stream.ACCEPTING, len(text)))
-        text += [*below(accepted.path[-1]), accepted.bonus]
+        accepted = self._verifier.accept(drafted, law, self._draws(NoiseStream.ACCEPTING, len(sequence)))
+        sequence += [*below(accepted.path[-1]), accepted.bonus]
         return accepted
 
 
@@ -187,7 +189,7 @@ def method_for(
     constraint: Constraint | None = None,
     draws: DrawSource | None = None,
     policy: TreePolicy | None = None,
-) -> Method:
+) -> DecodingMethod:
     """The method for these settings and this drafter.
 
     Args:
@@ -203,16 +205,19 @@ def method_for(
     """
     rule = config.rule
     if rule.name == "specexec":
-        sampler = Sampler(config, n_vocab, seed, Stream.OWN)
-        ranking = ByProbability(max(config.temperature, _COLDEST))
+        sampler = Sampler(config, n_vocab, seed, NoiseStream.OWN)
+        ranking = ProbabilityRanking(max(config.temperature, _COLDEST))
         return SamplingMethod(
-            rule, RankedDrafting(ranking, constraint=constraint, growth=Growth()), sampler, constraint
+            rule,
+            RankedDrafting(ranking, constraint=constraint, expansion=ExpansionPolicy()),
+            sampler,
+            constraint,
         )
     if rule.kind.invariant:
         sampler = Sampler(config, n_vocab, seed)
         policy = policy or tree_policy()
         drafting = RankedDrafting(
-            policy.ranking(config, sampler.noise), constraint=constraint, growth=policy.growth(config)
+            policy.ranking(config, sampler.noise), constraint=constraint, expansion=policy.expansion(config)
         )
         return SamplingMethod(rule, drafting, sampler, constraint)
     if constraint is not None:
@@ -230,12 +235,12 @@ def method_for(
     # Rules that are defined at a temperature of 0 use the distribution at temperature 1 there.
     sampler = Sampler(config.with_(temperature=config.temperature or 1.0), n_vocab, seed)
 
-    def drawn(shape: Callable[[TreeLimits], Shape], *, replacement: bool = True) -> TreeDrafting:
+    def drawn(shape: Callable[[TreeLimits], TreeShape], *, replacement: bool = True) -> TreeDrafting:
         if isinstance(drafter, DrawingDrafter):
             return SampledDrafting(shape, replacement, sampler, n_vocab, source)
         return OneHotDrafting(n_vocab)
 
-    def method(drafting: TreeDrafting, nodes: int, verifier: Verifier) -> Method:
+    def method(drafting: TreeDrafting, nodes: int, verifier: Verifier) -> DecodingMethod:
         return VerifierMethod(rule, drafting, nodes, verifier, sampler, source)
 
     if rule.name == "speculative":
@@ -243,7 +248,7 @@ def method_for(
     if rule.name == "lenience":
         return method(drawn(chain), _CHAIN_NODES, Rejection(lenience=rule["factor"]))
     if rule.name == "block":
-        return method(drawn(chain), _CHAIN_NODES, Block())
+        return method(drawn(chain), _CHAIN_NODES, BlockVerifier())
     if rule.name == "specinfer":
         return method(drawn(by_rank), _TREE_NODES, Rejection(replacement=True))
     if rule.name == "spectr":
@@ -251,9 +256,11 @@ def method_for(
     if rule.name == "recursive":
         return method(drawn(by_rank, replacement=False), _TREE_NODES, Rejection())
     if rule.name == "typical":
-        return method(RankedDrafting(ByProbability()), _TREE_NODES, Typical(rule["epsilon"], rule["delta"]))
+        return method(
+            RankedDrafting(ProbabilityRanking()), _TREE_NODES, Typical(rule["epsilon"], rule["delta"])
+        )
     if rule.name == "topk-gap":
-        return method(RankedDrafting(ByProbability()), _TREE_NODES, TopKGap(int(rule["k"]), rule["gap"]))
+        return method(RankedDrafting(ProbabilityRanking()), _TREE_NODES, TopKGap(int(rule["k"]), rule["gap"]))
     assert rule.name == "rollback", f"no method for {rule.name}"
     drafting = RankedDrafting(ConfidenceFloor(rule["fallback"]), chain=True)
     return method(drafting, _TREE_NODES, Rollback(rule["distance"], int(rule["mismatches"])))

@@ -21,7 +21,7 @@ _BITS_BYTES = 4 << 20
 _KEPT_POSITIONS = 32  # a tree spans fewer
 
 
-class Stream(IntEnum):
+class NoiseStream(IntEnum):
     """The uses of random numbers; the streams of a seed are independent of each other."""
 
     SHARED = 0  # noise that drafter and target share
@@ -30,8 +30,8 @@ class Stream(IntEnum):
     ACCEPTING = 3
 
 
-def philox(seed: int, stream: Stream, position: int) -> np.random.Philox:
-    """The generator of a stream at a position in the text; counter-based, so in any order."""
+def philox(seed: int, stream: NoiseStream, position: int) -> np.random.Philox:
+    """The generator of a stream at a position in the sequence; counter-based, so in any order."""
     return np.random.Philox(key=seed, counter=[0, position, stream, 0])
 
 
@@ -62,7 +62,7 @@ class NoiseCache:
 class GumbelNoise:
     """Noise by position."""
 
-    def __init__(self, seed: int, n_vocab: int, stream: Stream = Stream.SHARED) -> None:
+    def __init__(self, seed: int, n_vocab: int, stream: NoiseStream = NoiseStream.SHARED) -> None:
         self.seed = seed
         self._stream = stream
         self._n_vocab = n_vocab

@@ -13,12 +13,12 @@ import numpy as np
 
 from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig
-from edgespec.speculation.growth import Chances, Children, Growth, TreeLimits
-from edgespec.speculation.learning.acceptance import Calibrated
-from edgespec.speculation.learning.pair import Pair
+from edgespec.speculation.growth import AcceptanceModel, Children, ExpansionPolicy, TreeLimits
+from edgespec.speculation.learning.acceptance import CalibratedAcceptance
+from edgespec.speculation.learning.drafter_calibration import DrafterCalibration
 from edgespec.speculation.learning.tables import Counts, TableStore
 from edgespec.speculation.noise import GumbelNoise
-from edgespec.speculation.ranking import ByAgreement, ByProbability, Ranking
+from edgespec.speculation.ranking import CalibratedRanking, ProbabilityRanking, Ranking
 from edgespec.speculation.tree import FloatArray
 
 # Acceptance by rank that published trees assume of small drafters, until there are counts.
@@ -26,7 +26,7 @@ _USUAL_RANKS = np.array([0.68, 0.12, 0.05, 0.03, 0.02, 0.015, 0.01, 0.008])
 _PRIOR = 20.0  # weight of the usual ranks, in candidates
 
 
-class ByRank(Chances):
+class RankAcceptance(AcceptanceModel):
     """The measured share of each rank among the target's choices (Sequoia, Chen et al. 2024, section 3).
 
     A node's score is the product of the shares on its path. Shares fall with the rank, so scores never rise
@@ -46,12 +46,12 @@ class ByRank(Chances):
         shares = (self._counts.taken + _PRIOR * self._usual) / (self._counts.tried + _PRIOR)
         return np.minimum.accumulate(shares).astype(np.float32)
 
-    def edges(self, children: Children) -> FloatArray:
-        edges: FloatArray = np.full(children.logprobs.shape, -np.inf, dtype=np.float32)
-        listed = min(edges.shape[1], len(self._usual))
-        edges[:, :listed] = np.log(self.shares[:listed])
-        edges[~children.proposed] = -np.inf
-        return edges
+    def logprobs(self, children: Children) -> FloatArray:
+        logprobs: FloatArray = np.full(children.logprobs.shape, -np.inf, dtype=np.float32)
+        listed = min(logprobs.shape[1], len(self._usual))
+        logprobs[:, :listed] = np.log(self.shares[:listed])
+        logprobs[~children.proposed] = -np.inf
+        return logprobs
 
     def learn(self, children: Children, after: int, token: int) -> None:
         listed = min(children.tokens.shape[1], len(self._usual))
@@ -60,24 +60,24 @@ class ByRank(Chances):
         taken = (children.tokens[0, ranks] == token).astype(np.float64)
         self._counts.add((ranks,), np.ones(len(ranks)), taken)
 
-    def keep(self) -> None:
-        self._counts.keep()
-        self._store.keep()
+    def save(self) -> None:
+        self._counts.flush()
+        self._store.save()
 
 
-class Even(Chances):
+class UniformAcceptance(AcceptanceModel):
     """One score for every candidate: the tree fills level by level, siblings in the drafter's order."""
 
     def __init__(self, chance: float = 0.7) -> None:
         self._edge = np.float32(np.log(chance))
 
-    def edges(self, children: Children) -> FloatArray:
+    def logprobs(self, children: Children) -> FloatArray:
         return np.where(children.proposed, self._edge, -np.inf).astype(np.float32)
 
     def learn(self, children: Children, after: int, token: int) -> None:
         pass
 
-    def keep(self) -> None:
+    def save(self) -> None:
         pass
 
 
@@ -86,7 +86,7 @@ DEFAULT = "calibrated"
 
 @dataclass(frozen=True)
 class TreePolicy:
-    """The growth of trees for one pair of models.
+    """The expansion of trees for one pair of models.
 
     Attributes:
         name: its name in `--tree`.
@@ -95,8 +95,8 @@ class TreePolicy:
     """
 
     name: str
-    greedy: Growth
-    sampled: Growth
+    greedy: ExpansionPolicy
+    sampled: ExpansionPolicy
     depth: int | None = None
     width: int | None = None
     branching: int | None = None
@@ -112,7 +112,7 @@ class TreePolicy:
             leaves=min(self.leaves or limits.leaves, limits.leaves),
         )
 
-    def growth(self, config: GenerationConfig) -> Growth:
+    def expansion(self, config: GenerationConfig) -> ExpansionPolicy:
         """Score and stop rule for a target that chooses by `config`."""
         return self.greedy if config.greedy else self.sampled
 
@@ -122,49 +122,53 @@ class TreePolicy:
         Published policies rank by probability. The calibrated one also uses the noise that it shares with the
         target.
         """
-        chances = self.growth(config).chances
-        if isinstance(chances, Calibrated):
-            return ByAgreement(config, noise, chances.pair)
-        return ByProbability(config.temperature or 1.0)
+        acceptance = self.expansion(config).acceptance
+        if isinstance(acceptance, CalibratedAcceptance):
+            return CalibratedRanking(config, noise, acceptance.calibration)
+        return ProbabilityRanking(config.temperature or 1.0)
 
-    def keep(self) -> None:
+    def save(self) -> None:
         """Save what was learned for the next run."""
-        self.greedy.chances.keep()
-        self.sampled.chances.keep()
+        self.greedy.acceptance.save()
+        self.sampled.acceptance.save()
 
 
 def _calibrated(store: TableStore) -> TreePolicy:
-    pair = Pair(store)
-    greedy, sampled = (Growth(Calibrated(store, name, pair)) for name in ("greedy", "sampled"))
+    calibration = DrafterCalibration(store)
+    greedy, sampled = (
+        ExpansionPolicy(CalibratedAcceptance(store, name, calibration)) for name in ("greedy", "sampled")
+    )
     return TreePolicy("calibrated", greedy, sampled)
 
 
 def _specexec(store: TableStore) -> TreePolicy:
-    return TreePolicy("specexec", Growth(), Growth())
+    return TreePolicy("specexec", ExpansionPolicy(), ExpansionPolicy())
 
 
 def _sequoia(store: TableStore) -> TreePolicy:
-    greedy, sampled = (Growth(ByRank(store, f"{name} ranks")) for name in ("greedy", "sampled"))
+    greedy, sampled = (
+        ExpansionPolicy(RankAcceptance(store, f"{name} ranks")) for name in ("greedy", "sampled")
+    )
     return TreePolicy("sequoia", greedy, sampled)
 
 
 def _opt_tree(store: TableStore) -> TreePolicy:
-    growth = Growth(by_level=True, least_gain=0.1)
-    return TreePolicy("opt-tree", growth, growth, width=64)
+    expansion = ExpansionPolicy(by_level=True, least_gain=0.1)
+    return TreePolicy("opt-tree", expansion, expansion, width=64)
 
 
 def _eagle2(store: TableStore) -> TreePolicy:
-    growth = Growth(by_level=True)
-    return TreePolicy("eagle2", growth, growth, depth=6, width=10, branching=10)
+    expansion = ExpansionPolicy(by_level=True)
+    return TreePolicy("eagle2", expansion, expansion, depth=6, width=10, branching=10)
 
 
 def _chain(store: TableStore) -> TreePolicy:
-    return TreePolicy("chain", Growth(), Growth(), width=1, branching=1, leaves=1)
+    return TreePolicy("chain", ExpansionPolicy(), ExpansionPolicy(), width=1, branching=1, leaves=1)
 
 
 def _sequences(store: TableStore) -> TreePolicy:
-    growth = Growth(Even(), by_level=True, later_branching=1)
-    return TreePolicy("sequences", growth, growth, width=4, branching=4, leaves=4)
+    expansion = ExpansionPolicy(UniformAcceptance(), by_level=True, later_branching=1)
+    return TreePolicy("sequences", expansion, expansion, width=4, branching=4, leaves=4)
 
 
 _POLICIES: dict[str, Callable[[TableStore], TreePolicy]] = {

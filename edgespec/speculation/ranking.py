@@ -11,7 +11,7 @@ import numpy as np
 
 from edgespec.generation.config import GenerationConfig
 from edgespec.speculation.growth import Children, Frontier
-from edgespec.speculation.learning.pair import Pair
+from edgespec.speculation.learning.drafter_calibration import DrafterCalibration
 from edgespec.speculation.learning.tables import Table
 from edgespec.speculation.noise import GumbelNoise, NoiseCache
 from edgespec.speculation.top import log_sums, top
@@ -31,7 +31,7 @@ class Ranking(Protocol):
 
         Args:
             logits: (rows, n_vocab) the drafter's; they are not modified.
-            positions: the position in the text that each row's candidates would have.
+            positions: the position in the sequence that each row's candidates would have.
             after: (rows,) the token that each row's candidates follow, where it is known.
         """
 
@@ -53,7 +53,7 @@ class Ranking(Protocol):
         return children
 
 
-class ByProbability(Ranking):
+class ProbabilityRanking(Ranking):
     """By the drafter's probability, as published tree policies rank.
 
     Args:
@@ -83,12 +83,12 @@ class ConfidenceFloor(Ranking):
     def best(
         self, logits: FloatArray, positions: list[int], count: int, after: IntArray | None = None
     ) -> Children:
-        children = ByProbability().best(logits, positions, count, after)
+        children = ProbabilityRanking().best(logits, positions, count, after)
         unsure = np.exp(children.logprobs[:, :1]) < self._floor
         return Children(children.tokens, np.where(unsure, np.float32(-np.inf), children.logprobs))
 
 
-class ByAgreement(Ranking):
+class CalibratedRanking(Ranking):
     """By the probability that the target chooses a candidate, from what was learned about the pair.
 
     A target that samples takes the argmax of logit + temperature x noise. Both sides know the noise, so the
@@ -97,10 +97,10 @@ class ByAgreement(Ranking):
     lies below its own cutoff by more than the disagreement.
     """
 
-    def __init__(self, config: GenerationConfig, noise: GumbelNoise, pair: Pair) -> None:
+    def __init__(self, config: GenerationConfig, noise: GumbelNoise, calibration: DrafterCalibration) -> None:
         self._config = config
         self._noise = noise
-        self._pair = pair
+        self._calibration = calibration
         self._kept = NoiseCache(self._added)
         # Megabytes, refilled in every draft step: allocating them anew each time would be slow.
         self._scores = np.empty((0, 0), dtype=np.float32)
@@ -111,7 +111,7 @@ class ByAgreement(Ranking):
         values, tokens = self.candidates(logits, positions)
         if after is None:
             after = np.full(len(positions), -1, dtype=np.int32)
-        return self._pair.children(tokens, values, after, count)
+        return self._calibration.children(tokens, values, after, count)
 
     def filtered(self, frontier: Frontier, children: Children, start: int) -> Children:
         """The candidates, with the noise that the target adds to each."""
@@ -140,7 +140,7 @@ class ByAgreement(Ranking):
             np.add(values, self._kept(position)[: len(values)], out=row)
         cut = self._cut(logits)
         if cut is not None:
-            np.copyto(scores, -np.inf, where=logits < cut - self._pair.nats)
+            np.copyto(scores, -np.inf, where=logits < cut - self._calibration.nats)
         return scores
 
     def _added(self, position: int) -> FloatArray:

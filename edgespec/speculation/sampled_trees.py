@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from edgespec.speculation.drafters.base import Drafter, TreeDrafting
 from edgespec.speculation.draws import Draws, DrawSource
 from edgespec.speculation.growth import Children, Frontier, TreeLimits
-from edgespec.speculation.noise import Stream
+from edgespec.speculation.noise import NoiseStream
 from edgespec.speculation.sampling import Sampler
 from edgespec.speculation.tree import FloatArray, IntArray, TokenTree
 from edgespec.speculation.tree_search import grow
@@ -30,7 +30,7 @@ _CHANCES = (0.6, 0.16, 0.08, 0.05, 0.03, 0.02, 0.015, 0.01)
 
 
 @dataclass(frozen=True)
-class Shape:
+class TreeShape:
     """The nodes at which tokens will be drawn, decided before any is.
 
     Attributes:
@@ -40,7 +40,7 @@ class Shape:
     below: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, parents: Sequence[int]) -> Shape:
+    def of(cls, parents: Sequence[int]) -> TreeShape:
         """Build from the parent of each node; parents come before their children, and the root has -1."""
         below: list[list[int]] = [[] for _ in parents]
         for node, parent in enumerate(parents):
@@ -49,12 +49,12 @@ class Shape:
         return cls(tuple(map(tuple, below)))
 
 
-def chain(limits: TreeLimits) -> Shape:
+def chain(limits: TreeLimits) -> TreeShape:
     """Draw one after another."""
-    return Shape.of(range(-1, min(limits.budget - 1, limits.depth)))
+    return TreeShape.of(range(-1, min(limits.budget - 1, limits.depth)))
 
 
-def sequences(limits: TreeLimits) -> Shape:
+def sequences(limits: TreeLimits) -> TreeShape:
     """Several independent chains from the root (SpecTr): about as many as each is long."""
     room = limits.budget - 1
     count = max(1, min(math.isqrt(room), limits.leaves))
@@ -62,11 +62,11 @@ def sequences(limits: TreeLimits) -> Shape:
     parents = [-1]
     for _ in range(count):
         parents += [0, *range(len(parents), len(parents) + length - 1)][:length]
-    return Shape.of(parents)
+    return TreeShape.of(parents)
 
 
 @lru_cache(maxsize=64)
-def by_rank(limits: TreeLimits) -> Shape:
+def by_rank(limits: TreeLimits) -> TreeShape:
     """The tree with the most accepted tokens on average, if acceptance depends on a draw's rank alone.
 
     Sequoia (Chen et al. 2024, section 3.1). Scores fall along paths and across siblings, so the best nodes
@@ -79,7 +79,9 @@ def by_rank(limits: TreeLimits) -> Shape:
         shape = (len(frontier.nodes), 1)
         return Children(np.tile(ranks, shape), np.tile(chances, shape))
 
-    return Shape.of(grow(0, expand, replace(limits, ends=None)).parents.tolist())  # ranks are not tokens
+    return TreeShape.of(
+        grow(0, expand, replace(limits, is_end=None)).parents.tolist()
+    )  # ranks are not tokens
 
 
 @dataclass(frozen=True)
@@ -91,14 +93,14 @@ class Drawing:
         replacement: whether a token may be drawn twice below one node.
         law: (logits, tokens since the root) -> the drafter's law over the target's vocabulary.
         draws: source of randomness.
-        ends: (tokens) -> whether each ends an answer; nothing is drawn below such a token.
+        is_end: (tokens) -> whether each ends an answer; nothing is drawn below such a token.
     """
 
-    shape: Shape
+    shape: TreeShape
     replacement: bool
     law: Callable[[FloatArray, Sequence[int]], Law]
     draws: Draws
-    ends: Callable[[IntArray], NDArray[np.bool_]] | None = None
+    is_end: Callable[[IntArray], NDArray[np.bool_]] | None = None
 
     def below(self, law: Law, count: int) -> list[int]:
         """Draws from a law, in order.
@@ -121,8 +123,8 @@ class Drawing:
 class DrawingDrafter(Protocol):
     """A drafter that can sample from its distribution."""
 
-    def draw(self, text: Sequence[int], drawing: Drawing, width: int) -> DraftedTree:
-        """A sampled tree below the last token of the text; `width` is the most nodes in a draft step."""
+    def draw(self, sequence: Sequence[int], drawing: Drawing, width: int) -> DraftedTree:
+        """A sampled tree below the last token of the sequence; `width` is the most nodes in a draft step."""
 
 
 @dataclass(frozen=True)
@@ -135,24 +137,24 @@ class SampledDrafting(TreeDrafting):
         n_vocab: size of the target's vocabulary.
     """
 
-    shape: Callable[[TreeLimits], Shape]
+    shape: Callable[[TreeLimits], TreeShape]
     replacement: bool
     sampler: Sampler
     n_vocab: int
     draws: DrawSource
 
-    def draft(self, drafter: Drafter, text: Sequence[int], limits: TreeLimits) -> DraftedTree:
+    def draft(self, drafter: Drafter, sequence: Sequence[int], limits: TreeLimits) -> DraftedTree:
         assert isinstance(drafter, DrawingDrafter), "checked by method_for"
 
         def law(logits: FloatArray, below: Sequence[int]) -> Law:
             if len(logits) < self.n_vocab:
                 missing = np.full(self.n_vocab - len(logits), -np.inf, dtype=np.float32)
                 logits = np.concatenate([logits, missing])
-            return self.sampler.law(logits, [*text, *below] if self.sampler.penalizes else text)
+            return self.sampler.law(logits, [*sequence, *below] if self.sampler.penalizes else sequence)
 
-        draws = self.draws(Stream.DRAFTING, len(text))
-        drawing = Drawing(self.shape(limits), self.replacement, law, draws, limits.ends)
-        return drafter.draw(text, drawing, limits.width)
+        draws = self.draws(NoiseStream.DRAFTING, len(sequence))
+        drawing = Drawing(self.shape(limits), self.replacement, law, draws, limits.is_end)
+        return drafter.draw(sequence, drawing, limits.width)
 
 
 def grow_drawn(
@@ -161,7 +163,7 @@ def grow_drawn(
     """A tree sampled level by level.
 
     Args:
-        root: the last token of the text.
+        root: the last token of the sequence.
         read: one draft step: the rows of a frontier that could be read, and their logits, which are
             valid until the next step. Nothing is drawn below a node that could not be read.
         width: most nodes in a draft step.
@@ -193,27 +195,27 @@ class _DrawnTree:
         self._drawing = drawing
         self._parents = [-1]
         self._scores = [0.0]
-        self._texts: list[tuple[int, ...]] = [()]  # tokens since the root
+        self._sequences: list[tuple[int, ...]] = [()]  # tokens since the root
         self._places: list[list[int]] = [[0]]  # the places in the shape that each node takes
         self._drawn: dict[int, list[int]] = {}
         self._laws: dict[int, Law] = {}
 
     def count(self, node: int) -> int:
         """Return the number of tokens that are drawn below a node."""
-        ends = self._drawing.ends
-        if node and ends is not None and ends(np.array([self.tokens[node]], dtype=np.int32))[0]:
+        is_end = self._drawing.is_end
+        if node and is_end is not None and is_end(np.array([self.tokens[node]], dtype=np.int32))[0]:
             return 0
         return len(self._places_below(node))
 
     def frontier(self, nodes: Sequence[int]) -> Frontier:
         """The nodes as one draft step reads them."""
-        rows = [(node, self.tokens[node], self._parents[node], len(self._texts[node])) for node in nodes]
+        rows = [(node, self.tokens[node], self._parents[node], len(self._sequences[node])) for node in nodes]
         return Frontier(*np.array(rows, dtype=np.int32).T)
 
     def draw_below(self, node: int, logits: FloatArray) -> None:
         """Add the children of a node."""
-        text = self._texts[node]
-        law = self._drawing.law(logits, text)
+        sequence = self._sequences[node]
+        law = self._drawing.law(logits, sequence)
         drawn = self._drawing.below(law, self.count(node))
         children: dict[int, int] = {}
         for place, token in zip_longest(self._places_below(node), drawn, fillvalue=drawn[0]):
@@ -222,7 +224,7 @@ class _DrawnTree:
                 self.tokens.append(token)
                 self._parents.append(node)
                 self._scores.append(self._scores[node] + min(math.log(law[token]), 0.0))
-                self._texts.append((*text, token))
+                self._sequences.append((*sequence, token))
                 self._places.append([])
             self._places[children[token]].append(place)
         self._drawn[node], self._laws[node] = drawn, law

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.generation.config import GenerationConfig
-from edgespec.speculation.noise import GumbelNoise, Stream
+from edgespec.speculation.noise import GumbelNoise, NoiseStream
 from edgespec.speculation.tree import Acceptance, FloatArray, TokenTree
 
 # Tokens further below the best than this (in nats) usually hold too little probability to matter for top-p.
@@ -25,7 +25,7 @@ def scratch_bytes(n_vocab: int) -> int:
 def sample_and_match(tree: TokenTree, choose: Callable[[int], int]) -> Acceptance:
     """The target chooses token after token, with no further pass for as long as the tree holds its choice.
 
-    The drafter has no influence on the choice, so the text is the target's own whatever the tree
+    The drafter has no influence on the choice, so the sequence is the target's own whatever the tree
     (SpecExec, Svirschevski et al. 2024, section 4). With greedy choices this is argmax matching; with
     shared noise it is drafter-invariant sampling.
 
@@ -47,11 +47,11 @@ class Sampler:
     Filters apply in llama.cpp's order: penalties, top-k, top-p, min-p, temperature.
 
     Attributes:
-        penalizes: whether the choice depends on which tokens are in the text, not only on how many.
+        penalizes: whether the choice depends on which tokens are in the sequence, not only on how many.
     """
 
     def __init__(
-        self, config: GenerationConfig, n_vocab: int, seed: int = 0, stream: Stream = Stream.SHARED
+        self, config: GenerationConfig, n_vocab: int, seed: int = 0, stream: NoiseStream = NoiseStream.SHARED
     ) -> None:
         self.config = config
         self.noise = GumbelNoise(seed, n_vocab, stream)
@@ -61,39 +61,39 @@ class Sampler:
             config.presence_penalty,
         ) != (1, 0, 0)
 
-    def choose(self, logits: FloatArray, text: Sequence[int]) -> int:
-        """The token that follows `text`.
+    def choose(self, logits: FloatArray, sequence: Sequence[int]) -> int:
+        """The token that follows `sequence`.
 
         Args:
-            logits: (n_vocab,) the target's, after the last token of the text.
-            text: all tokens before the one to choose; its length is the position.
+            logits: (n_vocab,) the target's, after the last token of the sequence.
+            sequence: all tokens before the one to choose; its length is the position.
         """
         if self.penalizes:
-            logits = self.penalized(logits, text)
+            logits = self.penalized(logits, sequence)
         if self.config.greedy:
             return int(logits.argmax())
         tokens, scores = self.distribution(logits)
-        return int(tokens[np.argmax(scores + self.noise.at(len(text), tokens))])
+        return int(tokens[np.argmax(scores + self.noise.at(len(sequence), tokens))])
 
-    def law(self, logits: FloatArray, text: Sequence[int]) -> NDArray[np.float64]:
+    def law(self, logits: FloatArray, sequence: Sequence[int]) -> NDArray[np.float64]:
         """(n_vocab,) the probabilities that `choose` draws from, for a temperature above 0.
 
         Args:
-            logits: (n_vocab,) after the last token of the text.
-            text: all tokens before the one to choose; only penalties use it.
+            logits: (n_vocab,) after the last token of the sequence.
+            sequence: all tokens before the one to choose; only penalties use it.
         """
         if self.penalizes:
-            logits = self.penalized(logits, text)
+            logits = self.penalized(logits, sequence)
         tokens, scores = self.distribution(logits)
         weights = np.exp(scores)
         law = np.zeros(len(logits))
         law[tokens] = weights / weights.sum()
         return law
 
-    def penalized(self, logits: FloatArray, text: Sequence[int]) -> FloatArray:
-        """A copy of the logits with the tokens of the text made less likely."""
+    def penalized(self, logits: FloatArray, sequence: Sequence[int]) -> FloatArray:
+        """A copy of the logits with the tokens of the sequence made less likely."""
         c = self.config
-        window = text[-c.penalty_window :] if c.penalty_window else text
+        window = sequence[-c.penalty_window :] if c.penalty_window else sequence
         seen, counts = np.unique(np.asarray(window, dtype=np.int64), return_counts=True)
         result: FloatArray = logits.copy()
         values = result[seen]

@@ -24,8 +24,8 @@ _ROOT_SEQUENCES = (np.zeros(1, dtype=np.int32), np.array([0, 1], dtype=np.int64)
 class TokenTree:
     """Nodes in topological order: parents before their children, the root first.
 
-    The root is the last token of the text so far, which the target has not read yet. Every other node
-    stands for the text on its path from the root.
+    The root is the last token of the sequence so far, which the target has not read yet. Every other node
+    stands for the sequence on its path from the root.
 
     Attributes:
         tokens: (nodes,) token ids.
@@ -133,7 +133,7 @@ class TokenTree:
         return np.array(sorted(inside), dtype=np.int32)
 
     def rerooted(self, node: int) -> TokenTree:
-        """Return the part of the tree below `node`, with it as the root, for a text that ends there.
+        """Return the part of the tree below `node`, with it as the root, for a sequence that ends there.
 
         Nodes keep their order, which is that of `below`. Scores are given that the node was accepted.
         """

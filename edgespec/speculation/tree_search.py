@@ -5,8 +5,8 @@ step would not pay (SpecExec, Svirschevski et al. 2024, section 4). A child neve
 it is safe not to expand a node that could not put a child among the best. And the expected accepted tokens
 that a step can add are at most the sum of the probabilities of the nodes it expands.
 
-Trees that share a pass also share its rows: their nodes compete in one search, so rows go to whichever text
-has the better use for them.
+Trees that share a pass also share its rows: their nodes compete in one search, so rows go to whichever
+sequence has the better use for them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def grow(root: int, expand: Callable[[Frontier], Children], limits: TreeLimits) 
     """The `budget` best nodes by path score, found in as few draft steps as the policy allows.
 
     Args:
-        root: the last token of the text.
+        root: the last token of the sequence.
         expand: one draft step.
     """
 
@@ -77,21 +77,21 @@ def draft_steps(
     Returns:
         The trees.
     """
-    hidden = limits.hidden_gain
+    hidden = limits.overlap_budget
     for step in range(limits.steps):
         scores = np.concatenate([search.scores for search in searches])
         enters = _bar(scores, limits.budget)
-        bar = max(enters, min(limits.min_logprob, _bar(scores, limits.free)))
+        bar = max(enters, min(limits.min_logprob, _bar(scores, limits.free_nodes)))
         frontiers = _known_frontiers(searches, bar, known) if known is not None and step else []
         if not frontiers:
-            if step and hidden + limits.most_gain < limits.min_gain:
+            if step and hidden + limits.loss_budget < limits.min_gain:
                 break
             frontiers = _frontiers(searches, bar, limits, is_first=step == 0, hidden=hidden > limits.min_gain)
             hidden -= limits.min_gain + limits.row_gain * sum(len(part.nodes) for _, part in frontiers)
         if not frontiers:
             break
         found = yield frontiers
-        keep_above = enters if limits.rows > 1 else bar  # the rest may fill padding
+        keep_above = enters if limits.row_multiple > 1 else bar  # the rest may fill padding
         for (index, frontier), children in zip(frontiers, found, strict=True):
             searches[index].add(frontier, children, keep_above, limits.budget)
     return _best_trees(searches, limits)
@@ -101,7 +101,7 @@ class TreeSearch:
     """The nodes that a search has found for one tree.
 
     Args:
-        root: the last token of the text.
+        root: the last token of the sequence.
         limits: only depth, branching, end tokens and the tree policy are looked at here; the others hold for
             all trees that grow together.
 
@@ -122,15 +122,15 @@ class TreeSearch:
     def expandable(self, bar: float) -> IntArray:
         """The nodes that may be expanded and score above `bar`."""
         eligible = self._is_open & (self._depths < self._limits.depth) & (self.scores > bar)
-        if self._limits.growth.by_level:
+        if self._limits.expansion.by_level:
             eligible &= self._depths == self._steps
         return np.flatnonzero(eligible).astype(np.int32)
 
     @property
     def counts_steps(self) -> bool:
         """True if the policy looks at one draft step after the other."""
-        growth = self._limits.growth
-        return growth.by_level or growth.later_branching is not None or growth.least_gain > 0
+        expansion = self._limits.expansion
+        return expansion.by_level or expansion.later_branching is not None or expansion.least_gain > 0
 
     def frontier(self, nodes: IntArray) -> Frontier:
         """These nodes, to be expanded."""
@@ -143,15 +143,15 @@ class TreeSearch:
             keep_above: candidates whose path scores no more cannot become part of the tree.
             budget: most nodes of the tree, for policies that stop when it hardly improves.
         """
-        growth, chosen = self._limits.growth, frontier.nodes
+        expansion, chosen = self._limits.expansion, frontier.nodes
         self._is_open[chosen] = False
-        edges = np.minimum(growth.chances.edges(children), 0)
-        if self._steps and growth.later_branching is not None:
-            edges[:, growth.later_branching :] = -np.inf
+        logprobs = np.minimum(expansion.acceptance.logprobs(children), 0)
+        if self._steps and expansion.later_branching is not None:
+            logprobs[:, expansion.later_branching :] = -np.inf
         ends = self._ends(children.tokens)
-        if not growth.ends:
-            edges[ends] = -np.inf
-        found = (self.scores[chosen, None] + edges).ravel()
+        if not expansion.keeps_ends:
+            logprobs[ends] = -np.inf
+        found = (self.scores[chosen, None] + logprobs).ravel()
         keep = found > keep_above
         self._tokens = np.concatenate([self._tokens, children.tokens.ravel()[keep]])
         new_parents = np.repeat(chosen, children.tokens.shape[1])[keep]
@@ -160,15 +160,15 @@ class TreeSearch:
         self.scores = np.concatenate([self.scores, found[keep]])
         self._is_open = np.concatenate([self._is_open, ~ends.ravel()[keep]])
         self._steps += 1
-        if growth.least_gain:
+        if expansion.least_gain:
             before, self._expected = self._expected, _expected(self.scores, budget)
-            if self._expected - before <= growth.least_gain:
+            if self._expected - before <= expansion.least_gain:
                 self._is_open[:] = False
 
     def _ends(self, tokens: IntArray) -> NDArray[np.bool_]:
-        if self._limits.ends is None:
+        if self._limits.is_end is None:
             return np.zeros(tokens.shape, dtype=np.bool_)
-        return self._limits.ends(tokens)
+        return self._limits.is_end(tokens)
 
     def tree(self) -> TokenTree:
         """All nodes that were found."""
@@ -230,7 +230,7 @@ def _best_trees(searches: Sequence[TreeSearch], limits: TreeLimits) -> list[Toke
     """The best nodes of all, as trees."""
     scores = np.concatenate([search.scores for search in searches])
     # A node that was free when it was found may not be free now that better nodes are known.
-    kept = min(max(_worth(scores, limits), limits.free), limits.budget)
+    kept = min(max(_worth(scores, limits), limits.free_nodes), limits.budget)
     if len(searches) == 1:
         return [searches[0].tree().trimmed(kept, limits.leaves)]
     owners = np.repeat(np.arange(len(searches)), [len(search.scores) for search in searches])
@@ -256,12 +256,12 @@ def _bar(scores: FloatArray, budget: int) -> float:
 def _worth(scores: FloatArray, limits: TreeLimits) -> int:
     """Count the nodes worth their cost, in whole padded rows: the last ones fill theirs or are dropped."""
     worth = min(int(np.count_nonzero(scores > limits.min_logprob)), limits.budget)
-    last = worth % limits.rows
+    last = worth % limits.row_multiple
     if not last or worth == limits.budget:
         return worth
-    filled = min(worth - last + limits.rows, limits.budget, int(np.count_nonzero(scores > -np.inf)))
+    filled = min(worth - last + limits.row_multiple, limits.budget, int(np.count_nonzero(scores > -np.inf)))
     chances = np.exp(np.sort(scores)[::-1][worth - last : filled])
-    enough = limits.rows * np.exp(limits.min_logprob)
+    enough = limits.row_multiple * np.exp(limits.min_logprob)
     return filled if chances.sum() >= enough else worth - last
 
 

@@ -155,7 +155,7 @@ def compute(path: Path, adapter: Path | None = None) -> None:
         EdgeSpecError: llama.cpp cannot.
     """
     from edgespec.models.llama.runtime.adapters import load_adapter
-    from edgespec.models.llama.runtime.batch import Batch
+    from edgespec.models.llama.runtime.batch import TokenBatch
     from edgespec.models.llama.runtime.context import Context
     from edgespec.models.llama.runtime.model import Model
 
@@ -166,7 +166,7 @@ def compute(path: Path, adapter: Path | None = None) -> None:
                 context.adapt([(load_adapter(model, adapter), 1.0)])
             tokens = model.vocabulary.tokenize("Hello, world <|im_start|>", control=True)
             tokens = [t for t in tokens if 0 <= t < model.vocabulary.n_tokens][:8] or [0]
-            context.decode(Batch.run(tokens, 0, n_sequences=1, logits="last"))
+            context.decode(TokenBatch.run(tokens, 0, n_sequences=1, logits="last"))
             context.logits()
             for token in range(min(model.vocabulary.n_tokens, 400)):
                 model.vocabulary.piece(token)

@@ -16,7 +16,7 @@ from edgespec.generation.config import GenerationConfig
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.quantize import make_drafter
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 from edgespec.offload.packing.pack import gains_from_packing
@@ -128,7 +128,7 @@ def test_stacks_that_are_multiplied_whole(smol_path: Path, tmp_path: Path) -> No
     for repack in (False, True):
         with Model(path, repack=repack) as model:
             context = Context(model, n_cells=64, n_rows=8, n_outputs=8, n_sequences=1, n_threads=1)
-            context.decode(Batch.run(range(8), 0, n_sequences=1, logits="all"))
+            context.decode(TokenBatch.run(range(8), 0, n_sequences=1, logits="all"))
             found.append(context.logits().copy())
             context.close()
     plain, rearranged = found

@@ -13,7 +13,7 @@ import pytest
 
 import edgespec
 from edgespec.cli.main import main
-from edgespec.drafters.assistant import AssistantDrafter, Growing
+from edgespec.drafters.assistant import AssistantDrafter, GrowingTree
 from edgespec.engine.engine import Engine
 from edgespec.engine.target import Target
 from edgespec.errors import BackendError, ModelFileError, PairingError, UsageError
@@ -23,10 +23,10 @@ from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.cache.tree_cache import BranchingCache
 from edgespec.models.llama.heads.assistant import AssistantContext
 from edgespec.models.llama.heads.families import HeadFamily
+from edgespec.models.llama.heads.reference import FloatArray
 from edgespec.models.llama.heads.support import support_fault
-from edgespec.models.llama.heads.twin import FloatArray
 from edgespec.models.llama.runtime.context import NoRoomInCache
-from edgespec.models.llama.trials.gemma_twin import GemmaShape, ReadText
+from edgespec.models.llama.trials.gemma_reference import GemmaShape, ReadTokens
 from edgespec.models.llama.trials.tiny_gemma import write_gemma
 from edgespec.offload.planning.needs import ContextShape, PairSizes
 from edgespec.speculation.growth import Children, Frontier
@@ -80,27 +80,27 @@ class Step:
 def noted_steps(monkeypatch: pytest.MonkeyPatch) -> list[Step]:
     """The draft steps that are taken from now on, each tree's part in one of its own."""
     found: list[Step] = []
-    candidates = Growing.candidates
+    candidates = GrowingTree.candidates
 
-    def note(self: Growing, frontier: Frontier, logits: FloatArray) -> Children:
+    def note(self: GrowingTree, frontier: Frontier, logits: FloatArray) -> Children:
         features = self.features_before(frontier)
         root = frontier.nodes.tolist() == [0]
-        found.append(Step(self.text, root, frontier.tokens.tolist(), features, logits.copy()))
+        found.append(Step(self.sequence, root, frontier.tokens.tolist(), features, logits.copy()))
         return candidates(self, frontier, logits)
 
-    monkeypatch.setattr(Growing, "candidates", note)
+    monkeypatch.setattr(GrowingTree, "candidates", note)
     return found
 
 
 def check_steps(pair: TinyPair, steps: Sequence[Step]) -> None:
     """Compare draft steps with what NumPy computes of their texts alone."""
-    texts: dict[tuple[int, ...], ReadText] = {}
+    texts: dict[tuple[int, ...], ReadTokens] = {}
     for step in steps:
-        read = texts.setdefault(tuple(step.text), pair.target_twin.read(step.text[:-1]))
+        read = texts.setdefault(tuple(step.text), pair.target_reference.read(step.text[:-1]))
         if step.is_root:
             state = read.states[-1]
             assert np.abs(step.features - state).max() < 1e-2 * np.abs(state).max()
-        expected, _ = pair.assistant_twin.draft(read, step.tokens, step.features)
+        expected, _ = pair.assistant_reference.draft(read, step.tokens, step.features)
         assert np.abs(step.logits - expected).max() < 1e-2 * np.abs(expected).max()
 
 

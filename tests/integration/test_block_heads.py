@@ -30,7 +30,7 @@ from edgespec.models.llama.heads.blocks.context import BlockContext
 from edgespec.models.llama.heads.families import HeadFamily
 from edgespec.models.llama.heads.support import support_fault
 from edgespec.models.llama.heads.tap import LayerTap
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 from edgespec.offload.planning.needs import ContextShape, PairSizes
@@ -104,7 +104,7 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], BlockLogits
     keep_logits = BlockSequence.keep_logits
 
     def note(self: BlockSequence, logits: BlockLogits) -> None:
-        seen.append(([*self.known_text, self.root], logits))
+        seen.append(([*self.known_sequence, self.root], logits))
         keep_logits(self, logits)
 
     monkeypatch.setattr(BlockSequence, "keep_logits", note)
@@ -118,7 +118,7 @@ def hidden_of(pair: TinyBlocks, text: Sequence[int]) -> FloatArray:
         context = Context(
             model, n_cells=256, n_rows=256, n_outputs=4, n_sequences=1, n_threads=1, observers=[tap]
         )
-        context.decode(Batch.run(text, 0, 1, "last"))
+        context.decode(TokenBatch.run(text, 0, 1, "last"))
         return tap.rows()
 
 
@@ -147,16 +147,16 @@ def test_blocks_are_those_of_numpy(
 def compare(pair: TinyBlocks, logits: BlockLogits, hidden: FloatArray, tokens: Sequence[int]) -> None:
     """Compare what a block says with NumPy, behind the root and behind two tokens at every depth."""
     if pair.shape.top_k:
-        candidates, scores = pair.twin.pairs(hidden, tokens)
+        candidates, scores = pair.reference.pairs(hidden, tokens)
         (found,) = logits.after(0, np.array(tokens[:1], dtype=np.int32))
         order = np.argsort(-scores[0, 0])[:6]  # others may be no candidates of both, by rounding
         close(found[candidates[0].astype(int)[order]], scores[0, 0, order])
         return
-    alone = pair.twin.block(hidden, tokens)
+    alone = pair.reference.block(hidden, tokens)
     for depth, row in enumerate(alone if pair.shape.from_anchor else alone[1:]):
         for token in (5, 9) if depth else tokens[:1]:
             (found,) = logits.after(depth, np.array([token], dtype=np.int32))
-            expected = row + pair.twin.bias(token) if pair.shape.markov else row
+            expected = row + pair.reference.bias(token) if pair.shape.markov else row
             kept = np.isfinite(found)
             close(found[kept], expected[kept])
 
@@ -220,7 +220,7 @@ def test_several_texts_in_a_pass(kind: BlockKind, folder: Path, smol_path: Path)
             answers = engine.generate_many(prompts, GREEDY)
             assert [answer.tokens for answer in answers] == expected
             assert sum(answer.tokens_per_pass for answer in answers) > 1.2 * len(prompts)
-        assert len(drafter_of(engine)._texts) <= len(prompts) + 1
+        assert len(drafter_of(engine)._sequences) <= len(prompts) + 1
 
 
 @pytest.mark.parametrize("kind", [BlockKind.DFLASH, BlockKind.DSPARK])
@@ -248,7 +248,7 @@ def test_a_head_that_is_interrupted_anywhere_goes_on(
 ) -> None:
     decode, left = Context.decode, [0]
 
-    def interrupt(self: Context, batch: Batch) -> None:
+    def interrupt(self: Context, batch: TokenBatch) -> None:
         decode(self, batch)
         if isinstance(self, BlockContext):
             left[0] -= 1

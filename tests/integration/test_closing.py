@@ -23,7 +23,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.sessions.file import SessionFile
 from edgespec.errors import BackendError
 from edgespec.generation.config import GenerationConfig
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 from tests.least_memory import load_in_least_memory
@@ -197,7 +197,7 @@ _AFTER_CLOSE: dict[str, Callable[[Model, Context], Any]] = {
     "keeps_recurrent_state": lambda model, _: model.keeps_recurrent_state,
     "keeps_cells": lambda model, _: model.keeps_cells,
     "chat_template": lambda model, _: model.chat_template,
-    "decode": lambda _, context: context.decode(Batch.run([1], 0, 1)),
+    "decode": lambda _, context: context.decode(TokenBatch.run([1], 0, 1)),
     "logits": lambda _, context: context.logits(),
     "copy": lambda _, context: context.copy(0, 1, 0, 1),
     "remove": lambda _, context: context.remove(0),

@@ -46,7 +46,7 @@ def test_a_newcomer_gets_its_first_token_within_two_passes(short_path: Path) -> 
     class Source(RequestSource):
         taken_after = 0
 
-        def take(self) -> Request | None:
+        def pop(self) -> Request | None:
             if batch:
                 return batch.pop(0)
             if passes and passes[-1] == 32 and not self.taken_after:

@@ -9,7 +9,7 @@ import pytest
 
 import edgespec
 from edgespec.cli.main import main
-from edgespec.drafting.agreement import PROMPTS, Reader, Text, write_texts
+from edgespec.drafting.agreement import PROMPTS, AgreementMeter, SampleAnswer, write_sample_answers
 from edgespec.drafting.layer_masking import MaskedCopy
 from edgespec.drafting.make import MakeOptions, make_for
 from edgespec.errors import OutputError, UsageError
@@ -24,19 +24,19 @@ CONFIG = GenerationConfig(max_tokens=40)
 
 
 @pytest.fixture(scope="module")
-def texts(smol_path: Path) -> tuple[Text, ...]:
+def texts(smol_path: Path) -> tuple[SampleAnswer, ...]:
     """Written with the kernels that read them below: those of other layouts round differently."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EDGESPEC_KERNELS", "plain")
         with edgespec.load(smol_path, draft="none", context=512) as engine:
-            return write_texts(engine, PROMPTS[:3], 32).texts
+            return write_sample_answers(engine, PROMPTS[:3], 32).samples
 
 
 def test_a_model_agrees_with_itself(
-    smol_path: Path, texts: tuple[Text, ...], monkeypatch: pytest.MonkeyPatch
+    smol_path: Path, texts: tuple[SampleAnswer, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDGESPEC_KERNELS", "plain")  # for attention too, as the texts were written
-    with Reader(smol_path, texts, repack=False) as reader:
+    with AgreementMeter(smol_path, texts, repack=False) as reader:
         found = reader.agreement(texts)
     assert found.tokens == sum(len(text.answer) for text in texts) > 60
     # Batches round differently than single tokens, so near-ties may fall otherwise.
@@ -45,13 +45,13 @@ def test_a_model_agrees_with_itself(
 
 
 def test_a_silenced_layer_is_as_good_as_gone(
-    smol_path: Path, texts: tuple[Text, ...], tmp_path: Path
+    smol_path: Path, texts: tuple[SampleAnswer, ...], tmp_path: Path
 ) -> None:
     less = make_drafter(smol_path, tmp_path / "less.gguf", quantization=KEEP, drop_layers=(18, 21))
-    with Reader(less, texts, repack=False) as reader:
+    with AgreementMeter(less, texts, repack=False) as reader:
         expected = reader.agreement(texts)
     copy = MaskedCopy(smol_path, tmp_path / "masked.gguf")
-    with Reader(copy.path, texts, repack=False) as reader:
+    with AgreementMeter(copy.path, texts, repack=False) as reader:
         whole = reader.agreement(texts)
         copy.mask((18, 21))
         assert reader.agreement(texts) == expected

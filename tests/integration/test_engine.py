@@ -16,7 +16,7 @@ from edgespec.drafters.model import ModelDrafter
 from edgespec.engine.engine import Engine
 from edgespec.errors import ContextLengthError, MemoryLimitError, ModelFileError, TemplateError, UsageError
 from edgespec.generation.config import GenerationConfig
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 
 QUESTION = "Why is the sky blue?"
 
@@ -46,12 +46,12 @@ def test_records_add_up(drafted: Engine) -> None:
 def test_the_drafter_reads_nothing_accepted_twice(drafted: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     drafter = drafted.drafter
     assert isinstance(drafter, ModelDrafter)
-    cache = drafter._texts[0].cache
+    cache = drafter._sequences[0].cache
     read: list[int] = []  # positions read as text
     kept: list[int] = []  # positions read as tree nodes and then accepted
     append, commit = cache.append, cache.commit
 
-    def watched_append(batch: Batch) -> None:
+    def watched_append(batch: TokenBatch) -> None:
         read.extend(batch.positions.tolist())
         append(batch)
 

@@ -15,8 +15,8 @@ from platformdirs import user_cache_path
 import edgespec
 from edgespec.config import Config
 from edgespec.costs.curves import Curve
-from edgespec.costs.planned_memory import HitRates
-from edgespec.costs.planner import Drafting, Passes, predict
+from edgespec.costs.planned_weights import HitRates
+from edgespec.costs.planner import DraftingCosts, TargetPasses, predict
 from edgespec.engine.engine import Engine
 from edgespec.errors import StreamError
 from edgespec.generation.config import GenerationConfig
@@ -30,7 +30,7 @@ from edgespec.offload.experts import switch
 from edgespec.offload.packing.pack import gains_from_packing
 from edgespec.offload.planning.budget import plan_memory
 from edgespec.offload.planning.held_experts import budget_for_experts
-from edgespec.offload.planning.needs import ContextShape, Needs
+from edgespec.offload.planning.needs import ContextShape, MemoryNeeds
 from edgespec.offload.weights import StreamedWeights
 from edgespec.profiles import updates
 from edgespec.profiles.store import ProfileStore
@@ -165,7 +165,7 @@ def test_more_memory_holds_more_experts_and_the_budget_counts_them(plain: Path) 
 
 def test_a_plan_knows_how_many_experts_fit_and_says_what_it_assumes(plain: Path) -> None:
     files = ModelFiles.of(read_header(plain))
-    needs, config = Needs([footprint(files, n_cells=256, n_outputs=8)], 180 * MIB), Config()
+    needs, config = MemoryNeeds([footprint(files, n_cells=256, n_outputs=8)], 180 * MIB), Config()
     whole = needs.total
     plans = [plan_memory(needs, files, whole - short * MIB, config).holding for short in (12, 6, 0)]
     few, more, all_fit = (plan.experts for plan in plans)
@@ -182,8 +182,8 @@ def test_a_plan_knows_how_many_experts_fit_and_says_what_it_assumes(plain: Path)
     assert measured.experts is not None
     assert measured.experts.measured
     assert measured.experts.hit_rate == pytest.approx(0.9)
-    passes = Passes(Curve.through([(1, 0.01), (8, 0.02)]), read_rate=100 * MIB, overlap=1.0)
-    one, eight = (predict(plans[0], passes, Drafting("none"), nodes) for nodes in (1, 8))
+    passes = TargetPasses(Curve.through([(1, 0.01), (8, 0.02)]), read_rate=100 * MIB, overlap=1.0)
+    one, eight = (predict(plans[0], passes, DraftingCosts("none"), nodes) for nodes in (1, 8))
     assert one.pass_s == pytest.approx(0.01 + plans[0].streamed_bytes / (100 * MIB))
     assert eight.read_s > 2 * one.read_s
     assert one.to_json()["experts"]["hit_rate_measured"] is False

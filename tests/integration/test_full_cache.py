@@ -10,7 +10,7 @@ import pytest
 from edgespec.errors import EdgeSpecError
 from edgespec.models.llama.cache.kv_cache import open_cache
 from edgespec.models.llama.cache.tree_cache import BranchingCache
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context, NoRoomInCache
 from edgespec.models.llama.runtime.model import Model
 from tests.tiny import write_tiny
@@ -32,7 +32,7 @@ def test_a_full_cache_says_so_and_keeps_its_text(model: Model, ordered: bool) ->
     def read(start: int, end: int) -> None:
         for at in range(start, end, N_ROWS):
             piece = text[at : min(at + N_ROWS, end)]
-            cache.append(Batch.run(piece, at, cache.open_paths, "last"), len(piece))
+            cache.append(TokenBatch.run(piece, at, cache.open_paths, "last"), len(piece))
 
     whole = context.n_cells - N_ROWS // 2
     read(0, whole)
@@ -50,8 +50,8 @@ def test_a_full_cache_says_so_and_keeps_its_text(model: Model, ordered: bool) ->
     after = context.logits().copy()
     context.clear()
     fresh = open_cache(context, ordered=ordered)
-    fresh.append(Batch.run(text[:N_ROWS], 0, fresh.open_paths), N_ROWS)
-    fresh.append(Batch.run(text[N_ROWS : 2 * N_ROWS], N_ROWS, fresh.open_paths, "last"), N_ROWS)
+    fresh.append(TokenBatch.run(text[:N_ROWS], 0, fresh.open_paths), N_ROWS)
+    fresh.append(TokenBatch.run(text[N_ROWS : 2 * N_ROWS], N_ROWS, fresh.open_paths, "last"), N_ROWS)
     np.testing.assert_allclose(after, context.logits(), rtol=0, atol=1e-3)
 
 
@@ -61,7 +61,7 @@ def test_a_saved_text_that_is_longer_than_the_cache_is_refused(model: Model) -> 
     source, cache = open_cache(large, ordered=True), open_cache(small, ordered=True)
     n_tokens = small.n_cells + N_ROWS
     for at in range(0, n_tokens, N_ROWS):
-        source.append(Batch.run(list(range(30, 30 + N_ROWS)), at, source.open_paths), N_ROWS)
+        source.append(TokenBatch.run(list(range(30, 30 + N_ROWS)), at, source.open_paths), N_ROWS)
     with pytest.raises(NoRoomInCache):
         cache.restore(source.save(0, n_tokens), n_tokens)
     assert cache.length == 0
@@ -77,7 +77,7 @@ def test_a_text_keeps_to_its_own_sequences(model: Model) -> None:
         other.close()
     cache.open(4)
     assert cache.ids == [0, 2, 1, 3]
-    rows = Batch.run([30, 31], 0, 4, "all")
+    rows = TokenBatch.run([30, 31], 0, 4, "all")
     mapped = cache.numbered(rows)
     assert mapped.sequence_ids.tolist() == cache.ids * 2
     cache.append(rows, 2)

@@ -16,7 +16,7 @@ from edgespec.generation.config import Grammar
 from edgespec.generation.result import Generation
 from edgespec.speculation.drafters.proposing import lookup_drafter
 from edgespec.speculation.growth import TreeLimits
-from edgespec.speculation.ranking import ByProbability
+from edgespec.speculation.ranking import ProbabilityRanking
 from edgespec.speculation.tree import Acceptance, TokenTree
 
 SCHEMA = {
@@ -90,7 +90,7 @@ def test_what_the_text_proposes_is_held_to_the_form(
             text.append(accepted.bonus)
         start = len(engine.encoder.encode(prompt))
         assert text[start : start + len(expected)] == expected
-        assert len(lookup_drafter().draft(text, TreeLimits(8), ByProbability())) > 1, "it had proposals"
+        assert len(lookup_drafter().draft(text, TreeLimits(8), ProbabilityRanking())) > 1, "it had proposals"
 
 
 def _trees_of(

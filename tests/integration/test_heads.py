@@ -22,7 +22,7 @@ from edgespec.models.gguf.header import read_header
 from edgespec.models.llama.heads.families import HeadFamily
 from edgespec.models.llama.heads.support import support_fault
 from edgespec.models.llama.heads.tap import LayerTap
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 from edgespec.progress import no_progress
@@ -87,7 +87,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[Step]:
 
     def note(self: HeadSequence, frontier: Frontier, rows: list[int], logits: FloatArray) -> Children:
         assert rows == list(range(len(frontier.nodes))), "there is room for all nodes"
-        seen.append(Step([self.known_text[0], *self._text], frontier, logits.copy()))
+        seen.append(Step([self.known_sequence[0], *self._sequence], frontier, logits.copy()))
         return ranked(self, frontier, rows, logits)
 
     monkeypatch.setattr(HeadSequence, "ranked", note)
@@ -100,8 +100,8 @@ def features_of(pair: TinyPair, text: Sequence[int]) -> FloatArray:
     with Model(pair.target, repack=False) as model:
         sizes = {"n_cells": 256, "n_rows": 256, "n_outputs": 4, "n_sequences": 1, "n_threads": 1}
         context = Context(model, observers=[tap], **sizes)
-        context.decode(Batch.run(text, 0, 1, "last"))
-        return pair.twin.encode(tap.rows())
+        context.decode(TokenBatch.run(text, 0, 1, "last"))
+        return pair.reference.encode(tap.rows())
 
 
 def test_trees_are_those_of_numpy(pair: TinyPair, engine: Engine, steps: list[Step]) -> None:
@@ -125,7 +125,7 @@ def test_trees_are_those_of_numpy(pair: TinyPair, engine: Engine, steps: list[St
                     parents.append(at[int(f.parents[place])])
                 found.append((at[node], step.logits[place]))
                 deepest = max(deepest, int(f.depths[place]))
-        expected, _ = pair.twin.tree(rows, parents, features[: len(known) - 1])
+        expected, _ = pair.reference.tree(rows, parents, features[: len(known) - 1])
         for row, logits in found:
             worst = np.abs(logits[pair.drafted] - expected[row]).max()
             assert worst < 0.02 * np.abs(expected[row]).max()
@@ -156,7 +156,7 @@ def test_several_texts_in_a_pass(engine: Engine) -> None:
         answers = engine.generate_many(prompts, GREEDY)
         assert [answer.tokens for answer in answers] == expected
         assert sum(answer.tokens_per_pass for answer in answers) > 1.3 * len(prompts)
-    assert len(drafter_of(engine)._texts) <= len(prompts) + 1
+    assert len(drafter_of(engine)._sequences) <= len(prompts) + 1
 
 
 def test_texts_that_begin_alike_share_what_is_known(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,12 +272,12 @@ def test_architectures_show_their_hidden_states(architecture: str, smol_path: Pa
         context = Context(model, observers=[tap], **sizes)
         tap.require_rows(context)
         text = list(range(40, 60))
-        context.decode(Batch.run(text, 0, 1, "last"))
+        context.decode(TokenBatch.run(text, 0, 1, "last"))
         whole, logits = tap.rows(), context.logits().copy()
         assert whole.shape == (20, len(LAYERS) * N_EMBD)
         assert np.abs(whole[:, :N_EMBD] - whole[:, N_EMBD : 2 * N_EMBD]).max() > 0
         plain = Context(model, **sizes)
-        plain.decode(Batch.run(text, 0, 1, "last"))
+        plain.decode(TokenBatch.run(text, 0, 1, "last"))
         assert (plain.logits() == logits).all(), "reading on the way changes nothing"
 
 

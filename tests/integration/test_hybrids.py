@@ -20,10 +20,10 @@ from edgespec.kernels.report_store import ensure_report, layouts_in_use
 from edgespec.models.llama.cache.state_cache import N_SEQUENCES, StateCache
 from edgespec.models.llama.cache.states import StateStore
 from edgespec.models.llama.runtime.backend import start_backend
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
-from edgespec.models.llama.state_trees import Branching, try_branches
+from edgespec.models.llama.state_trees import BranchExactness, try_branches
 from edgespec.speculation.drafters.base import NoDrafter
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.ranking import Ranking
@@ -91,7 +91,7 @@ def test_each_branch_is_what_its_path_is_alone(path: Path, threads: int) -> None
     with Model(path) as model:
         context = open_context(model, threads)
         assert context.branches
-        assert try_branches(context) is Branching.SAME
+        assert try_branches(context) is BranchExactness.SAME
 
 
 def test_each_kernel_layout_computes_branches(hybrids: dict[str, Path]) -> None:
@@ -101,7 +101,7 @@ def test_each_kernel_layout_computes_branches(hybrids: dict[str, Path]) -> None:
     for names in [(), *((name,) for name in working)]:
         with only([layout for layout in layouts if layout.name in names]), Model(hybrids["qwen35"]) as model:
             assert model.layouts == names
-            assert try_branches(open_context(model)) is Branching.SAME
+            assert try_branches(open_context(model)) is BranchExactness.SAME
 
 
 def test_branches_are_wrong_where_nothing_computes_them(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ def test_branches_are_wrong_where_nothing_computes_them(path: Path, monkeypatch:
         Context, "decode", lambda c, batch: decode(c, dataclasses.replace(batch, branches=None))
     )
     with Model(path) as model:
-        assert try_branches(open_context(model)) is Branching.WRONG
+        assert try_branches(open_context(model)) is BranchExactness.WRONG
 
 
 def open_context(model: Model, threads: int = 1) -> Context:
@@ -191,7 +191,7 @@ def test_what_is_saved_is_restored(engine: Engine, tmp_path: Path) -> None:
     whole, store = known(engine, 0), StateStore(CheckedFiles(tmp_path), "any")
     engine.generate(PROMPT, CONFIGS[0])
     engine.target.stores.append(store)
-    kept = engine.target.keep(store, whole)
+    kept = engine.target.save_state(store, whole)
     assert len(PROMPT) < kept < len(PROMPT) + CONFIGS[0].max_tokens, "pending tokens have no state yet"
     engine.target.stores.clear()
     engine.target.rewind(0)
@@ -243,7 +243,7 @@ def test_a_pass_that_fails_leaves_the_text(engine: Engine, monkeypatch: pytest.M
     held = cache.length
     decode = Context.decode
 
-    def fails(context: Context, batch: Batch) -> None:
+    def fails(context: Context, batch: TokenBatch) -> None:
         decode(context, batch)
         raise KeyboardInterrupt
 

@@ -16,11 +16,11 @@ from edgespec.kernels.report import ROWS
 from edgespec.measure import initial_costs as measuring
 from edgespec.measure.initial_costs import initial_costs
 from edgespec.measure.passes import time_pass
-from edgespec.models.llama.runtime.batch import Batch
-from edgespec.profiles.store import DraftProfile, Keys, ProfileStore
+from edgespec.models.llama.runtime.batch import TokenBatch
+from edgespec.profiles.store import DraftProfile, ProfileKeys, ProfileStore
 from edgespec.progress import no_progress
 
-KEYS = Keys.of("target", "drafter", threads=2, mode="")
+KEYS = ProfileKeys.of("target", "drafter", threads=2, mode="")
 
 
 def _pair(smol_path: Path) -> Engine:
@@ -60,7 +60,7 @@ def test_a_pass_is_timed_behind_another_one(smol_path: Path, monkeypatch: pytest
     with _pair(smol_path) as engine:
         decode = engine.target.context.decode
 
-        def counted(batch: Batch) -> None:
+        def counted(batch: TokenBatch) -> None:
             decoded.append(len(batch))
             decode(batch)
 

@@ -15,25 +15,25 @@ import numpy as np
 import pytest
 
 from edgespec.config import Config
-from edgespec.costs.planned_memory import HitRates
+from edgespec.costs.planned_weights import HitRates
 from edgespec.errors import BackendError, UsageError
 from edgespec.kernels import report_store
 from edgespec.kernels.layouts import available_layouts, kernel_layout, kernel_layouts, kernels_identity
 from edgespec.kernels.products import quantized
-from edgespec.kernels.report import Report
+from edgespec.kernels.report import TrialReport
 from edgespec.kernels.setting import PLAIN, VARIABLE, owner
 from edgespec.kernels.trial import run_sequences_trial
 from edgespec.models.gguf.footprint import Footprint
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.runtime.backend import start_backend
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.device_layers import ON_PROCESSOR
 from edgespec.models.llama.runtime.layout_overrides import layout_overrides
 from edgespec.models.llama.runtime.model import Model
 from edgespec.models.llama.trials.tiny_hybrid import write_tiny_hybrid
-from edgespec.offload.planning.needs import Needs
+from edgespec.offload.planning.needs import MemoryNeeds
 from edgespec.offload.planning.stream_layout import StreamLayout
 from edgespec.offload.planning.stream_plan import open_streamed_model, prepare_stream
 
@@ -184,10 +184,10 @@ def logits_of(path: Path, n_sequences: int, **options: Any) -> np.ndarray[Any, A
         context = Context(model, n_cells=256, n_rows=64, n_outputs=64, n_sequences=n_sequences, n_threads=1)
         texts = np.random.default_rng(0).integers(3, model.vocabulary.n_tokens, (n_sequences, 8))
         rows = [
-            Batch.run(text, 0, 1, "all").with_sequences(np.full(8, number, dtype=np.int32))
+            TokenBatch.run(text, 0, 1, "all").with_sequences(np.full(8, number, dtype=np.int32))
             for number, text in enumerate(texts.astype(np.int32))
         ]
-        context.decode(Batch.joined(rows))
+        context.decode(TokenBatch.joined(rows))
         return context.logits().copy()
 
 
@@ -212,7 +212,7 @@ def test_a_layout_that_is_wrong_with_several_sequences_is_found(
 def test_a_layout_that_is_wrong_with_several_sequences_is_left_out_there_alone(
     first_layout: str, hybrid: Path, short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = Report({first_layout: "they compute nonsense"})
+    known = TrialReport({first_layout: "they compute nonsense"})
     monkeypatch.setattr(report_store, "_found_of_sequences", known)
     with Model(hybrid, several_sequences=True) as model:
         assert first_layout not in model.layouts
@@ -222,7 +222,7 @@ def test_a_layout_that_is_wrong_with_several_sequences_is_left_out_there_alone(
         logits_of(hybrid, 3)
     assert logits_of(hybrid, 1).size, "one sequence alone is right"
 
-    def never() -> Report:
+    def never() -> TrialReport:
         raise AssertionError("models without a running state pay nothing for this")
 
     monkeypatch.setattr(report_store, "_found_of_sequences", None)
@@ -249,7 +249,7 @@ def plain_is_faster(first_layout: str, q4_drafter_path: Path, monkeypatch: pytes
     if not types:
         pytest.skip("no layout here can hold this model's weights")
     by_layout = {first_layout: (2.0, 2.0, 2.0), PLAIN: (1.0, 1.0, 1.0)}
-    monkeypatch.setattr(report_store, "_found", Report(seconds=dict.fromkeys(types, by_layout)))
+    monkeypatch.setattr(report_store, "_found", TrialReport(seconds=dict.fromkeys(types, by_layout)))
     return types
 
 
@@ -257,7 +257,7 @@ def logits(model: Model) -> np.ndarray:
     context = Context(model, n_cells=256, n_rows=32, n_outputs=32, n_sequences=1, n_threads=2)
     found = []
     for start, rows in ((0, 32), (32, 8), (40, 1)):
-        context.decode(Batch.run(range(100 + start, 100 + start + rows), start, 1, logits="all"))
+        context.decode(TokenBatch.run(range(100 + start, 100 + start + rows), start, 1, logits="all"))
         found.append(context.logits().copy())
     context.close()
     return np.concatenate(found)
@@ -273,7 +273,7 @@ def test_resident_and_streamed_weights_follow_the_measurement(
     assert all(kernel_layout(t.type_id, t.shape) is None for t in matrices if t.type_id in plain_is_faster)
     with Model(q4_drafter_path) as model:
         resident = logits(model)
-    needs, config = Needs([Footprint(files.tensor_bytes, 0, 0)], 1 << 20), Config.of(slots=2)
+    needs, config = MemoryNeeds([Footprint(files.tensor_bytes, 0, 0)], 1 << 20), Config.of(slots=2)
     layout = StreamLayout.of(files, needs, 1 << 30, config, HitRates(), packed=True)
     plan = prepare_stream(files, layout, "always", tmp_path)
     with open_streamed_model(q4_drafter_path, plan, ON_PROCESSOR, lambda *_: None) as model:
@@ -283,7 +283,7 @@ def test_resident_and_streamed_weights_follow_the_measurement(
 def test_nothing_is_directed_where_ggml_does_as_measured(
     first_layout: str, q4_drafter_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(report_store, "_found", Report())
+    monkeypatch.setattr(report_store, "_found", TrialReport())
     assert layout_overrides(q4_drafter_path, 0) == []
 
 

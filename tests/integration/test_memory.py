@@ -26,7 +26,7 @@ from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.widen import widen
 from edgespec.models.llama.cache.kv_cache import open_cache
 from edgespec.models.llama.cache.shared_cells import PART
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 from edgespec.models.llama.trials.dry_run import AllocationStore, Shape, dry_run
@@ -74,16 +74,16 @@ def test_compaction_copies_a_part_at_a_time_and_changes_no_bit(
             """(8, n_vocab) with rejected rows between those of the text where `cut`."""
             cache.clear()
             for start in range(0, 350, 50):
-                cache.append(Batch.run(text[start : start + 50], start, cache.open_paths), 56)
+                cache.append(TokenBatch.run(text[start : start + 50], start, cache.open_paths), 56)
                 if cut:
-                    cache.try_branches(Batch.run(text[:7], start + 50, 1, "all"), 8)
+                    cache.try_branches(TokenBatch.run(text[:7], start + 50, 1, "all"), 8)
                     cache.commit(0, 0, 1, 7)
             cache.open(3)
             tracemalloc.start()
             cache.compact()
             peaks.append(tracemalloc.get_traced_memory()[1])
             tracemalloc.stop()
-            cache.try_branches(Batch.run(text[350:358], 350, 3, "all"), 8)
+            cache.try_branches(TokenBatch.run(text[350:358], 350, 3, "all"), 8)
             values = context.logits().copy()
             cache.commit(2, 8, 3, 8)
             return values
@@ -103,7 +103,7 @@ def test_a_dry_run_foretells_what_contexts_take(rows: int, wide_path: Path, tmp_
 import ctypes
 from pathlib import Path
 import numpy as np
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 
@@ -117,9 +117,9 @@ with Model(Path({str(wide_path)!r}), memory_map=False) as model:
     before = held()
     context = Context(model, n_cells=1024, n_rows={rows}, n_outputs=64, n_sequences=64, n_threads=2)
     tokens = np.arange({rows}, dtype=np.int32) % 1000
-    batch = Batch.run(tokens, 0, 1, "all" if {rows} <= 64 else "last")
+    batch = TokenBatch.run(tokens, 0, 1, "all" if {rows} <= 64 else "last")
     context.decode(batch)
-    context.decode(Batch.run(tokens[:60], {rows}, 1, "all"))
+    context.decode(TokenBatch.run(tokens[:60], {rows}, 1, "all"))
     print(held() - before)
     context.close()
 """

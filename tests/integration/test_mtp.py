@@ -23,7 +23,7 @@ from edgespec.models.llama.heads.context import MTPContext
 from edgespec.models.llama.heads.families import HeadFamily
 from edgespec.models.llama.heads.last_states import LastStates
 from edgespec.models.llama.heads.support import support_fault
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 from edgespec.offload.planning.needs import ContextShape, PairSizes
@@ -93,13 +93,13 @@ def test_rows_are_those_of_numpy(architecture: str, folder: Path, smol_path: Pat
         context = Context(model, n_cells=256, n_rows=64, n_outputs=64, n_sequences=1, n_threads=1)
         states = LastStates(SHAPE.width)
         states.attach(context)
-        context.decode(Batch.run(tokens, 0, 1, "all"))
+        context.decode(TokenBatch.run(tokens, 0, 1, "all"))
         hidden = states.rows().copy()
         layer = MTPContext(model, n_cells=256, n_sequences=4, n_threads=1)
-        rows = Batch.run(tokens[1:], 0, 1, "all")
+        rows = TokenBatch.run(tokens[1:], 0, 1, "all")
         layer.decode(replace(rows, features=hidden[:-1]))
         logits, features = layer.logits().copy(), layer.features(len(rows))
-    expected, outputs = tiny.twin.tree(tokens[1:], range(-1, len(rows) - 1), hidden[:-1])
+    expected, outputs = tiny.reference.tree(tokens[1:], range(-1, len(rows) - 1), hidden[:-1])
     assert np.abs(logits - expected).max() < 1e-2 * np.abs(expected).max()
     assert np.abs(features - outputs).max() < 1e-2 * np.abs(outputs).max()
 
@@ -111,8 +111,8 @@ def test_showing_the_last_states_changes_no_bit(tiny: TinyMTP) -> None:
             context = Context(model, n_cells=256, n_rows=64, n_outputs=64, n_sequences=1, n_threads=1)
             if mtp:
                 LastStates(SHAPE.width).attach(context)
-            context.decode(Batch.run(PROMPT[:40], 0, 1, "none"))
-            context.decode(Batch.run(PROMPT[40:60], 40, 1, "last"))
+            context.decode(TokenBatch.run(PROMPT[:40], 0, 1, "none"))
+            context.decode(TokenBatch.run(PROMPT[40:60], 40, 1, "last"))
             found.append(context.logits().copy())
     np.testing.assert_array_equal(*found)
 

@@ -13,7 +13,7 @@ import pytest
 
 import edgespec
 from edgespec.config import Config
-from edgespec.costs.planned_memory import HitRates
+from edgespec.costs.planned_weights import HitRates
 from edgespec.engine.engine import Engine
 from edgespec.engine.passes import SequenceTree, TargetPass
 from edgespec.generation.config import GenerationConfig
@@ -32,11 +32,11 @@ from edgespec.models.llama.heads.tap import LayerTap
 from edgespec.models.llama.quantize import make_drafter
 from edgespec.models.llama.row_rule import ANY_ROWS, FEW_PASSES, FREE, FREE_SPARING, find_row_rule
 from edgespec.models.llama.runtime.backend import start_backend
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.device_layers import ON_PROCESSOR
 from edgespec.models.llama.runtime.model import Model
-from edgespec.offload.planning.needs import Needs, tied_bytes
+from edgespec.offload.planning.needs import MemoryNeeds, tied_bytes
 from edgespec.offload.planning.stream_layout import StreamLayout
 from edgespec.offload.planning.stream_plan import open_streamed_model, prepare_stream
 from edgespec.offload.weights import StreamedWeights
@@ -66,7 +66,7 @@ build._library_name = lambda: "absent.so"
 
 
 @pytest.fixture
-def own(monkeypatch: pytest.MonkeyPatch) -> library.Library:
+def own(monkeypatch: pytest.MonkeyPatch) -> library.NativeLibrary:
     """The library, in use."""
     monkeypatch.setenv(VARIABLE, "edgespec")
     start_backend()
@@ -77,7 +77,7 @@ def own(monkeypatch: pytest.MonkeyPatch) -> library.Library:
 
 
 @pytest.fixture
-def own_layout(own: library.Library) -> KernelLayout:
+def own_layout(own: library.NativeLibrary) -> KernelLayout:
     return kernel_layouts()[0]
 
 
@@ -96,13 +96,13 @@ def logits(model: Model, *, rows: int, n_threads: int = 2, n_tokens: int = _LENG
     tokens = np.random.default_rng(0).integers(0, model.vocabulary.n_tokens, n_tokens, dtype=np.int32)
     found = []
     for start in range(0, n_tokens, rows):
-        context.decode(Batch.run(tokens[start : start + rows], start, n_sequences=1, logits="all"))
+        context.decode(TokenBatch.run(tokens[start : start + rows], start, n_sequences=1, logits="all"))
         found.append(context.logits().copy())
     context.close()
     return np.concatenate(found)
 
 
-def test_the_number_of_rows_changes_no_bit(own: library.Library, model_path: Path) -> None:
+def test_the_number_of_rows_changes_no_bit(own: library.NativeLibrary, model_path: Path) -> None:
     with Model(model_path) as model:
         expected = logits(model, rows=_LENGTH)
         all_own = watch_own()
@@ -112,7 +112,7 @@ def test_the_number_of_rows_changes_no_bit(own: library.Library, model_path: Pat
 
 
 def test_neither_threads_nor_the_instruction_set_change_a_bit(
-    own: library.Library, smol_path: Path, monkeypatch: pytest.MonkeyPatch
+    own: library.NativeLibrary, smol_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Model(smol_path) as model:
         expected = logits(model, rows=16)
@@ -127,7 +127,7 @@ def test_neither_threads_nor_the_instruction_set_change_a_bit(
 
 
 def test_they_compute_what_ggml_computes(
-    own: library.Library, model_path: Path, monkeypatch: pytest.MonkeyPatch
+    own: library.NativeLibrary, model_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Model(model_path) as model:
         found = logits(model, rows=32, n_tokens=32)
@@ -142,12 +142,12 @@ def test_they_compute_what_ggml_computes(
 
 
 def test_streamed_weights_have_the_bits_of_resident_ones(
-    own: library.Library, model_path: Path, tmp_path: Path
+    own: library.NativeLibrary, model_path: Path, tmp_path: Path
 ) -> None:
     with Model(model_path) as model:
         resident = logits(model, rows=8)
     files = ModelFiles.of(read_header(model_path))
-    needs, config = Needs([Footprint(files.tensor_bytes, 0, 0)], 1 << 20), Config.of(slots=2)
+    needs, config = MemoryNeeds([Footprint(files.tensor_bytes, 0, 0)], 1 << 20), Config.of(slots=2)
     layout = StreamLayout.of(files, needs, 1 << 30, config, HitRates(), packed=True)
     plan = prepare_stream(files, layout, "always", tmp_path)
     with open_streamed_model(model_path, plan, ON_PROCESSOR, lambda *_: None) as model:
@@ -165,7 +165,7 @@ def test_one_copy_of_a_tied_embedding_serves_both_uses(own_layout: KernelLayout,
 
 
 @pytest.mark.parametrize("architecture", ["qwen3moe", "gpt-oss"])
-def test_experts(architecture: str, own: library.Library, smol_path: Path, tmp_path: Path) -> None:
+def test_experts(architecture: str, own: library.NativeLibrary, smol_path: Path, tmp_path: Path) -> None:
     tiny = write_tiny(tmp_path / "tiny.gguf", architecture, smol_path)
     quantized = make_drafter(tiny, tmp_path / "quantized.gguf", quantization="q4_0")
     with Model(quantized) as model:
@@ -192,7 +192,7 @@ def test_products_with_chosen_matrices(type_id: int, n_threads: int, own_layout:
     assert np.mean((found[own_layout] - found[None]) ** 2) < 5e-4 * np.mean(found[None] ** 2)
 
 
-def test_in_memory_decoding_is_exact_by_itself(own: library.Library, smol_path: Path) -> None:
+def test_in_memory_decoding_is_exact_by_itself(own: library.NativeLibrary, smol_path: Path) -> None:
     with Model(smol_path) as model:
         context = Context(model, n_cells=256, n_rows=64, n_outputs=64, n_sequences=2, n_threads=2)
         assert find_row_rule(context, FREE) == ANY_ROWS
@@ -207,7 +207,7 @@ def test_in_memory_decoding_is_exact_by_itself(own: library.Library, smol_path: 
 
 
 def test_trees_of_any_size_give_the_text_of_plain_decoding(
-    own: library.Library, smol_path: Path, dropped_drafter_path: Path
+    own: library.NativeLibrary, smol_path: Path, dropped_drafter_path: Path
 ) -> None:
     config = GenerationConfig(max_tokens=12, temperature=0.9, seed=5)
     with edgespec.load(smol_path, draft="none", exact=True, context=512) as engine:
@@ -231,7 +231,7 @@ def test_trees_of_any_size_give_the_text_of_plain_decoding(
 
 
 def test_prompts_are_read_in_the_largest_pieces_and_have_the_same_bits(
-    own: library.Library, smol_path: Path
+    own: library.NativeLibrary, smol_path: Path
 ) -> None:
     tokens = np.random.default_rng(0).integers(1000, 40_000, 700).tolist()
     with edgespec.load(smol_path, draft="none", exact=True, context=1024) as engine:
@@ -249,7 +249,7 @@ def test_prompts_are_read_in_the_largest_pieces_and_have_the_same_bits(
 
 @pytest.mark.parametrize("n_texts", [16, 48])
 def test_many_texts_in_a_streamed_pass_are_those_of_each_alone(
-    n_texts: int, own: library.Library, short_path: Path
+    n_texts: int, own: library.NativeLibrary, short_path: Path
 ) -> None:
     prompts = [f"{PROMPT} there were {n} ships," for n in range(n_texts)]
     config = GenerationConfig(max_tokens=6)
@@ -262,7 +262,9 @@ def test_many_texts_in_a_streamed_pass_are_those_of_each_alone(
     assert [together[0], together[-1]] == alone
 
 
-def test_more_texts_than_a_padded_pass_has_rows_share_one(own: library.Library, short_path: Path) -> None:
+def test_more_texts_than_a_padded_pass_has_rows_share_one(
+    own: library.NativeLibrary, short_path: Path
+) -> None:
     prompts = [f"{n}, {n + 1}," for n in range(80)]
     config = GenerationConfig(max_tokens=24)
     with edgespec.load(short_path, draft="none", context=256, parallel=80, text_tokens=64) as engine:
@@ -280,7 +282,7 @@ def test_more_texts_than_a_padded_pass_has_rows_share_one(own: library.Library, 
             assert answers[n].tokens == engine.generate(prompts[n], config, raw=True).tokens
 
 
-def test_first_layers_show_the_rule_of_a_streamed_model(own: library.Library, gemma_path: Path) -> None:
+def test_first_layers_show_the_rule_of_a_streamed_model(own: library.NativeLibrary, gemma_path: Path) -> None:
     with load_in_least_memory(gemma_path, context=256) as engine:
         context, files = engine.target.context, ModelFiles.of(read_header(gemma_path))
         first = FirstLayers(context, files)
@@ -290,7 +292,7 @@ def test_first_layers_show_the_rule_of_a_streamed_model(own: library.Library, ge
         assert find_row_rule(context, FREE_SPARING) == engine.target.rule == ANY_ROWS
 
 
-def test_first_layers_compute_what_whole_passes_do(own: library.Library, gemma_path: Path) -> None:
+def test_first_layers_compute_what_whole_passes_do(own: library.NativeLibrary, gemma_path: Path) -> None:
     with load_in_least_memory(gemma_path, context=256) as engine:
         context, files = engine.target.context, ModelFiles.of(read_header(gemma_path))
         n_first = layers_of_each_kind(files.layers())
@@ -299,12 +301,12 @@ def test_first_layers_compute_what_whole_passes_do(own: library.Library, gemma_p
         assert found is not None
         tap = LayerTap([n_first], found.shape[1])
         context.graph.add(tap)
-        context.decode(Batch.run(np.arange(5, dtype=np.int32), 0, n_sequences=1, logits="all"))
+        context.decode(TokenBatch.run(np.arange(5, dtype=np.int32), 0, n_sequences=1, logits="all"))
         assert np.array_equal(found, tap.rows())
 
 
 def test_first_layers_show_nothing_of_kernels_that_round_by_rows(
-    own: library.Library, gemma_path: Path, monkeypatch: pytest.MonkeyPatch
+    own: library.NativeLibrary, gemma_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, PLAIN)
     with load_in_least_memory(gemma_path, context=256) as engine:
@@ -313,7 +315,7 @@ def test_first_layers_show_nothing_of_kernels_that_round_by_rows(
 
 
 def test_attention_of_ggml_is_not_taken_for_own(
-    own: library.Library, smol_path: Path, monkeypatch: pytest.MonkeyPatch
+    own: library.NativeLibrary, smol_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, PLAIN)
     with Model(smol_path) as model:
@@ -323,7 +325,7 @@ def test_attention_of_ggml_is_not_taken_for_own(
 
 
 def test_a_mixture_with_a_float_router_is_exact_with_single_rows(
-    own: library.Library, smol_path: Path, tmp_path: Path
+    own: library.NativeLibrary, smol_path: Path, tmp_path: Path
 ) -> None:
     tiny = write_tiny(tmp_path / "tiny.gguf", "qwen3moe", smol_path)
     quantized = make_drafter(tiny, tmp_path / "quantized.gguf", quantization="q4_0")
@@ -340,7 +342,7 @@ def test_a_mixture_with_a_float_router_is_exact_with_single_rows(
 @pytest.mark.parametrize("group", [1, 2, 6, 7, 16])
 @pytest.mark.parametrize("cap", [0.0, 20.0])
 def test_attention_to_any_number_of_cells_by_any_number_of_rows(
-    own: library.Library, kept_as: int, group: int, cap: float
+    own: library.NativeLibrary, kept_as: int, group: int, cap: float
 ) -> None:
     """The numbers of queries that share keys are those for which vectors hold queries, and cells."""
     for cells in (1, 31, 33, 200):
@@ -386,7 +388,7 @@ _ASK = ("generate", "-p", "Hello", "--max-tokens", "4", "--draft", "none")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
-def test_a_plug_that_crashes_is_left_out(own: library.Library, program: Callable[..., str]) -> None:
+def test_a_plug_that_crashes_is_left_out(own: library.NativeLibrary, program: Callable[..., str]) -> None:
     said = program(SABOTAGE, *_ASK, "--verbose")
     assert "EdgeSpec's own EDGESPEC kernels are not used: trying them, llama.cpp crashed" in said
     assert "plugging them in" in said

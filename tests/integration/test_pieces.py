@@ -12,7 +12,7 @@ from edgespec.engine.engine import Engine
 from edgespec.generation.config import GenerationConfig
 from edgespec.models.llama.prefill_chunks import PrefillChunks
 from edgespec.models.llama.row_rule import ANY_ROWS, RowRule
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.offload.attention import RowAttention
 from edgespec.offload.planning import rows
 from edgespec.offload.weights import StreamedWeights
@@ -82,7 +82,7 @@ def test_attention_in_tiles_would_give_other_bits_or_is_not_there(engine: Engine
     graph.remove(kept)
     try:
         target.rewind(0)
-        target.cache.append(Batch.run(tokens, 0, target.cache.open_paths), len(tokens))
+        target.cache.append(TokenBatch.run(tokens, 0, target.cache.open_paths), len(tokens))
         target.own.tokens.extend(tokens)
         tiled = bytes(target.cache.save(0, len(tokens)))
         pieces = PrefillChunks(target.rule, target.context.n_rows)

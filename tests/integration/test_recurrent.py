@@ -20,12 +20,12 @@ from edgespec.models.llama.cache.chain_cache import ChainCache
 from edgespec.models.llama.cache.states import StateStore
 from edgespec.models.llama.heads.sample import N_VOCAB, WIDTH, write_target
 from edgespec.models.llama.runtime.backend import start_backend
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.trials.tiny_hybrid import write_tiny_hybrid
 from edgespec.speculation.drafters.base import NoDrafter
 from edgespec.speculation.growth import TreeLimits
-from edgespec.speculation.methods import Method, method_for
+from edgespec.speculation.methods import DecodingMethod, method_for
 from edgespec.speculation.ranking import Ranking
 from edgespec.speculation.sizing.sizers import FixedSizer
 from edgespec.speculation.tree import TokenTree
@@ -103,7 +103,7 @@ def test_no_pass_has_several_sequences_of_a_running_state(
     seen: list[set[int]] = []
     decode = Context.decode
 
-    def watched(context: Context, batch: Batch) -> None:
+    def watched(context: Context, batch: TokenBatch) -> None:
         if context.model.keeps_recurrent_state:
             seen.append(set(batch.sequence_ids.tolist()))
             assert len(seen[-1]) == 1
@@ -131,7 +131,7 @@ def test_a_pass_of_one_node_saves_no_state(engine: Engine, monkeypatch: pytest.M
     assert saved, "a guess can"
 
 
-def _guessing(engine: Engine) -> Method:
+def _guessing(engine: Engine) -> DecodingMethod:
     """Drafts that are always wrong."""
 
     class Wrong(NoDrafter):
@@ -150,11 +150,11 @@ def test_the_state_of_a_longer_text_is_filed_under_no_shorter_name(engine: Engin
     store = StateStore(CheckedFiles(tmp_path), "any")
     held = list(engine.target.tokens)
     assert len(held) > len(text)
-    assert engine.target.keep(store, text) == 0, "the state has gone on behind the text"
+    assert engine.target.save_state(store, text) == 0, "the state has gone on behind the text"
     assert list(tmp_path.iterdir()) == []
-    assert engine.target.keep(store, [*text, *answer.tokens]) == len(held)
+    assert engine.target.save_state(store, [*text, *answer.tokens]) == len(held)
     (path,) = tmp_path.iterdir()
-    assert engine.target.keep(store, text) == 0
+    assert engine.target.save_state(store, text) == 0
     assert list(tmp_path.iterdir()) == [path], "what is kept of a beginning stays"
     assert isinstance(engine.target.cache, ChainCache)
     with pytest.raises(ValueError, match=f"not that of 0 .. {len(text)}"):

@@ -10,7 +10,7 @@ import pytest
 import edgespec
 from edgespec.bench.rows.shared_rows import measure_texts
 from edgespec.cli.main import main
-from edgespec.costs.yields import Yields
+from edgespec.costs.yields import TreeYields
 from edgespec.drafters.folder_index import open_corpus
 from edgespec.engine.engine import Engine
 from edgespec.errors import UsageError
@@ -130,7 +130,7 @@ def test_nothing_is_kept_of_a_text_unless_it_may_be(
     smol_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, learn: bool
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    store, known = ProfileStore(), Yields(passes=4, tokens={1: 1.0, 8: 3.0}, steps={8: 4.0})
+    store, known = ProfileStore(), TreeYields(passes=4, tokens={1: 1.0, 8: 3.0}, steps={8: 4.0})
     with edgespec.load(smol_path, draft="lookup", tree_budget=8, context=128, learn=learn) as engine:
         assert engine.keys is not None
         key = engine.keys.yields(0.0)

@@ -15,14 +15,14 @@ from edgespec.drafters.model import ModelDrafter
 from edgespec.engine.engine import Engine
 from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig
-from edgespec.speculation.growth import Chances, Children, Growth
-from edgespec.speculation.learning.acceptance import Calibrated
-from edgespec.speculation.learning.pair import Pair
+from edgespec.speculation.growth import AcceptanceModel, Children, ExpansionPolicy
+from edgespec.speculation.learning.acceptance import CalibratedAcceptance
+from edgespec.speculation.learning.drafter_calibration import DrafterCalibration
 from edgespec.speculation.learning.tables import TableStore
 from edgespec.speculation.methods import method_for
 from edgespec.speculation.noise import GumbelNoise
 from edgespec.speculation.policies import NAMES, TreePolicy, tree_policy
-from edgespec.speculation.ranking import ByProbability
+from edgespec.speculation.ranking import ProbabilityRanking
 from edgespec.speculation.tree import FloatArray, TokenTree
 from tests.unit.strategies import texts_of
 
@@ -74,27 +74,27 @@ def test_merged_drafters_give_the_same_text(
         assert ("prompt lookup" in engine.description) == merged
 
 
-class _Watched(Chances):
+class _Watched(AcceptanceModel):
     """Notes what is learned, and of whom."""
 
-    def __init__(self, chances: Chances) -> None:
-        self.chances = chances
+    def __init__(self, acceptance: AcceptanceModel) -> None:
+        self.acceptance = acceptance
         self.evidence: list[tuple[int, int]] = []
 
-    def edges(self, children: Children) -> FloatArray:
-        return self.chances.edges(children)
+    def logprobs(self, children: Children) -> FloatArray:
+        return self.acceptance.logprobs(children)
 
     def learn(self, children: Children, after: int, token: int) -> None:
         self.evidence.append((after, token))
-        self.chances.learn(children, after, token)
+        self.acceptance.learn(children, after, token)
 
-    def keep(self) -> None:
-        self.chances.keep()
+    def save(self) -> None:
+        self.acceptance.save()
 
 
 def test_every_accepted_token_is_evidence_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = _Watched(Calibrated(TableStore(), "greedy"))
-    policy = TreePolicy("watched", Growth(watched), Growth())
+    watched = _Watched(CalibratedAcceptance(TableStore(), "greedy"))
+    policy = TreePolicy("watched", ExpansionPolicy(watched), ExpansionPolicy())
     monkeypatch.setattr(engine, "policy", policy)
     engine.target.rewind(0)
     answer = engine.generate("Write a story.", CONFIGS[0])
@@ -107,8 +107,8 @@ def test_every_accepted_token_is_evidence_once(engine: Engine, monkeypatch: pyte
 
 def test_what_a_person_types_is_no_evidence(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next prompt continues just as the drafter expects the target to."""
-    watched = _Watched(Calibrated(TableStore(), "greedy"))
-    monkeypatch.setattr(engine, "policy", TreePolicy("watched", Growth(watched), Growth()))
+    watched = _Watched(CalibratedAcceptance(TableStore(), "greedy"))
+    monkeypatch.setattr(engine, "policy", TreePolicy("watched", ExpansionPolicy(watched), ExpansionPolicy()))
     prompt = engine.encoder.encode(PROMPT)
     answer = engine.generate(prompt, CONFIGS[0].with_(max_tokens=12))
     assert engine.last_round is not None
@@ -118,7 +118,9 @@ def test_what_a_person_types_is_no_evidence(engine: Engine, monkeypatch: pytest.
     drafter = engine.drafter
     limits = engine.sizer.limits()
     ranking = engine.policy.ranking(CONFIGS[0], GumbelNoise(0, 49152))
-    guess = drafter.draft([*prompt, *answer.tokens], replace(limits, growth=Growth(watched)), ranking)
+    guess = drafter.draft(
+        [*prompt, *answer.tokens], replace(limits, expansion=ExpansionPolicy(watched)), ranking
+    )
     typed = [int(guess.tokens[node]) for node in guess.path(int(guess.leaves[0]))[1:]]
     engine.generate([*prompt, *answer.tokens, *typed], CONFIGS[0].with_(max_tokens=1))
     assert len(watched.evidence) <= learned + 1, "the one token that the target chose"
@@ -132,11 +134,13 @@ def test_a_merged_drafter_leaves_out_what_only_the_text_proposes(
         drafter = engine.drafter
         assert isinstance(drafter, ModelDrafter)
         text = engine.encoder.encode("red zebra, blue zebra, red zebra, blue zebra, red", raw=True)
-        limits = replace(engine.sizer.limits(), depth=1, branching=2, growth=Growth(merges=merges))
-        tree = drafter.draft([*text[:-1], text[-1], text[0] + 1, text[-1]], limits, ByProbability())
+        limits = replace(
+            engine.sizer.limits(), depth=1, branching=2, expansion=ExpansionPolicy(merges=merges)
+        )
+        tree = drafter.draft([*text[:-1], text[-1], text[0] + 1, text[-1]], limits, ProbabilityRanking())
         found = set(tree.tokens[1:].tolist())
         drafter._proposers = ()
-        alone = drafter.draft([*text[:-1], text[-1], text[0] + 1, text[-1]], limits, ByProbability())
+        alone = drafter.draft([*text[:-1], text[-1], text[0] + 1, text[-1]], limits, ProbabilityRanking())
         own = set(alone.tokens[1:].tolist())
         assert own <= found
         assert (found == own) == (not merges)
@@ -150,11 +154,11 @@ def test_picking_goes_on_where_drawing_ended(smol_path: Path, q4_drafter_path: P
         # Few enough tokens that attention's kernel is the same however many of them are read at once.
         text = engine.encoder.encode(PROMPT, raw=True)
         assert len(text) < 40
-        chances = _Watched(Calibrated(TableStore(), "sampled"))
-        limits = replace(engine.sizer.limits(), growth=Growth(chances))
+        acceptance = _Watched(CalibratedAcceptance(TableStore(), "sampled"))
+        limits = replace(engine.sizer.limits(), expansion=ExpansionPolicy(acceptance))
         sampled = GenerationConfig(temperature=1.0, verify="specinfer")
         drawing = method_for(sampled, 49152, 5, drafter).drafting
-        ranking = ByProbability()
+        ranking = ProbabilityRanking()
         for _ in range(2):  # also the other way round
             drawn = drawing.draft(drafter, text, limits).tree
             assert len(drawn) > 8
@@ -163,7 +167,7 @@ def test_picking_goes_on_where_drawing_ended(smol_path: Path, q4_drafter_path: P
             drafter.learn(text)
             tree = drafter.draft(text, limits, ranking)
             text.append(int(tree.tokens[1]))
-        assert chances.evidence == [], "draws say nothing of the candidates"
+        assert acceptance.evidence == [], "draws say nothing of the candidates"
         drafter.forget()
         fresh = drafter.draft(text[:-1], limits, ranking)
         # The fresh cache holds its cells in another order, and attention sums values in half precision in the
@@ -209,12 +213,12 @@ def test_a_searched_node_that_the_target_chose_is_not_read_again(engine: Engine)
 def test_what_was_learned_is_kept_for_the_pair(smol_path: Path, q4_drafter_path: Path) -> None:
     for _ in range(2):
         with edgespec.load(smol_path, draft=q4_drafter_path, tree_budget=16, context=256) as engine:
-            chances = engine.policy.greedy.chances
-            assert isinstance(chances, Calibrated)
-            learned, nats = chances._counts.tried.sum(), chances.pair.nats
+            acceptance = engine.policy.greedy.acceptance
+            assert isinstance(acceptance, CalibratedAcceptance)
+            learned, nats = acceptance._counts.tried.sum(), acceptance.calibration.nats
             engine.generate(PROMPT, GenerationConfig(max_tokens=24))
     assert learned > 20
-    assert nats != Pair().nats
+    assert nats != DrafterCalibration().nats
     (path,) = (platformdirs.user_cache_path("edgespec") / "acceptance").iterdir()
     assert path.stat().st_size < 100_000
 

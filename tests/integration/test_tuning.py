@@ -16,25 +16,25 @@ from edgespec.cli.main import main
 from edgespec.drafting.recipe_search import CostModel
 from edgespec.drafting.tuning import training
 from edgespec.drafting.tuning import tune as tuning
-from edgespec.drafting.tuning.answers import TOP, Answer, AnswerFile, harvest
+from edgespec.drafting.tuning.answers import TOP, Answer, AnswerFile, collect_answers
 from edgespec.drafting.tuning.batches import batch_of
 from edgespec.drafting.tuning.calibration import calibrate, calibrated_types
 from edgespec.drafting.tuning.collecting import collected
+from edgespec.drafting.tuning.evaluation import evaluate, tokens_per_pass
 from edgespec.drafting.tuning.export import AS_BEFORE, FINE, export, types_to_reckon_with, usual_type
-from edgespec.drafting.tuning.extent import Extent, extent_for
-from edgespec.drafting.tuning.judging import judge, tokens_per_pass
+from edgespec.drafting.tuning.extent import TrainedExtent, extent_for
 from edgespec.drafting.tuning.network import Network
 from edgespec.drafting.tuning.options import TuneOptions
-from edgespec.drafting.tuning.prompts import Prompts, prompts_that_come_along
+from edgespec.drafting.tuning.prompts import PromptSplit, prompts_that_come_along
 from edgespec.drafting.tuning.shape import ARCHITECTURES
-from edgespec.drafting.tuning.training import Method, StepBudget, Trainer, divergence
+from edgespec.drafting.tuning.training import StepBudget, Trainer, TrainingMethod, divergence
 from edgespec.drafting.tuning.tune import tune
-from edgespec.drafting.tuning.weights import Loaded, check_tunable, load_weights, write_weights
+from edgespec.drafting.tuning.weights import ModelWeights, check_tunable, load_weights, write_weights
 from edgespec.errors import BackendError, MemoryLimitError, PairingError, UsageError
 from edgespec.models.gguf.header import read_header
 from edgespec.models.hub.registry import MADE, Pair, Registry, drafters_folder
 from edgespec.models.llama.quantize import KEEP, make_drafter
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 from tests.tiny import N_VOCAB, write_tiny
@@ -57,14 +57,14 @@ def start(target: Path) -> Path:
 @pytest.fixture(scope="module")
 def answers(target: Path, shared_cache: Path) -> list[Answer]:
     with edgespec.load(target, draft="none", context=1024) as engine:
-        return list(harvest(engine, prompts_that_come_along().training[:6], 16))
+        return list(collect_answers(engine, prompts_that_come_along().training[:6], 16))
 
 
 @pytest.fixture
 def measured_by_what_was_learned(monkeypatch: pytest.MonkeyPatch) -> None:
     """A random model's answers teach nothing about its other answers."""
     some = prompts_that_come_along().training[:12]
-    monkeypatch.setattr(tuning, "prompts_that_come_along", lambda: Prompts(some, some))
+    monkeypatch.setattr(tuning, "prompts_that_come_along", lambda: PromptSplit(some, some))
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +79,7 @@ def logits_of(path: Path, tokens: list[int]) -> np.ndarray:
     """llama.cpp's logits after every token, (tokens, n_vocab)."""
     with Model(path, repack=False) as model:
         context = Context(model, n_cells=256, n_rows=256, n_outputs=256, n_sequences=1, n_threads=1)
-        context.decode(Batch.run(tokens, 0, n_sequences=1, logits="all"))
+        context.decode(TokenBatch.run(tokens, 0, n_sequences=1, logits="all"))
         logits = context.logits().copy()
         context.close()
     return logits
@@ -107,7 +107,7 @@ def test_the_network_computes_what_llama_cpp_does(architecture: str, smol_path: 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
 def test_packed_texts_do_not_see_each_other(architecture: str, smol_path: Path, tmp_path: Path) -> None:
     loaded = load_weights(write_tiny(tmp_path / "tiny.gguf", architecture, smol_path))
-    network = Network(loaded.shape, loaded.weights, Extent(3))
+    network = Network(loaded.shape, loaded.weights, TrainedExtent(3))
     generator = torch.Generator().manual_seed(7)
     texts = [torch.randint(3, N_VOCAB, (length,), generator=generator) for length in (30, 1, 17)]
     lengths = tuple(map(len, texts))
@@ -121,7 +121,7 @@ def test_packed_texts_do_not_see_each_other(architecture: str, smol_path: Path, 
 def test_only_what_is_trained_changes(target: Path, answers: list[Answer], tmp_path: Path) -> None:
     loaded = load_weights(target)
     before = {name: values.copy() for name, values in loaded.weights.items()}
-    network = Network(loaded.shape, loaded.weights, Extent(2))
+    network = Network(loaded.shape, loaded.weights, TrainedExtent(2))
     Trainer(network, answers, tmp_path / "checkpoint", "label").train(StepBudget(3), lambda what, part: None)
     changed = network.changed()
     assert {int(name.split(".")[1]) for name in changed if name.startswith("blk.")} == {2, 3, 4, 5}
@@ -139,7 +139,7 @@ def test_checkpoints_of_other_layers_are_not_taken_up(
     steps = []
     for first in (2, 3, 3):
         loaded = load_weights(target)
-        network = Network(loaded.shape, loaded.weights, Extent(first))
+        network = Network(loaded.shape, loaded.weights, TrainedExtent(first))
         trainer = Trainer(network, answers, tmp_path / "checkpoint", "label")
         steps.append(trainer.steps)
         trainer.train(StepBudget(2), lambda what, part: None)
@@ -154,7 +154,7 @@ def test_what_fills_up_rows_and_bfloat16_change_next_to_nothing(
     for rows, half in ((1, False), (64, False), (64, True)):
         monkeypatch.setattr(training, "_ROUND_ROWS", rows)
         loaded = load_weights(start)
-        network = Network(loaded.shape, loaded.weights, Extent(2))
+        network = Network(loaded.shape, loaded.weights, TrainedExtent(2))
         trainer = Trainer(network, answers, tmp_path / f"{rows}{half}", "label")
         trainer.half = half
         trainer.train(StepBudget(4), lambda what, part: None)
@@ -171,8 +171,8 @@ def test_a_start_that_is_near_moves_less(start: Path, answers: list[Answer], tmp
     for far in (1e-6, 1e3):  # nats; the start is between them
         loaded = load_weights(start)
         before = loaded.weights[name].copy()
-        network = Network(loaded.shape, loaded.weights, Extent(2))
-        trainer = Trainer(network, answers, tmp_path / f"{far}.pt", "label", method=Method(far=far))
+        network = Network(loaded.shape, loaded.weights, TrainedExtent(2))
+        trainer = Trainer(network, answers, tmp_path / f"{far}.pt", "label", method=TrainingMethod(far=far))
         trainer.train(StepBudget(3), lambda what, part: None)
         moved[far] = float(np.abs(network.changed()[name] - before).mean())
     assert 0 < moved[1e3] < 0.1 * moved[1e-6]
@@ -244,13 +244,13 @@ def test_what_was_learned_survives_few_bits(target: Path, answers: list[Answer],
     changed = {}
     for way, kinds in (("nearest", {}), ("known", types_to_reckon_with(header, "q4_0"))):
         loaded = load_weights(start)
-        network = Network(loaded.shape, loaded.weights, Extent(2), kinds)
+        network = Network(loaded.shape, loaded.weights, TrainedExtent(2), kinds)
         trainer = Trainer(network, answers, tmp_path / f"{way}.pt", "label")
         trainer.train(StepBudget(40), lambda what, part: None)
         changed[way] = network.changed()
         export(header, tmp_path / f"{way}.gguf", changed[way], "tuned", AS_BEFORE, 1)
     loaded = load_weights(start)
-    trained = Loaded(loaded.shape, {**loaded.weights, **changed["nearest"]})
+    trained = ModelWeights(loaded.shape, {**loaded.weights, **changed["nearest"]})
     types = {name: kind for name, kind in calibrated_types(header).items() if name in changed["nearest"]}
     assert len(types) == 2 * 7
     rounded = calibrate(trained, types, answers)
@@ -286,11 +286,11 @@ def test_kept_types_are_trained_for_and_keep_the_size(target: Path, tmp_path: Pa
 def test_fewer_layers_are_trained_where_the_upper_half_does_not_fit(target: Path) -> None:
     header = read_header(target)
     shape = check_tunable(header)
-    assert extent_for(header, shape, 1 << 50) == Extent(3)
-    sizes = [Extent(first).n_bytes(header) for first in range(shape.layers)]
+    assert extent_for(header, shape, 1 << 50) == TrainedExtent(3)
+    sizes = [TrainedExtent(first).n_bytes(header) for first in range(shape.layers)]
     assert sizes == sorted(sizes, reverse=True)
-    assert extent_for(header, shape, sizes[3] - 1) == Extent(4)
-    assert extent_for(header, shape, sizes[-1]) == Extent(5)
+    assert extent_for(header, shape, sizes[3] - 1) == TrainedExtent(4)
+    assert extent_for(header, shape, sizes[-1]) == TrainedExtent(5)
     with pytest.raises(MemoryLimitError, match=r"Tuning target.gguf needs about .* of memory"):
         extent_for(header, shape, sizes[-1] - 1)
 
@@ -495,7 +495,7 @@ def test_what_runs_collected_makes_a_better_drafter(target: Path, start: Path, t
     assert tuned.after.agreement.tokens > sum(len(answer.text.answer) for answer in held_out)
     assert tuned.path is not None
     texts = [answer.text for answer in learned]
-    before, after = (judge(path, texts, CostModel(1.0)).agreement for path in (start, tuned.path))
+    before, after = (evaluate(path, texts, CostModel(1.0)).agreement for path in (start, tuned.path))
     assert after.top1 > 1.5 * before.top1
 
 

@@ -20,7 +20,7 @@ from edgespec.generation.result import Generation
 from edgespec.speculation.draws import SeededDraws
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.methods import method_for
-from edgespec.speculation.noise import Stream
+from edgespec.speculation.noise import NoiseStream
 from edgespec.speculation.sampled_trees import Drawing, chain
 from edgespec.speculation.sampling import Sampler
 from edgespec.speculation.tree import FloatArray, TokenTree
@@ -91,7 +91,7 @@ class RealTables:
             return np.ones(1)
 
         assert isinstance(self._engine.drafter, ModelDrafter)
-        one = Drawing(chain(TreeLimits(2, depth=1)), True, law, SeededDraws(0, Stream.DRAFTING, 0))
+        one = Drawing(chain(TreeLimits(2, depth=1)), True, law, SeededDraws(0, NoiseStream.DRAFTING, 0))
         self._engine.drafter.draw([*self._prompt, *text], one, 1)
         return read[0]
 

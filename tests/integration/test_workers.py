@@ -23,13 +23,13 @@ import edgespec
 from edgespec import GenerationConfig
 from edgespec.config import Config
 from edgespec.costs.curves import Curve
-from edgespec.costs.planner import Passes
+from edgespec.costs.planner import TargetPasses
 from edgespec.errors import BackendError, MemoryLimitError, UsageError, WorkerError
 from edgespec.kernels.ggml import rpc
+from edgespec.loading.devices.assignment import layer_sizes
 from edgespec.loading.devices.machine import MachineSnapshot
-from edgespec.loading.devices.spreading import layer_sizes
 from edgespec.loading.devices.workers import measure_workers, workers_in_words
-from edgespec.loading.plan import Planner
+from edgespec.loading.plan import LoadPlanner
 from edgespec.machine.memory import FreeMemory
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
@@ -228,7 +228,7 @@ def test_a_plan_measures_workers(smol_path: Path, has_rpc: None) -> None:
     with LocalWorker("--threads", "1") as worker:
         workers = measure_workers([worker.address], files, threads=1)
     machine = MachineSnapshot(FreeMemory(64 << 30), 1, workers=workers)
-    planner = Planner(files, Config.of(context=512, workers=[worker.address]), machine)
+    planner = LoadPlanner(files, Config.of(context=512, workers=[worker.address]), machine)
     needs = planner.needs()
     budget = needs.total - sum(layer_sizes(files))  # so that all layers are elsewhere
     plan = planner.place(needs, budget=budget)
@@ -238,7 +238,7 @@ def test_a_plan_measures_workers(smol_path: Path, has_rpc: None) -> None:
     assert layers.startswith("Layers:")
     assert worker.address in layers
     assert f"{worker.address} lends" in workers_in_words(workers, files)[0]
-    over = plan.over(Passes(here)).compute
+    over = plan.over(TargetPasses(here)).compute
     assert over.rows == here.rows
     assert over != here
 

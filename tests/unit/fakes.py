@@ -14,12 +14,12 @@ from types import SimpleNamespace
 import numpy as np
 
 from edgespec.engine.engine import Engine
-from edgespec.engine.passes import PromptChunk, SequenceTree, TargetPass, Verified
+from edgespec.engine.passes import PromptChunk, SequenceTree, TargetPass, VerifiedTree
 from edgespec.models.llama.cache.kv_cache import common_prefix
 from edgespec.models.llama.cache.states import StateStore
 from edgespec.models.llama.row_rule import RowRule
 from edgespec.models.llama.runtime.abort import AbortFlag
-from edgespec.models.llama.runtime.residency import AllInMemory
+from edgespec.models.llama.runtime.weight_store import AllInMemory
 from edgespec.models.text.encoding import Encoder
 from edgespec.speculation.drafters.base import Drafter, DraftRequest
 from edgespec.speculation.growth import TreeLimits
@@ -188,7 +188,7 @@ class FakeTarget:
             chunk.cached.tokens.extend(chunk.tokens)
         return TargetPass(tuple(self._verify(text) for text in trees), waited_s=float(self.waits))
 
-    def _verify(self, sequence_tree: SequenceTree) -> Verified:
+    def _verify(self, sequence_tree: SequenceTree) -> VerifiedTree:
         tree, text = sequence_tree.tree, list(sequence_tree.tokens)
         assert text[:-1] == (sequence_tree.cached or self.own).tokens
         assert int(tree.tokens[0]) == text[-1]
@@ -197,7 +197,7 @@ class FakeTarget:
             row = logits_after(text + [int(tree.tokens[n]) for n in tree.path(node)[1:]], self._seed)
             row[END] = -np.inf if self._never_ends else row[END]
             rows.append(row)
-        return Verified(np.stack(rows))
+        return VerifiedTree(np.stack(rows))
 
     def commit(self, trees: Sequence[SequenceTree], paths: Sequence[Sequence[int]]) -> None:
         assert list(trees) == self._verified, "only what was verified can be kept"
@@ -261,7 +261,7 @@ class FakeDrafter(Drafter):
         share = limits.budget // len(requests), limits.leaves // len(requests)
         return [
             self.draft(
-                request.text, replace(request.limits, budget=share[0], leaves=share[1]), request.ranking
+                request.sequence, replace(request.limits, budget=share[0], leaves=share[1]), request.ranking
             )
             for request in requests
         ]

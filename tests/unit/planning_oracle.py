@@ -9,34 +9,34 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edgespec.config import NONE, Config
-from edgespec.costs.planned_memory import HitRates, PlannedExperts, PlannedMemory
+from edgespec.costs.planned_weights import HitRates, PlannedExperts, PlannedWeights
 from edgespec.costs.prompts import best_rows
 from edgespec.errors import MemoryLimitError
+from edgespec.loading.devices.assignment import LayerAssignment, read_rate
+from edgespec.loading.devices.card_placement import NO_CARDS, place_models
 from edgespec.loading.devices.finding import PlacementRequest
 from edgespec.loading.devices.machine import MachineSnapshot
-from edgespec.loading.devices.on_cards import NO_CARDS, place_models
-from edgespec.loading.devices.spreading import Spread, read_rate
-from edgespec.loading.devices.workers import spread_over
+from edgespec.loading.devices.workers import assign_to_workers
 from edgespec.models.gguf.experts import LayerWeights, layer_weights
 from edgespec.models.gguf.layers import Layer, ModelFiles
 from edgespec.offload.layout import EXPERT_PIECE_BYTES, plain_store
 from edgespec.offload.packing.pack import gains_from_packing, record_places, tensor_places
-from edgespec.offload.planning.needs import MOST_PROMPT_ROWS, Needs, tied_bytes
-from edgespec.offload.planning.placement import Placement, PoolSizes, place, place_with_experts
-from edgespec.offload.planning.rows import Prefill
+from edgespec.offload.planning.needs import MOST_PROMPT_ROWS, MemoryNeeds, tied_bytes
+from edgespec.offload.planning.placement import LayerPlacement, PoolSizes, place, place_with_experts
+from edgespec.offload.planning.rows import PrefillFacts
 
 _MOST_STREAMED_ROWS = 4096
 
 
 def predict(
-    needs: Needs, files: ModelFiles, budget: int, *, streams: bool = False, hits: HitRates | None = None
-) -> PlannedMemory:
+    needs: MemoryNeeds, files: ModelFiles, budget: int, *, streams: bool = False, hits: HitRates | None = None
+) -> PlannedWeights:
     """Place weights under a budget, on a processor alone."""
     whole = _whole(needs)
     weights = layer_weights(files)
     layers, expert_bytes = _stored(files, weights, packed=gains_from_packing(files.layers()))
     if (budget >= whole and not streams) or not (layers or expert_bytes):
-        return PlannedMemory(budget, whole, files.tensor_bytes)
+        return PlannedWeights(budget, whole, files.tensor_bytes)
     beside = files.tensor_bytes - weights.n_bytes
     other = beside + tied_bytes(files)
     placement = _place(
@@ -62,31 +62,31 @@ def predict(
         streamed += experts.missed_bytes(1)
         resident += slots * expert_bytes
     slot = max(layers.values(), default=0)
-    return PlannedMemory(budget, whole, resident, streamed, slot, placement.n_slots, experts)
+    return PlannedWeights(budget, whole, resident, streamed, slot, placement.n_slots, experts)
 
 
 def predict_on(
     machine: MachineSnapshot,
-    needs: Needs,
+    needs: MemoryNeeds,
     files: ModelFiles,
     drafter: ModelFiles | None,
     budget: int,
     config: Config,
-) -> PlannedMemory:
+) -> PlannedWeights:
     """Place weights on whatever holds layers."""
     streams = config.memory.offload == "stream"
     if machine.workers is not None:
-        spread = spread_over(machine.workers, needs, files, budget, read_rate(files))
-        left = spread.left(needs)
+        assignment = assign_to_workers(machine.workers, needs, files, budget, read_rate(files))
+        left = assignment.left(needs)
         if _whole(left) <= budget:
             lent = sum(device.free for device in machine.workers.devices)
-            return PlannedMemory(budget + lent, _whole(needs), files.tensor_bytes)
-        return predict(left, files.first_layers(spread.here) if spread.elsewhere else files, budget)
+            return PlannedWeights(budget + lent, _whole(needs), files.tensor_bytes)
+        return predict(left, files.first_layers(assignment.here) if assignment.elsewhere else files, budget)
     if machine.cards is None:
         return predict(needs, files, budget, streams=streams)
     request = _request(machine, config, files)
     on = place_models(machine.cards, needs, files, drafter, budget, request)
-    rest = files if on.spread is None else files.first_layers(on.spread.here)
+    rest = files if on.assignment is None else files.first_layers(on.assignment.here)
     return predict(on.left(needs), rest, budget, streams=streams)
 
 
@@ -95,55 +95,55 @@ class Decision:
     """Result of a load: `placement` is None where nothing is streamed."""
 
     rows: int
-    spread: Spread | None
-    placement: Placement | None
+    assignment: LayerAssignment | None
+    placement: LayerPlacement | None
 
 
 def decide(
     machine: MachineSnapshot,
     target: ModelFiles,
     drafter: ModelFiles | None,
-    sizes: Mapping[int, Needs],
+    sizes: Mapping[int, MemoryNeeds],
     budget: int,
     config: Config,
-    prefill: Prefill,
+    prefill: PrefillFacts,
 ) -> Decision:
     """Result of a load of models whose needs for each number of rows are known."""
 
-    def measure(lent: int = 0, *, devices: bool = False) -> Needs:
+    def measure(lent: int = 0, *, devices: bool = False) -> MemoryNeeds:
         return _measure(target, sizes, budget + lent, config, prefill, devices=devices)
 
-    spread: Spread | None = None
+    assignment: LayerAssignment | None = None
     if machine.workers is not None:
         needs = measure(sum(device.free for device in machine.workers.devices))
         try:
-            spread = spread_over(machine.workers, needs, target, budget)
-            suffices = _whole(spread.left(needs)) <= budget
+            assignment = assign_to_workers(machine.workers, needs, target, budget)
+            suffices = _whole(assignment.left(needs)) <= budget
         except MemoryLimitError:
             suffices = False
         if not suffices:
             needs = measure(devices=True)
             rate = None if config.memory.offload == NONE else read_rate(target)
-            spread = spread_over(machine.workers, needs, target, budget, rate)
-        assert spread is not None
-        left = spread.left(needs)
+            assignment = assign_to_workers(machine.workers, needs, target, budget, rate)
+        assert assignment is not None
+        left = assignment.left(needs)
         if _whole(left) <= budget:
-            return Decision(needs.rows, spread, None)
+            return Decision(needs.rows, assignment, None)
     else:
         needs, on_cards = measure(), NO_CARDS
         if machine.cards is not None:
             request = _request(machine, config, target)
             on_cards = place_models(machine.cards, needs, target, drafter, budget, request)
-            spread = on_cards.spread
-            if spread is not None:
-                needs = measure(spread.lent_bytes, devices=True)
+            assignment = on_cards.assignment
+            if assignment is not None:
+                needs = measure(assignment.lent_bytes, devices=True)
         left = on_cards.left(needs)
-    return Decision(needs.rows, spread, carry_out(left, target, budget, config, spread))
+    return Decision(needs.rows, assignment, carry_out(left, target, budget, config, assignment))
 
 
 def carry_out(
-    needs: Needs, files: ModelFiles, budget: int, config: Config, spread: Spread | None
-) -> Placement | None:
+    needs: MemoryNeeds, files: ModelFiles, budget: int, config: Config, assignment: LayerAssignment | None
+) -> LayerPlacement | None:
     """The layers that a load streamed; None if it streamed none."""
     whole, offload = _whole(needs), config.memory.offload
     least = whole - sum(size.weights for size in needs.footprints)
@@ -153,14 +153,14 @@ def carry_out(
         return None
     if offload == NONE:
         raise MemoryLimitError("The weights do not fit.", "", least=whole)
-    first_there = (files.headers[0].block_count or 0) - (0 if spread is None else spread.elsewhere)
+    first_there = (files.headers[0].block_count or 0) - (0 if assignment is None else assignment.elsewhere)
     layers = [layer for layer in files.layers() if layer.index < first_there]
     if offload == "mmap" or not layers:
         return None
     chosen = _chosen(files, layers, config)
     packed = config.memory.pack != "never" and gains_from_packing(files.layers())
     stored, expert_bytes = _stored(files, chosen, packed=packed)
-    rest = files if spread is None else files.first_layers(spread.here)
+    rest = files if assignment is None else files.first_layers(assignment.here)
     other = rest.tensor_bytes - sum(layer.n_bytes for layer in layers) + tied_bytes(files)
     return _place(
         stored,
@@ -174,13 +174,13 @@ def carry_out(
 
 def _measure(
     files: ModelFiles,
-    sizes: Mapping[int, Needs],
+    sizes: Mapping[int, MemoryNeeds],
     budget: int,
     config: Config,
-    prefill: Prefill,
+    prefill: PrefillFacts,
     *,
     devices: bool,
-) -> Needs:
+) -> MemoryNeeds:
     """The rows of a pass that suit a budget best."""
     offload, exact = config.memory.offload, config.speculation.exact
     fewest = min(sizes)
@@ -209,7 +209,7 @@ def _chosen(files: ModelFiles, layers: Sequence[Layer], config: Config) -> Layer
     return layer_weights(files, layers)
 
 
-def _whole(needs: Needs) -> int:
+def _whole(needs: MemoryNeeds) -> int:
     return needs.process + sum(size.weights + size.cache + size.buffers for size in needs.footprints)
 
 
@@ -244,7 +244,7 @@ def _place(
     fixed: int,
     loading: int,
     n_slots: int | None = None,
-) -> Placement:
+) -> LayerPlacement:
     if pool is None:
         return place(layers, budget=budget, fixed=fixed, loading=loading, n_slots=n_slots)
     return place_with_experts(layers, pool, budget=budget, fixed=fixed, loading=loading, n_slots=n_slots)

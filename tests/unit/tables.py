@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from edgespec.generation.config import GenerationConfig
 from edgespec.speculation.drafters.base import Drafter
 from edgespec.speculation.growth import Children, Frontier, TreeLimits
-from edgespec.speculation.methods import Method, method_for
+from edgespec.speculation.methods import DecodingMethod, method_for
 from edgespec.speculation.ranking import Ranking
 from edgespec.speculation.sampled_trees import Drawing, grow_drawn
 from edgespec.speculation.tree import FloatArray, TokenTree
@@ -92,7 +92,7 @@ class PickingDrafter(Drafter):
 
 
 def one_pass(
-    method: Method, drafter: Drafter, target: Table, limits: TreeLimits, start: Text = PROMPT
+    method: DecodingMethod, drafter: Drafter, target: Table, limits: TreeLimits, start: Text = PROMPT
 ) -> tuple[Text, int]:
     """Tokens that a pass adds to a text, and the number of accepted drafted ones."""
     text = list(start)

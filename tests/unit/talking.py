@@ -86,7 +86,7 @@ class TalkingEngine:
         """The answers one after the other; `parallel` is noted."""
         self.parallel = parallel
         while True:
-            request = source.take()
+            request = source.pop()
             if request is None:
                 if source.wait():
                     continue

@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.models.llama.cache.tree_rows import tree_batch
-from edgespec.models.llama.runtime.batch import Batch, EncoderBatch
+from edgespec.models.llama.runtime.batch import EncoderBatch, TokenBatch
 from edgespec.speculation.tree import TokenTree
 from tests.unit.strategies import trees
 
 Row = tuple[int, int, list[int], bool]
 
 
-def _rows(batch: Batch) -> list[Row]:
+def _rows(batch: TokenBatch) -> list[Row]:
     """(token, position, sequence ids, wants logits) of each row, from the arrays."""
     return [
         (
@@ -56,7 +56,7 @@ def test_the_c_struct_holds_the_rows_of_a_tree(tree: TokenTree, start: int) -> N
 
 
 def test_the_arrays_outlive_the_batch() -> None:
-    struct, kept = Batch.run([4, 5, 6], start=10, n_sequences=2, logits="last").padded(5, 7).to_llama()
+    struct, kept = TokenBatch.run([4, 5, 6], start=10, n_sequences=2, logits="last").padded(5, 7).to_llama()
     gc.collect()
     assert _c_rows(struct) == [
         (4, 10, [0, 1], False),
@@ -71,10 +71,10 @@ def test_the_arrays_outlive_the_batch() -> None:
 def test_features_go_with_their_rows() -> None:
     features = np.arange(6, dtype=np.float64).reshape(3, 2)
     batches = [
-        replace(Batch.run([4, 5, 6], 0, 1), features=features),
-        replace(Batch.run([7], 3, 1), features=features[:1]),
+        replace(TokenBatch.run([4, 5, 6], 0, 1), features=features),
+        replace(TokenBatch.run([7], 3, 1), features=features[:1]),
     ]
-    joined = Batch.joined(batches)
+    joined = TokenBatch.joined(batches)
     assert joined.features is not None
     assert joined.features.tolist() == [[0, 1], [2, 3], [4, 5], [0, 1]]
     struct, kept = joined.to_llama()
@@ -90,7 +90,7 @@ def test_features_go_with_their_rows() -> None:
 
 
 def test_arrays_of_other_types_and_strides_are_converted() -> None:
-    batch = Batch(
+    batch = TokenBatch(
         tokens=np.arange(6, dtype=np.int64)[::2],
         positions=np.arange(6, dtype=np.int32)[::-2],
         sequence_ids=np.array([3, 0, 2, 0, 1, 0, 0, 0], dtype=np.int32)[::2],
@@ -105,7 +105,7 @@ def test_arrays_of_other_types_and_strides_are_converted() -> None:
     ("logits", "wanted"), [("none", [False] * 3), ("last", [False, False, True]), ("all", [True] * 3)]
 )
 def test_a_run_is_consecutive_and_in_the_first_sequences(logits: str, wanted: list[bool]) -> None:
-    batch = Batch.run([9, 8, 7], start=4, n_sequences=3, logits=logits)
+    batch = TokenBatch.run([9, 8, 7], start=4, n_sequences=3, logits=logits)
     assert _rows(batch) == [(token, 4 + i, [0, 1, 2], wanted[i]) for i, token in enumerate([9, 8, 7])]
 
 

@@ -162,7 +162,7 @@ def test_a_bug_among_answers_that_share_passes_ends_one_of_them_only(
 
     def together(source: Any, *, parallel: int | None = None) -> Iterator[Event]:
         requests = RequestList(source) if isinstance(source, list) else source
-        taken = [request for request in (requests.take() for _ in range(3)) if request]
+        taken = [request for request in (requests.pop() for _ in range(3)) if request]
         if any(request.prompt == "poison" for request in taken):
             raise OverflowError("too large")
         yield from one_by_one(RequestList(taken))

@@ -29,13 +29,13 @@ from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.markov import MarkovHead
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.llama.heads import sample
+from edgespec.models.llama.heads.blocks.reference import BlockShape, ReferenceBlockHead
 from edgespec.models.llama.heads.blocks.sample import SHAPE, write_block_head
-from edgespec.models.llama.heads.blocks.twin import BlockShape, BlockTwin
+from edgespec.models.llama.heads.reference import FloatArray
 from edgespec.models.llama.heads.sample import N_VOCAB, WIDTH, add_bytes, write_target
-from edgespec.models.llama.heads.twin import FloatArray
-from edgespec.speculation.learning.pair import Pair
+from edgespec.speculation.learning.drafter_calibration import DrafterCalibration
 from edgespec.speculation.noise import GumbelNoise
-from edgespec.speculation.ranking import ByAgreement
+from edgespec.speculation.ranking import CalibratedRanking
 
 DSPARK = replace(SHAPE, markov=True, from_anchor=True)
 DFLASH2 = replace(SHAPE, top_k=4)
@@ -162,10 +162,10 @@ def test_a_bias_is_exchanged_off_the_best_path(tmp_path: Path) -> None:
     weights = DSPARK.random(np.random.default_rng(1))
     rng = np.random.default_rng(2)
     embedding = rng.standard_normal((N_VOCAB, WIDTH)).astype(np.float32)
-    twin = BlockTwin(DSPARK, weights, embedding, embedding)
+    reference = ReferenceBlockHead(DSPARK, weights, embedding, embedding)
     hidden = rng.standard_normal((4, 3 * WIDTH)).astype(np.float32)
     tokens = [70] + [DSPARK.mask] * 5
-    alone, biased = twin.block(hidden, tokens), twin.biased(hidden, tokens)
+    alone, biased = reference.block(hidden, tokens), reference.biased(hidden, tokens)
     bias = MarkovHead(read_block_head(header))
     block = BiasedLogits(biased, 70, bias)
     np.testing.assert_allclose(block.after(0, np.array([70], dtype=np.int32)), biased[:1])
@@ -178,7 +178,7 @@ def test_a_bias_is_exchanged_off_the_best_path(tmp_path: Path) -> None:
         for row, token in ((1, 5), (3, 200)):
             kept = np.isfinite(found[row])
             assert 32 <= kept.sum() < N_VOCAB
-            expected = alone[depth] + twin.bias(token)
+            expected = alone[depth] + reference.bias(token)
             np.testing.assert_allclose(found[row][kept], expected[kept], rtol=1e-4, atol=1e-3)
     bias.close()
 
@@ -245,7 +245,7 @@ def test_candidates_of_a_repeated_row_are_found_once_and_ranked_by_the_token_bef
     config = GenerationConfig(temperature=0.8, seed=3)
     logits = np.random.default_rng(5).standard_normal((1, 500)).astype(np.float32)
     after = np.array([4, 9, 4], dtype=np.int32)
-    rankings = [ByAgreement(config, GumbelNoise(3, 500), Pair()) for _ in range(2)]
+    rankings = [CalibratedRanking(config, GumbelNoise(3, 500), DrafterCalibration()) for _ in range(2)]
     repeated = rankings[0].best(np.broadcast_to(logits[0], (3, 500)), [7, 7, 7], 5, after)
     one_by_one = rankings[1].best(np.repeat(logits, 3, axis=0), [7, 7, 7], 5, after)
     np.testing.assert_array_equal(repeated.tokens, one_by_one.tokens)

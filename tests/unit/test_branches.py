@@ -9,10 +9,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.drafters.branches import Branches
+from edgespec.drafters.branches import DraftBranches
 from edgespec.models.llama.cache.shared_cells import SharedCells
 from edgespec.models.llama.cache.tree_cache import BranchingCache
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.speculation.growth import Children, Frontier
 
 N_SEQUENCES = 8
@@ -34,7 +34,7 @@ class _Cells:
     def __init__(self) -> None:
         self.cells: list[_Cell] = []
 
-    def decode(self, batch: Batch) -> None:
+    def decode(self, batch: TokenBatch) -> None:
         for row in range(len(batch)):
             sequences = batch.sequence_ids[batch.offsets[row] : batch.offsets[row + 1]].tolist()
             self.cells.append(_Cell(int(batch.positions[row]), int(batch.tokens[row]), set(sequences)))
@@ -70,9 +70,9 @@ class _Drafted:
         self.context = _Cells()
         context: Any = self.context
         self.cache = BranchingCache(SharedCells(context, ordered=False))
-        self.cache.append(Batch.run([3, 1], 0, self.cache.open_paths))
+        self.cache.append(TokenBatch.run([3, 1], 0, self.cache.open_paths))
         self.text = [3, 1]
-        self.branches = Branches()
+        self.branches = DraftBranches()
         self.branches.found[0] = Children.none(1)
         self.search: list[tuple[int, int, int]] = [(-1, 1, 0)]  # parent, token and depth of a search's nodes
         self.read = {0: 0}  # node of the search -> node of the branches
@@ -100,7 +100,7 @@ class _Drafted:
             path = self.branches.add(node, parent, token, depth, self.cache)
             if path is None:
                 return False
-            batch = Batch.run([token], len(self.text) - 1 + depth, 1)
+            batch = TokenBatch.run([token], len(self.text) - 1 + depth, 1)
             self.cache.try_branches(batch.with_sequences(np.array([path], dtype=np.int32)))
             (number,) = self.branches.numbers(frontier)
             assert number is not None
@@ -128,7 +128,7 @@ class _Drafted:
         if not paths:
             self.search.pop()
             return
-        batch = Batch.run(tokens[: len(paths)], len(self.text) - 1 + depth, 1)
+        batch = TokenBatch.run(tokens[: len(paths)], len(self.text) - 1 + depth, 1)
         self.cache.try_branches(batch.with_sequences(np.array(paths, dtype=np.int32)))
         way = self.branches.walk([*self.path(node), *then])[depth:]
         for number in way[: len(paths)]:

@@ -13,7 +13,7 @@ from edgespec.costs.curves import Curve
 from edgespec.costs.yields import expected_yields
 from edgespec.loading.devices.machine import MachineSnapshot
 from edgespec.loading.files import choose_candidate
-from edgespec.loading.plan import Planner
+from edgespec.loading.plan import LoadPlanner
 from edgespec.machine.memory import FreeMemory
 from edgespec.measure.threads import known_threads
 from edgespec.models.gguf.header import read_header
@@ -21,7 +21,7 @@ from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub.drafter_choice import Candidate
 from edgespec.models.hub.registry import MADE, REGISTERED
 from edgespec.models.llama.heads.sample import N_VOCAB, WIDTH, write_target
-from edgespec.profiles.store import DraftProfile, Keys, PassProfile, ProfileStore
+from edgespec.profiles.store import DraftProfile, PassProfile, ProfileKeys, ProfileStore
 
 
 class Known:
@@ -45,15 +45,15 @@ class Known:
         self.store.put(keys.drafts, DraftProfile(Curve.through([(1, step_s), (32, step_s)])))
         self.store.put(keys.yields(0.0), replace(expected_yields(agreement), passes=passes))
 
-    def _keys(self, which: int) -> Keys:
+    def _keys(self, which: int) -> ProfileKeys:
         target = self.target.headers[0].fingerprint
         drafter = read_header(self.found[which].path).fingerprint
-        return Keys.of(target, drafter, threads=known_threads(target, self.store), mode="")
+        return ProfileKeys.of(target, drafter, threads=known_threads(target, self.store), mode="")
 
     def chosen(self) -> tuple[str, str]:
         """The name of what is taken, and why."""
         machine = MachineSnapshot(FreeMemory(8 << 30), 1)
-        choice = choose_candidate(self.found, Planner(self.target, self.config, machine, self.store))
+        choice = choose_candidate(self.found, LoadPlanner(self.target, self.config, machine, self.store))
         return choice.candidate.path.stem, choice.reason
 
 

@@ -29,10 +29,10 @@ def logits(seed: int) -> np.ndarray:
 
 def say(collector: Collector, prompt: list[int], said: list[int], *, passes: int) -> None:
     """An answer in passes that each accept one drafted token and add another."""
-    watcher = collector.watch(prompt)
+    observer = collector.observe(prompt)
     for number in range(passes):
-        watcher.add(logits(number), TokenTree.chain([1, 2]), Acceptance((0, 1), 3))
-    watcher.finish(Generation(tokens=said))
+        observer.add(logits(number), TokenTree.chain([1, 2]), Acceptance((0, 1), 3))
+    observer.finish(Generation(tokens=said))
 
 
 def test_answers_come_back_with_what_else_might_have_been_said() -> None:

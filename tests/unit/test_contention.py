@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.costs.curves import Curve
-from edgespec.machine.contention import DISTURBED, ContentionWatch, Load, pressure
+from edgespec.machine.contention import DISTURBED, ContentionWatch, ProcessorUse, pressure
 from edgespec.machine.cores import usable_cores
 from edgespec.measure.initial_costs import better, quicker
-from edgespec.profiles.store import DraftProfile, Keys, PassProfile, ProfileStore
+from edgespec.profiles.store import DraftProfile, PassProfile, ProfileKeys, ProfileStore
 from edgespec.profiles.updates import corrected_passes
 from tests.busy import busy_machine
 
@@ -37,7 +37,7 @@ IDLE = PassProfile(CURVE, (0.01, 0.02, 0.01), quick=True)
 def test_others_count_as_far_as_they_stand_in_the_way(
     busy_s: float, own_s: float, cores: int, threads: int, expected: float
 ) -> None:
-    before, after = Load(5.0, 100.0, 7.0), Load(15.0, 100.0 + busy_s, 7.0 + own_s)
+    before, after = ProcessorUse(5.0, 100.0, 7.0), ProcessorUse(15.0, 100.0 + busy_s, 7.0 + own_s)
     assert pressure(before, after, cores=cores, threads=threads) == pytest.approx(expected)
     assert pressure(before, before, cores=cores, threads=threads) == 0
 
@@ -53,7 +53,7 @@ def test_programs_that_take_every_core_are_noticed() -> None:
 
 
 def test_a_disturbed_profile_is_marked_in_its_file(tmp_path: Path) -> None:
-    store, keys = ProfileStore(tmp_path), Keys.of("target", "none", threads=2, mode="")
+    store, keys = ProfileStore(tmp_path), ProfileKeys.of("target", "none", threads=2, mode="")
     for profile, disturbed in (
         (IDLE, False),
         (replace(IDLE, busy=0.3), True),
@@ -81,7 +81,7 @@ def test_of_two_profiles_the_undisturbed_one_counts() -> None:
 
 
 def test_draft_steps_that_were_disturbed_are_marked_and_replaced(tmp_path: Path) -> None:
-    store, keys = ProfileStore(tmp_path), Keys.of("target", "drafter", threads=2, mode="")
+    store, keys = ProfileStore(tmp_path), ProfileKeys.of("target", "drafter", threads=2, mode="")
     slow = DraftProfile(CURVE.scaled(3), quick=True, busy=0.4)
     store.put(keys.drafts, slow)
     assert (stored := store.drafts(keys.drafts)) is not None

@@ -24,12 +24,12 @@ from edgespec.files.secret import user_secret
 from edgespec.progress import no_progress
 from edgespec.speculation.drafters.proposing import ProposingDrafter
 from edgespec.speculation.growth import TreeLimits
-from edgespec.speculation.ranking import ByProbability
-from edgespec.speculation.sources.corpus import BREAK, Block, Corpus, FileSource, suffix_array
+from edgespec.speculation.ranking import ProbabilityRanking
+from edgespec.speculation.sources.corpus import BREAK, Corpus, CorpusBlock, FileSource, suffix_array
 from tests.unit.strategies import texts_of
 
 _N_VOCAB = 256
-_RANKING = ByProbability()  # nothing is ranked: there are no logits
+_RANKING = ProbabilityRanking()  # nothing is ranked: there are no logits
 
 tokens = st.lists(st.integers(-1, 2), max_size=80) | st.lists(st.integers(-1, 9), max_size=80)
 texts = st.lists(st.integers(0, 2), min_size=1, max_size=20) | st.lists(
@@ -37,9 +37,9 @@ texts = st.lists(st.integers(0, 2), min_size=1, max_size=20) | st.lists(
 )
 
 
-def _block(tokens: Sequence[int]) -> Block:
+def _block(tokens: Sequence[int]) -> CorpusBlock:
     array = np.array(tokens, dtype=np.int32)
-    return Block(array, suffix_array(array))
+    return CorpusBlock(array, suffix_array(array))
 
 
 def _corpus(*blocks: Sequence[int]) -> Corpus:

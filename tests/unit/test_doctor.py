@@ -26,7 +26,7 @@ from edgespec.machine.gpus import Gpu
 from edgespec.machine.memory import Memory
 from edgespec.machine.power import Power
 from edgespec.machine.probe import Machine
-from edgespec.models.llama.build import Build, Device, parse_features
+from edgespec.models.llama.build import Build, BuildDevice, parse_features
 from edgespec.models.llama.heads.families import HeadFamily
 
 GIB = 1 << 30
@@ -203,7 +203,7 @@ def test_a_streamed_model_is_told_by_the_second() -> None:
 
 
 def test_a_gpu_that_the_build_uses_is_well() -> None:
-    gpu = Device("CUDA0", "RTX 3060", "gpu", 11 * GIB, 12 * GIB)
+    gpu = BuildDevice("CUDA0", "RTX 3060", "gpu", 11 * GIB, 12 * GIB)
     facts = replace(with_machine(gpus=(Gpu("RTX 3060", "NVIDIA"),)), build=replace(BUILD, devices=(gpu,)))
     device = DeviceFacts("CUDA0", "RTX 3060", 11 * GIB, 12 * GIB, "It is fast.", faster=True)
     facts = replace(facts, devices=(device,))

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.drafting.agreement import Agreement, PassCost, Text, Written
+from edgespec.drafting.agreement import Agreement, PassCost, SampleAnswer, SampleAnswers
 from edgespec.drafting.make import MakeOptions, _cost
 from edgespec.drafting.recipe_search import CostModel
-from edgespec.drafting.recipes import State
+from edgespec.drafting.recipes import RecipeState
 
-TEXTS = (Text((1, 2), (3, 4, 5)),)
+TEXTS = (SampleAnswer((1, 2), (3, 4, 5)),)
 GIB = 1 << 30
 
 
@@ -44,21 +44,21 @@ def test_passes_are_measured_again_with_other_memory_and_the_text_is_not_written
 ) -> None:
     asked: list[str] = []
 
-    def write() -> Written:
+    def write() -> SampleAnswers:
         asked.append("write")
-        return Written(TEXTS, PassCost(1.0, 100, 50.0))
+        return SampleAnswers(TEXTS, PassCost(1.0, 100, 50.0))
 
     def measure() -> PassCost:
         asked.append("measure")
         return PassCost(0.25)
 
-    first = State(tmp_path / "state.json").written(4 * GIB, write, measure)
-    assert first == Written(TEXTS, PassCost(1.0, 100, 50.0))
-    again = State(tmp_path / "state.json").written(4 * GIB + (64 << 20), write, measure)
+    first = RecipeState(tmp_path / "state.json").written(4 * GIB, write, measure)
+    assert first == SampleAnswers(TEXTS, PassCost(1.0, 100, 50.0))
+    again = RecipeState(tmp_path / "state.json").written(4 * GIB + (64 << 20), write, measure)
     assert again == first
     assert asked == ["write"]
-    other = State(tmp_path / "state.json").written(8 * GIB, write, measure)
-    assert other == Written(TEXTS, PassCost(0.25))
+    other = RecipeState(tmp_path / "state.json").written(8 * GIB, write, measure)
+    assert other == SampleAnswers(TEXTS, PassCost(0.25))
     assert asked == ["write", "measure"]
-    assert State(tmp_path / "state.json").written(8 * GIB, write, measure) == other
+    assert RecipeState(tmp_path / "state.json").written(8 * GIB, write, measure) == other
     assert asked == ["write", "measure"]

@@ -25,8 +25,8 @@ from edgespec.models.gguf.heads import (
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import ArrayInfo, GGUFHeader
 from edgespec.models.llama.heads import nextn
+from edgespec.models.llama.heads.reference import FloatArray, HeadShape, ReferenceHead
 from edgespec.models.llama.heads.sample import N_VOCAB, SHAPE, WIDTH, add_bytes, write_head, write_target
-from edgespec.models.llama.heads.twin import FloatArray, HeadShape, HeadTwin
 
 DRAFTED = np.arange(0, 2 * SHAPE.n_drafted, 2, dtype=np.int64)
 
@@ -132,13 +132,13 @@ def test_a_path_of_a_tree_computes_what_it_computes_alone(seed: int, n_rows: int
     """In NumPy's head, siblings do not see each other."""
     rng = np.random.default_rng(seed)
     embedding = rng.standard_normal((N_VOCAB, WIDTH)).astype(np.float32)
-    twin = HeadTwin(SHAPE, SHAPE.random(rng), embedding)
+    reference = ReferenceHead(SHAPE, SHAPE.random(rng), embedding)
     tokens = rng.integers(0, N_VOCAB, n_rows).tolist()
     parents = [-1, *(int(rng.integers(0, row)) for row in range(1, n_rows))]
     features = rng.standard_normal((1, WIDTH)).astype(np.float32)
-    logits, _ = twin.tree(tokens, parents, features)
+    logits, _ = reference.tree(tokens, parents, features)
     path = [n_rows - 1]
     while parents[path[0]] >= 0:
         path.insert(0, parents[path[0]])
-    alone, _ = twin.tree([tokens[row] for row in path], range(-1, len(path) - 1), features)
+    alone, _ = reference.tree([tokens[row] for row in path], range(-1, len(path) - 1), features)
     np.testing.assert_allclose(alone, logits[path], rtol=1e-4, atol=1e-4)

@@ -72,14 +72,16 @@ def pool(reader: StoreReader) -> Iterator[ExpertPool]:
     pool.close()
 
 
-def take(pool: ExpertPool, layer: int, experts: Sequence[int], stop: Callable[[], bool] = never) -> list[int]:
+def acquire(
+    pool: ExpertPool, layer: int, experts: Sequence[int], stop: Callable[[], bool] = never
+) -> list[int]:
     pool.request(layer, experts, shares(len(experts)))
-    return pool.take(stop)
+    return pool.acquire(stop)
 
 
 def check(pool: ExpertPool, store: Store, content: bytes, layer: int, experts: Sequence[int]) -> None:
     """Take some experts, and compare every byte of theirs."""
-    slots = take(pool, layer, experts)
+    slots = acquire(pool, layer, experts)
     assert len(set(slots)) == len(experts)
     stored = store.experts[layer]
     for expert, slot in zip(experts, slots, strict=True):
@@ -253,7 +255,7 @@ def test_a_failed_read_is_raised_where_its_expert_is_needed_and_tried_again(
 
     monkeypatch.setattr(FileReader, "read_into", flaky)
     with pytest.raises(StreamError, match="Input/output error"):
-        take(pool, 1, (0, 3))
+        acquire(pool, 1, (0, 3))
     failing[0] = False
     check(pool, store, content, 1, [0, 3])
 
@@ -269,7 +271,7 @@ def test_a_wait_ends_when_it_is_asked_to_and_what_was_begun_is_finished(
 
     monkeypatch.setattr(FileReader, "read_into", hanging)
     with pytest.raises(DecodeAborted):
-        take(pool, 2, (1, 5), lambda: True)
+        acquire(pool, 2, (1, 5), lambda: True)
     go_on.set()
     misses = pool.use.misses
     check(pool, store, content, 2, [1, 5])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.costs.planned_memory import HitRates, PlannedExperts, PlannedMemory
+from edgespec.costs.planned_weights import HitRates, PlannedExperts, PlannedWeights
 from edgespec.generation.expert_use import ExpertUse
 
 MIB = 1 << 20
@@ -50,6 +50,6 @@ def test_a_pass_misses_more_with_more_rows_and_never_more_than_there_is(
 ) -> None:
     experts = PlannedExperts(MIB, slots, slots + more, n_needed=64, hit_rate=rate)
     assert experts.missed_bytes(rows) <= experts.missed_bytes(rows + 1) <= more * MIB
-    holding = PlannedMemory(0, 0, 0, 5 * MIB + experts.missed_bytes(1), experts=experts)
+    holding = PlannedWeights(0, 0, 0, 5 * MIB + experts.missed_bytes(1), experts=experts)
     assert holding.pass_bytes(1) == holding.streamed_bytes
     assert holding.pass_bytes(rows) == 5 * MIB + experts.missed_bytes(rows)

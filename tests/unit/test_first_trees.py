@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from edgespec.generation.result import PassRecord
-from edgespec.models.llama.runtime.residency import Residency
-from edgespec.profiles.store import Keys, ProfileStore
+from edgespec.models.llama.runtime.weight_store import WeightStore
+from edgespec.profiles.store import ProfileKeys, ProfileStore
 from edgespec.profiles.updates import ProfileUpdates
 from edgespec.speculation.tree import TokenTree
 
-KEYS = Keys.of("target", "drafter", threads=2, mode="")
+KEYS = ProfileKeys.of("target", "drafter", threads=2, mode="")
 
 
-class _InMemory(Residency):
+class _InMemory(WeightStore):
     """Weights that are not read from disk."""
 
     streamed_bytes = 0
@@ -40,7 +40,7 @@ def test_large_trees_say_what_the_pair_yields(tmp_path: Path, nodes: int) -> Non
     store = ProfileStore(tmp_path)
     updates = ProfileUpdates(KEYS, store)
     _answer(updates, nodes, 6, 20)
-    updates.keep(_InMemory())
+    updates.save(_InMemory())
     yields = store.yields(KEYS.yields(0.0))
     assert yields is not None
     assert max(yields.tokens) <= nodes
@@ -50,7 +50,7 @@ def test_large_trees_say_what_the_pair_yields(tmp_path: Path, nodes: int) -> Non
     assert store.yields(KEYS.yields(1.0)) is None, "nothing was sampled"
 
     _answer(updates, nodes, 2, 20)
-    updates.keep(_InMemory())
+    updates.save(_InMemory())
     corrected = store.yields(KEYS.yields(0.0))
     assert corrected is not None
     assert 3 < corrected.at(nodes) < 7, "further answers correct it"
@@ -61,5 +61,5 @@ def test_few_or_small_trees_say_nothing(tmp_path: Path, nodes: int, passes: int)
     store = ProfileStore(tmp_path)
     updates = ProfileUpdates(KEYS, store)
     _answer(updates, nodes, 3, passes)
-    updates.keep(_InMemory())
+    updates.save(_InMemory())
     assert store.yields(KEYS.yields(0.0)) is None

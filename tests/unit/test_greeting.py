@@ -9,7 +9,7 @@ from edgespec.costs.curves import Curve
 from edgespec.costs.yields import expected_yields
 from edgespec.generation.result import MemoryUse
 from edgespec.plans.loaded import ExpectedSpeed, expected_speed
-from edgespec.profiles.store import DraftProfile, Keys, PassProfile, ProfileStore
+from edgespec.profiles.store import DraftProfile, PassProfile, ProfileKeys, ProfileStore
 
 GIB = 1 << 30
 
@@ -30,7 +30,7 @@ def test_the_line_names_drafter_memory_and_speed() -> None:
 
 
 def test_the_expected_speed_is_that_of_what_was_measured(tmp_path: Path) -> None:
-    store, keys = ProfileStore(tmp_path), Keys.of("target", "drafter", threads=2, mode="")
+    store, keys = ProfileStore(tmp_path), ProfileKeys.of("target", "drafter", threads=2, mode="")
     held = MemoryUse(resident_bytes=GIB)
     assert expected_speed(keys, held, 0.0, store) is None
     store.put(keys.passes, PassProfile(Curve.through([(1, 0.1), (64, 0.1)])))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.speculation.growth import Children, Frontier, Growth, TreeLimits
+from edgespec.speculation.growth import Children, ExpansionPolicy, Frontier, TreeLimits
 from edgespec.speculation.tree import TokenTree
 from edgespec.speculation.tree_search import TreeSearch, grow, grow_together
 from tests.unit.strategies import assert_well_formed, texts_of
@@ -152,7 +152,7 @@ def test_free_nodes_are_kept_however_they_score(
     drafter: _Drafter, budget: int, free: int, depth: int, least: float
 ) -> None:
     free = min(free, budget)
-    limits = TreeLimits(budget, depth=depth, leaves=1000, min_logprob=least, free=free)
+    limits = TreeLimits(budget, depth=depth, leaves=1000, min_logprob=least, free_nodes=free)
     tree = grow(_ROOT, drafter.expand, limits)
     scores = sorted(drafter.everything(depth).values(), reverse=True)
     good = max(sum(np.float32(score) > np.float32(least) for score in scores), free)
@@ -165,7 +165,9 @@ def test_the_last_nodes_of_a_tree_are_worth_the_rows_that_a_pass_takes_for_them(
 ) -> None:
     limits = TreeLimits(budget, depth=depth, leaves=1000, min_logprob=least)
     whole = sorted(grow(_ROOT, drafter.expand, limits).logprobs.tolist(), reverse=True)
-    kept = sorted(grow(_ROOT, drafter.expand, replace(limits, rows=rows)).logprobs.tolist(), reverse=True)
+    kept = sorted(
+        grow(_ROOT, drafter.expand, replace(limits, row_multiple=rows)).logprobs.tolist(), reverse=True
+    )
     last = len(whole) % rows
     if len(whole) == budget or not last:
         assert kept == whole
@@ -288,15 +290,15 @@ def test_limits_say_whether_drafting_is_allowed() -> None:
 def test_nothing_grows_below_a_token_that_ends_the_answer(seed: int, kind: str, budget: int) -> None:
     ends = 1
 
-    def grown(growth: Growth) -> tuple[_Drafter, TokenTree]:
+    def grown(expansion: ExpansionPolicy) -> tuple[_Drafter, TokenTree]:
         drafter = _Drafter(seed, kind, vocabulary=4, branching=3)
-        bounds = TreeLimits(budget, branching=3, growth=growth, ends=lambda tokens: tokens == ends)
+        bounds = TreeLimits(budget, branching=3, expansion=expansion, is_end=lambda tokens: tokens == ends)
         return drafter, grow(_ROOT, drafter.expand, bounds)
 
-    drafter, tree = grown(Growth())
+    drafter, tree = grown(ExpansionPolicy())
     assert ends not in tree.tokens[1:], "the target says it for itself"
     assert all(ends not in path[1:] for step in drafter.steps for path in step)
-    drafter, tree = grown(Growth(ends=True))
+    drafter, tree = grown(ExpansionPolicy(keeps_ends=True))
     assert all(ends not in path[1:] for step in drafter.steps for path in step)
     above = tree.parents[1:]
     assert not (tree.tokens[above[above > 0]] == ends).any()
@@ -306,7 +308,7 @@ def test_nothing_grows_below_a_token_that_ends_the_answer(seed: int, kind: str, 
 def test_a_root_that_ends_something_is_drafted_below() -> None:
     """Such as a prompt that closes a turn."""
     drafter = _Drafter(3, "smooth", vocabulary=4, branching=3)
-    bounds = TreeLimits(8, branching=3, ends=lambda tokens: tokens == _ROOT)
+    bounds = TreeLimits(8, branching=3, is_end=lambda tokens: tokens == _ROOT)
     assert len(grow(_ROOT, drafter.expand, bounds)) > 1
 
 
@@ -396,7 +398,7 @@ def test_what_is_known_is_expanded_without_a_step_that_pays(
 def test_steps_that_take_no_time_need_not_pay(hidden: int) -> None:
     """Their cost is used up step by step; a step that is not hidden would never pay here."""
     drafter = _Drafter(2, "ties", 4, 8)
-    limits = TreeLimits(64, depth=9, width=3, min_gain=2.0, row_gain=0.1, hidden_gain=2.3 * hidden + 0.01)
+    limits = TreeLimits(64, depth=9, width=3, min_gain=2.0, row_gain=0.1, overlap_budget=2.3 * hidden + 0.01)
     grow(_ROOT, drafter.expand, limits)
     # Three nodes a step, but for the first, which has the root alone and leaves a little.
     assert len(drafter.steps) == hidden

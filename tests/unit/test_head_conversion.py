@@ -22,8 +22,8 @@ from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.heads import drafted_tokens, read_head
 from edgespec.models.gguf.safetensors import StoredTensor, read_safetensors
 from edgespec.models.hub.registry import Registry
+from edgespec.models.llama.heads.reference import FloatArray
 from edgespec.models.llama.heads.sample import N_LAYERS, N_VOCAB, SHAPE, WIDTH, write_target
-from edgespec.models.llama.heads.twin import FloatArray
 
 OFFSETS = np.arange(SHAPE.n_drafted, dtype=np.int64)  # every second token
 PUBLISHED = {

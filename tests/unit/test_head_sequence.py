@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.drafters.head_sequence import HeadSequence
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.speculation.growth import Frontier
 from edgespec.speculation.tree import FloatArray
 
@@ -40,7 +40,7 @@ class Cells:
     def open(self, paths: int) -> None:
         self.open_paths = max(self.open_paths, paths)
 
-    def append(self, batch: Batch, rows: int = 0) -> None:
+    def append(self, batch: TokenBatch, rows: int = 0) -> None:
         assert batch.features is not None
         assert len(batch.features) == len(batch.tokens) <= ROWS
         assert batch.positions.tolist() == list(range(len(self.rows), len(self.rows) + len(batch)))
@@ -143,7 +143,7 @@ def test_what_was_read_is_the_text(steps: list[tuple[str, float, list[int]]]) ->
             follower.text.prepare_reading()
             follower.text.read_pending(ROWS)
             follower.text.pending = []
-        elif kind == "draft" and follower.text.n_rows and follower.text.known_text == follower.target:
+        elif kind == "draft" and follower.text.n_rows and follower.text.known_sequence == follower.target:
             follower.draft(tokens[0])
 
 
@@ -174,6 +174,6 @@ def test_what_is_half_done_is_forgotten() -> None:
     follower.draft(0)
     follower.text.recover()
     assert follower.text.n_rows == 4, "everything is in order"
-    follower.text.known_text = [1, 2, 3, 4, 0]  # as if interrupted before the features were set
+    follower.text.known_sequence = [1, 2, 3, 4, 0]  # as if interrupted before the features were set
     follower.text.recover()
     assert (follower.text.n_rows, follower.text.read, follower.cells.rows) == (0, [], [])

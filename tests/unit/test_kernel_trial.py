@@ -12,7 +12,7 @@ import pytest
 from edgespec.errors import BackendError
 from edgespec.installation import install_command
 from edgespec.kernels import report_store
-from edgespec.kernels.report import ROWS, Report
+from edgespec.kernels.report import ROWS, TrialReport
 from edgespec.kernels.report_store import (
     ensure_report,
     faulty_with_sequences,
@@ -48,7 +48,7 @@ say("done")
 posix = pytest.mark.skipif(sys.platform == "win32", reason="signals")
 
 
-def trial(fate: str, at: str, timeout_s: float = PATIENCE_S) -> Report:
+def trial(fate: str, at: str, timeout_s: float = PATIENCE_S) -> TrialReport:
     return run_trial([sys.executable, "-c", WORKER, fate, at], timeout_s)
 
 
@@ -107,7 +107,7 @@ def test_a_trial_that_is_killed_is_no_verdict_on_llama_cpp() -> None:
 
 def test_a_worker_that_cannot_be_started_is_no_verdict_on_llama_cpp(tmp_path: Path) -> None:
     report = run_trial([str(tmp_path / "missing")], 5)
-    assert report == Report({}, {}, transient=True)
+    assert report == TrialReport({}, {}, transient=True)
 
 
 # What is kept
@@ -123,10 +123,10 @@ def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_is_tried_once_and_kept(nothing_known: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    report = Report({"FAULTY": "it crashed"}, {2: {"plain": (3.0, 3.0, 3.0)}})
+    report = TrialReport({"FAULTY": "it crashed"}, {2: {"plain": (3.0, 3.0, 3.0)}})
     runs: list[int] = []
 
-    def run() -> Report:
+    def run() -> TrialReport:
         runs.append(1)
         return report
 
@@ -135,7 +135,7 @@ def test_it_is_tried_once_and_kept(nothing_known: None, monkeypatch: pytest.Monk
     monkeypatch.setattr(report_store, "_found", None)  # the next process
     assert stored_report() == ensure_report(run) == report
     assert len(runs) == 1
-    assert ensure_report(lambda: Report(), again=True) == stored_report() == Report()
+    assert ensure_report(lambda: TrialReport(), again=True) == stored_report() == TrialReport()
 
 
 def test_several_sequences_are_tried_once_when_they_are_asked_for_and_kept(
@@ -144,12 +144,12 @@ def test_several_sequences_are_tried_once_when_they_are_asked_for_and_kept(
     """A child's result that is wrong on purpose leads to the decision, and is remembered."""
     runs: list[int] = []
 
-    def run() -> Report:
+    def run() -> TrialReport:
         runs.append(1)
         return trial("wrong", "FAULTY")
 
     monkeypatch.setattr(report_store, "_found_of_sequences", None)
-    ensure_report(lambda: Report())
+    ensure_report(lambda: TrialReport())
     assert not runs, "who does not ask does not pay"
     assert faulty_with_sequences(run) == faulty_with_sequences(run) == {"FAULTY"}
     monkeypatch.setattr(report_store, "_found_of_sequences", None)  # the next process
@@ -167,17 +167,17 @@ def test_several_sequences_are_tried_once_when_they_are_asked_for_and_kept(
 def test_what_is_damaged_is_tried_again(
     content: str, nothing_known: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ensure_report(lambda: Report({"OLD": "problem"}))
+    ensure_report(lambda: TrialReport({"OLD": "problem"}))
     (file,) = report_store.reports_folder().glob("*.json")
     file.write_text(content)
     monkeypatch.setattr(report_store, "_found", None)
-    assert ensure_report(lambda: Report({"NEW": "problem"})).problems == {"NEW": "problem"}
+    assert ensure_report(lambda: TrialReport({"NEW": "problem"})).problems == {"NEW": "problem"}
 
 
 def test_what_may_pass_is_tried_again_the_next_day(
     nothing_known: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    passing = Report({"SLOW": "it hung"}, transient=True)
+    passing = TrialReport({"SLOW": "it hung"}, transient=True)
     ensure_report(lambda: passing)
     monkeypatch.setattr(report_store, "_found", None)
     assert stored_report() == passing
@@ -193,7 +193,7 @@ def test_another_build_is_tried_anew(
     library = tmp_path / "libggml-cpu.so"
     library.write_bytes(b"faulty kernels")
     monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(tmp_path))
-    ensure_report(lambda: Report({"FAULTY": "it crashed"}))
+    ensure_report(lambda: TrialReport({"FAULTY": "it crashed"}))
     library.write_bytes(b"kernels, mended")
     monkeypatch.setattr(report_store, "_found", None)
     report_store._digest.cache_clear()  # as in another process
@@ -205,12 +205,12 @@ def test_a_cache_that_cannot_be_written_to_stops_nothing(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setattr(report_store, "reports_folder", lambda: tmp_path / "file" / "kernels")
-    assert ensure_report(lambda: Report({"A": "b"})).problems == {"A": "b"}
+    assert ensure_report(lambda: TrialReport({"A": "b"})).problems == {"A": "b"}
 
 
 def test_plain_needs_no_trial(nothing_known: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "plain")
-    assert ensure_report(lambda: pytest.fail("tried")) == Report()
+    assert ensure_report(lambda: pytest.fail("tried")) == TrialReport()
 
 
 # What follows
@@ -218,7 +218,7 @@ def test_plain_needs_no_trial(nothing_known: None, monkeypatch: pytest.MonkeyPat
 
 def test_what_does_not_work_is_not_used_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    report = Report({"AMX": "trying them, llama.cpp crashed"})
+    report = TrialReport({"AMX": "trying them, llama.cpp crashed"})
     assert layouts_in_use(["AMX", "CPU_REPACK"], report) == ("CPU_REPACK",)
     (note,) = report_notes(report)
     assert note.startswith("llama.cpp's AMX kernels are not used: trying them, llama.cpp crashed.")
@@ -243,16 +243,16 @@ def test_what_does_not_work_is_not_used_and_told(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_the_fastest_is_taken(seconds: dict[str, tuple[float, ...]], best: str) -> None:
-    assert Report(seconds={2: seconds}).fastest(2, ("A", "B")) == best
+    assert TrialReport(seconds={2: seconds}).fastest(2, ("A", "B")) == best
 
 
 def test_speedups_are_the_middle_of_all_quantizations() -> None:
     seconds = {n: {"plain": (8.0, 8.0, 8.0), "A": (8.0 / n, 4.0, 2.0)} for n in (1, 2, 4)}
-    assert Report(seconds=seconds).speedup("A") == (2.0, 2.0, 4.0)
-    assert Report(seconds=seconds).speedup("B") is None
+    assert TrialReport(seconds=seconds).speedup("A") == (2.0, 2.0, 4.0)
+    assert TrialReport(seconds=seconds).speedup("B") is None
 
 
 def test_a_report_survives_its_file() -> None:
-    report = Report({"A": "b"}, {2: {"plain": (0.5, 0.25, 1e-6)}}, transient=True)
+    report = TrialReport({"A": "b"}, {2: {"plain": (0.5, 0.25, 1e-6)}}, transient=True)
     assert len(ROWS) == 3
-    assert Report.from_json(json.loads(json.dumps(report.to_json()))) == report
+    assert TrialReport.from_json(json.loads(json.dumps(report.to_json()))) == report

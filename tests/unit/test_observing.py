@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.engine.observing import Observing
+from edgespec.engine.observation import ObservationPolicy
 from edgespec.generation.config import GenerationConfig
 from edgespec.speculation.drafters.base import NoDrafter
 from edgespec.speculation.growth import TreeLimits
@@ -47,7 +47,7 @@ class LookingAtTarget(Looking):
     reads_target = True
 
 
-def shown(drafter: Looking, passes: int, resting_pass_s: float | None, observing: Observing) -> None:
+def shown(drafter: Looking, passes: int, resting_pass_s: float | None, observing: ObservationPolicy) -> None:
     for _ in range(passes):
         tree, logits = TokenTree.root_only(1), np.zeros((1, N_VOCAB), dtype=np.float32)
         observing.show(drafter, [1], tree, logits, resting_pass_s)
@@ -55,20 +55,20 @@ def shown(drafter: Looking, passes: int, resting_pass_s: float | None, observing
 
 def test_a_drafter_that_drafts_is_shown_every_pass() -> None:
     drafter = Looking(look_s=1.0)
-    shown(drafter, 20, None, Observing(drafter.clock))
+    shown(drafter, 20, None, ObservationPolicy(drafter.clock))
     assert drafter.looks == 20
 
 
 def test_a_cheap_look_is_taken_in_every_pass_while_the_drafter_rests() -> None:
     drafter = Looking(look_s=PASS_S / 1000)
-    shown(drafter, 50, PASS_S, Observing(drafter.clock))
+    shown(drafter, 50, PASS_S, ObservationPolicy(drafter.clock))
     assert drafter.looks == 50
 
 
 @pytest.mark.parametrize("forced", [True, False])
 def test_looks_are_forced(forced: bool) -> None:
     drafter = Looking(look_s=1.0)  # far too long to be worth it
-    observing = Observing(drafter.clock)
+    observing = ObservationPolicy(drafter.clock)
     observing.forced = forced
     shown(drafter, 20, PASS_S, observing)
     assert drafter.looks == (20 if forced else 0)
@@ -79,7 +79,7 @@ def test_looks_are_forced(forced: bool) -> None:
 @given(st.floats(PASS_S / 5000, 100 * PASS_S), st.integers(50, 1000))
 def test_looks_of_a_resting_drafter_hardly_take_time(look_s: float, passes: int) -> None:
     drafter = Looking(look_s)
-    shown(drafter, passes, PASS_S, Observing(drafter.clock))
+    shown(drafter, passes, PASS_S, ObservationPolicy(drafter.clock))
     counted_s = min(look_s, PASS_S)  # a single one counts as a pass at most
     allowed = 0.002 * passes * PASS_S / counted_s
     assert min(allowed - 1, passes) <= drafter.looks <= allowed + 1
@@ -87,7 +87,7 @@ def test_looks_of_a_resting_drafter_hardly_take_time(look_s: float, passes: int)
 
 def test_a_look_that_was_disturbed_is_not_the_last() -> None:
     drafter = Looking(look_s=1000 * PASS_S)
-    observing = Observing(drafter.clock)
+    observing = ObservationPolicy(drafter.clock)
     shown(drafter, 1, PASS_S, observing)
     drafter.look_s = 0.0
     shown(drafter, 1000, PASS_S, observing)

@@ -6,7 +6,7 @@ import pytest
 
 from edgespec.costs.curves import Curve
 from edgespec.costs.pass_time import (
-    Costs,
+    RoundCosts,
     draft_seconds,
     even_draft_seconds,
     even_step,
@@ -16,8 +16,8 @@ from edgespec.costs.pass_time import (
     round_seconds,
     streamed_curve,
 )
-from edgespec.costs.planned_memory import PlannedMemory
-from edgespec.costs.planner import Drafting, Passes, predict
+from edgespec.costs.planned_weights import PlannedWeights
+from edgespec.costs.planner import DraftingCosts, TargetPasses, predict
 from edgespec.costs.prompts import predict_prompt
 from edgespec.costs.yields import expected_yields
 from edgespec.drafting.agreement import Agreement
@@ -28,7 +28,7 @@ from edgespec.speculation.sizing.sizers import AdaptiveSizer
 
 COMPUTE = Curve.through([(1, 0.1), (16, 0.2), (64, 1.0)])
 STEP = Curve.through([(1, 0.01), (8, 0.02)])
-STREAMED = PlannedMemory(
+STREAMED = PlannedWeights(
     budget=2_000_000_000,
     needed=4_000_000_000,
     resident_bytes=1_000_000_000,
@@ -85,14 +85,14 @@ def test_a_streamed_pass_takes_no_less_than_its_reading() -> None:
 def test_plans_predict_known_figures(
     nodes: int, pass_s: float, draft_s: float, read_s: float, round_s: float
 ) -> None:
-    drafting = Drafting("small", expected_yields(0.7), STEP, overhead=1.2, width=4)
-    prediction = predict(STREAMED, Passes(COMPUTE, 2.5e9, 0.01, 4.0), drafting, nodes)
+    drafting = DraftingCosts("small", expected_yields(0.7), STEP, overhead=1.2, width=4)
+    prediction = predict(STREAMED, TargetPasses(COMPUTE, 2.5e9, 0.01, 4.0), drafting, nodes)
     found = (prediction.pass_s, prediction.draft_s, prediction.read_s, prediction.round_s)
     assert found == pytest.approx((pass_s, draft_s, read_s, round_s), rel=1e-12)
 
 
 def test_prompts_take_known_figures() -> None:
-    passes = Passes(COMPUTE, 2.5e9, 0.01, 4.0)
+    passes = TargetPasses(COMPUTE, 2.5e9, 0.01, 4.0)
     assert predict_prompt(STREAMED, passes, 100, 48).seconds == pytest.approx(2.628702374248178, rel=1e-12)
 
 
@@ -109,12 +109,12 @@ def test_drafter_recipes_are_judged_by_known_figures() -> None:
     [
         (None, (64, -4.334859404464596, 1, 0.13103716267491103, 0.0)),
         (
-            Costs(COMPUTE, 0.01, 0.002),
+            RoundCosts(COMPUTE, 0.01, 0.002),
             (31, -1.4191610123325504, 16, 0.06320450255027958, 0.012640900510055916),
         ),
     ],
 )
-def test_trees_are_sized_by_known_figures(costs: Costs | None, figures: tuple[float, ...]) -> None:
+def test_trees_are_sized_by_known_figures(costs: RoundCosts | None, figures: tuple[float, ...]) -> None:
     sizer = AdaptiveSizer(TreeLimits(budget=64), costs)
     for turn in range(40):
         nodes = min(sizer.limits().budget, 1 + turn % 20)
@@ -132,5 +132,5 @@ def test_trees_are_sized_by_known_figures(costs: Costs | None, figures: tuple[fl
             )
         )
     limits = sizer.limits()
-    found = (limits.budget, limits.min_logprob, limits.free, limits.min_gain, limits.row_gain)
+    found = (limits.budget, limits.min_logprob, limits.free_nodes, limits.min_gain, limits.row_gain)
     assert found == pytest.approx(figures, rel=1e-12)

@@ -9,12 +9,12 @@ import pytest
 
 from edgespec.config import Config
 from edgespec.costs.curves import Curve
-from edgespec.costs.planner import Passes
-from edgespec.loading.devices import spreading
+from edgespec.costs.planner import TargetPasses
+from edgespec.loading.devices import assignment
+from edgespec.loading.devices.assignment import usual_type
 from edgespec.loading.devices.cards import Card, Cards
 from edgespec.loading.devices.machine import MachineSnapshot
-from edgespec.loading.devices.spreading import usual_type
-from edgespec.loading.plan import Plan, Planner
+from edgespec.loading.plan import LoadPlan, LoadPlanner
 from edgespec.machine.memory import FreeMemory
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
@@ -35,7 +35,7 @@ THREADS = 1
 @pytest.fixture(autouse=True)
 def processor_of_one_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take the processor's speed from the cards' profiles alone, not from its measured kernels."""
-    monkeypatch.setattr(spreading, "measured_products", lambda type_id: None)
+    monkeypatch.setattr(assignment, "measured_products", lambda type_id: None)
 
 
 @pytest.fixture(scope="module")
@@ -49,14 +49,14 @@ def card(free: int, slowness: float = 0.1) -> Card:
     return Card("CUDA0", "a card", free, free, False, profile)
 
 
-def planner(files: ModelFiles, cards: Cards | None = None, **options: Any) -> Planner:
+def planner(files: ModelFiles, cards: Cards | None = None, **options: Any) -> LoadPlanner:
     machine = MachineSnapshot(FreeMemory(64 << 30), THREADS, cards)
-    return Planner(files, Config.of(context=512, **options), machine, ProfileStore(Path("none")))
+    return LoadPlanner(files, Config.of(context=512, **options), machine, ProfileStore(Path("none")))
 
 
 def place(
     files: ModelFiles, free: int, budget: int, drafter: ModelFiles | None = None, **options: Any
-) -> Plan:
+) -> LoadPlan:
     there = planner(files, Cards.of([card(free)], usual_type(files)), **options)
     return there.place(there.needs(drafter), drafter, budget=budget)
 
@@ -82,8 +82,8 @@ def test_what_fits_in_the_memory_of_machine_and_card_is_not_streamed(
     assert place(files, missing // 4, budget).streams
 
 
-def curve(plan: Plan) -> Curve:
-    return plan.over(Passes(STEPS)).compute
+def curve(plan: LoadPlan) -> Curve:
+    return plan.over(TargetPasses(STEPS)).compute
 
 
 def test_a_drafter_on_a_card_takes_its_memory_and_is_faster_there(files: ModelFiles) -> None:

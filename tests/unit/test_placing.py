@@ -15,20 +15,20 @@ from edgespec.costs.curves import Curve
 from edgespec.errors import MemoryLimitError
 from edgespec.kernels import report_store
 from edgespec.kernels.layouts import available_layouts
-from edgespec.kernels.report import Report
+from edgespec.kernels.report import TrialReport
 from edgespec.kernels.setting import PLAIN, VARIABLE
+from edgespec.loading.devices.assignment import layer_seconds, layer_sizes, output_bytes
+from edgespec.loading.devices.card_placement import CardPlacement
 from edgespec.loading.devices.cards import Card, Cards
 from edgespec.loading.devices.finding import PlacementRequest
-from edgespec.loading.devices.on_cards import OnCards
 from edgespec.loading.devices.placing import MARGIN, drafter_card, place_on_cards, without
-from edgespec.loading.devices.spreading import layer_seconds, layer_sizes, output_bytes
 from edgespec.measure.derived_passes import known_products
 from edgespec.models.gguf.footprint import Footprint
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import GGUFHeader, TensorInfo
-from edgespec.offload.planning.needs import Needs
+from edgespec.offload.planning.needs import MemoryNeeds
 from edgespec.profiles.device_profile import DeviceProfile
-from edgespec.profiles.store import Keys, ProfileStore
+from edgespec.profiles.store import ProfileKeys, ProfileStore
 
 LAYERS, LAYER, OUTSIDE = 10, 100 << 20, 50 << 20
 CACHE, BUFFERS, PROCESS = 20 << 20, 30 << 20, 60 << 20
@@ -44,9 +44,9 @@ def files() -> ModelFiles:
     return ModelFiles((GGUFHeader(Path("m.gguf"), 3, metadata, tensors, 32, 0, 0, "f"),))
 
 
-def needs(*drafters: Footprint) -> Needs:
+def needs(*drafters: Footprint) -> MemoryNeeds:
     weights = LAYERS * LAYER + 2 * OUTSIDE
-    return Needs([Footprint(weights, CACHE, BUFFERS), *drafters], PROCESS, 64)
+    return MemoryNeeds([Footprint(weights, CACHE, BUFFERS), *drafters], PROCESS, 64)
 
 
 def card(slowness: float, layers: float, *, name: str = "CUDA0", shared: bool = False) -> Card:
@@ -71,19 +71,19 @@ def asked(layers: int | str = "auto", **more: Any) -> PlacementRequest:
 
 
 def place(found: Cards, memory: int, request: PlacementRequest | None = None) -> tuple[int, tuple[int, ...]]:
-    spread = place_on_cards(found, needs(), files(), memory, request or asked())
-    return spread.here, spread.counts
+    assignment = place_on_cards(found, needs(), files(), memory, request or asked())
+    return assignment.here, assignment.counts
 
 
 def test_the_processor_is_as_fast_as_the_kernels_that_it_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["forbidden", *(layout.name for layout in available_layouts())]
-    report = Report(seconds={0: {PLAIN: (4.0,) * 3, **dict.fromkeys(names, (1.0,) * 3)}})
+    report = TrialReport(seconds={0: {PLAIN: (4.0,) * 3, **dict.fromkeys(names, (1.0,) * 3)}})
     monkeypatch.setattr(report_store, "_found", report)
     monkeypatch.setenv(VARIABLE, PLAIN)
     own, _ = layer_seconds(cards(card(1, layers=0)), files(), rows=8)
     assert own == pytest.approx(SECONDS[1] * LAYER)
     known = known_products(ProfileStore(), 1, 0)
-    monkeypatch.setattr(report_store, "_found", Report(seconds={0: {PLAIN: (4.0,) * 3}}))
+    monkeypatch.setattr(report_store, "_found", TrialReport(seconds={0: {PLAIN: (4.0,) * 3}}))
     assert known == known_products(ProfileStore(), 1, 0)
 
 
@@ -122,9 +122,9 @@ def test_the_fastest_card_is_filled_first() -> None:
 def test_the_output_follows_all_layers_if_it_fits() -> None:
     beside = OUTSIDE / (LAYER + CELLS)
     for layers, fits in ((10.1, False), (10.2 + beside, True)):
-        spread = place_on_cards(cards(card(0.1, layers)), needs(), files(), room(20), asked("all"))
-        assert (spread.here, spread.output) == (0, fits)
-        assert ("the output on CUDA0" in spread.where) == fits
+        assignment = place_on_cards(cards(card(0.1, layers)), needs(), files(), room(20), asked("all"))
+        assert (assignment.here, assignment.output) == (0, fits)
+        assert ("the output on CUDA0" in assignment.where) == fits
     assert output_bytes(files()) == OUTSIDE
     some = place_on_cards(cards(card(0.1, 40)), needs(), files(), room(20), asked(10))
     assert not some.output  # a number counts layers
@@ -146,11 +146,11 @@ def test_fewer_layers_after_a_load_that_ran_out_of_memory() -> None:
 
 
 def test_what_is_left_for_memory() -> None:
-    spread = place_on_cards(cards(card(0.1, 4)), needs(), files(), room(20), asked())
-    left = OnCards(placed=spread).left(needs())
+    assignment = place_on_cards(cards(card(0.1, 4)), needs(), files(), room(20), asked())
+    left = CardPlacement(placed=assignment).left(needs())
     assert left.footprints[0].weights == needs().footprints[0].weights - 4 * LAYER
     assert left.footprints[0].cache == pytest.approx(CACHE * 0.6)
-    rest = files().first_layers(spread.here)
+    rest = files().first_layers(assignment.here)
     assert rest.tensor_bytes == left.footprints[0].weights
     assert layer_sizes(rest) == [LAYER] * 6
 
@@ -176,7 +176,7 @@ def test_a_drafter_goes_to_a_card_that_is_faster_and_has_room() -> None:
         drafter_card(cards(slow, small), files(), size, "C")
     (_, less) = without(cards(slow, fast), fast, size.total).devices
     assert less.free == fast.free - size.total
-    on = OnCards(drafter_card=fast, drafter_bytes=size.weights)
+    on = CardPlacement(drafter_card=fast, drafter_bytes=size.weights)
     assert on.left(needs(size)).footprints[1] == replace(size, weights=0, cache=0)
 
 
@@ -188,7 +188,7 @@ def test_measurements_are_kept_by_device(tmp_path: Path) -> None:
     assert store.device({"device": "CUDA0 b"}) is None
     assert profile.bandwidth == pytest.approx(2 * (1 << 24) / 2e-3)
     plain, on_card = (
-        Keys.of("t", "d", threads=1, mode="", drafter_device=device) for device in ("", "CUDA0")
+        ProfileKeys.of("t", "d", threads=1, mode="", drafter_device=device) for device in ("", "CUDA0")
     )
     assert plain.passes == on_card.passes
     assert plain.drafts != on_card.drafts

@@ -16,7 +16,7 @@ from edgespec.loading import pass_costs
 from edgespec.loading.devices.cards import Card, Cards
 from edgespec.loading.devices.machine import MachineSnapshot
 from edgespec.loading.load import load
-from edgespec.loading.plan import Plan, Planner
+from edgespec.loading.plan import LoadPlan, LoadPlanner
 from edgespec.machine.memory import FreeMemory
 from edgespec.models.gguf.footprint import USUAL_NODES
 from edgespec.models.gguf.layers import ModelFiles
@@ -118,8 +118,8 @@ class Case:
     machine: MachineSnapshot
 
     @property
-    def planner(self) -> Planner:
-        return Planner(self.target, self.config, self.machine, ProfileStore(Path("/nowhere/profiles")))
+    def planner(self) -> LoadPlanner:
+        return LoadPlanner(self.target, self.config, self.machine, ProfileStore(Path("/nowhere/profiles")))
 
 
 @st.composite
@@ -161,7 +161,7 @@ def cases(draw: st.DrawFn) -> Case:
 @pytest.fixture(autouse=True)
 def nothing_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take the processor's speed from the simulated devices alone."""
-    monkeypatch.setattr("edgespec.loading.devices.spreading.measured_products", lambda type_id: None)
+    monkeypatch.setattr("edgespec.loading.devices.assignment.measured_products", lambda type_id: None)
 
 
 def usual(case: Case) -> bool:
@@ -170,7 +170,7 @@ def usual(case: Case) -> bool:
     return (memory.experts, memory.pack, memory.slots) == ("auto", "auto", None)
 
 
-def planned(case: Case) -> Plan | None:
+def planned(case: Case) -> LoadPlan | None:
     """The plan; None if the memory is too small."""
     try:
         return case.planner.plan(case.drafter)
@@ -216,11 +216,11 @@ def test_a_plan_is_what_a_load_did(case: Case) -> None:
     event(f"{'streamed' if streams else 'paged' if plan.memory.paged else 'in memory'}")
     if usual(case):
         assert plan.needs.rows == done.rows
-        assert plan.spread == done.spread
+        assert plan.assignment == done.assignment
         assert (plan.memory.layout.placement if plan.memory.layout else None) == done.placement
     elif plan.memory.layout is not None:
         left = plan.memory.layout.needs
-        done_then = carry_out(left, case.target, planner.budget, case.config, plan.spread)
+        done_then = carry_out(left, case.target, planner.budget, case.config, plan.assignment)
         assert plan.memory.layout.placement == done_then
     assert plan.holding.resident_bytes + plan.holding.streamed_bytes >= 0
 
@@ -265,7 +265,7 @@ def test_a_plan_fits_its_budget_and_keeps_to_what_was_asked_for(case: Case) -> N
     if plan is None:
         return
     memory, config = plan.memory, case.config
-    left = plan.on_cards.left(plan.needs) if plan.spread is None else plan.spread.left(plan.needs)
+    left = plan.on_cards.left(plan.needs) if plan.assignment is None else plan.assignment.left(plan.needs)
     assert memory.budget == case.planner.budget
     if memory.layout is not None:
         assert memory.layout.placement.n_bytes <= memory.budget
@@ -279,8 +279,8 @@ def test_a_plan_fits_its_budget_and_keeps_to_what_was_asked_for(case: Case) -> N
     if config.memory.offload == "none":
         assert memory.in_memory
     assert plan.streams == (plan.holding.streamed_bytes > 0)
-    if plan.spread is not None and case.machine.cards is not None:
-        for card, count in plan.spread.used(case.machine.cards.devices):
+    if plan.assignment is not None and case.machine.cards is not None:
+        for card, count in plan.assignment.used(case.machine.cards.devices):
             assert count
             assert card.free > 0
 
@@ -294,7 +294,7 @@ def test_plans_are_functions_of_what_they_are_made_from(case: Case) -> None:
 @given(models(), st.integers(0, 3))
 def test_the_least_budget_is_the_smallest_one_with_a_plan(files: ModelFiles, doubled: int) -> None:
     machine = MachineSnapshot(FreeMemory(64 << 30), 1)
-    planner = Planner(files, Config.of(context=64), machine, ProfileStore(Path("/nowhere/profiles")))
+    planner = LoadPlanner(files, Config.of(context=64), machine, ProfileStore(Path("/nowhere/profiles")))
     needs = planner.sizes().at(USUAL_NODES << doubled)
     least = least_budget(needs, files, planner.config)
     assert planner.place(needs, budget=least).holding.budget == least

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.cli.commands.plan import plan_report
-from edgespec.costs.batches import TextCells, predict_batch
+from edgespec.costs.batches import SequenceCells, predict_batch
 from edgespec.costs.curves import Curve
-from edgespec.costs.planned_memory import PlannedMemory
-from edgespec.costs.planner import Comparison, Drafting, Passes, alternatives
+from edgespec.costs.planned_weights import PlannedWeights
+from edgespec.costs.planner import DraftingCosts, PlanComparison, TargetPasses, alternatives
 from edgespec.costs.yields import expected_yields
 from edgespec.plans.report import BatchPlan, PlanReport
 
@@ -28,23 +28,25 @@ drafters = st.lists(st.tuples(st.floats(0.01, 0.99), curves), max_size=3)
 def plans(draw: st.DrawFn) -> PlanReport:
     """Plans for random costs, acceptances, memory and numbers of drafters."""
     whole = draw(st.integers(1, 40)) * GB
-    passes = Passes(draw(curves), read_rate=draw(st.floats(1e8, 1e10)), overlap=draw(st.floats(1.5, 16)))
+    passes = TargetPasses(
+        draw(curves), read_rate=draw(st.floats(1e8, 1e10)), overlap=draw(st.floats(1.5, 16))
+    )
 
-    def holding(beside: int) -> PlannedMemory:
+    def holding(beside: int) -> PlannedWeights:
         budget = draw(st.integers(1, 40)) * GB
         resident = min(max(budget - beside, GB // 2), whole)
-        return PlannedMemory(budget, whole + beside, resident, whole - resident, GB // 20, 2)
+        return PlannedWeights(budget, whole + beside, resident, whole - resident, GB // 20, 2)
 
     alone = holding(0)
-    (plain,) = alternatives(alone, passes, Drafting("none"), 60)
+    (plain,) = alternatives(alone, passes, DraftingCosts("none"), 60)
     trees = []
     for number, (agreement, step) in enumerate(draw(drafters)):
-        drafting = Drafting(f"drafter{number}", expected_yields(agreement), step)
+        drafting = DraftingCosts(f"drafter{number}", expected_yields(agreement), step)
         most = draw(st.integers(1, 128))
         trees.append(tuple(alternatives(holding(GB), passes, drafting, most)[1:]))
     size = predict_batch(alone, passes, 1)
-    batch = BatchPlan(TextCells(1000, 512), 1, size, [size])
-    return PlanReport("a-model", Comparison(plain, tuple(trees)), [], batch)
+    batch = BatchPlan(SequenceCells(1000, 512), 1, size, [size])
+    return PlanReport("a-model", PlanComparison(plain, tuple(trees)), [], batch)
 
 
 def tables(report: str) -> dict[str, list[tuple[str, int, float]]]:

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from edgespec.costs.curves import Curve
 from edgespec.costs.pass_time import pass_seconds
-from edgespec.costs.planned_memory import PlannedMemory
-from edgespec.costs.planner import Drafting, Passes, advise, alternatives, best, predict
+from edgespec.costs.planned_weights import PlannedWeights
+from edgespec.costs.planner import DraftingCosts, TargetPasses, advise, alternatives, best, predict
 from edgespec.costs.prompts import best_rows, predict_prompt
 from edgespec.costs.yields import expected_yields
 
-IN_MEMORY = PlannedMemory(budget=8 << 30, needed=4 << 30, resident_bytes=3 << 30)
-STREAMED = PlannedMemory(
+IN_MEMORY = PlannedWeights(budget=8 << 30, needed=4 << 30, resident_bytes=3 << 30)
+STREAMED = PlannedWeights(
     budget=2_000_000_000,
     needed=4_000_000_000,
     resident_bytes=1_000_000_000,
@@ -25,21 +25,21 @@ STREAMED = PlannedMemory(
     n_slots=2,
 )
 COMPUTE = Curve.through([(1, 0.1), (16, 0.2), (64, 1.0)])
-DRAFTER = Drafting("small", expected_yields(0.7), Curve.through([(1, 0.01), (8, 0.02)]))
+DRAFTER = DraftingCosts("small", expected_yields(0.7), Curve.through([(1, 0.01), (8, 0.02)]))
 
 
 def test_plain_decoding_in_memory_takes_its_arithmetic() -> None:
-    prediction = predict(IN_MEMORY, Passes(COMPUTE, accept_s=0.01), Drafting("none"), 1)
+    prediction = predict(IN_MEMORY, TargetPasses(COMPUTE, accept_s=0.01), DraftingCosts("none"), 1)
     assert prediction.tokens_per_second == pytest.approx(1 / 0.11)
     assert (prediction.bound, prediction.draft_s, prediction.read_s) == ("compute", 0, 0)
 
 
 def test_a_streamed_pass_takes_the_longer_of_reading_and_arithmetic() -> None:
-    passes = Passes(COMPUTE, read_rate=2e9)
-    small = predict(STREAMED, passes, Drafting("none"), 1)
+    passes = TargetPasses(COMPUTE, read_rate=2e9)
+    small = predict(STREAMED, passes, DraftingCosts("none"), 1)
     assert small.pass_s == pytest.approx(1.0)
     assert small.bound == "disk"
-    large = predict(STREAMED, replace(passes, read_rate=20e9), Drafting("none"), 64)
+    large = predict(STREAMED, replace(passes, read_rate=20e9), DraftingCosts("none"), 64)
     assert large.pass_s == pytest.approx(1.0)
     assert large.bound == "compute"
 
@@ -56,7 +56,7 @@ def test_reading_and_arithmetic_take_from_each_other_most_where_they_are_alike(
 
 
 def test_what_is_read_while_the_drafter_works_need_not_be_waited_for() -> None:
-    passes = Passes(COMPUTE, read_rate=2e9)
+    passes = TargetPasses(COMPUTE, read_rate=2e9)
     slow = replace(DRAFTER, step=Curve.through([(1, 1.0)]))
     prediction = predict(STREAMED, passes, slow, 16)
     assert prediction.read_s == pytest.approx((2.0e9 - 2 * 50e6) / 2e9), "no more than the ring holds"
@@ -64,19 +64,21 @@ def test_what_is_read_while_the_drafter_works_need_not_be_waited_for() -> None:
 
 
 def test_speculation_is_left_off_where_every_node_costs_a_pass() -> None:
-    passes = Passes(Curve.through([(1, 1.0), (64, 64.0)]))
+    passes = TargetPasses(Curve.through([(1, 1.0), (64, 64.0)]))
     assert best(alternatives(IN_MEMORY, passes, DRAFTER, 64)).nodes == 1
 
 
 def test_where_passes_cost_the_same_the_tree_is_as_large_as_the_drafter_makes_worth_while() -> None:
-    chosen = best(alternatives(STREAMED, Passes(Curve.through([(1, 0.1), (64, 0.1)]), 1e9), DRAFTER, 60))
+    chosen = best(
+        alternatives(STREAMED, TargetPasses(Curve.through([(1, 0.1), (64, 0.1)]), 1e9), DRAFTER, 60)
+    )
     assert chosen.nodes > 8
     assert chosen.bound == "disk"
 
 
 def test_trees_are_no_larger_than_allowed() -> None:
-    assert max(p.nodes for p in alternatives(IN_MEMORY, Passes(COMPUTE), DRAFTER, 20)) == 16
-    assert [p.nodes for p in alternatives(IN_MEMORY, Passes(COMPUTE), Drafting("none"), 64)] == [1]
+    assert max(p.nodes for p in alternatives(IN_MEMORY, TargetPasses(COMPUTE), DRAFTER, 20)) == 16
+    assert [p.nodes for p in alternatives(IN_MEMORY, TargetPasses(COMPUTE), DraftingCosts("none"), 64)] == [1]
 
 
 def test_there_must_be_something_to_choose_from() -> None:
@@ -85,7 +87,7 @@ def test_there_must_be_something_to_choose_from() -> None:
 
 
 def test_what_binds_is_what_would_help() -> None:
-    passes = Passes(Curve.through([(1, 0.01), (64, 0.02)]), read_rate=1e9)
+    passes = TargetPasses(Curve.through([(1, 0.01), (64, 0.02)]), read_rate=1e9)
     drafter = replace(DRAFTER, step=Curve.through([(1, 0.001), (8, 0.002)]))
     chosen = best(alternatives(STREAMED, passes, drafter, 60))
     more = replace(STREAMED, streamed_bytes=500_000_000)
@@ -102,15 +104,15 @@ def test_what_binds_is_what_would_help() -> None:
     step=st.floats(0.0001, 1),
 )
 def test_the_choice_is_the_fastest(seconds: list[float], rate: float, agreement: float, step: float) -> None:
-    passes = Passes(Curve.through(zip((1, 16, 64), seconds, strict=True)), rate)
-    drafting = Drafting("small", expected_yields(agreement), Curve.through([(1, step)]))
+    passes = TargetPasses(Curve.through(zip((1, 16, 64), seconds, strict=True)), rate)
+    drafting = DraftingCosts("small", expected_yields(agreement), Curve.through([(1, step)]))
     ways = alternatives(STREAMED, passes, drafting, 60)
     chosen = best(ways)
     assert chosen.tokens_per_second == max(way.tokens_per_second for way in ways)
 
 
 def test_a_prompt_takes_a_sweep_for_each_piece() -> None:
-    passes = Passes(Curve.through([(1, 0.1), (512, 5.21)]), read_rate=1e9)
+    passes = TargetPasses(Curve.through([(1, 0.1), (512, 5.21)]), read_rate=1e9)
     short, long = (predict_prompt(STREAMED, passes, 2048, rows) for rows in (60, 512))
     assert (short.passes, long.passes) == (35, 4)
     assert (short.read_s, long.read_s) == (pytest.approx(70.0), pytest.approx(8.0))
@@ -121,7 +123,7 @@ def test_a_prompt_takes_a_sweep_for_each_piece() -> None:
 
 
 def test_attention_grows_with_the_square_of_a_prompt() -> None:
-    passes = Passes(Curve.through([(1, 0.0), (2, 0.0)]))
+    passes = TargetPasses(Curve.through([(1, 0.0), (2, 0.0)]))
     short, long = (
         predict_prompt(IN_MEMORY, passes, tokens, 512, attend_s=1e-6).seconds for tokens in (1000, 10_000)
     )
@@ -136,7 +138,7 @@ def test_attention_grows_with_the_square_of_a_prompt() -> None:
 )
 def test_pieces_are_as_large_as_their_sweeps_cost(rate: float, buffers: int, rows: int) -> None:
     """Passes of 4 ms a row over 2 GB that are streamed, and over what the buffers of pieces displace."""
-    passes = Passes(Curve.through([(1, 0.1), (64, 0.1), (4096, 0.1 + 0.004 * 4032)]), read_rate=rate)
+    passes = TargetPasses(Curve.through([(1, 0.1), (64, 0.1), (4096, 0.1 + 0.004 * 4032)]), read_rate=rate)
     counts = [64 << n for n in range(7)]
     holdings = {n: replace(STREAMED, streamed_bytes=2_000_000_000 + n * buffers) for n in counts}
     assert best_rows(holdings, passes, 32_768) == rows
@@ -144,7 +146,7 @@ def test_pieces_are_as_large_as_their_sweeps_cost(rate: float, buffers: int, row
 
 @given(st.integers(1, 5000), st.sampled_from([60, 96, 512]))
 def test_both_parts_of_a_prompt_are_within_its_time(tokens: int, rows: int) -> None:
-    time = predict_prompt(STREAMED, Passes(COMPUTE, read_rate=2e9, overlap=3.0), tokens, rows)
+    time = predict_prompt(STREAMED, TargetPasses(COMPUTE, read_rate=2e9, overlap=3.0), tokens, rows)
     assert max(time.read_s, time.compute_s) <= time.seconds * (1 + 1e-9)
     assert time.seconds <= (time.read_s + time.compute_s) * (1 + 1e-9)
-    assert predict_prompt(IN_MEMORY, Passes(COMPUTE), tokens, rows).read_s == 0
+    assert predict_prompt(IN_MEMORY, TargetPasses(COMPUTE), tokens, rows).read_s == 0

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig
-from edgespec.speculation.growth import Children, Frontier, Growth, TreeLimits
+from edgespec.speculation.growth import Children, ExpansionPolicy, Frontier, TreeLimits
 from edgespec.speculation.learning.tables import TableStore
 from edgespec.speculation.noise import GumbelNoise
-from edgespec.speculation.policies import NAMES, SUMMARIES, ByRank, tree_policy
-from edgespec.speculation.ranking import ByAgreement, ByProbability
+from edgespec.speculation.policies import NAMES, SUMMARIES, RankAcceptance, tree_policy
+from edgespec.speculation.ranking import CalibratedRanking, ProbabilityRanking
 from edgespec.speculation.tree import TokenTree
 from edgespec.speculation.tree_search import grow
 from tests.unit.strategies import assert_well_formed
@@ -54,7 +54,12 @@ def grown(name: str, budget: int, seed: int = 0, **fixed: int) -> tuple[TokenTre
     limits = policy.clamp(TreeLimits(64, depth=16, width=8), **fixed)
     drafter = RandomDrafter(seed, limits.branching)
     within = TreeLimits(
-        budget, limits.depth, limits.leaves, limits.width, limits.branching, growth=policy.growth(GREEDY)
+        budget,
+        limits.depth,
+        limits.leaves,
+        limits.width,
+        limits.branching,
+        expansion=policy.expansion(GREEDY),
     )
     return grow(5, drafter.expand, within), drafter
 
@@ -122,8 +127,8 @@ def test_opt_tree_stops_when_a_level_adds_too_little() -> None:
         shape = (len(frontier.nodes), 1)
         return Children(np.ones(shape, dtype=np.int32), np.full(shape, np.log(0.5), dtype=np.float32))
 
-    growth = Growth(by_level=True, least_gain=0.1)
-    tree = grow(1, expand, TreeLimits(32, growth=growth))
+    expansion = ExpansionPolicy(by_level=True, least_gain=0.1)
+    tree = grow(1, expand, TreeLimits(32, expansion=expansion))
     # 0.5, 0.25, 0.125, 0.0625: the fourth level is the first that adds 0.1 or less.
     assert np.exp(tree.logprobs).tolist() == pytest.approx([1, 0.5, 0.25, 0.125, 0.0625])
 
@@ -164,38 +169,40 @@ def _best_expected(shares: tuple[float, ...], nodes: int, depth: int) -> float:
 def test_the_heap_finds_sequoias_best_tree(weights: list[float], nodes: int, depth: int, width: int) -> None:
     total = max(sum(weights), 1.0)
     shares = tuple(sorted((w / total for w in weights), reverse=True))
-    chances = ByRank(TableStore(), "ranks", len(shares))
-    chances._usual = np.array(shares)
+    acceptance = RankAcceptance(TableStore(), "ranks", len(shares))
+    acceptance._usual = np.array(shares)
 
     def expand(frontier: Frontier) -> Children:
         shape = (len(frontier.nodes), len(shares))
         tokens = np.tile(np.arange(len(shares), dtype=np.int32), (len(frontier.nodes), 1))
         return Children(tokens, np.zeros(shape, dtype=np.float32))
 
-    limits = TreeLimits(nodes, depth, width=width, branching=len(shares), growth=Growth(chances))
+    limits = TreeLimits(
+        nodes, depth, width=width, branching=len(shares), expansion=ExpansionPolicy(acceptance)
+    )
     tree = grow(0, expand, limits)
     assert tree.expected_accepted + 1 == pytest.approx(_best_expected(shares, nodes, depth), rel=1e-5)
 
 
 def test_sequoias_shares_are_measured_and_never_rise() -> None:
-    chances = ByRank(TableStore(), "ranks", 4)
+    acceptance = RankAcceptance(TableStore(), "ranks", 4)
     rng = np.random.default_rng(0)
     truth = np.array([0.3, 0.1, 0.4])  # the third rank does better than the second
     tokens = np.array([[0, 1, 2, 9]], dtype=np.int32)
     row = Children(tokens, np.full((1, 4), -1, dtype=np.float32))
     for _ in range(4000):
-        chances.learn(row, after=0, token=int(np.searchsorted(np.cumsum(truth), rng.random())))
-    assert chances.shares[0] == pytest.approx(0.3, abs=0.04)
-    assert chances.shares[1] == chances.shares[2] == pytest.approx(0.1, abs=0.03)
-    assert (np.diff(chances.shares) <= 0).all()
+        acceptance.learn(row, after=0, token=int(np.searchsorted(np.cumsum(truth), rng.random())))
+    assert acceptance.shares[0] == pytest.approx(0.3, abs=0.04)
+    assert acceptance.shares[1] == acceptance.shares[2] == pytest.approx(0.1, abs=0.03)
+    assert (np.diff(acceptance.shares) <= 0).all()
 
 
 def test_published_policies_rank_by_probability_and_the_default_by_agreement() -> None:
     noise = GumbelNoise(0, 8)
     for config in (GREEDY, GenerationConfig(temperature=0.7)):
-        assert isinstance(tree_policy().ranking(config, noise), ByAgreement)
+        assert isinstance(tree_policy().ranking(config, noise), CalibratedRanking)
         for name in NAMES[1:]:
-            assert isinstance(tree_policy(name).ranking(config, noise), ByProbability)
+            assert isinstance(tree_policy(name).ranking(config, noise), ProbabilityRanking)
 
 
 def test_an_unknown_policy_is_explained() -> None:

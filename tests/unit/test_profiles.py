@@ -9,11 +9,18 @@ import pytest
 
 from edgespec.costs.curves import Curve
 from edgespec.costs.yields import expected_yields
-from edgespec.profiles.store import DiskProfile, DraftProfile, ExpertProfile, Keys, PassProfile, ProfileStore
+from edgespec.profiles.store import (
+    DiskProfile,
+    DraftProfile,
+    ExpertProfile,
+    PassProfile,
+    ProfileKeys,
+    ProfileStore,
+)
 
 CURVE = Curve.through([(1, 0.125), (64, 0.5)])
 PASSES = PassProfile(CURVE, (0.01, 0.02), 0.001, True, 2e9, 10**9, 10**8, 1.5)
-KEYS = Keys.of("target", "drafter", threads=2, mode="plain")
+KEYS = ProfileKeys.of("target", "drafter", threads=2, mode="plain")
 
 
 @pytest.fixture
@@ -39,12 +46,12 @@ def test_every_kind_survives_its_file(store: ProfileStore) -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        Keys.of("another", "drafter", threads=2, mode="plain"),
-        Keys.of("target", "drafter", threads=4, mode="plain"),
-        Keys.of("target", "drafter", threads=2, mode="packed"),
+        ProfileKeys.of("another", "drafter", threads=2, mode="plain"),
+        ProfileKeys.of("target", "drafter", threads=4, mode="plain"),
+        ProfileKeys.of("target", "drafter", threads=2, mode="packed"),
     ],
 )
-def test_what_the_figures_depend_on_is_part_of_the_name(store: ProfileStore, other: Keys) -> None:
+def test_what_the_figures_depend_on_is_part_of_the_name(store: ProfileStore, other: ProfileKeys) -> None:
     store.put(KEYS.passes, PASSES)
     assert store.passes(other.passes) is None
     assert store.yields(KEYS.yields(0.0)) is None
@@ -81,5 +88,5 @@ def test_more_experts_in_memory_that_make_passes_slower_are_noticed(store: Profi
 
 def test_profiles_are_found_by_what_they_are_about(store: ProfileStore) -> None:
     store.put(KEYS.passes, PASSES)
-    store.put(Keys.of("another", "drafter", threads=2, mode="plain").passes, PASSES)
+    store.put(ProfileKeys.of("another", "drafter", threads=2, mode="plain").passes, PASSES)
     assert list(store.all_passes(model="target", threads="2")) == [PASSES]

@@ -10,7 +10,7 @@ from edgespec.speculation.drafters.expansions import Expansions
 from edgespec.speculation.drafters.proposing import ProposingDrafter
 from edgespec.speculation.evidence import NOTHING
 from edgespec.speculation.growth import Children, Frontier, TreeLimits
-from edgespec.speculation.ranking import ByProbability
+from edgespec.speculation.ranking import ProbabilityRanking
 from edgespec.speculation.sources.text import TextSource
 from edgespec.speculation.tree import TokenTree
 
@@ -45,5 +45,5 @@ def test_nodes_that_were_no_candidates_are_the_models() -> None:
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=40))
 def test_prompt_lookup_finds_all_in_the_text(text: list[int]) -> None:
     drafter = ProposingDrafter([TextSource()])
-    tree = drafter.draft(text, TreeLimits(16), ByProbability())
+    tree = drafter.draft(text, TreeLimits(16), ProbabilityRanking())
     assert drafter.proposed_by(tree) == ["text"] * (len(tree) - 1)

@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.generation.config import GenerationConfig
-from edgespec.speculation.learning.pair import Pair
+from edgespec.speculation.learning.drafter_calibration import DrafterCalibration
 from edgespec.speculation.noise import GumbelNoise
-from edgespec.speculation.ranking import ByAgreement, ByProbability
+from edgespec.speculation.ranking import CalibratedRanking, ProbabilityRanking
 from edgespec.speculation.sampling import Sampler
 from edgespec.speculation.tree import FloatArray
 
 _N_VOCAB = 40
 _SAMPLING = GenerationConfig(temperature=0.8)
-_PAIR = Pair(nats=0.6)
+_PAIR = DrafterCalibration(nats=0.6)
 
 
 def _logits(seed: int, rows: int = 2, scale: float = 2.0) -> FloatArray:
@@ -30,7 +30,7 @@ def _logs(chances: list[list[float]]) -> FloatArray:
 
 def test_by_probability_gives_log_softmax_best_first() -> None:
     logits = _logs([[0.1, 0.6, 0.3], [0.25, 0.25, 0.5]])
-    best = ByProbability().best(logits, [3, 4], 2)
+    best = ProbabilityRanking().best(logits, [3, 4], 2)
     assert best.tokens.tolist()[0] == [1, 2]
     assert best.tokens[1, 0] == 2
     np.testing.assert_allclose(np.exp(best.logprobs), [[0.6, 0.3], [0.5, 0.25]], rtol=1e-5)
@@ -40,14 +40,14 @@ def test_by_probability_gives_log_softmax_best_first() -> None:
 
 def test_by_probability_takes_the_targets_temperature() -> None:
     logits = _logs([[0.1, 0.6, 0.3]])
-    best = ByProbability(0.5).best(logits, [3], 3)
+    best = ProbabilityRanking(0.5).best(logits, [3], 3)
     np.testing.assert_allclose(np.exp(best.logprobs), [[0.36 / 0.46, 0.09 / 0.46, 0.01 / 0.46]], rtol=1e-5)
-    assert ByProbability(5e-324).best(logits, [3], 3).logprobs[0].tolist()[0] == 0
+    assert ProbabilityRanking(5e-324).best(logits, [3], 3).logprobs[0].tolist()[0] == 0
 
 
 def test_asking_for_more_than_the_vocabulary_gives_all_of_it() -> None:
     logits = np.zeros((1, 3), dtype=np.float32)
-    for ranking in (ByProbability(), ByAgreement(_SAMPLING, GumbelNoise(0, 3), _PAIR)):
+    for ranking in (ProbabilityRanking(), CalibratedRanking(_SAMPLING, GumbelNoise(0, 3), _PAIR)):
         best = ranking.best(logits, [0], 8)
         assert sorted(best.tokens[0].tolist()) == [0, 1, 2]
         assert np.exp(best.logprobs).sum() == pytest.approx(1, rel=1e-5)
@@ -66,7 +66,7 @@ def test_agreement_ranks_by_what_the_target_would_take(
     logits = _logits(seed, rows=3)
     positions = [5, 5, 9]
     config = GenerationConfig(temperature=temperature)
-    best = ByAgreement(config, noise, Pair(nats=nats)).best(logits, positions, count)
+    best = CalibratedRanking(config, noise, DrafterCalibration(nats=nats)).best(logits, positions, count)
     assert best.tokens.shape == best.logprobs.shape == (3, count)
     for row, position in enumerate(positions):
         scores = logits[row].astype(np.float64) + temperature * noise.at(position)
@@ -83,7 +83,7 @@ def test_a_drafter_equal_to_the_target_ranks_the_targets_choice_first(
     config = GenerationConfig(temperature=temperature)
     sampler = Sampler(config, _N_VOCAB, seed)
     logits = _logits(position, rows=1)
-    best = ByAgreement(config, sampler.noise, _PAIR).best(logits, [position], 3)
+    best = CalibratedRanking(config, sampler.noise, _PAIR).best(logits, [position], 3)
     assert best.tokens[0, 0] == sampler.choose(logits[0], [0] * position)
 
 
@@ -96,7 +96,9 @@ def test_only_tokens_the_target_may_draw_are_candidates(filters: dict[str, float
     allowed = set(Sampler(config, _N_VOCAB).distribution(logits[0])[0].tolist())
     assert 1 < len(allowed) < 25
     for seed in range(20):
-        best = ByAgreement(config, GumbelNoise(seed, _N_VOCAB), Pair(nats=0.05)).best(logits, [0], 1)
+        best = CalibratedRanking(config, GumbelNoise(seed, _N_VOCAB), DrafterCalibration(nats=0.05)).best(
+            logits, [0], 1
+        )
         assert int(best.tokens[0, 0]) in allowed
 
 
@@ -105,7 +107,7 @@ def test_logits_are_not_changed() -> None:
     before = logits.copy()
     filtered = GenerationConfig(temperature=1.0, top_p=0.9)
     for config in (GenerationConfig(), _SAMPLING, filtered):
-        for ranking in (ByProbability(0.5), ByAgreement(config, GumbelNoise(0, _N_VOCAB), _PAIR)):
+        for ranking in (ProbabilityRanking(0.5), CalibratedRanking(config, GumbelNoise(0, _N_VOCAB), _PAIR)):
             ranking.best(logits, [1, 2], 4)
             assert np.array_equal(logits, before)
 
@@ -114,13 +116,13 @@ def test_logits_are_not_changed() -> None:
 def test_next_to_no_temperature_is_ranked_by_logit(temperature: float) -> None:
     logits = np.array([[30.0, 80.0, -40.0, 79.0]], dtype=np.float32)
     config = GenerationConfig(temperature=temperature)
-    best = ByAgreement(config, GumbelNoise(0, 4), _PAIR).best(logits, [0], 4)
+    best = CalibratedRanking(config, GumbelNoise(0, 4), _PAIR).best(logits, [0], 4)
     assert best.tokens[0].tolist() == [1, 3, 0, 2]
     assert not np.isnan(best.logprobs).any()
 
 
 def test_noise_of_many_positions_is_the_noise_of_each() -> None:
-    ranking = ByAgreement(_SAMPLING, GumbelNoise(4, _N_VOCAB), _PAIR)
+    ranking = CalibratedRanking(_SAMPLING, GumbelNoise(4, _N_VOCAB), _PAIR)
     logits = _logits(2, rows=1)
     first = ranking.best(logits, [7], 5)
     for position in range(200):

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from edgespec.speculation.drafters.proposing import ProposingDrafter
 from edgespec.speculation.evidence import RecycledFrom, recycled_classes
 from edgespec.speculation.growth import Frontier, TreeLimits
-from edgespec.speculation.ranking import ByProbability
+from edgespec.speculation.ranking import ProbabilityRanking
 from edgespec.speculation.sources.base import KEPT_OF_ROWS, TargetRows
 from edgespec.speculation.sources.recycling import RecycledSource, Successors, _pair_keys
 from edgespec.speculation.sources.target_rows import observed, target_rows
 from edgespec.speculation.tree import TokenTree
 from tests.unit.strategies import distinct_trees, texts_of
 
-_RANKING = ByProbability()  # nothing is ranked: there are no logits
+_RANKING = ProbabilityRanking()  # nothing is ranked: there are no logits
 
 
 def _rows(tokens: list[list[int]], chance: float = 0.4) -> tuple[np.ndarray, np.ndarray]:

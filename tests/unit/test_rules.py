@@ -16,7 +16,7 @@ from edgespec.speculation.drafters.proposing import lookup_drafter
 from edgespec.speculation.draws import SeededDraws
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.methods import method_for
-from edgespec.speculation.noise import GumbelNoise, Stream
+from edgespec.speculation.noise import GumbelNoise, NoiseStream
 from edgespec.speculation.ranking import ConfidenceFloor
 from edgespec.speculation.tree import Acceptance, TokenTree
 from edgespec.speculation.verification.base import DraftedTree, Verifier
@@ -121,17 +121,17 @@ def test_a_seed_fixes_what_a_pass_draws(name: str) -> None:
 
 
 def test_streams_of_one_seed_have_nothing_in_common() -> None:
-    shared, own = (GumbelNoise(7, 200, stream).at(3) for stream in (Stream.SHARED, Stream.OWN))
+    shared, own = (GumbelNoise(7, 200, stream).at(3) for stream in (NoiseStream.SHARED, NoiseStream.OWN))
     assert abs(np.corrcoef(shared, own)[0, 1]) < 0.3
     picks = [
         [SeededDraws(7, stream, position).pick(np.ones(1000)) for position in range(50)]
-        for stream in (Stream.DRAFTING, Stream.ACCEPTING)
+        for stream in (NoiseStream.DRAFTING, NoiseStream.ACCEPTING)
     ]
     assert sum(a == b for a, b in zip(*picks, strict=True)) < 5
 
 
 def test_a_pick_never_has_a_weight_of_zero_and_follows_the_others() -> None:
-    draws = SeededDraws(1, Stream.ACCEPTING, 0)
+    draws = SeededDraws(1, NoiseStream.ACCEPTING, 0)
     weights = np.array([0.0, 1.0, 0.0, 3.0, 0.0])
     counts = np.bincount([draws.pick(weights) for _ in range(4000)], minlength=5)
     assert counts[[0, 2, 4]].sum() == 0

@@ -111,7 +111,7 @@ def test_drawn_drafts_keep_the_targets_law(rule: str, case: str) -> None:
 def test_drafts_that_stop_at_an_end_token_keep_the_law_up_to_it(rule: str, case: str) -> None:
     target, drafter = CASES[case]
     config = GenerationConfig(temperature=1, verify=rule)
-    bounds = replace(limits(4, depth=3), ends=lambda tokens: tokens == 1)
+    bounds = replace(limits(4, depth=3), is_end=lambda tokens: tokens == 1)
     assert_lossless(config, TableDrafter(drafter), target, bounds, len(target(())), end=1)
 
 

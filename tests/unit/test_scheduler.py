@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.engine.pass_plan import CellBudget, PassLimits, ReadingBeside, plan_pass
+from edgespec.engine.pass_plan import CellBudget, PassLimits, PrefillLimiter, plan_pass
 
 limits = st.builds(PassLimits, sequences=st.integers(1, 60), rows=st.integers(1, 128))
 
@@ -51,7 +51,7 @@ def test_cells_are_kept_free_for_texts_to_grow() -> None:
 @given(free=st.integers(60, 3000), row_s=st.floats(1e-4, 0.1))
 def test_answers_wait_no_more_than_twice_as_long_for_prompts(free: int, row_s: float) -> None:
     """Passes take as long for `free` rows as for one, and time by their rows beyond."""
-    beside = ReadingBeside(60)
+    beside = PrefillLimiter(60)
     assert beside.rows == 60, "nothing is known yet"
 
     def seconds(rows: int) -> float:
@@ -65,7 +65,7 @@ def test_answers_wait_no_more_than_twice_as_long_for_prompts(free: int, row_s: f
 
 
 def test_a_slow_processor_reads_prompts_in_the_least_pieces() -> None:
-    beside = ReadingBeside(60)
+    beside = PrefillLimiter(60)
     for _ in range(10):
         beside.passed(1, 0.1)
         beside.passed(beside.rows, 0.1 + 0.1 * beside.rows)

@@ -217,7 +217,7 @@ def test_requests_join_while_others_are_answered(monkeypatch: pytest.MonkeyPatch
                 [None, request(1), None, None, request(2), None, request(3)]
             )
 
-        def take(self) -> Request | None:
+        def pop(self) -> Request | None:
             return next(self.steps, None)
 
         def wait(self) -> bool:

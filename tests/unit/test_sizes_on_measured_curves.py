@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from edgespec.costs.curves import Curve
-from edgespec.costs.pass_time import Costs, even_draft_seconds
+from edgespec.costs.pass_time import RoundCosts, even_draft_seconds
 from edgespec.generation.result import PassRecord
 from edgespec.speculation.growth import Children, Frontier, TreeLimits
 from edgespec.speculation.sizing.sizers import AdaptiveSizer, FixedSizer
@@ -24,9 +24,9 @@ _MOST = TreeLimits(budget=60, depth=16, leaves=60)
 _RANKS = 8
 _ANSWERS = 12
 
-_IN_MEMORY = Costs(Curve.through([(1, 0.029), (8, 0.035), (32, 0.093), (56, 0.158)]), 0.0132, 0.0005)
-_STREAMED = Costs(Curve.through([(1, 1.78), (56, 1.78)]), 0.0132, 0.0005)
-_ARITHMETIC = Costs(
+_IN_MEMORY = RoundCosts(Curve.through([(1, 0.029), (8, 0.035), (32, 0.093), (56, 0.158)]), 0.0132, 0.0005)
+_STREAMED = RoundCosts(Curve.through([(1, 1.78), (56, 1.78)]), 0.0132, 0.0005)
+_ARITHMETIC = RoundCosts(
     Curve.through([(1, 2.3), (8, 2.4), (16, 2.9), (32, 3.9), (56, 6.6)]), step_s=0.06, row_s=0.008
 )
 
@@ -42,7 +42,7 @@ class _Text:
 class _Drafter:
     """Grows trees with the real builder, and knows which of their nodes the target chooses."""
 
-    def __init__(self, text: _Text, costs: Costs, seed: int) -> None:
+    def __init__(self, text: _Text, costs: RoundCosts, seed: int) -> None:
         self._text, self._costs = text, costs
         self._rng = np.random.default_rng(seed)
         self._bounds: dict[tuple[int, ...], np.ndarray] = {}
@@ -89,7 +89,9 @@ class _Drafter:
         return Children(tokens, np.array(rows, dtype=np.float32))
 
 
-def _speed(text: _Text, costs: Costs, tokens: int, new: Callable[[], AdaptiveSizer | FixedSizer]) -> float:
+def _speed(
+    text: _Text, costs: RoundCosts, tokens: int, new: Callable[[], AdaptiveSizer | FixedSizer]
+) -> float:
     """Mean speed of answers of so many tokens, each with a new sizer, against plain decoding."""
     total_s, total = 0.0, 0
     for seed in range(_ANSWERS):
@@ -111,7 +113,9 @@ def _fixed(nodes: int) -> Callable[[], FixedSizer]:
 @pytest.mark.parametrize(
     ("costs", "sizes"), [(_IN_MEMORY, (2, 4)), (_STREAMED, (32, 60)), (_ARITHMETIC, (8, 16))]
 )
-def test_sizes_are_right_from_the_first_token_on(costs: Costs, sizes: tuple[int, ...], text: _Text) -> None:
+def test_sizes_are_right_from_the_first_token_on(
+    costs: RoundCosts, sizes: tuple[int, ...], text: _Text
+) -> None:
     best = max(_speed(text, costs, 96, _fixed(nodes)) for nodes in sizes)
     assert _speed(text, costs, 96, lambda: AdaptiveSizer(_MOST, costs)) > 0.88 * best, "up to chance"
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from edgespec.costs.curves import Curve
-from edgespec.costs.pass_time import Costs
+from edgespec.costs.pass_time import RoundCosts
 from edgespec.generation.result import PassRecord
 from edgespec.speculation.growth import Children, Frontier, TreeLimits
-from edgespec.speculation.sizing.running_costs import MovingCurve
+from edgespec.speculation.sizing.running_costs import OnlineCostCurve
 from edgespec.speculation.sizing.sizers import AdaptiveSizer, FixedSizer, PassRoom
 from edgespec.speculation.tree_search import grow
 
@@ -189,9 +189,11 @@ def test_several_texts_share_nodes_that_cost_nothing(texts: int) -> None:
 
 
 def test_texts_that_share_a_pass_with_prompts_have_less_room() -> None:
-    sizer = AdaptiveSizer(replace(_MOST, rows=4, free=8), Costs(Curve.through([(1, 1.0), (128, 1.0)])))
+    sizer = AdaptiveSizer(
+        replace(_MOST, row_multiple=4, free_nodes=8), RoundCosts(Curve.through([(1, 1.0), (128, 1.0)]))
+    )
     assert sizer.limits(3, PassRoom(20, 44)).budget == 20
-    assert sizer.limits(3, PassRoom(20, 44)).rows == 1, "rows that are read fill the padding"
+    assert sizer.limits(3, PassRoom(20, 44)).row_multiple == 1, "rows that are read fill the padding"
     assert sizer.limits(3, PassRoom(2, 62)).budget == 3, "every text has a row"
 
 
@@ -303,11 +305,11 @@ def _drafted(draft_s: float, read_s: float, wait_s: float) -> PassRecord:
 def test_draft_steps_cost_nothing_while_the_disk_reads_for_the_pass(
     read_s: float, wait_s: float, hidden_s: float
 ) -> None:
-    sizer = AdaptiveSizer(_MOST, Costs(Curve.through([(1, 1.0), (128, 1.0)]), step_s=0.1))
+    sizer = AdaptiveSizer(_MOST, RoundCosts(Curve.through([(1, 1.0), (128, 1.0)]), step_s=0.1))
     for _ in range(40):
         sizer.record(_drafted(0.4, read_s, wait_s))
     limits = sizer.limits()
-    assert limits.hidden_gain == pytest.approx(hidden_s / 0.1 * limits.min_gain, rel=0.05, abs=1e-3)
+    assert limits.overlap_budget == pytest.approx(hidden_s / 0.1 * limits.min_gain, rel=0.05, abs=1e-3)
 
 
 def _share_drafted(passes: int, **machine: float) -> float:
@@ -317,7 +319,7 @@ def _share_drafted(passes: int, **machine: float) -> float:
     records = [
         record
         for seed in range(24)
-        for record in made.decode(AdaptiveSizer(_MOST, Costs(curve, step_s=0.1)), passes, seed)
+        for record in made.decode(AdaptiveSizer(_MOST, RoundCosts(curve, step_s=0.1)), passes, seed)
     ]
     return float(np.mean([record.nodes > 1 for record in records]))
 
@@ -333,7 +335,7 @@ def test_a_drafter_that_promises_too_much_is_used_where_small_trees_pay() -> Non
 
 
 def test_the_first_step_is_always_taken() -> None:
-    sizer = AdaptiveSizer(_MOST, Costs(Curve.through([(1, 1.0), (16, 1.1)]), step_s=0.5))
+    sizer = AdaptiveSizer(_MOST, RoundCosts(Curve.through([(1, 1.0), (16, 1.1)]), step_s=0.5))
     # Tokens that were promised and not accepted: a step is believed to be worth less than it costs.
     sizer.record(PassRecord(2, 0, 0.5, 1.0, 0.0, expected_accepted=2.0, draft_steps=1))
     assert sizer.limits().budget > 1
@@ -343,24 +345,24 @@ def test_the_first_step_is_always_taken() -> None:
 @pytest.mark.parametrize("step_s", [0.9, 45.0])
 def test_a_drafter_whose_steps_cannot_pay_is_never_asked(step_s: float) -> None:
     curve = Curve.through([(1, 1.0), (8, 1.2), (32, 3.0)])
-    sizer = AdaptiveSizer(_MOST, Costs(curve, step_s))
+    sizer = AdaptiveSizer(_MOST, RoundCosts(curve, step_s))
     for _ in range(500):
         assert sizer.limits().budget == 1
         sizer.record(PassRecord(1, 0, 0.0, 1.0, 0.0))
 
 
 def test_the_first_tree_takes_a_single_step_where_steps_cost_time() -> None:
-    sizer = AdaptiveSizer(_MOST, Costs(Curve.through([(1, 1.0), (8, 1.2), (32, 3.0)]), step_s=0.45))
+    sizer = AdaptiveSizer(_MOST, RoundCosts(Curve.through([(1, 1.0), (8, 1.2), (32, 3.0)]), step_s=0.45))
     limits = sizer.limits()
-    assert limits.most_gain < 2 * limits.min_gain
+    assert limits.loss_budget < 2 * limits.min_gain
     for _ in range(8):
         sizer.record(PassRecord(8, 7, 3.15, 1.2, 0.0, expected_accepted=7.0, draft_steps=7))
     limits = sizer.limits()
-    assert limits.most_gain > 4 * limits.min_gain, "what was gained may be risked"
+    assert limits.loss_budget > 4 * limits.min_gain, "what was gained may be risked"
 
 
 def test_drafting_rests_once_its_stake_is_lost_and_soon_tries_again() -> None:
-    sizer = AdaptiveSizer(_MOST, Costs(Curve.through([(1, 1.0), (8, 1.2), (32, 3.0)]), step_s=0.45))
+    sizer = AdaptiveSizer(_MOST, RoundCosts(Curve.through([(1, 1.0), (8, 1.2), (32, 3.0)]), step_s=0.45))
     lost_s, asked = 0.0, []
     for number in range(1000):
         if sizer.limits().budget == 1:
@@ -377,10 +379,10 @@ def test_drafting_rests_once_its_stake_is_lost_and_soon_tries_again() -> None:
 
 def test_what_is_known_of_the_machine_sizes_the_first_tree() -> None:
     curve = Curve.through([(1, 1.0), (16, 1.0), (32, 1.0), (64, 3.0)])
-    sizer = AdaptiveSizer(_MOST, Costs(curve, step_s=0.1))
+    sizer = AdaptiveSizer(_MOST, RoundCosts(curve, step_s=0.1))
     limits = sizer.limits()
     assert 32 < limits.budget < 40, "no single tree may cost much before several were seen"
-    assert limits.free == 32 + int(0.05 / (2 / 32)), "up to the knee nodes are free"
+    assert limits.free_nodes == 32 + int(0.05 / (2 / 32)), "up to the knee nodes are free"
     assert 2 / 32 < math.exp(limits.min_logprob) < 0.5, "beyond it they cost, and tokens are worth less"
     assert limits.min_gain == pytest.approx(0.1 / (2 / 32) * math.exp(limits.min_logprob))
     for _ in range(4):
@@ -391,7 +393,7 @@ def test_what_is_known_of_the_machine_sizes_the_first_tree() -> None:
 def test_a_known_cost_that_was_wrong_is_corrected() -> None:
     believed = Curve.through([(1, 1.0), (128, 1.0)])
     machine = _Machine(_steep, _UNSURE)
-    sizer = AdaptiveSizer(_MOST, Costs(believed))
+    sizer = AdaptiveSizer(_MOST, RoundCosts(believed))
     machine.decode(sizer, 300)
     records = machine.decode(sizer, 200)
     assert _pace(records, machine) < 1.04
@@ -400,7 +402,7 @@ def test_a_known_cost_that_was_wrong_is_corrected() -> None:
 def test_large_trees_teach_nothing_wrong_about_small_ones() -> None:
     """A quick measurement ends at 56 rows; what larger trees take is extrapolated, and corrected by them."""
     quick = Curve.through([(1, 1.0), (8, 1.0), (32, 1.0), (56, 1.3)])
-    cost = MovingCurve(quick, 128)
+    cost = OnlineCostCurve(quick, 128)
     for _ in range(60):
         cost.add(128, 6.0)
     assert cost.nodes_within(1, 0.3) == 56
@@ -411,7 +413,7 @@ def test_large_trees_teach_nothing_wrong_about_small_ones() -> None:
 @pytest.mark.parametrize("passes", [60, 300, 1000])
 @pytest.mark.parametrize("right", [0.0, 0.1])
 def test_trying_a_useless_drafter_costs_little_however_short_the_answer(passes: int, right: float) -> None:
-    costs = Costs(Curve.through([(n, _sloped(n)) for n in (1, 16, 64, 128)]), step_s=0.1)
+    costs = RoundCosts(Curve.through([(n, _sloped(n)) for n in (1, 16, 64, 128)]), step_s=0.1)
     machine = _Machine(_sloped, right=right, step_s=0.1)
     pace = np.mean([_pace(machine.decode(AdaptiveSizer(_MOST, costs), passes, s), machine) for s in range(5)])
     assert pace < 1.03 + 2.0 / passes

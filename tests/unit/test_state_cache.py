@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.kernels.native import library
-from edgespec.kernels.native.library import Branching
-from edgespec.models.llama.cache.state_cache import Placement, same_states, tree_of
+from edgespec.kernels.native.library import StateBranching
+from edgespec.models.llama.cache.state_cache import TreeRows, same_states, tree_of
 from edgespec.models.llama.cache.tree_rows import tree_batch
 from edgespec.speculation.tree import TokenTree
 from tests.unit.strategies import trees
@@ -29,7 +29,7 @@ def test_a_batch_tells_its_tree(tree: TokenTree, start: int) -> None:
 @given(st.permutations(range(6)), st.integers(0, 3))
 def test_logits_are_those_of_the_rows(order: list[int], without: int) -> None:
     logits = np.arange(40, dtype=np.float32).reshape(10, 4)
-    placement = Placement(np.array(order, dtype=np.int32) + 3, min(without, 3))
+    placement = TreeRows(np.array(order, dtype=np.int32) + 3, min(without, 3))
     found = placement.select(logits)
     assert (found == [logits[place + 3 - min(without, 3)] for place in order]).all()
     assert (order != sorted(order)) or np.shares_memory(found, logits), "rows in order are not copied"
@@ -60,7 +60,7 @@ def test_states_may_differ_in_their_position_alone(one: bytes, other: bytes, sam
 
 
 @pytest.fixture
-def branching() -> Branching:
+def branching() -> StateBranching:
     if library.loaded() is None:
         pytest.skip("EdgeSpec's own kernels were not compiled")
     return library.load().new_branching()
@@ -78,7 +78,7 @@ def branching() -> Branching:
     ],
     ids=["none certain", "too many", "no chain", "above the last", "before its parent", "below padding"],
 )
-def test_what_is_no_tree_is_refused(branching: Branching, parents: list[int], certain: int) -> None:
+def test_what_is_no_tree_is_refused(branching: StateBranching, parents: list[int], certain: int) -> None:
     with pytest.raises(ValueError, match="rows must come after their parents"):
         branching.begin(np.array(parents, dtype=np.int32), certain, 0)
     branching.begin(np.array([-1, 0, 1, 1, 3, -1], dtype=np.int32), 2, 7)
@@ -86,7 +86,7 @@ def test_what_is_no_tree_is_refused(branching: Branching, parents: list[int], ce
     branching.close()
 
 
-def test_contexts_without_number_are_refused(branching: Branching) -> None:
+def test_contexts_without_number_are_refused(branching: StateBranching) -> None:
     more = [branching]
 
     def open_many() -> None:

@@ -53,7 +53,7 @@ TEXT = [i % 251 for i in range(3 * BLOCK + 40)]
 
 @pytest.mark.parametrize("parts", [True, False])
 def test_a_kept_text_is_put_back(tmp_path: Path, parts: bool) -> None:
-    StateStore(CheckedFiles(tmp_path), "x").keep(cells(TEXT, saves_parts=parts), TEXT, tail=True)
+    StateStore(CheckedFiles(tmp_path), "x").save(cells(TEXT, saves_parts=parts), TEXT, tail=True)
     cache = cells([], saves_parts=parts)
     assert StateStore(CheckedFiles(tmp_path), "x").restore(cache, [*TEXT, 1, 2]) == len(TEXT)
     assert cache.text == TEXT
@@ -63,9 +63,9 @@ def test_a_kept_text_is_put_back(tmp_path: Path, parts: bool) -> None:
 
 def test_texts_that_begin_alike_share_their_blocks(tmp_path: Path) -> None:
     store = StateStore(CheckedFiles(tmp_path), "x")
-    store.keep(cells(TEXT), TEXT, tail=False)
+    store.save(cells(TEXT), TEXT, tail=False)
     other = [*TEXT[: 2 * BLOCK + 5], *([7] * BLOCK)]
-    store.keep(cells(other), other, tail=False)
+    store.save(cells(other), other, tail=False)
     assert len(list(tmp_path.iterdir())) == 4
     cache = cells(TEXT[:10])
     assert store.restore(cache, other) == 3 * BLOCK
@@ -81,7 +81,7 @@ def test_a_cache_is_never_wrong_and_never_shorter(
 ) -> None:
     text = [(i * 7) % 250 for i in range(400)]
     store = StateStore(CheckedFiles(tmp_path_factory.mktemp("states")), "x")
-    store.keep(cells(text[:kept]), text[:kept], tail=tail)
+    store.save(cells(text[:kept]), text[:kept], tail=tail)
     cache = cells(text[: min(held, asked)])
     length = store.restore(cache, text[:asked])
     assert cache.text == text[:length]
@@ -91,7 +91,7 @@ def test_a_cache_is_never_wrong_and_never_shorter(
 
 @pytest.mark.parametrize("damage", [b"", b"EDGEKV01", b"EDGEKV01" + bytes(4) + b"abc"])
 def test_damaged_files_count_as_missing_and_are_removed(tmp_path: Path, damage: bytes) -> None:
-    StateStore(CheckedFiles(tmp_path), "x").keep(cells(TEXT), TEXT, tail=True)
+    StateStore(CheckedFiles(tmp_path), "x").save(cells(TEXT), TEXT, tail=True)
     second = next(p for p in tmp_path.iterdir() if p.read_bytes()[12:16] == bytes(TEXT[BLOCK : BLOCK + 4]))
     second.write_bytes(damage)
     cache = cells([])
@@ -107,18 +107,18 @@ def test_the_longest_unused_goes_first(tmp_path: Path) -> None:
     store = StateStore(CheckedFiles(tmp_path, limit=3 * (BLOCK + 12)), "x")
     texts = [[i] * BLOCK for i in range(4)]
     for age, text in enumerate(texts[:3]):
-        store.keep(cells(text), text, tail=False)
+        store.save(cells(text), text, tail=False)
         for path in tmp_path.iterdir():
             os.utime(path, (path.stat().st_atime, path.stat().st_mtime - 100 + age))
     assert store.restore(cells([]), texts[0]) == BLOCK  # used, so it is young again
-    store.keep(cells(texts[3]), texts[3], tail=False)
+    store.save(cells(texts[3]), texts[3], tail=False)
     assert [store.restore(cells([]), text) for text in texts] == [BLOCK, 0, BLOCK, BLOCK]
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     store = StateStore(CheckedFiles(tmp_path / "file" / "x"), "x")
-    store.keep(cells(TEXT), TEXT, tail=True)
+    store.save(cells(TEXT), TEXT, tail=True)
     assert store.failure == f"{tmp_path / 'file' / 'x'} cannot be written: Not a directory"
     assert store.restore(cells([]), TEXT) == 0
 
@@ -128,14 +128,14 @@ def test_what_several_texts_begin_with_is_kept_the_longest(tmp_path: Path) -> No
     shared = [1] * (2 * BLOCK)
     for end in range(2, 7):
         text = [*shared, *([end] * BLOCK)]
-        store.keep(cells(text), text, tail=False)
+        store.save(cells(text), text, tail=False)
         assert store.restore(cells([]), text) == 3 * BLOCK
         assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 4 * (BLOCK + 12)
 
 
 def test_a_text_may_be_written_block_by_block(tmp_path: Path) -> None:
     store = StateStore(CheckedFiles(tmp_path), "x")
-    steps = store.keeping(cells(TEXT), TEXT, tail=True)
+    steps = store.saving(cells(TEXT), TEXT, tail=True)
     next(steps)
     assert len(list(tmp_path.iterdir())) == 1
     steps.close()

@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.speculation.drafters.proposing import ProposingDrafter
-from edgespec.speculation.evidence import NOTHING, Source, alone_logits, occurrence_class
+from edgespec.speculation.evidence import NOTHING, CandidateSource, alone_logits, occurrence_class
 from edgespec.speculation.growth import TreeLimits
-from edgespec.speculation.ranking import ByProbability
+from edgespec.speculation.ranking import ProbabilityRanking
 from edgespec.speculation.sources import text as source_module
 from edgespec.speculation.sources.text import TextSource
 from edgespec.speculation.tree import TokenTree
 from tests.unit.strategies import assert_well_formed, texts_of
 
-_RANKING = ByProbability()  # nothing is ranked: there are no logits
+_RANKING = ProbabilityRanking()  # nothing is ranked: there are no logits
 _WIDE = TreeLimits(budget=10_000, depth=4, leaves=256)
 _SUFFIXES, _EACH = 4, 8  # how many are asked, and how many candidates there are at most
 _TEXTS = st.lists(st.integers(0, 2), min_size=1, max_size=50) | st.lists(
@@ -54,8 +54,8 @@ def _candidates(context: list[int], text: list[int]) -> dict[int, float]:
         new = sorted(counts.keys() - found.keys(), key=lambda token: (-counts[token], token))
         for token in new[: _EACH - len(found)]:
             kind = occurrence_class(length, counts[token], counts.total())
-            evidence = np.full((1, 1, len(Source)), NOTHING, np.int8)
-            evidence[..., Source.TEXT] = kind
+            evidence = np.full((1, 1, len(CandidateSource)), NOTHING, np.int8)
+            evidence[..., CandidateSource.TEXT] = kind
             found[token] = -math.log1p(math.exp(-alone_logits(evidence).max()))
     return found
 

@@ -10,18 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.models.llama.cache.tree_rows import tree_batch
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.speculation.tree import TokenTree
 from tests.unit.strategies import ancestry, assert_well_formed, distinct_trees, text_of, texts_of, trees
 
 _STARTS = st.integers(0, 100_000)
 
 
-def _ids(batch: Batch, row: int) -> list[int]:
+def _ids(batch: TokenBatch, row: int) -> list[int]:
     return batch.sequence_ids[batch.offsets[row] : batch.offsets[row + 1]].tolist()
 
 
-def _membership(batch: Batch) -> np.ndarray:
+def _membership(batch: TokenBatch) -> np.ndarray:
     """(rows, ids) bool."""
     member = np.zeros((len(batch), int(batch.sequence_ids.max()) + 1), dtype=bool)
     for row in range(len(batch)):

@@ -13,11 +13,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.drafting.agreement import Text
+from edgespec.drafting.agreement import SampleAnswer
 from edgespec.drafting.tuning.answers import Answer
 from edgespec.drafting.tuning.batches import answers_of_step, batch_of, tokens_seen
 from edgespec.drafting.tuning.calibration import CALIBRATED, round_matrix
-from edgespec.drafting.tuning.extent import Extent
+from edgespec.drafting.tuning.extent import TrainedExtent
 from edgespec.drafting.tuning.prompts import OWN, Prompt, prompts_that_come_along, read_prompts, with_own
 from edgespec.drafting.tuning.rounding import ROUNDED, rounded
 from edgespec.drafting.tuning.shape import shape_of
@@ -202,7 +202,7 @@ def test_calibrated_rounding_changes_what_is_computed_less(kind: str) -> None:
     ],
 )
 def test_what_is_trained(name: str, trained: bool) -> None:
-    assert Extent(2).trains(name) is trained
+    assert TrainedExtent(2).trains(name) is trained
 
 
 def answer(prompt: int, said: int, *, ended: bool = True, k: int = 3) -> Answer:
@@ -210,7 +210,7 @@ def answer(prompt: int, said: int, *, ended: bool = True, k: int = 3) -> Answer:
     top = np.arange(count * k, dtype=np.int32).reshape(count, k)
     return Answer(
         Prompt(f"{prompt} {said}", OWN),
-        Text(tuple(range(prompt)), tuple(range(100, 100 + said))),
+        SampleAnswer(tuple(range(prompt)), tuple(range(100, 100 + said))),
         top,
         np.full((count, k), -2, np.float16),
     )

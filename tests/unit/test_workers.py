@@ -15,9 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.costs.curves import Curve
-from edgespec.costs.spread import Place, RemotePart, curve_over_machines, pass_seconds, spread_layers
+from edgespec.costs.layer_assignment import (
+    DeviceCapacity,
+    RemotePart,
+    assign_layers,
+    curve_over_machines,
+    pipeline_seconds,
+)
 from edgespec.errors import UsageError, WorkerError
-from edgespec.profiles.store import Keys, PassProfile, ProfileStore
+from edgespec.profiles.store import PassProfile, ProfileKeys, ProfileStore
 from edgespec.workers import protocol
 from edgespec.workers.address import Address, is_guarded, parse_addresses
 from edgespec.workers.connection import Connection, receive
@@ -50,11 +56,11 @@ def test_guarded_addresses() -> None:
     assert not any(map(is_guarded, ["0.0.0.0", "8.8.8.8", "172.32.0.1", "100.64.0.1"]))
 
 
-places = st.builds(Place, st.integers(0, 40), st.floats(0.001, 1), st.floats(0, 2))
+places = st.builds(DeviceCapacity, st.integers(0, 40), st.floats(0.001, 1), st.floats(0, 2))
 
 
 @given(st.integers(1, 12), st.integers(1, 9), st.lists(places, min_size=1, max_size=4))
-def test_no_other_spread_is_faster(layers: int, size: int, machines: list[Place]) -> None:
+def test_no_other_spread_is_faster(layers: int, size: int, machines: list[DeviceCapacity]) -> None:
     machines[0] = replace(machines[0], way_s=0.0)
 
     def every(left: int, at: int) -> Iterator[tuple[int, ...]]:
@@ -67,19 +73,21 @@ def test_no_other_spread_is_faster(layers: int, size: int, machines: list[Place]
             yield from ((count, *rest) for rest in every(left - count, at + 1))
 
     possible = list(every(layers, 0))
-    chosen = spread_layers(layers, size, machines)
+    chosen = assign_layers(layers, size, machines)
     if not possible:
         assert chosen is None
         return
     assert chosen in possible
-    fastest = min(pass_seconds(counts, machines) for counts in possible)
-    assert pass_seconds(chosen, machines) == pytest.approx(fastest)
+    fastest = min(pipeline_seconds(counts, machines) for counts in possible)
+    assert pipeline_seconds(chosen, machines) == pytest.approx(fastest)
 
 
 def test_a_machine_that_is_not_needed_and_not_faster_gets_nothing() -> None:
-    assert spread_layers(10, 1, [Place(20, 1.0), Place(20, 1.0, 0.1)]) == (10, 0)
-    assert spread_layers(10, 1, [Place(4, 1.0), Place(4, 1.0, 0.1), Place(9, 1.0, 0.1)]) == (4, 0, 6)
-    assert spread_layers(10, 1, [Place(20, 1.0), Place(20, 0.1, 0.5)]) == (0, 10)
+    assert assign_layers(10, 1, [DeviceCapacity(20, 1.0), DeviceCapacity(20, 1.0, 0.1)]) == (10, 0)
+    assert assign_layers(
+        10, 1, [DeviceCapacity(4, 1.0), DeviceCapacity(4, 1.0, 0.1), DeviceCapacity(9, 1.0, 0.1)]
+    ) == (4, 0, 6)
+    assert assign_layers(10, 1, [DeviceCapacity(20, 1.0), DeviceCapacity(20, 0.1, 0.5)]) == (0, 10)
 
 
 def test_a_pass_over_machines_takes_the_time_of_its_parts_and_the_way() -> None:
@@ -100,9 +108,9 @@ def test_a_pass_over_machines_takes_the_time_of_its_parts_and_the_way() -> None:
 def test_passes_on_workers_are_not_taken_for_those_of_this_machine(tmp_path: Path) -> None:
     store = ProfileStore(tmp_path)
     slow, quick = (PassProfile(Curve.through([(1, seconds)])) for seconds in (1.0, 0.01))
-    store.put(Keys.of("model", "none", threads=1, mode="m", workers="9 on a:1 2e-03").passes, slow)
+    store.put(ProfileKeys.of("model", "none", threads=1, mode="m", workers="9 on a:1 2e-03").passes, slow)
     assert store.preferred_passes("model", 1, streams=False) is None
-    store.put(Keys.of("model", "none", threads=1, mode="m").passes, quick)
+    store.put(ProfileKeys.of("model", "none", threads=1, mode="m").passes, quick)
     known = store.preferred_passes("model", 1, streams=False)
     assert known is not None
     assert known.compute == quick.compute

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.costs.yields import BUDGETS, Yields, expected_yields
+from edgespec.costs.yields import BUDGETS, TreeYields, expected_yields
 from edgespec.speculation.sizing.yield_meter import YieldMeter
 from edgespec.speculation.tree import TokenTree
 from tests.unit.strategies import distinct_trees
@@ -63,7 +63,7 @@ def test_a_better_drafter_yields_more_and_larger_trees_never_less(agreement: flo
 
 def test_yields_survive_a_file_and_can_be_mixed() -> None:
     yields, other = expected_yields(0.7), expected_yields(0.3)
-    assert Yields.from_json(yields.to_json()).at(16) == pytest.approx(yields.at(16), abs=1e-3)
+    assert TreeYields.from_json(yields.to_json()).at(16) == pytest.approx(yields.at(16), abs=1e-3)
     assert yields.interpolated(other, 0).at(16) == yields.at(16)
     assert yields.interpolated(other, 1).at(16) == pytest.approx(other.at(16))
     assert yields.interpolated(other, 0.5).at(16) == pytest.approx((yields.at(16) + other.at(16)) / 2)
@@ -98,4 +98,4 @@ def test_corrected_yields_never_fall_with_the_budget(ratios: list[float], passes
 @pytest.mark.parametrize("record", [{}, {"passes": 1, "tokens": {"a": 1}, "steps": {}, "by_rank": []}])
 def test_what_is_no_record_of_yields_is_refused(record: dict[str, object]) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
-        Yields.from_json(record)
+        TreeYields.from_json(record)

@@ -28,7 +28,7 @@ def expected(spec: RowSpec, temperature: float) -> float | None:
         return None
     if spec.texts:
         sizes = plan.batch.sizes if spec.tree == PLAIN else []
-        return next((size.tokens_per_second for size in sizes if size.texts == spec.texts), None)
+        return next((size.tokens_per_second for size in sizes if size.sequences == spec.texts), None)
     if spec.tree == PLAIN:
         return plan.plain.tokens_per_second
     drafted = [size for size in plan.sizes if size.drafter == plan.drafter or size.nodes == 1]

@@ -180,7 +180,7 @@ def pass_curve(engine: Engine) -> dict[int, dict[str, float]]:
 
     import numpy as np
 
-    from edgespec.models.llama.runtime.batch import Batch
+    from edgespec.models.llama.runtime.batch import TokenBatch
 
     context = engine.target.context
     engine.target.rewind(0)
@@ -188,7 +188,7 @@ def pass_curve(engine: Engine) -> dict[int, dict[str, float]]:
     curve: dict[int, dict[str, float]] = {}
     for rows in (rows for rows in _CURVE_ROWS if rows <= context.n_rows):
         _report(f"Passes of {rows} rows", rows / _CURVE_ROWS[-1])
-        batch = Batch.run(np.arange(100, 100 + rows, dtype=np.int32), 0, 1, logits="all")
+        batch = TokenBatch.run(np.arange(100, 100 + rows, dtype=np.int32), 0, 1, logits="all")
         seconds: list[float] = []
         waited: list[float] = []
         rounds = _CURVE_ROUNDS + (not curve)  # the first of all is not counted

@@ -29,7 +29,7 @@ from edgespec.config import AUTO, MTP, Config, ModelConfig
 from edgespec.errors import BackendError, MemoryLimitError, UsageError
 from edgespec.loading.devices.finding import PlacementRequest, open_cards
 from edgespec.loading.devices.machine import MachineSnapshot
-from edgespec.loading.plan import Planner
+from edgespec.loading.plan import LoadPlanner
 from edgespec.machine.cores import default_threads, probe_cores
 from edgespec.machine.disks import disk_of
 from edgespec.machine.memory import probe_memory
@@ -109,7 +109,7 @@ def prepared(request: Request, on_progress: Progress) -> Iterator[Job]:
         limit = min(options.limit or room, room)
         # Rows have budgets and trees of their own; the largest trees need the most.
         trees = [tree for tree in request.trees if isinstance(tree, int)]
-        planner = Planner(
+        planner = LoadPlanner(
             files, load.with_(memory=None, offload=AUTO, tree_budget=max(trees, default=None)), machine
         )
         drafter = _drafter(planner, limit, on_progress)
@@ -205,7 +205,7 @@ def _held(request: Request, files: ModelFiles, load: Config) -> dict[int, int]:
     return {int(percent): budget for percent, budget in result["budgets"].items()}
 
 
-def _drafter(planner: Planner, limit: int, on_progress: Progress) -> Path | None:
+def _drafter(planner: LoadPlanner, limit: int, on_progress: Progress) -> Path | None:
     """The drafter's file if a model drafts; with "auto", the one that loading within the limit would take."""
     speculation, context = planner.config.speculation, planner.context
     if speculation.names_a_model:

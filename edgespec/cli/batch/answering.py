@@ -52,7 +52,7 @@ class BatchRequests(RequestSource):
         self._requests = requests
         self._wait = wait
 
-    def take(self) -> Request | None:
+    def pop(self) -> Request | None:
         request = next(self._requests)
         if request is not None:
             self.in_flight[request] = None

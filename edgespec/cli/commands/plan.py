@@ -20,7 +20,7 @@ from edgespec.config import OPTIONS, Config
 from edgespec.units import readable
 
 if TYPE_CHECKING:
-    from edgespec.costs.planned_memory import PlannedExperts, PlannedMemory
+    from edgespec.costs.planned_weights import PlannedExperts, PlannedWeights
     from edgespec.costs.planner import Prediction
     from edgespec.costs.prompts import PromptTime
     from edgespec.plans.report import BatchPlan, PlanReport
@@ -87,8 +87,8 @@ def plan_report(plan: PlanReport) -> str:
     rows.append(
         (
             "a batch",
-            f"{about}{many.tokens_per_second:.2f} tokens/s with {count(many.texts, 'text')} at once, "
-            f"{many.tokens_per_second_a_text:.2f} each",
+            f"{about}{many.tokens_per_second:.2f} tokens/s with {count(many.sequences, 'text')} at once, "
+            f"{many.tokens_per_second_a_sequence:.2f} each",
         )
     )
     room = f"room for {count(plan.batch.most, 'text')} of {cells.tokens} tokens"
@@ -108,7 +108,7 @@ def plan_report(plan: PlanReport) -> str:
     return text + "\n" + "".join(f"{note}\n" for note in plan.notes)
 
 
-def _streamed(holding: PlannedMemory) -> str:
+def _streamed(holding: PlannedWeights) -> str:
     streamed = readable(holding.streamed_bytes)
     if holding.experts is not None:
         streamed += f" on average, for a pass over one row; {readable(holding.pass_bytes(8))} for eight"
@@ -153,11 +153,11 @@ def _batches(batch: BatchPlan) -> str:
         ("TEXTS AT ONCE", "TOKENS/S", "EACH", "PASS", "READ A PASS", "BOUND BY"),
         [
             (
-                str(size.texts),
+                str(size.sequences),
                 f"{size.tokens_per_second:.2f}",
-                f"{size.tokens_per_second_a_text:.2f}",
+                f"{size.tokens_per_second_a_sequence:.2f}",
                 _seconds(size.pass_s),
-                readable(size.holding.pass_bytes(size.texts)),
+                readable(size.holding.pass_bytes(size.sequences)),
                 size.bound,
             )
             for size in batch.sizes

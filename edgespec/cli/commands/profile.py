@@ -19,7 +19,7 @@ from edgespec.errors import UsageError
 from edgespec.units import readable, readable_time
 
 if TYPE_CHECKING:
-    from edgespec.costs.yields import Yields
+    from edgespec.costs.yields import TreeYields
     from edgespec.measure.full_profile import FullProfile
     from edgespec.profiles.store import DraftProfile, PassProfile
 
@@ -140,7 +140,7 @@ def _drafts(drafts: DraftProfile) -> str:
     )
 
 
-def _yields(name: str, yields: Yields) -> str:
+def _yields(name: str, yields: TreeYields) -> str:
     rows = [(str(budget), f"{tokens:.2f}") for budget, tokens in yields.tokens.items()]
     ranks = ", ".join(f"{share:.2f}" for share in yields.by_rank[:4])
     depths = ", ".join(f"{share:.2f}" for share in yields.by_depth[:6])

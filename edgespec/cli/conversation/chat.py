@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from edgespec.cli.options.sampling import ChosenSampling
     from edgespec.cli.screen.status import Status
     from edgespec.engine.engine import Engine
-    from edgespec.engine.sessions.session import Resumed, Session
+    from edgespec.engine.sessions.session import ResumedSession, Session
 
 _SET = "/set"  # where a setting comes from that was changed in the chat
 
@@ -203,7 +203,7 @@ class Chat:
         self._engine.set_tree_budget(budget)
         self.budget = budget
 
-    def report_resumed(self, resumed: Resumed | None) -> None:
+    def report_resumed(self, resumed: ResumedSession | None) -> None:
         """Say how a saved conversation was resumed."""
         if resumed is None or not (resumed.turns or resumed.pending):
             return

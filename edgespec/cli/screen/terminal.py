@@ -113,7 +113,7 @@ class Terminal:
         from edgespec.models.gguf.header import read_header
 
         collector = Collector(read_header(engine.target.model.path).fingerprint, self.warn)
-        engine.watch = collector.watch
+        engine.new_observer = collector.observe
         self.note(
             f"Prompts and answers are kept in {collector.path.parent}, for 'edgespec draft tune' to learn "
             "from. To delete them: edgespec config --forget"

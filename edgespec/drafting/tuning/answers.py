@@ -2,7 +2,7 @@
 
 The target answers many prompts in shared passes, greedily, and every pass's logits are reduced at once to
 the most likely tokens and what they leave to all others. Each answer is appended to a file as soon as it is
-finished, so an interrupted harvest is resumed.
+finished, so an interrupted collection is resumed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.drafting.agreement import Text
+from edgespec.drafting.agreement import SampleAnswer
 from edgespec.drafting.tuning.prompts import Prompt
 from edgespec.engine.engine import Engine
 from edgespec.engine.requests import Request
@@ -45,7 +45,7 @@ class Answer:
     """
 
     prompt: Prompt
-    text: Text
+    text: SampleAnswer
     top: IntArray
     logprobs: NDArray[np.float16]
 
@@ -67,7 +67,7 @@ class Answer:
         """Parse a block of the file."""
         with np.load(io.BytesIO(block), allow_pickle=False) as arrays:
             words, category = arrays["prompt"].tolist()
-            text = Text(tuple(arrays["read"].tolist()), tuple(arrays["said"].tolist()))
+            text = SampleAnswer(tuple(arrays["read"].tolist()), tuple(arrays["said"].tolist()))
             return cls(Prompt(words, category), text, arrays["top"], arrays["logprobs"])
 
 
@@ -124,7 +124,7 @@ class AnswerFile:
         )
 
 
-def harvest(
+def collect_answers(
     engine: Engine,
     prompts: Sequence[Prompt],
     tokens: int,
@@ -144,7 +144,7 @@ def harvest(
         EdgeSpecError: the target cannot answer.
     """
     asked: dict[int, tuple[int, ...]] = {}
-    collected: dict[int, Rows] = {}
+    collected: dict[int, DistributionRows] = {}
     config = GenerationConfig(max_tokens=tokens)
 
     def requests() -> Iterator[Request]:
@@ -153,7 +153,7 @@ def harvest(
                 return
             with suppress(ContextLengthError):
                 asked[index] = tuple(engine.encoder.encode(prompt.text))
-                collected[index] = rows = Rows()
+                collected[index] = rows = DistributionRows()
                 yield Request(asked[index], config, key=index, on_accept=rows.add)
 
     with closing(engine.stream_many(requests())) as events:
@@ -169,10 +169,10 @@ def harvest(
             if answer is None or answer.finish_reason == "cancelled":
                 continue
             kept = rows.first(len(answer.tokens) + (answer.finish_reason == "stop"))
-            yield Answer(prompts[index], Text(text, tuple(answer.tokens)), *kept)
+            yield Answer(prompts[index], SampleAnswer(text, tuple(answer.tokens)), *kept)
 
 
-class Rows:
+class DistributionRows:
     """The target's distributions at the tokens of one answer so far."""
 
     def __init__(self) -> None:

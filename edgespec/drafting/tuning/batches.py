@@ -15,7 +15,7 @@ _MOST_TOKENS = 512  # of a text; what is behind them is cut off
 
 
 @dataclass(frozen=True)
-class Batch:
+class TrainingBatch:
     """A few texts, one after another.
 
     Attributes:
@@ -33,7 +33,7 @@ class Batch:
     logprobs: Tensor
 
 
-def batch_of(answers: Sequence[Answer]) -> Batch:
+def batch_of(answers: Sequence[Answer]) -> TrainingBatch:
     """The batch of these answers."""
     texts = [text_of(answer) for answer in answers]
     rows, top, logprobs = [], [], []
@@ -45,7 +45,7 @@ def batch_of(answers: Sequence[Answer]) -> Batch:
         top.append(answer.top[:count])
         logprobs.append(answer.logprobs[:count])
         begin += len(text)
-    return Batch(
+    return TrainingBatch(
         tuple(map(len, texts)),
         torch.tensor([token for text in texts for token in text]),
         torch.cat(rows),

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from edgespec.drafting.tuning.answers import Answer
 from edgespec.drafting.tuning.batches import text_of
-from edgespec.drafting.tuning.extent import Extent
+from edgespec.drafting.tuning.extent import TrainedExtent
 from edgespec.drafting.tuning.network import Network
-from edgespec.drafting.tuning.weights import Encoded, Loaded, matrix_kinds
+from edgespec.drafting.tuning.weights import EncodedMatrix, ModelWeights, matrix_kinds
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.progress import Progress, no_progress
 
@@ -36,7 +36,7 @@ _TOKENS_AT_ONCE = 2048
 
 
 @dataclass(frozen=True)
-class Rounded(Encoded):
+class RoundedMatrix(EncodedMatrix):
     """A matrix on the grid of its type.
 
     Attributes:
@@ -65,8 +65,11 @@ def calibrated_types(header: GGUFHeader) -> dict[str, str]:
 
 
 def calibrate(
-    loaded: Loaded, kinds: Mapping[str, str], answers: Sequence[Answer], on_progress: Progress = no_progress
-) -> dict[str, Rounded]:
+    loaded: ModelWeights,
+    kinds: Mapping[str, str],
+    answers: Sequence[Answer],
+    on_progress: Progress = no_progress,
+) -> dict[str, RoundedMatrix]:
     """Round matrices of a model.
 
     Args:
@@ -76,9 +79,9 @@ def calibrate(
     Returns:
         By name, what each matrix is then.
     """
-    recorder = _Recorder(loaded.shape, loaded.weights, Extent(loaded.shape.layers))
+    recorder = _Recorder(loaded.shape, loaded.weights, TrainedExtent(loaded.shape.layers))
     groups = _groups([torch.tensor(text_of(answer)) for answer in answers])
-    found: dict[str, Rounded] = {}
+    found: dict[str, RoundedMatrix] = {}
     with torch.no_grad():
         inputs = [
             torch.nn.functional.embedding(torch.cat(texts), recorder.weights["token_embd.weight"])
@@ -111,7 +114,7 @@ def _groups(texts: Sequence[Tensor]) -> list[list[Tensor]]:
     return groups
 
 
-def round_matrix(weight: Tensor, products: Tensor, kind: str) -> Rounded:
+def round_matrix(weight: Tensor, products: Tensor, kind: str) -> RoundedMatrix:
     """Round a matrix.
 
     Args:
@@ -143,7 +146,7 @@ def round_matrix(weight: Tensor, products: Tensor, kind: str) -> Rounded:
         scales[:, start // _BLOCK], minima[:, start // _BLOCK] = scale, minimum
     steps = codes.view(rows, -1, _BLOCK).float()
     values = (steps * scales[..., None] + minima[..., None]).view(rows, columns)
-    return Rounded(_packed(codes, scales, minima, kind), Kind[kind], values)
+    return RoundedMatrix(_packed(codes, scales, minima, kind), Kind[kind], values)
 
 
 def _grid(block: Tensor, importance: Tensor, kind: str) -> tuple[Tensor, Tensor]:

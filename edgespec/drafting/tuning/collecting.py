@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from edgespec.drafting.agreement import Text
-from edgespec.drafting.tuning.answers import Answer, Rows
+from edgespec.drafting.agreement import SampleAnswer
+from edgespec.drafting.tuning.answers import Answer, DistributionRows
 from edgespec.drafting.tuning.prompts import Prompt
 from edgespec.files.blocks import BlockFile
 from edgespec.files.kept import Kept
@@ -50,11 +50,11 @@ class Collector:
         self.path = Kept.COLLECTED.folder / f"{fingerprint[:16]}-{secrets.token_hex(4)}.answers"
         self._file: BlockFile | None = None
 
-    def watch(self, prompt: Sequence[int]) -> CollectedAnswer:
+    def observe(self, prompt: Sequence[int]) -> CollectedAnswer:
         """Return the observer of an answer to a prompt."""
         return CollectedAnswer(self, tuple(prompt))
 
-    def keep(self, answers: Sequence[Answer]) -> None:
+    def add(self, answers: Sequence[Answer]) -> None:
         """Add answers to the file."""
         if self._failed:
             return
@@ -84,7 +84,7 @@ class CollectedAnswer:
     def __init__(self, collector: Collector, prompt: tuple[int, ...]) -> None:
         self._collector = collector
         self._prompt = prompt
-        self._rows = Rows()
+        self._rows = DistributionRows()
         self.add = self._rows.add
 
     def finish(self, answer: Generation) -> None:
@@ -97,10 +97,10 @@ class CollectedAnswer:
         parts = []
         for begin in range(0, len(said), _PART):
             before = len(self._prompt) + begin
-            part = Text(text[max(before - _CONTEXT, 0) : before], text[before : before + _PART])
+            part = SampleAnswer(text[max(before - _CONTEXT, 0) : before], text[before : before + _PART])
             rows = slice(begin, begin + _PART + (begin + _PART >= len(said)))
             parts.append(Answer(Prompt("", COLLECTED), part, top[rows], logprobs[rows]))
-        self._collector.keep(parts)
+        self._collector.add(parts)
 
 
 def collected(fingerprint: str) -> tuple[list[Answer], list[Answer]]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from edgespec.drafting.tuning.rounding import ROUNDED
 from edgespec.drafting.tuning.weights import (
     WRITABLE,
-    Encoded,
+    EncodedMatrix,
     matrix_kinds,
     quantization_of,
     write_weights,
@@ -54,7 +54,7 @@ def export(
     note: str,
     quantization: str,
     threads: int | None,
-    encoded: Mapping[str, Encoded] | None = None,
+    encoded: Mapping[str, EncodedMatrix] | None = None,
 ) -> None:
     """Write a drafter like `start` in which the tensors in `tuned` have these values.
 

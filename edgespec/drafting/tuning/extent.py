@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from edgespec.drafting.tuning.shape import Shape
+from edgespec.drafting.tuning.shape import NetworkShape
 from edgespec.errors import MemoryLimitError
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.units import readable
@@ -16,7 +16,7 @@ _WORKING_BYTES = 1 << 30  # activations and logits of a step
 
 
 @dataclass(frozen=True)
-class Extent:
+class TrainedExtent:
     """The part of a drafter that is trained.
 
     Attributes:
@@ -39,16 +39,16 @@ class Extent:
         return _VALUE * sum(sizes.values()) + _TRAINED * trained + _WORKING_BYTES
 
 
-WHOLE = Extent()
+WHOLE = TrainedExtent()
 
 
-def extent_for(header: GGUFHeader, shape: Shape, available: int) -> Extent:
+def extent_for(header: GGUFHeader, shape: NetworkShape, available: int) -> TrainedExtent:
     """Return the upper half of a drafter's layers, or as many of them as can be trained in free memory.
 
     Raises:
         MemoryLimitError: there is no room to train even the last layer.
     """
-    extents = [Extent(first) for first in range(shape.layers // 2, shape.layers)]
+    extents = [TrainedExtent(first) for first in range(shape.layers // 2, shape.layers)]
     for extent in extents:
         if extent.n_bytes(header) <= available:
             return extent

@@ -17,9 +17,9 @@ import torch.nn.functional as F  # noqa: N812
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edgespec.drafting.tuning.extent import WHOLE, Extent
+from edgespec.drafting.tuning.extent import WHOLE, TrainedExtent
 from edgespec.drafting.tuning.rounding import rounded
-from edgespec.drafting.tuning.shape import Shape
+from edgespec.drafting.tuning.shape import NetworkShape
 
 
 class Network:
@@ -38,9 +38,9 @@ class Network:
 
     def __init__(
         self,
-        shape: Shape,
+        shape: NetworkShape,
         weights: Mapping[str, NDArray[np.float32]],
-        extent: Extent = WHOLE,
+        extent: TrainedExtent = WHOLE,
         kinds: Mapping[str, str] | None = None,
     ) -> None:
         self.shape = shape
@@ -179,7 +179,7 @@ class Network:
         return angles.cos().float(), angles.sin().float()
 
 
-def _rotated(x: Tensor, turns: tuple[Tensor, Tensor], shape: Shape) -> Tensor:
+def _rotated(x: Tensor, turns: tuple[Tensor, Tensor], shape: NetworkShape) -> Tensor:
     """(length, heads, head) with each pair of its first `shape.rotated` elements turned (RoPE)."""
     cosine, sine = (part[:, None] for part in turns)
     x, rest = x.float()[..., : shape.rotated], x[..., shape.rotated :]

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from edgespec.drafting.tuning.judging import BUDGETS, Judgement
+from edgespec.drafting.tuning.evaluation import BUDGETS, Evaluation
 from edgespec.errors import OutputError, UsageError
 from edgespec.models.llama.quantize import KEEP, QUANTIZATIONS
 from edgespec.units import readable_time
@@ -50,7 +50,7 @@ class TuneOptions:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingRecord:
     """The training data of a drafter, and its distance from its target afterwards."""
 
     answers: int
@@ -61,7 +61,7 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class Tuned:
+class TunedDrafter:
     """A drafter that was tuned.
 
     Attributes:
@@ -72,10 +72,10 @@ class Tuned:
 
     target: Path
     path: Path | None
-    before: Judgement
-    after: Judgement
-    rival: Judgement | None
-    trained: Trained
+    before: Evaluation
+    after: Evaluation
+    rival: Evaluation | None
+    trained: TrainingRecord
 
     @property
     def registered(self) -> bool:

@@ -28,14 +28,14 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Prompts:
+class PromptSplit:
     """Prompts to learn from, in the order in which they are answered, and held-out ones."""
 
     training: tuple[Prompt, ...]
     held_out: tuple[Prompt, ...]
 
 
-def prompts_that_come_along() -> Prompts:
+def prompts_that_come_along() -> PromptSplit:
     """Questions of every category in turn, with every form of a question and every subject early on."""
     source = resources.files("edgespec.drafting.tuning").joinpath("prompts.json")
     categories = json.loads(source.read_text(encoding="utf-8"))
@@ -54,15 +54,15 @@ def prompts_that_come_along() -> Prompts:
                 for i, subject in enumerate(learned)
             ]
         )
-    return Prompts(_in_turn(training), _in_turn(held_out))
+    return PromptSplit(_in_turn(training), _in_turn(held_out))
 
 
-def with_own(prompts: Prompts, own: list[Prompt]) -> Prompts:
+def with_own(prompts: PromptSplit, own: list[Prompt]) -> PromptSplit:
     """A person's prompts before the bundled ones, some of them held out."""
     kept = own[_HELD_OUT_SHARE - 1 :: _HELD_OUT_SHARE]
     held = set(kept)
     learned = [prompt for prompt in own if prompt not in held]
-    return Prompts((*learned, *prompts.training), (*kept, *prompts.held_out))
+    return PromptSplit((*learned, *prompts.training), (*kept, *prompts.held_out))
 
 
 def read_prompts(path: Path) -> list[Prompt]:

@@ -34,7 +34,7 @@ _WHOLE_PARTS = frozenset({"token_embd.weight", "output_norm.weight", "output.wei
 
 
 @dataclass(frozen=True)
-class Shape:
+class NetworkShape:
     """Sizes and constants of a network.
 
     Attributes:
@@ -72,7 +72,7 @@ class Shape:
         return self.local_base is not None and layer % self.period < self.period - 1
 
 
-def shape_of(metadata: Mapping[str, Any], tensors: Collection[str], name: str) -> Shape:
+def shape_of(metadata: Mapping[str, Any], tensors: Collection[str], name: str) -> NetworkShape:
     """The shape of a model.
 
     Args:
@@ -86,7 +86,7 @@ def shape_of(metadata: Mapping[str, Any], tensors: Collection[str], name: str) -
     architecture = str(metadata.get("general.architecture", ""))
     if architecture not in ARCHITECTURES:
         raise _refused(name, f"its architecture is {architecture!r}")
-    values = _Values(metadata, architecture, name)
+    values = _ArchitectureSettings(metadata, architecture, name)
     unknown = sorted(tensor for tensor in tensors if not _is_known(tensor))
     if unknown:
         raise _refused(name, f"it has the tensor {unknown[0]!r}")
@@ -103,7 +103,7 @@ def shape_of(metadata: Mapping[str, Any], tensors: Collection[str], name: str) -
     layers = values.count("block_count")
     scaling = float(values.get("rope.scaling.factor", 0.0) or values.get("rope.scale_linear", 0.0) or 1.0)
     scaled_width = width // heads if gemma and layers == _GEMMA3_27B_LAYERS else head
-    return Shape(
+    return NetworkShape(
         architecture=architecture,
         layers=layers,
         width=width,
@@ -124,7 +124,7 @@ def shape_of(metadata: Mapping[str, Any], tensors: Collection[str], name: str) -
     )
 
 
-class _Values:
+class _ArchitectureSettings:
     """The settings of one architecture."""
 
     def __init__(self, metadata: Mapping[str, Any], architecture: str, name: str) -> None:

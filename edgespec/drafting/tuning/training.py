@@ -48,7 +48,7 @@ _FASTER = 1.2  # times as fast, and bfloat16 is worth its rounding
 _TRIAL = (256, 1024)  # rows and width of the products that are timed
 
 
-class Budget(Protocol):
+class TrainingBudget(Protocol):
     """The limits of training."""
 
     def done(self, steps: int, seconds: float) -> float:
@@ -62,7 +62,7 @@ class TimeBudget:
     seconds: float
 
     def done(self, steps: int, seconds: float) -> float:
-        """See `Budget`."""
+        """See `TrainingBudget`."""
         return seconds / self.seconds
 
 
@@ -73,12 +73,12 @@ class StepBudget:
     steps: int
 
     def done(self, steps: int, seconds: float) -> float:
-        """See `Budget`."""
+        """See `TrainingBudget`."""
         return steps / self.steps
 
 
 @dataclass(frozen=True)
-class Method:
+class TrainingMethod:
     """The method of training.
 
     Attributes:
@@ -98,7 +98,7 @@ class Method:
     texts: int = 4
 
 
-USUAL = Method()
+USUAL = TrainingMethod()
 
 
 def divergence(logits: Tensor, top: Tensor, logprobs: Tensor) -> Tensor:
@@ -184,7 +184,7 @@ class Trainer:
         checkpoint: Path,
         label: str,
         *,
-        method: Method = USUAL,
+        method: TrainingMethod = USUAL,
         seed: int = 0,
     ) -> None:
         self._network = network
@@ -218,7 +218,7 @@ class Trainer:
             self._network.trained().values(), lr=self._rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True
         )
 
-    def train(self, budget: Budget, on_progress: Progress) -> None:
+    def train(self, budget: TrainingBudget, on_progress: Progress) -> None:
         """Train until the budget is spent, or nothing has been gained for long; keep the best weights.
 
         Whatever ends it, the progress is saved; of a step whose weights are half changed, that before it.
@@ -247,7 +247,7 @@ class Trainer:
             self._check()
             self._put_back(self._best)
 
-    def _choose_rate(self, budget: Budget, on_progress: Progress) -> None:
+    def _choose_rate(self, budget: TrainingBudget, on_progress: Progress) -> None:
         """Find the rate at which a few steps gain most on answers that are not learned from.
 
         How far a start is from its target does not say at which rate it learns: a model without some layers

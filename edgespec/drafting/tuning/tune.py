@@ -19,18 +19,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.costs.pass_time import read_seconds
-from edgespec.drafting.agreement import PROMPTS, PassCost, Text, write_texts
+from edgespec.drafting.agreement import PROMPTS, PassCost, SampleAnswer, write_sample_answers
 from edgespec.drafting.recipe_search import CostModel
-from edgespec.drafting.recipes import State
-from edgespec.drafting.tuning.answers import Answer, AnswerFile, harvest
+from edgespec.drafting.recipes import RecipeState
+from edgespec.drafting.tuning.answers import Answer, AnswerFile, collect_answers
 from edgespec.drafting.tuning.collecting import collected
+from edgespec.drafting.tuning.evaluation import Evaluation, evaluate, tokens_per_pass
 from edgespec.drafting.tuning.export import export, types_to_reckon_with, usual_type
-from edgespec.drafting.tuning.extent import Extent, extent_for
-from edgespec.drafting.tuning.judging import Judgement, judge, tokens_per_pass
-from edgespec.drafting.tuning.options import LEAST_ANSWERS, Trained, Tuned, TuneOptions, check
-from edgespec.drafting.tuning.prompts import Prompts, prompts_that_come_along, read_prompts, with_own
+from edgespec.drafting.tuning.extent import TrainedExtent, extent_for
+from edgespec.drafting.tuning.options import LEAST_ANSWERS, TrainingRecord, TunedDrafter, TuneOptions, check
+from edgespec.drafting.tuning.prompts import PromptSplit, prompts_that_come_along, read_prompts, with_own
 from edgespec.drafting.tuning.start import choose_start, difference
-from edgespec.drafting.tuning.weights import Loaded, check_tunable, load_weights
+from edgespec.drafting.tuning.weights import ModelWeights, check_tunable, load_weights
 from edgespec.engine.engine import Engine
 from edgespec.errors import (
     BackendError,
@@ -58,7 +58,7 @@ _SAME_MEMORY = 0.05  # share by which free memory varies between runs
 _SLEEPING_THREADS = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
 
 
-def tune(target: str, options: TuneOptions, on_progress: Progress | None = None) -> Tuned:
+def tune(target: str, options: TuneOptions, on_progress: Progress | None = None) -> TunedDrafter:
     """Tune a drafter for a target, measure it, and register it if none known is better.
 
     Raises:
@@ -87,8 +87,8 @@ class _Tuning:
         self,
         target: GGUFHeader,
         start: GGUFHeader,
-        extent: Extent,
-        prompts: Prompts,
+        extent: TrainedExtent,
+        prompts: PromptSplit,
         options: TuneOptions,
         report: Progress,
     ) -> None:
@@ -108,16 +108,16 @@ class _Tuning:
                 f"{self._folder} cannot be made: {error.strerror}.", "Check its permissions."
             ) from error
         remove_abandoned(self._folder, ".*.partial")
-        self._state = State(self._folder / f"{self._label}.json")
+        self._state = RecipeState(self._folder / f"{self._label}.json")
         if "first" not in self._state.values:  # it must not change with the memory that is free later
-            self._state.keep("first", extent.first)
-        self._extent = Extent(self._state.values["first"])
+            self._state.save("first", extent.first)
+        self._extent = TrainedExtent(self._state.values["first"])
         self._collected = collected(target.fingerprint)
         self._answers = AnswerFile(
             self._folder / f"tuning-{options.tokens}.answers", target.fingerprint, options.tokens
         )
 
-    def run(self) -> Tuned:
+    def run(self) -> TunedDrafter:
         cost = self._answered()
         learned = self._learned()
         answers = [*self._answers.of(self._prompts.held_out), *self._collected[1]]
@@ -128,7 +128,7 @@ class _Tuning:
                 "Give it more --minutes, or prompts that it answers (--prompts FILE).",
             )
         trained, written = self._train(learned)
-        tuned = self._register(trained, *self._judge(written, held_out, cost))
+        tuned = self._register(trained, *self._evaluate(written, held_out, cost))
         for path in self._folder.glob(f"*{self._label}*"):
             path.unlink(missing_ok=True)
         return tuned
@@ -151,10 +151,10 @@ class _Tuning:
                 threads=self._options.threads,
                 on_progress=self._report,
             ) as engine:
-                self._harvest(engine)
+                self._collect_answers(engine)
                 if not knows_cost:
-                    cost = write_texts(engine, PROMPTS[:_FEW_PROMPTS], _FEW_TOKENS).cost
-                    self._state.keep("passes", {"memory": room, **asdict(cost)})
+                    cost = write_sample_answers(engine, PROMPTS[:_FEW_PROMPTS], _FEW_TOKENS).cost
+                    self._state.save("passes", {"memory": room, **asdict(cost)})
         if self._options.pass_s is not None:
             return CostModel(self._options.pass_s)
         values = {name: value for name, value in self._state.values["passes"].items() if name != "memory"}
@@ -172,7 +172,7 @@ class _Tuning:
         most = self._options.answers or len(self._prompts.training)
         return len(self._answers.unanswered(self._prompts.training[:most]))
 
-    def _harvest(self, engine: Engine) -> None:
+    def _collect_answers(self, engine: Engine) -> None:
         held_out = self._answers.unanswered(self._prompts.held_out)
         most = self._options.answers or len(self._prompts.training)
         wanted = self._answers.unanswered(self._prompts.training[:most])
@@ -192,17 +192,17 @@ class _Tuning:
             self._report(f"The target answers, {done} so far", 0.3 * min(max(in_time, done / total), 1.0))
 
         asked = [*held_out, *wanted]
-        with closing(harvest(engine, asked, self._options.tokens, goes_on, on_pass)) as answers:
+        with closing(collect_answers(engine, asked, self._options.tokens, goes_on, on_pass)) as answers:
             for answer in answers:
                 self._answers.add(answer)
-                self._state.keep("answering_s", before + time.monotonic() - begun)
+                self._state.save("answering_s", before + time.monotonic() - begun)
                 done += 1
 
     def _learned(self) -> list[Answer]:
         most = self._options.answers or len(self._prompts.training)
         return [*self._collected[0], *self._answers.of(self._prompts.training[:most])]
 
-    def _train(self, learned: list[Answer]) -> tuple[Trained, list[Path]]:
+    def _train(self, learned: list[Answer]) -> tuple[TrainingRecord, list[Path]]:
         with environment_set(_SLEEPING_THREADS):
             import torch
 
@@ -223,7 +223,7 @@ class _Tuning:
             StepBudget(steps) if steps is not None else TimeBudget(seconds),
             lambda what, part: self._report(what, 0.3 + 0.55 * min(part, 1.0)),
         )
-        trained = Trained(
+        trained = TrainingRecord(
             len(learned),
             sum(len(answer.top) for answer in learned),
             trainer.steps,
@@ -255,7 +255,7 @@ class _Tuning:
         types = {name: kind for name, kind in calibrated_types(self._start).items() if name in changed}
         if types and self._options.quantization is None:
             loaded = load_weights(self._start.path)
-            tuned = Loaded(loaded.shape, {**loaded.weights, **changed})
+            tuned = ModelWeights(loaded.shape, {**loaded.weights, **changed})
             encoded = calibrate(tuned, types, learned[:_CALIBRATING], self._report_rounding)
             path = self._folder / f"{self._label}-calibrated.gguf"
             export(self._start, path, changed, note, quantization, threads, encoded)
@@ -264,38 +264,38 @@ class _Tuning:
     def _report_rounding(self, what: str, part: float) -> None:
         self._report(what, 0.86 + 0.02 * part)
 
-    def _judge(
-        self, written: list[Path], texts: list[Text], cost: CostModel
-    ) -> tuple[Judgement, Judgement, Judgement | None]:
+    def _evaluate(
+        self, written: list[Path], samples: list[SampleAnswer], cost: CostModel
+    ) -> tuple[Evaluation, Evaluation, Evaluation | None]:
         """The start, the tuned drafter, and the best drafter known if that is better."""
 
-        def speed(judged: Judgement) -> float:
-            return judged.tokens_per_second
+        def speed(evaluation: Evaluation) -> float:
+            return evaluation.tokens_per_second
 
         self._report("Measuring what it gained", 0.88)
-        before = judge(self._start.path, texts, cost)
-        after = max((judge(path, texts, cost, like=before) for path in written), key=speed)
-        best = max([before, *self._rivals(texts, cost)], key=speed)
+        before = evaluate(self._start.path, samples, cost)
+        after = max((evaluate(path, samples, cost, like=before) for path in written), key=speed)
+        best = max([before, *self._rivals(samples, cost)], key=speed)
         self._report("Leading trees along the held-out answers", 0.92)
-        before = replace(before, tokens_per_pass=tokens_per_pass(before.path, texts, self._options.budgets))
+        before = replace(before, tokens_per_pass=tokens_per_pass(before.path, samples, self._options.budgets))
         self._report("Leading trees along the held-out answers", 0.96)
-        after = replace(after, tokens_per_pass=tokens_per_pass(after.path, texts, self._options.budgets))
+        after = replace(after, tokens_per_pass=tokens_per_pass(after.path, samples, self._options.budgets))
         return before, after, best if speed(best) >= speed(after) else None
 
-    def _rivals(self, texts: list[Text], cost: CostModel) -> Iterator[Judgement]:
+    def _rivals(self, samples: list[SampleAnswer], cost: CostModel) -> Iterator[Evaluation]:
         """The other drafters known of the target that draft by tokens, and can be loaded."""
         for candidate in candidates(self._target):
             if not candidate.path.samefile(self._start.path):
                 with suppress(EdgeSpecError):
                     if not difference(self._target.path, candidate.path):
-                        yield judge(candidate.path, texts, cost)
+                        yield evaluate(candidate.path, samples, cost)
 
     def _register(
-        self, trained: Trained, before: Judgement, after: Judgement, rival: Judgement | None
-    ) -> Tuned:
+        self, trained: TrainingRecord, before: Evaluation, after: Evaluation, rival: Evaluation | None
+    ) -> TunedDrafter:
         output = self._options.output
         if rival is not None and output is None:
-            return Tuned(self._target.path, None, before, after, rival, trained)
+            return TunedDrafter(self._target.path, None, before, after, rival, trained)
         name = self._start.path.stem.partition("-tuned-")[0]
         path = output or drafters_folder() / f"{name[:100]}-tuned-{self._label.rpartition('-')[2]}.gguf"
         with writing_to(path, "Choose another folder."):
@@ -318,7 +318,7 @@ class _Tuning:
                     preferred=True,
                 )
             )
-        return Tuned(self._target.path, path, before, replace(after, path=path), rival, trained)
+        return TunedDrafter(self._target.path, path, before, replace(after, path=path), rival, trained)
 
 
 def _copy(source: Path, destination: Path) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
-from edgespec.drafting.tuning.shape import Shape, shape_of
+from edgespec.drafting.tuning.shape import NetworkShape, shape_of
 from edgespec.errors import BackendError, ModelFileError
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.split_files import split_paths
@@ -37,15 +37,15 @@ _NOT_COPIED = re.compile(
 
 
 @dataclass(frozen=True)
-class Loaded:
+class ModelWeights:
     """A model's shape and its weights in float32, rows first."""
 
-    shape: Shape
+    shape: NetworkShape
     weights: Weights
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedMatrix:
     """A matrix in the bytes of a type.
 
     Attributes:
@@ -56,7 +56,7 @@ class Encoded:
     kind: Kind
 
 
-def check_tunable(header: GGUFHeader) -> Shape:
+def check_tunable(header: GGUFHeader) -> NetworkShape:
     """The shape of a model that can be tuned.
 
     Raises:
@@ -70,7 +70,7 @@ def check_tunable(header: GGUFHeader) -> Shape:
     return shape_of(header.metadata, {tensor.name for tensor in header.tensors}, header.path.name)
 
 
-def load_weights(path: Path) -> Loaded:
+def load_weights(path: Path) -> ModelWeights:
     """All weights of a model, dequantized.
 
     Raises:
@@ -88,7 +88,7 @@ def load_weights(path: Path) -> Loaded:
                 "Name a drafter of another quantization.",
             ) from error
         weights[tensor.name] = np.array(values, dtype=np.float32)
-    return Loaded(shape, weights)
+    return ModelWeights(shape, weights)
 
 
 def matrix_kinds(header: GGUFHeader) -> dict[str, str]:
@@ -114,7 +114,7 @@ def write_weights(
     tuned: Mapping[str, NDArray[np.float32]],
     note: str,
     kind: Kind | None = Kind.F16,
-    encoded: Mapping[str, Encoded] | None = None,
+    encoded: Mapping[str, EncodedMatrix] | None = None,
 ) -> None:
     """Write a copy of `source` in which the tensors in `tuned` have these values.
 

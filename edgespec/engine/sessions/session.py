@@ -18,7 +18,7 @@ from edgespec.models.text.encoding import Encoded
 
 
 @dataclass(frozen=True)
-class Resumed:
+class ResumedSession:
     """The outcome of resuming a saved session.
 
     Attributes:
@@ -218,7 +218,7 @@ class Session:
         self._save()
 
     @checks_arguments
-    def resume(self, file: SessionFile) -> Resumed | None:
+    def resume(self, file: SessionFile) -> ResumedSession | None:
         """Resume a saved conversation, and save to its file from now on.
 
         Its keys and values are restored if the model, the context and the build are the same. With another
@@ -245,7 +245,7 @@ class Session:
             restored = 0 if reason or not tokens else self.engine.target.recall(tokens)
         if saved.messages and not restored and not reason:
             reason = "The saved state is missing or damaged"
-        return Resumed(self.turns, len(tokens), restored, reason, saved.pending)
+        return ResumedSession(self.turns, len(tokens), restored, reason, saved.pending)
 
     def detach(self) -> None:
         """Leave the engine, which may then be closed; `attach` gives the session another one."""
@@ -340,5 +340,5 @@ class Session:
         self.file.write(Conversation(target.identity, self._system, self.messages, self._pending, known))
         if self._pending is None and (known or not self.messages) and not self.engine.closed:
             with self.engine.held():
-                if target.keep(self._store, list(known.tokens) if known else []) or not self.messages:
+                if target.save_state(self._store, list(known.tokens) if known else []) or not self.messages:
                     self.engine.drafter.save()

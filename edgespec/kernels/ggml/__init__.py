@@ -37,7 +37,7 @@ from edgespec.kernels.ggml.operations import (
 from edgespec.kernels.ggml.structs import F16, F32, I32, Address, UnsupportedBuild
 from edgespec.kernels.ggml.tensors import (
     ScratchContext,
-    Shape,
+    TensorShape,
     operation_of,
     read_node,
     read_rows,
@@ -55,7 +55,7 @@ __all__ = [
     "Address",
     "Indices",
     "ScratchContext",
-    "Shape",
+    "TensorShape",
     "UnbackedBufferType",
     "UnsupportedBuild",
     "address_of_map",

@@ -15,9 +15,9 @@ from edgespec.kernels.ggml.structs import (
     SOURCES,
     USAGE_WEIGHTS,
     Address,
+    BackendRegistry,
     Buffer,
     BufferType,
-    Registry,
     Tensor,
     require_same,
 )
@@ -34,7 +34,9 @@ def check() -> None:
     f = functions()
     require_same("the size of a tensor", ctypes.sizeof(Tensor) + OBJECT_BYTES, f["ggml_tensor_overhead"]())
     registry = f["ggml_backend_dev_backend_reg"](cpu_device())
-    require_same("the interface version", Registry.from_address(registry).api_version, INTERFACE_VERSION)
+    require_same(
+        "the interface version", BackendRegistry.from_address(registry).api_version, INTERFACE_VERSION
+    )
     buffer_type = f["ggml_backend_cpu_buffer_type"]()
     interface = BufferType.from_address(buffer_type).interface
     name = ctypes.CFUNCTYPE(ctypes.c_char_p, POINTER)(interface.get_name)(buffer_type)

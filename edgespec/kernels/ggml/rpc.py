@@ -13,9 +13,9 @@ from edgespec.kernels.ggml.structs import (
     POINTER,
     SIZE,
     Address,
+    BackendDevice,
     Buffer,
     BufferType,
-    Device,
     UnsupportedBuild,
     require_same,
 )
@@ -24,7 +24,7 @@ _REGISTRY = b"RPC"
 
 
 @dataclass(frozen=True)
-class DeviceFacts:
+class DeviceProperties:
     """ggml's facts about a device; `free` and `total` are bytes of its memory."""
 
     name: str
@@ -64,7 +64,7 @@ def own_devices() -> tuple[Address, ...]:
     return tuple(sorted((d for d in found if kinds[d] in (0, 1, 2)), key=lambda d: kinds[d] == 0))
 
 
-def describe(device: Address) -> DeviceFacts:
+def describe(device: Address) -> DeviceProperties:
     """A device, as ggml knows it."""
     f = functions()
     free, total = SIZE(), SIZE()
@@ -73,7 +73,7 @@ def describe(device: Address) -> DeviceFacts:
         (f[f"ggml_backend_dev_{what}"](device) or b"").decode("utf-8", "replace")
         for what in ("name", "description")
     )
-    return DeviceFacts(name, about.strip(), free.value, total.value)
+    return DeviceProperties(name, about.strip(), free.value, total.value)
 
 
 class LimitedMemory:
@@ -96,7 +96,7 @@ class LimitedMemory:
         self._lendable = most()
         self._lent: dict[Address, tuple[int, Any]] = {}  # by buffer: its size, and how it is freed
         known = describe(device)
-        layout = Device.from_address(device)
+        layout = BackendDevice.from_address(device)
         kind = ctypes.CFUNCTYPE(None, POINTER, ctypes.POINTER(SIZE), ctypes.POINTER(SIZE))
         there, total = SIZE(), SIZE()
         kind(layout.interface.get_memory)(device, ctypes.byref(there), ctypes.byref(total))

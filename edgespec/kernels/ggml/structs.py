@@ -62,7 +62,7 @@ class DeviceInterface(ctypes.Structure):
     _fields_ = pointer_fields("get_name", "get_description", "get_memory")
 
 
-class Device(ctypes.Structure):
+class BackendDevice(ctypes.Structure):
     """Its beginning."""
 
     _fields_ = [("interface", DeviceInterface)]
@@ -87,7 +87,7 @@ class Tensor(ctypes.Structure):
     ]
 
 
-class Registry(ctypes.Structure):
+class BackendRegistry(ctypes.Structure):
     _fields_ = [("api_version", ctypes.c_int)]
 
 

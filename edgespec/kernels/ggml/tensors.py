@@ -65,7 +65,7 @@ def set_data(tensor: Address, data: Address) -> None:
 
 
 @dataclass(frozen=True)
-class Shape:
+class TensorShape:
     """A tensor's four dimensions.
 
     Attributes:
@@ -76,21 +76,21 @@ class Shape:
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
 
-    def in_streams(self, dimension: int, size: int) -> Shape:
+    def in_streams(self, dimension: int, size: int) -> TensorShape:
         """Divide a dimension into streams of `size`, along the fourth; the elements stay in place."""
         sizes, strides = list(self.sizes), list(self.strides)
         sizes[dimension], sizes[3] = size, self.sizes[dimension] // size
         strides[3] = self.strides[dimension] * size
-        return Shape(tuple(sizes), tuple(strides))
+        return TensorShape(tuple(sizes), tuple(strides))
 
 
-def shape_of(tensor: Address) -> Shape:
+def shape_of(tensor: Address) -> TensorShape:
     """A tensor's dimensions."""
     fields = _SHAPE.unpack(ctypes.string_at(tensor + _SHAPE_OFFSET, _SHAPE.size))
-    return Shape(fields[:4], fields[4:])
+    return TensorShape(fields[:4], fields[4:])
 
 
-def set_shape(tensor: Address, shape: Shape) -> None:
+def set_shape(tensor: Address, shape: TensorShape) -> None:
     """Change how a tensor's memory is described."""
     ctypes.memmove(tensor + _SHAPE_OFFSET, _SHAPE.pack(*shape.sizes, *shape.strides), _SHAPE.size)
 

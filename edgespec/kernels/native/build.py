@@ -47,7 +47,7 @@ class BuildFailed(Exception):
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceFile:
     """One file to compile.
 
     Attributes:
@@ -133,7 +133,7 @@ def main() -> int:
 
 
 def _compile(compiler: Sequence[str], scratch: Path) -> Path:
-    def compiled(source: Source) -> Path | None:
+    def compiled(source: SourceFile) -> Path | None:
         target = scratch / f"{source.name}.o"
         done = _run([*compiler, *_COMMON, *source.flags, "-c", str(SOURCES / source.name), "-o", str(target)])
         if done.returncode == 0:
@@ -171,13 +171,13 @@ def _install(library: Path) -> Path:
     raise BuildFailed(f"the library cannot be written: {refused}")
 
 
-def sources() -> list[Source]:
+def sources() -> list[SourceFile]:
     """Return the files to compile for this machine."""
     found = []
     for line in (SOURCES / _MANIFEST).read_text("utf-8").splitlines():
         fields = line.split("#")[0].split()
         if fields and fields[1] in ("any", _machine()):
-            found.append(Source(fields[0], tuple(fields[2:])))
+            found.append(SourceFile(fields[0], tuple(fields[2:])))
     return found
 
 

@@ -10,14 +10,14 @@ from typing import Any
 
 from edgespec.kernels.ggml import Address
 from edgespec.kernels.native.build import library_path
-from edgespec.kernels.reader import Handler, Reader
+from edgespec.kernels.reader import Handler, TensorReader
 
 _NAME_BYTES = 64
 _P, _I = ctypes.c_void_p, ctypes.c_int
 _HANDLER = ctypes.CFUNCTYPE(_I, _P, _I, _I)
 
 
-class _Reader(ctypes.Structure):
+class _ReaderRecord(ctypes.Structure):
     _fields_ = [
         ("tensor", _P),
         ("at", ctypes.c_int32),
@@ -38,7 +38,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "watch_mark": (None, [_P, ctypes.c_int32, ctypes.c_char_p, _I]),
     "watch_unmark": (None, [_P]),
     "watch_pending": (_I, [_P]),
-    "watch_reader": (ctypes.POINTER(_Reader), [_P, _I]),
+    "watch_reader": (ctypes.POINTER(_ReaderRecord), [_P, _I]),
     "watch_at": (ctypes.c_int32, [_P]),
     "watch_redirect": (None, [_P, ctypes.c_int32, _P, ctypes.c_int32, _P]),
     "watch_choice": (None, [_P, ctypes.c_int32, _P]),
@@ -115,11 +115,11 @@ class CompiledWatch:
     def unmark(self) -> None:
         self._f["watch_unmark"](self.handle)
 
-    def readers(self) -> list[Reader]:
-        found: list[Reader] = []
+    def readers(self) -> list[TensorReader]:
+        found: list[TensorReader] = []
         while reader := self._f["watch_reader"](self.handle, len(found)):
             entry = reader.contents
-            found.append(Reader(entry.at, entry.name, entry.before, entry.tensor))
+            found.append(TensorReader(entry.at, entry.name, entry.before, entry.tensor))
         return found
 
     def redirect(self, operation: int, stack: Address, group: int, indices: Address) -> None:

@@ -57,7 +57,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
 }
 
 
-class Library:
+class NativeLibrary:
     """The library, registered with ggml.
 
     Attributes:
@@ -103,7 +103,7 @@ class Library:
         """Compute attention and products of F32 matrices as well from now on, or leave them to ggml."""
         self._f["edgespec_take_unpacked"](take)
 
-    def new_branching(self) -> Branching:
+    def new_branching(self) -> StateBranching:
         """Return the branching for a context whose running states are to branch.
 
         Raises:
@@ -115,7 +115,7 @@ class Library:
         if not handle:
             raise UnsupportedBuild("too many contexts are open")
         self.activate()
-        return Branching(self._f, handle)
+        return StateBranching(self._f, handle)
 
     def answers(self) -> tuple[int, int]:
         """Count the attention nodes taken from ggml, and the attention nodes and products left to it."""
@@ -124,7 +124,7 @@ class Library:
         return ours.value, left.value
 
 
-class Branching:
+class StateBranching:
     """The branches of one context's passes, where layers keep a running state; see recurrent.cpp.
 
     To be told of all nodes of the context's graphs: by `reached`, or by llama.cpp itself, if `callback` is
@@ -173,7 +173,7 @@ class Branching:
 
 
 @cache
-def load() -> Library:
+def load() -> NativeLibrary:
     """The library; the first call registers it, and must come before a model is loaded.
 
     Raises:
@@ -185,12 +185,12 @@ def load() -> Library:
     if path is None:
         raise UnsupportedBuild(f"they were not compiled: {COMMAND}")
     try:
-        return Library(ctypes.CDLL(str(path)))
+        return NativeLibrary(ctypes.CDLL(str(path)))
     except (OSError, AttributeError) as error:
         raise UnsupportedBuild(f"'{path}' cannot be loaded: {error}") from error
 
 
-def loaded() -> Library | None:
+def loaded() -> NativeLibrary | None:
     """The library; None if it cannot be used."""
     return _attempt()[0]
 
@@ -210,7 +210,7 @@ _left_out = False
 
 
 @cache
-def _attempt() -> tuple[Library | None, str]:
+def _attempt() -> tuple[NativeLibrary | None, str]:
     try:
         return load(), ""
     except UnsupportedBuild as error:

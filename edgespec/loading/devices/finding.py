@@ -9,17 +9,17 @@ from edgespec.config import AUTO, NONE, DevicesConfig
 from edgespec.costs.curves import Curve
 from edgespec.errors import BackendError, UsageError
 from edgespec.kernels.device_speed import DeviceFailed, measure_speeds
+from edgespec.loading.devices.assignment import usual_type
 from edgespec.loading.devices.cards import Card, Cards
-from edgespec.loading.devices.spreading import usual_type
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.llama.build import SHARED_GPU, Device, current_build
+from edgespec.models.llama.build import SHARED_GPU, BuildDevice, current_build
 from edgespec.profiles.device_profile import DeviceProfile
 from edgespec.profiles.store import Key, ProfileStore, machine_identity
 from edgespec.progress import Progress, no_progress
 from edgespec.units import readable
 
 
-def find_devices(names: Sequence[str]) -> tuple[Device, ...]:
+def find_devices(names: Sequence[str]) -> tuple[BuildDevice, ...]:
     """The devices of these names; all that there are, if there are no names.
 
     Raises:
@@ -109,7 +109,7 @@ def open_cards(files: ModelFiles, request: PlacementRequest) -> Cards | None:
     return Cards.of(cards, type_id) if cards else None
 
 
-def measured(device: Device, type_id: int, request: PlacementRequest) -> Card:
+def measured(device: BuildDevice, type_id: int, request: PlacementRequest) -> Card:
     """A device, with how fast it is: as stored, or measured now in a child process.
 
     Raises:
@@ -161,7 +161,7 @@ def with_type(cards: Cards, files: ModelFiles, request: PlacementRequest) -> Car
     )
 
 
-def _key(device: Device, type_id: int, n_threads: int) -> Key:
+def _key(device: BuildDevice, type_id: int, n_threads: int) -> Key:
     return machine_identity() | {
         "device": f"{device.name} {device.description}",
         "type": str(type_id),
@@ -173,6 +173,6 @@ def _why_none(otherwise: str) -> str:
     return f"{otherwise}, or see 'edgespec doctor' for how to compile llama.cpp for a GPU."
 
 
-def remember(device: Device, type_id: int, n_threads: int, profile: DeviceProfile) -> None:
+def remember(device: BuildDevice, type_id: int, n_threads: int, profile: DeviceProfile) -> None:
     """Store what was measured of a device."""
     ProfileStore().put(_key(device, type_id, n_threads), profile)

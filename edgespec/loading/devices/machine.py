@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.kernels.layouts import own_in_use
+from edgespec.loading.devices.assignment import LayerDevices
 from edgespec.loading.devices.cards import Cards
-from edgespec.loading.devices.spreading import LayerDevices
 from edgespec.machine.cores import default_threads
 from edgespec.machine.memory import FreeMemory
 from edgespec.offload.planning.stream_plan import check_supported

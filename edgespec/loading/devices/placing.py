@@ -7,14 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from edgespec.config import ALL, AUTO
-from edgespec.costs.spread import Place, fill_places, spread_layers
+from edgespec.costs.layer_assignment import DeviceCapacity, assign_layers, fill_devices
 from edgespec.errors import MemoryLimitError
-from edgespec.loading.devices.cards import Card, Cards
-from edgespec.loading.devices.finding import PlacementRequest
-from edgespec.loading.devices.spreading import (
+from edgespec.loading.devices.assignment import (
     CLEARLY_FASTER,
     USUAL_ROWS,
-    Spread,
+    LayerAssignment,
     hidden_bytes,
     in_words,
     layer_seconds,
@@ -23,17 +21,19 @@ from edgespec.loading.devices.spreading import (
     room_here,
     transfer_seconds,
 )
+from edgespec.loading.devices.cards import Card, Cards
+from edgespec.loading.devices.finding import PlacementRequest
 from edgespec.models.gguf.footprint import Footprint
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.offload.planning.needs import Needs
+from edgespec.offload.planning.needs import MemoryNeeds
 from edgespec.units import readable
 
 MARGIN = 0.05  # of a card's free memory, left to other programs and to what drivers allocate
 
 
 def place_on_cards(
-    cards: Cards, needs: Needs, files: ModelFiles, room: int, request: PlacementRequest
-) -> Spread:
+    cards: Cards, needs: MemoryNeeds, files: ModelFiles, room: int, request: PlacementRequest
+) -> LayerAssignment:
     """The devices for the layers of a model.
 
     What is asked for is given to the cards, the fastest first, as far as their memory reaches. With "auto", a
@@ -51,24 +51,28 @@ def place_on_cards(
     own_s, *there_s = layer_seconds(cards, files)
     transferred_bytes = USUAL_ROWS * hidden_bytes(files)
     places = [
-        Place(card_room(card, needs.footprints[0], here), layer_s, transfer_seconds(card, transferred_bytes))
+        DeviceCapacity(
+            card_room(card, needs.footprints[0], here), layer_s, transfer_seconds(card, transferred_bytes)
+        )
         for card, layer_s in zip(cards.devices, there_s, strict=True)
     ]
     if request.layers == AUTO:
         read_s = layer_bytes / request.read_rate
         slower = [replace(place, layer_s=CLEARLY_FASTER * place.layer_s) for place in places]
-        disk = Place(layer_bytes * len(sizes), max(own_s, read_s))
-        spread = spread_layers(len(sizes), layer_bytes, [Place(here, own_s), *slower, disk])
-        assert spread is not None  # the disk holds everything
-        counts = list(spread[1:-1])
+        disk = DeviceCapacity(layer_bytes * len(sizes), max(own_s, read_s))
+        assignment = assign_layers(len(sizes), layer_bytes, [DeviceCapacity(here, own_s), *slower, disk])
+        assert assignment is not None  # the disk holds everything
+        counts = list(assignment[1:-1])
     else:
         wanted = len(sizes) if request.layers == ALL else min(int(request.layers), len(sizes))
-        counts = list(fill_places(wanted, layer_bytes, places))
+        counts = list(fill_devices(wanted, layer_bytes, places))
         if not any(counts) and wanted and request.most is None:
             raise _no_room(cards.devices, layer_bytes, places)
     if request.most is not None:
         _take_away(counts, sum(counts) - request.most)
-    return _spread(cards, counts, places, files, layer_bytes, output=_takes_output(request, there_s, own_s))
+    return _assignment(
+        cards, counts, places, files, layer_bytes, output=_takes_output(request, there_s, own_s)
+    )
 
 
 def card_room(card: Card, target: Footprint, here: int) -> int:
@@ -138,31 +142,31 @@ def _take_away(counts: list[int], excess: int) -> None:
         excess -= taken
 
 
-def _spread(
+def _assignment(
     cards: Cards,
     counts: Sequence[int],
-    places: Sequence[Place],
+    places: Sequence[DeviceCapacity],
     files: ModelFiles,
     layer_bytes: int,
     *,
     output: bool,
-) -> Spread:
-    """The spread with these counts; the output is on the last card if it is wanted there and fits."""
+) -> LayerAssignment:
+    """The assignment with these counts; the output is on the last card if it is wanted there and fits."""
     sizes = layer_sizes(files)
     here = len(sizes) - sum(counts)
-    spread = Spread(here, tuple(counts), sum(sizes[here:]))
+    assignment = LayerAssignment(here, tuple(counts), sum(sizes[here:]))
     where = in_words(here, counts, [card.name for card in cards.devices])
-    used = spread.used(list(zip(cards.devices, places, strict=True)))
+    used = assignment.used(list(zip(cards.devices, places, strict=True)))
     if not used:
-        return replace(spread, where=where)
+        return replace(assignment, where=where)
     (last, place), count = used[-1]
     fits = output and here == 0 and place.room - count * layer_bytes >= output_bytes(files)
     where += f", the output on {last.name}" if fits else ""
     described = ", ".join(card.description for (card, _), _ in used)
-    return replace(spread, where=where, key=f"{where} ({described})", output=fits)
+    return replace(assignment, where=where, key=f"{where} ({described})", output=fits)
 
 
-def _no_room(cards: Sequence[Card], layer_bytes: int, places: Sequence[Place]) -> MemoryLimitError:
+def _no_room(cards: Sequence[Card], layer_bytes: int, places: Sequence[DeviceCapacity]) -> MemoryLimitError:
     free = ", ".join(f"{card.name} has {readable(card.free)} free" for card in cards)
     beside = min(usable(c) - p.room for c, p in zip(cards, places, strict=True))
     return MemoryLimitError(

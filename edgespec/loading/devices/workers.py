@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgespec.costs.spread import Place, spread_layers
+from edgespec.costs.layer_assignment import DeviceCapacity, assign_layers
 from edgespec.errors import MemoryLimitError
-from edgespec.loading.devices.spreading import (
+from edgespec.loading.devices.assignment import (
     CLEARLY_FASTER,
     USUAL_ROWS,
+    LayerAssignment,
     LayerDevices,
-    Spread,
     hidden_bytes,
     in_words,
     layer_seconds,
@@ -20,7 +20,7 @@ from edgespec.loading.devices.spreading import (
     usual_type,
 )
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.offload.planning.needs import Needs
+from edgespec.offload.planning.needs import MemoryNeeds
 from edgespec.units import readable
 from edgespec.workers.address import parse_addresses
 from edgespec.workers.pool import WorkerPool
@@ -28,9 +28,9 @@ from edgespec.workers.pool import WorkerPool
 _MARGIN = 0.02  # of a worker's memory, for what its own process allocates
 
 
-def spread_over(
-    workers: LayerDevices, needs: Needs, files: ModelFiles, room: int, disk_rate: float | None = None
-) -> Spread:
+def assign_to_workers(
+    workers: LayerDevices, needs: MemoryNeeds, files: ModelFiles, room: int, disk_rate: float | None = None
+) -> LayerAssignment:
     """Give layers to the fastest machines, as far as their memory reaches.
 
     Args:
@@ -46,15 +46,15 @@ def spread_over(
     sizes = layer_sizes(files)
     first = needs.footprints[0]
     layer_bytes, here = room_here(needs, files, room)
-    places = [Place(here, own_s)]
+    places = [DeviceCapacity(here, own_s)]
     hidden = hidden_bytes(files)
     for device, layer_s in zip(workers.devices, (CLEARLY_FASTER * s for s in there_s), strict=True):
         lent = int(device.free * (1 - _MARGIN)) - first.buffers
-        places.append(Place(lent, layer_s, transfer_seconds(device, USUAL_ROWS * hidden)))
-    counts = spread_layers(len(sizes), layer_bytes, places)
+        places.append(DeviceCapacity(lent, layer_s, transfer_seconds(device, USUAL_ROWS * hidden)))
+    counts = assign_layers(len(sizes), layer_bytes, places)
     if counts is None and disk_rate is not None:
-        disk = Place(layer_bytes * len(sizes), max(own_s, layer_bytes / disk_rate))
-        streamed = spread_layers(len(sizes), layer_bytes, [*places, disk])
+        disk = DeviceCapacity(layer_bytes * len(sizes), max(own_s, layer_bytes / disk_rate))
+        streamed = assign_layers(len(sizes), layer_bytes, [*places, disk])
         assert streamed is not None  # the disk holds everything
         counts = (streamed[0] + streamed[-1], *streamed[1:-1])
     if counts is None:
@@ -67,7 +67,7 @@ def spread_over(
             least=whole,
         )
     where = in_words(counts[0], counts[1:], [device.name for device in workers.devices])
-    return Spread(counts[0], counts[1:], sum(sizes[counts[0] :]), where, where)
+    return LayerAssignment(counts[0], counts[1:], sum(sizes[counts[0] :]), where, where)
 
 
 def workers_in_words(workers: LayerDevices, files: ModelFiles) -> list[str]:

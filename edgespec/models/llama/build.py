@@ -14,7 +14,7 @@ _KINDS = (CPU, GPU, SHARED_GPU, ACCELERATOR)  # in ggml's order
 
 
 @dataclass(frozen=True)
-class Device:
+class BuildDevice:
     """A device that the build can compute on.
 
     Attributes:
@@ -47,11 +47,11 @@ class Build:
 
     version: str
     features: tuple[str, ...]
-    devices: tuple[Device, ...]
+    devices: tuple[BuildDevice, ...]
     offloads: bool
 
     @property
-    def gpus(self) -> tuple[Device, ...]:
+    def gpus(self) -> tuple[BuildDevice, ...]:
         """The devices that layers can be handed to."""
         return tuple(device for device in self.devices if device.is_gpu)
 
@@ -93,7 +93,7 @@ def _offloads() -> bool:
     return any(name(get(index)) not in (b"CPU", b"RPC", b"BLAS") for index in range(count()))
 
 
-def _devices() -> tuple[Device, ...]:
+def _devices() -> tuple[BuildDevice, ...]:
     library = llama_cpp.llama_cpp._lib  # depends on ggml's libraries, so their symbols are found through it
     pointer, size, text = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p
     amount = ctypes.POINTER(size)
@@ -112,7 +112,7 @@ def _devices() -> tuple[Device, ...]:
         number, free, total = kind(device), size(), size()
         memory(device, ctypes.byref(free), ctypes.byref(total))
         found.append(
-            Device(
+            BuildDevice(
                 name=(name(device) or b"").decode("utf-8", "replace"),
                 description=(description(device) or b"").decode("utf-8", "replace").strip(),
                 kind=_KINDS[number] if 0 <= number < len(_KINDS) else "other",

@@ -20,7 +20,7 @@ from edgespec.kernels.setting import OWN
 from edgespec.kernels.watch import new_watch
 from edgespec.models.gguf.layers import ModelFiles, layers_of_each_kind
 from edgespec.models.gguf.types import TensorInfo
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context, FloatArray
 from edgespec.models.llama.runtime.graph import GraphObserver
 
@@ -75,7 +75,7 @@ class FirstLayers:
         if self._end is None or not self._context.graph.installed or rows > self._context.n_rows:
             return None
         tokens = np.arange(rows, dtype=np.int32) % self._context.model.vocabulary.n_tokens
-        batch = Batch.run(tokens, 0, n_sequences=1, logits="last")
+        batch = TokenBatch.run(tokens, 0, n_sequences=1, logits="last")
         waited, begun = self._context.waited_s, time.perf_counter()
         end = self._end
         self._context.graph.add(end)

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address
 from edgespec.kernels.watch import new_watch
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.graph import GraphObserver
 from edgespec.models.llama.runtime.model import Model
-from edgespec.models.llama.runtime.residency import AllInMemory
+from edgespec.models.llama.runtime.weight_store import AllInMemory
 
 Floats = NDArray[np.float64]
 
@@ -95,7 +95,7 @@ def _states_of(source: Path) -> list[Floats]:
         context = Context(
             model, n_cells=len(tokens), n_rows=len(tokens), n_outputs=len(tokens), n_sequences=1, n_threads=1
         )
-        context.decode(Batch.run(tokens, 0, n_sequences=1, logits="all"))
+        context.decode(TokenBatch.run(tokens, 0, n_sequences=1, logits="all"))
     return [seen.states[layer][_OUTLIERS:] for layer in sorted(seen.states)]
 
 

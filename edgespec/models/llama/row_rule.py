@@ -20,7 +20,7 @@ from edgespec.kernels.layouts import watch_own
 from edgespec.models.llama.cache.state_cache import StateCache
 from edgespec.models.llama.first_layers import FirstLayers
 from edgespec.models.llama.runtime.backend import build_identity
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 
 # From 64 rows on, ggml's attention works on tiles of keys, whose rounding depends on the cells' positions.
@@ -105,7 +105,7 @@ def _computed_by_own(context: Context) -> bool:
     """True if EdgeSpec's own kernels compute all products and attention in a context; found by a pass."""
     all_own = watch_own()
     try:
-        context.decode(Batch.run([0, 0], 0, n_sequences=1, logits="all"))
+        context.decode(TokenBatch.run([0, 0], 0, n_sequences=1, logits="all"))
     finally:
         context.clear()
     return all_own()
@@ -152,7 +152,7 @@ def _digests(context: Context, tokens: np.ndarray, rows: int, rule: RowRule) -> 
     states = StateCache(context, ordered=True) if context.branches else None
     try:
         for start in range(0, len(tokens), rows):
-            batch = Batch.run(tokens[start : start + rows], start, n_sequences=1, logits="all")
+            batch = TokenBatch.run(tokens[start : start + rows], start, n_sequences=1, logits="all")
             padded = rule.padded(len(batch))
             if states is not None:
                 states.append(batch, padded)

@@ -21,7 +21,7 @@ from edgespec.models.llama.cache.state_cache import StateCache
 from edgespec.models.llama.cache.tree_rows import tree_batch
 from edgespec.models.llama.row_rule import file_stem
 from edgespec.models.llama.runtime.backend import build_identity
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context, FloatArray
 from edgespec.speculation.tree import TokenTree
 
@@ -37,7 +37,7 @@ _SECOND = (-1, 0, 0, 2, 2, 3)
 _LEAVES = (1, 4, 5)
 
 
-class Branching(Enum):
+class BranchExactness(Enum):
     """The outcome of a trial: branches have the bits of chains, differ by rounding, or are wrong."""
 
     SAME = "same"
@@ -45,7 +45,7 @@ class Branching(Enum):
     WRONG = "wrong"
 
 
-def try_branches(context: Context) -> Branching:
+def try_branches(context: Context) -> BranchExactness:
     """Compare trees with chains. The context must be empty, and is left empty."""
     rng = np.random.default_rng(1)
     tokens = rng.integers(0, context.model.vocabulary.n_tokens, 64).tolist()
@@ -54,18 +54,18 @@ def try_branches(context: Context) -> Branching:
     try:
         found = _through_trees(context, first, second)
     except BackendError:
-        return Branching.WRONG
+        return BranchExactness.WRONG
     finally:
         context.clear()
-    text = [int(first.tokens[row]) for row in first.path(_LEAF)[:_ACCEPTED]]
+    sequence = [int(first.tokens[row]) for row in first.path(_LEAF)[:_ACCEPTED]]
     outcomes = [
         _compared(context, found[0][path := first.path(leaf)], _tokens(first, path)) for leaf in _OTHER_LEAVES
     ]
     outcomes += [
-        _compared(context, found[1][path := second.path(leaf)], text + _tokens(second, path))
+        _compared(context, found[1][path := second.path(leaf)], sequence + _tokens(second, path))
         for leaf in _LEAVES
     ]
-    order = list(Branching)
+    order = list(BranchExactness)
     return max(outcomes, key=order.index)
 
 
@@ -89,16 +89,16 @@ def _tokens(tree: TokenTree, path: Sequence[int]) -> list[int]:
     return [int(tree.tokens[row]) for row in path]
 
 
-def _compared(context: Context, rows: FloatArray, text: Sequence[int]) -> Branching:
-    """Compare the last rows of a text with those of a chain."""
+def _compared(context: Context, rows: FloatArray, sequence: Sequence[int]) -> BranchExactness:
+    """Compare the last rows of a sequence with those of a chain."""
     try:
-        filled = [*text, *[text[0]] * (ROWS - len(text))]
-        context.decode(Batch.run(filled, 0, n_sequences=1, logits="all"))
-        expected = context.logits()[: len(text)][-len(rows) :]
+        filled = [*sequence, *[sequence[0]] * (ROWS - len(sequence))]
+        context.decode(TokenBatch.run(filled, 0, n_sequences=1, logits="all"))
+        expected = context.logits()[: len(sequence)][-len(rows) :]
         if np.array_equal(rows, expected):
-            return Branching.SAME
+            return BranchExactness.SAME
         error = float(np.square(rows - expected).sum() / np.square(expected - expected.mean()).sum())
-        return Branching.CLOSE if error < _MOST_ERROR else Branching.WRONG
+        return BranchExactness.CLOSE if error < _MOST_ERROR else BranchExactness.WRONG
     finally:
         context.clear()
 
@@ -109,7 +109,7 @@ class BranchingStore:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def get(self, fingerprint: str, held: str, context: Context) -> Branching:
+    def get(self, fingerprint: str, held: str, context: Context) -> BranchExactness:
         """The outcome for a model: remembered, or found now and saved.
 
         Args:
@@ -118,7 +118,7 @@ class BranchingStore:
         """
         identity = f"branching {fingerprint} {held} {build_identity()} {sources_digest()}"
         path = self._folder / (file_stem(fingerprint, identity) + ".json")
-        outcome = read_json(path, lambda kept: Branching(kept["branching"]))
+        outcome = read_json(path, lambda kept: BranchExactness(kept["branching"]))
         if outcome is None:
             outcome = try_branches(context)
             keep_json(path, {"branching": outcome.value})

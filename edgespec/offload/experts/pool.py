@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from edgespec.generation.expert_use import ExpertUse
 from edgespec.kernels.ggml import Address
 from edgespec.offload.layout import EXPERT_PIECE_BYTES, Read
-from edgespec.offload.slot_filler import Load, SlotFiller
+from edgespec.offload.slot_filler import SlotFiller, SlotLoad
 from edgespec.offload.store_reader import StoreReader
 
 HALF_LIFE = 128.0  # passes after which a use counts half
@@ -95,9 +95,9 @@ class ExpertPool:
         self._expert_in = np.full(self.n_slots, _EMPTY, np.intp)
         self._needed: list[int] = []  # by the layer that is being computed
         self._absent: list[int] = []  # of them, those that have no slot yet
-        self._wanted: list[Load] = []  # for them
+        self._wanted: list[SlotLoad] = []  # for them
         self._ahead: set[int] = set()  # read ahead, and not needed yet
-        self._loads: dict[int, Load] = {}
+        self._loads: dict[int, SlotLoad] = {}
         self._reads: dict[int, tuple[Read, ...]] = {}  # of experts that have been read before
         self._hits = self._misses = self._read_bytes = 0
         self.slots = SlotFiller(
@@ -148,7 +148,7 @@ class ExpertPool:
             if self._absent:
                 self._begin_absent()
 
-    def take(self, stop: Callable[[], bool]) -> list[int]:
+    def acquire(self, stop: Callable[[], bool]) -> list[int]:
         """The slots of the experts that were requested last, when all of them have been read.
 
         Args:
@@ -199,7 +199,7 @@ class ExpertPool:
         self._misses += misses
         self._read_bytes += sum(self._experts[n][0].n_bytes for n in (*absent, *ahead))
 
-    def _begin(self, numbers: Iterable[int], spare: Numbers, *, later: bool = False) -> list[Load]:
+    def _begin(self, numbers: Iterable[int], spare: Numbers, *, later: bool = False) -> list[SlotLoad]:
         """Begin to read as many of these experts as there are spare slots, in the given order."""
         begun = []
         for expert, slot in zip(numbers, spare.tolist(), strict=False):
@@ -208,7 +208,7 @@ class ExpertPool:
                 self._slot_of[before] = _EMPTY
                 self._ahead.discard(before)
             self._slot_of[expert], self._expert_in[slot] = slot, expert
-            load = self._loads[expert] = Load(expert, slot)
+            load = self._loads[expert] = SlotLoad(expert, slot)
             self.slots.read(load, self._reads_of(expert), later=later)
             begun.append(load)
         return begun
@@ -234,7 +234,7 @@ class ExpertPool:
         least = np.argpartition(worth, n - 1)[:n]
         return least[np.isfinite(worth[least])]
 
-    def _read_ended(self, load: Load) -> bool:
+    def _read_ended(self, load: SlotLoad) -> bool:
         if load.missing:
             return False
         del self._loads[load.what]

@@ -88,7 +88,7 @@ class ExpertSwitch(GraphObserver):
         if used == 1:
             experts: list[int] = chosen[0].tolist()
             self._pool.request(layer, experts, [1.0] * len(experts))
-            self._indices[layer].assign(node, [self._pool.take(self._stop_asked)] * rows)
+            self._indices[layer].assign(node, [self._pool.acquire(self._stop_asked)] * rows)
         else:
             slots = self._slots_for_rows(layer, node, chosen, used) if chosen.size else chosen
             self._indices[layer].assign(node, slots)
@@ -104,7 +104,7 @@ class ExpertSwitch(GraphObserver):
         slot_of = np.zeros(n_experts, np.int32)
         self._pool.request(layer, experts.tolist(), (counts[experts] / used).tolist())
         self._look_ahead(layer, chosen[:used].size)
-        slot_of[experts] = self._pool.take(self._stop_asked)
+        slot_of[experts] = self._pool.acquire(self._stop_asked)
         slots: NDArray[np.int32] = slot_of[chosen]
         slots[used:] = slots[0]
         return slots

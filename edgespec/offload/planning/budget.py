@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from edgespec.config import Config
-from edgespec.costs.planned_memory import HitRates, PlannedMemory
+from edgespec.costs.planned_weights import HitRates, PlannedWeights
 from edgespec.errors import BackendError, MemoryLimitError
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub.removal import packs_folder
 from edgespec.offload.packing.choice import packing_in_memory
-from edgespec.offload.planning.needs import Needs, tied_bytes
+from edgespec.offload.planning.needs import MemoryNeeds, tied_bytes
 from edgespec.offload.planning.stream_layout import StreamLayout, streamable, wants_pack
 from edgespec.units import readable
 
@@ -32,7 +32,7 @@ class MemoryPlan:
     """
 
     budget: int
-    holding: PlannedMemory
+    holding: PlannedWeights
     memory_map: bool = False
     paged: bool = False
     layout: StreamLayout | None = None
@@ -52,7 +52,7 @@ class MemoryPlan:
 
 
 def plan_memory(
-    needs: Needs,
+    needs: MemoryNeeds,
     files: ModelFiles,
     budget: int,
     config: Config,
@@ -96,7 +96,7 @@ def plan_memory(
         # Weights in memory do not depend on the file any more. But a tied embedding is then in memory twice;
         # if that is too much, the file is mapped.
         fits = options.offload == "none" or budget >= whole + _second_copy(files)
-        holding = PlannedMemory(budget, whole, rest.tensor_bytes)
+        holding = PlannedWeights(budget, whole, rest.tensor_bytes)
         return MemoryPlan(
             budget, holding, memory_map=options.offload == "mmap" or not fits, warnings=warnings
         )
@@ -124,11 +124,11 @@ def plan_memory(
         "by the system, which is slow.",
     )
     resident = min(max(budget - (whole - weights), 0), rest.tensor_bytes)
-    holding = PlannedMemory(budget, whole, resident, rest.tensor_bytes - resident)
+    holding = PlannedWeights(budget, whole, resident, rest.tensor_bytes - resident)
     return MemoryPlan(budget, holding, memory_map=True, paged=True, notes=notes, warnings=warnings)
 
 
-def least_budget(needs: Needs, files: ModelFiles, config: Config) -> int:
+def least_budget(needs: MemoryNeeds, files: ModelFiles, config: Config) -> int:
     """The smallest budget for which there is a plan, all weights streamed if they can be."""
     budget = 0
     while budget < needs.total:
@@ -144,7 +144,7 @@ def least_budget(needs: Needs, files: ModelFiles, config: Config) -> int:
 
 
 def _streamed(
-    needs: Needs, files: ModelFiles, rest: ModelFiles, budget: int, config: Config, hits: HitRates
+    needs: MemoryNeeds, files: ModelFiles, rest: ModelFiles, budget: int, config: Config, hits: HitRates
 ) -> MemoryPlan:
     """The plan with streamed layers; raises as StreamLayout."""
     notes: list[str] = []

@@ -8,13 +8,13 @@ from edgespec.models.gguf.experts import layer_weights
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.offload.planning.budget import plan_memory
 from edgespec.offload.planning.needs import ContextShape, PairSizes
-from edgespec.offload.planning.rows import Prefill, needs_within
+from edgespec.offload.planning.rows import PrefillFacts, needs_within
 
 _STEP = 1 << 20  # bytes; finer would be finer than what is known of the process
 
 
 def budget_for_experts(
-    files: ModelFiles, config: Config, shape: ContextShape, share: float, prefill: Prefill
+    files: ModelFiles, config: Config, shape: ContextShape, share: float, prefill: PrefillFacts
 ) -> int:
     """The least budget under which this share of the experts is in memory at a time, without a drafter.
 

@@ -71,7 +71,7 @@ class ContextShape:
 
 
 @dataclass(frozen=True)
-class Needs:
+class MemoryNeeds:
     """Memory that will be needed.
 
     Attributes:
@@ -142,14 +142,14 @@ class PairSizes:
             counts.insert(0, counts[0] * 2)
         return counts
 
-    def at(self, rows: int) -> Needs:
+    def at(self, rows: int) -> MemoryNeeds:
         """The needs with passes of so many rows; raises as the class."""
-        return Needs([self._size(rows), *self._drafter], self._process, rows)
+        return MemoryNeeds([self._size(rows), *self._drafter], self._process, rows)
 
-    def roughly(self, rows: int) -> Needs:
+    def roughly(self, rows: int) -> MemoryNeeds:
         """The needs with passes of so many rows, without a dry run."""
         size = self._found.get(rows) or self._whole(self._estimate(self._target, self.context, rows), rows)
-        return Needs([size, *self._drafter], self._process, rows)
+        return MemoryNeeds([size, *self._drafter], self._process, rows)
 
     def is_known(self, rows: int) -> bool:
         """True if `roughly` is exact for this number of rows."""

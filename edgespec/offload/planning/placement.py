@@ -21,7 +21,7 @@ FEWEST_SLOTS = 2  # one in use, one being read
 
 
 @dataclass(frozen=True)
-class Placement:
+class LayerPlacement:
     """The places of layers.
 
     Attributes:
@@ -63,7 +63,7 @@ def place(
     fixed: int,
     loading: int = 0,
     n_slots: int | None = None,
-) -> Placement:
+) -> LayerPlacement:
     """The placement that streams the least.
 
     Args:
@@ -90,7 +90,7 @@ def place(
             least=least,
         )
     if whole <= budget:
-        return Placement(tuple(order), (), 0, whole)
+        return LayerPlacement(tuple(order), (), 0, whole)
     while n_slots > FEWEST_SLOTS and fixed + n_slots * slot > budget:
         n_slots -= 1
     room = budget - fixed - n_slots * slot
@@ -102,7 +102,7 @@ def place(
     resident = _topped_up(layers, resident, room, most=len(order) - n_slots - 1)
     held = sum(layers[index] for index in resident)
     streamed = tuple(index for index in order if index not in resident)
-    return Placement(resident, streamed, n_slots, fixed + held + n_slots * slot)
+    return LayerPlacement(resident, streamed, n_slots, fixed + held + n_slots * slot)
 
 
 def place_with_experts(
@@ -113,7 +113,7 @@ def place_with_experts(
     fixed: int,
     loading: int = 0,
     n_slots: int | None = None,
-) -> Placement:
+) -> LayerPlacement:
     """The placement of a mixture of experts: as many of them in memory as there is room for.
 
     Args:

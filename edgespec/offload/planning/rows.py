@@ -6,21 +6,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from edgespec.config import Config
-from edgespec.costs.planned_memory import HitRates, PlannedMemory
-from edgespec.costs.planner import Passes
+from edgespec.costs.planned_weights import HitRates, PlannedWeights
+from edgespec.costs.planner import TargetPasses
 from edgespec.costs.prompts import best_rows
 from edgespec.errors import MemoryLimitError
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.models.gguf.experts import layer_weights
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.offload.planning.needs import Needs, PairSizes
+from edgespec.offload.planning.needs import MemoryNeeds, PairSizes
 from edgespec.offload.planning.stream_layout import StreamLayout
 
 _MOST_STREAMED_ROWS = 4096
 
 
 @dataclass(frozen=True)
-class Prefill:
+class PrefillFacts:
     """Facts, besides memory, by which prompts' pieces are sized.
 
     Attributes:
@@ -30,7 +30,7 @@ class Prefill:
         unused: rows that gave other bits than short passes, so that exact decoding will not use them.
     """
 
-    passes: Passes
+    passes: TargetPasses
     tokens: int
     own_kernels: bool = False
     unused: frozenset[int] = frozenset()
@@ -41,10 +41,10 @@ def needs_within(
     files: ModelFiles,
     budget: int,
     config: Config,
-    prefill: Prefill,
+    prefill: PrefillFacts,
     *,
     devices: bool = False,
-) -> Needs:
+) -> MemoryNeeds:
     """The needs of target and drafter with the rows per pass that suit the budget best.
 
     Args:
@@ -85,8 +85,8 @@ def _more_rows(most: int, n_cells: int) -> list[int]:
 
 
 def _streamed(
-    needs: Iterable[Needs], files: ModelFiles, budget: int, config: Config
-) -> dict[int, PlannedMemory]:
+    needs: Iterable[MemoryNeeds], files: ModelFiles, budget: int, config: Config
+) -> dict[int, PlannedWeights]:
     """The places of streamed weights for each number of rows that there is room for."""
     found = {}
     for each in needs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from edgespec.config import Config
-from edgespec.costs.planned_memory import HitRates, PlannedExperts, PlannedMemory
+from edgespec.costs.planned_weights import HitRates, PlannedExperts, PlannedWeights
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.models.gguf.experts import LayerWeights, layer_weights
 from edgespec.models.gguf.layers import ModelFiles, kind_of
@@ -13,8 +13,8 @@ from edgespec.models.gguf.parts import split_layers
 from edgespec.models.llama.runtime.vetting import reading_order
 from edgespec.offload.layout import EXPERT_PIECE_BYTES, PART_BYTES, plain_store
 from edgespec.offload.packing.pack import gains_from_packing, record_places, tensor_places
-from edgespec.offload.planning.needs import Needs, tied_bytes
-from edgespec.offload.planning.placement import Placement, PoolSizes, place, place_with_experts
+from edgespec.offload.planning.needs import MemoryNeeds, tied_bytes
+from edgespec.offload.planning.placement import LayerPlacement, PoolSizes, place, place_with_experts
 
 # Beside each expert in memory, kernels keep the rows that it is multiplied by: an entry for each choice that
 # the rows of a pass can make, and a few counters.
@@ -41,22 +41,22 @@ class StreamLayout:
     """
 
     files: ModelFiles
-    needs: Needs
+    needs: MemoryNeeds
     budget: int
     config: Config
     hits: HitRates
     packed: bool
     pack_bytes: int
     weights: LayerWeights
-    placement: Placement
+    placement: LayerPlacement
     other_bytes: int
-    holding: PlannedMemory
+    holding: PlannedWeights
 
     @classmethod
     def of(
         cls,
         files: ModelFiles,
-        needs: Needs,
+        needs: MemoryNeeds,
         budget: int,
         config: Config,
         hits: HitRates,
@@ -101,7 +101,7 @@ class StreamLayout:
             streamed += experts.missed_bytes(1)
             resident += slots * expert_bytes
         slot = max(layers.values(), default=0)
-        holding = PlannedMemory(budget, needs.total, resident, streamed, slot, placement.n_slots, experts)
+        holding = PlannedWeights(budget, needs.total, resident, streamed, slot, placement.n_slots, experts)
         return cls(files, needs, budget, config, hits, packed, pack_bytes, weights, placement, other, holding)
 
     def again(self, *, packed: bool | None = None, experts: str | None = None) -> StreamLayout:
@@ -143,7 +143,7 @@ def _placed(
     fixed: int,
     loading: int,
     n_slots: int | None,
-) -> Placement:
+) -> LayerPlacement:
     if pool is None:
         return place(layers, budget=budget, fixed=fixed, loading=loading, n_slots=n_slots)
     return place_with_experts(layers, pool, budget=budget, fixed=fixed, loading=loading, n_slots=n_slots)

@@ -13,7 +13,7 @@ from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.runtime.backend import start_backend
 from edgespec.models.llama.runtime.device_layers import DeviceLayers
 from edgespec.models.llama.runtime.model import Model
-from edgespec.models.llama.runtime.residency import Residency
+from edgespec.models.llama.runtime.weight_store import WeightStore
 from edgespec.offload.layout import Store
 from edgespec.offload.packing.choice import choose_store
 from edgespec.offload.packing.sources import States, check_unchanged, current_states
@@ -44,7 +44,7 @@ class StreamPlan:
     def open(
         self,
         on_progress: Progress,
-        beside: Residency | None = None,
+        beside: WeightStore | None = None,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> StreamedWeights:
         """The weights, to be passed to a Model.
@@ -104,7 +104,7 @@ def open_streamed_model(
     plan: StreamPlan,
     devices: DeviceLayers,
     on_progress: Progress,
-    beside: Residency | None = None,
+    beside: WeightStore | None = None,
     *,
     mtp: bool = False,
     meanwhile: Callable[[], None] = lambda: None,

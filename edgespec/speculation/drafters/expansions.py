@@ -1,4 +1,4 @@
-"""The candidates of a drafter's last tree, kept until the target has decided how the text continues."""
+"""The candidates of a drafter's last tree, kept until the target has decided how the sequence continues."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from edgespec.speculation.drafters.base import ProposedBy
-from edgespec.speculation.evidence import OTHERS, Source
-from edgespec.speculation.growth import Chances, Children, Frontier
+from edgespec.speculation.evidence import OTHERS, CandidateSource
+from edgespec.speculation.growth import AcceptanceModel, Children, Frontier
 from edgespec.speculation.tree import TokenTree
 
-_NAMES: Mapping[Source, ProposedBy] = {
-    Source.TEXT: "text",
-    Source.FILES: "files",
-    Source.RECYCLED: "recycled",
+_NAMES: Mapping[CandidateSource, ProposedBy] = {
+    CandidateSource.TEXT: "text",
+    CandidateSource.FILES: "files",
+    CandidateSource.RECYCLED: "recycled",
 }
 
 
@@ -43,7 +43,7 @@ class Expansions:
             numbers.append(None if above is None else self._nodes.get((above, token)))
         return sources
 
-    def teach(self, chances: Chances, went_on: Sequence[int]) -> None:
+    def teach(self, chances: AcceptanceModel, went_on: Sequence[int]) -> None:
         """Teach the policy which candidates the target chose.
 
         Args:

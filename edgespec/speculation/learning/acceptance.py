@@ -1,16 +1,16 @@
 """Calibrated acceptance: from what is known of a candidate to the probability that the target chooses it.
 
-`pair.Pair` turns the drafter's logits into probabilities. What is systematically wrong with them is measured
-here while decoding: for each rank, the share of candidates that the target chose, as a function of the
-estimated probability. A likelier candidate never gets a lower probability (isotonic regression by pooling
-adjacent violators, Ayer et al. 1955), and where there are few counts, a prior decides.
+`DrafterCalibration` turns the drafter's logits into probabilities. What is systematically wrong with them is
+measured here while decoding: for each rank, the share of candidates that the target chose, as a function of
+the estimated probability. A likelier candidate never gets a lower probability (isotonic regression by
+pooling adjacent violators, Ayer et al. 1955), and where there are few counts, a prior decides.
 
 What other sources say of a candidate (see `evidence`) changes its log-odds. Each source starts with rough
 values, and each class of its evidence has a correction, a Gaussian that every choice of the target updates,
 as it does the biases of a pair. So a source that is often wrong soon proposes nothing that is worth a node.
 
 Only candidates below accepted nodes are evidence. Once its parent is accepted, a candidate's context is the
-text itself, so its depth carries no further information and is not part of the map.
+sequence itself, so its depth carries no further information and is not part of the map.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.speculation.evidence import CLASSES, NOTHING, Source, alone_logits
-from edgespec.speculation.growth import Chances, Children
-from edgespec.speculation.learning.pair import Pair
+from edgespec.speculation.evidence import CLASSES, NOTHING, CandidateSource, alone_logits
+from edgespec.speculation.growth import AcceptanceModel, Children
+from edgespec.speculation.learning.drafter_calibration import DrafterCalibration
 from edgespec.speculation.learning.tables import Counts, Table, TableStore
 from edgespec.speculation.tree import FloatArray
 
@@ -30,7 +30,8 @@ _LOGITS = np.linspace(-7.0, 7.0, 15)  # of the estimated probability: the cells 
 _RANKS = np.array([0, 1, 2, 2, 3])  # rank -> class; later ranks are in the last class
 _PRIOR = 12.0  # weight of the prior in each cell, in candidates
 
-# What the target found likely after the same two tokens says little beside a drafter that has read the text.
+# What the target found likely after the same two tokens says little beside a drafter that has read the
+# sequence.
 _KNOWN_BETTER = 4.0
 
 # What the drafter says of a candidate: it lists it, or only others, or was not asked.
@@ -38,27 +39,27 @@ _LISTED, _UNLISTED, _UNASKED = range(3)
 _STATES = 3
 
 
-class Calibrated(Chances):
+class CalibratedAcceptance(AcceptanceModel):
     """The learned map.
 
     Args:
         store: where the counts are kept.
         name: name of the counts; greedy and sampled choices have their own.
-        pair: the corrections for this pair, which the ranking uses and which learn here.
+        calibration: the corrections for this pair, which the ranking uses and which learn here.
     """
 
-    def __init__(self, store: TableStore, name: str, pair: Pair | None = None) -> None:
-        self.pair = pair or Pair(store)
+    def __init__(self, store: TableStore, name: str, calibration: DrafterCalibration | None = None) -> None:
+        self.calibration = calibration or DrafterCalibration(store)
         self._store = store
         self._counts = Counts(store, f"{name} map", (len(_RANKS) - 1, len(_LOGITS)))
         self._corrections = _Corrections(store, f"{name} sources")
         self._slope = _NoiseSlope(store, f"{name} noise")
         self._map: Table | None = None
 
-    def edges(self, children: Children) -> FloatArray:
-        edges = -np.log1p(np.exp(-self._logits(_Cells.of(children), children)))
-        edges[~children.proposed] = -np.inf
-        return edges.astype(np.float32)
+    def logprobs(self, children: Children) -> FloatArray:
+        logprobs = -np.log1p(np.exp(-self._logits(_EvidenceCells.of(children), children)))
+        logprobs[~children.proposed] = -np.inf
+        return logprobs.astype(np.float32)
 
     @property
     def map(self) -> Table:
@@ -69,7 +70,7 @@ class Calibrated(Chances):
         return self._map
 
     def learn(self, children: Children, after: int, token: int) -> None:
-        cells = _Cells.of(children)
+        cells = _EvidenceCells.of(children)
         real = children.proposed
         taken = (children.tokens == token).astype(np.float64)
         if children.evidence is not None:
@@ -83,16 +84,16 @@ class Calibrated(Chances):
         for column, weight in ((cells.low, 1 - cells.part), (cells.low + 1, cells.part)):
             self._counts.add((cells.ranks[real], column[real]), weight[real], taken[real])
         self._map = None
-        self.pair.learn(children, after, token)
+        self.calibration.learn(children, after, token)
 
-    def keep(self) -> None:
-        self._counts.keep()
-        self._corrections.keep()
-        self._slope.keep()
-        self.pair.keep()
-        self._store.keep()
+    def save(self) -> None:
+        self._counts.flush()
+        self._corrections.flush()
+        self._slope.flush()
+        self.calibration.flush()
+        self._store.save()
 
-    def _logits(self, cells: _Cells, children: Children) -> Table:
+    def _logits(self, cells: _EvidenceCells, children: Children) -> Table:
         """(width, branching) log-odds of acceptance."""
         chances = self.map
         logits = (1 - cells.part) * chances[cells.ranks, cells.low]
@@ -100,11 +101,11 @@ class Calibrated(Chances):
         if children.evidence is None:
             return logits
         alone = alone_logits(children.evidence).astype(np.float64)
-        alone[..., Source.RECYCLED] -= np.where(cells.states == _UNASKED, 0.0, _KNOWN_BETTER)
+        alone[..., CandidateSource.RECYCLED] -= np.where(cells.states == _UNASKED, 0.0, _KNOWN_BETTER)
         alone.sort(axis=-1)
         most, next_most = alone[..., -1], alone[..., -2]
-        # A drafter that knows the text as well is doubted less than it is believed. Two sources that agree
-        # often say the same thing twice.
+        # A drafter that knows the sequence as well is doubted less than it is believed. Two sources that
+        # agree often say the same thing twice.
         logits = np.choose(
             cells.states,
             [
@@ -119,7 +120,7 @@ class Calibrated(Chances):
 
 
 @dataclass(frozen=True)
-class _Cells:
+class _EvidenceCells:
     """The cells of the map that candidates fall into.
 
     Attributes:
@@ -134,7 +135,7 @@ class _Cells:
     part: Table
 
     @classmethod
-    def of(cls, children: Children) -> _Cells:
+    def of(cls, children: Children) -> _EvidenceCells:
         listed = np.isfinite(children.logprobs)
         alone = np.where(listed.any(axis=1, keepdims=True), _UNLISTED, _UNASKED)
         ranks = np.broadcast_to(_RANKS[np.minimum(np.arange(listed.shape[1]), len(_RANKS) - 1)], listed.shape)
@@ -181,7 +182,7 @@ class _NoiseSlope:
         step = float((missed * felt).sum()) / (self._information + self._SPREAD**-2)
         self._slope = float(np.clip(self._slope + step, 0, self._MOST))
 
-    def keep(self) -> None:
+    def flush(self) -> None:
         """Hand the slope to the store, if there is a new one."""
         if self._changed:
             self._store.put(self._name, np.array([self._slope, self._information]))
@@ -201,7 +202,7 @@ class _Corrections:
     def __init__(self, store: TableStore, name: str) -> None:
         self._store = store
         self._name = name
-        shape = (2, _STATES, len(Source), CLASSES)
+        shape = (2, _STATES, len(CandidateSource), CLASSES)
         known = store.get(name, shape)
         self._table = np.zeros(shape) if known is None else known.astype(np.float64)
         self._nats, self._information = self._table
@@ -211,7 +212,7 @@ class _Corrections:
 
     def of(self, states: NDArray[np.intp], evidence: NDArray[np.int8]) -> Table:
         """The sum of what the sources' evidence changes, in the shape of the states."""
-        nats: Table = self._nats[states[..., None], np.arange(len(Source)), evidence].sum(axis=-1)
+        nats: Table = self._nats[states[..., None], np.arange(len(CandidateSource)), evidence].sum(axis=-1)
         return nats
 
     def learn(self, states: NDArray[np.intp], evidence: NDArray[np.int8], missed: Table) -> None:
@@ -233,7 +234,7 @@ class _Corrections:
         np.add.at(self._nats, cells, steps)
         np.clip(self._nats, -self._MOST, self._MOST, out=self._nats)
 
-    def keep(self) -> None:
+    def flush(self) -> None:
         """Hand the corrections to the store, if there are new ones."""
         if self._changed:
             self._store.put(self._name, self._table)

@@ -32,7 +32,7 @@ class TableStore:
         self._tables[name] = table
         self._changed = True
 
-    def keep(self) -> None:
+    def save(self) -> None:
         """Write the tables, if this store is backed by a file."""
 
 
@@ -63,7 +63,7 @@ class Counts:
         np.add.at(self.tried, cells, weights)
         np.add.at(self.taken, cells, weights * taken)
 
-    def keep(self) -> None:
+    def flush(self) -> None:
         """Hand the counts to the store, if there are new ones."""
         if self._changed:
             self._store.put(self._name, self._table)

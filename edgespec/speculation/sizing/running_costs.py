@@ -20,7 +20,7 @@ _ALL_HIDDEN = 0.9  # share of a draft from which it counts as hidden as a whole
 _MORE = 1.2  # how much more than that is believed to be hidden
 
 
-class MovingCurve:
+class OnlineCostCurve:
     """A measured curve of seconds by nodes, moved by every pass.
 
     Args:
@@ -56,7 +56,7 @@ class MovingCurve:
         self._curve = self._curve.moved(nodes, min(seconds, 2 * self._curve.at(nodes)), _CORRECTION)
 
 
-class FadingLine:
+class DecayedLinearFit:
     """A straight line of seconds over nodes, where nothing was measured; the past fades."""
 
     free = 1
@@ -127,14 +127,14 @@ class StepCosts:
         return self._slower * self._further
 
     def add(self, record: PassRecord) -> None:
-        """Learn from a draft. Estimates fall at once and rise slowly: a draft may also have read new text."""
+        """Learn from a draft. Estimates fall at once and rise slowly: a draft may have read new tokens."""
         if self._first is None:
             self._first = record.draft_s / record.draft_steps
         elif not record.draft_text_s and (expected := self._expected(record)) > 0:
             self._slower *= min(record.draft_s / expected, 1.05)
 
     def reading(self, record: PassRecord) -> float:
-        """Seconds that the drafter spent on text that was new to it, as at the beginning of an answer."""
+        """Seconds that the drafter spent on tokens that were new to it, as at the beginning of an answer."""
         if record.draft_text_s:
             return max(record.draft_text_s - self.step_s, 0.0)
         more_s = record.draft_s - self._expected(record)

@@ -9,8 +9,8 @@ one, trees become large; where every node costs time, small; where draft steps a
 speculation does not pay, decoding is plain: the time that it may lose is limited, to what it has gained and a
 small share of the whole.
 
-Texts that share a pass share its nodes: a further node is worth as much for one of several texts as for a
-single one, but a token is worth less, because a plain pass already gives one for each text.
+Sequences that share a pass share its nodes: a further node is worth as much for one of several sequences as
+for a single one, but a token is worth less, because a plain pass already gives one for each sequence.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from edgespec.costs.pass_time import Costs, even_draft_seconds
+from edgespec.costs.pass_time import RoundCosts, even_draft_seconds
 from edgespec.costs.yields import BUDGETS, expected_yields
 from edgespec.generation.result import PassRecord
 from edgespec.speculation.growth import TreeLimits
-from edgespec.speculation.sizing.running_costs import FadingLine, MovingCurve, ReadAhead, StepCosts
+from edgespec.speculation.sizing.running_costs import DecayedLinearFit, OnlineCostCurve, ReadAhead, StepCosts
 
 FIRST_BUDGET = 16  # before anything is known
 _MEMORY = 0.9  # weight of the past in a running mean, per pass
@@ -50,14 +50,14 @@ class FixedSizer:
     def __init__(self, most: TreeLimits) -> None:
         self.most = most
 
-    def limits(self, texts: int = 1, room: PassRoom | None = None) -> TreeLimits:
+    def limits(self, sequences: int = 1, room: PassRoom | None = None) -> TreeLimits:
         """Limits of the next trees; see AdaptiveSizer."""
         if room is None:
             return self.most
-        budget = max(min(texts * self.most.budget, room.nodes), texts)
-        return _within(self.most, budget, self.most.free, texts, room)
+        budget = max(min(sequences * self.most.budget, room.nodes), sequences)
+        return _shared_limits(self.most, budget, self.most.free_nodes, sequences, room)
 
-    def record(self, record: PassRecord, texts: int = 1, other_rows: int = 0) -> None:
+    def record(self, record: PassRecord, sequences: int = 1, other_rows: int = 0) -> None:
         """Ignore the pass: the budget is fixed."""
 
 
@@ -86,59 +86,61 @@ class AdaptiveSizer:
         most: the same.
     """
 
-    def __init__(self, most: TreeLimits, costs: Costs | None = None, first: int = FIRST_BUDGET) -> None:
+    def __init__(self, most: TreeLimits, costs: RoundCosts | None = None, first: int = FIRST_BUDGET) -> None:
         self.most = most
         self._first = first
         self._costs = costs
-        self._cost = MovingCurve(costs.verify, most.budget) if costs else FadingLine()
+        self._cost = OnlineCostCurve(costs.verify, most.budget) if costs else DecayedLinearFit()
         self._steps = StepCosts(costs.step_s if costs else None, costs.row_s if costs else 0.0)
         self._ahead = ReadAhead()
         self._usual = _expected_round(costs, most, _USUAL_AGREEMENT) if costs else None
         self._is_hopeless = costs is not None and _cannot_pay(costs, most)
-        self._judgements: dict[int, _Judgement] = {}
+        self._estimates: dict[int, _SpeedupEstimate] = {}
         self._expected = self._kept = 0.0  # fading sums of tokens
 
-    def limits(self, texts: int = 1, room: PassRoom | None = None) -> TreeLimits:
-        """Limits of the next tree; as many nodes as texts mean plain decoding.
+    def limits(self, sequences: int = 1, room: PassRoom | None = None) -> TreeLimits:
+        """Limits of the next tree; as many nodes as sequences mean plain decoding.
 
         Args:
-            texts: how many trees share the pass; the limits are those of all together.
+            sequences: how many trees share the pass; the limits are those of all together.
             room: what the pass has left for them; None for all of it.
         """
-        judgement = self._judgement(texts)
-        most = self.most.budget if room is None else max(room.nodes, texts)
-        if judgement.plain_s is None:
-            return replace(self.most, budget=texts)
+        estimate = self._estimate(sequences)
+        most = self.most.budget if room is None else max(room.nodes, sequences)
+        if estimate.baseline_pass_s is None:
+            return replace(self.most, budget=sequences)
         hidden_s, step_s = self._ahead.seconds, self._steps.step_s
-        stake_s = judgement.stake_s - max(step_s - hidden_s, 0.0)  # what is left for further nodes and steps
-        within = self._cost.nodes_within(texts, _BOLDNESS * max(stake_s, 0.0))
-        if stake_s < 0 or within <= texts or (self._is_hopeless and not hidden_s):
-            return replace(self.most, budget=texts)
+        stake_s = estimate.stake_s - max(step_s - hidden_s, 0.0)  # what is left for further nodes and steps
+        within = self._cost.nodes_within(sequences, _BOLDNESS * max(stake_s, 0.0))
+        if stake_s < 0 or within <= sequences or (self._is_hopeless and not hidden_s):
+            return replace(self.most, budget=sequences)
         per_node = self._cost.slope
         if per_node is None:
-            return replace(self.most, budget=min(self._first * texts, most))
+            return replace(self.most, budget=min(self._first * sequences, most))
         trust = (self._kept + _TRUST_PRIOR) / (self._expected + _TRUST_PRIOR)
-        worth = judgement.token_s(texts) * trust  # seconds that a promised token saves
+        worth = estimate.token_s(sequences) * trust  # seconds that a promised token saves
         chance = min(max(per_node / worth, 1e-6), 1.0)
         # The first step is always taken: it shows whether drafting pays.
-        gain, row_gain = min(step_s / worth, _MOST_GAIN * texts), self._steps.row_s / worth
+        gain, row_gain = min(step_s / worth, _MOST_GAIN * sequences), self._steps.row_s / worth
         return replace(
-            _within(self.most, min(most, within), max(self._cost.free, self.most.free), texts, room),
+            _shared_limits(
+                self.most, min(most, within), max(self._cost.free, self.most.free_nodes), sequences, room
+            ),
             min_logprob=math.log(chance),
             min_gain=gain,
             row_gain=row_gain,
-            hidden_gain=hidden_s / worth,
-            most_gain=gain + _BOLDNESS * stake_s / worth,
+            overlap_budget=hidden_s / worth,
+            loss_budget=gain + _BOLDNESS * stake_s / worth,
         )
 
-    def record(self, record: PassRecord, texts: int = 1, other_rows: int = 0) -> None:
+    def record(self, record: PassRecord, sequences: int = 1, other_rows: int = 0) -> None:
         """Learn from a pass.
 
         Args:
             record: of all trees together.
             other_rows: rows that were no nodes.
         """
-        seconds, judgement = record.recurring_s, self._judgement(texts)
+        seconds, estimate = record.recurring_s, self._estimate(sequences)
         # Draft steps that are counted have a cost of their own; others are part of the nodes' cost.
         rows = record.nodes + other_rows
         self._cost.add(rows, seconds - record.draft_s if record.draft_steps else seconds)
@@ -148,23 +150,27 @@ class AdaptiveSizer:
         self._expected = _TRUST_MEMORY * self._expected + record.expected_accepted
         self._kept = _TRUST_MEMORY * self._kept + (record.accepted if record.expected_accepted else 0)
         if not other_rows:  # what these take would count against the trees
-            judgement.add(record, texts, seconds - self._steps.reading(record))
+            estimate.add(record, sequences, seconds - self._steps.reading(record))
 
-    def _judgement(self, texts: int) -> _Judgement:
-        """The judgement of drafting for about as many texts."""
-        kind = texts.bit_length()
-        if kind not in self._judgements:
-            plain_s = self._costs.verify.at(texts) if self._costs else None
-            self._judgements[kind] = _Judgement(plain_s, self._usual if texts == 1 else None)
-        return self._judgements[kind]
+    def _estimate(self, sequences: int) -> _SpeedupEstimate:
+        """The estimate of drafting for about as many sequences."""
+        kind = sequences.bit_length()
+        if kind not in self._estimates:
+            baseline_pass_s = self._costs.verify.at(sequences) if self._costs else None
+            self._estimates[kind] = _SpeedupEstimate(baseline_pass_s, self._usual if sequences == 1 else None)
+        return self._estimates[kind]
 
 
-def _within(most: TreeLimits, budget: int, free: int, texts: int, room: PassRoom | None) -> TreeLimits:
+def _shared_limits(
+    most: TreeLimits, budget: int, free: int, sequences: int, room: PassRoom | None
+) -> TreeLimits:
     """Limits of trees that share a pass with each other and with other rows."""
     if room is None:
-        return replace(most, budget=budget, free=min(free, budget))
-    free = min(max(free - room.other_rows, texts), budget)
-    return replace(most, budget=budget, free=free, rows=1 if room.other_rows else most.rows)
+        return replace(most, budget=budget, free_nodes=min(free, budget))
+    free = min(max(free - room.other_rows, sequences), budget)
+    return replace(
+        most, budget=budget, free_nodes=free, row_multiple=1 if room.other_rows else most.row_multiple
+    )
 
 
 @dataclass(frozen=True)
@@ -175,7 +181,7 @@ class _Round:
     tokens: float
 
 
-def _expected_round(costs: Costs, most: TreeLimits, agreement: float) -> _Round:
+def _expected_round(costs: RoundCosts, most: TreeLimits, agreement: float) -> _Round:
     """A round with trees of the best size for a drafter that agrees with its target as often as this."""
     yields = expected_yields(agreement)
 
@@ -188,25 +194,25 @@ def _expected_round(costs: Costs, most: TreeLimits, agreement: float) -> _Round:
     return min(map(round_of, sizes), key=lambda each: each.seconds / each.tokens)
 
 
-def _cannot_pay(costs: Costs, most: TreeLimits) -> bool:
+def _cannot_pay(costs: RoundCosts, most: TreeLimits) -> bool:
     """True if trees would not pay even if the drafter agreed with its target nearly always."""
     best = _expected_round(costs, most, _MOST_AGREEMENT)
     return costs.verify.at(1) * best.tokens < _LEAST_GAIN * best.seconds
 
 
-class _Judgement:
-    """A judgement on whether drafting pays, by the rounds so far.
+class _SpeedupEstimate:
+    """An estimate of whether drafting pays, by the rounds so far.
 
     Drafting has a stake: the time that it may lose from now on. What a round gains over plain decoding is
     added to the stake, and what it loses is taken from it, so no round may cost more than is left. Where
     drafting pays, the stake soon allows trees of any size; where it does not, a few small trees use it up.
 
     Attributes:
-        plain_s: seconds of a pass without drafted nodes; None before the first.
+        baseline_pass_s: seconds of a pass without drafted nodes; None before the first.
     """
 
-    def __init__(self, plain_s: float | None, usual: _Round | None) -> None:
-        self.plain_s = plain_s
+    def __init__(self, baseline_pass_s: float | None, usual: _Round | None) -> None:
+        self.baseline_pass_s = baseline_pass_s
         self._stake = _FIRST_STAKE  # in plain passes
         self._rounds = 0
         self._weight = _PRIOR_ROUNDS if usual else 0.0
@@ -216,34 +222,34 @@ class _Judgement:
     @property
     def stake_s(self) -> float:
         """Seconds that the next round may lose if no drafted token is accepted."""
-        return self._stake * (self.plain_s or 0.0)
+        return self._stake * (self.baseline_pass_s or 0.0)
 
-    def token_s(self, texts: int) -> float:
+    def token_s(self, sequences: int) -> float:
         """Seconds a token takes, by the better of both ways."""
-        assert self.plain_s is not None
-        plain = self.plain_s / texts
+        assert self.baseline_pass_s is not None
+        plain = self.baseline_pass_s / sequences
         unknown = not self._weight or (self._weight == self._rounds < _PATIENCE)
         return plain if unknown else min(plain, self._seconds / self._tokens)
 
-    def add(self, record: PassRecord, texts: int, drafted_s: float) -> None:
+    def add(self, record: PassRecord, sequences: int, drafted_s: float) -> None:
         """Learn from a round.
 
         Args:
-            drafted_s: its seconds, without what was spent on reading text that was new to the drafter.
+            drafted_s: its seconds, without what was spent on reading tokens that were new to the drafter.
         """
         seconds = record.recurring_s
-        if record.nodes == texts:
+        if record.nodes == sequences:
             # The shortest pass is the least disturbed by other programs; passes slow down only gradually.
-            self.plain_s = min(record.target_s, 1.05 * (self.plain_s or math.inf))
-        if not self.plain_s:
+            self.baseline_pass_s = min(record.target_s, 1.05 * (self.baseline_pass_s or math.inf))
+        if not self.baseline_pass_s:
             return
-        gained = _STAKE_SHARE * seconds / self.plain_s
-        if record.nodes > texts or record.draft_s >= 0.01 * seconds:
-            tokens = record.accepted + texts
+        gained = _STAKE_SHARE * seconds / self.baseline_pass_s
+        if record.nodes > sequences or record.draft_s >= 0.01 * seconds:
+            tokens = record.accepted + sequences
             self._rounds += 1
             self._weight += 1
             weight = max(1 / self._weight, 1 - _MEMORY)
             self._seconds += weight * (drafted_s - self._seconds)
             self._tokens += weight * (tokens - self._tokens)
-            gained += tokens / texts - drafted_s / self.plain_s
+            gained += tokens / sequences - drafted_s / self.baseline_pass_s
         self._stake = min(self._stake + gained, _MOST_STAKE)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgespec.costs.yields import BUDGETS, RANKS, Yields
+from edgespec.costs.yields import BUDGETS, RANKS, TreeYields
 from edgespec.speculation.tree import IntArray, TokenTree
 
 _DEPTHS = 16
@@ -68,14 +68,14 @@ class YieldMeter:
         found = np.flatnonzero(ranked == token)
         self._ranks[min(int(found[0]), RANKS) if len(found) else RANKS] += 1
 
-    def yields(self) -> Yields | None:
+    def yields(self) -> TreeYields | None:
         """The means, for budgets up to the largest tree; None before the first pass."""
         if not self.passes:
             return None
         tokens = dict(zip(BUDGETS, (self._tokens / self.passes).tolist(), strict=True))
         ranks = self._ranks[:-1] / max(self._ranks.sum(), 1)
         went_on = self._went_on / np.maximum(self._reached, 1)
-        return Yields(
+        return TreeYields(
             self.passes,
             {budget: mean for budget, mean in tokens.items() if budget <= self._most},
             {self._most: self._steps / self.passes},

@@ -1,1 +1,1 @@
-"""Sources of candidates that need no model: the text, a person's files, and the target's earlier passes."""
+"""Sources of candidates that need no model: the sequence, a person's files, the target's earlier passes."""

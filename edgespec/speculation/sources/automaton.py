@@ -1,4 +1,4 @@
-"""A suffix automaton: every substring of a text, with how often it occurs and what follows it."""
+"""A suffix automaton: every substring of a sequence, with how often it occurs and what follows it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MOST_COUNTED = 64  # states that a token's occurrences are counted in
 
 
 class SuffixAutomaton:
-    """The substrings of a text that grows token by token (Blumer et al. 1985).
+    """The substrings of a sequence that grows token by token (Blumer et al. 1985).
 
     A state stands for the substrings that end at the same places. Its longest one has `length` tokens; `link`
     leads to the state of the longest suffix that also ends elsewhere. There are at most two states a token,
@@ -30,7 +30,7 @@ class SuffixAutomaton:
         self._last = _ROOT
 
     def __len__(self) -> int:
-        """Tokens of the text."""
+        """Tokens of the sequence."""
         return self._length[self._last]
 
     @property
@@ -39,7 +39,7 @@ class SuffixAutomaton:
         return len(self._length)
 
     def extend(self, token: int) -> None:
-        """Append a token to the text.
+        """Append a token to the sequence.
 
         Raises:
             OverflowError: it is no token id.
@@ -57,8 +57,8 @@ class SuffixAutomaton:
                 below if self._length[below] == self._length[state] + 1 else self._split(state, token)
             )
         self._last = new
-        # Every suffix of the text occurs once more. Where there are many states of them, the text repeats
-        # itself, and the counts of the shortest do not matter: proposals begin with the longest.
+        # Every suffix of the sequence occurs once more. Where there are many states of them, the sequence
+        # repeats itself, and the counts of the shortest do not matter: proposals begin with the longest.
         state = new
         for _ in range(_MOST_COUNTED):
             if state <= _ROOT:
@@ -67,12 +67,12 @@ class SuffixAutomaton:
             state = self._link[state]
 
     def end(self) -> tuple[int, int]:
-        """The state of the longest suffix of the text that also occurs earlier, and its length."""
+        """The state of the longest suffix of the sequence that also occurs earlier, and its length."""
         state = max(self._link[self._last], _ROOT)
         return state, self._length[state]
 
     def step(self, state: int, length: int, token: int) -> tuple[int, int]:
-        """The state of the longest suffix of a string and a token after it that occurs in the text, and its
+        """The state of the longest suffix of a string and the next token that occurs in the sequence, and its
         length.
 
         Args:
@@ -98,7 +98,7 @@ class SuffixAutomaton:
     def continuations(self, state: int) -> dict[int, int]:
         """The tokens that follow a state's substrings, with how often each does.
 
-        Counts are exact as long as no suffix of the text has more than 64 states above it.
+        Counts are exact as long as no suffix of the sequence has more than 64 states above it.
         """
         if self._token[state] < 0:
             return {}

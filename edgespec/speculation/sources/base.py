@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from edgespec.speculation.evidence import NOTHING, OTHERS, Source
+from edgespec.speculation.evidence import NOTHING, OTHERS, CandidateSource
 from edgespec.speculation.growth import Children, Frontier
 from edgespec.speculation.tree import FloatArray, IntArray, TokenTree
 
@@ -16,7 +16,7 @@ from edgespec.speculation.tree import FloatArray, IntArray, TokenTree
 # context.
 Candidates = Mapping[int, int]
 
-MOST_CANDIDATES = 8  # of one source for one node, counted in texts
+MOST_CANDIDATES = 8  # of one source for one node, counted in sequences
 KEPT_OF_ROWS = 32  # tokens after a node that the target found likeliest; when it samples, others follow too
 _WIDE = 1 << 32  # more than there are columns
 
@@ -37,7 +37,7 @@ class TargetRows:
 
 
 class Proposals(Protocol):
-    """The proposals of one source at the end of one text, looked up as a tree grows there."""
+    """The proposals of one source at the end of one sequence, looked up as a tree grows there."""
 
     def below(self, frontier: Frontier) -> Sequence[Candidates]:
         """The candidates below each node of a frontier. A node must come after its parent."""
@@ -45,7 +45,7 @@ class Proposals(Protocol):
 
 
 class Proposer(Protocol):
-    """A source of candidates. It is given the whole text every time, and finds out what is new in it.
+    """A source of candidates. It is given the whole sequence every time, and finds out what is new in it.
 
     Attributes:
         name: as shown to users.
@@ -54,33 +54,33 @@ class Proposer(Protocol):
     """
 
     name: str
-    source: Source
+    source: CandidateSource
     keeps_passes: bool = False
 
-    def propose(self, text: Sequence[int], depth: int) -> Proposals:
-        """Proposals for what may follow the text.
+    def propose(self, sequence: Sequence[int], depth: int) -> Proposals:
+        """Proposals for what may follow the sequence.
 
         Args:
             depth: most tokens of a path that can be used.
         """
         ...
 
-    def observe(self, text: Sequence[int], tree: TokenTree, rows: TargetRows) -> None:
+    def observe(self, sequence: Sequence[int], tree: TokenTree, rows: TargetRows) -> None:
         """Keep what the target said in a pass.
 
         Args:
-            text: the text that the pass extended; the tree's root is its last token.
+            sequence: the sequence that the pass extended; the tree's root is its last token.
         """
-        del text, tree, rows
+        del sequence, tree, rows
 
     def forget(self) -> None:
-        """Forget all texts and passes so far."""
+        """Forget all sequences and passes so far."""
 
 
 class JoinedProposals:
     """The proposals of several sources."""
 
-    def __init__(self, parts: Sequence[tuple[Source, Proposals]]) -> None:
+    def __init__(self, parts: Sequence[tuple[CandidateSource, Proposals]]) -> None:
         self._parts = parts
 
     def join(self, frontier: Frontier, children: Children) -> Children:
@@ -92,12 +92,12 @@ class JoinedProposals:
         return _joined(children, [(source, rows) for source, rows in found if any(rows)])
 
 
-def proposals_of(proposers: Sequence[Proposer], text: Sequence[int], depth: int) -> JoinedProposals:
+def proposals_of(proposers: Sequence[Proposer], sequence: Sequence[int], depth: int) -> JoinedProposals:
     """The proposals of all these sources."""
-    return JoinedProposals([(p.source, p.propose(text, depth)) for p in proposers])
+    return JoinedProposals([(p.source, p.propose(sequence, depth)) for p in proposers])
 
 
-def _joined(children: Children, found: Sequence[tuple[Source, Sequence[Candidates]]]) -> Children:
+def _joined(children: Children, found: Sequence[tuple[CandidateSource, Sequence[Candidates]]]) -> Children:
     if not found:
         return children
     width, listed = children.tokens.shape
@@ -124,7 +124,7 @@ def _joined(children: Children, found: Sequence[tuple[Source, Sequence[Candidate
     tokens[:, listed:][there[:, listed:]] = further
     logprobs = np.full((width, columns), -np.inf, dtype=np.float32)
     logprobs[:, :listed] = children.logprobs
-    evidence = np.full((width, columns, len(Source)), NOTHING, dtype=np.int8)
+    evidence = np.full((width, columns, len(CandidateSource)), NOTHING, dtype=np.int8)
     if children.evidence is not None:
         evidence[:, :listed] = children.evidence
     there[:, :listed] = children.proposed

@@ -1,7 +1,8 @@
-"""A person's own files as a source: propose what followed the text's last tokens there.
+"""A person's own files as a source: propose what followed the sequence's last tokens there.
 
-Retrieval from a suffix array (REST, He et al. 2024, section 3): the longest ending of the text that occurs in
-the corpus is found by binary search, and what followed its occurrences is merged into a tree with counts.
+Retrieval from a suffix array (REST, He et al. 2024, section 3): the longest ending of the sequence that
+occurs in the corpus is found by binary search, and what followed its occurrences is merged into a tree with
+counts.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.speculation.evidence import Source, occurrence_class
+from edgespec.speculation.evidence import CandidateSource, occurrence_class
 from edgespec.speculation.growth import Frontier
 from edgespec.speculation.sources.base import MOST_CANDIDATES, Candidates, Proposals, Proposer
 
 BREAK = -1  # between files: no token, so nothing matches across it
 
 _SORTED_BY = 32  # tokens that suffixes are sorted by
-_LONGEST = 16  # tokens of the text that are looked for
+_LONGEST = 16  # tokens of the sequence that are looked for
 _SHORTEST = 2
 _MOST_PLACES = 64  # occurrences whose continuations are read
 
@@ -27,7 +28,7 @@ Tokens = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
-class Block:
+class CorpusBlock:
     """A part of a corpus that has a suffix array of its own.
 
     Attributes:
@@ -63,13 +64,13 @@ def suffix_array(tokens: Tokens) -> Tokens:
 
 
 class Corpus:
-    """Tokens of files, where endings of a text are found.
+    """Tokens of files, where endings of a sequence are found.
 
     Args:
         n_vocab: size of the vocabulary. Damaged blocks may hold other numbers, which end what is found.
     """
 
-    def __init__(self, blocks: Sequence[Block], n_vocab: int) -> None:
+    def __init__(self, blocks: Sequence[CorpusBlock], n_vocab: int) -> None:
         self._blocks = blocks
         self.n_vocab = n_vocab
 
@@ -77,14 +78,14 @@ class Corpus:
         """Tokens, breaks included."""
         return sum(len(block.tokens) for block in self._blocks)
 
-    def longest(self, text: Sequence[int]) -> int:
-        """Tokens of the longest ending of a text that occurs, up to 16."""
-        return max((_longest(block, text) for block in self._blocks), default=0)
+    def longest(self, sequence: Sequence[int]) -> int:
+        """Tokens of the longest ending of a sequence that occurs, up to 16."""
+        return max((_longest(block, sequence) for block in self._blocks), default=0)
 
-    def places(self, text: Sequence[int], length: int) -> Iterator[tuple[Tokens, int]]:
-        """Find where an ending of a text occurs: a block's tokens, and the place behind the ending there."""
+    def places(self, sequence: Sequence[int], length: int) -> Iterator[tuple[Tokens, int]]:
+        """Find where a sequence's ending occurs: a block's tokens, and the place behind the ending there."""
         for block in self._blocks:
-            first, behind = _interval(block, text[len(text) - length :])
+            first, behind = _interval(block, sequence[len(sequence) - length :])
             step = max(-(-(behind - first) * len(self._blocks) // _MOST_PLACES), 1)
             for place in block.suffixes[first:behind:step].tolist():
                 yield block.tokens, place + length
@@ -104,7 +105,7 @@ class _Branch:
 
 
 class _Retrieved(Proposals):
-    """Continuations of the occurrences of a text's ending."""
+    """Continuations of the occurrences of a sequence's ending."""
 
     def __init__(self, branch: _Branch, matched: int) -> None:
         self._matched = matched
@@ -137,17 +138,17 @@ class _Retrieved(Proposals):
 
 
 class FileSource(Proposer):
-    """Proposes what followed the text's last tokens in a corpus."""
+    """Proposes what followed the sequence's last tokens in a corpus."""
 
     name = "files"
-    source = Source.FILES
+    source = CandidateSource.FILES
 
     def __init__(self, corpus: Corpus) -> None:
         self._corpus = corpus
 
-    def propose(self, text: Sequence[int], depth: int) -> Proposals:
-        """Propose what followed the longest ending of the text that occurs in the files."""
-        ending = text[-_LONGEST:]
+    def propose(self, sequence: Sequence[int], depth: int) -> Proposals:
+        """Propose what followed the longest ending of the sequence that occurs in the files."""
+        ending = sequence[-_LONGEST:]
         matched = self._corpus.longest(ending)
         root = _Branch()
         if matched >= _SHORTEST:
@@ -161,28 +162,28 @@ class FileSource(Proposer):
         return _Retrieved(root, matched)
 
     def forget(self) -> None:
-        """Forget nothing: no texts are kept."""
+        """Forget nothing: no sequences are kept."""
 
 
-def _longest(block: Block, text: Sequence[int]) -> int:
-    """Tokens of the longest ending of a text that occurs in a block: endings of one that occurs occur too."""
-    low, high = 0, min(len(text), _LONGEST)
+def _longest(block: CorpusBlock, sequence: Sequence[int]) -> int:
+    """Tokens of a sequence's longest ending that occurs in a block: endings of one that occurs occur too."""
+    low, high = 0, min(len(sequence), _LONGEST)
     while low < high:
         length = (low + high + 1) // 2
-        ending = list(text[len(text) - length :])
+        ending = list(sequence[len(sequence) - length :])
         first = _first(block, ending)
         occurs = first < len(block.suffixes) and _tokens_at(block, first, length) == ending
         low, high = (length, high) if occurs else (low, length - 1)
     return low
 
 
-def _interval(block: Block, string: Sequence[int]) -> tuple[int, int]:
+def _interval(block: CorpusBlock, string: Sequence[int]) -> tuple[int, int]:
     """The part of the suffix array whose suffixes begin with a string."""
     wanted = list(string)
     return _first(block, wanted), _first(block, wanted, behind=True)
 
 
-def _first(block: Block, wanted: list[int], *, behind: bool = False) -> int:
+def _first(block: CorpusBlock, wanted: list[int], *, behind: bool = False) -> int:
     """The rank of the first suffix that is not below a string.
 
     Args:
@@ -199,7 +200,7 @@ def _first(block: Block, wanted: list[int], *, behind: bool = False) -> int:
     return low
 
 
-def _tokens_at(block: Block, rank: int, length: int) -> list[int]:
+def _tokens_at(block: CorpusBlock, rank: int, length: int) -> list[int]:
     """The first tokens of the suffix with that rank."""
     place = int(block.suffixes[rank])
     found: list[int] = block.tokens[place : place + length].tolist()

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.speculation.evidence import NOTHING, RecycledFrom, Source, recycled_classes
+from edgespec.speculation.evidence import NOTHING, CandidateSource, RecycledFrom, recycled_classes
 from edgespec.speculation.growth import Frontier
 from edgespec.speculation.sources.base import (
     KEPT_OF_ROWS,
@@ -87,10 +87,10 @@ class Successors:
 class _Followed(Proposals):
     """The successors of the paths of one tree."""
 
-    def __init__(self, successors: Successors, text: Sequence[int]) -> None:
+    def __init__(self, successors: Successors, sequence: Sequence[int]) -> None:
         self._successors = successors
         # The last tokens of the path to each node; the first ones stand in for what is not there.
-        self._tokens = {0: (text[-min(len(text), 3)], text[-min(len(text), 2)], text[-1])}
+        self._tokens = {0: (sequence[-min(len(sequence), 3)], sequence[-min(len(sequence), 2)], sequence[-1])}
 
     def below(self, frontier: Frontier) -> list[Candidates]:
         for node, parent, token in zip(
@@ -114,20 +114,20 @@ class RecycledSource(Proposer):
     """Proposes what the target found likely in earlier passes."""
 
     name = "recycling"
-    source = Source.RECYCLED
+    source = CandidateSource.RECYCLED
     keeps_passes = True
 
     def __init__(self) -> None:
         self.forget()
 
-    def propose(self, text: Sequence[int], depth: int) -> Proposals:
+    def propose(self, sequence: Sequence[int], depth: int) -> Proposals:
         """Propose what the target found likely after each path's last tokens, or in place of the last one."""
         del depth
-        return _Followed(self._successors, text)
+        return _Followed(self._successors, sequence)
 
-    def observe(self, text: Sequence[int], tree: TokenTree, rows: TargetRows) -> None:
+    def observe(self, sequence: Sequence[int], tree: TokenTree, rows: TargetRows) -> None:
         """Keep what the target said after these nodes: the root, which is certain, last, so that it stays."""
-        before_root = text[-2] if len(text) > 1 else text[-1]
+        before_root = sequence[-2] if len(sequence) > 1 else sequence[-1]
         nodes = rows.nodes[::-1]
         above = tree.parents[nodes]
         before = np.where(above < 0, before_root, tree.tokens[above])

@@ -13,18 +13,20 @@ from edgespec.speculation.tree import FloatArray, TokenTree
 _MOST_ROWS = 64  # of a pass: more would take a share of it that shows
 
 
-def observed(proposers: Sequence[Proposer], text: Sequence[int], tree: TokenTree, logits: FloatArray) -> None:
+def observed(
+    proposers: Sequence[Proposer], sequence: Sequence[int], tree: TokenTree, logits: FloatArray
+) -> None:
     """Show a pass to the sources that keep something of passes.
 
     Args:
-        text: the text that the pass extended; the tree's root is its last token.
+        sequence: the sequence that the pass extended; the tree's root is its last token.
         logits: (nodes, n_vocab) the target's; they are read only.
     """
     keeping = [proposer for proposer in proposers if proposer.keeps_passes]
     if keeping:
         rows = target_rows(tree, logits)
         for proposer in keeping:
-            proposer.observe(text, tree, rows)
+            proposer.observe(sequence, tree, rows)
 
 
 def target_rows(tree: TokenTree, logits: FloatArray) -> TargetRows:

@@ -1,4 +1,4 @@
-"""The text as a source: propose what followed its last tokens where they occurred before.
+"""The sequence as a source: propose what followed its last tokens where they occurred before.
 
 Prompt lookup (Saxena 2023) with the longest match instead of a fixed one, and with counts, from a suffix
 automaton (as in SuffixDecoding, Oliaro et al. 2024, and SAM Decoding, Hu et al. 2024). Answers that quote,
@@ -11,13 +11,13 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import islice
 
-from edgespec.speculation.evidence import Source, occurrence_class
+from edgespec.speculation.evidence import CandidateSource, occurrence_class
 from edgespec.speculation.growth import Frontier
 from edgespec.speculation.sources.automaton import SuffixAutomaton
 from edgespec.speculation.sources.base import MOST_CANDIDATES, Candidates, Proposals, Proposer
 
 _MOST_SUFFIXES = 4  # of a context whose continuations are proposed: the shorter ones add little
-_MOST_TOKENS = 1 << 17  # of texts that are indexed at a time, if there is more than one
+_MOST_TOKENS = 1 << 17  # of sequences that are indexed at a time, if there is more than one
 
 
 class Continuations(Proposals):
@@ -53,40 +53,40 @@ class Continuations(Proposals):
 
 
 class TextSource(Proposer):
-    """Proposes the continuations of earlier occurrences of the text's end.
+    """Proposes the continuations of earlier occurrences of the sequence's end.
 
-    A text is indexed as it grows. Several texts may take turns: each has an index of its own, and those that
-    were not asked for lately are dropped.
+    A sequence is indexed as it grows. Several sequences may take turns: each has an index of its own, and
+    those that were not asked for lately are dropped.
     """
 
     name = "prompt lookup"
-    source = Source.TEXT
+    source = CandidateSource.TEXT
 
     def __init__(self) -> None:
         self._indexes: OrderedDict[int, tuple[list[int], SuffixAutomaton]] = OrderedDict()
         self._numbered = 0
 
-    def propose(self, text: Sequence[int], depth: int) -> Continuations:
-        """Propose what followed earlier occurrences of the text's last tokens."""
+    def propose(self, sequence: Sequence[int], depth: int) -> Continuations:
+        """Propose what followed earlier occurrences of the sequence's last tokens."""
         del depth  # the search asks no further than it may go
-        return Continuations(self._index_of(list(text)))
+        return Continuations(self._index_of(list(sequence)))
 
     def forget(self) -> None:
         self._indexes.clear()
 
-    def _index_of(self, text: list[int]) -> SuffixAutomaton:
-        """The index of a text, which is made from that of its longest known beginning."""
+    def _index_of(self, sequence: list[int]) -> SuffixAutomaton:
+        """The index of a sequence, which is made from that of its longest known beginning."""
         number = max(
-            (n for n, (known, _) in self._indexes.items() if text[: len(known)] == known),
+            (n for n, (known, _) in self._indexes.items() if sequence[: len(known)] == known),
             key=lambda n: len(self._indexes[n][0]),
             default=None,
         )
         # It is put back when it is whole: an interruption leaves none that is not.
         known, automaton = self._indexes.pop(number) if number is not None else ([], SuffixAutomaton())
-        for token in text[len(known) :]:
+        for token in sequence[len(known) :]:
             automaton.extend(token)
         self._numbered += 1
-        self._indexes[self._numbered] = text, automaton
+        self._indexes[self._numbered] = sequence, automaton
         while len(self._indexes) > 1 and sum(len(t) for t, _ in self._indexes.values()) > _MOST_TOKENS:
             self._indexes.popitem(last=False)
         return automaton

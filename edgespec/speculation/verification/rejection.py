@@ -60,7 +60,7 @@ class Rejection(Verifier):
         return draws.pick(target)
 
 
-class Block(Verifier):
+class BlockVerifier(Verifier):
     """Accepts the longest prefix of a chain that passes (block verification, Sun et al. 2025).
 
     The result follows the target's law. No lossless rule for a single chain accepts more tokens on average,

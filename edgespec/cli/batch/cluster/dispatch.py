@@ -123,7 +123,7 @@ class Dispatch(Generic[Worker]):
     def _next_task(self) -> Task | None:
         if self._waiting:
             return self._waiting.popleft()
-        request = self._source.take()
+        request = self._source.pop()
         if request is None:
             return None
         self._numbers += 1

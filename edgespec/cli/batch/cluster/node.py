@@ -161,7 +161,7 @@ class Node:
 
     def _taken(self) -> Iterator[Request | None]:
         while True:
-            yield self._queue.take()
+            yield self._queue.pop()
 
     def _end_all(self, reply: Reply) -> None:
         self._ended = reply

@@ -1,4 +1,4 @@
-"""A text's cache, for models with key-value cells and with a recurrent state."""
+"""A sequence's cache, for models with key-value cells and with a recurrent state."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 from edgespec.models.llama.cache.chain_cache import ChainCache
 from edgespec.models.llama.cache.shared_cells import SharedCells
-from edgespec.models.llama.cache.state_cache import Placement, StateCache
+from edgespec.models.llama.cache.state_cache import StateCache, TreeRows
 from edgespec.models.llama.cache.tree_cache import BranchingCache
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 
 KVCache = BranchingCache | ChainCache | StateCache
-"""A committed text with drafts at its end; see BranchingCache for what the methods do.
+"""A committed sequence with drafts at its end; see BranchingCache for what the methods do.
 
 After a call that raises anything, KeyboardInterrupt included, `recover` must be called next. It may leave
-less text than there was, but never a different one.
+less sequence than there was, but never a different one.
 """
 
 
@@ -29,10 +29,10 @@ def open_cache(context: Context, *, ordered: bool) -> KVCache:
 
 
 def open_beside(cache: KVCache) -> KVCache:
-    """The cache of another text in the same cells.
+    """The cache of another sequence in the same cells.
 
     Raises:
-        ValueError: there is no room for another text.
+        ValueError: there is no room for another sequence.
     """
     if not isinstance(cache, BranchingCache):
         raise ValueError("recurrent states take one text at a time")
@@ -40,28 +40,28 @@ def open_beside(cache: KVCache) -> KVCache:
 
 
 def close_all_but(known: Sequence[KVCache]) -> None:
-    """Close the texts in the cells of these that are none of them: an interrupted call may leave such."""
+    """Close the sequences in the cells of these that are none of them: an interrupted call may leave such."""
     first, kept = known[0], {id(cache) for cache in known}
     if isinstance(first, BranchingCache):
-        for text in tuple(first.cells.texts):
-            if id(text) not in kept:
-                first.cells.drop(text)
+        for sequence in tuple(first.cells.holders):
+            if id(sequence) not in kept:
+                first.cells.drop(sequence)
 
 
 def inherit(cache: KVCache, source: KVCache, length: int) -> None:
-    """Make an empty text share the first `length` cells of another."""
+    """Make an empty sequence share the first `length` cells of another."""
     assert isinstance(cache, BranchingCache)
     assert isinstance(source, BranchingCache)
     cache.inherit(source, length)
 
 
-def decode_together(parts: Sequence[tuple[KVCache, Batch]], rows: int, certain: int) -> None:
-    """Decode rows after the committed texts of several caches in one pass.
+def decode_together(parts: Sequence[tuple[KVCache, TokenBatch]], rows: int, certain: int) -> None:
+    """Decode rows after the committed sequences of several caches in one pass.
 
     Args:
         parts: caches that share their cells, and the rows of each.
         rows: pad the pass to this many rows.
-        certain: leading rows that will be kept in any case, if there is a single text.
+        certain: leading rows that will be kept in any case, if there is a single sequence.
     """
     if len(parts) == 1:
         ((cache, batch),) = parts
@@ -72,13 +72,13 @@ def decode_together(parts: Sequence[tuple[KVCache, Batch]], rows: int, certain: 
     branching[0][0].cells.decode(branching, rows)
 
 
-def placement(cache: KVCache) -> Placement | None:
+def placement(cache: KVCache) -> TreeRows | None:
     """Return the place in the pass of the rows that a cache tried last; None if none was moved."""
     return cache.placement if isinstance(cache, StateCache) else None
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """The length of the longest common prefix of two texts."""
+    """The length of the longest common prefix of two sequences."""
     shorter = min(len(a), len(b))
     if a[:shorter] == b[:shorter]:  # the usual case, compared in C
         return shorter

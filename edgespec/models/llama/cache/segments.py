@@ -6,32 +6,32 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 
 
 class CellHolder(Protocol):
-    """A text that has cells; see BranchingCache, which is one.
+    """A sequence that has cells; see BranchingCache, which is one.
 
     Attributes:
         length: committed tokens.
-        ids: the sequence ids that hold the committed text.
+        ids: the sequence ids that hold the committed sequence.
     """
 
     length: int
     ids: list[int]
 
-    def numbered(self, batch: Batch) -> Batch: ...
+    def numbered(self, batch: TokenBatch) -> TokenBatch: ...
     def close_path(self) -> None: ...
     def close_paths(self) -> None: ...
 
 
 @dataclass
-class Stretch:
-    """Consecutive positions of one text, or of several that share their cells.
+class CellRange:
+    """Consecutive positions of one sequence, or of several that share their cells.
 
     Attributes:
         start, end: positions start .. end - 1.
-        holders: the texts; each has these positions in these cells.
+        holders: the sequences; each has these positions in these cells.
     """
 
     start: int
@@ -43,77 +43,77 @@ class Stretch:
 
 
 class Segments:
-    """All stretches of all texts, ordered by cell.
+    """All stretches of all sequences, ordered by cell.
 
     Attributes:
-        n_cells: cells that texts hold.
+        n_cells: cells that sequences hold.
     """
 
     def __init__(self) -> None:
         self.n_cells = 0
-        self._stretches: list[Stretch] = []
+        self._stretches: list[CellRange] = []
         self._in_place = 0  # leading stretches that fill the first cells without gaps
 
-    def __iter__(self) -> Iterator[Stretch]:
+    def __iter__(self) -> Iterator[CellRange]:
         return iter(self._stretches)
 
-    def add(self, text: CellHolder, start: int, end: int) -> None:
-        """Add positions of a text, whose cells come after those of all positions added before."""
+    def add(self, holder: CellHolder, start: int, end: int) -> None:
+        """Add positions of a sequence, whose cells come after those of all positions added before."""
         self.n_cells += end - start
         last = self._stretches[-1] if len(self._stretches) > self._in_place else None
-        if last is not None and last.holders == [text] and last.end == start:
+        if last is not None and last.holders == [holder] and last.end == start:
             last.end = end
         elif end > start:
-            self._stretches.append(Stretch(start, end, [text]))
+            self._stretches.append(CellRange(start, end, [holder]))
 
-    def truncate(self, text: CellHolder, length: int) -> None:
-        """Drop positions `length` and later of a text; cells that others share stay theirs."""
-        kept: list[Stretch] = []
+    def truncate(self, holder: CellHolder, length: int) -> None:
+        """Drop positions `length` and later of a sequence; cells that others share stay theirs."""
+        kept: list[CellRange] = []
         in_place = self._in_place
         for index, stretch in enumerate(self._stretches):
-            if stretch.end <= length or text not in stretch.holders:
+            if stretch.end <= length or holder not in stretch.holders:
                 kept.append(stretch)
                 continue
-            others = [holder for holder in stretch.holders if holder is not text]
+            others = [other for other in stretch.holders if other is not holder]
             if stretch.start < length:
-                kept.append(Stretch(stretch.start, length, stretch.holders))
+                kept.append(CellRange(stretch.start, length, stretch.holders))
             if others:
-                kept.append(Stretch(max(stretch.start, length), stretch.end, others))
+                kept.append(CellRange(max(stretch.start, length), stretch.end, others))
             else:
                 self.n_cells -= stretch.end - max(stretch.start, length)
                 in_place = min(in_place, index)
         # A split of a stretch in place is in place too, but counting it is not worth the trouble.
         self._stretches, self._in_place = kept, in_place
 
-    def share(self, source: CellHolder, text: CellHolder, length: int) -> None:
-        """Make a text, which has no positions yet, hold the first `length` positions of another."""
-        shared: list[Stretch] = []
+    def share(self, source: CellHolder, holder: CellHolder, length: int) -> None:
+        """Make a sequence, which has no positions yet, hold the first `length` positions of another."""
+        shared: list[CellRange] = []
         in_place = self._in_place
         for index, stretch in enumerate(self._stretches):
             if stretch.start >= length or source not in stretch.holders:
                 shared.append(stretch)
                 continue
-            shared.append(Stretch(stretch.start, min(stretch.end, length), [*stretch.holders, text]))
+            shared.append(CellRange(stretch.start, min(stretch.end, length), [*stretch.holders, holder]))
             if stretch.end > length:
                 in_place = min(in_place, index)
-                shared.append(Stretch(length, stretch.end, stretch.holders))
+                shared.append(CellRange(length, stretch.end, stretch.holders))
         self._stretches, self._in_place = shared, in_place
 
-    def parts_to_move(self, size: int) -> Iterator[list[Stretch]]:
+    def parts_to_move(self, size: int) -> Iterator[list[CellRange]]:
         """The stretches that are not in place, as parts of at most `size` cells, in order.
 
-        Within a part, a text's adjacent stretches are joined. That changes the order between texts, which
-        does not matter, and keeps the order within each. Once all parts have been taken, everything is in
-        place.
+        Within a part, a sequence's adjacent stretches are joined. That changes the order between sequences,
+        which does not matter, and keeps the order within each. Once all parts have been taken, everything is
+        in place.
         """
         moved = self._stretches[: self._in_place]
-        part: list[Stretch] = []
+        part: list[CellRange] = []
         room = size
         for stretch in self._stretches[self._in_place :]:
             start = stretch.start
             while start < stretch.end:
                 end = min(stretch.end, start + room)
-                _join(part, Stretch(start, end, stretch.holders))
+                _join(part, CellRange(start, end, stretch.holders))
                 room -= end - start
                 start = end
                 if room == 0:
@@ -131,7 +131,7 @@ class Segments:
         self._stretches, self._in_place, self.n_cells = [], 0, 0
 
 
-def _join(part: list[Stretch], stretch: Stretch) -> None:
+def _join(part: list[CellRange], stretch: CellRange) -> None:
     for known in part:
         if known.end == stretch.start and known.holders == stretch.holders:
             known.end = stretch.end
@@ -139,9 +139,9 @@ def _join(part: list[Stretch], stretch: Stretch) -> None:
     part.append(stretch)
 
 
-def _joined(stretches: list[Stretch]) -> list[Stretch]:
-    """Join neighbouring stretches of one text."""
-    joined: list[Stretch] = []
+def _joined(stretches: list[CellRange]) -> list[CellRange]:
+    """Join neighbouring stretches of one sequence."""
+    joined: list[CellRange] = []
     for stretch in stretches:
         last = joined[-1] if joined else None
         if last is not None and last.holders == stretch.holders and last.end == stretch.start:

@@ -1,43 +1,43 @@
-"""The cells of one context, shared by many texts.
+"""The cells of one context, shared by many sequences.
 
-llama.cpp distinguishes texts, and the branches of each, by sequence ids: a row attends to the cells that have
-its first id. So texts can be decoded in one pass, and texts that begin alike can share the cells of their
-beginnings.
+llama.cpp distinguishes sequences, and the branches of each, by sequence ids: a row attends to the cells that
+have its first id. So sequences can be decoded in one pass, and sequences that begin alike can share the cells
+of their beginnings.
 
 With `ordered`, new rows always take cells after all earlier ones, so that every query sums its cells in the
-same order as plain decoding, with the same rounding; the cells of other texts in between are masked and
+same order as plain decoding, with the same rounding; the cells of other sequences in between are masked and
 change nothing. Cells that are no longer needed are not freed, because later rows would fill them out of
 order, but parked under a graveyard id that no query uses. When the tail is full, they are freed, and the
-texts are moved to the front part by part, bit for bit. Only one part is copied at a time, so the texts never
-take their memory twice.
+sequences are moved to the front part by part, bit for bit. Only one part is copied at a time, so the
+sequences never take their memory twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgespec.models.llama.cache.segments import CellHolder, Segments, Stretch
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.cache.segments import CellHolder, CellRange, Segments
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context, NoRoomInCache
 
 PART = 128  # cells that are moved at a time
 
 
 class SharedCells:
-    """Gives texts their sequence ids, decodes rows of several texts at once, and makes room.
+    """Gives sequences their sequence ids, decodes rows of several sequences at once, and makes room.
 
     Attributes:
         context: whose cells these are.
         ordered: whether rows take cells in the order of decoding.
-        texts: the texts that have cells, or may have them.
-        compactions: how often the texts were moved to the front.
+        holders: the sequences that have cells, or may have them.
+        compactions: how often the sequences were moved to the front.
         padding_id: the sequence of rows that only fill up a pass; for ordered caches.
     """
 
     def __init__(self, context: Context, *, ordered: bool) -> None:
         self.context = context
         self.ordered = ordered
-        self.texts: list[CellHolder] = []
+        self.holders: list[CellHolder] = []
         self.compactions = 0
         # Ordered caches reserve two ids: for padding, and for rejected cells.
         self.n_ids = context.n_sequences - (2 if ordered else 0)
@@ -49,52 +49,52 @@ class SharedCells:
 
     @property
     def shared(self) -> bool:
-        """True if there are several texts."""
-        return len(self.texts) > 1
+        """True if there are several sequences."""
+        return len(self.holders) > 1
 
     @property
     def n_free_ids(self) -> int:
-        """Sequence ids that no text has."""
+        """Sequence ids that no sequence has."""
         return len(self._free_ids)
 
     @property
     def n_live(self) -> int:
-        """Cells that texts hold; shared ones count once. Known for ordered caches or a single text."""
+        """Cells that sequences hold; shared ones count once. Known if ordered, or for one sequence."""
         if self.ordered:
             return self._segments.n_cells
-        return sum(text.length for text in self.texts)
+        return sum(holder.length for holder in self.holders)
 
-    def add(self, text: CellHolder) -> int:
-        """Add a text; returns its first sequence id.
+    def add(self, holder: CellHolder) -> int:
+        """Add a sequence; returns its first sequence id.
 
         Raises:
-            ValueError: there are as many texts as sequence ids.
+            ValueError: there are as many sequences as sequence ids.
         """
         if not self._free_ids:
-            for other in self.texts:
+            for other in self.holders:
                 other.close_paths()
         if not self._free_ids:
             raise ValueError(f"all {self.n_ids} sequence ids are taken by texts")
-        if len(self.texts) == 1 and self.ordered:
-            # While this was the only text, what it forgot was freed and not parked.
+        if len(self.holders) == 1 and self.ordered:
+            # While this was the only sequence, what it forgot was freed and not parked.
             self.compact()
-        self.texts.append(text)
+        self.holders.append(holder)
         return self._free_ids.pop()
 
-    def remove(self, text: CellHolder) -> None:
-        """Take back the ids of a text that holds no cells any more."""
-        self.texts.remove(text)
-        self.give_back(text.ids)
+    def remove(self, holder: CellHolder) -> None:
+        """Take back the ids of a sequence that holds no cells any more."""
+        self.holders.remove(holder)
+        self.give_back(holder.ids)
 
-    def drop(self, text: CellHolder) -> None:
-        """Forget a text of which only `recover` knows what it holds, and call that next."""
-        self.texts.remove(text)
-        self.truncated(text, 0)
+    def drop(self, holder: CellHolder) -> None:
+        """Forget a sequence of which only `recover` knows what it holds, and call that next."""
+        self.holders.remove(holder)
+        self.truncated(holder, 0)
         if self.ordered:
             self._tail = self.context.n_cells  # its freed cells may lie before kept ones
 
     def take_id(self) -> int:
-        """A sequence id for another branch of a text.
+        """A sequence id for another branch of a sequence.
 
         Raises:
             IndexError: there is none left.
@@ -105,11 +105,11 @@ class SharedCells:
         """Take back ids that no cell has any more."""
         self._free_ids.extend(reversed(ids))
 
-    def decode(self, parts: Sequence[tuple[CellHolder, Batch]], rows: int) -> None:
-        """Decode rows of several texts in one pass, padded to `rows`.
+    def decode(self, parts: Sequence[tuple[CellHolder, TokenBatch]], rows: int) -> None:
+        """Decode rows of several sequences in one pass, padded to `rows`.
 
         Args:
-            parts: texts, and their rows in ids 0 .. paths - 1 of the text itself, which must be open.
+            parts: sequences, and their rows in ids 0 .. paths - 1 of the sequence itself, which must be open.
 
         Raises:
             NoRoomInCache: too few free cells.
@@ -120,7 +120,7 @@ class SharedCells:
             self.compact()
             if self._tail + n_rows > self.context.n_cells:
                 raise NoRoomInCache(self.context.n_cells)
-        batch = Batch.joined([text.numbered(batch) for text, batch in parts])
+        batch = TokenBatch.joined([holder.numbered(batch) for holder, batch in parts])
         padded = batch.padded(n_rows, self.padding_id)
         self.context.decode(padded)
         self._tail = min(self._tail + n_rows, self.context.n_cells)
@@ -132,72 +132,73 @@ class SharedCells:
         """Keep the cells of a sequence from position `start` on from being freed."""
         self.context.copy(sequence, self._graveyard_id, start, -1)
 
-    def committed(self, text: CellHolder, start: int, end: int) -> None:
-        """Note that the newest cells hold these positions of a text.
+    def committed(self, holder: CellHolder, start: int, end: int) -> None:
+        """Note that the newest cells hold these positions of a sequence.
 
         Rows of one pass must be committed in the order in which they were decoded.
         """
         if self.ordered:
-            self._segments.add(text, start, end)
+            self._segments.add(holder, start, end)
 
-    def truncated(self, text: CellHolder, length: int) -> None:
-        """Note that a text is now at most this long."""
+    def truncated(self, holder: CellHolder, length: int) -> None:
+        """Note that a sequence is now at most this long."""
         if self.ordered:
-            self._segments.truncate(text, length)
+            self._segments.truncate(holder, length)
 
-    def inherited(self, text: CellHolder, source: CellHolder, length: int) -> None:
-        """Note that a text now shares the first `length` positions of another."""
+    def inherited(self, holder: CellHolder, source: CellHolder, length: int) -> None:
+        """Note that a sequence now shares the first `length` positions of another."""
         if self.ordered:
-            self._segments.share(source, text, length)
+            self._segments.share(source, holder, length)
 
     def recover(self) -> None:
-        """Drop everything but the committed texts, wherever the last call was interrupted.
+        """Drop everything but the committed sequences, wherever the last call was interrupted.
 
-        Calls reduce a text's `length` before they remove text, and increase it only after they have added
-        some. So the first `length` tokens are in its first id whatever happened; nothing else is certain.
+        Calls reduce a sequence's `length` before they remove cells, and increase it only after they have
+        added some. So the first `length` tokens are in its first id whatever happened; nothing else is
+        certain.
         """
-        homes = {text.ids[0]: text for text in self.texts}
+        homes = {holder.ids[0]: holder for holder in self.holders}
         for sequence in range(self.context.n_sequences):
             if sequence not in homes and not (self.ordered and sequence == self._graveyard_id):
                 self.context.remove(sequence)
-        for home, text in homes.items():
-            self.context.remove(home, text.length)
-            self.truncated(text, text.length)
-            text.ids = [home]
+        for home, holder in homes.items():
+            self.context.remove(home, holder.length)
+            self.truncated(holder, holder.length)
+            holder.ids = [home]
         self._free_ids = [n for n in range(self.n_ids) if n not in homes][::-1]
         if self.shared and self.ordered:
             self._tail = self.context.n_cells  # some freed cells may lie before kept ones
 
     def compact(self) -> None:
-        """Move the texts' cells to the front, in order, and free all others; for ordered caches.
+        """Move the sequences' cells to the front, in order, and free all others; for ordered caches.
 
-        If an exception interrupts this, the texts are forgotten.
+        If an exception interrupts this, the sequences are forgotten.
         """
         if self._tail == self._segments.n_cells:
             return
-        lengths = [(text, text.length) for text in self.texts]
-        for text in self.texts:
-            text.length = 0  # until all of it is in place again
+        lengths = [(holder, holder.length) for holder in self.holders]
+        for holder in self.holders:
+            holder.length = 0  # until all of it is in place again
         try:
-            homes = {text.ids[0] for text in self.texts}
+            homes = {holder.ids[0] for holder in self.holders}
             for sequence in range(self.context.n_sequences):
                 if sequence not in homes:
                     self.context.remove(sequence)
             for part in self._segments.parts_to_move(PART):
                 self._move_to_front(part)
-            for text, length in lengths:
-                for path in text.ids[1:]:
-                    self.context.copy(text.ids[0], path, 0, length)
+            for holder, length in lengths:
+                for path in holder.ids[1:]:
+                    self.context.copy(holder.ids[0], path, 0, length)
         except BaseException:
             self.clear()
             raise
         self._tail = self._segments.n_cells
-        for text, length in lengths:
-            text.length = length
+        for holder, length in lengths:
+            holder.length = length
         self.compactions += 1
 
-    def _move_to_front(self, part: Sequence[Stretch]) -> None:
-        """Move stretches of texts to the first free cells; everything before them must be in place.
+    def _move_to_front(self, part: Sequence[CellRange]) -> None:
+        """Move stretches of sequences to the first free cells; everything before them must be in place.
 
         All cells between what is in place and what follows the part are then free, and enough for it.
         llama.cpp fills the first free cells in order.
@@ -209,12 +210,12 @@ class SharedCells:
             states.append(self.context.save(spare))
             self.context.remove(spare)
         for stretch in part:
-            for text in stretch.holders:
-                self.context.remove(text.ids[0], stretch.start, stretch.end)
+            for holder in stretch.holders:
+                self.context.remove(holder.ids[0], stretch.start, stretch.end)
         for stretch, state in zip(part, states, strict=True):
             self.context.restore(spare, state)
-            for text in stretch.holders:
-                self.context.copy(spare, text.ids[0], stretch.start, stretch.end)
+            for holder in stretch.holders:
+                self.context.copy(spare, holder.ids[0], stretch.start, stretch.end)
             self.context.remove(spare)
 
     def make_consecutive(self, n_tokens: int) -> None:
@@ -233,17 +234,17 @@ class SharedCells:
         self._tail = min(self._tail + n_tokens, self.context.n_cells)
 
     def clear(self) -> None:
-        """Forget all texts."""
-        for text in self.texts:
-            text.length = 0
+        """Forget all sequences."""
+        for holder in self.holders:
+            holder.length = 0
         self._segments.clear()
         self.context.clear()
         self._tail = 0
 
     def spare_id(self) -> int:
-        """An id that no cell has: that of padding, or one that a text gives up."""
+        """An id that no cell has: that of padding, or one that a sequence gives up."""
         if self.ordered:
             return self.padding_id
         if not self._free_ids:
-            next(text for text in self.texts if len(text.ids) > 1).close_path()
+            next(holder for holder in self.holders if len(holder.ids) > 1).close_path()
         return self._free_ids[-1]

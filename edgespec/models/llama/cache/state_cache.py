@@ -5,9 +5,10 @@ state after its certain rows only: those that are kept whatever the target choos
 not among them are pending: they belong to the text, and are the first certain rows of the next pass, so
 nothing is read again for their sake alone.
 
-The whole tree is one sequence of llama.cpp's, so that all products have all rows; see `Branches`. There are
-two sequence ids. One, the home, holds the text; a pass begins with a copy of it in the other, where llama.cpp
-keeps the state in memory of its own. If the pass is interrupted, or its text fails, that copy is dropped.
+The whole tree is one sequence of llama.cpp's, so that all products have all rows; see `StateBranches`. There
+are two sequence ids. One, the home, holds the text; a pass begins with a copy of it in the other, where
+llama.cpp keeps the state in memory of its own. If the pass is interrupted, or its text fails, that copy is
+dropped.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgespec.models.llama.runtime.batch import Batch, Branches, IntArray
+from edgespec.models.llama.runtime.batch import IntArray, StateBranches, TokenBatch
 from edgespec.models.llama.runtime.context import Context, FloatArray
 
 N_SEQUENCES = 2
@@ -26,7 +27,7 @@ _MANY = 256  # leaves: branches take no sequence ids here
 
 
 @dataclass(frozen=True)
-class _Text:
+class _CachedTokens:
     """The known contents of the cache; replaced as a whole, so an interruption leaves one or the other.
 
     Attributes:
@@ -43,7 +44,7 @@ class _Text:
 
 
 @dataclass(frozen=True)
-class _Tried:
+class _DecodedTree:
     """A tree that was decoded in the other sequence.
 
     Attributes:
@@ -59,7 +60,7 @@ class _Tried:
 
 
 @dataclass(frozen=True)
-class Placement:
+class TreeRows:
     """The place of a tree's rows in its pass.
 
     Attributes:
@@ -94,19 +95,19 @@ class StateCache:
     def __init__(self, context: Context, *, ordered: bool) -> None:
         self.context = context
         self.ordered = ordered
-        self._text = _Text()
-        self._tried: _Tried | None = None
-        self.placement: Placement | None = None
+        self._cached = _CachedTokens()
+        self._tried: _DecodedTree | None = None
+        self.placement: TreeRows | None = None
 
     @property
     def length(self) -> int:
         """Tokens of the text."""
-        return self._text.n_read + len(self._text.pending)
+        return self._cached.n_read + len(self._cached.pending)
 
     @property
     def n_pending(self) -> int:
         """Tokens at the end of the text that the next pass will read."""
-        return len(self._text.pending)
+        return len(self._cached.pending)
 
     @property
     def n_live(self) -> int:
@@ -119,9 +120,9 @@ class StateCache:
     def fork(self, path: int, new_path: int, length: int) -> None:
         """Never called: only drafters fork."""
 
-    def append(self, batch: Batch, rows: int = 0) -> None:
+    def append(self, batch: TokenBatch, rows: int = 0) -> None:
         """Decode consecutive tokens that belong to the text; there must be none pending."""
-        assert not self._text.pending
+        assert not self._cached.pending
         self._decode(batch, rows, certain=len(batch))
         self._adopt(len(batch), ())
 
@@ -129,7 +130,7 @@ class StateCache:
         """Never called: texts do not share passes."""
         raise NotImplementedError
 
-    def try_branches(self, batch: Batch, rows: int = 0, certain: int = 0) -> None:
+    def try_branches(self, batch: TokenBatch, rows: int = 0, certain: int = 0) -> None:
         """Decode a tree after the text, of which `commit` keeps one path.
 
         Args:
@@ -137,9 +138,9 @@ class StateCache:
         """
         self._tried = self._decode(batch, rows, max(certain, 1))
 
-    def _decode(self, batch: Batch, rows: int, certain: int) -> _Tried:
+    def _decode(self, batch: TokenBatch, rows: int, certain: int) -> _DecodedTree:
         """Decode pending tokens and a tree in the sequence that is not the text's."""
-        text, pending = self._text, self._text.pending
+        cached, pending = self._cached, self._cached.pending
         tried = tree_of(batch, certain)
         order = np.argsort(batch.positions, kind="stable").astype(np.int32)
         place = np.empty_like(order)
@@ -148,35 +149,35 @@ class StateCache:
         n_before = len(pending)
         parents = np.where(parents >= 0, place[parents], -1) + n_before  # the root follows the pending ones
         tokens = np.concatenate([np.array(pending, dtype=np.int32), batch.tokens[order]])
-        depths = np.concatenate([np.arange(n_before), batch.positions[order] - text.n_read], dtype=np.int32)
+        depths = np.concatenate([np.arange(n_before), batch.positions[order] - cached.n_read], dtype=np.int32)
         wants = batch.wants_logits[order]
         padding = max(rows - len(tokens), 0) if self.ordered else 0
         wants = np.concatenate([np.full(n_before, self.ordered and wants.any()), wants])
         all_parents = np.concatenate([np.arange(-1, n_before - 1), parents, np.full(padding, -1)])
-        joined = Batch(
+        joined = TokenBatch(
             tokens=np.concatenate([tokens, np.repeat(tokens[:1], padding)]),
             # Padding comes behind all positions that the text may have afterwards, so its cells are dropped.
             positions=self._positions(np.concatenate([depths, np.full(padding, depths[-1] + 1)])),
-            sequence_ids=np.full(len(tokens) + padding, 1 - text.home, dtype=np.int32),
+            sequence_ids=np.full(len(tokens) + padding, 1 - cached.home, dtype=np.int32),
             offsets=np.arange(len(tokens) + padding + 1, dtype=np.int64),
             wants_logits=np.concatenate([wants, np.full(padding, wants.any())]),
             padding=padding,
             branches=None
             if len(tokens) + padding == n_before + certain
-            else Branches(all_parents.astype(np.int32), n_before + certain, text.n_read),
+            else StateBranches(all_parents.astype(np.int32), n_before + certain, cached.n_read),
         )
-        self.context.remove(1 - text.home)
-        self.context.copy(text.home, 1 - text.home, 0, text.n_read)
+        self.context.remove(1 - cached.home)
+        self.context.copy(cached.home, 1 - cached.home, 0, cached.n_read)
         self.context.decode(joined)
-        self.placement = Placement(place + n_before, 0 if self.ordered else n_before)
+        self.placement = TreeRows(place + n_before, 0 if self.ordered else n_before)
         return tried
 
     def _positions(self, depths: IntArray) -> IntArray:
         """Positions of rows at these depths below the text's state."""
         if self.context.model.keeps_cells:
-            return (depths + self._text.n_read).astype(np.int32)
+            return (depths + self._cached.n_read).astype(np.int32)
         # Without attention they mean nothing, and llama.cpp wants them to be consecutive.
-        start = self.context.last_position(self._text.home) + 1
+        start = self.context.last_position(self._cached.home) + 1
         return np.arange(start, start + len(depths), dtype=np.int32)
 
     def commit(
@@ -185,7 +186,7 @@ class StateCache:
         """Keep the first `n_tokens` of a branch; the tokens behind the certain ones become pending."""
         tried, self._tried = self._tried, None
         if tried is None or n_tokens < tried.certain:
-            self.context.remove(1 - self._text.home)
+            self.context.remove(1 - self._cached.home)
             return
         rows = [row := tried.leaf_rows[path]]
         while (row := tried.parents[row]) >= 0:
@@ -195,8 +196,8 @@ class StateCache:
 
     def _adopt(self, n_certain: int, pending: tuple[int, ...]) -> None:
         """Make the other sequence, which has read the pending tokens and certain ones, the text."""
-        text = self._text
-        self._text = _Text(1 - text.home, self.length + n_certain, pending, trimmed=False)
+        cached = self._cached
+        self._cached = _CachedTokens(1 - cached.home, self.length + n_certain, pending, trimmed=False)
         self._trim()
 
     def _trim(self) -> None:
@@ -205,44 +206,44 @@ class StateCache:
         The state cannot be cut, and a sequence with cells behind the text could not continue. So the
         sequences change their roles: the other one shares the state, and takes over the text's cells alone.
         """
-        text = self._text
-        other = 1 - text.home
+        cached = self._cached
+        other = 1 - cached.home
         self.context.remove(other)
-        self.context.copy(text.home, other, 0, text.n_read)
-        self._text = _Text(other, text.n_read, text.pending)
-        self.context.remove(text.home)
+        self.context.copy(cached.home, other, 0, cached.n_read)
+        self._cached = _CachedTokens(other, cached.n_read, cached.pending)
+        self.context.remove(cached.home)
 
     def recover(self) -> None:
         """Drop everything but the text, wherever the last call was interrupted."""
         self._tried = None
-        if not self._text.trimmed:
+        if not self._cached.trimmed:
             self._trim()
-        self.context.remove(1 - self._text.home)
+        self.context.remove(1 - self._cached.home)
 
     def rewind(self, length: int) -> None:
         """Forget the text from `length` on; all of it if the state has gone on behind that."""
         if length >= self.length:
             return
-        if length >= self._text.n_read:
-            self._text = _Text(
-                self._text.home,
-                self._text.n_read,
-                self._text.pending[: length - self._text.n_read],
-                self._text.trimmed,
+        if length >= self._cached.n_read:
+            self._cached = _CachedTokens(
+                self._cached.home,
+                self._cached.n_read,
+                self._cached.pending[: length - self._cached.n_read],
+                self._cached.trimmed,
             )
         else:
             self.clear()
 
     def truncate_to(self, length: int) -> None:
         """Forget pending tokens after `length`; others are dropped when the next text differs there."""
-        self.rewind(max(length, self._text.n_read))
+        self.rewind(max(length, self._cached.n_read))
 
     def compact(self) -> None:
         """Do nothing: the text's cells are the first ones, in order."""
 
     def clear(self) -> None:
         """Forget the text."""
-        self._text = _Text()
+        self._cached = _CachedTokens()
         self._tried = None
         self.context.clear()
 
@@ -256,9 +257,9 @@ class StateCache:
         Raises:
             ValueError: the tokens start .. end - 1 are not the whole text, or some of it is pending.
         """
-        if (start, end) != (0, self._text.n_read) or self._text.pending:
-            raise ValueError(f"the state after {self._text.n_read} tokens is not that of {start} .. {end}")
-        return self.context.save(self._text.home)
+        if (start, end) != (0, self._cached.n_read) or self._cached.pending:
+            raise ValueError(f"the state after {self._cached.n_read} tokens is not that of {start} .. {end}")
+        return self.context.save(self._cached.home)
 
     def restore(self, state: ctypes.Array[ctypes.c_uint8], n_tokens: int) -> None:
         """Restore the state after a text of `n_tokens` tokens.
@@ -268,7 +269,7 @@ class StateCache:
         """
         self.clear()
         self.context.restore(0, state)
-        self._text = _Text(0, n_tokens)
+        self._cached = _CachedTokens(0, n_tokens)
 
 
 def same_states(
@@ -291,7 +292,7 @@ def same_states(
     return positions == {n_tokens - 1, n_tokens}
 
 
-def tree_of(batch: Batch, certain: int) -> _Tried:
+def tree_of(batch: TokenBatch, certain: int) -> _DecodedTree:
     """The tree that a batch tells by its sequence ids: a row's parent is one row up in its first sequence."""
     first = batch.sequence_ids[batch.offsets[:-1]].tolist()
     depths = (batch.positions - batch.positions[0]).tolist()
@@ -305,4 +306,4 @@ def tree_of(batch: Batch, certain: int) -> _Tried:
             above[sequence, depth] = row
             leaf_rows[sequence] = row
     leaves = [leaf_rows[number] for number in sorted(leaf_rows)]
-    return _Tried(batch.tokens.tolist(), parents, leaves, certain)
+    return _DecodedTree(batch.tokens.tolist(), parents, leaves, certain)

@@ -1,9 +1,9 @@
-"""Keys and values on disk, so that a text that was read once need not be read again.
+"""Keys and values on disk, so that a sequence that was read once need not be read again.
 
-A text's state is saved in blocks of `BLOCK` tokens, with a shorter one at its end. A block's file is named
-by a hash over everything its bits depend on: the model, the build, the settings, and every token up to its
-end. So any block that is found is valid, texts with the same beginning share blocks, and there is no index to
-maintain. Models with a recurrent state have one block for the whole text.
+A sequence's state is saved in blocks of `BLOCK` tokens, with a shorter one at its end. A block's file is
+named by a hash over everything its bits depend on: the model, the build, the settings, and every token up to
+its end. So any block that is found is valid, sequences with the same beginning share blocks, and there is no
+index to maintain. Models with a recurrent state have one block for the whole sequence.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _SUFFIX = ".kv"
 
 
 @dataclass(frozen=True)
-class _Block:
-    """The tokens start .. end - 1 of a text, and the name of their file."""
+class _StateBlock:
+    """The tokens start .. end - 1 of a sequence, and the name of their file."""
 
     start: int
     end: int
@@ -38,7 +38,7 @@ class _Block:
 
 
 class StateStore:
-    """The states of texts in files.
+    """The states of sequences in files.
 
     Args:
         files: where they are.
@@ -80,18 +80,18 @@ class StateStore:
         self._files.used([block.name for block in found])
         return cache.length
 
-    def keep(self, cache: KVCache, tokens: Sequence[int], *, tail: bool) -> None:
-        """Write the blocks of the text in the cache that are not on disk yet.
+    def save(self, cache: KVCache, tokens: Sequence[int], *, tail: bool) -> None:
+        """Write the blocks of the sequence in the cache that are not on disk yet.
 
         Args:
-            tokens: the text in the cache.
+            tokens: the sequence in the cache.
             tail: also write the tokens after the last whole block.
         """
-        for _ in self.keeping(cache, tokens, tail=tail):
+        for _ in self.saving(cache, tokens, tail=tail):
             pass
 
-    def keeping(self, cache: KVCache, tokens: Sequence[int], *, tail: bool) -> Iterator[None]:
-        """As `keep`, with a step for each block that is written; the text must stay as it is in between."""
+    def saving(self, cache: KVCache, tokens: Sequence[int], *, tail: bool) -> Iterator[None]:
+        """As `save`, with a step for each block that is written; the sequence must not change in between."""
         parts = cache.saves_parts
         blocks = [block for block in self._blocks(tokens, parts) if tail or (parts and block.is_whole)]
         for block in blocks:
@@ -103,27 +103,27 @@ class StateStore:
         self._files.used([block.name for block in blocks])
 
     def prune(self, tokens: Sequence[int], *, parts: bool) -> None:
-        """Remove every block that does not belong to this text."""
+        """Remove every block that does not belong to this sequence."""
         kept = {block.name for block in self._blocks(tokens, parts)}
         for name in self._names() - kept:
             self._files.discard(name)
 
-    def _blocks(self, tokens: Sequence[int], parts: bool) -> Iterator[_Block]:
+    def _blocks(self, tokens: Sequence[int], parts: bool) -> Iterator[_StateBlock]:
         name = self._seed
         step = BLOCK if parts else max(len(tokens), 1)
         for start in range(0, len(tokens), step):
             piece = tokens[start : start + step]
             name = hashlib.blake2b(name + array("i", piece).tobytes(), digest_size=16).digest()
-            yield _Block(start, start + len(piece), f"{name.hex()}-{len(piece)}{_SUFFIX}")
+            yield _StateBlock(start, start + len(piece), f"{name.hex()}-{len(piece)}{_SUFFIX}")
 
-    def _longest_chain(self, tokens: Sequence[int], parts: bool) -> list[_Block]:
+    def _longest_chain(self, tokens: Sequence[int], parts: bool) -> list[_StateBlock]:
         names = self._names()
         if not parts:
             lengths = {length for name in names if 0 < (length := _length(name)) <= len(tokens)}
-            texts = (tokens[:length] for length in sorted(lengths, reverse=True))
-            wholes = (block for text in texts for block in self._blocks(text, parts=False))
+            sequences = (tokens[:length] for length in sorted(lengths, reverse=True))
+            wholes = (block for sequence in sequences for block in self._blocks(sequence, parts=False))
             return [block for block in wholes if block.name in names][:1]
-        chain: list[_Block] = []
+        chain: list[_StateBlock] = []
         for block in self._blocks(tokens, parts=True):
             if block.name not in names:
                 return chain + self._shorter(tokens, block, chain, names)
@@ -131,15 +131,15 @@ class StateStore:
         return chain
 
     def _shorter(
-        self, tokens: Sequence[int], missing: _Block, chain: list[_Block], names: set[str]
-    ) -> list[_Block]:
+        self, tokens: Sequence[int], missing: _StateBlock, chain: list[_StateBlock], names: set[str]
+    ) -> list[_StateBlock]:
         """The longest block that begins where a missing one does, in a list of at most one."""
         before = bytes.fromhex(chain[-1].name.partition("-")[0]) if chain else self._seed
         for end in range(missing.end - 1, missing.start, -1):
             data = before + array("i", tokens[missing.start : end]).tobytes()
             name = hashlib.blake2b(data, digest_size=16).hexdigest() + f"-{end - missing.start}{_SUFFIX}"
             if name in names:
-                return [_Block(missing.start, end, name)]
+                return [_StateBlock(missing.start, end, name)]
         return []
 
     def _names(self) -> set[str]:

@@ -1,8 +1,8 @@
-"""The key-value cache of one text with branches at its end, among the texts that share a context's cells.
+"""The key-value cache of one sequence with branches at its end, among others that share a context's cells.
 
-llama.cpp distinguishes branches by sequence ids (see `shared_cells`). Each of a text's ids holds its
+llama.cpp distinguishes branches by sequence ids (see `shared_cells`). Each of a sequence's ids holds its
 committed tokens, and a tree's row has the ids of the leaves below it. Committing a path gives its cells to
-every id, so only the end of the text is ever updated.
+every id, so only the end of the sequence is ever updated.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from collections.abc import Collection
 import numpy as np
 
 from edgespec.models.llama.cache.shared_cells import SharedCells
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 
 
 class BranchingCache:
-    """Tracks which cells belong to the committed text, and which to branches being verified.
+    """Tracks which cells belong to the committed sequence, and which to branches being verified.
 
     Attributes:
         length: committed tokens.
-        cells: those of the context, shared with other texts.
-        ids: the sequence ids that hold the committed text; a branch is known to callers by its place here.
-        saves_parts: the states of parts of the text can be saved, and restored one after the other.
+        cells: those of the context, shared with other sequences.
+        ids: the sequence ids that hold the committed sequence; a branch is known to callers by its place
+            here.
+        saves_parts: the states of parts of the sequence can be saved, and restored one after the other.
     """
 
     saves_parts = True
@@ -46,12 +47,12 @@ class BranchingCache:
 
     @property
     def n_live(self) -> int:
-        """Cells that this text and those beside it hold."""
+        """Cells that this sequence and those beside it hold."""
         return self.cells.n_live
 
     @property
     def n_free_ids(self) -> int:
-        """Sequence ids that neither this text nor another one has."""
+        """Sequence ids that neither this sequence nor another one has."""
         return self.cells.n_free_ids
 
     @property
@@ -61,26 +62,26 @@ class BranchingCache:
 
     @property
     def open_paths(self) -> int:
-        """Number of ids that hold the committed text."""
+        """Number of ids that hold the committed sequence."""
         return len(self.ids)
 
     def another(self) -> BranchingCache:
-        """An empty text in the same cells.
+        """An empty sequence in the same cells.
 
         Raises:
-            ValueError: there are as many texts as sequence ids.
+            ValueError: there are as many sequences as sequence ids.
         """
         return BranchingCache(self.cells)
 
     def inherit(self, source: BranchingCache, length: int) -> None:
-        """Share the first `length` cells of another text; this one must be empty."""
+        """Share the first `length` cells of another sequence; this one must be empty."""
         self.close_paths()
         self.cells.context.copy(source.ids[0], self.ids[0], 0, length)
         self.cells.inherited(self, source, length)
         self.length = length
 
     def open(self, paths: int) -> None:
-        """Make paths 0 .. paths - 1 hold the committed text."""
+        """Make paths 0 .. paths - 1 hold the committed sequence."""
         while len(self.ids) < paths:
             path = self.cells.take_id()
             self.cells.context.copy(self.ids[0], path, 0, self.length)
@@ -96,24 +97,24 @@ class BranchingCache:
         self.cells.context.remove(self.ids[-1])
         self.cells.give_back([self.ids.pop()])
 
-    def numbered(self, batch: Batch) -> Batch:
-        """A batch with the text's sequence ids instead of the numbers of its paths."""
+    def numbered(self, batch: TokenBatch) -> TokenBatch:
+        """A batch with the sequence's sequence ids instead of the numbers of its paths."""
         if self.ids == list(range(len(self.ids))):
-            return batch  # the usual case: a single text, which has the first ids
+            return batch  # the usual case: a single sequence, which has the first ids
         return batch.with_sequences(np.array(self.ids, dtype=np.int32)[batch.sequence_ids])
 
-    def append(self, batch: Batch, rows: int = 0) -> None:
-        """Decode consecutive tokens that belong to the text, padded to `rows`."""
+    def append(self, batch: TokenBatch, rows: int = 0) -> None:
+        """Decode consecutive tokens that belong to the sequence, padded to `rows`."""
         self.cells.decode([(self, batch)], rows)
         self.appended(len(batch))
 
     def appended(self, n_tokens: int) -> None:
-        """Note that the next tokens of the text were decoded."""
+        """Note that the next tokens of the sequence were decoded."""
         self.cells.committed(self, self.length, self.length + n_tokens)
         self.length += n_tokens
 
-    def try_branches(self, batch: Batch, rows: int = 0, certain: int = 0) -> None:
-        """Decode rows after the committed text, of which `commit` keeps one path.
+    def try_branches(self, batch: TokenBatch, rows: int = 0, certain: int = 0) -> None:
+        """Decode rows after the committed sequence, of which `commit` keeps one path.
 
         Args:
             batch: rows in paths 0 .. paths - 1, which must be open.
@@ -139,7 +140,7 @@ class BranchingCache:
             used_paths: paths 0 .. used_paths - 1 were tried.
             n_rows: rows that were tried in total.
             held: paths whose branches extend these tokens, kept as branches; for cells that are not ordered.
-                They must be dropped by another `commit` before a text joins those that share the cells.
+                They must be dropped by another `commit` before a sequence joins those that share the cells.
         """
         context, kept = self.cells.context, self.ids[path]
         branches = {self.ids[other] for other in held}
@@ -159,18 +160,18 @@ class BranchingCache:
         self.cells.committed(self, start, end)
         self.length = end
         if self.cells.shared and not branches:
-            self.close_paths()  # other texts may need the ids
+            self.close_paths()  # other sequences may need the ids
 
     def recover(self) -> None:
-        """Drop everything but the committed texts, wherever the last call was interrupted."""
+        """Drop everything but the committed sequences, wherever the last call was interrupted."""
         self.cells.recover()
 
     def rewind(self, length: int) -> None:
-        """Forget the committed text from `length` on."""
+        """Forget the committed sequence from `length` on."""
         if length < self.length:
             self.length = length
             if self.ordered and self.cells.shared:
-                self.cells.park(self.ids[0], length)  # other texts must not fill the gap
+                self.cells.park(self.ids[0], length)  # other sequences must not fill the gap
             for path in self.ids:
                 self.cells.context.remove(path, length)
             self.cells.truncated(self, length)
@@ -184,17 +185,17 @@ class BranchingCache:
         self.cells.compact()
 
     def clear(self) -> None:
-        """Forget this text and all others in the same cells."""
+        """Forget this sequence and all others in the same cells."""
         self.cells.clear()
 
     def close(self) -> None:
-        """Forget the text, and give back its sequence ids; it cannot be used any more."""
+        """Forget the sequence, and give back its sequence ids; it cannot be used any more."""
         self.close_paths()
         self.rewind(0)
         self.cells.remove(self)
 
     def save(self, start: int, end: int) -> ctypes.Array[ctypes.c_uint8]:
-        """The keys and values of the text's tokens start .. end - 1, lossless."""
+        """The keys and values of the sequence's tokens start .. end - 1, lossless."""
         context, spare = self.cells.context, self.cells.spare_id()
         context.copy(self.ids[0], spare, start, end)
         state = context.save(spare)
@@ -202,11 +203,11 @@ class BranchingCache:
         return state
 
     def restore(self, state: ctypes.Array[ctypes.c_uint8], n_tokens: int) -> None:
-        """Restore the saved keys and values of the next `n_tokens` tokens after the text.
+        """Restore the saved keys and values of the next `n_tokens` tokens after the sequence.
 
         Raises:
             NoRoomInCache: too few free cells.
-            BackendError: llama.cpp refused the state; the text is as it was.
+            BackendError: llama.cpp refused the state; the sequence is as it was.
         """
         context = self.cells.context
         self.cells.make_consecutive(n_tokens)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.speculation.tree import TokenTree
 
 
-def tree_batch(tree: TokenTree, start: int) -> Batch:
+def tree_batch(tree: TokenTree, start: int) -> TokenBatch:
     """The rows that decode a tree with its root at position `start`, with logits for every node."""
     numbers, offsets = tree.sequences
-    return Batch(
+    return TokenBatch(
         tokens=tree.tokens,
         positions=tree.depths + start,
         sequence_ids=numbers,

@@ -18,7 +18,7 @@ import numpy as np
 
 from edgespec.models.llama.heads.context import HeadContext
 from edgespec.models.llama.runtime.abort import AbortFlag
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context, FloatArray
 from edgespec.models.llama.runtime.model import Model
 
@@ -71,7 +71,7 @@ class AssistantContext(HeadContext):
         """
         rows = len(tokens)
         self.decode(
-            Batch(
+            TokenBatch(
                 tokens=np.asarray(tokens, dtype=np.int32),
                 positions=np.asarray(positions, dtype=np.int32),
                 sequence_ids=np.asarray(sequences, dtype=np.int32),

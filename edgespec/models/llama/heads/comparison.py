@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from edgespec.errors import EdgeSpecError
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.models.llama.heads.context import HeadContext
-from edgespec.models.llama.heads.twin import FloatArray, Twin
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.heads.reference import FloatArray, ReferenceLayer
+from edgespec.models.llama.runtime.batch import TokenBatch
 
 _TOLERANCE = 2e-2  # of the largest value: keys and values are kept in half precision
 
@@ -38,8 +38,8 @@ def outcome(compare: Callable[[Path], str], name: str) -> Mapping[str, Any]:
 
 def tree_fault(
     small: HeadContext,
-    twin: Twin,
-    text: Sequence[int],
+    reference: ReferenceLayer,
+    sequence: Sequence[int],
     children: Sequence[int],
     features: FloatArray,
     drafted: NDArray[np.int64] | None = None,
@@ -48,17 +48,17 @@ def tree_fault(
 
     Args:
         children: two tokens that may follow the text.
-        features: (tokens of the text - 1, width). The last token belongs to the root, whose feature only
+        features: (tokens of the sequence - 1, width). The last token belongs to the root, whose feature only
             children would need: they take the head's.
         drafted: the ids of the tokens that the head drafts; None for all.
     """
     drafted = np.arange(small.model.vocabulary.n_tokens) if drafted is None else drafted
-    rows = list(text[1:])
+    rows = list(sequence[1:])
     last = len(rows) - 1
-    expected, outputs = twin.tree([*rows, *children], [*range(-1, last), last, last], features)
-    small.decode(replace(Batch.run(rows, 0, 2, "all"), features=features))
+    expected, outputs = reference.tree([*rows, *children], [*range(-1, last), last, last], features)
+    small.decode(replace(TokenBatch.run(rows, 0, 2, "all"), features=features))
     first = small.logits()[:, drafted].copy(), small.features(len(rows))
-    branches = Batch(
+    branches = TokenBatch(
         tokens=np.array(children, dtype=np.int32),
         positions=np.full(2, len(rows), dtype=np.int32),
         sequence_ids=np.arange(2, dtype=np.int32),

@@ -14,7 +14,7 @@ import numpy as np
 
 from edgespec.errors import BackendError
 from edgespec.models.llama.heads import nextn
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context, FloatArray
 from edgespec.models.llama.runtime.graph import GraphObserver
 
@@ -68,7 +68,7 @@ class LastStates:
             BackendError: it does not.
         """
         try:
-            context.decode(Batch.run([0, 0], 0, n_sequences=1, logits="last"))
+            context.decode(TokenBatch.run([0, 0], 0, n_sequences=1, logits="last"))
             shown = np.isfinite(self.rows()).all() and self.rows().any(axis=1).all()
         finally:
             context.clear()

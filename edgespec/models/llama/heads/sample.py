@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.models.llama.heads.twin import FloatArray, HeadShape
+from edgespec.models.llama.heads.reference import FloatArray, HeadShape
 
 AddVocabulary = Callable[[gguf.GGUFWriter], None]
 

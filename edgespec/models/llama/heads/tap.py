@@ -17,7 +17,7 @@ from edgespec.errors import BackendError
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address
 from edgespec.kernels.watch import new_watch
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context, FloatArray
 from edgespec.models.llama.runtime.graph import GraphObserver
 
@@ -100,7 +100,7 @@ class LayerTap:
             BackendError: it does not.
         """
         try:
-            context.decode(Batch.run([0, 0], 0, n_sequences=1, logits="last"))
+            context.decode(TokenBatch.run([0, 0], 0, n_sequences=1, logits="last"))
         finally:
             context.clear()
         if len(self.rows()) < 2:

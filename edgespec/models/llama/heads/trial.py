@@ -13,11 +13,11 @@ import numpy as np
 
 from edgespec.models.llama.heads.comparison import near, outcome, tree_fault
 from edgespec.models.llama.heads.context import EagleContext
+from edgespec.models.llama.heads.reference import ReferenceHead
 from edgespec.models.llama.heads.sample import N_VOCAB, SHAPE, WIDTH, add_bytes, write_head, write_target
 from edgespec.models.llama.heads.tap import LayerTap
-from edgespec.models.llama.heads.twin import HeadTwin
 from edgespec.models.llama.runtime.backend import start_backend
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 
@@ -54,11 +54,11 @@ def _compare(folder: Path) -> str:
             target, n_cells=256, n_rows=64, n_outputs=64, n_sequences=4, n_threads=1, observers=[tap]
         )
         small = EagleContext(head, large, n_cells=256, n_sequences=4, n_threads=1)
-        large.decode(Batch.run(_TEXT, 0, 1, "last"))
+        large.decode(TokenBatch.run(_TEXT, 0, 1, "last"))
         hidden = tap.rows()
-        twin = HeadTwin(SHAPE, weights, embedding)
+        reference = ReferenceHead(SHAPE, weights, embedding)
         features = small.encode(hidden)
-        if not near(features, twin.encode(hidden)):
+        if not near(features, reference.encode(hidden)):
             return "its encoder of heads computes something else than is expected"
         children = [int(drafted[3]), int(drafted[7])]
-        return tree_fault(small, twin, _TEXT, children, features[:-1], drafted)
+        return tree_fault(small, reference, _TEXT, children, features[:-1], drafted)

@@ -14,7 +14,7 @@ IntArray = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
-class Branches:
+class StateBranches:
     """The branches of one sequence's rows, where layers keep a running state.
 
     Attributes:
@@ -29,7 +29,7 @@ class Branches:
 
 
 @dataclass(frozen=True)
-class Batch:
+class TokenBatch:
     """Tokens to decode together.
 
     A row may belong to several sequences. It attends to the cells of its first sequence, at positions up to
@@ -54,7 +54,7 @@ class Batch:
     wants_logits: NDArray[np.bool_]
     padding: int = 0
     features: NDArray[np.float32] | None = None
-    branches: Branches | None = None
+    branches: StateBranches | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -62,7 +62,7 @@ class Batch:
     @classmethod
     def run(
         cls, tokens: Sequence[int] | IntArray, start: int, n_sequences: int, logits: str = "none"
-    ) -> Batch:
+    ) -> TokenBatch:
         """Consecutive tokens from position `start`, in sequences 0 .. n_sequences - 1.
 
         `logits` names the rows that want them: "none", "last" or "all".
@@ -80,7 +80,7 @@ class Batch:
         )
 
     @classmethod
-    def joined(cls, batches: Sequence[Batch]) -> Batch:
+    def joined(cls, batches: Sequence[TokenBatch]) -> TokenBatch:
         """The rows of several batches without padding, in the given order."""
         if len(batches) == 1:
             return batches[0]
@@ -98,11 +98,11 @@ class Batch:
             features=_joined_features(batches),
         )
 
-    def with_sequences(self, sequence_ids: IntArray) -> Batch:
+    def with_sequences(self, sequence_ids: IntArray) -> TokenBatch:
         """Return a batch of these rows in other sequences."""
         return replace(self, sequence_ids=sequence_ids)
 
-    def padded(self, rows: int, sequence_id: int) -> Batch:
+    def padded(self, rows: int, sequence_id: int) -> TokenBatch:
         """Return the batch with unused rows appended, in a sequence of their own.
 
         They want logits if any other row does: llama.cpp computes the end of the last layer and the logits
@@ -111,7 +111,7 @@ class Batch:
         extra = rows - len(self)
         if extra <= 0:
             return self
-        return Batch(
+        return TokenBatch(
             tokens=np.concatenate([self.tokens, np.repeat(self.tokens[:1], extra)]),
             positions=np.concatenate([self.positions, np.arange(extra, dtype=np.int32)]),
             sequence_ids=np.concatenate([self.sequence_ids, np.full(extra, sequence_id, dtype=np.int32)]),
@@ -150,7 +150,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class EncoderBatch(Batch):
+class EncoderBatch(TokenBatch):
     """Rows without tokens, for an encoder that reads features alone."""
 
     @classmethod
@@ -170,7 +170,7 @@ class EncoderBatch(Batch):
         return len(self.wants_logits)
 
 
-def _joined_features(batches: Sequence[Batch]) -> NDArray[np.float32] | None:
+def _joined_features(batches: Sequence[TokenBatch]) -> NDArray[np.float32] | None:
     """The features of several batches; all of them have some, or none has."""
     found = [batch.features for batch in batches if batch.features is not None]
     return np.concatenate(found) if found else None

@@ -15,11 +15,11 @@ from edgespec.errors import BackendError, ContextLengthError, MemoryLimitError
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.kernels.layouts import check_sequences_with_states
 from edgespec.kernels.native import library
-from edgespec.kernels.native.library import Branching
+from edgespec.kernels.native.library import StateBranching
 from edgespec.models.llama.runtime import forks
 from edgespec.models.llama.runtime.abort import AbortFlag, DecodeAborted
 from edgespec.models.llama.runtime.backend import log
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.compute_thread import ComputeThread
 from edgespec.models.llama.runtime.graph import GraphCallback, GraphObserver
 from edgespec.models.llama.runtime.model import Model
@@ -195,7 +195,7 @@ class Context:
         llama_cpp.llama_set_n_threads(self.handle, n_threads, n_threads)
         self.n_threads = n_threads
 
-    def decode(self, batch: Batch) -> None:
+    def decode(self, batch: TokenBatch) -> None:
         """Run the model over the batch: its tokens enter the cache, and its logits can be read.
 
         Raises:
@@ -234,7 +234,7 @@ class Context:
         self._n_outputs, self.n_decoded = batch.n_outputs, len(batch)
 
     @contextmanager
-    def _branched(self, batch: Batch) -> Iterator[list[str]]:
+    def _branched(self, batch: TokenBatch) -> Iterator[list[str]]:
         """A block in which a batch's branches are computed; what is wrong with them is in the list then."""
         problems: list[str] = []
         if batch.branches is None:
@@ -287,7 +287,7 @@ class Context:
         if self._abort is not None:
             self._abort.set()
 
-    def _forget(self, batch: Batch) -> None:
+    def _forget(self, batch: TokenBatch) -> None:
         """Remove a batch whose decode did not complete from the cache.
 
         llama.cpp itself removes a row from the first of its sequences only.
@@ -374,7 +374,7 @@ class Context:
             self._branching = None
 
 
-def _new_branching() -> Branching | None:
+def _new_branching() -> StateBranching | None:
     """Return the object that computes branches of running states; None if nothing can here."""
     try:
         return library.load().new_branching()

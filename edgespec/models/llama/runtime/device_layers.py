@@ -11,7 +11,7 @@ import llama_cpp
 
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address
-from edgespec.models.llama.runtime.residency import BufferTypes
+from edgespec.models.llama.runtime.weight_store import BufferTypes
 
 # Where the output stays here, neither logits nor the embeddings of tokens cross the link to a device.
 _HERE = r"^(token_embd|output)\."

@@ -15,7 +15,7 @@ import llama_cpp
 
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address
-from edgespec.kernels.native.library import STATE_OPERATIONS, Branching
+from edgespec.kernels.native.library import STATE_OPERATIONS, StateBranching
 from edgespec.kernels.watch import Gate, Watch, new_watch, open_gate
 
 
@@ -62,7 +62,7 @@ class GraphObserver(Protocol):
 class _MarksBranches(GraphObserver):
     """Shows the nodes to what computes branches of running states, among other observers."""
 
-    def __init__(self, branching: Branching) -> None:
+    def __init__(self, branching: StateBranching) -> None:
         self._branching = branching
         self.watch = new_watch()
         for name in STATE_OPERATIONS:
@@ -81,7 +81,7 @@ class GraphCallback:
         branching: computes branches of running states, and has to know of their nodes, too.
     """
 
-    def __init__(self, observers: Iterable[GraphObserver], branching: Branching | None = None) -> None:
+    def __init__(self, observers: Iterable[GraphObserver], branching: StateBranching | None = None) -> None:
         self._observers = list(observers)
         self._branching = branching
         self._error: BaseException | None = None

@@ -22,9 +22,9 @@ from edgespec.models.llama.runtime import forks
 from edgespec.models.llama.runtime.backend import log, start_backend
 from edgespec.models.llama.runtime.device_layers import ON_PROCESSOR, DeviceLayers
 from edgespec.models.llama.runtime.layout_overrides import layout_overrides
-from edgespec.models.llama.runtime.residency import AllInMemory, Residency
 from edgespec.models.llama.runtime.signals import DeferredSignals
 from edgespec.models.llama.runtime.vetting import require_survived
+from edgespec.models.llama.runtime.weight_store import AllInMemory, WeightStore
 from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
 
 
@@ -80,7 +80,7 @@ class Model:
         repack: bool = True,
         several_sequences: bool = False,
         on_progress: Callable[[float], None] | None = None,
-        weights: Residency | None = None,
+        weights: WeightStore | None = None,
         vocabulary_only: bool = False,
         token_texts: bool = True,
         allocate: bool = True,
@@ -94,7 +94,7 @@ class Model:
             require_survived(path, mtp=mtp)
         self.path = path
         self.mtp = mtp
-        self.weights: Residency = weights or AllInMemory()
+        self.weights: WeightStore = weights or AllInMemory()
         self._handle: Any = None
         self._files = tuple(part.absolute() for part in parts_by_name(path))
         self.states = _states_now(self._files)

@@ -28,7 +28,7 @@ def differs(target: Vocabulary, drafter: Vocabulary) -> str:
 
 
 @dataclass(frozen=True)
-class Check:
+class CompatibilityCheck:
     """One comparison, and its outcome.
 
     Attributes:
@@ -41,7 +41,7 @@ class Check:
     detail: str
 
 
-def compare(target: Vocabulary, drafter: Vocabulary) -> list[Check]:
+def compare(target: Vocabulary, drafter: Vocabulary) -> list[CompatibilityCheck]:
     """Compare two vocabularies in all that matters to a pair, with the first differences."""
     pair = (target, drafter)
     sizes = (target.n_tokens, drafter.n_tokens)
@@ -51,15 +51,15 @@ def compare(target: Vocabulary, drafter: Vocabulary) -> list[Check]:
     tokenizer, tokens = _needed(target, drafter)
     return [
         tokenizer,
-        Check("size", sizes[0] == sizes[1], False, _both(sizes, "tokens")),
+        CompatibilityCheck("size", sizes[0] == sizes[1], False, _both(sizes, "tokens")),
         tokens,
-        Check(
+        CompatibilityCheck(
             "special tokens",
             bos[0] == bos[1] and eos[0] == eos[1],
             False,
             f"begin {_both(tuple(map(_name, pair, bos)))}, end {_both(tuple(map(_name, pair, eos)))}",
         ),
-        Check(
+        CompatibilityCheck(
             "end tokens",
             ends[0] == ends[1],
             False,
@@ -68,7 +68,7 @@ def compare(target: Vocabulary, drafter: Vocabulary) -> list[Check]:
     ]
 
 
-def _needed(target: Vocabulary, drafter: Vocabulary) -> tuple[Check, Check]:
+def _needed(target: Vocabulary, drafter: Vocabulary) -> tuple[CompatibilityCheck, CompatibilityCheck]:
     """The checks that token ids depend on: the kind of tokenizer, and the tokens."""
     shared = min(target.n_tokens, drafter.n_tokens)
     differing = [t for t in range(shared) if target.text(t) != drafter.text(t)]
@@ -78,10 +78,10 @@ def _needed(target: Vocabulary, drafter: Vocabulary) -> tuple[Check, Check]:
     detail = f"{len(differing)} of {shared} differ ({first})" if differing else f"{shared} are the same"
     kinds = (target.kind, drafter.kind)
     return (
-        Check(
+        CompatibilityCheck(
             "tokenizer", kinds[0] == kinds[1], True, _both(tuple(_KINDS.get(k, f"kind {k}") for k in kinds))
         ),
-        Check("tokens", not differing, True, detail),
+        CompatibilityCheck("tokens", not differing, True, detail),
     )
 
 

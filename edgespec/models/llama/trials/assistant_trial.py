@@ -16,13 +16,13 @@ from edgespec.models.llama.cache.tree_cache import BranchingCache
 from edgespec.models.llama.heads.assistant import AssistantContext
 from edgespec.models.llama.heads.comparison import near, outcome
 from edgespec.models.llama.heads.last_states import LastStates
+from edgespec.models.llama.heads.reference import FloatArray
 from edgespec.models.llama.heads.sample import N_VOCAB, add_bytes
-from edgespec.models.llama.heads.twin import FloatArray
 from edgespec.models.llama.runtime.backend import start_backend
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
-from edgespec.models.llama.trials.gemma_twin import AssistantTwin, GemmaShape, GemmaTwin
+from edgespec.models.llama.trials.gemma_reference import AssistantReference, GemmaReference, GemmaShape
 from edgespec.models.llama.trials.tiny_gemma import write_gemma
 
 # Two layers of each kind, so that keys of another layer would show; and texts that are longer than a window.
@@ -73,8 +73,8 @@ def _compare(folder: Path) -> str:
         write_gemma(folder / f"{shape.width}.gguf", shape, weights, add_bytes)
         for shape, weights in ((TARGET, large), (ASSISTANT, small))
     ]
-    twin = GemmaTwin(TARGET, large)
-    drafts = AssistantTwin(ASSISTANT, small, large["token_embd.weight"])
+    reference = GemmaReference(TARGET, large)
+    drafts = AssistantReference(ASSISTANT, small, large["token_embd.weight"])
     with (  # made here, and this is a child process
         Model(paths[0], repack=False, vetted=False) as target,
         Model(paths[1], repack=False, vetted=False) as assistant,
@@ -87,16 +87,16 @@ def _compare(folder: Path) -> str:
         caches = [first, first.another()]
         for cache, text in zip(caches, _TEXTS, strict=True):
             # Rows that are rejected leave cells behind them, which nobody may see.
-            cache.append(Batch.run(text[:-3], 0, cache.open_paths, "all"), 8)
-            cache.try_branches(Batch.run((5, 6), cache.length, 1, "all"), 8)
+            cache.append(TokenBatch.run(text[:-3], 0, cache.open_paths, "all"), 8)
+            cache.try_branches(TokenBatch.run((5, 6), cache.length, 1, "all"), 8)
             cache.commit(0, 0, used_paths=1, n_rows=2)
-            cache.append(Batch.run(text[-3:], cache.length, cache.open_paths, "all"), 8)
-            if not near(states.rows()[:3], twin.read(text).states[-3:]):
+            cache.append(TokenBatch.run(text[-3:], cache.length, cache.open_paths, "all"), 8)
+            if not near(states.rows()[:3], reference.read(text).states[-3:]):
                 return "a Gemma 4 computes something else than is expected"
-        features = np.stack([twin.read(text).states[-1] for text in _TEXTS])
+        features = np.stack([reference.read(text).states[-1] for text in _TEXTS])
         before = [cache.save(0, cache.length) for cache in caches]
         for _ in range(2):  # what was drafted leaves nothing behind
-            if wrong := _drafts_otherwise(beside, caches, drafts, twin, features):
+            if wrong := _drafts_otherwise(beside, caches, drafts, reference, features):
                 return wrong
         after = [cache.save(0, cache.length) for cache in caches]
         if any(bytes(old) != bytes(new) for old, new in zip(before, after, strict=True)):
@@ -107,8 +107,8 @@ def _compare(folder: Path) -> str:
 def _drafts_otherwise(
     beside: AssistantContext,
     caches: Sequence[BranchingCache],
-    drafts: AssistantTwin,
-    twin: GemmaTwin,
+    drafts: AssistantReference,
+    reference: GemmaReference,
     features: FloatArray,
 ) -> str:
     """The reason why an assistant's drafts are not what NumPy computes, as a clause; empty if they are.
@@ -129,7 +129,7 @@ def _drafts_otherwise(
         roots[1][twice],
     )
     for at, text in enumerate(_TEXTS):
-        read = twin.read(text)
+        read = reference.read(text)
         root = drafts.draft(read, [_ROOTS[at]], features[at : at + 1])
         children = _CHILDREN if at == 0 else _CHILDREN[::-1]
         expected = drafts.draft(read, children, np.repeat(root[1], 2, axis=0))

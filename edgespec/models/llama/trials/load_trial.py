@@ -25,11 +25,11 @@ from edgespec.models.llama.heads.last_states import LastStates
 from edgespec.models.llama.heads.opening import head_context
 from edgespec.models.llama.runtime.adapters import load_adapter
 from edgespec.models.llama.runtime.backend import start_backend
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context, FloatArray
 from edgespec.models.llama.runtime.graph import GraphObserver
 from edgespec.models.llama.runtime.model import Model
-from edgespec.models.llama.runtime.residency import AllInMemory, BufferTypes
+from edgespec.models.llama.runtime.weight_store import AllInMemory, BufferTypes
 
 _TEXTS = (
     "Hello, world! It's 3.14 o'clock.\n\n  def f(x):\n\treturn x + 1  \n",
@@ -98,7 +98,7 @@ def _compute(path: Path, adapter: Path | None = None, *, mtp: bool = False) -> l
             if adapter is not None:
                 context.adapt([(load_adapter(model, adapter), 1.0)])
             for position, tokens in ((0, [0, 0]), (2, [0])):
-                context.decode(Batch.run(tokens, position, n_sequences=1, logits="last"))
+                context.decode(TokenBatch.run(tokens, position, n_sequences=1, logits="last"))
                 context.logits()
             if mtp:
                 _draft(model, context)
@@ -113,7 +113,7 @@ def _draft(model: Model, context: Context) -> None:
     states = LastStates(int(llama_cpp.llama_model_n_embd(model.handle)))
     states.attach(context)
     context.clear()
-    context.decode(Batch.run([0, 0], 0, n_sequences=1, logits="all"))
+    context.decode(TokenBatch.run([0, 0], 0, n_sequences=1, logits="all"))
     _draft_from(model, states.rows().copy())
 
 
@@ -139,7 +139,7 @@ def _draft_from(model: Model, features: FloatArray) -> None:
     """Draft two tokens, and then two from the features that the layer computes of these."""
     small = _open_mtp(model)
     for start in (0, 2):
-        small.decode(replace(Batch.run([0, 0], start, n_sequences=1, logits="all"), features=features))
+        small.decode(replace(TokenBatch.run([0, 0], start, n_sequences=1, logits="all"), features=features))
         small.logits()
         features = small.features(2)
     small.close()

@@ -15,9 +15,9 @@ import numpy as np
 from edgespec.models.llama.heads.comparison import outcome, tree_fault
 from edgespec.models.llama.heads.context import MTPContext
 from edgespec.models.llama.heads.last_states import LastStates
-from edgespec.models.llama.heads.twin import FloatArray, MTPTwin, random_weights
+from edgespec.models.llama.heads.reference import FloatArray, ReferenceMTPLayer, random_weights
 from edgespec.models.llama.runtime.backend import start_backend
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 from edgespec.models.llama.trials.tiny_hybrid import MTP_SHAPE, write_tiny_hybrid
@@ -53,7 +53,7 @@ def _compare(folder: Path) -> str:
         states.attach(shown)
         logits = []
         for context in (plain, shown):
-            context.decode(Batch.run(_TEXT, 0, 1, "all"))
+            context.decode(TokenBatch.run(_TEXT, 0, 1, "all"))
             logits.append(context.logits().copy())
         hidden: FloatArray = states.rows().copy()
         if not np.array_equal(logits[0], logits[1]):
@@ -61,5 +61,5 @@ def _compare(folder: Path) -> str:
         if np.abs(hidden @ output.T - logits[0]).max() > 1e-2 * np.abs(logits[0]).max():
             return "a model shows other states than its last ones"
         small = MTPContext(model, n_cells=256, n_sequences=4, n_threads=1)
-        twin = MTPTwin(MTP_SHAPE, weights, embedding, output)
-        return tree_fault(small, twin, _TEXT, _CHILDREN, hidden[:-1])
+        reference = ReferenceMTPLayer(MTP_SHAPE, weights, embedding, output)
+        return tree_fault(small, reference, _TEXT, _CHILDREN, hidden[:-1])

@@ -9,7 +9,7 @@ import numpy as np
 
 from edgespec.models.gguf import assistant
 from edgespec.models.llama.heads.sample import AddVocabulary, write_file
-from edgespec.models.llama.trials.gemma_twin import GemmaShape, Weights
+from edgespec.models.llama.trials.gemma_reference import GemmaShape, Weights
 
 
 def write_gemma(

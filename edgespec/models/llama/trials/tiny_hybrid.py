@@ -12,8 +12,8 @@ from pathlib import Path
 import gguf
 import numpy as np
 
+from edgespec.models.llama.heads.reference import FloatArray, MTPShape
 from edgespec.models.llama.heads.sample import N_VOCAB, add_bytes
-from edgespec.models.llama.heads.twin import FloatArray, MTPShape
 
 WIDTH = 256  # a block of every quantization
 _ARCHITECTURE = "qwen35"

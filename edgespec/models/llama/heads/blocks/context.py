@@ -1,4 +1,4 @@
-"""The context of a block head: it reads hidden states of the text, and gives the logits of a whole block."""
+"""The context of a block head: it reads a sequence's hidden states, and gives the logits of a whole block."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edgespec.models.gguf.header import read_header
 from edgespec.models.llama.heads import nextn
 from edgespec.models.llama.heads.context import HeadContext
 from edgespec.models.llama.runtime.abort import AbortFlag
-from edgespec.models.llama.runtime.batch import Batch, EncoderBatch
+from edgespec.models.llama.runtime.batch import EncoderBatch, TokenBatch
 from edgespec.models.llama.runtime.context import Context, FloatArray
 from edgespec.models.llama.runtime.model import Model
 
@@ -68,23 +68,23 @@ class BlockContext(HeadContext):
         """The hidden states themselves."""
         return hidden
 
-    def text_batch(self, features: FloatArray, start: int) -> FeatureBatch:
-        """The rows that read features of a text from position `start` on.
+    def sequence_batch(self, features: FloatArray, start: int) -> FeatureBatch:
+        """The rows that read features of a sequence from position `start` on.
 
         Args:
             features: (tokens, width).
         """
-        return FeatureBatch.of_text(features, start, in_parts=self._in_parts)
+        return FeatureBatch.of_sequence(features, start, in_parts=self._in_parts)
 
-    def block_batch(self, root: int, start: int) -> Batch:
-        """The rows of a block behind a text.
+    def block_batch(self, root: int, start: int) -> TokenBatch:
+        """The rows of a block behind a sequence.
 
         Args:
             root: the last token, whose features are not known yet.
             start: its position.
         """
         tokens = [root] + [self._mask] * (self.head.block_size - 1)
-        return Batch.run(tokens, start, 1, "all")
+        return TokenBatch.run(tokens, start, 1, "all")
 
     def pairs(self, blocks: int) -> tuple[FloatArray, FloatArray]:
         """The candidates of positions of the last blocks, and how well each follows those before it.
@@ -110,16 +110,16 @@ class BlockContext(HeadContext):
 
 @dataclass(frozen=True)
 class FeatureBatch(EncoderBatch):
-    """Rows without tokens that enter a text's cache, and give no logits.
+    """Rows without tokens that enter a sequence's cache, and give no logits.
 
     Attributes:
-        in_parts: whether positions have four parts (M-RoPE), of which texts use the first three.
+        in_parts: whether positions have four parts (M-RoPE), of which sequences use the first three.
     """
 
     in_parts: bool = False
 
     @classmethod
-    def of_text(cls, features: FloatArray, start: int, *, in_parts: bool) -> FeatureBatch:
+    def of_sequence(cls, features: FloatArray, start: int, *, in_parts: bool) -> FeatureBatch:
         """Features at consecutive positions of sequence 0."""
         n = len(features)
         return cls(
@@ -136,6 +136,6 @@ class FeatureBatch(EncoderBatch):
         """The C struct, and the arrays it points into, which must outlive it."""
         if not self.in_parts:
             return super().to_llama()
-        text = self.positions
-        positions = np.concatenate([text, text, text, np.zeros_like(text)])
+        sequence = self.positions
+        positions = np.concatenate([sequence, sequence, sequence, np.zeros_like(sequence)])
         return EncoderBatch.to_llama(replace(self, positions=positions, in_parts=False))

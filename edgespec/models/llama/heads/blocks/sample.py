@@ -9,9 +9,9 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.models.llama.heads.blocks.twin import BlockShape
+from edgespec.models.llama.heads.blocks.reference import BlockShape
+from edgespec.models.llama.heads.reference import FloatArray
 from edgespec.models.llama.heads.sample import N_LAYERS, N_VOCAB, WIDTH, AddVocabulary, write_file
-from edgespec.models.llama.heads.twin import FloatArray
 
 SHAPE = BlockShape(
     layers=(1, 2, N_LAYERS - 1),

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from edgespec.models.llama.heads.blocks.context import BlockContext
+from edgespec.models.llama.heads.blocks.reference import BlockShape, ReferenceBlockHead
 from edgespec.models.llama.heads.blocks.sample import SHAPE, write_block_head
-from edgespec.models.llama.heads.blocks.twin import BlockShape, BlockTwin
 from edgespec.models.llama.heads.comparison import near, outcome
+from edgespec.models.llama.heads.reference import FloatArray
 from edgespec.models.llama.heads.sample import N_VOCAB, WIDTH, add_bytes, write_target
 from edgespec.models.llama.heads.tap import LayerTap
-from edgespec.models.llama.heads.twin import FloatArray
 from edgespec.models.llama.runtime.backend import start_backend
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 
@@ -55,30 +55,32 @@ def _compare(folder: Path) -> str:
         large = Context(
             target, n_cells=256, n_rows=64, n_outputs=64, n_sequences=4, n_threads=1, observers=[tap]
         )
-        large.decode(Batch.run(_TEXT, 0, 1, "last"))
+        large.decode(TokenBatch.run(_TEXT, 0, 1, "last"))
         for number, shape in enumerate(_KINDS):
             weights = shape.random(rng)
             head = write_block_head(folder / f"head-{number}.gguf", shape, weights, add_bytes)
             with Model(head, repack=False, vetted=False) as model:
                 small = BlockContext(model, large, n_cells=256, n_sequences=4, n_threads=1)
-                if wrong := _fault(small, BlockTwin(shape, weights, embedding, embedding), shape, tap.rows()):
+                if wrong := _fault(
+                    small, ReferenceBlockHead(shape, weights, embedding, embedding), shape, tap.rows()
+                ):
                     return wrong
     return ""
 
 
-def _fault(small: BlockContext, twin: BlockTwin, shape: BlockShape, hidden: FloatArray) -> str:
+def _fault(small: BlockContext, reference: ReferenceBlockHead, shape: BlockShape, hidden: FloatArray) -> str:
     """The difference of one head: two blocks after one another, the second behind more text."""
     read = 0
     for known in (3, 5):
-        small.decode(small.text_batch(hidden[read:known], read))
+        small.decode(small.sequence_batch(hidden[read:known], read))
         read = known
         block = small.block_batch(_TEXT[known], known)
         small.decode(block)
         tokens = block.tokens.tolist()
-        expected = (twin.biased if shape.markov else twin.block)(hidden[:known], tokens)
+        expected = (reference.biased if shape.markov else reference.block)(hidden[:known], tokens)
         if not near(small.logits(), expected):
             return "its block heads compute something else than is expected"
-        if shape.top_k and not _pairs_agree(small.pairs(1), twin.pairs(hidden[:known], tokens)):
+        if shape.top_k and not _pairs_agree(small.pairs(1), reference.pairs(hidden[:known], tokens)):
             return "its block heads score pairs of candidates differently"
         small.remove(0, known)
     return ""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgespec.models.llama.heads.twin import FloatArray
+from edgespec.models.llama.heads.reference import FloatArray
 
 Weights = Mapping[str, FloatArray]
 
@@ -110,7 +110,7 @@ class GemmaShape:
 
 
 @dataclass(frozen=True)
-class ReadText:
+class ReadTokens:
     """A text as a target has read it.
 
     Attributes:
@@ -178,10 +178,10 @@ class _Layers:
         return found
 
 
-class GemmaTwin(_Layers):
+class GemmaReference(_Layers):
     """A Gemma 4 with given weights, by their names in a GGUF file."""
 
-    def read(self, tokens: Sequence[int]) -> ReadText:
+    def read(self, tokens: Sequence[int]) -> ReadTokens:
         """Read a text from its beginning."""
         shape = self.shape
         positions = range(len(tokens))
@@ -203,7 +203,7 @@ class GemmaTwin(_Layers):
             all_keys.append(keys)
             all_values.append(values)
         states = self._normed(x, self.weights["output_norm.weight"])
-        return ReadText(states, tuple(all_keys), tuple(all_values))
+        return ReadTokens(states, tuple(all_keys), tuple(all_values))
 
     def logits(self, states: FloatArray) -> FloatArray:
         """(rows, n_vocab) the logits of last states."""
@@ -211,7 +211,7 @@ class GemmaTwin(_Layers):
         return found
 
 
-class AssistantTwin(_Layers):
+class AssistantReference(_Layers):
     """An assistant with given weights, beside its target.
 
     Args:
@@ -223,7 +223,7 @@ class AssistantTwin(_Layers):
         self._embedding = embedding
 
     def draft(
-        self, text: ReadText, tokens: Sequence[int], features: FloatArray
+        self, text: ReadTokens, tokens: Sequence[int], features: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
         """Read tokens behind a text.
 

@@ -1,4 +1,4 @@
-"""The residence of a model's weights while it computes."""
+"""The store of a model's weights while it computes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgespec.models.llama.runtime.graph import GraphObserver
 BufferTypes = list[tuple[str, Address]]  # regular expressions over weights' names, and their buffer types
 
 
-class Residency(Protocol):
+class WeightStore(Protocol):
     """Holds the weights of one model, or leaves them to llama.cpp; `offload` has those that stream them.
 
     Attributes:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.drafters.model import ModelDrafter
-from edgespec.drafting.agreement import Agreement, Reader, Text
+from edgespec.drafting.agreement import Agreement, AgreementMeter, SampleAnswer
 from edgespec.drafting.recipe_search import CostModel
 from edgespec.generation.config import GenerationConfig
 from edgespec.machine.cores import default_threads
@@ -26,7 +26,7 @@ _SAME_SIZE = 0.02  # share by which equally shaped files may differ, in metadata
 
 
 @dataclass(frozen=True)
-class Judgement:
+class Evaluation:
     """The measurements of a drafter.
 
     Attributes:
@@ -47,7 +47,9 @@ class Judgement:
         return asdict(self) | {"path": str(self.path)}
 
 
-def judge(path: Path, texts: Sequence[Text], cost: CostModel, like: Judgement | None = None) -> Judgement:
+def evaluate(
+    path: Path, samples: Sequence[SampleAnswer], cost: CostModel, like: Evaluation | None = None
+) -> Evaluation:
     """Measure agreement and step of a drafter.
 
     Args:
@@ -58,14 +60,18 @@ def judge(path: Path, texts: Sequence[Text], cost: CostModel, like: Judgement | 
         EdgeSpecError: it cannot be loaded.
     """
     n_bytes = path.stat().st_size
-    with Reader(path, texts, repack=True) as reader:
-        agreement = reader.agreement(texts)
+    with AgreementMeter(path, samples, repack=True) as meter:
+        agreement = meter.agreement(samples)
         same = like is not None and abs(like.n_bytes - n_bytes) < _SAME_SIZE * n_bytes
-        step_s = like.step_s if like is not None and same else reader.step_s()
-    return Judgement(path, agreement, step_s, n_bytes, cost.tokens_per_second(agreement, step_s, n_bytes), {})
+        step_s = like.step_s if like is not None and same else meter.step_s()
+    return Evaluation(
+        path, agreement, step_s, n_bytes, cost.tokens_per_second(agreement, step_s, n_bytes), {}
+    )
 
 
-def tokens_per_pass(path: Path, texts: Sequence[Text], budgets: Sequence[int] = BUDGETS) -> dict[int, float]:
+def tokens_per_pass(
+    path: Path, samples: Sequence[SampleAnswer], budgets: Sequence[int] = BUDGETS
+) -> dict[int, float]:
     """Tokens that each pass of the target would add with trees of so many nodes, drafted for greedy texts.
 
     Only the drafter runs: the texts are known, so what the target would accept of a tree is known too.
@@ -75,8 +81,8 @@ def tokens_per_pass(path: Path, texts: Sequence[Text], budgets: Sequence[int] = 
     Raises:
         EdgeSpecError: the drafter cannot be loaded.
     """
-    texts = [Text(text.prompt, text.answer[:_TOKENS]) for text in texts[:_TEXTS]]
-    longest = max(len(text.prompt) + len(text.answer) for text in texts)
+    samples = [SampleAnswer(sample.prompt, sample.answer[:_TOKENS]) for sample in samples[:_TEXTS]]
+    longest = max(len(sample.prompt) + len(sample.answer) for sample in samples)
     found = {}
     with Model(path, several_sequences=True) as model:
         context = Context(
@@ -89,19 +95,19 @@ def tokens_per_pass(path: Path, texts: Sequence[Text], budgets: Sequence[int] = 
         )
         drafter = ModelDrafter(model, context, model.vocabulary.n_tokens)
         for budget in budgets:
-            passes = sum(_passes(drafter, text, budget) for text in texts)
-            found[budget] = sum(len(text.answer) for text in texts) / passes
+            passes = sum(_passes(drafter, sample, budget) for sample in samples)
+            found[budget] = sum(len(sample.answer) for sample in samples) / passes
         context.close()
     return found
 
 
-def _passes(drafter: ModelDrafter, text: Text, budget: int) -> int:
-    """Passes in which the target would write a text, with trees of this size and nothing learned before."""
+def _passes(drafter: ModelDrafter, sample: SampleAnswer, budget: int) -> int:
+    """Passes in which the target would write a sample, with trees of this size and nothing learned before."""
     config, policy = GenerationConfig(), tree_policy()
     limits = policy.clamp(TreeLimits(budget, depth=_DEPTH, width=max(8, budget // 8)))
-    limits = replace(limits, growth=policy.growth(config))
+    limits = replace(limits, expansion=policy.expansion(config))
     ranking = policy.ranking(config, GumbelNoise(0, 1))
-    tokens, ahead = list(text.prompt), list(text.answer)
+    tokens, ahead = list(sample.prompt), list(sample.answer)
     passes = 0
     while ahead:
         tree = drafter.draft(tokens, limits, ranking)

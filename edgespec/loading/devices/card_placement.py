@@ -5,21 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from edgespec.config import ALL, AUTO
-from edgespec.costs.spread import RemotePart
+from edgespec.costs.layer_assignment import RemotePart
+from edgespec.loading.devices.assignment import LayerAssignment, layer_sizes, remote_parts, usual_type
 from edgespec.loading.devices.cards import Card, Cards
 from edgespec.loading.devices.finding import PlacementRequest, with_type
 from edgespec.loading.devices.placing import drafter_card, place_on_cards, without
-from edgespec.loading.devices.spreading import Spread, layer_sizes, remote_parts, usual_type
 from edgespec.models.gguf.footprint import Footprint
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.mtp_file import reads_target
 from edgespec.models.llama.runtime.device_layers import ON_PROCESSOR, DeviceLayers
-from edgespec.offload.planning.needs import Needs
+from edgespec.offload.planning.needs import MemoryNeeds
 from edgespec.units import readable
 
 
 @dataclass(frozen=True)
-class OnCards:
+class CardPlacement:
     """The parts of target and drafter on devices of this machine.
 
     Attributes:
@@ -32,24 +32,24 @@ class OnCards:
     """
 
     cards: Cards | None = None
-    placed: Spread | None = None
+    placed: LayerAssignment | None = None
     drafter_card: Card | None = None
     drafter_layers: int = 0
     drafter_bytes: int = 0
     shared_bytes: int = 0
 
     @property
-    def spread(self) -> Spread | None:
+    def assignment(self) -> LayerAssignment | None:
         """The places of the target's layers; None if none are on devices."""
         return self.placed if self.placed is not None and self.placed.elsewhere else None
 
     @property
     def target(self) -> DeviceLayers:
         """The target's layers there, for llama.cpp."""
-        if self.cards is None or self.spread is None:
+        if self.cards is None or self.assignment is None:
             return ON_PROCESSOR
-        used = self.spread.used(self.cards.devices)
-        return DeviceLayers.of([(card.pointer, count) for card, count in used], output=self.spread.output)
+        used = self.assignment.used(self.cards.devices)
+        return DeviceLayers.of([(card.pointer, count) for card, count in used], output=self.assignment.output)
 
     @property
     def drafter(self) -> DeviceLayers:
@@ -67,7 +67,7 @@ class OnCards:
     @property
     def n_layers(self) -> int:
         """Number of the target's layers."""
-        return 0 if self.spread is None else self.spread.elsewhere
+        return 0 if self.assignment is None else self.assignment.elsewhere
 
     @property
     def notes(self) -> list[str]:
@@ -86,29 +86,29 @@ class OnCards:
         free = " and ".join(f"{card.name} ({readable(card.free)} free)" for card in self.cards.devices)
         return [f"{self.placed.elsewhere} of {total} layers fit on {free}."]
 
-    def left(self, needs: Needs) -> Needs:
+    def left(self, needs: MemoryNeeds) -> MemoryNeeds:
         """The needs of this machine's memory.
 
         Args:
             needs: as if everything were on the processor.
         """
-        target, *drafters = (needs if self.spread is None else self.spread.left(needs)).footprints
+        target, *drafters = (needs if self.assignment is None else self.assignment.left(needs)).footprints
         if self.drafter_card is not None:  # its logits come here
             drafters = [replace(size, weights=0, cache=0) for size in drafters]
         return replace(needs, footprints=[target, *drafters], process=needs.process + self.shared_bytes)
 
 
-NO_CARDS = OnCards()
+NO_CARDS = CardPlacement()
 
 
 def place_models(
     cards: Cards,
-    needs: Needs,
+    needs: MemoryNeeds,
     target: ModelFiles,
     drafter: ModelFiles | None,
     room: int,
     request: PlacementRequest,
-) -> OnCards:
+) -> CardPlacement:
     """Give devices the drafter, if its steps are faster there, and then layers of the target.
 
     Args:
@@ -118,13 +118,13 @@ def place_models(
     Raises:
         MemoryLimitError: something was asked for that no device has room for.
     """
-    on = OnCards(cards)
+    on = CardPlacement(cards)
     if drafter is not None and request.places_drafters and not reads_target(drafter):
         size = needs.footprints[1]
         card = drafter_card(with_type(cards, drafter, request), drafter, size, request.drafter)
         if card is not None:
             cards = without(cards, card, size.total)
-            on = OnCards(
+            on = CardPlacement(
                 cards,
                 drafter_card=card,
                 drafter_layers=len(layer_sizes(drafter)),
@@ -133,22 +133,22 @@ def place_models(
             )
     if request.layers == 0:
         return on
-    spread = place_on_cards(cards, on.left(needs), target, room, request)
-    shared = _shared_bytes(cards, spread, needs.footprints[0]) if spread.elsewhere else 0
-    return replace(on, placed=spread, shared_bytes=on.shared_bytes + shared)
+    assignment = place_on_cards(cards, on.left(needs), target, room, request)
+    shared = _shared_bytes(cards, assignment, needs.footprints[0]) if assignment.elsewhere else 0
+    return replace(on, placed=assignment, shared_bytes=on.shared_bytes + shared)
 
 
-def drafter_parts(on: OnCards, drafter: ModelFiles) -> tuple[RemotePart, ...]:
+def drafter_parts(on: CardPlacement, drafter: ModelFiles) -> tuple[RemotePart, ...]:
     """Seconds of draft steps on the device that the drafter is on; nothing if it is on the processor."""
     if on.drafter_card is None:
         return ()
     cards = Cards.of([on.drafter_card], usual_type(drafter))
-    (layers,) = remote_parts(Spread(0, (on.drafter_layers,), 0), cards, drafter)
+    (layers,) = remote_parts(LayerAssignment(0, (on.drafter_layers,), 0), cards, drafter)
     return (replace(layers, share=1.0),)  # with its output
 
 
-def _shared_bytes(cards: Cards, spread: Spread, target: Footprint) -> int:
+def _shared_bytes(cards: Cards, assignment: LayerAssignment, target: Footprint) -> int:
     """Bytes of this machine's memory that layers on devices without memory of their own take."""
-    shared = sum(count for card, count in spread.used(cards.devices) if card.shared)
-    cells = target.cache / (spread.here + spread.elsewhere)
-    return round(shared * (spread.lent_bytes / spread.elsewhere + cells))
+    shared = sum(count for card, count in assignment.used(cards.devices) if card.shared)
+    cells = target.cache / (assignment.here + assignment.elsewhere)
+    return round(shared * (assignment.lent_bytes / assignment.elsewhere + cells))

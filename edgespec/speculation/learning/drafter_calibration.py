@@ -37,7 +37,7 @@ _FIRST_INFORMATION = 20.0
 _FADE = 1 - 1 / 2000
 
 
-class Pair:
+class DrafterCalibration:
     """A target and its drafter.
 
     Attributes:
@@ -48,7 +48,7 @@ class Pair:
         self.nats = nats
         self._store = store or TableStore()
         self._information = _FIRST_INFORMATION
-        self._cells = _Cells(self._store.secret)
+        self._cells = _TokenHash(self._store.secret)
         known = self._store.get("disagreement", (2,))
         if known is not None and _LEAST_NATS <= known[0] <= _MOST_NATS:
             self.nats = float(known[0])
@@ -101,12 +101,12 @@ class Pair:
         self._of_token.learn(self._cells.of_tokens(tokens[0]), taken - chances, chances, self.nats)
         self._after_token.learn(of_pairs, taken - chances, chances, self.nats)
 
-    def keep(self) -> None:
+    def flush(self) -> None:
         """Hand what was learned to the store, if anything is new."""
         if self._changed:
             self._store.put("disagreement", np.array([self.nats, self._information]))
-            self._of_token.keep()
-            self._after_token.keep()
+            self._of_token.flush()
+            self._after_token.flush()
             self._changed = False
 
     def _fit_nats(self, logprobs: Table, chances: Table, taken: NDArray[np.bool_]) -> None:
@@ -149,12 +149,12 @@ class _Biases:
         weight = self._information[cells] + (self._spread * disagreement) ** -2
         self.nats[cells] = np.clip(self.nats[cells] + missed / disagreement / weight, -_MOST_BIAS, _MOST_BIAS)
 
-    def keep(self) -> None:
+    def flush(self) -> None:
         """Hand the biases to the store."""
         self._store.put(self._name, self._table)
 
 
-class _Cells:
+class _TokenHash:
     """The cells of tokens, and of pairs of tokens: tabulation hashing (Zobrist 1970).
 
     Args:

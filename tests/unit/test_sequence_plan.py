@@ -11,13 +11,13 @@ from edgespec.cli.batch.input_file import usual_tokens
 from edgespec.config import Config
 from edgespec.costs.curves import Curve
 from edgespec.errors import UsageError
-from edgespec.loading.devices import spreading
+from edgespec.loading.devices import assignment
+from edgespec.loading.devices.assignment import usual_type
 from edgespec.loading.devices.cards import Card, Cards
 from edgespec.loading.devices.machine import MachineSnapshot
-from edgespec.loading.devices.spreading import usual_type
 from edgespec.loading.load import load
-from edgespec.loading.plan import Planner, TextPlan
-from edgespec.loading.texts import plan_texts
+from edgespec.loading.plan import LoadPlanner, SequencePlan
+from edgespec.loading.sequences import plan_sequences
 from edgespec.machine.memory import FreeMemory
 from edgespec.measure.threads import known_threads
 from edgespec.models.gguf.footprint import cell_bytes, cells_for
@@ -43,7 +43,7 @@ def planned(
     rate: float = 0.0,
     cards: Cards | None = None,
     **more: Any,
-) -> TextPlan:
+) -> SequencePlan:
     """The plan, where passes were measured to take so long."""
     options = {"draft": "none", "context": 512, "gpu_layers": 0, "parallel": parallel} | more
     machine = MachineSnapshot(FreeMemory(64 << 30), 1, cards)
@@ -53,21 +53,21 @@ def planned(
         threads = str(known_threads(fingerprint, store))
         key = machine_identity() | {"threads": threads, "model": fingerprint, "mode": "test"}
         store.put(key, PassProfile(curve, streamed=rate > 0, read_rate=rate))
-    return plan_texts(Planner(model, Config.of(**options), machine, store), None)
+    return plan_sequences(LoadPlanner(model, Config.of(**options), machine, store), None)
 
 
 def test_a_single_text_is_planned_for_where_nobody_asks(model: ModelFiles) -> None:
-    assert planned(model, None, FLAT) == TextPlan(None, 0)
-    assert planned(model, 1, FLAT) == TextPlan(1, 0)
+    assert planned(model, None, FLAT) == SequencePlan(None, 0)
+    assert planned(model, 1, FLAT) == SequencePlan(1, 0)
 
 
 def test_in_memory_the_passes_decide(model: ModelFiles) -> None:
-    assert planned(model, "auto") == TextPlan(16, 15 * 512), "nothing was measured"
-    assert planned(model, "auto", STEEP) == TextPlan(4, 3 * 512)
-    assert planned(model, "auto", FLAT) == TextPlan(60, 59 * 512)
-    assert planned(model, 10, STEEP) == TextPlan(10, 9 * 512), "what is asked for is done"
+    assert planned(model, "auto") == SequencePlan(16, 15 * 512), "nothing was measured"
+    assert planned(model, "auto", STEEP) == SequencePlan(4, 3 * 512)
+    assert planned(model, "auto", FLAT) == SequencePlan(60, 59 * 512)
+    assert planned(model, 10, STEEP) == SequencePlan(10, 9 * 512), "what is asked for is done"
     plan = planned(model, 10, STEEP, text_tokens=100)
-    assert plan == TextPlan(10, 9 * 100)
+    assert plan == SequencePlan(10, 9 * 100)
     assert "22.5 KiB of cache" in plan.note
     assert "10 texts of 100 tokens" in plan.note
     assert planned(model, 2, text_tokens=9999).more_cells == 512, "a text is no longer than the context"
@@ -76,31 +76,31 @@ def test_in_memory_the_passes_decide(model: ModelFiles) -> None:
 def test_company_never_pushes_a_model_out_of_memory(model: ModelFiles) -> None:
     alone = model.tensor_bytes + 400 * MIB
     plan = planned(model, "auto", FLAT, memory=alone)
-    assert 1 < (plan.texts or 0) < 60
+    assert 1 < (plan.sequences or 0) < 60
     assert planned(model, 60, FLAT, memory=alone).more_cells < 59 * 512
-    assert planned(model, 60, FLAT, memory=alone).texts == 60, "texts wait for one another"
+    assert planned(model, 60, FLAT, memory=alone).sequences == 60, "texts wait for one another"
 
 
 def test_a_streamed_model_gives_memory_for_texts_that_gain_more(model: ModelFiles) -> None:
     # What a single text needs depends on the kernel layouts of the processor.
     stream: dict[str, Any] = {"offload": "stream"}
     sizes = range(200 * MIB, 600 * MIB, 10 * MIB)
-    least = next(m for m in sizes if planned(model, "auto", FLAT, rate=1e9, memory=m, **stream).texts)
+    least = next(m for m in sizes if planned(model, "auto", FLAT, rate=1e9, memory=m, **stream).sequences)
     small = {"memory": least + 30 * MIB} | stream
     plan = planned(model, "auto", FLAT, rate=1e9, **small)
-    assert plan.texts is not None
-    assert plan.texts > 1
+    assert plan.sequences is not None
+    assert plan.sequences > 1
     slow_disk = planned(model, "auto", STEEP, rate=1e12, **small)
-    assert (slow_disk.texts or 0) <= 4, "the processor is the bottleneck"
+    assert (slow_disk.sequences or 0) <= 4, "the processor is the bottleneck"
     unmeasured = planned(model, 60, **small)
     cells = cell_bytes(model.headers[0]) * unmeasured.more_cells
     assert cells <= small["memory"] / 8
-    assert unmeasured.texts == 60
+    assert unmeasured.sequences == 60
 
 
 def test_texts_have_cells_on_a_card_too(model: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     # The processor's speed is the profile's alone: measured kernels may be faster than this card.
-    monkeypatch.setattr(spreading, "measured_products", lambda type_id: None)
+    monkeypatch.setattr(assignment, "measured_products", lambda type_id: None)
     seconds = (1e-10, 2e-10, 4e-10)
     transfer = Curve.through([(1 << 14, 1e-5), (1 << 24, 2e-3)])
     profile = DeviceProfile(tuple(s / 10 for s in seconds), seconds, transfer)
@@ -112,7 +112,7 @@ def test_texts_have_cells_on_a_card_too(model: ModelFiles, monkeypatch: pytest.M
 
 
 def test_too_little_memory_is_left_to_loading(model: ModelFiles) -> None:
-    assert planned(model, "auto", FLAT, memory=10 * MIB) == TextPlan(None, 0)
+    assert planned(model, "auto", FLAT, memory=10 * MIB) == SequencePlan(None, 0)
 
 
 @pytest.mark.parametrize("key", ["ssm.state_size", "wkv.head_size", "shortconv.l_cache"])
@@ -120,7 +120,7 @@ def test_models_whose_cache_has_one_size_keep_it(model: ModelFiles, key: str) ->
     header = model.headers[0]
     recurrent = ModelFiles.of(read_header(header.path))
     recurrent.headers[0].metadata[f"{header.architecture}.{key}"] = 16
-    assert planned(recurrent, "auto", FLAT) == TextPlan(None, 0)
+    assert planned(recurrent, "auto", FLAT) == SequencePlan(None, 0)
 
 
 @pytest.mark.parametrize("parallel", [0, 1001, "many"])

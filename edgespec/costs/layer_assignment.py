@@ -18,7 +18,7 @@ from edgespec.costs.curves import Curve
 
 
 @dataclass(frozen=True)
-class Place:
+class DeviceCapacity:
     """A device that may hold layers.
 
     Attributes:
@@ -32,45 +32,45 @@ class Place:
     way_s: float = 0.0
 
 
-def spread_layers(layers: int, layer_bytes: int, places: Sequence[Place]) -> tuple[int, ...] | None:
-    """The number of layers for each place, so that a pass takes the least time; None if they do not fit.
+def assign_layers(layers: int, layer_bytes: int, devices: Sequence[DeviceCapacity]) -> tuple[int, ...] | None:
+    """The number of layers for each device, so that a pass takes the least time; None if they do not fit.
 
     Args:
         layers: how many there are.
         layer_bytes: of the largest, with its keys and values.
-        places: this machine, and then the others, of which there should be no more than a dozen.
+        devices: this machine, and then the others, of which there should be no more than a dozen.
     """
     best: tuple[float, tuple[int, ...]] | None = None
-    others = range(1, len(places))
-    for count in range(len(places)):
+    others = range(1, len(devices))
+    for count in range(len(devices)):
         for used in combinations(others, count):
-            counts = fill_places(layers, layer_bytes, places, (0, *used))
+            counts = fill_devices(layers, layer_bytes, devices, (0, *used))
             if sum(counts) < layers:
                 continue
-            taken = pass_seconds(counts, places)
+            taken = pipeline_seconds(counts, devices)
             if best is None or taken < best[0]:
                 best = taken, counts
     return None if best is None else best[1]
 
 
-def pass_seconds(counts: Sequence[int], places: Sequence[Place]) -> float:
+def pipeline_seconds(counts: Sequence[int], devices: Sequence[DeviceCapacity]) -> float:
     """Seconds of a pass through layers that are spread so."""
     return sum(
-        count * place.layer_s + place.way_s for count, place in zip(counts, places, strict=True) if count
+        count * device.layer_s + device.way_s for count, device in zip(counts, devices, strict=True) if count
     )
 
 
-def fill_places(
-    layers: int, layer_bytes: int, places: Sequence[Place], used: Sequence[int] | None = None
+def fill_devices(
+    layers: int, layer_bytes: int, devices: Sequence[DeviceCapacity], used: Sequence[int] | None = None
 ) -> tuple[int, ...]:
-    """The fastest of the places filled first, with as many layers as they hold.
+    """The fastest of the devices filled first, with as many layers as they hold.
 
     Args:
-        used: the numbers of the places that may be; None for all.
+        used: the numbers of the devices that may be; None for all.
     """
-    counts = [0] * len(places)
-    for index in sorted(range(len(places)) if used is None else used, key=lambda at: places[at].layer_s):
-        counts[index] = min(layers - sum(counts), max(places[index].room, 0) // max(layer_bytes, 1))
+    counts = [0] * len(devices)
+    for index in sorted(range(len(devices)) if used is None else used, key=lambda at: devices[at].layer_s):
+        counts[index] = min(layers - sum(counts), max(devices[index].room, 0) // max(layer_bytes, 1))
     return tuple(counts)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.models.llama.heads.twin import FloatArray, random_weights, silu
+from edgespec.models.llama.heads.reference import FloatArray, random_weights, silu
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class BlockShape:
         return random_weights(self.tensors, rng)
 
 
-class BlockTwin:
+class ReferenceBlockHead:
     """A block head with given weights.
 
     Args:

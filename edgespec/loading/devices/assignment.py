@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
-from edgespec.costs.spread import RemotePart
+from edgespec.costs.layer_assignment import RemotePart
 from edgespec.kernels.layouts import measured_products
 from edgespec.kernels.report import ROWS
 from edgespec.loading.devices.cards import Card
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.offload.planning.needs import Needs
+from edgespec.offload.planning.needs import MemoryNeeds
 from edgespec.profiles.store import ProfileStore, disk_key
 from edgespec.workers.pool import LentDevice
 
@@ -47,7 +47,7 @@ class LayerDevices(Protocol):
 
 
 @dataclass(frozen=True)
-class Spread:
+class LayerAssignment:
     """The number of layers on each device.
 
     Attributes:
@@ -71,7 +71,7 @@ class Spread:
         """Layers on devices."""
         return sum(self.counts)
 
-    def left(self, needs: Needs) -> Needs:
+    def left(self, needs: MemoryNeeds) -> MemoryNeeds:
         """The needs of this machine's memory.
 
         Args:
@@ -93,7 +93,7 @@ def in_words(here: int, counts: Sequence[int], names: Sequence[str]) -> str:
     return ", ".join([f"{here} here", *(f"{count} on {name}" for count, name in used)])
 
 
-def room_here(needs: Needs, files: ModelFiles, room: int) -> tuple[int, int]:
+def room_here(needs: MemoryNeeds, files: ModelFiles, room: int) -> tuple[int, int]:
     """Bytes of the largest layer with its keys and values, and what there is for layers in memory.
 
     Args:
@@ -113,12 +113,12 @@ def transfer_seconds(device: LayerDevice, n_bytes: float) -> float:
     return max(device.transfer.at(n_bytes), device.ping_s)
 
 
-def remote_parts(spread: Spread, devices: LayerDevices, files: ModelFiles) -> list[RemotePart]:
+def remote_parts(assignment: LayerAssignment, devices: LayerDevices, files: ModelFiles) -> list[RemotePart]:
     """Time per pass on each device that holds layers, transfers included."""
     sizes, total = layer_sizes(files), files.tensor_bytes
     own = [seconds * _kernel_share(usual_type(files), at) for at, seconds in enumerate(devices.own_seconds)]
-    parts, start = [], spread.here
-    for device, count in spread.used(devices.devices):
+    parts, start = [], assignment.here
+    for device, count in assignment.used(devices.devices):
         slowness = {rows: there / here for rows, there, here in zip(ROWS, device.seconds, own, strict=True)}
         share = sum(sizes[start : start + count]) / total
         row = hidden_bytes(files) + _ROW_MASK

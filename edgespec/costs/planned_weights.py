@@ -67,7 +67,7 @@ class HitRates:
 
 
 @dataclass(frozen=True)
-class PlannedMemory:
+class PlannedWeights:
     """The places of a target's weights.
 
     Attributes:

@@ -16,7 +16,7 @@ from edgespec.speculation.tree import FloatArray, TokenTree
 _RESTING_SHARE = 0.002  # of the time of passes, that looks at them may take while the drafter rests
 
 
-class Observing:
+class ObservationPolicy:
     """Decides which passes a drafter is shown.
 
     Args:
@@ -35,7 +35,7 @@ class Observing:
     def show(
         self,
         drafter: Drafter,
-        text: Sequence[int],
+        sequence: Sequence[int],
         tree: TokenTree,
         logits: FloatArray,
         resting_pass_s: float | None = None,
@@ -43,10 +43,10 @@ class Observing:
         """Show a pass to a drafter, or leave it out.
 
         Args:
-            text: the text that the pass extended.
+            sequence: the sequence that the pass extended.
             logits: (nodes, n_vocab) the target's.
-            resting_pass_s: if the drafter was asked for no tree of the pass, its seconds divided by the texts
-                that shared it; None if it was asked.
+            resting_pass_s: if the drafter was asked for no tree of the pass, its seconds divided by the
+                sequences that shared it; None if it was asked.
 
         Returns:
             Seconds that the drafter took.
@@ -57,7 +57,7 @@ class Observing:
             if not looks:
                 return 0.0
         start = self._clock()
-        drafter.observe(text, tree, logits)
+        drafter.observe(sequence, tree, logits)
         seconds = self._clock() - start
         if resting_pass_s is not None:
             # A single look counts as a pass at most: one that was disturbed must not be the last.

@@ -143,7 +143,7 @@ class _Row:
     gate: FloatArray | float = 1.0
 
 
-class Twin:
+class ReferenceLayer:
     """A layer that reads a token beside the feature of the token before it, with given weights.
 
     Args:
@@ -241,7 +241,7 @@ def silu(x: FloatArray) -> FloatArray:
     return found
 
 
-class HeadTwin(Twin):
+class ReferenceHead(ReferenceLayer):
     """A head with given weights, and the token embedding that it uses, (n_vocab, width)."""
 
     def __init__(self, shape: HeadShape, weights: Mapping[str, FloatArray], embedding: FloatArray) -> None:
@@ -280,7 +280,7 @@ class HeadTwin(Twin):
         return found
 
 
-class MTPTwin(Twin):
+class ReferenceMTPLayer(ReferenceLayer):
     """Qwen 3.5's layer for multi-token prediction.
 
     Args:
