@@ -17,7 +17,7 @@ from edgespec.cli.origin import NO_ORIGIN, Origin
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.generation.config import GenerationConfig, shortened
 from edgespec.generation.result import Generation
-from edgespec.serving.api import protocol, requests
+from edgespec.serving.api import completion_request, protocol
 from edgespec.serving.api.refusals import refusal_for
 
 CHAT = "/v1/chat/completions"
@@ -50,7 +50,7 @@ def read_request(values: dict[str, Any], line: int, defaults: GenerationConfig) 
         if isinstance(body, dict):
             # The file may have been written for a model of another name; the one that is loaded answers.
             body = body | {"model": None}
-        request = requests.read_request(body, defaults, chat=endpoint == CHAT, model="")
+        request = completion_request.read_request(body, defaults, chat=endpoint == CHAT, model="")
         if request.stream:
             raise UsageError("Answers in a batch are not streamed.", "Leave out 'stream'.")
     except UsageError as error:
@@ -62,7 +62,7 @@ def read_request(values: dict[str, Any], line: int, defaults: GenerationConfig) 
 def answer_record(job: Job, answers: Sequence[Generation], origin: Origin) -> dict[str, Any]:
     """The response with all answers to a line."""
     model = PurePath(origin.model.name).stem
-    reply = protocol.Reply(chat=job.endpoint == CHAT, model=model, key=_hash(job, origin))
+    reply = protocol.CompletionBuilder(chat=job.endpoint == CHAT, model=model, key=_hash(job, origin))
     return _record(job, origin, status=200, body=reply.whole(answers))
 
 

@@ -39,7 +39,7 @@ from edgespec.engine.requests import Request
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
-from edgespec.serving.api.requests import check_tokens, nth_config
+from edgespec.serving.api.completion_request import check_tokens, nth_config
 
 if TYPE_CHECKING:
     from edgespec.models.text.encoding import Prompt

@@ -65,7 +65,7 @@ _MOST_NAMED = 8
 
 
 @dataclass(frozen=True)
-class Request:
+class CompletionRequest:
     """A request for completions.
 
     Attributes:
@@ -96,7 +96,7 @@ def read_request(
     model: str,
     aliases: Collection[str] = (),
     limits: Limits | None = None,
-) -> Request:
+) -> CompletionRequest:
     """The request in a body.
 
     Args:
@@ -126,7 +126,7 @@ def read_request(
     if not isinstance(options, dict | None):
         raise wrong("stream_options", options, "an object")
     prompt: Prompt = read_messages(body.get("messages"), limits) if chat else _text_prompt(body.get("prompt"))
-    return Request(
+    return CompletionRequest(
         chat=chat,
         prompt=prompt,
         config=_config(body, defaults, limits, chat=chat),
@@ -149,7 +149,7 @@ def is_pattern(name: str) -> bool:
     return "*" in name or "?" in name
 
 
-def with_system(request: Request, system: str | None) -> Request:
+def with_system(request: CompletionRequest, system: str | None) -> CompletionRequest:
     """A request for a chat with a system prompt, unless it has its own."""
     messages: Any = request.prompt
     if not system or any(message["role"] == "system" for message in messages):

@@ -15,7 +15,7 @@ from edgespec.serving.api.refusals import RETRY_S, Refusal
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
-class Body:
+class RequestBody:
     """A received body.
 
     Attributes:
@@ -28,7 +28,7 @@ class Body:
         self.counted = 0
 
 
-class Bodies:
+class BodyReceiver:
     """Receives bodies, and bounds what all of them take together."""
 
     def __init__(self, limits: Limits) -> None:
@@ -36,7 +36,7 @@ class Bodies:
         self._held = 0  # bytes, without the part of each body that does not count
 
     @asynccontextmanager
-    async def received(self, http: HTTPRequest) -> AsyncIterator[Body]:
+    async def received(self, http: HTTPRequest) -> AsyncIterator[RequestBody]:
         """The whole body, which counts towards the total until it is dropped or the block is left.
 
         Raises:
@@ -47,7 +47,7 @@ class Bodies:
         declared = http.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > self._limits.body:
             raise self._too_large()
-        body = Body()
+        body = RequestBody()
         try:
             try:
                 await asyncio.wait_for(self._collect(http, body), self._limits.body_s)
@@ -58,12 +58,12 @@ class Bodies:
         finally:
             self.drop(body)
 
-    def drop(self, body: Body) -> None:
+    def drop(self, body: RequestBody) -> None:
         """Free the body, which is no longer needed."""
         body.content = bytearray()
         self._count(body)
 
-    async def _collect(self, http: HTTPRequest, body: Body) -> None:
+    async def _collect(self, http: HTTPRequest, body: RequestBody) -> None:
         async for piece in http.stream():
             body.content += piece
             self._count(body)
@@ -73,7 +73,7 @@ class Bodies:
                 text = f"Other clients are sending too much at the moment. Try again in {RETRY_S} seconds."
                 raise Refusal(503, text, "too_many_bodies", retry=True)
 
-    def _count(self, body: Body) -> None:
+    def _count(self, body: RequestBody) -> None:
         counted = max(0, len(body.content) - self._limits.small_body)
         self._held += counted - body.counted
         body.counted = counted

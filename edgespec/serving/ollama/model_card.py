@@ -12,7 +12,7 @@ from edgespec.engine.engine import Engine
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.split_files import split_paths
 from edgespec.models.gguf.summary import describe
-from edgespec.serving.api.requests import is_pattern
+from edgespec.serving.api.completion_request import is_pattern
 from edgespec.units import readable_count
 from edgespec.version import __version__
 

@@ -22,20 +22,20 @@ from edgespec.engine.engine import Engine
 from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
-from edgespec.serving.api.endpoint import Endpoint, Event, Form
-from edgespec.serving.api.limits import Limits
-from edgespec.serving.api.refusals import Refusal, ShuttingDown, Unavailable, logged_refusal
-from edgespec.serving.api.requests import (
-    Request,
+from edgespec.serving.api.completion_request import (
+    CompletionRequest,
     check_size,
     nth_config,
     read_request,
     too_long,
     with_system,
 )
-from edgespec.serving.bodies import Bodies, Body, parse
-from edgespec.serving.request_log import GONE, Entry
-from edgespec.serving.worker import Place, Reading, Task, Worker
+from edgespec.serving.api.endpoint import Endpoint, Event, ResponseBuilder
+from edgespec.serving.api.limits import Limits
+from edgespec.serving.api.refusals import Refusal, ShuttingDown, Unavailable, logged_refusal
+from edgespec.serving.engine_worker import EngineWorker, PendingAnswer, PrefillProgress, QueueSlot
+from edgespec.serving.request_bodies import BodyReceiver, RequestBody, parse
+from edgespec.serving.request_log import GONE, RequestLogEntry
 from edgespec.serving.written_answers import WrittenAnswers
 
 HALF_CLOSED = "edgespec.half_closed"
@@ -62,7 +62,7 @@ class _Exchange:
         written: the answers of the model that conversations come back with.
     """
 
-    request: Request
+    request: CompletionRequest
     raw: bool
     tokens: list[int]
     written: WrittenAnswers
@@ -76,7 +76,7 @@ class _NoAnswer:
     reply: Event
 
 
-class Answering:
+class CompletionHandler:
     """Answers completion requests.
 
     Args:
@@ -85,7 +85,7 @@ class Answering:
         defaults: settings for what requests leave open.
         limits: bounds on requests.
         on_request: called with an entry for the log when a request is done.
-        on_reading: called with how far the reading of a prompt has come.
+        on_prefill_progress: called with how far the reading of a prompt has come.
         system: the system prompt of conversations that have none; None leaves them without.
 
     Attributes:
@@ -94,14 +94,14 @@ class Answering:
 
     def __init__(
         self,
-        worker: Worker,
+        worker: EngineWorker,
         model: str,
         defaults: GenerationConfig,
         limits: Limits,
         *,
         aliases: Sequence[str] = (),
-        on_request: Callable[[Entry], None] | None = None,
-        on_reading: Callable[[Reading], None] | None = None,
+        on_request: Callable[[RequestLogEntry], None] | None = None,
+        on_prefill_progress: Callable[[PrefillProgress], None] | None = None,
         system: str | None = None,
     ) -> None:
         self.worker = worker
@@ -110,10 +110,10 @@ class Answering:
         self._model = model
         self._aliases = aliases
         self._on_request = on_request
-        self._on_reading = on_reading or (lambda _progress: None)
+        self._on_prefill_progress = on_prefill_progress or (lambda _progress: None)
         self._defaults = defaults
         self._limits = limits
-        self._bodies = Bodies(limits)
+        self._bodies = BodyReceiver(limits)
         self._written: WrittenAnswers | None = None
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="prepare")
         self._stopping = asyncio.Event()
@@ -124,29 +124,29 @@ class Answering:
         self.worker.stop()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def answer(self, reply: Reply) -> None:
+    async def answer(self, sender: ResponseSender) -> None:
         """Answer one request; returns when it is answered, refused or abandoned."""
         start = time.perf_counter()
         exchanges: list[_Exchange] = []
         try:
-            async with self._bodies.received(reply.http) as body:
-                await self._until_abandoned(reply, self._respond(reply, body, exchanges))
+            async with self._bodies.received(sender.http) as body:
+                await self._until_abandoned(sender, self._respond(sender, body, exchanges))
         except ClientDisconnect:
-            reply.note_refused()
+            sender.note_refused()
         except Exception as error:
-            await reply.refuse(logged_refusal(error))
+            await sender.refuse(logged_refusal(error))
         finally:
-            self.worker.metrics.request_ended(reply.outcome)
+            self.worker.metrics.request_ended(sender.outcome)
             if self._on_request is not None:
                 answers = [answer for exchange in exchanges for answer in exchange.answers]
                 seconds = time.perf_counter() - start
-                path, status = reply.http.scope["path"], reply.status or GONE
-                self._on_request(Entry.of(path, status, seconds, answers, streamed=reply.streamed))
+                path, status = sender.http.scope["path"], sender.status or GONE
+                self._on_request(RequestLogEntry.of(path, status, seconds, answers, streamed=sender.streamed))
 
-    async def _until_abandoned(self, reply: Reply, work: Coroutine[Any, Any, None]) -> None:
+    async def _until_abandoned(self, sender: ResponseSender, work: Coroutine[Any, Any, None]) -> None:
         """Do the work, unless the client disconnects or the server shuts down first."""
         working = asyncio.create_task(work)
-        gone = asyncio.create_task(_until_disconnected(reply.http))
+        gone = asyncio.create_task(_until_disconnected(sender.http))
         stopping = asyncio.create_task(self._stopping.wait())
         try:
             await asyncio.wait({working, gone, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -161,31 +161,33 @@ class Answering:
         elif self._stopping.is_set():
             raise ShuttingDown
 
-    async def _respond(self, reply: Reply, body: Body, exchanges: list[_Exchange]) -> None:
-        endpoint = reply.endpoint
+    async def _respond(self, sender: ResponseSender, body: RequestBody, exchanges: list[_Exchange]) -> None:
+        endpoint = sender.endpoint
         if self._stopping.is_set():
             raise ShuttingDown
         # Counting tokens takes no place in the queue: it does not wait for the model.
-        with nullcontext() if endpoint.counts else self.worker.place() as place:
+        with nullcontext() if endpoint.counts else self.worker.queue_slot() as slot:
             loop = asyncio.get_running_loop()
             exchange = await loop.run_in_executor(
                 self._threads, lambda content: self._prepare(content, endpoint), body.content
             )
             self._bodies.drop(body)
             if isinstance(exchange, _NoAnswer):
-                await reply.whole(exchange.reply)
+                await sender.whole(exchange.reply)
                 return
-            assert place is not None
+            assert slot is not None
             exchanges.append(exchange)
             self.worker.metrics.prompt_accepted(len(exchange.tokens))
             model = exchange.request.model or self._model
-            form = endpoint.form(exchange.request, model=model, prompt_tokens=len(exchange.tokens))
+            builder = endpoint.response_builder(
+                exchange.request, model=model, prompt_tokens=len(exchange.tokens)
+            )
             if exchange.request.stream:
-                await reply.stream(self._events(exchange, place, form, reply), form)
+                await sender.stream(self._events(exchange, slot, builder, sender), builder)
             else:
-                async for answer in self._answers(exchange, place):
+                async for answer in self._answers(exchange, slot):
                     self._answered(exchange, answer)
-                await reply.whole(form.whole(exchange.answers))
+                await sender.whole(builder.whole(exchange.answers))
 
     def _prepare(self, content: bytearray, endpoint: Endpoint) -> _Exchange | _NoAnswer:
         """The request in a body, and the tokens of its prompt; called in a thread."""
@@ -246,66 +248,66 @@ class Answering:
                 exchange.written.add(messages, written)
 
     @contextmanager
-    def _tasks(self, exchange: _Exchange, place: Place) -> Iterator[list[Task]]:
+    def _pending_answers(self, exchange: _Exchange, slot: QueueSlot) -> Iterator[list[PendingAnswer]]:
         """The answers that a request asks for, all on their way; they are abandoned at the end."""
         request = exchange.request
-        place.answers = request.answers
+        slot.answers = request.answers
         traced = request.stream and request.with_speculation
-        tasks = [
-            Task(
+        answers = [
+            PendingAnswer(
                 exchange.tokens,
                 nth_config(request.config, n),
-                place,
+                slot,
                 raw=exchange.raw,
                 traced=traced,
             )
             for n in range(request.answers)
         ]
         try:
-            for task in tasks:
-                self.worker.submit(task)
-            yield tasks
+            for answer in answers:
+                self.worker.submit(answer)
+            yield answers
         finally:
-            for task in tasks:
-                self.worker.cancel(task)  # does nothing if it is done
+            for answer in answers:
+                self.worker.cancel(answer)  # does nothing if it is done
 
-    async def _answers(self, exchange: _Exchange, place: Place) -> AsyncGenerator[Generation, None]:
-        with self._tasks(exchange, place) as tasks:
-            for task in tasks:
-                async for chunk in task.chunks():
-                    if isinstance(chunk, Reading):
-                        self._on_reading(chunk)
+    async def _answers(self, exchange: _Exchange, slot: QueueSlot) -> AsyncGenerator[Generation, None]:
+        with self._pending_answers(exchange, slot) as answers:
+            for answer in answers:
+                async for chunk in answer.chunks():
+                    if isinstance(chunk, PrefillProgress):
+                        self._on_prefill_progress(chunk)
                     elif chunk.generation is not None:
                         yield chunk.generation
 
     async def _events(
-        self, exchange: _Exchange, place: Place, form: Form, reply: Reply
-    ) -> AsyncGenerator[Event | Reading, None]:
+        self, exchange: _Exchange, slot: QueueSlot, builder: ResponseBuilder, sender: ResponseSender
+    ) -> AsyncGenerator[Event | PrefillProgress, None]:
         try:
-            with self._tasks(exchange, place) as tasks:
-                for index, task in enumerate(tasks):
-                    for event in form.begin(index):
+            with self._pending_answers(exchange, slot) as answers:
+                for index, answer in enumerate(answers):
+                    for event in builder.begin(index):
                         yield event
-                    async for chunk in task.chunks():
-                        if isinstance(chunk, Reading):
-                            self._on_reading(chunk)
+                    async for chunk in answer.chunks():
+                        if isinstance(chunk, PrefillProgress):
+                            self._on_prefill_progress(chunk)
                             yield chunk
                             continue
-                        for event in form.piece(index, chunk):
+                        for event in builder.piece(index, chunk):
                             yield event
                         if chunk.generation is not None:
                             self._answered(exchange, chunk.generation)
-                            for event in form.end(index, chunk.generation):
+                            for event in builder.end(index, chunk.generation):
                                 yield event
             if exchange.request.with_usage:
-                for event in form.usage(exchange.answers):
+                for event in builder.usage(exchange.answers):
                     yield event
         except Exception as error:
-            reply.refusal = logged_refusal(error)
-            yield reply.endpoint.failure(reply.refusal)
+            sender.refusal = logged_refusal(error)
+            yield sender.endpoint.failure(sender.refusal)
 
 
-class Reply:
+class ResponseSender:
     """Sends the answer to one request.
 
     Attributes:
@@ -352,13 +354,15 @@ class Reply:
         if not self._started:
             await refusal.response(self.endpoint.failure(refusal))(self._scope, self._receive, self._send)
 
-    async def stream(self, events: AsyncGenerator[Event | Reading, None], form: Form) -> None:
+    async def stream(
+        self, events: AsyncGenerator[Event | PrefillProgress, None], builder: ResponseBuilder
+    ) -> None:
         """Send an answer event by event, with a sign of life now and then while there is none."""
         self.streamed = True
         named = {"content-type": self.endpoint.media_type, **_NO_BUFFERING}
         headers = [(name.encode(), value.encode()) for name, value in named.items()]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        async with aclosing(_framed(events, self.endpoint, form, self._half_closed)) as pieces:
+        async with aclosing(_framed(events, self.endpoint, builder, self._half_closed)) as pieces:
             async for piece in pieces:
                 await self._send({"type": "http.response.body", "body": piece, "more_body": True})
         await self._send({"type": "http.response.body", "body": self.endpoint.last, "more_body": False})
@@ -371,7 +375,10 @@ class Reply:
 
 
 async def _framed(
-    events: AsyncGenerator[Event | Reading, None], endpoint: Endpoint, form: Form, half_closed: asyncio.Event
+    events: AsyncGenerator[Event | PrefillProgress, None],
+    endpoint: Endpoint,
+    builder: ResponseBuilder,
+    half_closed: asyncio.Event,
 ) -> AsyncGenerator[bytes, None]:
     """The events as they are sent, with signs of life in between.
 
@@ -379,7 +386,7 @@ async def _framed(
     sooner: if it has left, its system answers with a reset.
     """
 
-    async def following() -> Event | Reading | None:
+    async def following() -> Event | PrefillProgress | None:
         return await anext(events, None)
 
     coming = asyncio.create_task(following())
@@ -391,12 +398,16 @@ async def _framed(
                 event = coming.result()
                 if event is None:
                     return
-                yield endpoint.reading(form, event) if isinstance(event, Reading) else endpoint.frame(event)
+                yield (
+                    endpoint.prefill_progress(builder, event)
+                    if isinstance(event, PrefillProgress)
+                    else endpoint.frame(event)
+                )
                 coming, silence = asyncio.create_task(following()), 0.0
                 continue
             silence += _POLL_S
             if silence >= (_PROBE_S if half_closed.is_set() else _KEEP_ALIVE_S):
-                yield endpoint.waiting(form)
+                yield endpoint.waiting(builder)
                 silence = 0.0
     finally:
         coming.cancel()

@@ -10,7 +10,7 @@ from edgespec.generation.tools import CallPiece, ToolCall
 from edgespec.serving.api.endpoint import Event
 
 
-class Reply:
+class OllamaBuilder:
     """Builds what answers one request.
 
     Args:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 BoolArray = NDArray[np.bool_]
 
 
-class Speller(Protocol):
+class TokenSpeller(Protocol):
     """The part of a vocabulary that is used here."""
 
     n_tokens: int
@@ -20,14 +20,14 @@ class Speller(Protocol):
     def piece(self, token: int, *, control: bool = False) -> bytes: ...
 
 
-class Pieces:
+class TokenBytes:
     """The bytes of every token, those of certain control tokens included.
 
     Args:
         shown: control tokens that are marks, so that their text counts.
     """
 
-    def __init__(self, vocabulary: Speller, shown: frozenset[int] = frozenset()) -> None:
+    def __init__(self, vocabulary: TokenSpeller, shown: frozenset[int] = frozenset()) -> None:
         self._vocabulary = vocabulary
         self._shown = shown
         self._towards: dict[bytes, BoolArray] = {}

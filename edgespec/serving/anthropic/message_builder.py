@@ -14,7 +14,7 @@ from edgespec.serving.api.endpoint import Event
 PING: Event = {"type": "ping"}
 
 
-class Reply:
+class MessageBuilder:
     """Builds the message that answers one request, whole or as events.
 
     Args:

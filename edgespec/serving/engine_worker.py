@@ -35,7 +35,7 @@ _LONGEST_RETRY_S = 60.0
 
 
 @dataclass(frozen=True)
-class Reading:
+class PrefillProgress:
     """The progress of reading a prompt.
 
     Attributes:
@@ -56,7 +56,7 @@ class Reading:
         return f"{self.read} of {self.total} tokens, {self.seconds_left:.0f} s left"
 
 
-class Place:
+class QueueSlot:
     """A place in the queue, held by a request until its answers are done or it is abandoned.
 
     Attributes:
@@ -81,12 +81,12 @@ class Place:
 
 
 @dataclass(eq=False)
-class Task:
+class PendingAnswer:
     """One answer that a client is waiting for.
 
     Attributes:
         tokens: the prompt.
-        place: of the request, which may have asked for several answers.
+        slot: of the request, which may have asked for several answers.
         traced: its chunks show the trees of its passes.
         asked_at: when it was put into the queue, by the monotonic clock.
         said_something: whether its answer has begun.
@@ -97,10 +97,10 @@ class Task:
 
     tokens: list[int]
     config: GenerationConfig
-    place: Place
+    slot: QueueSlot
     raw: bool = True
     traced: bool = False
-    events: asyncio.Queue[Chunk | Reading | Exception | None] = field(default_factory=asyncio.Queue)
+    events: asyncio.Queue[Chunk | PrefillProgress | Exception | None] = field(default_factory=asyncio.Queue)
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     request: Request = field(init=False)
     asked_at: float = field(default_factory=time.monotonic)
@@ -123,7 +123,7 @@ class Task:
         """True if the client is no longer waiting."""
         return self.request.cancelled
 
-    async def chunks(self) -> AsyncIterator[Chunk | Reading]:
+    async def chunks(self) -> AsyncIterator[Chunk | PrefillProgress]:
         """The answer as it is generated, and before it how far its prompt was read.
 
         Raises:
@@ -143,9 +143,9 @@ class Task:
         now = time.monotonic()
         if read < total and now - self.told_at >= _TELL_EVERY_S:
             self.told_at = now
-            self.deliver(Reading(read, total, now - self.read_from))
+            self.deliver(PrefillProgress(read, total, now - self.read_from))
 
-    def deliver(self, event: Chunk | Reading | Exception | None) -> None:
+    def deliver(self, event: Chunk | PrefillProgress | Exception | None) -> None:
         """Pass something to the waiting client; called by the worker's thread."""
         try:
             self.loop.call_soon_threadsafe(self.events.put_nowait, event)
@@ -153,7 +153,7 @@ class Task:
             self.request.cancelled = True
 
 
-class Worker(RequestSource):
+class EngineWorker(RequestSource):
     """Answers requests in order of arrival, several at once, and reloads a model that failed.
 
     Args:
@@ -183,15 +183,15 @@ class Worker(RequestSource):
         self._most = waiting + parallel
         self._open = 0  # requests that hold a place
         self._borrowers = 0  # users of the engine besides the worker's thread
-        self._tasks: deque[Task] = deque()
-        self._running: set[Task] = set()
+        self._queue: deque[PendingAnswer] = deque()
+        self._running: set[PendingAnswer] = set()
         self._closing = False
         self._trouble = ""
         self._retry_s = _RETRY_S
         self._retry_at = 0.0
         self._changed = threading.Condition()
         self.metrics = Metrics(
-            queue_length=lambda: len(self._tasks),
+            queue_length=lambda: len(self._queue),
             in_flight=lambda: len(self._running),
             is_up=lambda: not self._trouble,
         )
@@ -204,7 +204,7 @@ class Worker(RequestSource):
         return self._trouble
 
     @contextmanager
-    def place(self) -> Iterator[Place]:
+    def queue_slot(self) -> Iterator[QueueSlot]:
         """A place in the queue, for one request.
 
         Raises:
@@ -214,11 +214,11 @@ class Worker(RequestSource):
             if self._open >= self._most:
                 raise QueueFull
             self._open += 1
-        place = Place(self._give_back)
+        slot = QueueSlot(self._give_back)
         try:
-            yield place
+            yield slot
         finally:
-            place.release()
+            slot.release()
 
     @contextmanager
     def borrowed(self) -> Iterator[Engine]:
@@ -239,7 +239,7 @@ class Worker(RequestSource):
                 self._borrowers -= 1
                 self._changed.notify_all()
 
-    def submit(self, task: Task) -> None:
+    def submit(self, pending: PendingAnswer) -> None:
         """Put an answer into the queue.
 
         Raises:
@@ -251,25 +251,25 @@ class Worker(RequestSource):
                 raise ShuttingDown
             if self._engine is None:
                 raise Unavailable(self._trouble)
-            self._tasks.append(task)
+            self._queue.append(pending)
             self._changed.notify_all()
 
-    def cancel(self, task: Task) -> None:
-        """Abandon a task: it leaves the queue, or ends with the pass that is running."""
+    def cancel(self, pending: PendingAnswer) -> None:
+        """Abandon an answer: it leaves the queue, or ends with the pass that is running."""
         with self._changed:
-            task.request.cancelled = True
-            if task in self._tasks:
-                self._tasks.remove(task)
-                task.place.answer_done()
+            pending.request.cancelled = True
+            if pending in self._queue:
+                self._queue.remove(pending)
+                pending.slot.answer_done()
 
     def stop(self) -> None:
         """End the running answers, and refuse those that wait."""
         with self._changed:
             self._closing = True
-            for task in (*self._tasks, *self._running):
-                task.request.cancelled = True
-                task.deliver(ShuttingDown())
-            self._tasks.clear()
+            for pending in (*self._queue, *self._running):
+                pending.request.cancelled = True
+                pending.deliver(ShuttingDown())
+            self._queue.clear()
             if self._engine is not None:
                 self._engine.cancel()
             self._changed.notify_all()
@@ -291,24 +291,24 @@ class Worker(RequestSource):
     def take(self) -> Request | None:
         """The next request of the queue; called by the engine between passes."""
         with self._changed:
-            if self._closing or not self._tasks:
+            if self._closing or not self._queue:
                 return None
-            task = self._tasks.popleft()
-            self._running.add(task)
-            task.begin()
-            return task.request
+            pending = self._queue.popleft()
+            self._running.add(pending)
+            pending.begin()
+            return pending.request
 
     def wait(self) -> bool:
         """Wait for a request; False if there will be no more."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closing or self._tasks)
+            self._changed.wait_for(lambda: self._closing or self._queue)
             return not self._closing
 
     def _work(self) -> None:
         while True:
             with self._changed:
                 wait = max(0.0, self._retry_at - time.monotonic()) if self._engine is None else None
-                self._changed.wait_for(lambda: self._closing or self._tasks, wait)
+                self._changed.wait_for(lambda: self._closing or self._queue, wait)
                 if self._closing:
                     return
             if self._engine is not None:
@@ -331,38 +331,38 @@ class Worker(RequestSource):
 
         try:
             for event in engine.stream_many(self, parallel=self._parallel, on_pass=count_pass):
-                task: Task = event.request.key
+                pending: PendingAnswer = event.request.key
                 if event.error is not None and not is_clients_fault(event.error):
                     raise event.error
                 if event.chunk is not None:
-                    self._count(event.chunk, task)
-                    task.deliver(event.chunk)
+                    self._count(event.chunk, pending)
+                    pending.deliver(event.chunk)
                 if event.is_last:
-                    self._done(task, event.error)
+                    self._done(pending, event.error)
         except Exception as error:
             if not self._closing:
                 log_bug(error)  # once, however many clients there are
                 # Set before the clients get the error, as they may query /health next.
                 self._trouble = reason_of(error)
-            for task in tuple(self._running):
-                self._done(task, refusal_for(error))
+            for pending in tuple(self._running):
+                self._done(pending, refusal_for(error))
             if not self._closing:
                 self._fail(error)
 
-    def _count(self, chunk: Chunk, task: Task) -> None:
-        if chunk.record is not None and not task.said_something:
-            task.said_something = True
-            self.metrics.first_token(time.monotonic() - task.asked_at)
+    def _count(self, chunk: Chunk, pending: PendingAnswer) -> None:
+        if chunk.record is not None and not pending.said_something:
+            pending.said_something = True
+            self.metrics.first_token(time.monotonic() - pending.asked_at)
         self.metrics.tokens_generated(len(chunk.tokens))
         if chunk.generation is not None:
             self.metrics.prompt_cached(chunk.generation.cached_tokens)
 
-    def _done(self, task: Task, error: Exception | None) -> None:
-        """Take leave of a task; its client gets the error, if there is one."""
+    def _done(self, pending: PendingAnswer, error: Exception | None) -> None:
+        """Take leave of an answer; its client gets the error, if there is one."""
         with self._changed:
-            self._running.discard(task)
-        task.deliver(error)
-        task.place.answer_done()
+            self._running.discard(pending)
+        pending.deliver(error)
+        pending.slot.answer_done()
 
     def _fail(self, error: Exception) -> None:
         """The engine can no longer be trusted: close it, and have it reloaded."""

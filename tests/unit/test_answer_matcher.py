@@ -1,4 +1,4 @@
-"""Outlines: which tokens may follow in thoughts, forms and calls, with the real grammar engine."""
+"""Structured answers: which tokens may follow in thoughts, grammars and calls, by the real engine."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from edgespec.models.text.calls.syntax import (
     CallSyntax,
 )
 from edgespec.models.text.channels import ChannelParts
-from edgespec.models.text.outline.outline import Outline
-from edgespec.models.text.outline.pieces import Pieces
-from edgespec.models.text.outline.steps import Calls, Form, Thought
+from edgespec.models.text.structured_output.answer_matcher import AnswerMatcher
+from edgespec.models.text.structured_output.steps import GrammarStep, Thought, ToolCallGrammar
+from edgespec.models.text.structured_output.token_bytes import TokenBytes
 from edgespec.speculation.constraint import Constraint
 
 END = 256
@@ -89,11 +89,11 @@ TOKENIZER = llguidance.LLTokenizer(llguidance.TokenizerWrapper(WORDS))
 ENDS = np.arange(N_VOCAB) == END
 
 
-def matcher(form: Form) -> Any:
+def matcher(answer: GrammarStep) -> Any:
     source = (
-        llguidance.LLMatcher.grammar_from_json_schema(form.text)
-        if form.kind == "json_schema"
-        else llguidance.LLMatcher.grammar_from_lark(form.text)
+        llguidance.LLMatcher.grammar_from_json_schema(answer.text)
+        if answer.kind == "json_schema"
+        else llguidance.LLMatcher.grammar_from_lark(answer.text)
     )
     found = llguidance.LLMatcher(TOKENIZER, source)
     assert not found.is_error(), found.get_error()
@@ -116,39 +116,39 @@ def thought(budget: int | None = None, *, opened: bool = True) -> Thought:
 
 def calls(
     syntax: CallSyntax, *tools: Tool, required: bool = False, several: bool = True, before: bytes = b""
-) -> Calls:
+) -> ToolCallGrammar:
     tools = tools or (CITY, TIME)
-    return Calls(
+    return ToolCallGrammar(
         syntax.trigger.encode(),
         syntax.steps(tools, several=several),
-        fed=syntax.trigger_is_json,
+        trigger_in_grammar=syntax.trigger_is_json,
         first_only=syntax.first_only,
         repeats=syntax.repeats and several,
         required=required,
-        more=tuple((mark.encode(), steps) for mark, steps in syntax.more_triggers(tools).items()),
-        before=before,
+        other_triggers=tuple((mark.encode(), steps) for mark, steps in syntax.more_triggers(tools).items()),
+        prompt_end=before,
     )
 
 
-def outline(**parts: Any) -> Outline:
-    return Outline(Pieces(WORDS), lambda text: list(text.encode()), matcher, **parts)
+def answer_matcher(**parts: Any) -> AnswerMatcher:
+    return AnswerMatcher(TokenBytes(WORDS), lambda text: list(text.encode()), matcher, **parts)
 
 
-def constraint(form: Outline) -> Constraint:
-    return Constraint(form, 0, ENDS)
+def constraint(answer: AnswerMatcher) -> Constraint:
+    return Constraint(answer, 0, ENDS)
 
 
-def follow(form: Outline, text: bytes | str) -> list[str]:
+def follow(answer: AnswerMatcher, text: bytes | str) -> list[str]:
     """Bytes that may follow a text of single bytes; "END" is the end."""
     data = text if isinstance(text, bytes) else text.encode()
-    permitted = constraint(form).permitted([], list(data))
+    permitted = constraint(answer).permitted([], list(data))
     return [
         "END" if token == END else WORDS.tokens[token].decode("latin1") for token in np.flatnonzero(permitted)
     ]
 
 
 def walk(
-    form: Outline, seed: int, most: int = 400, bias: bytes = b"", marks: Sequence[bytes] = ()
+    answer: AnswerMatcher, seed: int, most: int = 400, bias: bytes = b"", marks: Sequence[bytes] = ()
 ) -> list[int]:
     """Random permitted tokens up to the end.
 
@@ -158,7 +158,7 @@ def walk(
     """
     law = random.Random(seed)
     text: list[int] = []
-    rules = constraint(form)
+    rules = constraint(answer)
     liked = list(bias)
     for _ in range(most):
         permitted = rules.permitted(text)
@@ -183,53 +183,53 @@ def spelled(tokens: list[int]) -> str:
 
 
 def test_a_thought_is_closed_when_its_budget_is_spent() -> None:
-    form = outline(thought=thought(5))
-    assert len(follow(form, "Hm, s")) == 1  # after five tokens
-    assert follow(form, "Hm, so"[:5]) == ["\n"]
-    assert follow(form, "Hm, s\n</think>") == ["\n"]
-    assert len(follow(form, "Hm, s\n</think>\n\n")) == N_VOCAB
-    assert len(follow(form, "Hm,")) == N_VOCAB
+    answer = answer_matcher(thought=thought(5))
+    assert len(follow(answer, "Hm, s")) == 1  # after five tokens
+    assert follow(answer, "Hm, so"[:5]) == ["\n"]
+    assert follow(answer, "Hm, s\n</think>") == ["\n"]
+    assert len(follow(answer, "Hm, s\n</think>\n\n")) == N_VOCAB
+    assert len(follow(answer, "Hm,")) == N_VOCAB
     # One that is closed in time does not count any more.
-    assert len(follow(outline(thought=thought(9)), "</think>" + "x" * 30)) == N_VOCAB
+    assert len(follow(answer_matcher(thought=thought(9)), "</think>" + "x" * 30)) == N_VOCAB
 
 
 def test_a_budget_of_nothing_closes_at_once() -> None:
-    assert follow(outline(thought=thought(0)), "") == ["\n"]
-    assert follow(outline(thought=thought(0, opened=False)), "<think>") == ["\n"]
-    assert len(follow(outline(thought=thought(0, opened=False)), "Blue")) == N_VOCAB
+    assert follow(answer_matcher(thought=thought(0)), "") == ["\n"]
+    assert follow(answer_matcher(thought=thought(0, opened=False)), "<think>") == ["\n"]
+    assert len(follow(answer_matcher(thought=thought(0, opened=False)), "Blue")) == N_VOCAB
 
 
 def test_a_form_begins_after_the_thought() -> None:
-    form = outline(thought=thought(), whole=lambda: matcher(Form('{"const": 7}')))
-    assert "END" not in follow(form, "Let me see")
-    assert follow(form, "Hm</think>") == ["\n"]
-    assert follow(form, "Hm</think>\n\n") == ["7"]
-    assert follow(form, "Hm</think>\n\n7") == ["END"]
+    answer = answer_matcher(thought=thought(), whole=lambda: matcher(GrammarStep('{"const": 7}')))
+    assert "END" not in follow(answer, "Let me see")
+    assert follow(answer, "Hm</think>") == ["\n"]
+    assert follow(answer, "Hm</think>\n\n") == ["7"]
+    assert follow(answer, "Hm</think>\n\n7") == ["END"]
     # A token that runs on behind the mark may only bring what fits there.
-    after = follow(form, "Hm</thin")
+    after = follow(answer, "Hm</thin")
     assert "k>\n\n" in after
-    assert ">{" not in follow(form, "Hm</think")
-    assert ">\n" in follow(form, "Hm</think")
+    assert ">{" not in follow(answer, "Hm</think")
+    assert ">\n" in follow(answer, "Hm</think")
 
 
 def test_a_thought_may_be_left_out_before_a_form() -> None:
-    form = outline(thought=thought(opened=False), whole=lambda: matcher(Form('{"const": 7}')))
-    assert sorted(follow(form, "")) == ["7", "<"]
-    assert follow(form, "<t") == ["h"]
-    assert follow(form, "7") == ["END"]
-    assert len(follow(form, "<think>")) == N_VOCAB - 1
+    answer = answer_matcher(thought=thought(opened=False), whole=lambda: matcher(GrammarStep('{"const": 7}')))
+    assert sorted(follow(answer, "")) == ["7", "<"]
+    assert follow(answer, "<t") == ["h"]
+    assert follow(answer, "7") == ["END"]
+    assert len(follow(answer, "<think>")) == N_VOCAB - 1
 
 
 @pytest.mark.parametrize("syntax", SYNTAXES)
 def test_free_text_is_free_until_a_call(syntax: CallSyntax) -> None:
-    form = outline(calls=calls(syntax))
-    assert len(follow(form, "Blue, I think")) == N_VOCAB
-    assert len(follow(form, f"Blue {syntax.trigger[:-1]}{syntax.trigger[:-1]}")) >= N_VOCAB - 3
-    assert len(follow(form, syntax.trigger)) < 20
+    answer = answer_matcher(calls=calls(syntax))
+    assert len(follow(answer, "Blue, I think")) == N_VOCAB
+    assert len(follow(answer, f"Blue {syntax.trigger[:-1]}{syntax.trigger[:-1]}")) >= N_VOCAB - 3
+    assert len(follow(answer, syntax.trigger)) < 20
 
 
 def test_tokens_that_run_on_behind_a_trigger_must_fit() -> None:
-    after = follow(outline(calls=calls(HERMES)), "So <tool_cal")
+    after = follow(answer_matcher(calls=calls(HERMES)), "So <tool_cal")
     assert "l>\n" in after
     assert "l>{" not in after
 
@@ -239,8 +239,8 @@ def test_tokens_that_run_on_behind_a_trigger_must_fit() -> None:
 @settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 1 << 20))
 def test_whatever_is_permitted_is_a_valid_call(syntax: CallSyntax, required: bool, seed: int) -> None:
-    form = outline(calls=calls(syntax, required=required))
-    text = spelled(walk(form, seed, bias=b"" if required else syntax.trigger.encode()))
+    answer = answer_matcher(calls=calls(syntax, required=required))
+    text = spelled(walk(answer, seed, bias=b"" if required else syntax.trigger.encode()))
     _, parts = taken_apart(syntax, text)
     assert parts.calls
     for call in parts.calls:
@@ -251,9 +251,9 @@ def test_whatever_is_permitted_is_a_valid_call(syntax: CallSyntax, required: boo
 
 @pytest.mark.parametrize("syntax", SYNTAXES)
 def test_a_single_call_is_followed_by_nothing(syntax: CallSyntax) -> None:
-    form = outline(calls=calls(syntax, required=True, several=False))
+    answer = answer_matcher(calls=calls(syntax, required=True, several=False))
     for seed in range(5):
-        said, parts = taken_apart(syntax, spelled(walk(form, seed)))
+        said, parts = taken_apart(syntax, spelled(walk(answer, seed)))
         assert len(parts.calls) == 1
         assert not any(part.text for part in said)
 
@@ -261,25 +261,25 @@ def test_a_single_call_is_followed_by_nothing(syntax: CallSyntax) -> None:
 @settings(deadline=None)
 @given(st.sampled_from(SYNTAXES), st.integers(0, 1 << 20), st.data())
 def test_taking_tokens_back_changes_nothing(syntax: CallSyntax, seed: int, data: st.DataObject) -> None:
-    def new() -> Outline:
-        return outline(thought=thought(4), calls=calls(syntax, required=True))
+    def new() -> AnswerMatcher:
+        return answer_matcher(thought=thought(4), calls=calls(syntax, required=True))
 
     text = walk(new(), seed)
-    form = new()
+    answer = new()
     for _ in range(4):
         size = data.draw(st.integers(0, len(text)))
-        assert form.try_consume_tokens(text[:size]) == size
+        assert answer.try_consume_tokens(text[:size]) == size
         fresh = new()
         fresh.try_consume_tokens(text[:size])
-        assert form.compute_logit_bias() == fresh.compute_logit_bias()
-        assert form.is_accepting() == fresh.is_accepting()
+        assert answer.compute_logit_bias() == fresh.compute_logit_bias()
+        assert answer.is_accepting() == fresh.is_accepting()
         back = data.draw(st.integers(0, size))
-        assert form.rollback(back)
+        assert answer.rollback(back)
         kept = text[: size - back]
         fresh = new()
         fresh.try_consume_tokens(kept)
-        assert form.compute_logit_bias() == fresh.compute_logit_bias()
-        assert form.rollback(len(kept))
+        assert answer.compute_logit_bias() == fresh.compute_logit_bias()
+        assert answer.rollback(len(kept))
 
 
 POINT: dict[str, Any] = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"]}
@@ -291,8 +291,8 @@ def test_no_argument_is_invented(syntax: CallSyntax, seed: int) -> None:
     """JSON schemas permit further names unless they say otherwise; calls do not."""
     point = Tool("point", parameters=json.dumps({**POINT, "properties": {"x": {"enum": [1]}, "at": POINT}}))
     nothing = Tool("nothing", parameters='{"type": "object", "properties": {}}')
-    form = outline(calls=calls(syntax, point, nothing, required=True))
-    _, parts = taken_apart(syntax, spelled(walk(form, seed)), (point, nothing))
+    answer = answer_matcher(calls=calls(syntax, point, nothing, required=True))
+    _, parts = taken_apart(syntax, spelled(walk(answer, seed)), (point, nothing))
     for call in parts.calls:
         arguments = json.loads(call.arguments)
         assert set(arguments) <= ({"x", "at"} if call.name == "point" else set()), arguments
@@ -322,9 +322,9 @@ def test_which_arguments_a_schema_permits(
     schema: dict[str, Any], arguments: dict[str, Any], permitted: bool
 ) -> None:
     tool = closed(Tool("f", parameters=json.dumps({"type": "object", **schema})))
-    form = matcher(Form(tool.parameters))
+    answer = matcher(GrammarStep(tool.parameters))
     tokens = list(json.dumps(arguments, separators=(",", ":")).encode())
-    assert (form.try_consume_tokens(tokens) == len(tokens)) is permitted
+    assert (answer.try_consume_tokens(tokens) == len(tokens)) is permitted
 
 
 def test_definitions_of_schemas_are_found() -> None:
@@ -340,8 +340,8 @@ def test_definitions_of_schemas_are_found() -> None:
 
     for syntax in SYNTAXES:
         tools = (tool("f", "a"), TIME)
-        form = outline(calls=calls(syntax, *tools, required=True, several=False))
-        found = [taken_apart(syntax, spelled(walk(form, seed)), tools)[1].calls[0] for seed in range(6)]
+        answer = answer_matcher(calls=calls(syntax, *tools, required=True, several=False))
+        found = [taken_apart(syntax, spelled(walk(answer, seed)), tools)[1].calls[0] for seed in range(6)]
         assert any(json.loads(call.arguments) == {"x": "a"} for call in found)
     with pytest.raises(UsageError, match="define 'thing' differently"):
         HERMES.steps([tool("f", "a"), tool("g", "b")], several=False)
@@ -404,8 +404,8 @@ def test_arguments_between_tags_fit_their_schemas(
         "$defs": {"kind": {"enum": ["a", "b"]}},
     }
     tools = (Tool("f", parameters=json.dumps(schema)), TIME)
-    form = outline(calls=calls(syntax, *tools, required=True, several=False))
-    found = taken_apart(syntax, spelled(walk(form, seed, most=3000, marks=MARKS)), tools)[1].calls
+    answer = answer_matcher(calls=calls(syntax, *tools, required=True, several=False))
+    found = taken_apart(syntax, spelled(walk(answer, seed, most=3000, marks=MARKS)), tools)[1].calls
     assert len(found) == 1
     arguments = json.loads(found[0].arguments)
     if found[0].name == "f":
@@ -471,8 +471,8 @@ def test_what_gemma_nests_fits_its_schema(names: list[str], optional: bool, seed
         },
     }
     tool = Tool("f", parameters=json.dumps(schema))
-    form = outline(calls=calls(GEMMA, tool, required=True, several=False))
-    said = spelled(walk(form, seed, most=3000, marks=MARKS))
+    answer = answer_matcher(calls=calls(GEMMA, tool, required=True, several=False))
+    said = spelled(walk(answer, seed, most=3000, marks=MARKS))
     (call,) = taken_apart(GEMMA, said, [tool])[1].calls
     arguments = json.loads(call.arguments)
     jsonschema.validate(arguments, schema)
@@ -517,14 +517,14 @@ def test_what_gemma_writes_is_read_back_in_any_pieces(arguments: dict[str, Any],
     ],
 )
 def test_a_name_may_stand_before_the_channel_and_behind_it(begun: str, before: str) -> None:
-    form = outline(calls=calls(HARMONY, before=before.encode()))
-    assert follow(form, begun) == ["="]
-    assert sorted(follow(form, f"{begun}=functions.")) == ["t", "w"]
+    answer = answer_matcher(calls=calls(HARMONY, before=before.encode()))
+    assert follow(answer, begun) == ["="]
+    assert sorted(follow(answer, f"{begun}=functions.")) == ["t", "w"]
     behind = f"{begun}=functions.weather"
-    assert "<" in follow(form, behind)
+    assert "<" in follow(answer, behind)
     kind = "<|channel|>commentary json" if "assistant" in before + begun else " <|constrain|>json"
     said = f'{behind}{kind}<|message|>{{"city":"Oslo"}}'
-    assert follow(form, said) == ["END"]
+    assert follow(answer, said) == ["END"]
     _, parts = taken_apart(HARMONY, said)
     assert [(call.name, call.arguments) for call in parts.calls] == [("weather", '{"city":"Oslo"}')]
 
@@ -539,10 +539,10 @@ def test_a_call_may_follow_a_thought_in_channels() -> None:
         between="<|start|>assistant",
         must=True,
     )
-    form = outline(thought=analysis, calls=calls(HARMONY, required=True))
-    assert follow(form, "") == ["<"]
+    answer = answer_matcher(thought=analysis, calls=calls(HARMONY, required=True))
+    assert follow(answer, "") == ["<"]
     thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
-    assert follow(form, thought) == ["<"]
-    assert follow(form, f"{thought}<|channel|>commentary to=functions.t") == ["i"]
-    free = outline(thought=analysis, calls=calls(HARMONY))
+    assert follow(answer, thought) == ["<"]
+    assert follow(answer, f"{thought}<|channel|>commentary to=functions.t") == ["i"]
+    free = answer_matcher(thought=analysis, calls=calls(HARMONY))
     assert len(follow(free, thought)) == N_VOCAB

@@ -1,4 +1,4 @@
-"""The parts of an outline: fixed texts, forms, a thought, tool calls. Plain values."""
+"""The steps of a structured answer: fixed texts, grammars, a thought, tool calls. Plain values."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Literal
 
 
 @dataclass(frozen=True)
-class Fixed:
+class FixedStep:
     """A text that has to come."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class Form:
+class GrammarStep:
     """JSON that fits a schema, or a text that fits a grammar.
 
     Attributes:
@@ -27,13 +27,13 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChoiceStep:
     """One of several sequences, each of which begins with a fixed text."""
 
-    options: tuple[tuple[Fixed, Form], ...]
+    options: tuple[tuple[FixedStep, GrammarStep], ...]
 
 
-Step = Fixed | Form | Choice
+Step = FixedStep | GrammarStep | ChoiceStep
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Thought:
         must: an answer has to begin with one.
         budget: most tokens of it; None sets no limit.
         cut: the text that ends it when the budget is spent.
-        between: the text that comes between it and a form.
+        between: the text that comes between it and a grammar.
     """
 
     opens: bytes
@@ -59,32 +59,32 @@ class Thought:
 
 
 @dataclass(frozen=True)
-class Calls:
+class ToolCallGrammar:
     """Tool calls within free text.
 
     Attributes:
         trigger: what a call begins with.
         steps: what has to follow it.
-        fed: the trigger is part of the first form.
+        trigger_in_grammar: the trigger is part of the first grammar.
         first_only: it counts only at the beginning.
         repeats: the text is free again after a call.
         required: the answer has to begin with one.
-        more: other triggers, and the steps behind each.
-        before: what the prompt ends with that a trigger may begin with.
+        other_triggers: further ones, and the steps behind each.
+        prompt_end: what the prompt ends with that a trigger may begin with.
         forbidden: none may be made, so nothing may follow a trigger.
     """
 
     trigger: bytes
     steps: tuple[Step, ...]
-    fed: bool = False
+    trigger_in_grammar: bool = False
     first_only: bool = False
     repeats: bool = True
     required: bool = False
-    more: tuple[tuple[bytes, tuple[Step, ...]], ...] = ()
-    before: bytes = b""
+    other_triggers: tuple[tuple[bytes, tuple[Step, ...]], ...] = ()
+    prompt_end: bytes = b""
     forbidden: bool = False
 
     @property
     def triggers(self) -> tuple[tuple[bytes, tuple[Step, ...]], ...]:
         """Every trigger, and the steps behind it."""
-        return ((self.trigger, self.steps), *self.more)
+        return ((self.trigger, self.steps), *self.other_triggers)
