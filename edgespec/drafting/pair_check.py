@@ -15,7 +15,7 @@ from edgespec.models.gguf.mtp_file import is_mtp_file
 from edgespec.models.gguf.split_files import split_paths
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
-from edgespec.models.hub.registry import MADE, REGISTERED, Pair, Registry, drafters_folder
+from edgespec.models.hub.registry import MADE, REGISTERED, DrafterPair, PairRegistry, drafters_folder
 from edgespec.models.llama.tokenizer.compatibility import Check, compare
 from edgespec.progress import Progress
 from edgespec.units import readable
@@ -37,7 +37,7 @@ class Examined:
     drafter: Path
     checks: tuple[Check, ...]
     fits: bool
-    pair: Pair | None
+    pair: DrafterPair | None
 
     @property
     def conclusion(self) -> str:
@@ -98,13 +98,13 @@ def examine_pair(
         return Examined(paths[0], paths[1], checks, fits=False, pair=None)
     kind = MADE if drafters_folder() in paths[1].absolute().parents else REGISTERED
     recipe = head_recipe(headers[1])
-    pair = Pair(headers[0].fingerprint, paths[0].name, str(paths[1].absolute()), kind, recipe=recipe)
+    pair = DrafterPair(headers[0].fingerprint, paths[0].name, str(paths[1].absolute()), kind, recipe=recipe)
     if measure_agreement and not head:  # what a head would write alone says nothing
         from edgespec.drafting.agreement import measure
 
         found = measure(paths[0], paths[1], on_progress)
-        pair = Pair(**asdict(pair) | {"top1": found.top1, "top4": found.top4, "tokens": found.tokens})
-    Registry().add(pair)
+        pair = DrafterPair(**asdict(pair) | {"top1": found.top1, "top4": found.top4, "tokens": found.tokens})
+    PairRegistry().add(pair)
     return Examined(paths[0], paths[1], checks, fits=True, pair=pair)
 
 

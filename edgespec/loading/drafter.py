@@ -9,7 +9,7 @@ from pathlib import Path
 from edgespec.costs.pass_time import Costs
 from edgespec.drafters.kinds import DRAFTER_KINDS, NO_DRAFTER
 from edgespec.engine.target import Target
-from edgespec.files.kept import Kept
+from edgespec.files.cache_kind import CacheKind
 from edgespec.files.secret import user_secret
 from edgespec.loading.models import open_model
 from edgespec.loading.plan import Plan
@@ -48,7 +48,7 @@ def open_policy(target: ModelFiles, drafter: str, state: LoadState) -> TreePolic
     """The tree policy, with what it learned of this pair in earlier runs, if that may be used."""
     pair = [target.headers[0].fingerprint + state.variant, drafter]
     secret = user_secret() if state.config.speculation.learn else None
-    store = TableStore() if secret is None else TableFile.for_pair(Kept.LEARNED.folder, pair, secret)
+    store = TableStore() if secret is None else TableFile.for_pair(CacheKind.LEARNED.folder, pair, secret)
     return tree_policy(state.config.speculation.tree, store)
 
 

@@ -20,8 +20,8 @@ from edgespec.models.gguf.mtp import mtp_fault, require_mtp
 from edgespec.models.gguf.mtp_file import MTPFile, drafter_files, is_mtp_file, require_mtp_file_fits
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
-from edgespec.models.hub.drafter_choice import FAMILY, Candidate, drafters_that_fit
-from edgespec.models.hub.registry import Registry
+from edgespec.models.hub.drafter_choice import FAMILY, DrafterCandidate, drafters_that_fit
+from edgespec.models.hub.registry import PairRegistry
 from edgespec.models.llama.heads.families import HeadFamily
 from edgespec.models.llama.heads.support import require_support
 from edgespec.models.llama.runtime.vetting import require_loadable
@@ -124,7 +124,7 @@ def _best_drafter(planner: Planner, state: LoadState) -> ModelFiles | None:
     state.notes += (
         f"The drafter {gone.path} of this target no longer exists. "
         f"'edgespec models remove {gone.path}' forgets it."
-        for gone in Registry().missing(target.headers[0].fingerprint)
+        for gone in PairRegistry().missing(target.headers[0].fingerprint)
     )
     found = drafters_that_fit(
         target, budget=planner.budget, n_cells=context.n_cells, n_outputs=context.n_outputs
@@ -165,11 +165,11 @@ def _own_layers(planner: Planner, state: LoadState) -> MTPLayers | None:
 class Choice:
     """The drafter to take, and why, as the end of a sentence."""
 
-    candidate: Candidate
+    candidate: DrafterCandidate
     reason: str
 
 
-def choose_candidate(found: Sequence[Candidate], planner: Planner) -> Choice:
+def choose_candidate(found: Sequence[DrafterCandidate], planner: Planner) -> Choice:
     """The best of several candidates.
 
     Their order decides, unless runs have measured the draft steps and the accepted tokens of the first one
@@ -195,7 +195,7 @@ def choose_candidate(found: Sequence[Candidate], planner: Planner) -> Choice:
     return Choice(found[0], f"{usual.reason}, {why}")
 
 
-def _speed(candidate: Candidate, planner: Planner) -> float | None:
+def _speed(candidate: DrafterCandidate, planner: Planner) -> float | None:
     """Tokens per second with the best size of trees; None if something of it was not measured."""
     try:
         drafter = drafter_files(read_header(candidate.path))

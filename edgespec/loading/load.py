@@ -14,8 +14,8 @@ from edgespec.drafters.model import ModelDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.target import Target
 from edgespec.errors import MemoryLimitError
+from edgespec.files.cache_kind import CacheKind
 from edgespec.files.checked import CheckedFiles
-from edgespec.files.kept import Kept
 from edgespec.kernels.layouts import own_in_use
 from edgespec.kernels.native.build import COMMAND, build_once, library_path
 from edgespec.kernels.report_store import ensure_report, report_notes, stored_report
@@ -73,7 +73,7 @@ def open_engine(config: Config, on_progress: Progress | None = None) -> Engine:
     with state.undone_on_failure():
         engine = _open_engine(path, state)
     if config.memory.prompt_cache:
-        _keep_prompts(engine, CheckedFiles(Kept.PROMPTS.folder, config.memory.prompt_cache_size))
+        _keep_prompts(engine, CheckedFiles(CacheKind.PROMPTS.folder, config.memory.prompt_cache_size))
     return engine
 
 

@@ -24,7 +24,7 @@ from edgespec.loading.devices.machine import MachineSnapshot
 from edgespec.loading.plan import Plan, Planner
 from edgespec.measure.derived_passes import known_curve
 from edgespec.models.hub import catalog
-from edgespec.models.hub.catalog import Entry
+from edgespec.models.hub.catalog import CatalogEntry
 from edgespec.plans.pass_costs import DIRECT_SHARE, NO_OVERLAP
 from edgespec.profiles.store import ProfileStore, disk_key
 
@@ -49,7 +49,7 @@ class Suggestion:
         plan: where its weights would be.
     """
 
-    entry: Entry
+    entry: CatalogEntry
     drafter: str
     tokens_per_second: float
     download_bytes: int
@@ -122,7 +122,7 @@ def suggest(resources: Resources) -> list[Suggestion]:
     return [chosen, *([max(larger, key=lambda found: found.entry.parameters)] if larger else [])]
 
 
-def estimate(entry: Entry, resources: Resources) -> Suggestion | None:
+def estimate(entry: CatalogEntry, resources: Resources) -> Suggestion | None:
     """The speed of a model with the drafter that helps most; None if there is no room for it."""
     found = [*_estimates(entry, resources)]
     if not found:
@@ -133,7 +133,7 @@ def estimate(entry: Entry, resources: Resources) -> Suggestion | None:
     return fastest if plain.drafter or worth else plain
 
 
-def _estimates(entry: Entry, resources: Resources) -> Iterator[Suggestion]:
+def _estimates(entry: CatalogEntry, resources: Resources) -> Iterator[Suggestion]:
     """Plain decoding, and every drafter that there is room for."""
     target = entry.hollow
     if target is None:
@@ -188,7 +188,7 @@ def downloads_folder() -> Path:
     return Path(base).expanduser() / "huggingface" / "hub"
 
 
-def _folder(entry: Entry, name: str) -> Path:
+def _folder(entry: CatalogEntry, name: str) -> Path:
     return downloads_folder() / f"models--{entry.repo.replace('/', '--')}" / name
 
 

@@ -32,7 +32,7 @@ from edgespec.drafting.tuning.tune import tune
 from edgespec.drafting.tuning.weights import Loaded, check_tunable, load_weights, write_weights
 from edgespec.errors import BackendError, MemoryLimitError, PairingError, UsageError
 from edgespec.models.gguf.header import read_header
-from edgespec.models.hub.registry import MADE, Pair, Registry, drafters_folder
+from edgespec.models.hub.registry import MADE, DrafterPair, PairRegistry, drafters_folder
 from edgespec.models.llama.quantize import KEEP, make_drafter
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
@@ -330,7 +330,7 @@ def test_a_tuned_drafter_agrees_more_and_is_registered(target: Path, start: Path
     assert tuned.after.tokens_per_pass[4] > tuned.before.tokens_per_pass[4]
     assert tuned.registered
     assert tuned.path is not None
-    (pair,) = Registry().pairs(read_header(target).fingerprint)
+    (pair,) = PairRegistry().pairs(read_header(target).fingerprint)
     assert pair.preferred
     assert (pair.path, pair.kind) == (tuned.path, MADE)
     assert "It is the best drafter known: --draft auto uses it." in tuned.in_words
@@ -345,7 +345,7 @@ def test_a_tuned_drafter_agrees_more_and_is_registered(target: Path, start: Path
 def test_a_better_drafter_is_not_replaced(target: Path, start: Path, tmp_path: Path) -> None:
     better = make_drafter(target, tmp_path / "better.gguf", quantization="q8_0")
     fingerprint = read_header(target).fingerprint
-    Registry().add(Pair(fingerprint, target.name, str(better), MADE))
+    PairRegistry().add(DrafterPair(fingerprint, target.name, str(better), MADE))
     output = tmp_path / "tuned.gguf"
     tuned = tune(
         str(target), TuneOptions(**vars(QUICK) | {"start": str(start), "steps": 1, "output": output})
@@ -353,7 +353,7 @@ def test_a_better_drafter_is_not_replaced(target: Path, start: Path, tmp_path: P
     assert not tuned.registered
     assert tuned.rival is not None
     assert tuned.rival.path == better
-    assert [pair.path for pair in Registry().pairs(fingerprint)] == [better]
+    assert [pair.path for pair in PairRegistry().pairs(fingerprint)] == [better]
     assert output.exists()  # as it was asked for
     assert tuned.in_words[-1].startswith("It is not registered: with better.gguf")
 

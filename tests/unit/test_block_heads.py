@@ -24,7 +24,7 @@ from edgespec.models.gguf.block_heads import (
     selector_candidates,
 )
 from edgespec.models.gguf.header import read_header
-from edgespec.models.gguf.heads import Head, is_head, require_fit
+from edgespec.models.gguf.heads import DraftHead, is_head, require_fit
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.markov import MarkovHead
 from edgespec.models.gguf.types import GGUFHeader
@@ -94,7 +94,7 @@ def test_kinds_differ_by_their_tensors(tmp_path: Path) -> None:
         add_bytes,
         drafted=np.arange(100),
     )
-    assert type(read_any_head(read_header(plain))) is Head
+    assert type(read_any_head(read_header(plain))) is DraftHead
 
 
 def _without(name: str) -> Callable[[GGUFHeader], GGUFHeader]:

@@ -17,7 +17,7 @@ _LISTS = ("samples", "rows", "notes", "marks")  # these do not fit into a CSV ce
 
 
 @dataclass(frozen=True)
-class Column:
+class TableColumn:
     """A column for people: its title, what it means, and a row's cell, which is empty if unknown."""
 
     title: str
@@ -26,27 +26,27 @@ class Column:
 
 
 COLUMNS = (
-    Column("tokens/s", "median (least-most) of the repetitions", lambda row: _speed(row)),
-    Column(
+    TableColumn("tokens/s", "median (least-most) of the repetitions", lambda row: _speed(row)),
+    TableColumn(
         "predicted", "tokens/s that were expected", lambda row: _number(row.predicted_tokens_per_second, 2)
     ),
-    Column("tokens", "tokens a pass yields", lambda row: _number(row.tokens_per_pass, 2)),
-    Column("a text", "tokens/s of each text", lambda row: _number(row.tokens_per_second_a_text, 2)),
-    Column("first s", "seconds to a text's first token", lambda row: _number(row.first_token_s, 2)),
-    Column("nodes", "nodes of a tree, the root included", lambda row: _number(row.nodes_per_pass, 1)),
-    Column("pass s", "seconds of a pass of the target", lambda row: _number(row.pass_s, 3)),
-    Column("draft s", "seconds of drafting for it", lambda row: _number(row.draft_s, 3)),
-    Column("read MiB", "MiB read from disk for a pass", lambda row: _mebi(row.streamed_bytes_per_pass)),
-    Column("held", "experts that are in memory at a time, of all", lambda row: _share(row.held)),
-    Column("hits", "experts that were in memory, of those needed", lambda row: _share(row.hit_rate)),
-    Column("disk", "share of the disk's limit reached", lambda row: _share(row.disk_share)),
-    Column("cpu", "share of the processor's limit reached", lambda row: _share(row.compute_share)),
-    Column("peak MiB", "most memory, in MiB", lambda row: _mebi(row.peak_bytes)),
-    Column("identical", "same answers as the first exact row", lambda row: _identical(row)),
+    TableColumn("tokens", "tokens a pass yields", lambda row: _number(row.tokens_per_pass, 2)),
+    TableColumn("a text", "tokens/s of each text", lambda row: _number(row.tokens_per_second_a_text, 2)),
+    TableColumn("first s", "seconds to a text's first token", lambda row: _number(row.first_token_s, 2)),
+    TableColumn("nodes", "nodes of a tree, the root included", lambda row: _number(row.nodes_per_pass, 1)),
+    TableColumn("pass s", "seconds of a pass of the target", lambda row: _number(row.pass_s, 3)),
+    TableColumn("draft s", "seconds of drafting for it", lambda row: _number(row.draft_s, 3)),
+    TableColumn("read MiB", "MiB read from disk for a pass", lambda row: _mebi(row.streamed_bytes_per_pass)),
+    TableColumn("held", "experts that are in memory at a time, of all", lambda row: _share(row.held)),
+    TableColumn("hits", "experts that were in memory, of those needed", lambda row: _share(row.hit_rate)),
+    TableColumn("disk", "share of the disk's limit reached", lambda row: _share(row.disk_share)),
+    TableColumn("cpu", "share of the processor's limit reached", lambda row: _share(row.compute_share)),
+    TableColumn("peak MiB", "most memory, in MiB", lambda row: _mebi(row.peak_bytes)),
+    TableColumn("identical", "same answers as the first exact row", lambda row: _identical(row)),
 )
 
 
-def shown_columns(rows: Sequence[Row]) -> list[Column]:
+def shown_columns(rows: Sequence[Row]) -> list[TableColumn]:
     """The columns that are not empty in all rows."""
     return [column for column in COLUMNS if any(column.cell(row) for row in rows)]
 
@@ -79,9 +79,9 @@ def _markdown(rows: Sequence[Row], columns: int | None) -> str:
     return "".join(f"{line}\n" for line in [*text, *([""] if remarks else []), *remarks])
 
 
-def _parts(rows: Sequence[Row], columns: int | None) -> list[list[Column]]:
+def _parts(rows: Sequence[Row], columns: int | None) -> list[list[TableColumn]]:
     """The columns of each table, so that none is wider than the window."""
-    parts: list[list[Column]] = [[]]
+    parts: list[list[TableColumn]] = [[]]
     for column in shown_columns(rows):
         if columns is not None and parts[-1] and len(_table(rows, [*parts[-1], column])[0]) > columns:
             parts.append([])
@@ -89,7 +89,7 @@ def _parts(rows: Sequence[Row], columns: int | None) -> list[list[Column]]:
     return parts
 
 
-def _table(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
+def _table(rows: Sequence[Row], columns: Sequence[TableColumn]) -> list[str]:
     lines = [["row", *(column.title for column in columns)]]
     lines += [[row.name, *(column.cell(row) for column in columns)] for row in rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]

@@ -24,7 +24,7 @@ _SHOWN = 5  # lines that a message names
 
 
 @dataclass(frozen=True)
-class _Found:
+class _FoundResult:
     """A result, and where it is: in which of the files, and at which byte."""
 
     file: int
@@ -35,7 +35,7 @@ class _Found:
 
 
 @dataclass
-class Merged:
+class MergeResult:
     """The outcome of joining files.
 
     Attributes:
@@ -61,9 +61,9 @@ class Merger:
     parts: Sequence[Path]
     input_name: str
     answers: int = 1
-    _found: dict[Key, _Found] = field(default_factory=dict)
+    _found: dict[Key, _FoundResult] = field(default_factory=dict)
 
-    def write(self, output: Path) -> Merged:
+    def write(self, output: Path) -> MergeResult:
         """Write the joined file, whole or not at all.
 
         Raises:
@@ -83,11 +83,11 @@ class Merger:
                 for result in results:
                     new.write(_line(parts[result.file], result.at))
                 Path(new.name).chmod(stat.S_IMODE(self.parts[0].stat().st_mode))
-        return Merged(len(results) - failed, failed, len(self._found) - len(set(order)))
+        return MergeResult(len(results) - failed, failed, len(self._found) - len(set(order)))
 
     def _read(self, number: int, part: Path) -> None:
         """Add a file's results; a later one of the same file replaces an earlier one."""
-        own: dict[Key, _Found] = {}
+        own: dict[Key, _FoundResult] = {}
         try:
             for at, result in read_results(part, _HINT):
                 if result is not None and result.key is not None and not result.cancelled:
@@ -123,7 +123,7 @@ class Merger:
                 "Run the shards again that are not finished: they go on where they stopped.",
             )
 
-    def _check_models(self, results: Sequence[_Found]) -> None:
+    def _check_models(self, results: Sequence[_FoundResult]) -> None:
         by_model: dict[str, set[int]] = defaultdict(set)
         for result in results:
             if result.model:
@@ -136,13 +136,13 @@ class Merger:
             )
 
 
-def _entry(number: int, at: int, result: EarlierResult) -> _Found:
+def _entry(number: int, at: int, result: EarlierResult) -> _FoundResult:
     fingerprint = compact(result.made_with.get("fingerprint"))
     model = fingerprint.split(" ")[0] if fingerprint else ""
-    return _Found(number, at, result.error is not None, model, fingerprint)
+    return _FoundResult(number, at, result.error is not None, model, fingerprint)
 
 
-def _contradict(one: _Found, other: _Found) -> bool:
+def _contradict(one: _FoundResult, other: _FoundResult) -> bool:
     if one.fingerprint is None or other.fingerprint is None:
         return False
     return not same(one.fingerprint, other.fingerprint)

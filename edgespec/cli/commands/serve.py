@@ -106,7 +106,7 @@ def serve(
             "Give one with --api-key or EDGESPEC_API_KEY, or leave out --host.",
         )
     from edgespec import open_engine
-    from edgespec.models.hub.elsewhere import display_name
+    from edgespec.models.hub.external import display_name
 
     try:
         from edgespec.serving.api.limits import Limits
@@ -131,7 +131,7 @@ def serve(
         again = loading.with_(leave_out_missing=True)  # after a failure
         engine = terminal.load(loading)
         model = name or display_name(engine.target.model.path)
-        chosen = sampling.chosen_for(loading, engine.target.model.path, usually="recommended")
+        chosen = sampling.chosen_for(loading, engine.target.model.path, default="recommended")
         sampled = sampling_in_words(chosen.config, chosen.sources)
         terminal.detail(f"Sampling, unless a request says otherwise: {sampled}.")
         terminal.thinking(engine, chosen.config)

@@ -115,9 +115,9 @@ def is_model(word: str) -> bool:
     name = word.partition(":")[0]
     if catalog.entry_for(name) is not None or parse_hub_name(word) is not None:
         return True
-    from edgespec.models.hub.elsewhere import find_elsewhere
+    from edgespec.models.hub.external import find_external
 
-    if find_elsewhere(word) is not None:
+    if find_external(word) is not None:
         return True
     close = difflib.get_close_matches(name.lower(), catalog.names(), n=1, cutoff=0.8)
     if not close and re.search(r"\d", word):  # a version or a size, as in gemma2 and qwen4:8b

@@ -19,7 +19,7 @@ from edgespec.drafting.agreement import Text
 from edgespec.drafting.tuning.answers import Answer, Rows
 from edgespec.drafting.tuning.prompts import Prompt
 from edgespec.files.blocks import BlockFile
-from edgespec.files.kept import Kept
+from edgespec.files.cache_kind import CacheKind
 from edgespec.generation.result import Generation
 
 COLLECTED = "collected"
@@ -47,7 +47,7 @@ class Collector:
         self._fingerprint = fingerprint
         self._on_failure = on_failure
         self._failed = False
-        self.path = Kept.COLLECTED.folder / f"{fingerprint[:16]}-{secrets.token_hex(4)}.answers"
+        self.path = CacheKind.COLLECTED.folder / f"{fingerprint[:16]}-{secrets.token_hex(4)}.answers"
         self._file: BlockFile | None = None
 
     def watch(self, prompt: Sequence[int]) -> CollectedAnswer:
@@ -122,7 +122,7 @@ def collected(fingerprint: str) -> tuple[list[Answer], list[Answer]]:
 def _oldest_first(fingerprint: str) -> list[Path]:
     """The files of a target, the one that was written last at the end."""
     files = []
-    for path in Kept.COLLECTED.folder.glob(f"{fingerprint[:16]}-*.answers"):
+    for path in CacheKind.COLLECTED.folder.glob(f"{fingerprint[:16]}-*.answers"):
         with suppress(FileNotFoundError):  # deleted in the meantime
             files.append((path.stat().st_mtime_ns, path))
     return [path for _, path in sorted(files)]

@@ -44,7 +44,7 @@ from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.drafter_choice import candidates
-from edgespec.models.hub.registry import MADE, Pair, Registry, drafters_folder
+from edgespec.models.hub.registry import MADE, DrafterPair, PairRegistry, drafters_folder
 from edgespec.processes.environment import environment_set
 from edgespec.progress import Progress, no_progress
 
@@ -305,8 +305,8 @@ class _Tuning:
                 _copy(after.path, path)
         if rival is None:
             agreement = after.agreement
-            Registry().add(
-                Pair(
+            PairRegistry().add(
+                DrafterPair(
                     self._target.fingerprint,
                     self._target.path.name,
                     str(path.absolute()),

@@ -16,7 +16,7 @@ from edgespec.models.gguf.assistant import is_assistant
 from edgespec.models.gguf.checks import D2T
 from edgespec.models.gguf.heads import (
     BLOCK_ARCHITECTURE,
-    Head,
+    DraftHead,
     count_of,
     damaged,
     drafted_range,
@@ -40,7 +40,7 @@ class BlockKind(Enum):
 
 
 @dataclass(frozen=True)
-class BlockHead(Head):
+class BlockHead(DraftHead):
     """The header of a block head.
 
     Attributes:
@@ -84,7 +84,7 @@ def head_kind(header: GGUFHeader) -> str:
     return "EAGLE-3" if is_head(header) else ""
 
 
-def read_any_head(header: GGUFHeader) -> Head:
+def read_any_head(header: GGUFHeader) -> DraftHead:
     """Read the header of a draft head of any kind; a BlockHead if it drafts blocks.
 
     Raises:

@@ -28,7 +28,7 @@ _NEWER = "Get another conversion of the head."
 
 
 @dataclass(frozen=True)
-class Head:
+class DraftHead:
     """The header of a draft head.
 
     Attributes:
@@ -59,7 +59,7 @@ def is_head(header: GGUFHeader) -> bool:
     return header.architecture in (ARCHITECTURE, BLOCK_ARCHITECTURE) or is_assistant(header)
 
 
-def read_head(header: GGUFHeader) -> Head:
+def read_head(header: GGUFHeader) -> DraftHead:
     """Read the header of an EAGLE-3 head.
 
     Raises:
@@ -81,10 +81,12 @@ def read_head(header: GGUFHeader) -> Head:
     embedding = tensors.get("token_embd.weight")
     if embedding is not None:
         require_shape(header, tensors, "token_embd.weight", (width, header.n_vocab))
-    return Head(header, layers.values, target_width, width, n_drafted, embedding is None, own_output is None)
+    return DraftHead(
+        header, layers.values, target_width, width, n_drafted, embedding is None, own_output is None
+    )
 
 
-def require_fit(head: Head, target: ModelFiles) -> None:
+def require_fit(head: DraftHead, target: ModelFiles) -> None:
     """Make sure that a head was made for a model like this target.
 
     The vocabularies' tokens are compared when both are loaded.
@@ -126,7 +128,7 @@ def require_fit(head: Head, target: ModelFiles) -> None:
     _check_table(head)
 
 
-def drafted_tokens(head: Head) -> NDArray[np.int64]:
+def drafted_tokens(head: DraftHead) -> NDArray[np.int64]:
     """(n_drafted,) the target's id of each token that the head drafts, in the order of its logits."""
     table = next((tensor for tensor in head.header.tensors if tensor.name == D2T), None)
     if table is None:
@@ -135,7 +137,7 @@ def drafted_tokens(head: Head) -> NDArray[np.int64]:
     return np.fromfile(path, dtype="<i8", count=table.shape[0], offset=table.offset)
 
 
-def _check_table(head: Head) -> None:
+def _check_table(head: DraftHead) -> None:
     """Refuse a table that names tokens twice, or some that do not exist: llama.cpp would write there."""
     ids = drafted_tokens(head)
     if ids.min() < 0 or ids.max() >= head.header.n_vocab or len(np.unique(ids)) < len(ids):

@@ -17,7 +17,7 @@ from typing import Any
 from platformdirs import user_cache_path
 
 from edgespec.errors import ModelFileError, UsageError
-from edgespec.files.small_json import keep_json, read_json
+from edgespec.files.small_json import read_json, save_json
 from edgespec.files.state import FileState
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.heads import is_head
@@ -74,7 +74,7 @@ def require_loadable(
         n_bytes = sum(header.file_bytes for header in [*headers, *([beside] if beside else [])])
         seconds = _MOST_S + _MOST_S_PER_GB * n_bytes / 1e9
         known = _try_out(headers[0], beside, seconds, mtp=mtp)
-        keep_json(place, asdict(known))
+        save_json(place, asdict(known))
     failure = known.failure
     if failure and mtp:
         raise UsageError(

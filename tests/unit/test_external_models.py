@@ -13,7 +13,7 @@ from edgespec.cli.main import main
 from edgespec.cli.prompt.arguments import is_model
 from edgespec.errors import ModelFileError
 from edgespec.models.hub import catalog
-from edgespec.models.hub.elsewhere import display_name, find_elsewhere, models_elsewhere
+from edgespec.models.hub.external import display_name, external_models, find_external
 from edgespec.models.hub.removal import plan_removal
 
 MEDIA = "application/vnd.ollama.image"
@@ -59,7 +59,7 @@ def test_ollama(home: Path) -> None:
     pulled_by_ollama(store, f"{library}/gone", "latest", "e").unlink()
     (store / "manifests" / library / "broken").mkdir()
     (store / "manifests" / library / "broken" / "latest").write_text("[1")
-    found = {model.name: (model.path, model.quant) for model in models_elsewhere()}
+    found = {model.name: (model.path, model.quant) for model in external_models()}
     assert found == {
         "llama3.2:latest": (small, ""),
         "qwen3:8b-q4_K_M": (large, "Q4_K_M"),
@@ -76,7 +76,7 @@ def test_a_manifest_cannot_lead_out_of_the_store(home: Path) -> None:
     pulled_by_ollama(store, "registry.ollama.ai/library/evil", "latest", "a")
     manifest = store / "manifests/registry.ollama.ai/library/evil/latest"
     manifest.write_text(manifest.read_text().replace(f"sha256:{'a' * 64}", "../../elsewhere.gguf"))
-    assert models_elsewhere() == []
+    assert external_models() == []
 
 
 def test_lm_studio(home: Path) -> None:
@@ -84,7 +84,7 @@ def test_lm_studio(home: Path) -> None:
     one = gguf(home / "studio/models/bartowski/Llama-3.2-1B-Instruct-GGUF/Llama-3.2-1B-Instruct-Q4_K_M.gguf")
     gguf(home / "studio/models/bartowski/Llama-3.2-1B-Instruct-GGUF/mmproj-model-f16.gguf")
     parts = [gguf(home / f".lmstudio/models/org/Big-GGUF/big-Q8_0-0000{n}-of-00002.gguf") for n in (1, 2)]
-    found = {model.name: (model.source, model.path, model.n_bytes) for model in models_elsewhere()}
+    found = {model.name: (model.source, model.path, model.n_bytes) for model in external_models()}
     assert found == {
         "bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M": ("lm studio", one, 64),
         "org/Big-GGUF:Q8_0": ("lm studio", parts[0], 128),
@@ -99,7 +99,7 @@ def test_the_folder_in_lm_studios_settings(settings: str, home: Path) -> None:
     there = gguf(home / "disk" / "org" / "Repo" / "a-Q4_0.gguf")
     (home / ".lmstudio").mkdir()
     (home / ".lmstudio" / "settings.json").write_text(settings.replace("FOLDER", str(home / "disk")))
-    assert [model.path for model in models_elsewhere()] == ([there] if "FOLDER" in settings else [])
+    assert [model.path for model in external_models()] == ([there] if "FOLDER" in settings else [])
 
 
 def test_llama_cpp(home: Path) -> None:
@@ -108,7 +108,7 @@ def test_llama_cpp(home: Path) -> None:
     (cache / "manifest=ggml-org=gemma-3-1b-it-GGUF=latest.json").write_text("{}")
     plain = gguf(cache / "some_file.gguf")
     new = gguf(cache / "models--org--New-GGUF" / "snapshots" / "abc" / "new-Q4_0.gguf")
-    found = {model.name: model.path for model in models_elsewhere()}
+    found = {model.name: model.path for model in external_models()}
     assert found == {"ggml-org/gemma-3-1b-it-GGUF:Q4_K_M": old, "some_file": plain, "org/New-GGUF:Q4_0": new}
     # It is laid out like the Hub's cache, and still is not EdgeSpec's to remove.
     for path in (old, plain, new):
@@ -126,11 +126,11 @@ def test_folders_of_ones_own(home: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     gguf(one / "1/2/3/4/5/too_deep.gguf")
     (one / "link.gguf").symlink_to(alone)
     monkeypatch.setenv("EDGESPEC_MODELS_FOLDER", os.pathsep.join([str(one), str(two), "/nowhere"]))
-    assert {model.name for model in models_elsewhere()} == {"alone-Q4_0", "a/twin", "b/twin", "other"}
+    assert {model.name for model in external_models()} == {"alone-Q4_0", "a/twin", "b/twin", "other"}
     assert catalog.find("alone-q4_0") == alone
     assert catalog.find("a/twin", fetch=False) == twins[0]
     assert catalog.find("other.gguf") == other
-    assert find_elsewhere("twin") is None
+    assert find_external("twin") is None
     assert is_model("other")
 
 
@@ -147,7 +147,7 @@ def test_without_a_folder_of_ones_own_there_is_one_in_the_data_folder(
     assert main(["config"]) == 0
     assert capsys.readouterr().out.splitlines()[1] == f"Models folder: {folder}"
     monkeypatch.setenv("EDGESPEC_MODELS_FOLDER", str(home / "elsewhere"))
-    assert find_elsewhere("dropped") is None
+    assert find_external("dropped") is None
 
 
 def test_a_name_that_is_nearly_right(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,15 +14,15 @@ from typing import Any
 
 from edgespec.bench.rows.capped import cap_kind, run_capped
 from edgespec.bench.rows.llamacpp import (
-    Comparison,
-    LlamaCpp,
-    LlamaCppBatches,
+    LlamaCppBatchRows,
+    LlamaCppRows,
+    LlamaCppSettings,
     find_programs,
     program_folder,
 )
-from edgespec.bench.rows.request import Request
+from edgespec.bench.rows.request import BenchRequest
 from edgespec.bench.rows.row_spec import BUDGET_SHARE, RowOptions, RowSpec, rows_for
-from edgespec.bench.rows.runner import CHILD, OtherProgram, RunConfig, why_it_failed
+from edgespec.bench.rows.runner import CHILD, ComparedProgram, RunConfig, why_it_failed
 from edgespec.bench.rows.synthetic import MixtureShape, synthetic_target
 from edgespec.bench.rows.workload import balanced, own_questions, read_questions
 from edgespec.config import AUTO, MTP, Config, ModelConfig
@@ -51,7 +51,7 @@ USUAL_HELD = (25, 50, 75)  # percent of the experts
 
 
 @dataclass(frozen=True)
-class Job:
+class PreparedBench:
     """Rows that are ready to be measured.
 
     Attributes:
@@ -60,12 +60,12 @@ class Job:
 
     specs: list[RowSpec]
     run_config: RunConfig
-    others: Sequence[OtherProgram]
+    others: Sequence[ComparedProgram]
     about: dict[str, Any] = field(default_factory=dict)
 
 
 @contextlib.contextmanager
-def prepared(request: Request, on_progress: Progress) -> Iterator[Job]:
+def prepared_bench(request: BenchRequest, on_progress: Progress) -> Iterator[PreparedBench]:
     """Find or make all that is needed; what was made is removed afterwards.
 
     Raises:
@@ -145,7 +145,7 @@ def prepared(request: Request, on_progress: Progress) -> Iterator[Job]:
             request.profile_s,
             files.paths,
         )
-        theirs = Comparison(
+        theirs = LlamaCppSettings(
             files.paths[0],
             files.tensor_bytes,
             request.cap if cap_kind() != "none" else None,
@@ -156,18 +156,18 @@ def prepared(request: Request, on_progress: Progress) -> Iterator[Job]:
             request.row_seconds,
             marks,
         )
-        others: list[OtherProgram] = []
+        others: list[ComparedProgram] = []
         if programs is not None:
-            others.append(LlamaCpp(programs, drafter, theirs))
+            others.append(LlamaCppRows(programs, drafter, theirs))
         if request.texts:
-            others.append(LlamaCppBatches(program_folder(request.compare), request.texts, theirs))
+            others.append(LlamaCppBatchRows(program_folder(request.compare), request.texts, theirs))
         about = _about(request, header, files, options, len(texts))
         about["notes"] += notes
         draft = load.speculation.draft
         about["draft"] = drafter.name if drafter else "the text itself" if draft == AUTO else draft
         if drafter is None and drafts is not None:
             about["draft"] = MTP_NAME
-        yield Job(specs, run_config, others, about)
+        yield PreparedBench(specs, run_config, others, about)
 
 
 def context_for(prompts: Sequence[str], max_tokens: int) -> int:
@@ -179,7 +179,7 @@ def context_for(prompts: Sequence[str], max_tokens: int) -> int:
     return min(round_up(longest + _TEMPLATE_TOKENS + max_tokens, 256), ModelConfig().context)
 
 
-def _held(request: Request, files: ModelFiles, load: Config) -> dict[int, int]:
+def _held(request: BenchRequest, files: ModelFiles, load: Config) -> dict[int, int]:
     """Percents of the experts to hold in rows of their own, and the budgets that hold them.
 
     Raises:
@@ -219,7 +219,7 @@ def _drafter(planner: Planner, limit: int, on_progress: Progress) -> Path | None
 
 
 def _about(
-    request: Request, header: GGUFHeader, files: ModelFiles, options: RowOptions, asked: int
+    request: BenchRequest, header: GGUFHeader, files: ModelFiles, options: RowOptions, asked: int
 ) -> dict[str, Any]:
     """Everything in the document besides the figures."""
     widened_from = header.metadata.get("edgespec.widened_from")

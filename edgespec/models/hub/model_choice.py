@@ -7,21 +7,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgespec.errors import UsageError
-from edgespec.models.hub.names import HubName, ModelFile, bits_of, is_known_label, normal
+from edgespec.models.hub.names import HubName, ModelVariant, bits_of, is_known_label, normal
 from edgespec.units import readable
 
 _USUAL = "Q4_K_M"  # the usual choice
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenModel:
     """The model that was picked, and why, if that is not obvious."""
 
-    model: ModelFile
+    model: ModelVariant
     note: str = ""
 
 
-def choose(name: HubName, models: Sequence[ModelFile]) -> Choice:
+def choose_model(name: HubName, models: Sequence[ModelVariant]) -> ChosenModel:
     """Pick the model that `name` means; `models` must not be empty.
 
     A file name picks that file. A quantization picks the file that has it, or else the nearest one by bits
@@ -32,12 +32,12 @@ def choose(name: HubName, models: Sequence[ModelFile]) -> Choice:
             the available ones, with sizes.
     """
     if len(models) == 1 and name.pick is None:
-        return Choice(models[0])
+        return ChosenModel(models[0])
     wanted = name.pick or _USUAL
     by_file = [m for m in models if wanted in (m.name, m.paths[0]) or wanted in m.paths]
     exact = by_file or _exact(wanted, models)
     if len(exact) == 1:
-        return Choice(exact[0])
+        return ChosenModel(exact[0])
     if exact:
         raise UsageError(
             f"{name.repo} has {len(exact)} files of quantization {wanted}: {listing(exact, names=True)}.",
@@ -56,10 +56,12 @@ def choose(name: HubName, models: Sequence[ModelFile]) -> Choice:
     picked = max(nearest, key=lambda m: m.n_bytes)
     said = "" if name.pick is None and normal(picked.label) == normal(_USUAL) else picked.label
     asked = f"There is no {wanted} in {name.repo}" if name.pick else f"{name.repo} has no {_USUAL}"
-    return Choice(picked, f"{asked}; {said} is the nearest ({readable(picked.n_bytes)})." if said else "")
+    return ChosenModel(
+        picked, f"{asked}; {said} is the nearest ({readable(picked.n_bytes)})." if said else ""
+    )
 
 
-def listing(models: Sequence[ModelFile], *, names: bool = False) -> str:
+def listing(models: Sequence[ModelVariant], *, names: bool = False) -> str:
     """The models in one line, with their sizes."""
     return ", ".join(
         f"{m.name if names or not m.label else m.label} ({readable(m.n_bytes)})"
@@ -67,16 +69,16 @@ def listing(models: Sequence[ModelFile], *, names: bool = False) -> str:
     )
 
 
-def _exact(wanted: str, models: Sequence[ModelFile]) -> list[ModelFile]:
+def _exact(wanted: str, models: Sequence[ModelVariant]) -> list[ModelVariant]:
     same = [m for m in models if m.label.upper() == wanted.strip().upper()]
     return same or [m for m in models if m.label and normal(m.label) == normal(wanted)]
 
 
-def _by_beginning(name: HubName, wanted: str, models: Sequence[ModelFile]) -> Choice:
+def _by_beginning(name: HubName, wanted: str, models: Sequence[ModelVariant]) -> ChosenModel:
     """The beginning of a quantization, such as q4, picks the only model that has it."""
     begun = [m for m in models if normal(m.label).startswith(normal(wanted))] if normal(wanted) else []
     if len(begun) == 1:
-        return Choice(begun[0], f"{wanted} is {begun[0].label} ({readable(begun[0].n_bytes)}) here.")
+        return ChosenModel(begun[0], f"{wanted} is {begun[0].label} ({readable(begun[0].n_bytes)}) here.")
     if begun:
         raise UsageError(
             f"'{wanted}' fits several quantizations of {name.repo}: {listing(begun)}.",
@@ -90,5 +92,5 @@ def _by_beginning(name: HubName, wanted: str, models: Sequence[ModelFile]) -> Ch
     )
 
 
-def _distance(model: ModelFile, wanted: str) -> float:
+def _distance(model: ModelVariant, wanted: str) -> float:
     return round(abs(bits_of(model.label) - bits_of(wanted)), 3)

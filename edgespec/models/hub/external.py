@@ -16,7 +16,7 @@ from pathlib import Path
 from platformdirs import user_data_path
 
 from edgespec.files.state import size_of
-from edgespec.models.hub.names import ModelFile, group_files, label_of
+from edgespec.models.hub.names import ModelVariant, group_files, label_of
 
 FOLDERS = "EDGESPEC_MODELS_FOLDER"  # of one's own; several are separated as in PATH
 
@@ -27,7 +27,7 @@ _DEEPEST = 4  # folders below a models folder; without a limit, a slow disk woul
 
 
 @dataclass(frozen=True)
-class ElsewhereModel:
+class ExternalModel:
     """A model of another program.
 
     Attributes:
@@ -60,34 +60,34 @@ _PLACES = {
 }
 
 
-def models_elsewhere() -> list[ElsewhereModel]:
+def external_models() -> list[ExternalModel]:
     """All of them, each file once."""
-    found: dict[Path, ElsewhereModel] = {}
+    found: dict[Path, ExternalModel] = {}
     for model in (*_of_folders(), *_of_ollama(), *_of_lm_studio(), *_of_llama_cpp()):
         found.setdefault(_resolved(model.path), model)
     return list(found.values())
 
 
-def find_elsewhere(name: str) -> ElsewhereModel | None:
+def find_external(name: str) -> ExternalModel | None:
     """The model of that name, ignoring case; None if there is none, or several."""
     wanted = name.strip().lower()
-    known = models_elsewhere()
+    known = external_models()
     named = [model for model in known if model.name.lower() == wanted]
     found = named or [model for model in known if wanted in model.also]
     return found[0] if len(found) == 1 or named else None
 
 
-def elsewhere_at(path: Path) -> ElsewhereModel | None:
+def external_model_at(path: Path) -> ExternalModel | None:
     """The model whose first file this is; None if it belongs to no other program."""
     wanted = _resolved(path)
-    return next((model for model in models_elsewhere() if _resolved(model.path) == wanted), None)
+    return next((model for model in external_models() if _resolved(model.path) == wanted), None)
 
 
 def display_name(path: Path) -> str:
     """A name for the model of a file: ollama's files are named by their hashes, others by their names."""
     if not path.name.startswith("sha256-"):
         return path.stem
-    there = elsewhere_at(path)
+    there = external_model_at(path)
     return there.name if there is not None else path.stem
 
 
@@ -99,7 +99,7 @@ def own_folders() -> list[Path]:
     return [path for name in names.split(os.pathsep) if name.strip() and (path := expanded(name.strip()))]
 
 
-def _of_folders() -> Iterator[ElsewhereModel]:
+def _of_folders() -> Iterator[ExternalModel]:
     for folder in own_folders():
         models = list(_models_in(folder))
         for model in models:
@@ -110,7 +110,7 @@ def _of_folders() -> Iterator[ElsewhereModel]:
             yield _made(model, folder, "folder", name, also if alone else also - {first.name.lower()})
 
 
-def _of_ollama() -> Iterator[ElsewhereModel]:
+def _of_ollama() -> Iterator[ExternalModel]:
     named = os.environ.get("OLLAMA_MODELS")
     stores = [expanded(named)] if named else [_home() / ".ollama" / "models", _OLLAMA_SERVICE]
     for store in stores:
@@ -126,7 +126,7 @@ def _of_ollama() -> Iterator[ElsewhereModel]:
                 words = [model]
             name = f"{'/'.join(words)}:{tag}"
             also = frozenset([name.removesuffix(":latest").lower()])
-            yield ElsewhereModel(name, also, "ollama", blob, blob.stat().st_size, label_of(f"-{tag}"))
+            yield ExternalModel(name, also, "ollama", blob, blob.stat().st_size, label_of(f"-{tag}"))
 
 
 def _ollama_blob(store: Path, manifest: Path) -> Path | None:
@@ -143,7 +143,7 @@ def _ollama_blob(store: Path, manifest: Path) -> Path | None:
         return None
 
 
-def _of_lm_studio() -> Iterator[ElsewhereModel]:
+def _of_lm_studio() -> Iterator[ExternalModel]:
     for folder in _lm_studio_folders():
         yield from _by_repository(folder, "lm studio")
 
@@ -163,7 +163,7 @@ def _lm_studio_folders() -> list[Path]:
     return list(dict.fromkeys([*chosen, *(place / "models" for place in homes)]))
 
 
-def _of_llama_cpp() -> Iterator[ElsewhereModel]:
+def _of_llama_cpp() -> Iterator[ExternalModel]:
     folder = _llama_cpp_folder()
     for repository in sorted(folder.glob("models--*--*")) if folder.is_dir() else ():
         repo = repository.name.removeprefix("models--").replace("--", "/", 1)
@@ -195,7 +195,7 @@ def _llama_cpp_folder() -> Path:
     return expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "llama.cpp"
 
 
-def _by_repository(folder: Path, source: str) -> Iterator[ElsewhereModel]:
+def _by_repository(folder: Path, source: str) -> Iterator[ExternalModel]:
     """The models of a folder that is laid out as org/repo/file."""
     for model in _models_in(folder):
         parts = Path(model.paths[0]).parts
@@ -205,16 +205,16 @@ def _by_repository(folder: Path, source: str) -> Iterator[ElsewhereModel]:
             yield _made(model, folder, source, Path(model.name).stem, {model.name.lower()})
 
 
-def _of_repository(model: ModelFile, folder: Path, source: str, repo: str) -> ElsewhereModel:
+def _of_repository(model: ModelVariant, folder: Path, source: str, repo: str) -> ExternalModel:
     also = {repo.lower(), f"{repo}:{model.name}".lower(), Path(model.name).stem.lower(), model.name.lower()}
     return _made(model, folder, source, f"{repo}:{model.label or model.name}", also)
 
 
-def _made(model: ModelFile, folder: Path, source: str, name: str, also: Iterable[str]) -> ElsewhereModel:
-    return ElsewhereModel(name, frozenset(also), source, folder / model.paths[0], model.n_bytes, model.label)
+def _made(model: ModelVariant, folder: Path, source: str, name: str, also: Iterable[str]) -> ExternalModel:
+    return ExternalModel(name, frozenset(also), source, folder / model.paths[0], model.n_bytes, model.label)
 
 
-def _models_in(folder: Path, deepest: int = _DEEPEST) -> tuple[ModelFile, ...]:
+def _models_in(folder: Path, deepest: int = _DEEPEST) -> tuple[ModelVariant, ...]:
     """The GGUF models below a folder, by their paths in it."""
     files = (path for path in _files_below(folder, deepest) if path.suffix.lower() == ".gguf")
     return group_files((path.relative_to(folder).as_posix(), size_of(path)) for path in files)

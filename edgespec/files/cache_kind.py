@@ -8,7 +8,7 @@ from pathlib import Path
 from platformdirs import user_cache_path
 
 
-class Kept(Enum):
+class CacheKind(Enum):
     """Kinds of what is kept, with the folder of each.
 
     Members:
