@@ -54,7 +54,7 @@ class RunConfig:
 
 
 @dataclass
-class Measurements:
+class BenchMeasurements:
     """The measurements.
 
     Attributes:
@@ -112,9 +112,9 @@ class Runner:
         self._cancelled.set()
         self._child.kill()
 
-    def run(self, specs: Sequence[RowSpec], others: Sequence[ComparedProgram] = ()) -> Measurements:
+    def run(self, specs: Sequence[RowSpec], others: Sequence[ComparedProgram] = ()) -> BenchMeasurements:
         """Measure all rows; a row that fails says why, and the others are measured."""
-        measured = Measurements()
+        measured = BenchMeasurements()
         prompts = self._prepare(specs, measured, rendered=bool(others))
         queue: list[tuple[RowSpec, ComparedProgram | None]] = [(spec, None) for spec in specs]
         queue += [(spec, other) for other in others for spec in other.specs]
@@ -136,7 +136,9 @@ class Runner:
         measured.interrupted = self._cancelled.is_set()
         return measured
 
-    def _prepare(self, specs: Sequence[RowSpec], measured: Measurements, *, rendered: bool) -> Sequence[str]:
+    def _prepare(
+        self, specs: Sequence[RowSpec], measured: BenchMeasurements, *, rendered: bool
+    ) -> Sequence[str]:
         """Make what streaming needs, measure the disk; returns the prompts for other programs."""
         result: dict[str, Any] = {}
         for spec in preparation_rows(specs):
@@ -150,17 +152,17 @@ class Runner:
             self._take_disk(result["disk"], measured)
         return list(result.get("prompts", ()))
 
-    def _read_disk_again(self, measured: Measurements) -> None:
+    def _read_disk_again(self, measured: BenchMeasurements) -> None:
         if measured.disk is not None and not self._cancelled.is_set():
             result = self._ask("disk", None, "Reading", path=measured.disk.path)
             if "bytes_per_s" in result:
                 self._take_disk(result, measured)
 
-    def _take_disk(self, result: dict[str, Any], measured: Measurements) -> None:
+    def _take_disk(self, result: dict[str, Any], measured: BenchMeasurements) -> None:
         measured.disk = measured.disk or DiskSpeed(result["path"], direct=result["direct"])
         measured.disk.bytes_per_s.append(result["bytes_per_s"])
 
-    def _row(self, spec: RowSpec, title: str, measured: Measurements) -> Row:
+    def _row(self, spec: RowSpec, title: str, measured: BenchMeasurements) -> Row:
         predicted = self._predict(spec)
         result = self._ask("texts" if spec.texts else "answers", spec, title)
         capped = self._cap_of(spec) is not None and result.get("group_bytes", 0) > 0

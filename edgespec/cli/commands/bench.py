@@ -28,7 +28,7 @@ from edgespec.units import parse_size
 if TYPE_CHECKING:
     from edgespec.bench.rows.figures import Row
     from edgespec.bench.rows.request import BenchRequest
-    from edgespec.bench.rows.runner import Measurements
+    from edgespec.bench.rows.runner import BenchMeasurements
     from edgespec.bench.rows.synthetic import MixtureShape
 
 _ROWS = "Rows"
@@ -310,7 +310,7 @@ class _Bench:
         else:
             self.terminal.note(f"{row.name}: {row.tokens_per_second:.2f} tokens/s ({rest})")
 
-    def _write(self, measured: Measurements, about: dict[str, Any]) -> None:
+    def _write(self, measured: BenchMeasurements, about: dict[str, Any]) -> None:
         from edgespec.bench.report.document import make_document, write_whole
         from edgespec.bench.report.tables import format_rows
         from edgespec.bench.rows.figures import broken_promises

@@ -35,22 +35,22 @@ _CHUNK = 32 << 20
 
 
 @dataclass(frozen=True)
-class _Block:
+class _BlockFormat:
     """A quantization's blocks: scales that give noise of the usual size, and their offset in a block."""
 
     scales: tuple[float, ...]
     at: int = 0  # bytes
 
 
-_BLOCKS: dict[Kind, _Block] = {
-    Kind.Q4_0: _Block((0.005,)),
-    Kind.Q4_1: _Block((0.005, -0.04)),
-    Kind.Q5_0: _Block((0.0025,)),
-    Kind.Q5_1: _Block((0.0025, -0.04)),
-    Kind.Q8_0: _Block((0.0003,)),
-    Kind.Q4_K: _Block((0.0002, 0.0015)),
-    Kind.Q5_K: _Block((0.0001, 0.0015)),
-    Kind.Q6_K: _Block((0.00002,), at=208),
+_BLOCKS: dict[Kind, _BlockFormat] = {
+    Kind.Q4_0: _BlockFormat((0.005,)),
+    Kind.Q4_1: _BlockFormat((0.005, -0.04)),
+    Kind.Q5_0: _BlockFormat((0.0025,)),
+    Kind.Q5_1: _BlockFormat((0.0025, -0.04)),
+    Kind.Q8_0: _BlockFormat((0.0003,)),
+    Kind.Q4_K: _BlockFormat((0.0002, 0.0015)),
+    Kind.Q5_K: _BlockFormat((0.0001, 0.0015)),
+    Kind.Q6_K: _BlockFormat((0.00002,), at=208),
 }
 
 
