@@ -22,7 +22,7 @@ from edgespec.drafting.pair_check import head_recipe
 from edgespec.errors import ModelFileError, UsageError
 from edgespec.files.writing import atomic_large_write, writing_to
 from edgespec.models.gguf.header import read_header
-from edgespec.models.gguf.heads import read_head, require_fit
+from edgespec.models.gguf.heads.eagle import read_head, require_fit
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.safetensors import StoredTensor, read_safetensors
 from edgespec.models.gguf.types import GGUFHeader, as_count

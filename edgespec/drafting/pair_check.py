@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import PairingError, UsageError
-from edgespec.models.gguf.block_heads import ASSISTANT, head_kind
 from edgespec.models.gguf.header import read_header
-from edgespec.models.gguf.heads import is_head
+from edgespec.models.gguf.heads.block import ASSISTANT, head_kind
+from edgespec.models.gguf.heads.eagle import is_head
+from edgespec.models.gguf.heads.mtp_file import is_mtp_file
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.gguf.mtp_file import is_mtp_file
 from edgespec.models.gguf.split_files import split_paths
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog

@@ -10,14 +10,14 @@ from edgespec.costs.planner import Drafting, alternatives, best
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.loading.plan import Planner
 from edgespec.loading.state import LoadState
-from edgespec.models.gguf.assistant import is_assistant, read_assistant, require_assistant_fits
-from edgespec.models.gguf.block_heads import is_block_head, read_any_head
 from edgespec.models.gguf.footprint import USUAL_NODES
 from edgespec.models.gguf.header import read_header
-from edgespec.models.gguf.heads import is_head, require_fit
+from edgespec.models.gguf.heads.assistant import is_assistant, read_assistant, require_assistant_fits
+from edgespec.models.gguf.heads.block import is_block_head, read_any_head
+from edgespec.models.gguf.heads.eagle import is_head, require_fit
+from edgespec.models.gguf.heads.mtp import mtp_fault, require_mtp
+from edgespec.models.gguf.heads.mtp_file import MTPFile, drafter_files, is_mtp_file, require_mtp_file_fits
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
-from edgespec.models.gguf.mtp import mtp_fault, require_mtp
-from edgespec.models.gguf.mtp_file import MTPFile, drafter_files, is_mtp_file, require_mtp_file_fits
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.drafter_choice import FAMILY, DrafterCandidate, drafters_that_fit

@@ -16,13 +16,13 @@ from edgespec.loading.drafter import file_sources
 from edgespec.loading.models import open_model
 from edgespec.loading.plan import Plan
 from edgespec.loading.state import LoadState
-from edgespec.models.gguf.assistant import is_assistant, read_assistant
-from edgespec.models.gguf.block_heads import BlockKind, is_block_head, read_any_head
-from edgespec.models.gguf.heads import is_head
+from edgespec.models.gguf.heads.assistant import is_assistant, read_assistant
+from edgespec.models.gguf.heads.block import BlockKind, is_block_head, read_any_head
+from edgespec.models.gguf.heads.eagle import is_head
+from edgespec.models.gguf.heads.markov import MarkovHead
+from edgespec.models.gguf.heads.mtp import MTP_NAME
+from edgespec.models.gguf.heads.mtp_file import MTPFile
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
-from edgespec.models.gguf.markov import MarkovHead
-from edgespec.models.gguf.mtp import MTP_NAME
-from edgespec.models.gguf.mtp_file import MTPFile
 from edgespec.models.llama.heads.assistant import AssistantContext
 from edgespec.models.llama.heads.blocks.context import BlockContext
 from edgespec.models.llama.heads.context import EagleContext, HeadContext, MTPContext

@@ -18,7 +18,7 @@ from edgespec.config import Config
 from edgespec.drafting.pair_check import examine_pair
 from edgespec.errors import HubError
 from edgespec.models.gguf.header import read_header
-from edgespec.models.gguf.widen import widen
+from edgespec.models.gguf.synthesis.widen import widen
 from edgespec.models.hub import catalog
 from edgespec.models.hub.inspection import inspect_model, same_vocabulary
 from edgespec.models.hub.registry import REGISTERED, DrafterPair, PairRegistry

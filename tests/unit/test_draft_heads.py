@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from edgespec.errors import ModelFileError, PairingError
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.models.gguf.header import read_header
-from edgespec.models.gguf.heads import (
+from edgespec.models.gguf.heads.eagle import (
     DraftHead,
     drafted_tokens,
     is_head,

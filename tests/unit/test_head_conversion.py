@@ -19,7 +19,7 @@ from edgespec.cli.main import main
 from edgespec.drafting.head_conversion import convert_head, head_shape, head_weights, neighbouring_pairs
 from edgespec.errors import ModelFileError, PairingError, UsageError
 from edgespec.models.gguf.header import read_header
-from edgespec.models.gguf.heads import drafted_tokens, read_head
+from edgespec.models.gguf.heads.eagle import drafted_tokens, read_head
 from edgespec.models.gguf.safetensors import StoredTensor, read_safetensors
 from edgespec.models.hub.registry import PairRegistry
 from edgespec.models.llama.heads.sample import N_LAYERS, N_VOCAB, SHAPE, WIDTH, write_target

@@ -12,7 +12,7 @@ from edgespec.cli.main import main
 from edgespec.drafting.head_fetch import fetch_head
 from edgespec.errors import HubError, UsageError
 from edgespec.models.gguf.header import read_header
-from edgespec.models.gguf.heads import is_head
+from edgespec.models.gguf.heads.eagle import is_head
 from edgespec.models.hub import catalog
 from edgespec.models.hub.registry import PairRegistry
 from edgespec.models.hub.repository import Hub

@@ -10,8 +10,8 @@ from edgespec.config import Config
 from edgespec.loading.devices.machine import MachineSnapshot
 from edgespec.loading.plan import Planner
 from edgespec.machine.memory import FreeMemory
-from edgespec.models.gguf.hollow import ModelShape, hollow_files
 from edgespec.models.gguf.layers import LOOKED_UP, ModelFiles
+from edgespec.models.gguf.synthesis.weightless import ModelShape, hollow_files
 from edgespec.models.gguf.types import TensorInfo
 
 GIB = 1 << 30

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.cli.batch.input_file import usual_tokens
+from edgespec.cli.batch.input.input_file import usual_tokens
 from edgespec.config import Config
 from edgespec.costs.curves import Curve
 from edgespec.errors import UsageError

@@ -35,9 +35,9 @@ from edgespec.machine.disks import disk_of
 from edgespec.machine.memory import probe_memory
 from edgespec.models.gguf.experts import layer_weights
 from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.heads.mtp import MTP_NAME, mtp_fault
+from edgespec.models.gguf.heads.mtp_file import drafter_files
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.gguf.mtp import MTP_NAME, mtp_fault
-from edgespec.models.gguf.mtp_file import drafter_files
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.drafter_choice import drafter_to_take

@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from edgespec.cli.batch import openai_format
 from edgespec.cli.batch.answering import FATAL, BatchEngine, BatchRequests, answer_all
 from edgespec.cli.batch.engines import EngineLoader, load_here
-from edgespec.cli.batch.input_file import count_lines, is_file, open_input, usual_tokens
-from edgespec.cli.batch.job import Job
-from edgespec.cli.batch.job_queue import JobQueue
-from edgespec.cli.batch.lines import read_jobs
+from edgespec.cli.batch.formats import openai_format
+from edgespec.cli.batch.formats.lines import read_jobs
+from edgespec.cli.batch.formats.records import Key
+from edgespec.cli.batch.input.input_file import count_lines, is_file, open_input, usual_tokens
+from edgespec.cli.batch.input.job import Job
+from edgespec.cli.batch.input.job_queue import JobQueue
+from edgespec.cli.batch.input.shard import Shard
+from edgespec.cli.batch.output.result_file import ResultFile
+from edgespec.cli.batch.output.resume import EarlierAnswers
+from edgespec.cli.batch.output.wanted import WantedResult, results_of
 from edgespec.cli.batch.progress import BatchProgress
-from edgespec.cli.batch.records import Key
-from edgespec.cli.batch.results import ResultFile
-from edgespec.cli.batch.resume import EarlierAnswers
-from edgespec.cli.batch.shard import Shard
-from edgespec.cli.batch.wanted import WantedResult, results_of
 from edgespec.cli.interrupt import Interruption, cancelling
 from edgespec.cli.origin import ModelIdentity, Origin, model_identity
 from edgespec.cli.screen.results import ResultStream

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgespec.cli.batch.engines import load_here, load_on_cluster
-from edgespec.cli.batch.own_format import MOST_ANSWERS
-from edgespec.cli.batch.results import ResultFile
+from edgespec.cli.batch.formats.own_format import MOST_ANSWERS
+from edgespec.cli.batch.input.shard import Shard
+from edgespec.cli.batch.output.result_file import ResultFile
 from edgespec.cli.batch.run import BatchRun, with_system
-from edgespec.cli.batch.shard import Shard
 from edgespec.cli.conversation.attach import Attachments, after_files, read_attachments
 from edgespec.cli.conversation.thoughts import ThoughtDisplay
 from edgespec.cli.interrupt import cancelling

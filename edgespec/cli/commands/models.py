@@ -224,7 +224,7 @@ def widen(
     from pathlib import Path
 
     from edgespec.models.gguf.header import read_header
-    from edgespec.models.gguf.widen import widen as make
+    from edgespec.models.gguf.synthesis.widen import widen as make
     from edgespec.models.hub import catalog
     from edgespec.units import readable
 

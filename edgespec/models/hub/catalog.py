@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import HubError, ModelFileError, UsageError
-from edgespec.models.gguf.hollow import ModelShape, hollow_files
 from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.gguf.synthesis.weightless import ModelShape, hollow_files
 from edgespec.models.hub.external import expanded, external_models, find_external
 from edgespec.models.hub.names import FoundModel, HubName, parse_hub_name
 from edgespec.progress import Progress

@@ -12,8 +12,8 @@ from pathlib import Path
 from edgespec.errors import EdgeSpecError
 from edgespec.models.gguf.footprint import USUAL_NODES, footprint
 from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.heads.mtp_file import drafter_files
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.gguf.mtp_file import drafter_files
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.registry import MADE, REGISTERED, PairRegistry, same_file

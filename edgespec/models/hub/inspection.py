@@ -10,8 +10,8 @@ from urllib.parse import quote
 from edgespec.errors import EdgeSpecError, HubError, UsageError
 from edgespec.models.gguf.cursor import IncompleteHeader
 from edgespec.models.gguf.header import read_header, read_header_bytes
-from edgespec.models.gguf.heads import is_head
-from edgespec.models.gguf.mtp_file import is_mtp_file
+from edgespec.models.gguf.heads.eagle import is_head
+from edgespec.models.gguf.heads.mtp_file import is_mtp_file
 from edgespec.models.gguf.split_files import split_paths
 from edgespec.models.gguf.types import ArrayInfo, GGUFHeader
 from edgespec.models.hub import catalog

@@ -20,8 +20,8 @@ from edgespec.errors import ModelFileError, UsageError
 from edgespec.files.small_json import read_json, save_json
 from edgespec.files.state import FileState
 from edgespec.models.gguf.header import read_header
-from edgespec.models.gguf.heads import is_head
-from edgespec.models.gguf.mtp_file import is_mtp_file
+from edgespec.models.gguf.heads.eagle import is_head
+from edgespec.models.gguf.heads.mtp_file import is_mtp_file
 from edgespec.models.gguf.split_files import parts_by_name
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.llama.runtime.backend import build_identity

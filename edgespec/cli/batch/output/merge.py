@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from edgespec.cli.batch.input_file import open_input
-from edgespec.cli.batch.lines import read_jobs
-from edgespec.cli.batch.records import EarlierResult, Key, read_results
-from edgespec.cli.batch.wanted import results_of
+from edgespec.cli.batch.formats.lines import read_jobs
+from edgespec.cli.batch.formats.records import EarlierResult, Key, read_results
+from edgespec.cli.batch.input.input_file import open_input
+from edgespec.cli.batch.output.wanted import results_of
 from edgespec.cli.origin import compact, same
 from edgespec.cli.screen.formatting import count
 from edgespec.errors import OutputError, UsageError

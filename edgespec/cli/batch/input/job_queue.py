@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 
-from edgespec.cli.batch.job import Job
+from edgespec.cli.batch.input.job import Job
 
 _AHEAD = 64  # lines that are read from a pipe before they are needed
 _LOOK_S = 0.1  # how often it is checked whether waiting is to end

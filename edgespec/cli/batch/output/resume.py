@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from edgespec.cli.batch.records import Key
-from edgespec.cli.batch.results import ResultFile
+from edgespec.cli.batch.formats.records import Key
+from edgespec.cli.batch.output.result_file import ResultFile
 from edgespec.cli.origin import Origin, compact, same
 from edgespec.cli.screen.terminal import Terminal
 from edgespec.errors import UsageError

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from edgespec.errors import PairingError
-from edgespec.models.gguf.assistant import is_assistant
 from edgespec.models.gguf.checks import D2T
-from edgespec.models.gguf.heads import (
+from edgespec.models.gguf.heads.assistant import is_assistant
+from edgespec.models.gguf.heads.eagle import (
     BLOCK_ARCHITECTURE,
     DraftHead,
     count_of,

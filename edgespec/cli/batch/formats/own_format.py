@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from edgespec.cli.batch.job import Job
+from edgespec.cli.batch.input.job import Job
 from edgespec.cli.origin import NO_ORIGIN, Origin
 from edgespec.errors import UsageError
 from edgespec.generation.config import NOT_SETTINGS, GenerationConfig, Grammar, shortened

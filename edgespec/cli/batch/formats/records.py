@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgespec.cli.batch.openai_format import CANCELLED
+from edgespec.cli.batch.formats.openai_format import CANCELLED
 from edgespec.errors import OutputError
 
 Key = tuple[str | int, int]  # the id of a line and the index of the answer; negative as in `refused_key`

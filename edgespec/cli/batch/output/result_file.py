@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from edgespec.cli.batch.records import EarlierResult, Key, read_record, read_results
+from edgespec.cli.batch.formats.records import EarlierResult, Key, read_record, read_results
 from edgespec.cli.origin import compact
 from edgespec.cli.screen.results import ResultStream
 from edgespec.errors import OutputError

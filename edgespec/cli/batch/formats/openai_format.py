@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
-from edgespec.cli.batch.job import Job
+from edgespec.cli.batch.input.job import Job
 from edgespec.cli.origin import NO_ORIGIN, Origin
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.generation.config import GenerationConfig, shortened

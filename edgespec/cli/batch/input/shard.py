@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from edgespec.cli.batch.job import Job
+from edgespec.cli.batch.input.job import Job
 from edgespec.errors import UsageError
 
 

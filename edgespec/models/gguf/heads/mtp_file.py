@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from edgespec.errors import ModelFileError, PairingError
 from edgespec.models.gguf.header import read_header
-from edgespec.models.gguf.heads import is_head
+from edgespec.models.gguf.heads.eagle import is_head
+from edgespec.models.gguf.heads.mtp import graph_fault
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers, mtp_count, of_plain_layers
-from edgespec.models.gguf.mtp import graph_fault
 from edgespec.models.gguf.split_files import split_paths
 from edgespec.models.gguf.types import GGUFHeader, as_count
 
