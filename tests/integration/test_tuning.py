@@ -16,20 +16,20 @@ from edgespec.cli.main import main
 from edgespec.drafting.recipe_search import CostModel
 from edgespec.drafting.tuning import training
 from edgespec.drafting.tuning import tune as tuning
-from edgespec.drafting.tuning.answers import TOP, Answer, AnswerFile, harvest
-from edgespec.drafting.tuning.batches import batch_of
 from edgespec.drafting.tuning.calibration import calibrate, calibrated_types
-from edgespec.drafting.tuning.collecting import collected
-from edgespec.drafting.tuning.export import AS_BEFORE, FINE, export, types_to_reckon_with, usual_type
-from edgespec.drafting.tuning.extent import Extent, extent_for
+from edgespec.drafting.tuning.data.answers import TOP, Answer, AnswerFile, harvest
+from edgespec.drafting.tuning.data.batches import batch_of
+from edgespec.drafting.tuning.data.collecting import collected
+from edgespec.drafting.tuning.data.prompts import Prompts, prompts_that_come_along
 from edgespec.drafting.tuning.judging import judge, tokens_per_pass
-from edgespec.drafting.tuning.network import Network
+from edgespec.drafting.tuning.network.export import AS_BEFORE, FINE, export, types_to_reckon_with, usual_type
+from edgespec.drafting.tuning.network.extent import Extent, extent_for
+from edgespec.drafting.tuning.network.network import Network
+from edgespec.drafting.tuning.network.shape import ARCHITECTURES
+from edgespec.drafting.tuning.network.weights import Loaded, check_tunable, load_weights, write_weights
 from edgespec.drafting.tuning.options import TuneOptions
-from edgespec.drafting.tuning.prompts import Prompts, prompts_that_come_along
-from edgespec.drafting.tuning.shape import ARCHITECTURES
 from edgespec.drafting.tuning.training import Method, StepBudget, Trainer, divergence
 from edgespec.drafting.tuning.tune import tune
-from edgespec.drafting.tuning.weights import Loaded, check_tunable, load_weights, write_weights
 from edgespec.errors import BackendError, MemoryLimitError, PairingError, UsageError
 from edgespec.models.gguf.header import read_header
 from edgespec.models.hub.registry import MADE, DrafterPair, PairRegistry, drafters_folder

@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.drafting.agreement import Text
-from edgespec.drafting.tuning.answers import Answer
-from edgespec.drafting.tuning.batches import answers_of_step, batch_of, tokens_seen
 from edgespec.drafting.tuning.calibration import CALIBRATED, round_matrix
-from edgespec.drafting.tuning.extent import Extent
-from edgespec.drafting.tuning.prompts import OWN, Prompt, prompts_that_come_along, read_prompts, with_own
-from edgespec.drafting.tuning.rounding import ROUNDED, rounded
-from edgespec.drafting.tuning.shape import shape_of
+from edgespec.drafting.tuning.data.answers import Answer
+from edgespec.drafting.tuning.data.batches import answers_of_step, batch_of, tokens_seen
+from edgespec.drafting.tuning.data.prompts import OWN, Prompt, prompts_that_come_along, read_prompts, with_own
+from edgespec.drafting.tuning.network.extent import Extent
+from edgespec.drafting.tuning.network.rounding import ROUNDED, rounded
+from edgespec.drafting.tuning.network.shape import shape_of
 from edgespec.drafting.tuning.training import _SAME_THREADS, _Threads, divergence
 from edgespec.errors import BackendError, UsageError
 from edgespec.files.blocks import BlockFile

@@ -109,7 +109,7 @@ class Terminal:
 
     def _collect(self, engine: Engine) -> None:
         """Keep what is said for `draft tune`, and say so."""
-        from edgespec.drafting.tuning.collecting import Collector
+        from edgespec.drafting.tuning.data.collecting import Collector
         from edgespec.models.gguf.header import read_header
 
         collector = Collector(read_header(engine.target.model.path).fingerprint, self.warn)

@@ -16,14 +16,14 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from edgespec.drafting.tuning.answers import Answer
-from edgespec.drafting.tuning.batches import (
+from edgespec.drafting.tuning.data.answers import Answer
+from edgespec.drafting.tuning.data.batches import (
     answers_of_step,
     batch_of,
     text_of,
     tokens_seen,
 )
-from edgespec.drafting.tuning.network import Network
+from edgespec.drafting.tuning.network.network import Network
 from edgespec.errors import OutputError
 from edgespec.files.writing import atomic_write
 from edgespec.progress import Progress

@@ -22,15 +22,15 @@ from edgespec.costs.pass_time import read_seconds
 from edgespec.drafting.agreement import PROMPTS, PassCost, Text, write_texts
 from edgespec.drafting.recipe_search import CostModel
 from edgespec.drafting.recipes import State
-from edgespec.drafting.tuning.answers import Answer, AnswerFile, harvest
-from edgespec.drafting.tuning.collecting import collected
-from edgespec.drafting.tuning.export import export, types_to_reckon_with, usual_type
-from edgespec.drafting.tuning.extent import Extent, extent_for
+from edgespec.drafting.tuning.data.answers import Answer, AnswerFile, harvest
+from edgespec.drafting.tuning.data.collecting import collected
+from edgespec.drafting.tuning.data.prompts import Prompts, prompts_that_come_along, read_prompts, with_own
 from edgespec.drafting.tuning.judging import Judgement, judge, tokens_per_pass
+from edgespec.drafting.tuning.network.export import export, types_to_reckon_with, usual_type
+from edgespec.drafting.tuning.network.extent import Extent, extent_for
+from edgespec.drafting.tuning.network.weights import Loaded, check_tunable, load_weights
 from edgespec.drafting.tuning.options import LEAST_ANSWERS, Trained, Tuned, TuneOptions, check
-from edgespec.drafting.tuning.prompts import Prompts, prompts_that_come_along, read_prompts, with_own
 from edgespec.drafting.tuning.start import choose_start, difference
-from edgespec.drafting.tuning.weights import Loaded, check_tunable, load_weights
 from edgespec.engine.engine import Engine
 from edgespec.errors import (
     BackendError,
@@ -206,7 +206,7 @@ class _Tuning:
         with environment_set(_SLEEPING_THREADS):
             import torch
 
-        from edgespec.drafting.tuning.network import Network
+        from edgespec.drafting.tuning.network.network import Network
         from edgespec.drafting.tuning.training import StepBudget, TimeBudget, Trainer
 
         self._report("Loading the drafter to tune", 0.3)

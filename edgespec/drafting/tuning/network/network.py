@@ -17,9 +17,9 @@ import torch.nn.functional as F  # noqa: N812
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edgespec.drafting.tuning.extent import WHOLE, Extent
-from edgespec.drafting.tuning.rounding import rounded
-from edgespec.drafting.tuning.shape import Shape
+from edgespec.drafting.tuning.network.extent import WHOLE, Extent
+from edgespec.drafting.tuning.network.rounding import rounded
+from edgespec.drafting.tuning.network.shape import Shape
 
 
 class Network:

@@ -9,8 +9,8 @@ import numpy as np
 from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
-from edgespec.drafting.tuning.rounding import ROUNDED
-from edgespec.drafting.tuning.weights import (
+from edgespec.drafting.tuning.network.rounding import ROUNDED
+from edgespec.drafting.tuning.network.weights import (
     WRITABLE,
     Encoded,
     matrix_kinds,

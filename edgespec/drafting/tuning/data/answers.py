@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.drafting.agreement import Text
-from edgespec.drafting.tuning.prompts import Prompt
+from edgespec.drafting.tuning.data.prompts import Prompt
 from edgespec.engine.engine import Engine
 from edgespec.engine.requests import Request
 from edgespec.errors import ContextLengthError, OutputError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from edgespec.drafting.tuning.shape import Shape
+from edgespec.drafting.tuning.network.shape import Shape
 from edgespec.errors import MemoryLimitError
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.units import readable

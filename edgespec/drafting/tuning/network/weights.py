@@ -17,7 +17,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
-from edgespec.drafting.tuning.shape import Shape, shape_of
+from edgespec.drafting.tuning.network.shape import Shape, shape_of
 from edgespec.errors import BackendError, ModelFileError
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.split_files import split_paths

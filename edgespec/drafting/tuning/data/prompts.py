@@ -37,7 +37,7 @@ class Prompts:
 
 def prompts_that_come_along() -> Prompts:
     """Questions of every category in turn, with every form of a question and every subject early on."""
-    source = resources.files("edgespec.drafting.tuning").joinpath("prompts.json")
+    source = resources.files("edgespec.drafting.tuning.data").joinpath("prompts.json")
     categories = json.loads(source.read_text(encoding="utf-8"))
     training: list[list[Prompt]] = []
     held_out: list[list[Prompt]] = []

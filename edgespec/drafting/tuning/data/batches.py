@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edgespec.drafting.tuning.answers import Answer
+from edgespec.drafting.tuning.data.answers import Answer
 
 _MOST_TOKENS = 512  # of a text; what is behind them is cut off
 

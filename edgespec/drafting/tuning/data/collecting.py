@@ -16,8 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from edgespec.drafting.agreement import Text
-from edgespec.drafting.tuning.answers import Answer, Rows
-from edgespec.drafting.tuning.prompts import Prompt
+from edgespec.drafting.tuning.data.answers import Answer, Rows
+from edgespec.drafting.tuning.data.prompts import Prompt
 from edgespec.files.blocks import BlockFile
 from edgespec.files.cache_kind import CacheKind
 from edgespec.generation.result import Generation
