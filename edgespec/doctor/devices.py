@@ -16,7 +16,7 @@ _Q4_K = 12  # ggml's number of a quantization that many models have
 
 @dataclass(frozen=True)
 class DeviceCheck:
-    """A device.
+    """The outcome of trying a device.
 
     Attributes:
         name: for --device.

@@ -9,7 +9,7 @@ from platformdirs import user_cache_path
 
 
 class CacheKind(Enum):
-    """Kinds of what is kept, with the folder of each.
+    """Kinds of cached data, with the folder of each.
 
     Members:
         LEARNED: how often candidates of each kind were accepted, by pair of models.

@@ -70,7 +70,7 @@ class _Exchange:
 
 
 @dataclass(frozen=True)
-class _NoAnswer:
+class _DirectReply:
     """A request that needs no answer of the model, and what is sent instead."""
 
     reply: Event
@@ -172,7 +172,7 @@ class CompletionHandler:
                 self._threads, lambda content: self._prepare(content, endpoint), body.content
             )
             self._bodies.drop(body)
-            if isinstance(exchange, _NoAnswer):
+            if isinstance(exchange, _DirectReply):
                 await sender.whole(exchange.reply)
                 return
             assert slot is not None
@@ -189,14 +189,14 @@ class CompletionHandler:
                     self._answered(exchange, answer)
                 await sender.whole(builder.whole(exchange.answers))
 
-    def _prepare(self, content: bytearray, endpoint: Endpoint) -> _Exchange | _NoAnswer:
+    def _prepare(self, content: bytearray, endpoint: Endpoint) -> _Exchange | _DirectReply:
         """The request in a body, and the tokens of its prompt; called in a thread."""
         limits = self._limits
         with self.worker.borrowed() as engine:
             body = parse(content, values=limits.values + engine.context, depth=limits.depth)
             translated = endpoint.translate(body)
             if translated.reply is not None:
-                return _NoAnswer(translated.reply)
+                return _DirectReply(translated.reply)
             chat = not translated.raw
             if chat and not engine.has_chat_template:
                 text = "The model has no chat template, so only /v1/completions is served here."
@@ -226,7 +226,7 @@ class CompletionHandler:
             if len(tokens) >= engine.context:
                 raise too_long(f"{len(tokens)} tokens", engine.context)
         if endpoint.counts:
-            return _NoAnswer(endpoint.counted(len(tokens)))
+            return _DirectReply(endpoint.counted(len(tokens)))
         return _Exchange(request, translated.raw, tokens, written)
 
     def _written_by(self, engine: Engine) -> WrittenAnswers:

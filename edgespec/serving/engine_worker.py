@@ -57,7 +57,7 @@ class PrefillProgress:
 
 
 class QueueSlot:
-    """A place in the queue, held by a request until its answers are done or it is abandoned.
+    """A slot of the queue, held by a request until its answers are done or it is abandoned.
 
     Attributes:
         answers: how many of them are not done.
@@ -68,7 +68,7 @@ class QueueSlot:
         self._give_back: Callable[[], None] | None = give_back
 
     def answer_done(self) -> None:
-        """Note that an answer is done; the place is given back with the last one."""
+        """Note that an answer is done; the slot is given back with the last one."""
         self.answers -= 1
         if self.answers <= 0:
             self.release()
@@ -181,7 +181,7 @@ class EngineWorker(RequestSource):
         self._on_trouble = on_trouble
         self._parallel = parallel
         self._most = waiting + parallel
-        self._open = 0  # requests that hold a place
+        self._open = 0  # requests that hold a slot
         self._borrowers = 0  # users of the engine besides the worker's thread
         self._queue: deque[PendingAnswer] = deque()
         self._running: set[PendingAnswer] = set()
@@ -205,7 +205,7 @@ class EngineWorker(RequestSource):
 
     @contextmanager
     def queue_slot(self) -> Iterator[QueueSlot]:
-        """A place in the queue, for one request.
+        """A slot of the queue, for one request.
 
         Raises:
             QueueFull: there is none.

@@ -16,7 +16,7 @@ import pytest
 from edgespec.bench.report import plots
 from edgespec.bench.report.document import check_writable, make_document, write_whole
 from edgespec.bench.report.page import make_page
-from edgespec.bench.report.tables import format_rows
+from edgespec.bench.report.row_tables import format_rows
 from edgespec.bench.rows.figures import (
     DiskSpeed,
     Row,

@@ -10,7 +10,7 @@ import pytest
 from platformdirs import user_data_path
 
 from edgespec.cli.main import main
-from edgespec.cli.prompt.arguments import is_model
+from edgespec.cli.prompt.positionals import is_model
 from edgespec.errors import ModelFileError
 from edgespec.models.hub import catalog
 from edgespec.models.hub.external import display_name, external_models, find_external

@@ -113,7 +113,7 @@ class BatchRun:
         self._keys: list[Key] = []
         self._places = 0  # given to results so far
         self._last_place = -1  # the highest of the results that are written
-        self._in_order = ReorderBuffer()
+        self._reorder_buffer = ReorderBuffer()
 
     def run(self, input_name: str, loading: Config) -> None:
         """Answer every line that has no answer yet.
@@ -175,7 +175,7 @@ class BatchRun:
     def _requests(self, jobs: JobQueue, engine: BatchEngine) -> Iterator[Request | None]:
         """A request for each answer that is wanted and does not exist; None where there is no line yet."""
         while True:
-            job = jobs.take() if self._in_order.held < _MOST_HELD else None
+            job = jobs.take() if self._reorder_buffer.held < _MOST_HELD else None
             if job is None:
                 yield None
                 continue
@@ -267,7 +267,7 @@ class BatchRun:
         elif not self._ordered:
             self._results.record(record)
         else:
-            for each in self._in_order.add(wanted.place, record):
+            for each in self._reorder_buffer.add(wanted.place, record):
                 self._results.record(each)
 
     def _show_progress(self, status: StatusLine) -> None:

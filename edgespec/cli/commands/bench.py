@@ -312,7 +312,7 @@ class _Bench:
 
     def _write(self, measured: BenchMeasurements, about: dict[str, Any]) -> None:
         from edgespec.bench.report.document import make_document, write_whole
-        from edgespec.bench.report.tables import format_rows
+        from edgespec.bench.report.row_tables import format_rows
         from edgespec.bench.rows.figures import broken_promises
 
         document = make_document(measured, about)

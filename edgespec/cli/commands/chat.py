@@ -22,7 +22,7 @@ from edgespec.cli.options.declaration import is_on_command_line, option, with_op
 from edgespec.cli.options.output import OutputOptions
 from edgespec.cli.options.sampling import SamplingOptions
 from edgespec.cli.presets import Preset
-from edgespec.cli.prompt.arguments import FirstWord, MoreWords, NamedModel, model_and_prompt, words_of
+from edgespec.cli.prompt.positionals import FirstWord, MoreWords, NamedModel, model_and_prompt, words_of
 from edgespec.cli.prompt.standard_input import whole_prompt
 from edgespec.cli.prompt.system import SystemFile, system_prompt
 from edgespec.cli.screen.results import ResultStream

@@ -23,7 +23,7 @@ _shown: StatusLine | None = None  # the one whose line is shown
 
 
 class RemainingTime:
-    """Says how long something will still take, from how much of it is done.
+    """The time that something will still take, estimated from how much of it is done.
 
     Args:
         clock: gives seconds.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from edgespec.errors import PairingError
-from edgespec.models.gguf.checks import D2T
+from edgespec.models.gguf.header_checks import D2T
 from edgespec.models.gguf.heads.assistant import is_assistant
 from edgespec.models.gguf.heads.eagle import (
     BLOCK_ARCHITECTURE,

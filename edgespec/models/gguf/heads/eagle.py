@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import ModelFileError, PairingError
-from edgespec.models.gguf.checks import D2T
+from edgespec.models.gguf.header_checks import D2T
 from edgespec.models.gguf.heads.assistant import is_assistant
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import ArrayInfo, GGUFHeader, TensorInfo, as_count

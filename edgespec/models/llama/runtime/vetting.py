@@ -1,9 +1,9 @@
 """Vetting model files: a child process loads each of them first.
 
-llama.cpp has hundreds of assertions that abort on an inconsistent header, and `gguf.checks` anticipates only
-some of them. So no file is loaded here before a child process has loaded its header, computed a few rows with
-zeros for its weights, and survived. The verdict is saved for that header and llama.cpp build: a file is tried
-once.
+llama.cpp has hundreds of assertions that abort on an inconsistent header, and `gguf.header_checks`
+anticipates only some of them. So no file is loaded here before a child process has loaded its header,
+computed a few rows with zeros for its weights, and survived. The verdict is saved for that header and
+llama.cpp build: a file is tried once.
 """
 
 from __future__ import annotations
