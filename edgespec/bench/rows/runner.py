@@ -149,16 +149,16 @@ class Runner:
         if rendered and "prompts" not in result:
             result = self._ask("render", specs[0], "Rendering prompts")
         if "disk" in result:
-            self._take_disk(result["disk"], measured)
+            self._note_disk(result["disk"], measured)
         return list(result.get("prompts", ()))
 
     def _read_disk_again(self, measured: BenchMeasurements) -> None:
         if measured.disk is not None and not self._cancelled.is_set():
             result = self._ask("disk", None, "Reading", path=measured.disk.path)
             if "bytes_per_s" in result:
-                self._take_disk(result, measured)
+                self._note_disk(result, measured)
 
-    def _take_disk(self, result: dict[str, Any], measured: BenchMeasurements) -> None:
+    def _note_disk(self, result: dict[str, Any], measured: BenchMeasurements) -> None:
         measured.disk = measured.disk or DiskSpeed(result["path"], direct=result["direct"])
         measured.disk.bytes_per_s.append(result["bytes_per_s"])
 

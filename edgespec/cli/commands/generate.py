@@ -253,7 +253,7 @@ class _SinglePrompt:
             for chunk in engine.stream(asked, config, raw=self.raw, on_prefill=status.prefill):
                 answer = chunk.generation
                 if self.as_text:
-                    thoughts.take(chunk, status)
+                    thoughts.feed(chunk, status)
                 if chunk.text or answer is not None or not self.as_text:
                     status.clear()
                     thoughts.end()

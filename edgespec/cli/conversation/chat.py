@@ -140,7 +140,7 @@ class Chat:
                     if as_json:
                         status.clear()
                         continue
-                    self.thoughts.take(chunk, status)
+                    self.thoughts.feed(chunk, status)
                     if chunk.text or answer is not None:
                         status.clear()
                         self.thoughts.end()

@@ -33,7 +33,7 @@ class ThoughtDisplay:
         self._tokens = 0
         self._at_line_start = True
 
-    def take(self, chunk: Chunk, status: StatusLine) -> None:
+    def feed(self, chunk: Chunk, status: StatusLine) -> None:
         """Take a piece of an answer; what it has of a thought is shown."""
         if chunk.reasoning and self._began is None:
             self._began = time.monotonic()
