@@ -43,7 +43,7 @@ from edgespec.engine.engine import Engine
 from edgespec.errors import MemoryLimitError
 from edgespec.generation.config import GenerationConfig
 from edgespec.measure.throughput import sequential_speed
-from edgespec.models.gguf.mix import mix
+from edgespec.models.gguf.synthesis.mixture import mix
 from edgespec.models.llama.routers import routers_for
 from edgespec.models.llama.runtime.backend import start_backend
 from edgespec.models.llama.runtime.batch import TokenBatch

@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks.harness import parser_of, print_head, write_hollow
 from edgespec.config import Config
 from edgespec.errors import MemoryLimitError
-from edgespec.models.gguf.hollow import ModelShape
+from edgespec.models.gguf.synthesis.weightless import ModelShape
 from edgespec.plans.model_plan import plan_for
 from edgespec.profiles.store import DiskProfile, ProfileStore, disk_key
 from edgespec.progress import no_progress

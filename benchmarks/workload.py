@@ -11,7 +11,7 @@ from typing import Any
 
 from platformdirs import user_cache_path
 
-from edgespec.models.gguf.widen import widen
+from edgespec.models.gguf.synthesis.widen import widen
 from edgespec.models.hub import catalog
 from edgespec.models.llama.quantize import make_drafter
 

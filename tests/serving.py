@@ -20,12 +20,12 @@ from prometheus_client.parser import text_string_to_metric_families
 import edgespec
 from edgespec.engine.engine import Engine
 from edgespec.generation.config import GenerationConfig
-from edgespec.serving.answering import Answering
 from edgespec.serving.api.limits import Limits
 from edgespec.serving.app import Application
-from edgespec.serving.request_log import Entry
+from edgespec.serving.completion_handler import CompletionHandler
+from edgespec.serving.engine_worker import EngineWorker
+from edgespec.serving.request_log import RequestLogEntry
 from edgespec.serving.server import Server
-from edgespec.serving.worker import Worker
 from tests.waiting import PATIENCE_S
 
 CHAT, TEXT, RESPONSE = "/v1/chat/completions", "/v1/completions", "/v1/responses"
@@ -132,7 +132,7 @@ def serving(
     waiting: int = 16,
     parallel: int = 1,
     aliases: Sequence[str] = (),
-    on_request: Callable[[Entry], None] | None = None,
+    on_request: Callable[[RequestLogEntry], None] | None = None,
     system: str | None = None,
     api_key: str | None = None,
     **defaults: Any,
@@ -152,13 +152,13 @@ def serving(
     limits = limits or Limits()
     listener = socket.create_server(("127.0.0.1", 0))
     running = Running(listener.getsockname()[1])
-    worker = Worker(load(), waiting, lambda _report: load(), running.told.append, parallel=parallel)
+    worker = EngineWorker(load(), waiting, lambda _report: load(), running.told.append, parallel=parallel)
     try:
         config = GenerationConfig(**defaults)
-        answering = Answering(
+        handler = CompletionHandler(
             worker, "model", config, limits, aliases=aliases, on_request=on_request, system=system
         )
-        server = Server(Application(answering, api_key=api_key), limits)
+        server = Server(Application(handler, api_key=api_key), limits)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:

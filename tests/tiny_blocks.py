@@ -14,7 +14,7 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.models.gguf.block_heads import BlockKind
+from edgespec.models.gguf.heads.block import BlockKind
 from edgespec.models.llama.heads.blocks.reference import BlockShape, ReferenceBlockHead
 from edgespec.models.llama.heads.blocks.sample import write_block_head
 from edgespec.models.llama.heads.reference import FloatArray

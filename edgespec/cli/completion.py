@@ -83,9 +83,9 @@ def complete_words(*words: str) -> Callable[[str], list[str]]:
 def complete_model(incomplete: str) -> list[str]:
     """Models for a shell: names, and GGUF files."""
     from edgespec.models.hub import catalog
-    from edgespec.models.hub.elsewhere import models_elsewhere
+    from edgespec.models.hub.external import external_models
 
-    known = (*catalog.names(), *(model.name for model in models_elsewhere()))
+    known = (*catalog.names(), *(model.name for model in external_models()))
     names = [name for name in known if name.startswith(incomplete)]
     return names + [path for path in paths(incomplete) if path.endswith((".gguf", "/"))]
 

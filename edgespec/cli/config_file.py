@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import UsageError
-from edgespec.models.hub.elsewhere import FOLDERS
+from edgespec.models.hub.external import FOLDERS
 
 MODELS_FOLDER = "models_folder"
 TEMPLATE = """\

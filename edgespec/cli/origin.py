@@ -23,16 +23,16 @@ NO_ORIGIN: dict[str, Any] = {"model": None, "settings": None, "fingerprint": Non
 
 
 @dataclass(frozen=True)
-class ModelMark:
+class ModelIdentity:
     """The identity of a model in results.
 
     Attributes:
         name: of its file; empty if it is not known yet, as before a download.
-        mark: a hash of its header; empty likewise.
+        digest: a hash of its header; empty likewise.
     """
 
     name: str = ""
-    mark: str = ""
+    digest: str = ""
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,14 @@ class Origin:
         settings: those that are not the defaults, by name.
     """
 
-    model: ModelMark
+    model: ModelIdentity
     prompt: str
     settings: Mapping[str, Any]
 
     @classmethod
     def of(
         cls,
-        model: ModelMark,
+        model: ModelIdentity,
         prompt: object,
         config: GenerationConfig,
         *,
@@ -84,7 +84,7 @@ class Origin:
     @property
     def fingerprint(self) -> dict[str, str]:
         """16 hex digits for each of the three; empty for an unknown model."""
-        return {"model": self.model.mark, "prompt": self.prompt, "settings": _hash(self.settings)}
+        return {"model": self.model.digest, "prompt": self.prompt, "settings": _hash(self.settings)}
 
     def to_json(self) -> dict[str, Any]:
         """The fields of a result that record this."""
@@ -125,8 +125,8 @@ def same(was: str, now: str) -> bool:
     return rest_was == rest_now and (model_was == model_now or not model_was or not model_now)
 
 
-def model_mark(model: str | None) -> ModelMark:
-    """The mark of the model with that name; an empty one if it is not local, or cannot be read.
+def model_identity(model: str | None) -> ModelIdentity:
+    """The identity of the model with that name; an empty one if it is not local, or cannot be read.
 
     Nothing is downloaded; loading the model reports what is wrong with it.
     """
@@ -136,9 +136,9 @@ def model_mark(model: str | None) -> ModelMark:
     try:
         header = read_header(catalog.find(model, fetch=False))
     except (EdgeSpecError, OSError):
-        return ModelMark()
+        return ModelIdentity()
     # Without the file's name: a model that was moved is still the same.
-    return ModelMark(header.path.name, _hash(header.fingerprint))
+    return ModelIdentity(header.path.name, _hash(header.fingerprint))
 
 
 def _changes(was: object, now: Mapping[str, Any]) -> list[str]:

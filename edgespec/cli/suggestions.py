@@ -108,12 +108,12 @@ def _flags(command: Any) -> list[str]:
 
 def _may_be_model(word: str) -> bool:
     from edgespec.models.hub import catalog
-    from edgespec.models.hub.elsewhere import find_elsewhere
+    from edgespec.models.hub.external import find_external
     from edgespec.models.hub.names import parse_hub_name
 
     return (
         word.lower().endswith(".gguf")
         or catalog.entry_for(word.partition(":")[0]) is not None
         or parse_hub_name(word) is not None
-        or find_elsewhere(word) is not None
+        or find_external(word) is not None
     )

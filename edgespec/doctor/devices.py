@@ -15,8 +15,8 @@ _Q4_K = 12  # ggml's number of a quantization that many models have
 
 
 @dataclass(frozen=True)
-class DeviceFacts:
-    """A device.
+class DeviceCheck:
+    """The outcome of trying a device.
 
     Attributes:
         name: for --device.
@@ -39,7 +39,7 @@ class DeviceFacts:
         return asdict(self)
 
 
-def examine_devices(build: Build, on_progress: Progress) -> tuple[DeviceFacts, ...]:
+def examine_devices(build: Build, on_progress: Progress) -> tuple[DeviceCheck, ...]:
     """Try and measure every device, in a child process; what was measured before is not measured again."""
     if not build.gpus:
         return ()
@@ -54,8 +54,8 @@ def examine_devices(build: Build, on_progress: Progress) -> tuple[DeviceFacts, .
         try:
             card = measured(device, _Q4_K, request)
         except DeviceFailed as error:
-            found.append(DeviceFacts(*about, problem=str(error)))
+            found.append(DeviceCheck(*about, problem=str(error)))
         else:
             faster = card.seconds[-1] < card.profile.own_seconds[-1]
-            found.append(DeviceFacts(*about, describe(card), faster=faster))
+            found.append(DeviceCheck(*about, describe(card), faster=faster))
     return tuple(found)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from platformdirs import user_cache_path
 
-from edgespec.doctor.devices import DeviceFacts, examine_devices
+from edgespec.doctor.devices import DeviceCheck, examine_devices
 from edgespec.doctor.kernels import KernelFacts, examine_kernels
 from edgespec.errors import EdgeSpecError
 from edgespec.machine.disks import Disk, disk_of
@@ -76,7 +76,7 @@ class Facts:
     build: Build | None = None
     build_problem: str = ""
     kernels: KernelFacts = field(default_factory=KernelFacts)
-    devices: tuple[DeviceFacts, ...] = ()
+    devices: tuple[DeviceCheck, ...] = ()
     no_streaming: str = ""
     head_faults: Mapping[HeadFamily, str] = field(default_factory=dict)
     speed: float | None = None

@@ -9,7 +9,7 @@ from edgespec.doctor.finding import ERROR, HINT, OK, WARNING, Finding
 from edgespec.kernels.setting import owner
 from edgespec.machine.cores import FEATURES
 from edgespec.machine.gpus import AMD, INTEL, NVIDIA
-from edgespec.models.gguf.mtp import ARCHITECTURES
+from edgespec.models.gguf.heads.mtp import ARCHITECTURES
 from edgespec.models.llama.heads.families import HeadFamily
 
 # Features whose absence costs much speed.

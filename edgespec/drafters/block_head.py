@@ -1,6 +1,6 @@
 """The drafter of block heads: one pass of the head gives a whole tree.
 
-A block head (see `models.gguf.block_heads`) reads the target's hidden states of the sequence, and predicts a
+A block head (see `models.gguf.heads.block`) reads the target's hidden states of the sequence, and predicts a
 block of tokens behind it in one pass. The tree is the best one by the product of the positions' chances
 (DDTree, arXiv 2604.12989), found by the same search as the trees of models. Only the root costs a pass: all
 other nodes are known by then.

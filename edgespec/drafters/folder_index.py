@@ -18,7 +18,7 @@ from typing import IO, Protocol
 import numpy as np
 
 from edgespec.errors import UsageError
-from edgespec.files.kept import Kept
+from edgespec.files.cache_kind import CacheKind
 from edgespec.files.writing import atomic_large_write, remove_abandoned
 from edgespec.progress import Progress
 from edgespec.speculation.sources.corpus import BREAK, Corpus, CorpusBlock, Tokens, suffix_array
@@ -79,7 +79,7 @@ def open_corpus(
         raise UsageError(
             f"{source} has no files to draft from.", "Give --draft-from a folder with text files."
         )
-    folder = Kept.FILES.folder
+    folder = CacheKind.FILES.folder
     named = f"{source} {key}".encode("utf-8", "surrogateescape")
     path = folder / f"{hashlib.blake2b(named, digest_size=16).hexdigest()}.index"
     old = _read(path)

@@ -22,12 +22,12 @@ from edgespec.drafting.pair_check import head_recipe
 from edgespec.errors import ModelFileError, UsageError
 from edgespec.files.writing import atomic_large_write, writing_to
 from edgespec.models.gguf.header import read_header
-from edgespec.models.gguf.heads import read_head, require_fit
+from edgespec.models.gguf.heads.eagle import read_head, require_fit
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.safetensors import StoredTensor, read_safetensors
 from edgespec.models.gguf.types import GGUFHeader, as_count
 from edgespec.models.hub import catalog
-from edgespec.models.hub.registry import MADE, Pair, Registry, drafters_folder
+from edgespec.models.hub.registry import MADE, DrafterPair, PairRegistry, drafters_folder
 from edgespec.models.llama.heads.reference import FloatArray, HeadShape
 from edgespec.models.llama.heads.sample import write_head
 from edgespec.progress import Progress
@@ -123,7 +123,9 @@ def convert_head(
             write_head(partial, shape, weights, add_vocabulary, drafted=drafted, type_id=TYPES[quantization])
             require_fit(read_head(read_header(partial)), large)
     header, recipe = large.headers[0], head_recipe(read_header(path))
-    Registry().add(Pair(header.fingerprint, header.path.name, str(path.absolute()), MADE, recipe=recipe))
+    PairRegistry().add(
+        DrafterPair(header.fingerprint, header.path.name, str(path.absolute()), MADE, recipe=recipe)
+    )
     return ConvertedHead(path, header.path, shape.layers, path.stat().st_size)
 
 

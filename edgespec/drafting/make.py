@@ -31,7 +31,7 @@ from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.split_files import split_paths
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
-from edgespec.models.hub.registry import MADE, Pair, Registry, drafters_folder
+from edgespec.models.hub.registry import MADE, DrafterPair, PairRegistry, drafters_folder
 from edgespec.models.llama.quantize import KEEP, QUANTIZATIONS, make_drafter
 from edgespec.progress import Progress, no_progress
 
@@ -171,8 +171,8 @@ def make_for(target: str, options: MakeOptions, on_progress: Progress | None = N
     with AgreementMeter(output, judging, repack=True) as reader:
         agreement, step_s = reader.agreement(judging), reader.step_s()
     meter.close()
-    Registry().add(
-        Pair(
+    PairRegistry().add(
+        DrafterPair(
             header.fingerprint,
             header.path.name,
             str(output.absolute()),

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import PairingError, UsageError
-from edgespec.models.gguf.block_heads import ASSISTANT, head_kind
 from edgespec.models.gguf.header import read_header
-from edgespec.models.gguf.heads import is_head
+from edgespec.models.gguf.heads.block import ASSISTANT, head_kind
+from edgespec.models.gguf.heads.eagle import is_head
+from edgespec.models.gguf.heads.mtp_file import is_mtp_file
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.gguf.mtp_file import is_mtp_file
 from edgespec.models.gguf.split_files import split_paths
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
-from edgespec.models.hub.registry import MADE, REGISTERED, Pair, Registry, drafters_folder
+from edgespec.models.hub.registry import MADE, REGISTERED, DrafterPair, PairRegistry, drafters_folder
 from edgespec.models.llama.tokenizer.compatibility import CompatibilityCheck, compare
 from edgespec.progress import Progress
 from edgespec.units import readable
@@ -37,7 +37,7 @@ class PairCheck:
     drafter: Path
     checks: tuple[CompatibilityCheck, ...]
     fits: bool
-    pair: Pair | None
+    pair: DrafterPair | None
 
     @property
     def conclusion(self) -> str:
@@ -100,13 +100,13 @@ def examine_pair(
         return PairCheck(paths[0], paths[1], checks, fits=False, pair=None)
     kind = MADE if drafters_folder() in paths[1].absolute().parents else REGISTERED
     recipe = head_recipe(headers[1])
-    pair = Pair(headers[0].fingerprint, paths[0].name, str(paths[1].absolute()), kind, recipe=recipe)
+    pair = DrafterPair(headers[0].fingerprint, paths[0].name, str(paths[1].absolute()), kind, recipe=recipe)
     if measure_agreement and not head:  # what a head would write alone says nothing
         from edgespec.drafting.agreement import measure
 
         found = measure(paths[0], paths[1], on_progress)
-        pair = Pair(**asdict(pair) | {"top1": found.top1, "top4": found.top4, "tokens": found.tokens})
-    Registry().add(pair)
+        pair = DrafterPair(**asdict(pair) | {"top1": found.top1, "top4": found.top4, "tokens": found.tokens})
+    PairRegistry().add(pair)
     return PairCheck(paths[0], paths[1], checks, fits=True, pair=pair)
 
 

@@ -16,7 +16,7 @@ from edgespec.generation.result import Chunk, FinishReason, Generation, PassReco
 from edgespec.generation.tools import CallPiece
 from edgespec.machine.probe import peak_rss
 from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
-from edgespec.models.text.answer_parts import Part, PartsReader
+from edgespec.models.text.answer_parts import AnswerPart, PartsReader
 from edgespec.models.text.stream import TextStream
 from edgespec.speculation.methods import DecodingMethod
 from edgespec.speculation.tree import Acceptance, FloatArray, TokenTree
@@ -238,7 +238,7 @@ class AnswerBuilder:
             return self._vocabulary.piece(token, control=True)
         return self._vocabulary.piece(token)
 
-    def _add(self, parts: Iterable[Part]) -> None:
+    def _add(self, parts: Iterable[AnswerPart]) -> None:
         for part in parts:
             if self._stream.stopped:
                 return

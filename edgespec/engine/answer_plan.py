@@ -18,9 +18,9 @@ from edgespec.models.text.calls.syntax import CallSyntax
 from edgespec.models.text.channels import ChannelParts
 from edgespec.models.text.encoding import Encoder
 from edgespec.models.text.grammar.matchers import Grammars
-from edgespec.models.text.outline.outline import Outline
-from edgespec.models.text.outline.pieces import Pieces
-from edgespec.models.text.outline.steps import Calls, Choice, Form, Thought
+from edgespec.models.text.structured_output.answer_matcher import AnswerMatcher
+from edgespec.models.text.structured_output.steps import ChoiceStep, GrammarStep, Thought, ToolCallGrammar
+from edgespec.models.text.structured_output.token_bytes import TokenBytes
 from edgespec.speculation.constraint import Constraint, Matcher
 
 
@@ -45,7 +45,7 @@ class AnswerPlanner:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._grammars = Grammars(vocabulary)
-        self._pieces: dict[frozenset[int], Pieces] = {}
+        self._token_bytes: dict[frozenset[int], TokenBytes] = {}
         self._marks: dict[AnswerFormat, frozenset[int]] = {}
 
     def plan(
@@ -86,8 +86,8 @@ class AnswerPlanner:
         elif shown_only:
             calls = _no_calls(form.calls, config.tools)
         thinking = None if thought is None or not thinks else _thought(thought, syntax, config, opened=opened)
-        outline = self._outline(config, thinking, calls, shown)
-        return AnswerPlan(self._constrained(len(prompt), outline, config), parts, shown)
+        matcher = self._answer_matcher(config, thinking, calls, shown)
+        return AnswerPlan(self._constrained(len(prompt), matcher, config), parts, shown)
 
     def _constraint(self, prompt_tokens: int, grammar: Grammar | None) -> Constraint | None:
         if grammar is None:
@@ -97,9 +97,9 @@ class AnswerPlanner:
             grammars.matcher(grammar), prompt_tokens, grammars.ends, lambda: grammars.forget(grammar)
         )
 
-    def _constrained(self, prompt_tokens: int, outline: Outline, config: GenerationConfig) -> Constraint:
+    def _constrained(self, prompt_tokens: int, answer: AnswerMatcher, config: GenerationConfig) -> Constraint:
         grammars = self._grammars
-        used = [Grammar(form.kind, form.text) for form in _forms(outline.calls)]
+        used = [Grammar(step.kind, step.text) for step in _grammar_steps(answer.calls)]
         used += [config.grammar] if config.grammar is not None else []
 
         def forget() -> None:
@@ -108,20 +108,20 @@ class AnswerPlanner:
 
         for grammar in used:
             grammars.matcher(grammar)  # raises what is wrong with it, before anything is generated
-        matcher: Matcher = outline
+        matcher: Matcher = answer
         return Constraint(matcher, prompt_tokens, grammars.ends, forget)
 
-    def _outline(
+    def _answer_matcher(
         self,
         config: GenerationConfig,
         thought: Thought | None,
-        calls: Calls | None,
+        calls: ToolCallGrammar | None,
         shown: frozenset[int],
-    ) -> Outline:
+    ) -> AnswerMatcher:
         grammar = config.grammar
         whole = None if grammar is None else partial(self._grammars.matcher, grammar)
-        return Outline(
-            self._pieces.setdefault(shown, Pieces(self._vocabulary, shown)),
+        return AnswerMatcher(
+            self._token_bytes.setdefault(shown, TokenBytes(self._vocabulary, shown)),
             self._tokens,
             self._matcher,
             thought=thought,
@@ -134,16 +134,16 @@ class AnswerPlanner:
         if not syntax.in_fences or config.tool_choice != "auto":
             return None
         calls = _calls(syntax, config)
-        (form,) = _forms(calls)
+        (step,) = _grammar_steps(calls)
 
         def fits(call: str) -> bool:
-            matcher, tokens = self._matcher(form), self._vocabulary.tokenize(call, control=False)
+            matcher, tokens = self._matcher(step), self._vocabulary.tokenize(call, control=False)
             return matcher.try_consume_tokens(tokens) == len(tokens) and bool(matcher.is_accepting())
 
         return FenceReader(config.tools, fits, several=config.parallel_tool_calls)
 
-    def _matcher(self, form: Form) -> Any:
-        return self._grammars.matcher(Grammar(form.kind, form.text))
+    def _matcher(self, step: GrammarStep) -> Any:
+        return self._grammars.matcher(Grammar(step.kind, step.text))
 
     def _tokens(self, text: str) -> list[int]:
         """The tokens of a text with marks, without the space that some tokenizers put first."""
@@ -199,38 +199,38 @@ def _thought(
     )
 
 
-def _calls(syntax: CallSyntax, config: GenerationConfig) -> Calls:
+def _calls(syntax: CallSyntax, config: GenerationConfig) -> ToolCallGrammar:
     required = config.tool_choice != "auto"
     tools = [tool for tool in config.tools if tool.name == config.tool_choice] or config.tools
     several = config.parallel_tool_calls and config.tool_choice in CHOICES
-    more = syntax.more_triggers(tools)
-    return Calls(
+    others = syntax.more_triggers(tools)
+    return ToolCallGrammar(
         trigger=syntax.trigger.encode(),
         steps=syntax.steps(tools, several=several),
-        fed=syntax.trigger_is_json,
+        trigger_in_grammar=syntax.trigger_is_json,
         first_only=syntax.first_only,
         repeats=syntax.repeats and several,
         required=required,
-        more=tuple((trigger.encode(), steps) for trigger, steps in more.items()),
-        before=harmony.ASSISTANT.encode() if syntax.in_channels else b"",
+        other_triggers=tuple((trigger.encode(), steps) for trigger, steps in others.items()),
+        prompt_end=harmony.ASSISTANT.encode() if syntax.in_channels else b"",
     )
 
 
-def _no_calls(syntax: CallSyntax, tools: Sequence[Tool]) -> Calls:
+def _no_calls(syntax: CallSyntax, tools: Sequence[Tool]) -> ToolCallGrammar:
     """Expect nothing but text, although the prompt shows tools."""
-    return Calls(
+    return ToolCallGrammar(
         trigger=syntax.trigger.encode(),
         steps=(),
         first_only=syntax.first_only,
-        more=tuple((trigger.encode(), ()) for trigger in syntax.more_triggers(tools)),
-        before=harmony.ASSISTANT.encode() if syntax.in_channels else b"",
+        other_triggers=tuple((trigger.encode(), ()) for trigger in syntax.more_triggers(tools)),
+        prompt_end=harmony.ASSISTANT.encode() if syntax.in_channels else b"",
         forbidden=True,
     )
 
 
-def _forms(calls: Calls | None) -> list[Form]:
-    """All forms in calls, each once."""
+def _grammar_steps(calls: ToolCallGrammar | None) -> list[GrammarStep]:
+    """The grammars in calls, each once."""
     steps = [] if calls is None else [step for _, steps in calls.triggers for step in steps]
-    forms = [step for step in steps if isinstance(step, Form)]
-    forms += [form for step in steps if isinstance(step, Choice) for _, form in step.options]
-    return list(dict.fromkeys(forms))
+    found = [step for step in steps if isinstance(step, GrammarStep)]
+    found += [grammar for step in steps if isinstance(step, ChoiceStep) for _, grammar in step.options]
+    return list(dict.fromkeys(found))

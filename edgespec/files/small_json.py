@@ -21,7 +21,7 @@ def read_json(path: Path, parse: Callable[[Any], _T]) -> _T | None:
         return None
 
 
-def keep_json(path: Path, value: Any, indent: int | None = None) -> None:
+def save_json(path: Path, value: Any, indent: int | None = None) -> None:
     """Write a value for later runs; if that fails, they find it again."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)

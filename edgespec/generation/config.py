@@ -11,7 +11,7 @@ from edgespec.arguments import check_fields, shown
 from edgespec.errors import GrammarError, UsageError
 from edgespec.generation.rules import Rule, parse_rule
 from edgespec.generation.short_repr import short_repr
-from edgespec.generation.thinking import Think, parse_think, think_text
+from edgespec.generation.thinking import ThinkingRequest, parse_think, think_text
 from edgespec.generation.tools import Tool, check_choice, tools_of
 
 MAX_SEED = 2**63 - 1
@@ -177,7 +177,7 @@ class GenerationConfig:
         )
 
     @property
-    def thinking(self) -> Think:
+    def thinking(self) -> ThinkingRequest:
         """The thinking of a model that can think."""
         return parse_think(self.think)
 

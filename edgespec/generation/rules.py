@@ -14,7 +14,7 @@ from edgespec.errors import UsageError, did_you_mean
 
 
 @dataclass(frozen=True)
-class Parameter:
+class RuleParameter:
     """A number that tunes a rule.
 
     Attributes:
@@ -44,7 +44,7 @@ class RuleKind:
     lossy: bool = False
     invariant: bool = False
     drawn: bool = False
-    parameters: Mapping[str, Parameter] | None = None
+    parameters: Mapping[str, RuleParameter] | None = None
 
 
 KINDS: Mapping[str, RuleKind] = {
@@ -58,18 +58,18 @@ KINDS: Mapping[str, RuleKind] = {
     "spectr": RuleKind(drawn=True),
     "recursive": RuleKind(drawn=True),
     "typical": RuleKind(
-        lossy=True, parameters={"epsilon": Parameter(0.09, 0, 1), "delta": Parameter(0.3, 0, 1)}
+        lossy=True, parameters={"epsilon": RuleParameter(0.09, 0, 1), "delta": RuleParameter(0.3, 0, 1)}
     ),
-    "lenience": RuleKind(lossy=True, parameters={"factor": Parameter(0.5, 0, 1)}),
+    "lenience": RuleKind(lossy=True, parameters={"factor": RuleParameter(0.5, 0, 1)}),
     "topk-gap": RuleKind(
-        lossy=True, parameters={"k": Parameter(3, 1, 1000, whole=True), "gap": Parameter(1.0, 0, 100)}
+        lossy=True, parameters={"k": RuleParameter(3, 1, 1000, whole=True), "gap": RuleParameter(1.0, 0, 100)}
     ),
     "rollback": RuleKind(
         lossy=True,
         parameters={
-            "distance": Parameter(3.0, 0, 100),
-            "fallback": Parameter(0.5, 0, 1),
-            "mismatches": Parameter(0, 0, 1000, whole=True),
+            "distance": RuleParameter(3.0, 0, 100),
+            "fallback": RuleParameter(0.5, 0, 1),
+            "mismatches": RuleParameter(0, 0, 1000, whole=True),
         },
     ),
 }
@@ -132,7 +132,7 @@ def parse_rule(text: str) -> Rule:
     return Rule(name, tuple(values.items()))
 
 
-def _number(rule: str, key: str, text: str, parameter: Parameter) -> float:
+def _number(rule: str, key: str, text: str, parameter: RuleParameter) -> float:
     pattern = r"\d{1,9}" if parameter.whole else r"\d{1,9}(\.\d{1,18})?|\.\d{1,18}"
     readable = re.fullmatch(pattern, text, re.ASCII)
     if readable is None or not parameter.low <= float(text) <= parameter.high:

@@ -13,7 +13,7 @@ _BUDGET = re.compile(r"(?:budget[ :=]\s*)?(\d{1,7})", re.ASCII)
 
 
 @dataclass(frozen=True)
-class Think:
+class ThinkingRequest:
     """A request for thinking by a model that can think.
 
     Attributes:
@@ -44,7 +44,7 @@ def think_text(value: object) -> str:
     )
 
 
-def parse_think(text: str) -> Think:
+def parse_think(text: str) -> ThinkingRequest:
     """Parse "auto", "on", "off", "low", "medium", "high", "500" or "budget 500".
 
     Raises:
@@ -52,11 +52,11 @@ def parse_think(text: str) -> Think:
     """
     word = text.strip().lower()
     if word in ("auto", ""):
-        return Think()
+        return ThinkingRequest()
     if word in ("on", "off"):
-        return Think(enabled=word == "on")
+        return ThinkingRequest(enabled=word == "on")
     if word in EFFORTS:
-        return Think(enabled=True, effort=word)
+        return ThinkingRequest(enabled=True, effort=word)
     match = _BUDGET.fullmatch(word)
     if match is None or int(match[1]) > MOST_BUDGET:
         shown = text if len(text) <= 40 else text[:39] + "…"
@@ -64,4 +64,4 @@ def parse_think(text: str) -> Think:
             f"think is '{shown}'.",
             f"It must be auto, on, off, {', '.join(EFFORTS)}, or the most tokens of a thought.",
         )
-    return Think(enabled=True, budget=int(match[1]))
+    return ThinkingRequest(enabled=True, budget=int(match[1]))

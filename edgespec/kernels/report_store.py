@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
 
 from edgespec.errors import BackendError
-from edgespec.files.small_json import keep_json, read_json
+from edgespec.files.small_json import read_json, save_json
 from edgespec.kernels.native.build import library_path
 from edgespec.kernels.rebuild import rebuild_command
 from edgespec.kernels.report import TrialReport
@@ -94,7 +94,7 @@ def _saved_or_new(path: Path, trial: Trial, *, again: bool = False) -> TrialRepo
         report = None if again else _read(path)
         if report is None:
             report = trial()
-            keep_json(path, report.to_json(), indent=1)
+            save_json(path, report.to_json(), indent=1)
     return report
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from edgespec.costs.pass_time import RoundCosts
 from edgespec.drafters.kinds import DRAFTER_KINDS, NO_DRAFTER
 from edgespec.engine.target import Target
-from edgespec.files.kept import Kept
+from edgespec.files.cache_kind import CacheKind
 from edgespec.files.secret import user_secret
 from edgespec.loading.models import open_model
-from edgespec.loading.plan import LoadPlan
+from edgespec.loading.plan import Plan
 from edgespec.loading.state import LoadState
 from edgespec.measure.initial_costs import initial_costs
 from edgespec.models.gguf.header import read_header
@@ -50,11 +50,11 @@ def open_policy(target: ModelFiles, drafter: str, state: LoadState) -> TreePolic
     """The tree policy, with what it learned of this pair in earlier runs, if that may be used."""
     pair = [target.headers[0].fingerprint + state.variant, drafter]
     secret = user_secret() if state.config.speculation.learn else None
-    store = TableStore() if secret is None else TableFile.for_pair(Kept.LEARNED.folder, pair, secret)
+    store = TableStore() if secret is None else TableFile.for_pair(CacheKind.LEARNED.folder, pair, secret)
     return tree_policy(state.config.speculation.tree, store)
 
 
-def tree_limits(plan: LoadPlan, policy: TreePolicy, *, experts: bool = False) -> TreeLimits:
+def tree_limits(plan: Plan, policy: TreePolicy, *, experts: bool = False) -> TreeLimits:
     """Return the limits of every tree.
 
     Args:
@@ -69,7 +69,7 @@ def tree_limits(plan: LoadPlan, policy: TreePolicy, *, experts: bool = False) ->
     return policy.clamp(limits, speculation.tree_depth, speculation.tree_width)
 
 
-def open_drafter(target: Target, limits: TreeLimits, plan: LoadPlan, state: LoadState) -> Drafter:
+def open_drafter(target: Target, limits: TreeLimits, plan: Plan, state: LoadState) -> Drafter:
     """The drafter: a model, prompt lookup, both, or none.
 
     Raises:
@@ -103,7 +103,7 @@ def file_sources(target: Target, state: LoadState) -> list[Proposer]:
     return [FileSource(corpus)]
 
 
-def load_drafter(files: ModelFiles, plan: LoadPlan, state: LoadState) -> Model:
+def load_drafter(files: ModelFiles, plan: Plan, state: LoadState) -> Model:
     """The weights of a model that drafts; without the target's vocabulary, if it has the same.
 
     Raises:
@@ -123,7 +123,7 @@ def _open_model_drafter(
     vocabulary: Vocabulary,
     limits: TreeLimits,
     proposers: Sequence[Proposer],
-    plan: LoadPlan,
+    plan: Plan,
     state: LoadState,
 ) -> Drafter:
     path = files.paths[0]

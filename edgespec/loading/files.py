@@ -8,20 +8,20 @@ from pathlib import Path
 
 from edgespec.costs.planner import DraftingCosts, alternatives, best
 from edgespec.errors import EdgeSpecError, UsageError
-from edgespec.loading.plan import LoadPlanner
+from edgespec.loading.plan import Planner
 from edgespec.loading.state import LoadState
-from edgespec.models.gguf.assistant import is_assistant, read_assistant, require_assistant_fits
-from edgespec.models.gguf.block_heads import is_block_head, read_any_head
 from edgespec.models.gguf.footprint import USUAL_NODES
 from edgespec.models.gguf.header import read_header
-from edgespec.models.gguf.heads import is_head, require_fit
+from edgespec.models.gguf.heads.assistant import is_assistant, read_assistant, require_assistant_fits
+from edgespec.models.gguf.heads.block import is_block_head, read_any_head
+from edgespec.models.gguf.heads.eagle import is_head, require_fit
+from edgespec.models.gguf.heads.mtp import mtp_fault, require_mtp
+from edgespec.models.gguf.heads.mtp_file import MTPFile, drafter_files, is_mtp_file, require_mtp_file_fits
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
-from edgespec.models.gguf.mtp import mtp_fault, require_mtp
-from edgespec.models.gguf.mtp_file import MTPFile, drafter_files, is_mtp_file, require_mtp_file_fits
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
-from edgespec.models.hub.drafter_choice import FAMILY, Candidate, drafters_that_fit
-from edgespec.models.hub.registry import Registry
+from edgespec.models.hub.drafter_choice import FAMILY, DrafterCandidate, drafters_that_fit
+from edgespec.models.hub.registry import PairRegistry
 from edgespec.models.llama.heads.families import HeadFamily
 from edgespec.models.llama.heads.support import require_support
 from edgespec.models.llama.runtime.vetting import require_loadable
@@ -96,7 +96,7 @@ def read_mtp(target: ModelFiles) -> MTPLayers:
     return layers
 
 
-def find_drafter(planner: LoadPlanner, state: LoadState) -> ModelFiles | None:
+def find_drafter(planner: Planner, state: LoadState) -> ModelFiles | None:
     """The files of the drafter; None if it is no model.
 
     Raises:
@@ -114,7 +114,7 @@ def find_drafter(planner: LoadPlanner, state: LoadState) -> ModelFiles | None:
     return _best_drafter(planner, state) if searched else None
 
 
-def _best_drafter(planner: LoadPlanner, state: LoadState) -> ModelFiles | None:
+def _best_drafter(planner: Planner, state: LoadState) -> ModelFiles | None:
     """The best drafter on this machine for the target, and a note that says which.
 
     A drafter that a person has registered or made comes before the target's own layers. These come before
@@ -124,7 +124,7 @@ def _best_drafter(planner: LoadPlanner, state: LoadState) -> ModelFiles | None:
     state.notes += (
         f"The drafter {gone.path} of this target no longer exists. "
         f"'edgespec models remove {gone.path}' forgets it."
-        for gone in Registry().missing(target.headers[0].fingerprint)
+        for gone in PairRegistry().missing(target.headers[0].fingerprint)
     )
     found = drafters_that_fit(
         target, budget=planner.budget, n_cells=context.n_cells, n_outputs=context.n_outputs
@@ -144,7 +144,7 @@ def _best_drafter(planner: LoadPlanner, state: LoadState) -> ModelFiles | None:
     return None
 
 
-def _own_layers(planner: LoadPlanner, state: LoadState) -> MTPLayers | None:
+def _own_layers(planner: Planner, state: LoadState) -> MTPLayers | None:
     """The target's own layers for further tokens, if they can draft and leave its weights where they are."""
     target = planner.target
     if mtp_fault(target):
@@ -165,11 +165,11 @@ def _own_layers(planner: LoadPlanner, state: LoadState) -> MTPLayers | None:
 class DrafterChoice:
     """The drafter to take, and why, as the end of a sentence."""
 
-    candidate: Candidate
+    candidate: DrafterCandidate
     reason: str
 
 
-def choose_candidate(found: Sequence[Candidate], planner: LoadPlanner) -> DrafterChoice:
+def choose_candidate(found: Sequence[DrafterCandidate], planner: Planner) -> DrafterChoice:
     """The best of several candidates.
 
     Their order decides, unless runs have measured the draft steps and the accepted tokens of the first one
@@ -197,7 +197,7 @@ def choose_candidate(found: Sequence[Candidate], planner: LoadPlanner) -> Drafte
     return DrafterChoice(found[0], f"{usual.reason}, {why}")
 
 
-def _speed(candidate: Candidate, planner: LoadPlanner) -> float | None:
+def _speed(candidate: DrafterCandidate, planner: Planner) -> float | None:
     """Tokens per second with the best size of trees; None if something of it was not measured."""
     try:
         drafter = drafter_files(read_header(candidate.path))

@@ -14,15 +14,15 @@ from edgespec.errors import BackendError, PairingError, UsageError
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.loading.drafter import file_sources
 from edgespec.loading.models import open_model
-from edgespec.loading.plan import LoadPlan
+from edgespec.loading.plan import Plan
 from edgespec.loading.state import LoadState
-from edgespec.models.gguf.assistant import is_assistant, read_assistant
-from edgespec.models.gguf.block_heads import BlockKind, is_block_head, read_any_head
-from edgespec.models.gguf.heads import is_head
+from edgespec.models.gguf.heads.assistant import is_assistant, read_assistant
+from edgespec.models.gguf.heads.block import BlockKind, is_block_head, read_any_head
+from edgespec.models.gguf.heads.eagle import is_head
+from edgespec.models.gguf.heads.markov import MarkovHead
+from edgespec.models.gguf.heads.mtp import MTP_NAME
+from edgespec.models.gguf.heads.mtp_file import MTPFile
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
-from edgespec.models.gguf.markov import MarkovHead
-from edgespec.models.gguf.mtp import MTP_NAME
-from edgespec.models.gguf.mtp_file import MTPFile
 from edgespec.models.gguf.vocabulary import same_tokens
 from edgespec.models.llama.heads.assistant import AssistantContext
 from edgespec.models.llama.heads.blocks.context import BlockContext
@@ -71,7 +71,7 @@ def require_hidden_states(model: Model, context: Context, shown: Shown) -> None:
 
 
 def open_head(
-    files: ModelFiles, target: Target, shown: Shown, plan: LoadPlan, state: LoadState
+    files: ModelFiles, target: Target, shown: Shown, plan: Plan, state: LoadState
 ) -> HeadDrafter | AssistantDrafter:
     """The head as a drafter, which the target shows its hidden states from now on.
 
@@ -111,7 +111,7 @@ def _open_block_head(
     files: ModelFiles,
     target: Target,
     shown: Shown,
-    plan: LoadPlan,
+    plan: Plan,
     state: LoadState,
     proposers: Sequence[Proposer],
 ) -> BlockHeadDrafter:
@@ -124,7 +124,7 @@ def _open_block_head(
     return drafter
 
 
-def _open_assistant(files: ModelFiles, target: Target, plan: LoadPlan, state: LoadState) -> AssistantContext:
+def _open_assistant(files: ModelFiles, target: Target, plan: Plan, state: LoadState) -> AssistantContext:
     """The context of an assistant, in the cells of its target; raises as `open_head`."""
     if plan.assignment is not None:
         raise UsageError(
@@ -150,7 +150,7 @@ class _Sizes(TypedDict):
     abort: AbortFlag
 
 
-def _sizes(plan: LoadPlan, state: LoadState) -> _Sizes:
+def _sizes(plan: Plan, state: LoadState) -> _Sizes:
     return {
         "n_cells": plan.context.n_cells,
         "n_sequences": plan.context.n_sequences,
@@ -159,7 +159,7 @@ def _sizes(plan: LoadPlan, state: LoadState) -> _Sizes:
     }
 
 
-def _open_file(files: ModelFiles, target: Target, plan: LoadPlan, state: LoadState) -> Model:
+def _open_file(files: ModelFiles, target: Target, plan: Plan, state: LoadState) -> Model:
     """The weights of a head in a file of its own; raises as `open_head`."""
     path = files.paths[0]
     same = same_tokens(plan.target.headers[0], files.headers[0])

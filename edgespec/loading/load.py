@@ -14,8 +14,8 @@ from edgespec.drafters.model import ModelDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.target import Target
 from edgespec.errors import MemoryLimitError
+from edgespec.files.cache_kind import CacheKind
 from edgespec.files.checked import CheckedFiles
-from edgespec.files.kept import Kept
 from edgespec.kernels.layouts import own_in_use
 from edgespec.kernels.native.build import COMMAND, build_once, library_path
 from edgespec.kernels.report_store import ensure_report, report_notes, stored_report
@@ -34,7 +34,7 @@ from edgespec.loading.drafter import (
 )
 from edgespec.loading.files import find_drafter, read_model
 from edgespec.loading.heads import Shown, hidden_states, open_head
-from edgespec.loading.plan import LoadPlan, LoadPlanner, SequencePlan
+from edgespec.loading.plan import Plan, Planner, SequencePlan
 from edgespec.loading.sequences import plan_sequences
 from edgespec.loading.state import LoadState
 from edgespec.loading.target import open_target
@@ -80,7 +80,7 @@ def open_engine(config: Config, on_progress: Progress | None = None) -> Engine:
     with state.undone_on_failure():
         engine = _open_engine(path, state)
     if config.memory.prompt_cache:
-        _keep_prompts(engine, CheckedFiles(Kept.PROMPTS.folder, config.memory.prompt_cache_size))
+        _keep_prompts(engine, CheckedFiles(CacheKind.PROMPTS.folder, config.memory.prompt_cache_size))
     return engine
 
 
@@ -109,7 +109,7 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
     )
     machine = MachineSnapshot.read(state.n_threads, cards, state.workers)
     adapter_bytes = sum(adapter.header.file_bytes for adapter in state.adapters)
-    planner = LoadPlanner(target_files, config, machine, beside=adapter_bytes)
+    planner = Planner(target_files, config, machine, beside=adapter_bytes)
     drafter_files = find_drafter(planner, state)
     planner = replace(planner, usual_nodes=usual_nodes(planner))
     planner = replace(planner, sequences=plan_sequences(planner, drafter_files), measured=True)
@@ -155,20 +155,20 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
 
 
 def _open_planned(
-    planner: LoadPlanner, drafter: ModelFiles | None, shown: Shown | None, state: LoadState
-) -> tuple[LoadPlan, Target, ChatTemplate | None]:
+    planner: Planner, drafter: ModelFiles | None, shown: Shown | None, state: LoadState
+) -> tuple[Plan, Target, ChatTemplate | None]:
     """The target, opened by a plan: with fewer layers on devices, if these have too little memory.
 
     What a device says is free may be gone a moment later, and drivers take some of it themselves.
     """
 
-    def load_meanwhile(plan: LoadPlan) -> None:
+    def load_meanwhile(plan: Plan) -> None:
         """Load the drafter while the disk is busy with the target; a head is opened after its target."""
         if drafter is not None and shown is None and state.drafter is None:
             state.drafter = load_drafter(drafter, plan, state)
 
     while True:
-        plan: LoadPlan | None = None
+        plan: Plan | None = None
         state.drafter = None
         try:
             with state.undone_on_memory_limit():
@@ -187,7 +187,7 @@ def _open_planned(
             )
 
 
-def _plan_with_sequences(planner: LoadPlanner, drafter: ModelFiles | None) -> LoadPlan:
+def _plan_with_sequences(planner: Planner, drafter: ModelFiles | None) -> Plan:
     """The plan with cells for several sequences; or for a single one, if what was estimated does not fit."""
     sequences = planner.sequences
     try:

@@ -54,7 +54,7 @@ class SequencePlan:
 
 
 @dataclass(frozen=True)
-class LoadPlan:
+class Plan:
     """The places of the weights of a target and its drafter, and the memory that these take.
 
     Attributes:
@@ -118,7 +118,7 @@ class LoadPlan:
         """The places of layers, for keys; empty if all are on the processor."""
         return f" layers={self.assignment.key}" if self.assignment is not None else ""
 
-    def with_layout(self, layout: StreamLayout) -> LoadPlan:
+    def with_layout(self, layout: StreamLayout) -> Plan:
         """The plan with other places of streamed weights."""
         return replace(self, memory=replace(self.memory, layout=layout, holding=layout.holding))
 
@@ -158,7 +158,7 @@ class LoadPlan:
 
 
 @dataclass(frozen=True)
-class LoadPlanner:
+class Planner:
     """Plans for one target on one machine.
 
     Attributes:
@@ -230,7 +230,7 @@ class LoadPlanner:
     def _indexing(self) -> int:
         return 0 if self.config.speculation.draft_from is None else MAKING_BYTES
 
-    def plan(self, drafter: ModelFiles | None = None) -> LoadPlan:
+    def plan(self, drafter: ModelFiles | None = None) -> Plan:
         """The plan for the target with a drafter, with the rows of a pass that suit the memory best.
 
         Raises:
@@ -265,7 +265,7 @@ class LoadPlanner:
         *,
         budget: int | None = None,
         on_cards: CardPlacement | None = None,
-    ) -> LoadPlan:
+    ) -> Plan:
         """Place weights that need so much.
 
         Args:
@@ -323,8 +323,8 @@ class LoadPlanner:
         on_cards: CardPlacement,
         notes: tuple[str, ...],
         warnings: tuple[str, ...],
-    ) -> LoadPlan:
-        return LoadPlan(
+    ) -> Plan:
+        return Plan(
             self.config,
             self.target,
             drafter,

@@ -13,7 +13,7 @@ from dataclasses import replace
 from edgespec.costs.batches import SIZES, SequenceCells, fewest_sequences, predict_batch
 from edgespec.costs.planner import TargetPasses
 from edgespec.errors import MemoryLimitError
-from edgespec.loading.plan import LoadPlan, LoadPlanner, SequencePlan
+from edgespec.loading.plan import Plan, Planner, SequencePlan
 from edgespec.models.gguf.footprint import USUAL_TEXT, cell_bytes
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.offload.planning.needs import MemoryNeeds
@@ -24,7 +24,7 @@ _SHARE = 1 / 8  # of a streamed model's budget for the cells of company, where i
 _SURE = 0.95  # of the budget: what is estimated to take no more fits
 
 
-def plan_sequences(planner: LoadPlanner, drafter: ModelFiles | None) -> SequencePlan:
+def plan_sequences(planner: Planner, drafter: ModelFiles | None) -> SequencePlan:
     """The number of sequences for which the options ask, and the cells that there is memory for."""
     config, target = planner.config, planner.target
     parallel = config.batching.parallel
@@ -59,11 +59,11 @@ def plan_sequences(planner: LoadPlanner, drafter: ModelFiles | None) -> Sequence
 
 
 def _possible(
-    planner: LoadPlanner, drafter: ModelFiles | None, cells: SequenceCells, sizes: Sequence[int]
-) -> dict[int, LoadPlan]:
+    planner: Planner, drafter: ModelFiles | None, cells: SequenceCells, sizes: Sequence[int]
+) -> dict[int, Plan]:
     """The plan for each number of sequences that there is room for."""
     alone = planner.needs(drafter)
-    possible: dict[int, LoadPlan] = {}
+    possible: dict[int, Plan] = {}
     for sequences in sizes:
         try:
             plan = planner.place(with_cells(alone, (sequences - 1) * cells.sequence_bytes), drafter)
@@ -82,7 +82,7 @@ def with_cells(needs: MemoryNeeds, n_bytes: int) -> MemoryNeeds:
     return replace(needs, footprints=[replace(first, cache=first.cache + n_bytes), *others])
 
 
-def _chosen(possible: Mapping[int, LoadPlan], passes: TargetPasses | None, asked: int | None) -> int:
+def _chosen(possible: Mapping[int, Plan], passes: TargetPasses | None, asked: int | None) -> int:
     """Choose for how many sequences the cache gets cells."""
     most = max(possible)
     if passes is None:

@@ -9,7 +9,7 @@ from typing import TypeVar
 from edgespec.config import Config, ModelConfig
 from edgespec.errors import MemoryLimitError
 from edgespec.loading.adapters import Adapter
-from edgespec.loading.plan import LoadPlan
+from edgespec.loading.plan import Plan
 from edgespec.machine.cores import default_threads
 from edgespec.models.llama.first_layers import FirstLayers
 from edgespec.models.llama.runtime.abort import AbortFlag
@@ -42,7 +42,7 @@ class LoadState:
         self.abort = AbortFlag()
         self.notes: list[str] = []
         self.n_threads = config.devices.threads or default_threads()
-        self.plan: LoadPlan | None = None
+        self.plan: Plan | None = None
         self.adapters: list[Adapter] = []
         self.workers: WorkerPool | None = None
         self.warnings: list[str] = []
@@ -92,7 +92,7 @@ class LoadState:
             raise
 
 
-def _with_figures(error: MemoryLimitError, plan: LoadPlan) -> MemoryLimitError:
+def _with_figures(error: MemoryLimitError, plan: Plan) -> MemoryLimitError:
     return MemoryLimitError(
         f"{error.what} About {readable(plan.needs.total)} are needed, and "
         f"{readable(plan.machine.free.available)} are available, unless the process has a lower limit.",

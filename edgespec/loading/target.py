@@ -14,7 +14,7 @@ from edgespec.kernels.layouts import own_in_use
 from edgespec.loading.adapters import refuse_streaming
 from edgespec.loading.heads import Shown, require_hidden_states
 from edgespec.loading.models import open_model
-from edgespec.loading.plan import LoadPlan
+from edgespec.loading.plan import Plan
 from edgespec.loading.state import LoadState
 from edgespec.loading.workers import borrow_layers
 from edgespec.machine.cores import thread_counts
@@ -51,11 +51,11 @@ from edgespec.offload.store_reader import DamagedPack
 
 
 def open_target(
-    plan: LoadPlan,
+    plan: Plan,
     state: LoadState,
     shown: Shown | None = None,
-    meanwhile: Callable[[LoadPlan], None] = lambda _plan: None,
-) -> tuple[LoadPlan, Target, ChatTemplate | None]:
+    meanwhile: Callable[[Plan], None] = lambda _plan: None,
+) -> tuple[Plan, Target, ChatTemplate | None]:
     """The target, ready to verify trees, and the process that renders its chat template.
 
     The plan is returned as it was carried out: the disk may have had no room for a packed file.
@@ -105,8 +105,8 @@ def open_target(
 
 
 def _open_context(
-    plan: LoadPlan, state: LoadState, shown: Shown | None, meanwhile: Callable[[LoadPlan], None]
-) -> tuple[LoadPlan, Model, Context]:
+    plan: Plan, state: LoadState, shown: Shown | None, meanwhile: Callable[[Plan], None]
+) -> tuple[Plan, Model, Context]:
     """The target's weights and its context; whole layers are streamed where single experts cannot be."""
 
     sizes = plan.context
@@ -161,8 +161,8 @@ def _routes_as_expected(context: Context) -> bool:
 
 
 def _open_weights(
-    plan: LoadPlan, state: LoadState, meanwhile: Callable[[LoadPlan], None] = lambda _plan: None
-) -> tuple[LoadPlan, Model]:
+    plan: Plan, state: LoadState, meanwhile: Callable[[Plan], None] = lambda _plan: None
+) -> tuple[Plan, Model]:
     """The target's weights, and the plan as it was carried out."""
     files, memory = plan.target, plan.memory
     if state.adapters and not memory.in_memory:
@@ -207,9 +207,7 @@ def _open_weights(
     return plan.with_layout(stream.layout), state.register(model)
 
 
-def _try_branches(
-    context: Context, fingerprint: str, plan: LoadPlan, state: LoadState
-) -> BranchExactness | None:
+def _try_branches(context: Context, fingerprint: str, plan: Plan, state: LoadState) -> BranchExactness | None:
     """Try the branching of the model's running states; None if it keeps none.
 
     Where they cannot, the context does without.
@@ -229,7 +227,7 @@ def _try_branches(
     return outcome
 
 
-def _decodes_exactly(context: Context, branching: BranchExactness | None, plan: LoadPlan) -> bool:
+def _decodes_exactly(context: Context, branching: BranchExactness | None, plan: Plan) -> bool:
     """True if decoding is exact as planned, which takes branches that round like the text."""
     model, exact = context.model, plan.exact
     if exact and branching not in (None, BranchExactness.SAME):
@@ -258,7 +256,7 @@ def _open_template(model: Model, state: LoadState) -> ChatTemplate | None:
     return template
 
 
-def _free_rule(context: Context, fingerprint: str, plan: LoadPlan, state: LoadState) -> RowRule | None:
+def _free_rule(context: Context, fingerprint: str, plan: Plan, state: LoadState) -> RowRule | None:
     """The rule that adds no rows, if it holds for a model in memory and exact decoding was not declined."""
     in_memory = plan.memory.in_memory and _alone(plan, state)
     chains = context.model.keeps_recurrent_state and not context.branches
@@ -270,12 +268,12 @@ def _free_rule(context: Context, fingerprint: str, plan: LoadPlan, state: LoadSt
     return RowRuleStore(user_cache_path("edgespec") / "rows").get(fingerprint, held, context, FREE)
 
 
-def _alone(plan: LoadPlan, state: LoadState) -> bool:
+def _alone(plan: Plan, state: LoadState) -> bool:
     """True if this machine's processor computes all layers: other devices cannot be watched."""
     return state.workers is None and plan.assignment is None and plan.on_cards.target == ON_PROCESSOR
 
 
-def _row_rule(context: Context, fingerprint: str, plan: LoadPlan, state: LoadState) -> RowRule | None:
+def _row_rule(context: Context, fingerprint: str, plan: Plan, state: LoadState) -> RowRule | None:
     exact = state.config.speculation.exact
     state.on_progress("Finding the rule for exact decoding (once a model)", 0.0)
     held = f"{plan.kernels}{state.variant}{plan.places}"
@@ -309,7 +307,7 @@ def _allow_long_chunks(target: Target, fingerprint: str) -> None:
         target.pieces = PrefillChunks(target.rule, target.context.n_rows, path)
 
 
-def _choose_threads(target: Target, fingerprint: str, plan: LoadPlan, state: LoadState) -> None:
+def _choose_threads(target: Target, fingerprint: str, plan: Plan, state: LoadState) -> None:
     """Compute with the fastest number of threads, which is measured where trees are sized too."""
     speculation = state.config.speculation
     if state.config.devices.threads is not None or len(thread_counts()) < 2:

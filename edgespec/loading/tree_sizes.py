@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from edgespec.costs.curves import Curve
 from edgespec.costs.pass_time import read_seconds
-from edgespec.loading.plan import LoadPlanner
+from edgespec.loading.plan import Planner
 from edgespec.models.gguf.experts import layer_weights
 from edgespec.models.gguf.footprint import LARGE_NODES, USUAL_NODES
 
@@ -20,7 +20,7 @@ _SHARE = 1 / 64  # of the budget, for the logits of nodes beyond the usual
 _LOGIT_BYTES = 2 * 4  # in the graph and in the output buffer
 
 
-def usual_nodes(planner: LoadPlanner) -> int:
+def usual_nodes(planner: Planner) -> int:
     """Nodes that trees may have if no other number is asked for."""
     config, files, room = planner.config, planner.target, planner.budget
     header = files.headers[0]

@@ -9,13 +9,13 @@ from edgespec.costs.curves import Curve
 from edgespec.costs.planner import DraftingCosts
 from edgespec.costs.yields import TreeYields, expected_yields
 from edgespec.errors import EdgeSpecError
-from edgespec.loading.plan import LoadPlan
-from edgespec.models.gguf.assistant import is_assistant
-from edgespec.models.gguf.block_heads import BlockHead, read_any_head
-from edgespec.models.gguf.heads import is_head
+from edgespec.loading.plan import Plan
+from edgespec.models.gguf.heads.assistant import is_assistant
+from edgespec.models.gguf.heads.block import BlockHead, read_any_head
+from edgespec.models.gguf.heads.eagle import is_head
+from edgespec.models.gguf.heads.mtp import MTP_NAME, mtp_fault, require_mtp, with_output
+from edgespec.models.gguf.heads.mtp_file import is_mtp_file, read_mtp_file
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.gguf.mtp import MTP_NAME, mtp_fault, require_mtp, with_output
-from edgespec.models.gguf.mtp_file import is_mtp_file, read_mtp_file
 from edgespec.models.hub.drafter_choice import agreement_of, candidates
 from edgespec.models.hub.inspection import InspectedModel, inspect_model
 from edgespec.plans.pass_costs import PassCosts
@@ -83,7 +83,7 @@ class DraftCosts:
             found.append((lookup, None))
         return found
 
-    def on_device(self, drafting: DraftingCosts, model: ModelFiles, plan: LoadPlan) -> DraftingCosts:
+    def on_device(self, drafting: DraftingCosts, model: ModelFiles, plan: Plan) -> DraftingCosts:
         """A drafter on a device: as measured there, or derived from its steps on the processor."""
         if not plan.on_cards.drafter_name or drafting.step is None:
             return drafting

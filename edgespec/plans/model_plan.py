@@ -23,7 +23,7 @@ from edgespec.loading.devices.cards import Cards
 from edgespec.loading.devices.finding import PlacementRequest, open_cards
 from edgespec.loading.devices.machine import MachineSnapshot
 from edgespec.loading.devices.workers import measure_workers, workers_in_words
-from edgespec.loading.plan import LoadPlan, LoadPlanner
+from edgespec.loading.plan import Plan, Planner
 from edgespec.loading.sequences import with_cells
 from edgespec.loading.tree_sizes import usual_nodes
 from edgespec.measure.threads import known_threads
@@ -77,7 +77,7 @@ class _Candidate:
     """
 
     drafting: DraftingCosts
-    plan: LoadPlan
+    plan: Plan
     here: TargetPasses
     passes: TargetPasses
     most: int
@@ -110,7 +110,7 @@ class _Planning:
         require_cache_type(named.kv, header)
         adapter_bytes = sum(a.header.file_bytes for a in read_adapters(named.lora, header))
         machine = self._machine(files)
-        planner = LoadPlanner(files, self._config, machine, self._store, beside=adapter_bytes)
+        planner = Planner(files, self._config, machine, self._store, beside=adapter_bytes)
         pass_costs = PassCosts(self._store, machine.n_threads, self._on_progress)
         plan = planner.plan()
         if plan.streams:
@@ -182,12 +182,12 @@ class _Planning:
         model: InspectedModel,
         costs: DraftCosts,
         pass_costs: PassCosts,
-        planner: LoadPlanner,
-        without_drafter: LoadPlan,
+        planner: Planner,
+        without_drafter: Plan,
     ) -> list[_Candidate]:
         """Plain decoding, and every drafter that there is room for."""
 
-        def candidate(drafting: DraftingCosts, plan: LoadPlan) -> _Candidate:
+        def candidate(drafting: DraftingCosts, plan: Plan) -> _Candidate:
             # Beside a drafter, a model may have to be streamed that fits without it.
             exact = plan.streams and plan.exact
             padded = exact and not plan.machine.own_kernels
@@ -228,9 +228,7 @@ class _Planning:
             f"{without.tokens_per_second:.2f} tokens/s."
         )
 
-    def _prompts(
-        self, planner: LoadPlanner, way: _Candidate, attend_s: float
-    ) -> dict[int, PromptTime | None]:
+    def _prompts(self, planner: Planner, way: _Candidate, attend_s: float) -> dict[int, PromptTime | None]:
         """The time to read prompts, each in a context that holds it, as loading would cut them.
 
         Args:
@@ -251,7 +249,7 @@ class _Planning:
             found[tokens] = predict_prompt(plan.holding, passes, tokens, rows, attend_s)
         return found
 
-    def _batch(self, planner: LoadPlanner, plain: _Candidate) -> BatchPlan:
+    def _batch(self, planner: Planner, plain: _Candidate) -> BatchPlan:
         """Plan many sequences at once, without drafts: the speed for each number that there is room for."""
         model, streams = self._config.model, plain.plan.streams
         cells = SequenceCells(cell_bytes(planner.target.headers[0], model.kv), min(USUAL_TEXT, model.context))
@@ -269,7 +267,7 @@ class _Planning:
         least = least_budget(one, planner.target, self._config) if streams else plain.plan.holding.needed
         return BatchPlan(cells, 1 + cells.sequences_in(budget - least), fewest_sequences(sizes), sizes)
 
-    def _more_memory(self, planner: LoadPlanner, way: _Candidate) -> list[tuple[str, PlannedWeights]]:
+    def _more_memory(self, planner: Planner, way: _Candidate) -> list[tuple[str, PlannedWeights]]:
         """Half as much memory again, and enough for everything."""
         holding, plan = way.plan.holding, way.plan
         if not holding.streamed_bytes:

@@ -21,10 +21,10 @@ from edgespec.costs.planner import DraftingCosts, TargetPasses, alternatives, be
 from edgespec.costs.yields import TreeYields, expected_yields
 from edgespec.errors import BackendError, MemoryLimitError
 from edgespec.loading.devices.machine import MachineSnapshot
-from edgespec.loading.plan import LoadPlan, LoadPlanner
+from edgespec.loading.plan import Plan, Planner
 from edgespec.measure.derived_passes import known_curve
 from edgespec.models.hub import catalog
-from edgespec.models.hub.catalog import Entry
+from edgespec.models.hub.catalog import CatalogEntry
 from edgespec.plans.pass_costs import DIRECT_SHARE, NO_OVERLAP
 from edgespec.profiles.store import ProfileStore, disk_key
 
@@ -49,11 +49,11 @@ class Suggestion:
         plan: where its weights would be.
     """
 
-    entry: Entry
+    entry: CatalogEntry
     drafter: str
     tokens_per_second: float
     download_bytes: int
-    plan: LoadPlan
+    plan: Plan
 
     @property
     def streams(self) -> bool:
@@ -122,7 +122,7 @@ def suggest(resources: Resources) -> list[Suggestion]:
     return [chosen, *([max(larger, key=lambda found: found.entry.parameters)] if larger else [])]
 
 
-def estimate(entry: Entry, resources: Resources) -> Suggestion | None:
+def estimate(entry: CatalogEntry, resources: Resources) -> Suggestion | None:
     """The speed of a model with the drafter that helps most; None if there is no room for it."""
     found = [*_estimates(entry, resources)]
     if not found:
@@ -133,12 +133,12 @@ def estimate(entry: Entry, resources: Resources) -> Suggestion | None:
     return fastest if plain.drafter or worth else plain
 
 
-def _estimates(entry: Entry, resources: Resources) -> Iterator[Suggestion]:
+def _estimates(entry: CatalogEntry, resources: Resources) -> Iterator[Suggestion]:
     """Plain decoding, and every drafter that there is room for."""
     target = entry.hollow
     if target is None:
         return
-    planner = LoadPlanner(target, resources.config, resources.machine, resources.store)
+    planner = Planner(target, resources.config, resources.machine, resources.store)
     for drafter in (None, *(catalog.entries()[name] for name in entry.drafters)):
         missing = [e for e in (entry, drafter) if e is not None and e.name not in resources.here]
         download = sum(e.n_bytes for e in missing)
@@ -153,7 +153,7 @@ def _estimates(entry: Entry, resources: Resources) -> Iterator[Suggestion]:
         yield Suggestion(entry, name, tokens_per_second(plan, resources), download, plan)
 
 
-def tokens_per_second(plan: LoadPlan, resources: Resources) -> float:
+def tokens_per_second(plan: Plan, resources: Resources) -> float:
     """The speed with trees of the best size, as `edgespec plan` predicts it from the same plan."""
     threads, store = resources.machine.n_threads, resources.store
     compute = known_curve(plan.target.headers, store, threads)
@@ -188,7 +188,7 @@ def downloads_folder() -> Path:
     return Path(base).expanduser() / "huggingface" / "hub"
 
 
-def _folder(entry: Entry, name: str) -> Path:
+def _folder(entry: CatalogEntry, name: str) -> Path:
     return downloads_folder() / f"models--{entry.repo.replace('/', '--')}" / name
 
 

@@ -23,7 +23,7 @@ from platformdirs import user_cache_path
 from edgespec.costs.curves import Curve
 from edgespec.costs.pass_time import USUAL_OVERLAP
 from edgespec.costs.yields import TreeYields
-from edgespec.files.small_json import keep_json, read_json
+from edgespec.files.small_json import read_json, save_json
 from edgespec.machine.contention import DISTURBED
 from edgespec.machine.cores import probe_cores
 from edgespec.profiles.device_profile import DeviceProfile
@@ -294,7 +294,7 @@ class ProfileStore:
             "of": dict(key),
             "figures": figures,
         }
-        keep_json(self._path(kind, key), record, indent=1)
+        save_json(self._path(kind, key), record, indent=1)
 
     def preferred_passes(self, model: str, threads: int, *, streams: bool) -> PassProfile | None:
         """The passes of a model that were measured here most carefully, and with its weights held so.

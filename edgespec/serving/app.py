@@ -17,14 +17,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edgespec.errors import EdgeSpecError
-from edgespec.serving.answering import Answering, Reply
-from edgespec.serving.anthropic.endpoints import Messages
+from edgespec.serving.anthropic.endpoints import MessagesEndpoint
 from edgespec.serving.api import protocol
-from edgespec.serving.api.endpoint import Completions, Endpoint, Event, Responses
+from edgespec.serving.api.completion_request import is_pattern, names_model
+from edgespec.serving.api.endpoint import CompletionsEndpoint, Endpoint, Event, ResponsesEndpoint
 from edgespec.serving.api.refusals import Refusal, refusal_for
-from edgespec.serving.api.requests import is_pattern, names_model
-from edgespec.serving.ollama.endpoints import Prompts, failure
-from edgespec.serving.ollama.models import ModelCard, version
+from edgespec.serving.completion_handler import CompletionHandler, ResponseSender
+from edgespec.serving.ollama.endpoints import OllamaEndpoint, failure
+from edgespec.serving.ollama.model_card import ModelCard, version
 from edgespec.serving.origins import origin_checks
 from edgespec.serving.page import PAGE, Page
 
@@ -47,21 +47,21 @@ class Application:
 
     def __init__(
         self,
-        answering: Answering,
+        handler: CompletionHandler,
         *,
         api_key: str | None = None,
         hosts: list[str] | None = None,
         cors: str | None = None,
     ) -> None:
-        self._answering = answering
-        self._worker, self._names = answering.worker, answering.names
+        self._handler = handler
+        self._worker, self._names = handler.worker, handler.names
         self._open = api_key is None
         self._started = int(time.time())
         self._card: ModelCard | None = None
         endpoints = _endpoints(self._names[0])
         routes = [
             *(
-                Route(path, _Answers(self._answering, endpoint), methods=["POST"])
+                Route(path, _Answers(self._handler, endpoint), methods=["POST"])
                 for path, endpoint in endpoints.items()
             ),
             *(Route(f"{_OLLAMA}{name}", _refuse_unsupported, methods=_ANY) for name in _UNSUPPORTED),
@@ -88,7 +88,7 @@ class Application:
 
     def stop(self) -> None:
         """End all answers; called on the event loop before the server waits for its clients."""
-        self._answering.stop()
+        self._handler.stop()
 
     async def _list_models(self, _http: HTTPRequest) -> Response:
         names = [name for name in self._names if not is_pattern(name)]
@@ -136,31 +136,31 @@ class Application:
 def _endpoints(model: str) -> dict[str, Endpoint]:
     """The paths that answer prompts."""
     return {
-        "/v1/chat/completions": Completions(chat=True),
-        "/v1/completions": Completions(chat=False),
-        "/v1/responses": Responses(),
-        "/v1/messages": Messages(),
-        "/v1/messages/count_tokens": Messages(counts=True),
-        "/api/chat": Prompts(chat=True, model=model),
-        "/api/generate": Prompts(chat=False, model=model),
+        "/v1/chat/completions": CompletionsEndpoint(chat=True),
+        "/v1/completions": CompletionsEndpoint(chat=False),
+        "/v1/responses": ResponsesEndpoint(),
+        "/v1/messages": MessagesEndpoint(),
+        "/v1/messages/count_tokens": MessagesEndpoint(counts=True),
+        "/api/chat": OllamaEndpoint(chat=True, model=model),
+        "/api/generate": OllamaEndpoint(chat=False, model=model),
     }
 
 
 class _Answers:
     """The application at a path that answers prompts."""
 
-    def __init__(self, answering: Answering, endpoint: Endpoint) -> None:
-        self._answering = answering
+    def __init__(self, handler: CompletionHandler, endpoint: Endpoint) -> None:
+        self._handler = handler
         self._endpoint = endpoint
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._answering.answer(Reply(self._endpoint, scope, receive, send))
+        await self._handler.answer(ResponseSender(self._endpoint, scope, receive, send))
 
 
 def _failure_at(path: str, refusal: Refusal) -> Event:
     """The body of an error, in the form of the API that a path belongs to."""
     if path.startswith("/v1/messages"):
-        return Messages().failure(refusal)
+        return MessagesEndpoint().failure(refusal)
     return failure(refusal) if path.startswith(_OLLAMA) else refusal.body
 
 

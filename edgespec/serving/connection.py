@@ -23,9 +23,9 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from edgespec.serving.answering import HALF_CLOSED, REFUSED
 from edgespec.serving.api.limits import Limits
 from edgespec.serving.api.refusals import RETRY_S, Refusal
+from edgespec.serving.completion_handler import HALF_CLOSED, REFUSED
 
 _POLL_S = 0.1
 _POLLS_PER_PROBE = 10
@@ -35,13 +35,13 @@ _STATED_LENGTH = re.compile(rb"^content-length:([^\n]*)", re.IGNORECASE | re.MUL
 def connection_type(limits: Limits) -> type[asyncio.Protocol]:
     """The protocol for uvicorn, with these limits."""
 
-    class LimitedConnection(Connection):
+    class LimitedConnection(HTTPConnection):
         _limits = limits
 
     return LimitedConnection
 
 
-class Connection(H11Protocol):
+class HTTPConnection(H11Protocol):
     """A connection that closes when its client stalls."""
 
     _limits = Limits()

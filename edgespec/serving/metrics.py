@@ -26,7 +26,7 @@ _LATENCIES_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 30
 
 
 @dataclass
-class Sums:
+class TrafficSums:
     """Sums over some seconds.
 
     Attributes:
@@ -40,7 +40,7 @@ class Sums:
     tokens: int = 0
     disk_bytes: int = 0
 
-    def add(self, other: Sums) -> None:
+    def add(self, other: TrafficSums) -> None:
         """Add what happened in other seconds."""
         self.passes += other.passes
         self.texts += other.texts
@@ -58,21 +58,21 @@ class LastMinute:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._start = now()
-        self._seconds: deque[tuple[int, Sums]] = deque()
+        self._seconds: deque[tuple[int, TrafficSums]] = deque()
 
-    def add(self, sums: Sums) -> None:
+    def add(self, sums: TrafficSums) -> None:
         """Add what has just happened."""
         second = int(self._now())
         if not self._seconds or self._seconds[-1][0] != second:
             self._forget(second)
-            self._seconds.append((second, Sums()))
+            self._seconds.append((second, TrafficSums()))
         self._seconds[-1][1].add(sums)
 
     @property
-    def sums(self) -> Sums:
+    def sums(self) -> TrafficSums:
         """The sums over the last minute."""
         self._forget(int(self._now()))
-        total = Sums()
+        total = TrafficSums()
         for _, sums in self._seconds:
             total.add(sums)
         return total
@@ -140,7 +140,7 @@ class Metrics:
             buckets=_LATENCIES_S,
             registry=registry,
         )
-        registry.register(_Recent(self))
+        registry.register(_RecentFigures(self))
         ProcessCollector(registry=registry)
 
     def request_ended(self, outcome: str) -> None:
@@ -165,12 +165,12 @@ class Metrics:
         self._passes.inc()
         self._texts.inc(texts)
         self._pass_s.inc(seconds)
-        self._add(Sums(passes=1, texts=texts, disk_bytes=disk_bytes))
+        self._add(TrafficSums(passes=1, texts=texts, disk_bytes=disk_bytes))
 
     def tokens_generated(self, tokens: int) -> None:
         """Count tokens of an answer."""
         self._tokens.inc(tokens)
-        self._add(Sums(tokens=tokens))
+        self._add(TrafficSums(tokens=tokens))
 
     def first_token(self, seconds: float) -> None:
         """Count an answer whose first token has come after so many seconds."""
@@ -180,18 +180,18 @@ class Metrics:
         """The page, and its content type."""
         return generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4
 
-    def recent(self) -> tuple[Sums, float, int]:
+    def recent(self) -> tuple[TrafficSums, float, int]:
         """Sums over the last minute, the seconds that they cover, and all bytes ever read from disk."""
         with self._lock:
             return self._recent.sums, self._recent.length_s, self._disk_bytes
 
-    def _add(self, sums: Sums) -> None:
+    def _add(self, sums: TrafficSums) -> None:
         with self._lock:
             self._recent.add(sums)
             self._disk_bytes += sums.disk_bytes
 
 
-class _Recent(Collector):
+class _RecentFigures(Collector):
     """The figures of the last minute, worked out when they are asked for."""
 
     def __init__(self, metrics: Metrics) -> None:

@@ -17,7 +17,7 @@ _PORTS = {"http": 80, "https": 443}
 
 def origin_checks(cors: str | None) -> list[Middleware]:
     """Return the checks of requests' origins, and answers to preflights of the origin that is allowed."""
-    checks = [Middleware(SameOrigin, allowed=cors)]
+    checks = [Middleware(OriginCheck, allowed=cors)]
     if cors is not None:
         headers = ["authorization", "content-type"]
         checks.append(
@@ -28,7 +28,7 @@ def origin_checks(cors: str | None) -> list[Middleware]:
     return checks
 
 
-class SameOrigin:
+class OriginCheck:
     """Rejects requests of web pages elsewhere. Other programs send no Origin header."""
 
     def __init__(self, app: ASGIApp, allowed: str | None) -> None:

@@ -18,7 +18,7 @@ GONE = 499
 
 
 @dataclass(frozen=True)
-class Entry:
+class RequestLogEntry:
     """One request; no text of it, or of its answer, is kept.
 
     Attributes:
@@ -46,7 +46,7 @@ class Entry:
     @classmethod
     def of(
         cls, path: str, status: int, seconds: float, answers: Sequence[Generation], *, streamed: bool
-    ) -> Entry:
+    ) -> RequestLogEntry:
         """The entry for a request that has just been answered or refused."""
         first = answers[0] if answers else Generation()
         count = max(len(answers), 1)
@@ -95,7 +95,7 @@ class RequestLog:
             with writing_to(file, "Give another name to --log."):
                 self._file = file.open("a", encoding="utf-8")
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: RequestLogEntry) -> None:
         """Write an entry. A log that cannot be written any more keeps no request from being answered."""
         with self._lock:
             if self._show is not None:

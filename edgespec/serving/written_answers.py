@@ -15,7 +15,7 @@ from dataclasses import asdict
 from typing import Any
 
 from edgespec.files.checked import CheckedFiles
-from edgespec.models.text.replay import Written
+from edgespec.models.text.replay import WrittenAnswer
 
 _SUFFIX = ".answer"
 _MOST_IN_MEMORY = 1024
@@ -36,19 +36,19 @@ class WrittenAnswers:
         self._seed = hashlib.blake2b(model.encode("utf-8", "replace"), digest_size=16).digest()
         self._n_tokens = n_tokens
         self._files = files
-        self._known: OrderedDict[str, Written] = OrderedDict()
+        self._known: OrderedDict[str, WrittenAnswer] = OrderedDict()
         self._lock = threading.Lock()
 
-    def find(self, messages: Sequence[Message]) -> dict[int, Written]:
+    def find(self, messages: Sequence[Message]) -> dict[int, WrittenAnswer]:
         """The messages that are answers of the model, by their index, as they were written."""
-        found: dict[int, Written] = {}
+        found: dict[int, WrittenAnswer] = {}
         for index, (message, name) in enumerate(zip(messages, self._names(messages), strict=True)):
             answer = self._get(name) if message["role"] == "assistant" else None
             if answer is not None and _thinks_alike(message, answer):
                 found[index] = answer
         return found
 
-    def add(self, messages: Sequence[Message], answer: Written) -> None:
+    def add(self, messages: Sequence[Message], answer: WrittenAnswer) -> None:
         """Keep the answer to these messages."""
         function = [
             {"function": {"name": name, "arguments": json.loads(said)}} for name, said in answer.calls
@@ -67,7 +67,7 @@ class WrittenAnswers:
             digest = hashlib.blake2b(digest + said, digest_size=16).digest()
             yield digest.hex() + _SUFFIX
 
-    def _get(self, name: str) -> Written | None:
+    def _get(self, name: str) -> WrittenAnswer | None:
         with self._lock:
             answer = self._known.get(name)
         if answer is None and self._files is not None and self._files.has(name):
@@ -78,7 +78,7 @@ class WrittenAnswers:
                 self._files.used([name])
         return answer
 
-    def _read(self, content: bytearray | None) -> Written | None:
+    def _read(self, content: bytearray | None) -> WrittenAnswer | None:
         if content is None:
             return None
         try:
@@ -87,11 +87,11 @@ class WrittenAnswers:
             if not all(0 <= token < self._n_tokens for token in (*tokens, *lead)):
                 return None
             calls = tuple((name, arguments) for name, arguments in record.pop("calls"))
-            return Written(tokens=tuple(tokens), calls=calls, lead=tuple(lead), **record)
+            return WrittenAnswer(tokens=tuple(tokens), calls=calls, lead=tuple(lead), **record)
         except (ValueError, TypeError, KeyError):
             return None
 
-    def _remember(self, name: str, answer: Written) -> None:
+    def _remember(self, name: str, answer: WrittenAnswer) -> None:
         with self._lock:
             self._known[name] = answer
             self._known.move_to_end(name)
@@ -108,7 +108,7 @@ def _meaning(message: Message) -> list[Any]:
     return ["assistant", _plain(message["content"]), calls]
 
 
-def _thinks_alike(message: Message, answer: Written) -> bool:
+def _thinks_alike(message: Message, answer: WrittenAnswer) -> bool:
     """True if a message has the thought of an answer, or none."""
     thought = _plain(message.get("reasoning_content") or "")
     return not thought or thought == _plain(answer.reasoning)

@@ -13,7 +13,7 @@ DEFAULT_PORT = 50052
 
 
 @dataclass(frozen=True)
-class Address:
+class WorkerAddress:
     """A host by name or number, and a port."""
 
     host: str
@@ -23,7 +23,7 @@ class Address:
         return f"{self.host}:{self.port}"
 
     @classmethod
-    def parse(cls, text: str) -> Address:
+    def parse(cls, text: str) -> WorkerAddress:
         """Parse "host:port", or "host" alone.
 
         Raises:
@@ -47,13 +47,13 @@ class Address:
         return str(socket.getaddrinfo(self.host, self.port, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
 
 
-def parse_addresses(text: str) -> tuple[Address, ...]:
+def parse_addresses(text: str) -> tuple[WorkerAddress, ...]:
     """The addresses of a list with commas.
 
     Raises:
         UsageError: one is none, can be no worker's, or is there twice.
     """
-    found = tuple(Address.parse(part) for part in text.split(",") if part.strip())
+    found = tuple(WorkerAddress.parse(part) for part in text.split(",") if part.strip())
     if any(address.port == 0 for address in found):
         raise UsageError("A worker was named with port 0.", "Name the port that it listens on.")
     if len(set(found)) < len(found):

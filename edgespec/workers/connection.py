@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from edgespec.errors import WorkerError
 from edgespec.workers import protocol
-from edgespec.workers.address import Address
-from edgespec.workers.protocol import HEADER, LENGTH, Command
+from edgespec.workers.address import WorkerAddress
+from edgespec.workers.protocol import HEADER, LENGTH, RPCCommand
 
 _REACH_S = 5.0  # to be reached, and to greet
 _QUESTION_S = 60.0
@@ -28,7 +28,7 @@ _ALIVE_OPTIONS = {
 }
 
 
-class Connection:
+class WorkerConnection:
     """A connection to a worker that speaks a protocol that is understood here.
 
     Args:
@@ -44,7 +44,7 @@ class Connection:
             another one.
     """
 
-    def __init__(self, address: Address, reach_s: float = _REACH_S) -> None:
+    def __init__(self, address: WorkerAddress, reach_s: float = _REACH_S) -> None:
         self.address = address
         try:
             self.socket = socket.create_connection((address.resolved(), address.port), reach_s)
@@ -65,11 +65,11 @@ class Connection:
 
     def devices(self) -> int:
         """Number of devices that the worker lends."""
-        return int(struct.unpack("<I", self._ask(Command.DEVICES))[0])
+        return int(struct.unpack("<I", self._ask(RPCCommand.DEVICES))[0])
 
     def memory(self, device: int) -> tuple[int, int]:
         """Bytes of a device's memory: free, and all of it."""
-        free, total = struct.unpack("<QQ", self._ask(Command.MEMORY, struct.pack("<I", device)))
+        free, total = struct.unpack("<QQ", self._ask(RPCCommand.MEMORY, struct.pack("<I", device)))
         return free, total
 
     def ping_s(self) -> float:
@@ -83,30 +83,30 @@ class Connection:
         every pass.
         """
         found: dict[int, float] = {}
-        reply = self._ask(Command.ALLOCATE, struct.pack("<IQ", 0, max(payloads)))
+        reply = self._ask(RPCCommand.ALLOCATE, struct.pack("<IQ", 0, max(payloads)))
         buffer, _ = struct.unpack("<QQ", reply)
         if not buffer:
             raise WorkerError(f"The worker {self.address} has no memory left.", "Close its other users.")
-        (base,) = LENGTH.unpack(self._ask(Command.BASE, LENGTH.pack(buffer)))
+        (base,) = LENGTH.unpack(self._ask(RPCCommand.BASE, LENGTH.pack(buffer)))
         for n_bytes in payloads:
             tensor = protocol.numbers_at(buffer, base, n_bytes // 4)
             taken = []
             for _ in range(3):
                 begun = time.perf_counter()
-                self._tell(Command.SET, protocol.set_content(tensor, bytes(n_bytes)))
-                self._ask(Command.GET, protocol.get_content(tensor, n_bytes))
+                self._tell(RPCCommand.SET, protocol.set_content(tensor, bytes(n_bytes)))
+                self._ask(RPCCommand.GET, protocol.get_content(tensor, n_bytes))
                 taken.append(time.perf_counter() - begun)
             found[n_bytes] = statistics.median(taken)
             if taken[-1] > _SLOW_S:
                 break
-        self._tell(Command.FREE, LENGTH.pack(buffer))
+        self._tell(RPCCommand.FREE, LENGTH.pack(buffer))
         return found
 
     def close(self) -> None:
         """End the connection; the worker then frees what it held for it."""
         self.socket.close()
 
-    def __enter__(self) -> Connection:
+    def __enter__(self) -> WorkerConnection:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -115,7 +115,7 @@ class Connection:
     def _greet(self) -> tuple[int, int, int]:
         try:
             self.socket.sendall(
-                HEADER.pack(Command.HELLO, len(protocol.HELLO_CONTENT)) + protocol.HELLO_CONTENT
+                HEADER.pack(RPCCommand.HELLO, len(protocol.HELLO_CONTENT)) + protocol.HELLO_CONTENT
             )
             answer = self._answer(most=64)
         except TimeoutError as error:
@@ -143,16 +143,16 @@ class Connection:
 
     def _timed_ping(self) -> float:
         begun = time.perf_counter()
-        self._ask(Command.DEVICES)
+        self._ask(RPCCommand.DEVICES)
         return time.perf_counter() - begun
 
-    def _tell(self, command: Command, content: bytes) -> None:
+    def _tell(self, command: RPCCommand, content: bytes) -> None:
         try:
             self.socket.sendall(HEADER.pack(command, len(content)) + content)
         except OSError as error:
             raise self._gone(error) from error
 
-    def _ask(self, command: Command, content: bytes = b"") -> bytes:
+    def _ask(self, command: RPCCommand, content: bytes = b"") -> bytes:
         self._tell(command, content)
         try:
             return self._answer()

@@ -30,7 +30,7 @@ _LOOKING_S = 1.5
 
 
 @dataclass(frozen=True)
-class Offer:
+class LendingOffer:
     """The devices that are lent, and the address.
 
     Attributes:
@@ -44,7 +44,7 @@ class Offer:
     memory: int | None = None
 
 
-class Lending:
+class LendingServer:
     """A server that lends this machine's devices; closed in the end.
 
     Args:
@@ -58,7 +58,7 @@ class Lending:
         UsageError: the address cannot be listened on.
     """
 
-    def __init__(self, offer: Offer, say: Callable[[str], None]) -> None:
+    def __init__(self, offer: LendingOffer, say: Callable[[str], None]) -> None:
         self._offer = offer
         self._say = say
         self._came_at: float | None = None  # when the present client connected
@@ -102,7 +102,7 @@ class Lending:
             self._process.kill()
             self._process.wait()
 
-    def __enter__(self) -> Lending:
+    def __enter__(self) -> LendingServer:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -11,8 +11,8 @@ from edgespec.errors import BackendError, WorkerError
 from edgespec.kernels.device_speed import DeviceFailed, measure_speeds
 from edgespec.kernels.ggml import Address as Pointer
 from edgespec.kernels.ggml import UnsupportedBuild, rpc
-from edgespec.workers.address import Address, is_guarded
-from edgespec.workers.connection import Connection
+from edgespec.workers.address import WorkerAddress, is_guarded
+from edgespec.workers.connection import WorkerConnection
 from edgespec.workers.lending import REBUILD
 from edgespec.workers.relay import Relay
 
@@ -29,7 +29,7 @@ class LentDevice:
         seconds: for a byte of weights, for each of kernels.report.ROWS.
     """
 
-    address: Address
+    address: WorkerAddress
     index: int
     free: int
     ping_s: float
@@ -64,7 +64,7 @@ class WorkerPool:
 
     def __init__(
         self,
-        addresses: Sequence[Address],
+        addresses: Sequence[WorkerAddress],
         *,
         type_id: int,
         n_threads: int,
@@ -73,12 +73,12 @@ class WorkerPool:
         if not rpc.has_rpc():
             raise BackendError("This llama.cpp build cannot use workers: it has no RPC.", REBUILD)
         self.missing: list[WorkerError] = []
-        self._connections: dict[Address, Connection] = {}
-        self._relays: dict[Address, Relay] = {}
+        self._connections: dict[WorkerAddress, WorkerConnection] = {}
+        self._relays: dict[WorkerAddress, Relay] = {}
         there = []
         for address in addresses:
             try:
-                Connection(address).close()
+                WorkerConnection(address).close()
             except WorkerError as error:
                 if not leave_out_missing:
                     raise
@@ -105,7 +105,7 @@ class WorkerPool:
         return ",".join(f"{device.ping_s:.0e}" for device in self.devices)
 
     @property
-    def unguarded(self) -> list[Address]:
+    def unguarded(self) -> list[WorkerAddress]:
         """The workers that are in no private network."""
         return [a for a, c in self._connections.items() if not is_guarded(c.socket.getpeername()[0])]
 
@@ -169,9 +169,9 @@ def _measured(endpoints: Sequence[str], type_id: int, n_threads: int) -> list[tu
     return [speed.seconds for speed in speeds]
 
 
-def _opened(address: Address) -> tuple[Connection, list[LentDevice]]:
+def _opened(address: WorkerAddress) -> tuple[WorkerConnection, list[LentDevice]]:
     """A connection to a worker, its devices, and what transfers to it take."""
-    connection = Connection(address)
+    connection = WorkerConnection(address)
     try:
         count = connection.devices()
         ping_s = connection.ping_s()

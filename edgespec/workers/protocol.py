@@ -21,7 +21,7 @@ _REGION = struct.Struct("<QQ")  # offset and length within a tensor
 _LARGEST_BUFFER = (1 << 64) - 1
 
 
-class Command(IntEnum):
+class RPCCommand(IntEnum):
     """A request of a client."""
 
     ALLOCATE = 0
@@ -48,28 +48,28 @@ HELLO_CONTENT = bytes(_CAPABILITIES)
 
 # What a client takes for an answer when there is nobody to give one: no buffer, nothing to copy, and so on.
 _STAND_INS = {
-    Command.ALLOCATE: bytes(16),
-    Command.ALIGNMENT: LENGTH.pack(64),
-    Command.LARGEST: LENGTH.pack(_LARGEST_BUFFER),
-    Command.BASE: LENGTH.pack(1 << 32),
-    Command.SET_BY_HASH: b"\1",
-    Command.COPY: b"\1",
-    Command.MEMORY: bytes(16),
-    Command.ALLOCATED_SIZE: LENGTH.pack(0),
-    Command.DEVICES: struct.pack("<I", 1),
+    RPCCommand.ALLOCATE: bytes(16),
+    RPCCommand.ALIGNMENT: LENGTH.pack(64),
+    RPCCommand.LARGEST: LENGTH.pack(_LARGEST_BUFFER),
+    RPCCommand.BASE: LENGTH.pack(1 << 32),
+    RPCCommand.SET_BY_HASH: b"\1",
+    RPCCommand.COPY: b"\1",
+    RPCCommand.MEMORY: bytes(16),
+    RPCCommand.ALLOCATED_SIZE: LENGTH.pack(0),
+    RPCCommand.DEVICES: struct.pack("<I", 1),
 }
 
 
 def is_answered(command: int) -> bool:
     """True if a command has an answer."""
-    return command in _STAND_INS or command in (Command.GET, Command.HELLO)
+    return command in _STAND_INS or command in (RPCCommand.GET, RPCCommand.HELLO)
 
 
 def stand_in(command: int, content: bytes) -> bytes:
     """The content of a well-formed answer that says nothing, for a request with this content."""
-    if command == Command.GET:
+    if command == RPCCommand.GET:
         return bytes(_REGION.unpack_from(content, _TENSOR.size)[1])
-    return _STAND_INS[Command(command)]
+    return _STAND_INS[RPCCommand(command)]
 
 
 def hello_answer(version: tuple[int, int, int]) -> bytes:

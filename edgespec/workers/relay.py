@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from edgespec.errors import WorkerError
 from edgespec.workers import protocol
-from edgespec.workers.connection import Connection, receive
-from edgespec.workers.protocol import HEADER, LENGTH, Command
+from edgespec.workers.connection import WorkerConnection, receive
+from edgespec.workers.protocol import HEADER, LENGTH, RPCCommand
 
 _PIECE = 1 << 20
 _AT_ONCE = 1 << 18  # a request up to this size is sent with its header
@@ -29,7 +29,7 @@ _ZEROS = bytes(_PIECE)
 
 
 @dataclass
-class Traffic:
+class RelayTraffic:
     """The traffic of a relay.
 
     Attributes:
@@ -59,7 +59,10 @@ class Relay:
     """
 
     def __init__(
-        self, connection: Connection, stopped: Callable[[], bool] = lambda: False, stop_s: float = _STOP_S
+        self,
+        connection: WorkerConnection,
+        stopped: Callable[[], bool] = lambda: False,
+        stop_s: float = _STOP_S,
     ) -> None:
         self._stopped = stopped
         self._stop_s = stop_s
@@ -70,7 +73,7 @@ class Relay:
         self._why = ""
         self._closing = False
         self._client: socket.socket | None = None
-        self.traffic = Traffic()
+        self.traffic = RelayTraffic()
         self._scratch = memoryview(bytearray(_PIECE))
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.endpoint = "{}:{}".format(*self._listener.getsockname())
@@ -115,7 +118,7 @@ class Relay:
 
     def _pass_on(self, client: socket.socket, command: int, length: int) -> None:
         """Pass a request on, and its answer back."""
-        if command == Command.HELLO:  # the worker has been greeted already, and greets once
+        if command == RPCCommand.HELLO:  # the worker has been greeted already, and greets once
             receive(client, length)
             answer = protocol.hello_answer(self._version)
             client.sendall(LENGTH.pack(len(answer)) + answer)
@@ -131,7 +134,7 @@ class Relay:
             return
         asked_at = time.perf_counter()
         is_answered = self._answer(client)
-        if command == Command.ALLOCATED_SIZE:
+        if command == RPCCommand.ALLOCATED_SIZE:
             self.traffic.sizing_s += time.perf_counter() - asked_at
         if not is_answered:
             answer = protocol.stand_in(command, content)

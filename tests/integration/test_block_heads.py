@@ -23,8 +23,8 @@ from edgespec.errors import BackendError, PairingError, UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.loading.pass_costs import expected_prefill
 from edgespec.measure.full_profile import measure_full_profile
-from edgespec.models.gguf.block_heads import BlockKind
 from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.heads.block import BlockKind
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.heads.blocks.context import BlockContext
 from edgespec.models.llama.heads.families import HeadFamily

@@ -15,7 +15,7 @@ from edgespec.drafting.make import MakeOptions, make_for
 from edgespec.errors import OutputError, UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.models.gguf.header import read_header
-from edgespec.models.hub.registry import REGISTERED, Pair, Registry, drafters_folder
+from edgespec.models.hub.registry import REGISTERED, DrafterPair, PairRegistry, drafters_folder
 from edgespec.models.llama.quantize import KEEP, make_drafter
 from edgespec.speculation.drafters.proposing import ProposingDrafter
 
@@ -73,7 +73,7 @@ def test_a_drafter_is_made_registered_and_taken(smol_path: Path, capsys: pytest.
     assert path.parent == drafters_folder()
     assert made["bytes"] == path.stat().st_size < smol_path.stat().st_size
     assert 0.5 < made["agreement"]["top1"] <= made["agreement"]["top4"] <= 1
-    (pair,) = Registry().pairs(read_header(smol_path).fingerprint)
+    (pair,) = PairRegistry().pairs(read_header(smol_path).fingerprint)
     assert (pair.kind, pair.path, pair.recipe) == ("made", path, "q4_0")
     assert list((drafters_folder() / "work").rglob("*.gguf")) == []
     with edgespec.load(smol_path, context=256) as engine:
@@ -87,7 +87,7 @@ def test_a_drafter_is_made_registered_and_taken(smol_path: Path, capsys: pytest.
     assert removed["kept"][0].startswith(f"{smol_path.name} belongs to a Python package")
     assert smol_path.exists()
     assert not path.exists()
-    assert Registry().pairs() == []
+    assert PairRegistry().pairs() == []
 
 
 def test_a_search_is_taken_up_where_it_was_ended(smol_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +145,7 @@ def test_pairs_are_examined_and_remembered(
     assert found["fits"]
     assert all(check["passed"] for check in found["checks"])
     assert 0.6 < found["agreement"]["top1"] < 0.95
-    (pair,) = Registry().pairs()
+    (pair,) = PairRegistry().pairs()
     assert (pair.kind, pair.path) == (REGISTERED, q4_drafter_path)
 
     assert main(["models", "pair", str(gemma_path), str(smol_path)]) == 1
@@ -161,7 +161,7 @@ def test_pairs_are_examined_and_remembered(
 def test_a_registered_drafter_that_was_damaged_is_passed_over(smol_path: Path, tmp_path: Path) -> None:
     bad = tmp_path / "bad.gguf"
     bad.write_bytes(b"GGUF but no more")
-    Registry().add(Pair(read_header(smol_path).fingerprint, "smol", str(bad), REGISTERED))
+    PairRegistry().add(DrafterPair(read_header(smol_path).fingerprint, "smol", str(bad), REGISTERED))
     with edgespec.load(smol_path, context=128) as engine:
         assert isinstance(engine.drafter, ProposingDrafter), "it drafts without a model"
         assert any("No drafter is known for this target" in note for note in engine.notes)

@@ -13,7 +13,7 @@ import edgespec
 from edgespec.config import Config
 from edgespec.errors import MemoryLimitError
 from edgespec.loading.devices.machine import MachineSnapshot
-from edgespec.loading.plan import LoadPlanner
+from edgespec.loading.plan import Planner
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub.inspection import inspect_model
 from edgespec.offload.planning.fit import fit_report
@@ -66,7 +66,7 @@ def _check_plan(path: Path) -> None:
     headers = inspect_model(str(path)).headers
     budget = fit_report(headers, context=CONTEXT)["least_bytes"]
     config = Config.of(context=CONTEXT, draft="none", memory=budget)
-    plan = LoadPlanner(ModelFiles(headers), config, MachineSnapshot.read(), measured=True).plan()
+    plan = Planner(ModelFiles(headers), config, MachineSnapshot.read(), measured=True).plan()
     assert plan.streams
     with edgespec.load(path, memory=budget, context=CONTEXT, draft="none") as engine:
         assert engine.memory.streamed_bytes_per_pass == plan.holding.streamed_bytes

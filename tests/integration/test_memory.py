@@ -23,7 +23,7 @@ from edgespec.machine.disks import TMPFS, disk_of
 from edgespec.models.gguf.footprint import work_bytes
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.gguf.widen import widen
+from edgespec.models.gguf.synthesis.widen import widen
 from edgespec.models.llama.cache.kv_cache import open_cache
 from edgespec.models.llama.cache.shared_cells import PART
 from edgespec.models.llama.runtime.batch import TokenBatch

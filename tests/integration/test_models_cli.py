@@ -18,10 +18,10 @@ from edgespec.config import Config
 from edgespec.drafting.pair_check import examine_pair
 from edgespec.errors import HubError
 from edgespec.models.gguf.header import read_header
-from edgespec.models.gguf.widen import widen
+from edgespec.models.gguf.synthesis.widen import widen
 from edgespec.models.hub import catalog
 from edgespec.models.hub.inspection import inspect_model, same_vocabulary
-from edgespec.models.hub.registry import REGISTERED, Pair, Registry
+from edgespec.models.hub.registry import REGISTERED, DrafterPair, PairRegistry
 from edgespec.models.hub.removal import packs_folder
 from edgespec.models.hub.repository import Hub
 from edgespec.models.llama.quantize import make_drafter
@@ -133,10 +133,10 @@ def test_removing_a_model_forgets_its_pairs(
     target, drafter = tmp_path / "target.gguf", tmp_path / "drafter.gguf"
     shutil.copy(smol_path, target)
     drafter.write_bytes(small_model(smol_path).to_bytes())
-    known = Pair(read_header(target).fingerprint, target.name, str(drafter), REGISTERED, 0.5)
-    other = Pair("another", "other.gguf", str(smol_path), REGISTERED)
+    known = DrafterPair(read_header(target).fingerprint, target.name, str(drafter), REGISTERED, 0.5)
+    other = DrafterPair("another", "other.gguf", str(smol_path), REGISTERED)
     for pair in (known, other):
-        Registry().add(pair)
+        PairRegistry().add(pair)
     if removed == "gone":
         drafter.unlink()
     path = str(target if removed == "target" else drafter)
@@ -150,7 +150,7 @@ def test_removing_a_model_forgets_its_pairs(
     ]
     code, out, _ = run(capsys, "draft", "list", "--json")
     assert [row["target"] for row in json.loads(out)["pairs"]] == ["another"]
-    assert Registry().concerning(known.target, []) == []
+    assert PairRegistry().concerning(known.target, []) == []
     if removed == "gone":
         code, _, err = run(capsys, "models", "remove", path)
         assert (code, "does not exist" in err) == (1, True)
@@ -161,8 +161,10 @@ def test_a_plan_is_the_same_however_the_drafter_is_named(
 ) -> None:
     # By its name, the target is of a family for which the catalog knows the drafter.
     target = Path(shutil.copy(q4_drafter_path, tmp_path / "SmolLM2-1.7B-Instruct-Q4_K_M.gguf"))
-    known = Pair(read_header(target).fingerprint, target.name, str(smol_path), REGISTERED, 0.95, 1.0, 100)
-    Registry().add(known)
+    known = DrafterPair(
+        read_header(target).fingerprint, target.name, str(smol_path), REGISTERED, 0.95, 1.0, 100
+    )
+    PairRegistry().add(known)
     link = tmp_path / "link.gguf"
     link.symlink_to(smol_path)
     monkeypatch.chdir(smol_path.parent)

@@ -17,8 +17,8 @@ from edgespec.engine.engine import Engine
 from edgespec.errors import BackendError, PairingError, UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.heads.mtp_file import read_mtp_file
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.gguf.mtp_file import read_mtp_file
 from edgespec.models.llama.heads.context import MTPContext
 from edgespec.models.llama.heads.families import HeadFamily
 from edgespec.models.llama.heads.last_states import LastStates
@@ -247,7 +247,7 @@ def test_a_model_without_the_layer_says_so(without: Path, smol_path: Path) -> No
 def test_a_layer_that_the_build_cannot_compute(
     tiny: TinyMTP, folder: Path, smol_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgespec.models.gguf.mtp.ARCHITECTURES", frozenset())
+    monkeypatch.setattr("edgespec.models.gguf.heads.mtp.ARCHITECTURES", frozenset())
     with pytest.raises(UsageError, match=r"llama\.cpp cannot compute MTP layers of the architecture qwen35"):
         edgespec.load(tiny.path, draft="mtp")
     monkeypatch.undo()
@@ -264,7 +264,7 @@ def test_a_layer_that_ends_the_process_is_refused(
     tiny = write_mtp(folder / "two.gguf", "qwen35", smol_path, n_layers=2)
     with pytest.raises(UsageError, match=r"it has 2 MTP layers, and llama\.cpp computes one"):
         edgespec.load(tiny.path, draft="mtp")
-    monkeypatch.setattr("edgespec.models.gguf.mtp.SEVERAL", frozenset({"qwen35"}))
+    monkeypatch.setattr("edgespec.models.gguf.heads.mtp.SEVERAL", frozenset({"qwen35"}))
     with pytest.raises(UsageError, match=r"llama\.cpp ends by SIGABRT when it computes the layer") as caught:
         edgespec.load(tiny.path, draft="mtp")
     assert "Leave out --draft mtp" in caught.value.hint

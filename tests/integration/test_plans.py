@@ -20,7 +20,7 @@ from edgespec.kernels.report import ROWS
 from edgespec.loading.devices import machine
 from edgespec.measure.derived_passes import DerivedPasses
 from edgespec.models.gguf.header import read_header
-from edgespec.models.hub.registry import REGISTERED, Pair, Registry
+from edgespec.models.hub.registry import REGISTERED, DrafterPair, PairRegistry
 from edgespec.models.llama.row_rule import SPARING
 from edgespec.plans.model_plan import plan_for
 from edgespec.plans.report import PlanReport
@@ -79,8 +79,10 @@ def test_an_agreement_that_was_measured_is_not_assumed(
 ) -> None:
     target = Path(shutil.copy(smol_path, tmp_path / "target.gguf"))
     draft = q4_drafter_path if named else "auto"
-    Registry().add(
-        Pair(read_header(target).fingerprint, target.name, str(q4_drafter_path), REGISTERED, 0.83, 0.95, 400)
+    PairRegistry().add(
+        DrafterPair(
+            read_header(target).fingerprint, target.name, str(q4_drafter_path), REGISTERED, 0.83, 0.95, 400
+        )
     )
     plan = planned(target, store, 4 << 30, draft)
     (said,) = (note for note in plan.notes if note.startswith("Tokens a pass"))

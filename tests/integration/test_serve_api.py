@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from edgespec.engine.engine import Engine
-from edgespec.serving.request_log import Entry, RequestLog
+from edgespec.serving.request_log import RequestLog, RequestLogEntry
 from tests.integration.test_thinking import ASKED, WEATHER
 from tests.serving import CHAT, TEXT, Running, load, serving
 from tests.templated import now_speaking
@@ -26,7 +26,7 @@ TEMPLATE = templates.QWEN.replace(
     "{{- '<|im_start|>assistant\\n' }}\n{%- if not enable_thinking is defined or enable_thinking %}"
     "{{- '<think>\\n' }}{%- else %}",
 )
-LOG: list[Entry] = []
+LOG: list[RequestLogEntry] = []
 SYSTEM = "You are a sailor."
 
 
@@ -186,7 +186,7 @@ def test_requests_are_logged(client: openai.OpenAI, server: Running, tmp_path: P
         strange.socket.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         assert strange.answer()[0] == 400
 
-    def own() -> list[Entry]:
+    def own() -> list[RequestLogEntry]:
         return [entry for entry in LOG if entry.completion_tokens == 7 or entry.status == 400]
 
     # An entry is made when the answer has been sent, so also those of earlier tests may still come.

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from edgespec.serving.api.limits import Limits
 from edgespec.serving.api.refusals import Refusal
-from edgespec.serving.bodies import parse
+from edgespec.serving.request_bodies import parse
 from tests.serving import CHAT, RESPONSE, TEXT, Running, load, serving
 from tests.waiting import PATIENCE_S, wait_until
 

@@ -14,7 +14,7 @@ from edgespec.costs.yields import TreeYields
 from edgespec.drafters.folder_index import open_corpus
 from edgespec.engine.engine import Engine
 from edgespec.errors import UsageError
-from edgespec.files.kept import Kept
+from edgespec.files.cache_kind import CacheKind
 from edgespec.generation.config import GenerationConfig
 from edgespec.profiles.store import ProfileStore
 from edgespec.progress import no_progress
@@ -137,8 +137,12 @@ def test_nothing_is_kept_of_a_text_unless_it_may_be(
         store.put(key, known)
         engine.generate("Name three colours.", GenerationConfig(max_tokens=12))
     assert (store.yields(key) == known) is not learn, "what trees yield depends on what was asked"
-    kept = {kind: list(kind.folder.glob("*")) for kind in Kept}
-    assert [bool(kept[kind]) for kind in (Kept.LEARNED, Kept.FILES, Kept.PROMPTS)] == [learn, False, False]
+    kept = {kind: list(kind.folder.glob("*")) for kind in CacheKind}
+    assert [bool(kept[kind]) for kind in (CacheKind.LEARNED, CacheKind.FILES, CacheKind.PROMPTS)] == [
+        learn,
+        False,
+        False,
+    ]
 
 
 def test_files_are_drafted_from_on_the_command_line(

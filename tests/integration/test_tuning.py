@@ -16,23 +16,23 @@ from edgespec.cli.main import main
 from edgespec.drafting.recipe_search import CostModel
 from edgespec.drafting.tuning import training
 from edgespec.drafting.tuning import tune as tuning
-from edgespec.drafting.tuning.answers import TOP, Answer, AnswerFile, collect_answers
-from edgespec.drafting.tuning.batches import batch_of
 from edgespec.drafting.tuning.calibration import calibrate, calibrated_types
-from edgespec.drafting.tuning.collecting import collected
+from edgespec.drafting.tuning.data.answers import TOP, Answer, AnswerFile, collect_answers
+from edgespec.drafting.tuning.data.batches import batch_of
+from edgespec.drafting.tuning.data.collecting import collected
+from edgespec.drafting.tuning.data.prompts import PromptSplit, prompts_that_come_along
 from edgespec.drafting.tuning.evaluation import evaluate, tokens_per_pass
-from edgespec.drafting.tuning.export import AS_BEFORE, FINE, export, types_to_reckon_with, usual_type
-from edgespec.drafting.tuning.extent import TrainedExtent, extent_for
-from edgespec.drafting.tuning.network import Network
+from edgespec.drafting.tuning.network.export import AS_BEFORE, FINE, export, types_to_reckon_with, usual_type
+from edgespec.drafting.tuning.network.extent import TrainedExtent, extent_for
+from edgespec.drafting.tuning.network.network import Network
+from edgespec.drafting.tuning.network.shape import ARCHITECTURES
+from edgespec.drafting.tuning.network.weights import ModelWeights, check_tunable, load_weights, write_weights
 from edgespec.drafting.tuning.options import TuneOptions
-from edgespec.drafting.tuning.prompts import PromptSplit, prompts_that_come_along
-from edgespec.drafting.tuning.shape import ARCHITECTURES
 from edgespec.drafting.tuning.training import StepBudget, Trainer, TrainingMethod, divergence
 from edgespec.drafting.tuning.tune import tune
-from edgespec.drafting.tuning.weights import ModelWeights, check_tunable, load_weights, write_weights
 from edgespec.errors import BackendError, MemoryLimitError, PairingError, UsageError
 from edgespec.models.gguf.header import read_header
-from edgespec.models.hub.registry import MADE, Pair, Registry, drafters_folder
+from edgespec.models.hub.registry import MADE, DrafterPair, PairRegistry, drafters_folder
 from edgespec.models.llama.quantize import KEEP, make_drafter
 from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
@@ -186,11 +186,11 @@ def test_rates_are_tried_and_the_best_weights_kept(
     monkeypatch.setattr(training, "_CHECK_EVERY", 10)
     monkeypatch.setattr(training, "_SLOWER", 100)
     with edgespec.load(target, draft="none", context=1024) as engine:
-        answers = list(harvest(engine, prompts_that_come_along().training[:9], 16))
+        answers = list(collect_answers(engine, prompts_that_come_along().training[:9], 16))
     loaded = load_weights(start)
-    network = Network(loaded.shape, loaded.weights, Extent(2))
+    network = Network(loaded.shape, loaded.weights, TrainedExtent(2))
     said: list[str] = []
-    trainer = Trainer(network, answers, tmp_path / "c.pt", "label", method=Method(rate=rate))
+    trainer = Trainer(network, answers, tmp_path / "c.pt", "label", method=TrainingMethod(rate=rate))
     untrained = trainer._divergence_of_checks()
     trainer.train(StepBudget(60), lambda what, part: said.append(what))
     assert said[0] == "Trying rate 1 of 4, step 1"
@@ -199,7 +199,9 @@ def test_rates_are_tried_and_the_best_weights_kept(
     assert (trainer._rate < rate) is (rate > 1)
 
     loaded = load_weights(start)
-    again = Trainer(Network(loaded.shape, loaded.weights, Extent(2)), answers, tmp_path / "c.pt", "label")
+    again = Trainer(
+        Network(loaded.shape, loaded.weights, TrainedExtent(2)), answers, tmp_path / "c.pt", "label"
+    )
     again.train(StepBudget(60), lambda what, part: said.append(what))
     assert (again.steps, again.checked) == (trainer.steps, trainer.checked)
     assert {name: value.tolist() for name, value in again._network.changed().items()} == {
@@ -359,7 +361,7 @@ def test_a_tuned_drafter_agrees_more_and_is_registered(target: Path, start: Path
     assert tuned.after.tokens_per_pass[4] > tuned.before.tokens_per_pass[4]
     assert tuned.registered
     assert tuned.path is not None
-    (pair,) = Registry().pairs(read_header(target).fingerprint)
+    (pair,) = PairRegistry().pairs(read_header(target).fingerprint)
     assert pair.preferred
     assert (pair.path, pair.kind) == (tuned.path, MADE)
     assert "It is the best drafter known: --draft auto uses it." in tuned.in_words
@@ -374,7 +376,7 @@ def test_a_tuned_drafter_agrees_more_and_is_registered(target: Path, start: Path
 def test_a_better_drafter_is_not_replaced(target: Path, start: Path, tmp_path: Path) -> None:
     better = make_drafter(target, tmp_path / "better.gguf", quantization="q8_0")
     fingerprint = read_header(target).fingerprint
-    Registry().add(Pair(fingerprint, target.name, str(better), MADE))
+    PairRegistry().add(DrafterPair(fingerprint, target.name, str(better), MADE))
     output = tmp_path / "tuned.gguf"
     tuned = tune(
         str(target), TuneOptions(**vars(QUICK) | {"start": str(start), "steps": 1, "output": output})
@@ -382,7 +384,7 @@ def test_a_better_drafter_is_not_replaced(target: Path, start: Path, tmp_path: P
     assert not tuned.registered
     assert tuned.rival is not None
     assert tuned.rival.path == better
-    assert [pair.path for pair in Registry().pairs(fingerprint)] == [better]
+    assert [pair.path for pair in PairRegistry().pairs(fingerprint)] == [better]
     assert output.exists()  # as it was asked for
     assert tuned.in_words[-1].startswith("It is not registered: with better.gguf")
 

@@ -14,7 +14,7 @@ import edgespec
 from edgespec.errors import ModelFileError, OutputError, UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.models.gguf.header import read_header
-from edgespec.models.gguf.widen import widen
+from edgespec.models.gguf.synthesis.widen import widen
 from edgespec.models.llama.quantize import make_drafter
 from tests.tiny import write_tiny
 

@@ -29,16 +29,16 @@ from edgespec.kernels.ggml import rpc
 from edgespec.loading.devices.assignment import layer_sizes
 from edgespec.loading.devices.machine import MachineSnapshot
 from edgespec.loading.devices.workers import measure_workers, workers_in_words
-from edgespec.loading.plan import LoadPlanner
+from edgespec.loading.plan import Planner
 from edgespec.machine.memory import FreeMemory
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.offload.planning.needs import tied_bytes
 from edgespec.profiles.store import DiskProfile, ProfileStore, disk_key
 from edgespec.workers import protocol
-from edgespec.workers.address import Address
-from edgespec.workers.connection import Connection, receive
-from edgespec.workers.protocol import HEADER, Command
+from edgespec.workers.address import WorkerAddress
+from edgespec.workers.connection import WorkerConnection, receive
+from edgespec.workers.protocol import HEADER, RPCCommand
 from tests.desk import Desk
 from tests.least_memory import least_memory, load_in_least_memory
 from tests.lending import LocalWorker
@@ -126,7 +126,7 @@ def test_two_workers_hold_layers_when_one_is_too_small(smol_path: Path, has_rpc:
         assert answer.memory.resident_bytes < engine.target.model.n_bytes // 2
 
 
-def asked(connection: Connection, command: Command, content: bytes) -> tuple[int, ...]:
+def asked(connection: WorkerConnection, command: RPCCommand, content: bytes) -> tuple[int, ...]:
     """The numbers that a worker answers with."""
     connection.socket.sendall(HEADER.pack(command, len(content)) + content)
     (length,) = protocol.LENGTH.unpack(receive(connection.socket, protocol.LENGTH.size))
@@ -138,20 +138,20 @@ def test_a_client_that_asks_for_more_than_it_was_told_does_not_get_it(has_rpc: N
     mib = 1 << 20
     limit, piece = 300 * mib, 64 * mib
     with LocalWorker("--threads", "1", "--memory", "300MiB") as worker:
-        address = Address.parse(worker.address)
+        address = WorkerAddress.parse(worker.address)
         children = psutil.Process(worker.pid).children()
         (server,) = [child for child in children if "edgespec.workers.server" in child.cmdline()]
 
-        def allocate(connection: Connection, size: int) -> int:
-            buffer, given = asked(connection, Command.ALLOCATE, struct.pack("<IQ", 0, size))
+        def allocate(connection: WorkerConnection, size: int) -> int:
+            buffer, given = asked(connection, RPCCommand.ALLOCATE, struct.pack("<IQ", 0, size))
             assert bool(buffer) == bool(given)
             if buffer:
                 content = protocol.LENGTH.pack(buffer) + b"\1"  # every page is written
-                connection.socket.sendall(HEADER.pack(Command.CLEAR, len(content)) + content)
+                connection.socket.sendall(HEADER.pack(RPCCommand.CLEAR, len(content)) + content)
             return buffer
 
         for _ in range(2):  # a second client, when the first one is gone with all it had
-            with Connection(address) as connection:
+            with WorkerConnection(address) as connection:
                 before = server.memory_info().rss
                 assert connection.memory(0)[0] == limit
                 assert allocate(connection, limit + 1) == 0
@@ -162,7 +162,7 @@ def test_a_client_that_asks_for_more_than_it_was_told_does_not_get_it(has_rpc: N
                 assert server.memory_info().rss - before < limit + 32 * mib
                 assert allocate(connection, piece) == 0
                 freed = protocol.LENGTH.pack(buffers.pop())
-                connection.socket.sendall(HEADER.pack(Command.FREE, len(freed)) + freed)
+                connection.socket.sendall(HEADER.pack(RPCCommand.FREE, len(freed)) + freed)
                 assert connection.memory(0)[0] == limit - len(buffers) * piece
                 assert allocate(connection, piece)
                 assert allocate(connection, piece) == 0
@@ -228,7 +228,7 @@ def test_a_plan_measures_workers(smol_path: Path, has_rpc: None) -> None:
     with LocalWorker("--threads", "1") as worker:
         workers = measure_workers([worker.address], files, threads=1)
     machine = MachineSnapshot(FreeMemory(64 << 30), 1, workers=workers)
-    planner = LoadPlanner(files, Config.of(context=512, workers=[worker.address]), machine)
+    planner = Planner(files, Config.of(context=512, workers=[worker.address]), machine)
     needs = planner.needs()
     budget = needs.total - sum(layer_sizes(files))  # so that all layers are elsewhere
     plan = planner.place(needs, budget=budget)
@@ -380,18 +380,18 @@ def test_a_worker_ends_with_ctrl_c(has_rpc: None) -> None:
 def test_a_worker_outlives_a_client_that_crashes_its_server(has_rpc: None) -> None:
     """llama.cpp's server asserts what a request says of tensors, and anybody may send one."""
     with LocalWorker("--threads", "1") as worker:
-        address = Address.parse(worker.address)
-        with Connection(address) as connection:
+        address = WorkerAddress.parse(worker.address)
+        with WorkerConnection(address) as connection:
             client = connection.socket
-            client.sendall(HEADER.pack(Command.ALLOCATE, 12) + struct.pack("<IQ", 0, 4096))
+            client.sendall(HEADER.pack(RPCCommand.ALLOCATE, 12) + struct.pack("<IQ", 0, 4096))
             _, buffer, _ = struct.unpack("<QQQ", receive(client, 24))
             nonsense = protocol.set_content(protocol.numbers_at(buffer, 1 << 60, 4), bytes(16))
-            client.sendall(HEADER.pack(Command.SET, len(nonsense)) + nonsense)
+            client.sendall(HEADER.pack(RPCCommand.SET, len(nonsense)) + nonsense)
             with pytest.raises(OSError, match=r"closed|reset"):
                 receive(client, 1)
 
         def lends() -> bool:
-            with contextlib.suppress(WorkerError), Connection(address) as connection:
+            with contextlib.suppress(WorkerError), WorkerConnection(address) as connection:
                 return connection.devices() >= 1
             return False
 
@@ -405,7 +405,7 @@ def test_a_server_ends_with_the_program_that_started_it(has_rpc: None) -> None:
         os.kill(worker.pid, signal.SIGKILL)
         server.wait(PATIENCE_S)
         with pytest.raises(WorkerError, match="cannot be reached"):
-            Connection(Address.parse(worker.address))
+            WorkerConnection(WorkerAddress.parse(worker.address))
 
 
 def test_a_build_without_rpc_says_so(smol_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

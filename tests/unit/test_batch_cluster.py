@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.cli.batch.cluster.address import RayAddress
-from edgespec.cli.batch.cluster.dispatch import MOST_LOSSES, Dispatch, Task
+from edgespec.cli.batch.cluster.dispatch import MOST_LOSSES, ClusterTask, Dispatch
 from edgespec.cli.batch.cluster.sharing import options_for_nodes
 from edgespec.cli.main import main
 from edgespec.config import Config
@@ -116,7 +116,7 @@ def _requests(count: int) -> list[Request]:
 
 
 def _given(dispatch: Dispatch[str]) -> list[tuple[str, int]]:
-    pairs: list[tuple[str, Task]] = []
+    pairs: list[tuple[str, ClusterTask]] = []
     while (pair := dispatch.next()) is not None:
         pairs.append(pair)
     return [(worker, task.number) for worker, task in pairs]
@@ -196,7 +196,7 @@ def test_every_request_is_answered_or_given_up_once(count: int, steps: Iterable[
     """Workers join, are lost and finish in any order; late answers never count."""
     dispatch: Dispatch[int] = Dispatch(RequestList(_requests(count)))
     ended: list[int] = []
-    ever: list[tuple[int, Task]] = []  # every pair that was handed out, however long ago
+    ever: list[tuple[int, ClusterTask]] = []  # every pair that was handed out, however long ago
     here: set[int] = set()
 
     def step(kind: str, worker: int) -> None:

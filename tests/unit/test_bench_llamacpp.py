@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from edgespec.bench.rows import llamacpp
-from edgespec.bench.rows.capped import Capped, run_capped
-from edgespec.bench.rows.llamacpp import Comparison, LlamaCppBatches
+from edgespec.bench.rows.capped import CappedResult, run_capped
+from edgespec.bench.rows.llamacpp import LlamaCppBatchRows, LlamaCppSettings
 from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig
 
@@ -28,19 +28,19 @@ def test_llama_cpp_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(UsageError, match="There is no llama-completion or llama-cli on the PATH"):
         llamacpp.find_programs("llama.cpp", speculative=False)
     cli = program(tmp_path / "bin" / "llama-cli")
-    assert llamacpp.find_programs("llama.cpp", speculative=False) == llamacpp.Programs(cli, None)
+    assert llamacpp.find_programs("llama.cpp", speculative=False) == llamacpp.LlamaCppPrograms(cli, None)
     with pytest.raises(UsageError, match="There is no llama-speculative-simple on the PATH"):
         llamacpp.find_programs("llama.cpp", speculative=True)
     second = program(tmp_path / "bin" / "llama-speculative-simple")
     for given in (f"llama.cpp={tmp_path}", f"llama.cpp={cli}", f"llama.cpp={tmp_path / 'bin'}"):
-        assert llamacpp.find_programs(given, speculative=True) == llamacpp.Programs(cli, second)
+        assert llamacpp.find_programs(given, speculative=True) == llamacpp.LlamaCppPrograms(cli, second)
     with pytest.raises(UsageError, match="does not exist"):
         llamacpp.find_programs(f"llama.cpp={tmp_path / 'none'}", speculative=True)
     with pytest.raises(UsageError, match="Comparing with 'ollama' is not supported"):
         llamacpp.find_programs("ollama", speculative=True)
 
 
-def shared(tmp_path: Path, **changes: Any) -> Comparison:
+def shared(tmp_path: Path, **changes: Any) -> LlamaCppSettings:
     settings: dict[str, Any] = {
         "target": tmp_path / "big.gguf",
         "n_bytes": 10**9,
@@ -52,7 +52,7 @@ def shared(tmp_path: Path, **changes: Any) -> Comparison:
         "row_seconds": 60.0,
         "marks": ("widened",),
     }
-    return Comparison(**settings | changes)
+    return LlamaCppSettings(**settings | changes)
 
 
 PRINTS = """cat <<'END'
@@ -67,15 +67,15 @@ def test_llama_cpp_rows(tmp_path: Path) -> None:
     simple = program(
         tmp_path / "llama-speculative-simple", "echo 'decoded   33 tokens in 3 s, speed:   11.000 t/s'\n"
     )
-    programs = llamacpp.Programs(plain, simple)
-    others = llamacpp.LlamaCpp(programs, tmp_path / "small.gguf", shared(tmp_path))
+    programs = llamacpp.LlamaCppPrograms(plain, simple)
+    others = llamacpp.LlamaCppRows(programs, tmp_path / "small.gguf", shared(tmp_path))
     assert [spec.name for spec in others.specs] == [
         "llama.cpp, plain (widened)",
         *(f"llama.cpp, draft {length} (widened)" for length in (4, 8, 16)),
     ]
     commands: list[list[str]] = []
 
-    def run(command: list[str], **options: Any) -> Capped:
+    def run(command: list[str], **options: Any) -> CappedResult:
         commands.append(command)
         return run_capped(command, None, **options)
 
@@ -90,8 +90,8 @@ def test_llama_cpp_rows(tmp_path: Path) -> None:
     assert others.measure(others.specs[0], ["one"], run).error == "It did not report its speed."
 
 
-def batches(folder: Path | None, tmp_path: Path, **changes: Any) -> LlamaCppBatches:
-    return LlamaCppBatches(folder, [1, 16], shared(tmp_path, **changes))
+def batches(folder: Path | None, tmp_path: Path, **changes: Any) -> LlamaCppBatchRows:
+    return LlamaCppBatchRows(folder, [1, 16], shared(tmp_path, **changes))
 
 
 def test_llama_cpp_decodes_batches_with_its_own_program(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_llama_cpp_decodes_batches_with_its_own_program(tmp_path: Path) -> None:
     ]
     commands: list[list[str]] = []
 
-    def run(command: list[str], **options: Any) -> Capped:
+    def run(command: list[str], **options: Any) -> CappedResult:
         commands.append(command)
         return run_capped(command, None, **options)
 
@@ -135,7 +135,9 @@ def test_without_the_program_the_bindings_decode(tmp_path: Path, monkeypatch: py
     assert command[:3] == [sys.executable, "-m", "edgespec.models.llama.plain_batches"]
     assert " ".join(command[5:]) == "--prompt 20 --tokens 8 --texts 16 --threads 2 --no-repack"
     answered = others.measure(
-        others.specs[0], ["one"], lambda *_a, **_k: Capped('{"t_pp": 1, "t_tg": 8, "speed_tg": 1}', 0, 0, 1.0)
+        others.specs[0],
+        ["one"],
+        lambda *_a, **_k: CappedResult('{"t_pp": 1, "t_tg": 8, "speed_tg": 1}', 0, 0, 1.0),
     )
     assert answered.notes == ["There is no llama-batched-bench: measured through llama-cpp-python."]
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from edgespec.bench.rows import capped
-from edgespec.bench.rows.capped import Capped, Killable, run_capped
+from edgespec.bench.rows.capped import CappedResult, KillableProcess, run_capped
 from edgespec.bench.rows.figures import (
     Row,
 )
@@ -41,7 +41,7 @@ def test_a_process_is_told_and_heard() -> None:
 
 
 def test_a_process_is_killed_from_another_thread_with_its_children() -> None:
-    killable = Killable()
+    killable = KillableProcess()
     child = "import os, signal; print(os.getpid(), flush=True); signal.pause()"
     program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
     children: list[int] = []
@@ -102,18 +102,22 @@ def test_a_process_is_held_to_its_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ended", "cap", "what"),
     [
-        (Capped("", -9, 0, 1.0), 1 << 30, "Killed: out of memory within 1.0 GiB."),
-        (Capped("", 1, 0, 1.0, out_of_memory=True), None, "Killed: out of memory, it seems."),
+        (CappedResult("", -9, 0, 1.0), 1 << 30, "Killed: out of memory within 1.0 GiB."),
+        (CappedResult("", 1, 0, 1.0, out_of_memory=True), None, "Killed: out of memory, it seems."),
         (
-            Capped("", -11, 0, 1.0),
+            CappedResult("", -11, 0, 1.0),
             None,
             "The process crashed (segmentation fault). Likely llama.cpp is at fault: see 'edgespec doctor'.",
         ),
-        (Capped("", -15, 0, 1.0), None, "The process was ended by SIGTERM."),
-        (Capped("", 3, 0, 1.0, errors="a\nWorse: b\n\n"), None, "The process ended with status 3: Worse: b"),
+        (CappedResult("", -15, 0, 1.0), None, "The process was ended by SIGTERM."),
+        (
+            CappedResult("", 3, 0, 1.0, errors="a\nWorse: b\n\n"),
+            None,
+            "The process ended with status 3: Worse: b",
+        ),
     ],
 )
-def test_why_a_process_failed(ended: Capped, cap: int | None, what: str) -> None:
+def test_why_a_process_failed(ended: CappedResult, cap: int | None, what: str) -> None:
     assert why_it_failed(ended, cap) == what
 
 

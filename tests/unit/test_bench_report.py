@@ -16,13 +16,13 @@ import pytest
 from edgespec.bench.report import plots
 from edgespec.bench.report.document import check_writable, make_document, write_whole
 from edgespec.bench.report.page import make_page
-from edgespec.bench.report.tables import format_rows
+from edgespec.bench.report.row_tables import format_rows
 from edgespec.bench.rows.figures import (
-    Disk,
+    DiskSpeed,
     Row,
     spread,
 )
-from edgespec.bench.rows.runner import Measured
+from edgespec.bench.rows.runner import BenchMeasurements
 from edgespec.errors import BackendError, OutputError
 
 ROWS = [
@@ -87,10 +87,12 @@ ABOUT: dict[str, Any] = {
 }
 
 
-def measured() -> Measured:
+def measured() -> BenchMeasurements:
     curve = {1: 0.45, 16: 0.5, 32: 0.9}
     passes = {rows: {"s": seconds, "wait_s": seconds / 4} for rows, seconds in curve.items()}
-    return Measured([replace(row) for row in ROWS], {"stream": passes}, Disk("/m.pack", [2e9, 2.2e9]))
+    return BenchMeasurements(
+        [replace(row) for row in ROWS], {"stream": passes}, DiskSpeed("/m.pack", [2e9, 2.2e9])
+    )
 
 
 def test_markdown() -> None:
@@ -220,10 +222,10 @@ def test_the_page_is_whole_and_needs_nothing_else() -> None:
 
 def test_a_page_of_nothing_but_failures() -> None:
     rows = [Row("a", "memory", "none", error="no")]
-    text = make_page(rows, make_document(Measured(rows), ABOUT))
+    text = make_page(rows, make_document(BenchMeasurements(rows), ABOUT))
     assert "No row worked." in text
     assert "<svg" not in text
-    assert "It was interrupted" in make_page([], make_document(Measured(interrupted=True), ABOUT))
+    assert "It was interrupted" in make_page([], make_document(BenchMeasurements(interrupted=True), ABOUT))
 
 
 def test_plots_need_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,8 @@ import pytest
 from edgespec.drafters.block_logits import BiasedLogits, IndependentLogits, PairedLogits
 from edgespec.errors import ModelFileError, PairingError
 from edgespec.generation.config import GenerationConfig
-from edgespec.models.gguf.block_heads import (
+from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.heads.block import (
     BlockHead,
     BlockKind,
     is_block_head,
@@ -23,10 +24,9 @@ from edgespec.models.gguf.block_heads import (
     read_block_head,
     selector_candidates,
 )
-from edgespec.models.gguf.header import read_header
-from edgespec.models.gguf.heads import Head, is_head, require_fit
+from edgespec.models.gguf.heads.eagle import DraftHead, is_head, require_fit
+from edgespec.models.gguf.heads.markov import MarkovHead
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.gguf.markov import MarkovHead
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.llama.heads import sample
 from edgespec.models.llama.heads.blocks.reference import BlockShape, ReferenceBlockHead
@@ -94,7 +94,7 @@ def test_kinds_differ_by_their_tensors(tmp_path: Path) -> None:
         add_bytes,
         drafted=np.arange(100),
     )
-    assert type(read_any_head(read_header(plain))) is Head
+    assert type(read_any_head(read_header(plain))) is DraftHead
 
 
 def _without(name: str) -> Callable[[GGUFHeader], GGUFHeader]:

@@ -13,12 +13,12 @@ from edgespec.costs.curves import Curve
 from edgespec.costs.yields import expected_yields
 from edgespec.loading.devices.machine import MachineSnapshot
 from edgespec.loading.files import choose_candidate
-from edgespec.loading.plan import LoadPlanner
+from edgespec.loading.plan import Planner
 from edgespec.machine.memory import FreeMemory
 from edgespec.measure.threads import known_threads
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.hub.drafter_choice import Candidate
+from edgespec.models.hub.drafter_choice import DrafterCandidate
 from edgespec.models.hub.registry import MADE, REGISTERED
 from edgespec.models.llama.heads.sample import N_VOCAB, WIDTH, write_target
 from edgespec.profiles.store import DraftProfile, PassProfile, ProfileKeys, ProfileStore
@@ -34,7 +34,7 @@ class Known:
             # Headers tell models apart, so each needs one of its own.
             write_target(path, embedding, np.random.default_rng(seed), path.stem)
         self.target = ModelFiles.of(read_header(paths[0]))
-        self.found = [Candidate(paths[1], REGISTERED), Candidate(paths[2], MADE)]
+        self.found = [DrafterCandidate(paths[1], REGISTERED), DrafterCandidate(paths[2], MADE)]
         self.store = ProfileStore(folder / "profiles")
         self.config = Config.of(context=64, gpu_layers=0)
 
@@ -53,7 +53,7 @@ class Known:
     def chosen(self) -> tuple[str, str]:
         """The name of what is taken, and why."""
         machine = MachineSnapshot(FreeMemory(8 << 30), 1)
-        choice = choose_candidate(self.found, LoadPlanner(self.target, self.config, machine, self.store))
+        choice = choose_candidate(self.found, Planner(self.target, self.config, machine, self.store))
         return choice.candidate.path.stem, choice.reason
 
 

@@ -10,7 +10,7 @@ import pytest
 from edgespec.cli.screen import status as status_line
 from edgespec.cli.screen.formatting import details, format_statistics
 from edgespec.cli.screen.results import ResultStream
-from edgespec.cli.screen.status import Pace, Status, aside, format_prefill
+from edgespec.cli.screen.status import RemainingTime, StatusLine, aside, format_prefill
 from edgespec.cli.screen.terminal import Terminal
 from edgespec.errors import OutputError
 from edgespec.generation.expert_use import ExpertUse
@@ -95,7 +95,7 @@ def test_an_answer_that_was_cut_off_says_so(
 
 def test_how_long_something_takes_is_said_when_it_is_long_and_no_guess() -> None:
     now = [100.0]
-    pace = Pace(lambda: now[0])
+    pace = RemainingTime(lambda: now[0])
     assert not pace.is_due()
     now[0] += 2
     assert pace.left(0.01) == ""  # a guess
@@ -115,7 +115,7 @@ def test_long_work_in_a_pipe_says_how_far_it_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr("edgespec.cli.screen.terminal.Pace", lambda: Pace(lambda: now[0]))
+    monkeypatch.setattr("edgespec.cli.screen.terminal.RemainingTime", lambda: RemainingTime(lambda: now[0]))
     for long in (True, False):
         now[0] = 0.0
         with Terminal().working(long=long) as progress:
@@ -165,7 +165,7 @@ def window(monkeypatch: pytest.MonkeyPatch) -> Window:
 
 def test_a_window_that_becomes_narrower_keeps_one_line_of_progress(window: Window) -> None:
     window.write("Attached: words.txt\r\n")
-    line = Status(shown=True)
+    line = StatusLine(shown=True)
     line._text = format_prefill(512, 2745, 30.0, window.columns)
     line._draw()
     for columns in (50, 30, 60, 20):
@@ -179,7 +179,7 @@ def test_a_window_that_becomes_narrower_keeps_one_line_of_progress(window: Windo
 
 
 def test_what_is_printed_takes_the_place_of_the_line(window: Window) -> None:
-    with Status(shown=True) as line:
+    with StatusLine(shown=True) as line:
         line.say("Row 1 of 3")
         with aside():
             window.write("in memory: 3 tokens/s\r\n")
@@ -188,6 +188,6 @@ def test_what_is_printed_takes_the_place_of_the_line(window: Window) -> None:
 
 
 def test_what_is_done_at_once_needs_no_word(window: Window) -> None:
-    with Status(shown=True) as line:
+    with StatusLine(shown=True) as line:
         line.waiting("Reading the prompt")
     assert window.lines == []

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.drafting.tuning.answers import TOP
-from edgespec.drafting.tuning.collecting import Collector, collected
-from edgespec.files.kept import Kept
+from edgespec.drafting.tuning.data.answers import TOP
+from edgespec.drafting.tuning.data.collecting import Collector, collected
+from edgespec.files.cache_kind import CacheKind
 from edgespec.generation.result import Generation
 from edgespec.speculation.tree import Acceptance, TokenTree
 
@@ -85,24 +85,24 @@ def test_others_cannot_read_it_and_it_can_be_deleted() -> None:
     collector = Collector(TARGET, refuse)
     say(collector, [1], [2, 3, 4, 5], passes=2)
     assert stat.S_IMODE(collector.path.stat().st_mode) == 0o600
-    assert Kept.COLLECTED.forget() == 1
+    assert CacheKind.COLLECTED.forget() == 1
     assert collected(TARGET) == ([], [])
 
 
 def test_a_full_disk_ends_the_collecting_and_not_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     collector = Collector(TARGET, told.append)
-    Kept.COLLECTED.folder.parent.mkdir(parents=True, exist_ok=True)
-    Kept.COLLECTED.folder.write_bytes(b"no folder")
+    CacheKind.COLLECTED.folder.parent.mkdir(parents=True, exist_ok=True)
+    CacheKind.COLLECTED.folder.write_bytes(b"no folder")
     for _ in range(2):
         say(collector, [1], [2, 3, 4, 5], passes=2)
     assert len(told) == 1
     assert told[0].endswith("Nothing more is collected.")
-    Kept.COLLECTED.folder.unlink()
+    CacheKind.COLLECTED.folder.unlink()
 
 
 def test_of_very_many_answers_the_latest_are_learned_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgespec.drafting.tuning.collecting._MOST_READ", 5)
+    monkeypatch.setattr("edgespec.drafting.tuning.data.collecting._MOST_READ", 5)
     for number in range(3):
         collector = Collector(TARGET, refuse)
         for first in range(3):
@@ -113,7 +113,7 @@ def test_of_very_many_answers_the_latest_are_learned_from(monkeypatch: pytest.Mo
 
 
 def test_the_oldest_files_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgespec.drafting.tuning.collecting._MOST_BYTES", 1)
+    monkeypatch.setattr("edgespec.drafting.tuning.data.collecting._MOST_BYTES", 1)
     paths: list[Path] = []
     for _ in range(2):
         collector = Collector(TARGET, refuse)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from edgespec.drafters import folder_index
 from edgespec.drafters.folder_index import open_corpus
 from edgespec.errors import UsageError
-from edgespec.files.kept import Kept
+from edgespec.files.cache_kind import CacheKind
 from edgespec.files.secret import user_secret
 from edgespec.progress import no_progress
 from edgespec.speculation.drafters.proposing import ProposingDrafter
@@ -182,7 +182,7 @@ def test_an_index_is_made_once_and_again_for_what_has_changed(folder: Path) -> N
 def test_other_vocabularies_and_folders_have_indexes_of_their_own(folder: Path) -> None:
     for source, key in ((folder, "v"), (folder, "w"), (folder / "deep", "v"), (folder / "a.txt", "v")):
         open_corpus(source, _Bytes(), key, no_progress)
-    assert len(list(Kept.FILES.folder.iterdir())) == 4
+    assert len(list(CacheKind.FILES.folder.iterdir())) == 4
     corpus, _ = open_corpus(folder / "a.txt", _Bytes(), "v", no_progress)
     assert _continued(corpus, "quick brown ") == {"fox"}
 
@@ -190,7 +190,7 @@ def test_other_vocabularies_and_folders_have_indexes_of_their_own(folder: Path) 
 @pytest.mark.skipif(os.name != "posix", reason="permissions are POSIX's")
 def test_only_the_owner_can_read_an_index(folder: Path) -> None:
     open_corpus(folder, _Bytes(), "v", no_progress)
-    (path,) = Kept.FILES.folder.iterdir()
+    (path,) = CacheKind.FILES.folder.iterdir()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
@@ -262,7 +262,7 @@ def test_an_index_is_made_within_its_share_of_the_memory_budget(tmp_path: Path) 
 )
 def test_a_damaged_index_is_made_again(folder: Path, damage: object) -> None:
     open_corpus(folder, _Bytes(), "v", no_progress)
-    (path,) = Kept.FILES.folder.iterdir()
+    (path,) = CacheKind.FILES.folder.iterdir()
     assert callable(damage)
     path.write_bytes(damage(path.read_bytes()))
     corpus, _ = open_corpus(folder, _Bytes(), "v", no_progress)
@@ -287,20 +287,20 @@ def test_everything_that_is_kept_can_be_deleted(folder: Path, capsys: pytest.Cap
 
     open_corpus(folder, _Bytes(), "v", no_progress)
     for kind, name in (
-        (Kept.LEARNED, "pair.npz"),
-        (Kept.PROMPTS, "0-8"),
-        (Kept.PROMPTS, "1-8"),
-        (Kept.COLLECTED, "run.answers"),
+        (CacheKind.LEARNED, "pair.npz"),
+        (CacheKind.PROMPTS, "0-8"),
+        (CacheKind.PROMPTS, "1-8"),
+        (CacheKind.COLLECTED, "run.answers"),
     ):
         kind.folder.mkdir(parents=True, exist_ok=True)
         (kind.folder / name).write_bytes(b"x")
-    (Kept.FILES.folder / "killed.partial").write_bytes(b"x")
+    (CacheKind.FILES.folder / "killed.partial").write_bytes(b"x")
     secret = user_secret()
     assert main(["config", "--forget"]) == 0
     assert capsys.readouterr().out == (
         "Forgotten: what was learned of 1 pair of models, 1 index of files, 2 states of prompts, "
         "and what 1 run collected.\n"
     )
-    assert not any(path.is_file() for kind in Kept for path in kind.folder.glob("*"))
+    assert not any(path.is_file() for kind in CacheKind for path in kind.folder.glob("*"))
     assert user_secret() != secret, "older copies of the cache folder say nothing any more"
     assert main(["config", "--forget"]) == 0, "there is nothing left to delete, which is no error"

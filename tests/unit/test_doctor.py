@@ -14,7 +14,7 @@ import pytest
 
 from edgespec.cli.commands.doctor import describe, format_findings
 from edgespec.cli.main import main
-from edgespec.doctor.devices import DeviceFacts
+from edgespec.doctor.devices import DeviceCheck
 from edgespec.doctor.diagnosis import diagnose
 from edgespec.doctor.facts import Facts, ModelFacts, gather
 from edgespec.doctor.finding import ERROR, HINT, OK, SEVERITIES, WARNING, Finding
@@ -205,7 +205,7 @@ def test_a_streamed_model_is_told_by_the_second() -> None:
 def test_a_gpu_that_the_build_uses_is_well() -> None:
     gpu = BuildDevice("CUDA0", "RTX 3060", "gpu", 11 * GIB, 12 * GIB)
     facts = replace(with_machine(gpus=(Gpu("RTX 3060", "NVIDIA"),)), build=replace(BUILD, devices=(gpu,)))
-    device = DeviceFacts("CUDA0", "RTX 3060", 11 * GIB, 12 * GIB, "It is fast.", faster=True)
+    device = DeviceCheck("CUDA0", "RTX 3060", 11 * GIB, 12 * GIB, "It is fast.", faster=True)
     facts = replace(facts, devices=(device,))
     assert wrong(facts) == []
     assert any("go to CUDA0 (RTX 3060) by themselves" in finding.what for finding in diagnose(facts))

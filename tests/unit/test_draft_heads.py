@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from edgespec.errors import ModelFileError, PairingError
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.models.gguf.header import read_header
-from edgespec.models.gguf.heads import (
-    Head,
+from edgespec.models.gguf.heads.eagle import (
+    DraftHead,
     drafted_tokens,
     is_head,
     read_head,
@@ -48,7 +48,9 @@ def test_what_a_header_says(tmp_path: Path, target: ModelFiles) -> None:
     head = read_head(header)
     assert is_head(header)
     assert not is_head(target.headers[0])
-    assert head == Head(header, (1, 2, 3), WIDTH, WIDTH, 100, borrows_embedding=True, borrows_output=False)
+    assert head == DraftHead(
+        header, (1, 2, 3), WIDTH, WIDTH, 100, borrows_embedding=True, borrows_output=False
+    )
     assert drafted_tokens(head).tolist() == DRAFTED.tolist()
     require_fit(head, target)
     embedding = np.zeros((N_VOCAB, 32), dtype=np.float32)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.files.small_json import keep_json, read_json
+from edgespec.files.small_json import read_json, save_json
 from edgespec.files.writing import atomic_write, open_locked, remove_abandoned, termination_raises
 
 
@@ -136,9 +136,9 @@ def test_other_threads_leave_signals_alone() -> None:
 
 def test_small_files_are_kept_and_read(tmp_path: Path) -> None:
     path = tmp_path / "new folder" / "a.json"
-    keep_json(path, {"rows": 3})
+    save_json(path, {"rows": 3})
     assert read_json(path, lambda kept: int(kept["rows"])) == 3
-    keep_json(path / "below a file.json", {})  # impossible, and no error
+    save_json(path / "below a file.json", {})  # impossible, and no error
 
 
 @pytest.mark.parametrize("damaged", [None, b"", b"{", b"\xff", b"[]", b"null", b'{"rows": []}', b"{}"])

@@ -12,7 +12,7 @@ import pytest
 from edgespec.errors import UsageError
 from edgespec.generation.config import MAX_SEED, GenerationConfig, Grammar
 from edgespec.generation.result import Generation, MemoryUse, PassRecord, Timings
-from edgespec.generation.thinking import Think
+from edgespec.generation.thinking import ThinkingRequest
 from edgespec.generation.tools import ToolCall
 
 THINK = "It must be auto, on, off, low, medium, high, or the most tokens of a thought."
@@ -21,18 +21,18 @@ THINK = "It must be auto, on, off, low, medium, high, or the most tokens of a th
 @pytest.mark.parametrize(
     ("text", "think"),
     [
-        ("auto", Think()),
-        ("ON", Think(enabled=True)),
-        ("off", Think(enabled=False)),
-        ("high", Think(enabled=True, effort="high")),
-        ("500", Think(enabled=True, budget=500)),
-        ("budget 0", Think(enabled=True, budget=0)),
-        ("budget=7", Think(enabled=True, budget=7)),
-        (False, Think(enabled=False)),
-        (12, Think(enabled=True, budget=12)),
+        ("auto", ThinkingRequest()),
+        ("ON", ThinkingRequest(enabled=True)),
+        ("off", ThinkingRequest(enabled=False)),
+        ("high", ThinkingRequest(enabled=True, effort="high")),
+        ("500", ThinkingRequest(enabled=True, budget=500)),
+        ("budget 0", ThinkingRequest(enabled=True, budget=0)),
+        ("budget=7", ThinkingRequest(enabled=True, budget=7)),
+        (False, ThinkingRequest(enabled=False)),
+        (12, ThinkingRequest(enabled=True, budget=12)),
     ],
 )
-def test_how_much_a_model_thinks(text: Any, think: Think) -> None:
+def test_how_much_a_model_thinks(text: Any, think: ThinkingRequest) -> None:
     assert GenerationConfig(think=text).thinking == think
 
 

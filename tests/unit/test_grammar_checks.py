@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from edgespec.cli.batch.lines import read_jobs
+from edgespec.cli.batch.formats.lines import read_jobs
 from edgespec.errors import GrammarError
 from edgespec.generation.config import Grammar
 from edgespec.models.llama.runtime.model import Model
-from edgespec.models.text.grammar.checks import check, is_plain
+from edgespec.models.text.grammar.limits import check, is_plain
 from edgespec.models.text.grammar.matchers import _KEPT, _KEPT_BYTES, Grammars, _Compiled
 
 # Run in a process of its own: where a form is not bounded, compiling it ends that process.

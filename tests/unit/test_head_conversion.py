@@ -19,9 +19,9 @@ from edgespec.cli.main import main
 from edgespec.drafting.head_conversion import convert_head, head_shape, head_weights, neighbouring_pairs
 from edgespec.errors import ModelFileError, PairingError, UsageError
 from edgespec.models.gguf.header import read_header
-from edgespec.models.gguf.heads import drafted_tokens, read_head
+from edgespec.models.gguf.heads.eagle import drafted_tokens, read_head
 from edgespec.models.gguf.safetensors import StoredTensor, read_safetensors
-from edgespec.models.hub.registry import Registry
+from edgespec.models.hub.registry import PairRegistry
 from edgespec.models.llama.heads.reference import FloatArray
 from edgespec.models.llama.heads.sample import N_LAYERS, N_VOCAB, SHAPE, WIDTH, write_target
 
@@ -130,7 +130,7 @@ def test_a_head_becomes_a_gguf_file(published: Published, capsys: pytest.Capture
             expected = neighbouring_pairs(values, values.shape[0] // SHAPE.head)
             assert not np.array_equal(expected, values)
         np.testing.assert_allclose(found[name], expected, rtol=1e-3, atol=1e-6)
-    (pair,) = Registry().pairs(read_header(published.target).fingerprint)
+    (pair,) = PairRegistry().pairs(read_header(published.target).fingerprint)
     assert (pair.path, pair.recipe) == (path, "head (EAGLE-3)")
 
 

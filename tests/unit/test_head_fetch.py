@@ -12,9 +12,9 @@ from edgespec.cli.main import main
 from edgespec.drafting.head_fetch import fetch_head
 from edgespec.errors import HubError, UsageError
 from edgespec.models.gguf.header import read_header
-from edgespec.models.gguf.heads import is_head
+from edgespec.models.gguf.heads.eagle import is_head
 from edgespec.models.hub import catalog
-from edgespec.models.hub.registry import Registry
+from edgespec.models.hub.registry import PairRegistry
 from edgespec.models.hub.repository import Hub
 from tests.hub_server import HubServer
 from tests.unit.test_head_conversion import Published
@@ -50,7 +50,7 @@ def test_a_head_is_fetched_converted_and_remembered(
     found = fetch_head(str(published.target), repos=(REPO,), hub=hub)
     assert (found.repo, found.converted) == (REPO, True)
     assert is_head(read_header(found.path))
-    (pair,) = Registry().pairs(read_header(published.target).fingerprint)
+    (pair,) = PairRegistry().pairs(read_header(published.target).fingerprint)
     assert pair.path == found.path
     assert sorted(request.path.partition("?")[0].rpartition("/")[2] for request in server.downloads()) == [
         "config.json",
@@ -101,5 +101,5 @@ def test_pull_names_the_head_and_fetches_it(
     found = json.loads(capsys.readouterr().out)
     assert found["heads"] == list(entry.heads)
     assert is_head(read_header(Path(found["head"])))
-    (pair,) = Registry().pairs(read_header(Path(found["path"])).fingerprint)
+    (pair,) = PairRegistry().pairs(read_header(Path(found["path"])).fingerprint)
     assert str(pair.path) == found["head"]

@@ -11,7 +11,7 @@ from edgespec.errors import GrammarError
 from edgespec.generation.config import Grammar
 from edgespec.generation.tools import Tool
 from edgespec.models.text.calls.closed_arguments import closed
-from edgespec.models.text.grammar.checks import source_of
+from edgespec.models.text.grammar.limits import source_of
 
 
 def refusal(schema: Any) -> str:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from edgespec.serving.metrics import OUTCOMES, LastMinute, Metrics, Sums
+from edgespec.serving.metrics import OUTCOMES, LastMinute, Metrics, TrafficSums
 
 
 class Clock:
@@ -44,7 +44,7 @@ def test_the_last_minute_is_the_sum_of_its_seconds(steps: list[tuple[float, int]
     added: list[tuple[float, int]] = []
     for seconds, tokens in steps:
         clock.now += seconds
-        recent.add(Sums(tokens=tokens))
+        recent.add(TrafficSums(tokens=tokens))
         added.append((clock.now, tokens))
     expected = sum(tokens for at, tokens in added if int(at) > int(clock.now) - 60)
     assert recent.sums.tokens == expected

@@ -10,10 +10,15 @@ import pytest
 
 from edgespec.config import Config
 from edgespec.errors import ModelFileError, PairingError, UsageError
-from edgespec.models.gguf.heads import is_head
+from edgespec.models.gguf.heads.eagle import is_head
+from edgespec.models.gguf.heads.mtp import mtp_fault, require_mtp, with_output
+from edgespec.models.gguf.heads.mtp_file import (
+    is_mtp_file,
+    read_mtp_file,
+    reads_target,
+    require_mtp_file_fits,
+)
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
-from edgespec.models.gguf.mtp import mtp_fault, require_mtp, with_output
-from edgespec.models.gguf.mtp_file import is_mtp_file, read_mtp_file, reads_target, require_mtp_file_fits
 from edgespec.models.gguf.types import GGUFHeader, TensorInfo
 from edgespec.models.llama.runtime.device_layers import ON_PROCESSOR
 

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from edgespec.errors import EdgeSpecError, ModelFileError, UsageError
 from edgespec.models.hub import catalog
-from edgespec.models.hub.choice import choose, listing
+from edgespec.models.hub.model_choice import choose_model, listing
 from edgespec.models.hub.names import (
     HubName,
-    ModelFile,
+    ModelVariant,
     bits_of,
     group_files,
     label_of,
@@ -75,13 +75,13 @@ def test_parts_go_together_and_other_files_are_left_out() -> None:
         ("README.md", 1),
     ]
     assert group_files(files) == (
-        ModelFile(("M-Q4_0.gguf",), 5, "Q4_0"),
-        ModelFile(("Q8_0/M-Q8_0-00001-of-00002.gguf", "Q8_0/M-Q8_0-00002-of-00002.gguf"), 20, "Q8_0"),
+        ModelVariant(("M-Q4_0.gguf",), 5, "Q4_0"),
+        ModelVariant(("Q8_0/M-Q8_0-00001-of-00002.gguf", "Q8_0/M-Q8_0-00002-of-00002.gguf"), 20, "Q8_0"),
     )
 
 
-def models(*labels: str) -> list[ModelFile]:
-    return [ModelFile((f"M-{label}.gguf",), int(bits_of(label) * 1000), label) for label in labels]
+def models(*labels: str) -> list[ModelVariant]:
+    return [ModelVariant((f"M-{label}.gguf",), int(bits_of(label) * 1000), label) for label in labels]
 
 
 NO_Q5 = "There is no Q5_K_M in org/repo; Q4_K_M is the nearest (4.7 KiB)."
@@ -105,24 +105,24 @@ NO_Q5 = "There is no Q5_K_M in org/repo; Q4_K_M is the nearest (4.7 KiB)."
 def test_the_exact_quantization_or_the_nearest(
     pick: str | None, there: tuple[str, ...], picked: str, note: str
 ) -> None:
-    choice = choose(HubName("org/repo", pick), models(*there))
+    choice = choose_model(HubName("org/repo", pick), models(*there))
     assert (choice.model.label, choice.note) == (picked, note)
 
 
 def test_what_fits_several_is_listed_with_sizes() -> None:
     with pytest.raises(UsageError) as caught:
-        choose(HubName("org/repo", "q4"), models("Q4_K_M", "Q4_0", "Q8_0"))
+        choose_model(HubName("org/repo", "q4"), models("Q4_K_M", "Q4_0", "Q8_0"))
     assert (
         caught.value.what == "'q4' fits several quantizations of org/repo: Q4_0 (4.5 KiB), Q4_K_M (4.7 KiB)."
     )
     assert caught.value.hint == "Name one: org/repo:Q4_K_M"
-    twice = [ModelFile((f"{name}-Q4_0.gguf",), 2048, "Q4_0") for name in ("a", "b")]
+    twice = [ModelVariant((f"{name}-Q4_0.gguf",), 2048, "Q4_0") for name in ("a", "b")]
     with pytest.raises(UsageError) as caught:
-        choose(HubName("org/repo", "Q4_0"), twice)
+        choose_model(HubName("org/repo", "Q4_0"), twice)
     assert caught.value.what == (
         "org/repo has 2 files of quantization Q4_0: a-Q4_0.gguf (2.0 KiB), b-Q4_0.gguf (2.0 KiB)."
     )
-    assert choose(HubName("org/repo", "b-Q4_0.gguf"), twice).model is twice[1]
+    assert choose_model(HubName("org/repo", "b-Q4_0.gguf"), twice).model is twice[1]
 
 
 @given(
@@ -130,7 +130,7 @@ def test_what_fits_several_is_listed_with_sizes() -> None:
     st.sampled_from(["IQ2_M", "Q3_K_L", "Q4_1", "Q5_0", "Q6_K", "BF16"]),
 )  # fmt: skip
 def test_nothing_is_nearer_than_what_was_picked(there: list[str], wanted: str) -> None:
-    picked = choose(HubName("org/repo", wanted), models(*there)).model
+    picked = choose_model(HubName("org/repo", wanted), models(*there)).model
     distances = [abs(bits_of(label) - bits_of(wanted)) for label in there]
     assert abs(bits_of(picked.label) - bits_of(wanted)) == pytest.approx(min(distances), abs=1e-3)
     assert (picked.label == normal(wanted)) == (wanted in there)

@@ -14,7 +14,7 @@ from edgespec.loading.devices import assignment
 from edgespec.loading.devices.assignment import usual_type
 from edgespec.loading.devices.cards import Card, Cards
 from edgespec.loading.devices.machine import MachineSnapshot
-from edgespec.loading.plan import LoadPlan, LoadPlanner
+from edgespec.loading.plan import Plan, Planner
 from edgespec.machine.memory import FreeMemory
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
@@ -49,14 +49,14 @@ def card(free: int, slowness: float = 0.1) -> Card:
     return Card("CUDA0", "a card", free, free, False, profile)
 
 
-def planner(files: ModelFiles, cards: Cards | None = None, **options: Any) -> LoadPlanner:
+def planner(files: ModelFiles, cards: Cards | None = None, **options: Any) -> Planner:
     machine = MachineSnapshot(FreeMemory(64 << 30), THREADS, cards)
-    return LoadPlanner(files, Config.of(context=512, **options), machine, ProfileStore(Path("none")))
+    return Planner(files, Config.of(context=512, **options), machine, ProfileStore(Path("none")))
 
 
 def place(
     files: ModelFiles, free: int, budget: int, drafter: ModelFiles | None = None, **options: Any
-) -> LoadPlan:
+) -> Plan:
     there = planner(files, Cards.of([card(free)], usual_type(files)), **options)
     return there.place(there.needs(drafter), drafter, budget=budget)
 
@@ -82,7 +82,7 @@ def test_what_fits_in_the_memory_of_machine_and_card_is_not_streamed(
     assert place(files, missing // 4, budget).streams
 
 
-def curve(plan: LoadPlan) -> Curve:
+def curve(plan: Plan) -> Curve:
     return plan.over(TargetPasses(STEPS)).compute
 
 

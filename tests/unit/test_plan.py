@@ -16,7 +16,7 @@ from edgespec.loading import pass_costs
 from edgespec.loading.devices.cards import Card, Cards
 from edgespec.loading.devices.machine import MachineSnapshot
 from edgespec.loading.load import load
-from edgespec.loading.plan import LoadPlan, LoadPlanner
+from edgespec.loading.plan import Plan, Planner
 from edgespec.machine.memory import FreeMemory
 from edgespec.models.gguf.footprint import USUAL_NODES
 from edgespec.models.gguf.layers import ModelFiles
@@ -118,8 +118,8 @@ class Case:
     machine: MachineSnapshot
 
     @property
-    def planner(self) -> LoadPlanner:
-        return LoadPlanner(self.target, self.config, self.machine, ProfileStore(Path("/nowhere/profiles")))
+    def planner(self) -> Planner:
+        return Planner(self.target, self.config, self.machine, ProfileStore(Path("/nowhere/profiles")))
 
 
 @st.composite
@@ -170,7 +170,7 @@ def usual(case: Case) -> bool:
     return (memory.experts, memory.pack, memory.slots) == ("auto", "auto", None)
 
 
-def planned(case: Case) -> LoadPlan | None:
+def planned(case: Case) -> Plan | None:
     """The plan; None if the memory is too small."""
     try:
         return case.planner.plan(case.drafter)
@@ -294,7 +294,7 @@ def test_plans_are_functions_of_what_they_are_made_from(case: Case) -> None:
 @given(models(), st.integers(0, 3))
 def test_the_least_budget_is_the_smallest_one_with_a_plan(files: ModelFiles, doubled: int) -> None:
     machine = MachineSnapshot(FreeMemory(64 << 30), 1)
-    planner = LoadPlanner(files, Config.of(context=64), machine, ProfileStore(Path("/nowhere/profiles")))
+    planner = Planner(files, Config.of(context=64), machine, ProfileStore(Path("/nowhere/profiles")))
     needs = planner.sizes().at(USUAL_NODES << doubled)
     least = least_budget(needs, files, planner.config)
     assert planner.place(needs, budget=least).holding.budget == least

@@ -12,7 +12,7 @@ from edgespec.config import Config
 from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.models.gguf.types import GGUFHeader
-from edgespec.models.hub.recommended import FAMILIES, Recommendation, recommended_sampling
+from edgespec.models.hub.recommended import FAMILIES, RecommendedSampling, recommended_sampling
 
 
 def header(architecture: str, name: str = "", template: str = "", **sampling: Any) -> GGUFHeader:
@@ -83,7 +83,7 @@ def test_the_docs_have_the_figures_and_where_they_come_from() -> None:
 
 @pytest.mark.parametrize("name", ["OpenLlama 3B v2", "Somebody's Merge", "Qwen3.5 4B", ""])
 def test_what_is_not_known_is_left_alone(name: str) -> None:
-    assert recommended_sampling(header("llama", name)) == Recommendation()
+    assert recommended_sampling(header("llama", name)) == RecommendedSampling()
 
 
 def test_the_file_comes_before_the_family() -> None:
@@ -100,7 +100,7 @@ def test_nonsense_in_the_file_is_passed_over() -> None:
 
 @pytest.fixture
 def recommended(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = Recommendation(
+    found = RecommendedSampling(
         {"temperature": 0.6, "top_p": 0.95, "repeat_penalty": 1.05},
         dict.fromkeys(("temperature", "top_p", "repeat_penalty"), "recommended for X"),
     )
@@ -109,7 +109,7 @@ def recommended(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("recommended")
 @pytest.mark.parametrize(
-    ("options", "usually", "config"),
+    ("options", "default", "config"),
     [
         ({}, "recommended", GenerationConfig(temperature=0.6, top_p=0.95, repeat_penalty=1.05)),
         ({}, "greedy", GenerationConfig()),
@@ -129,9 +129,9 @@ def recommended(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_is_given_comes_before_what_is_recommended(
-    options: dict[str, Any], usually: str, config: GenerationConfig
+    options: dict[str, Any], default: str, config: GenerationConfig
 ) -> None:
-    chosen = SamplingOptions(**options).chosen_for(Config(), Path("x.gguf"), usually=usually)
+    chosen = SamplingOptions(**options).chosen_for(Config(), Path("x.gguf"), default=default)
     assert chosen.config == config
     for name in options:
         assert name in ("sampling",) or chosen.sources[name] == "given"
@@ -142,7 +142,7 @@ def test_a_rule_that_exactness_excludes_is_refused_at_the_recommended_temperatur
     options, loading = SamplingOptions(verify="speculative"), Config.of(exact=True)
     options.config_for(loading)  # greedy
     with pytest.raises(UsageError, match="which --exact excludes"):
-        options.chosen_for(loading, Path("x.gguf"), usually="recommended")
+        options.chosen_for(loading, Path("x.gguf"), default="recommended")
 
 
 def test_an_unknown_kind_of_sampling_is_refused() -> None:

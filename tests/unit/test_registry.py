@@ -10,24 +10,24 @@ import pytest
 from edgespec.errors import OutputError
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub.drafter_choice import agreement_of, candidates, entry_of
-from edgespec.models.hub.registry import MADE, REGISTERED, Pair, Registry
+from edgespec.models.hub.registry import MADE, REGISTERED, DrafterPair, PairRegistry
 
 
 @pytest.fixture
-def registry(tmp_path: Path) -> Registry:
-    return Registry(tmp_path / "data" / "pairs.json")
+def registry(tmp_path: Path) -> PairRegistry:
+    return PairRegistry(tmp_path / "data" / "pairs.json")
 
 
-def pair(path: Path, top1: float | None = None, kind: str = REGISTERED, target: str = "t") -> Pair:
+def pair(path: Path, top1: float | None = None, kind: str = REGISTERED, target: str = "t") -> DrafterPair:
     path.touch()
-    return Pair(target, "target.gguf", str(path), kind, top1, top1, 100)
+    return DrafterPair(target, "target.gguf", str(path), kind, top1, top1, 100)
 
 
 def header(path: Path) -> GGUFHeader:
     return GGUFHeader(path, 3, {}, (), 32, 0, 0, "t")
 
 
-def test_pairs_are_remembered_best_first(registry: Registry, tmp_path: Path) -> None:
+def test_pairs_are_remembered_best_first(registry: PairRegistry, tmp_path: Path) -> None:
     good, poor = pair(tmp_path / "good.gguf", 0.8), pair(tmp_path / "poor.gguf", 0.5)
     other = pair(tmp_path / "good.gguf", 0.9, target="u")
     for one in (poor, good, other):
@@ -39,13 +39,13 @@ def test_pairs_are_remembered_best_first(registry: Registry, tmp_path: Path) -> 
     assert registry.pairs("t") == [better, good]
 
 
-def test_a_drafter_that_is_gone_is_not_offered(registry: Registry, tmp_path: Path) -> None:
+def test_a_drafter_that_is_gone_is_not_offered(registry: PairRegistry, tmp_path: Path) -> None:
     registry.add(pair(tmp_path / "a.gguf"))
     (tmp_path / "a.gguf").unlink()
     assert registry.pairs() == []
 
 
-def test_forgetting(registry: Registry, tmp_path: Path) -> None:
+def test_forgetting(registry: PairRegistry, tmp_path: Path) -> None:
     for name, target in (("a", "t"), ("b", "t"), ("b", "u")):
         registry.add(pair(tmp_path / f"{name}.gguf", target=target))
     registry.forget(target="t")
@@ -55,7 +55,7 @@ def test_forgetting(registry: Registry, tmp_path: Path) -> None:
 
 
 def test_a_drafter_is_the_same_under_another_name(
-    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    registry: PairRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = pair(tmp_path / "a.gguf", 0.5)
     registry.add(known)
@@ -76,7 +76,9 @@ def test_a_drafter_is_the_same_under_another_name(
     assert registry.pairs() == []
 
 
-def test_a_drafter_that_is_gone_is_told_of_and_can_be_forgotten(registry: Registry, tmp_path: Path) -> None:
+def test_a_drafter_that_is_gone_is_told_of_and_can_be_forgotten(
+    registry: PairRegistry, tmp_path: Path
+) -> None:
     gone = pair(tmp_path / "a.gguf")
     registry.add(gone)
     registry.add(pair(tmp_path / "b.gguf"))
@@ -87,7 +89,7 @@ def test_a_drafter_that_is_gone_is_told_of_and_can_be_forgotten(registry: Regist
     assert len(registry.pairs()) == 1
 
 
-def test_a_damaged_file_is_put_aside_not_lost(registry: Registry, tmp_path: Path) -> None:
+def test_a_damaged_file_is_put_aside_not_lost(registry: PairRegistry, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "pairs.json").write_text("half a fi")
     assert registry.pairs() == []
@@ -99,10 +101,10 @@ def test_a_damaged_file_is_put_aside_not_lost(registry: Registry, tmp_path: Path
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OutputError, match=r"pairs\.json cannot be written: "):
-        Registry(tmp_path / "file" / "pairs.json").add(pair(tmp_path / "a.gguf"))
+        PairRegistry(tmp_path / "file" / "pairs.json").add(pair(tmp_path / "a.gguf"))
 
 
-def test_registered_ones_come_before_made_ones(registry: Registry, tmp_path: Path) -> None:
+def test_registered_ones_come_before_made_ones(registry: PairRegistry, tmp_path: Path) -> None:
     registry.add(pair(tmp_path / "made.gguf", 0.9, MADE))
     registry.add(pair(tmp_path / "mine.gguf", 0.5))
     found = candidates(header(tmp_path / "target.gguf"), registry)
@@ -114,7 +116,7 @@ def test_registered_ones_come_before_made_ones(registry: Registry, tmp_path: Pat
     assert candidates(header(tmp_path / "mine.gguf"), registry) == found[1:]
 
 
-def test_a_sibling_of_the_catalog_is_offered_where_it_is_here(registry: Registry, tmp_path: Path) -> None:
+def test_a_sibling_of_the_catalog_is_offered_where_it_is_here(registry: PairRegistry, tmp_path: Path) -> None:
     target = header(tmp_path / "SmolLM2-1.7B-Instruct-Q4_K_M.gguf")
     found = candidates(target, registry)
     assert [(c.kind, c.path.name) for c in found] == [("catalog", "SmolLM2-135M-Instruct.Q4_1.gguf")]

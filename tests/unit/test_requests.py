@@ -9,15 +9,15 @@ import pytest
 
 from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig
+from edgespec.serving.api.completion_request import CompletionRequest, read_request, with_system
 from edgespec.serving.api.refusals import Refusal
-from edgespec.serving.api.requests import Request, read_request, with_system
 from edgespec.serving.api.responses import as_chat
 
 HI = [{"role": "user", "content": "Hi"}]
 TOOL = {"type": "function", "function": {"name": "f", "strict": True}}
 
 
-def read(defaults: GenerationConfig | None = None, **body: Any) -> Request:
+def read(defaults: GenerationConfig | None = None, **body: Any) -> CompletionRequest:
     asked = {"messages": HI, **body}
     return read_request(asked, defaults or GenerationConfig(), chat=True, model="m", aliases=("n",))
 
@@ -134,7 +134,7 @@ def test_calls_of_functions_are_part_of_the_answer_before_them() -> None:
     asked = {"input": told, "tools": [tool], "parallel_tool_calls": False, "store": False}
     asked["include"] = ["reasoning.encrypted_content"]
 
-    def read_response(**more: Any) -> Request:
+    def read_response(**more: Any) -> CompletionRequest:
         return read_request(as_chat(asked | more), GenerationConfig(), chat=True, model="m")
 
     request = read_response(tool_choice={"type": "function", "name": "f"})

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.cli.batch.input_file import usual_tokens
+from edgespec.cli.batch.input.input_file import usual_tokens
 from edgespec.config import Config
 from edgespec.costs.curves import Curve
 from edgespec.errors import UsageError
@@ -16,7 +16,7 @@ from edgespec.loading.devices.assignment import usual_type
 from edgespec.loading.devices.cards import Card, Cards
 from edgespec.loading.devices.machine import MachineSnapshot
 from edgespec.loading.load import load
-from edgespec.loading.plan import LoadPlanner, SequencePlan
+from edgespec.loading.plan import Planner, SequencePlan
 from edgespec.loading.sequences import plan_sequences
 from edgespec.machine.memory import FreeMemory
 from edgespec.measure.threads import known_threads
@@ -53,7 +53,7 @@ def planned(
         threads = str(known_threads(fingerprint, store))
         key = machine_identity() | {"threads": threads, "model": fingerprint, "mode": "test"}
         store.put(key, PassProfile(curve, streamed=rate > 0, read_rate=rate))
-    return plan_sequences(LoadPlanner(model, Config.of(**options), machine, store), None)
+    return plan_sequences(Planner(model, Config.of(**options), machine, store), None)
 
 
 def test_a_single_text_is_planned_for_where_nobody_asks(model: ModelFiles) -> None:

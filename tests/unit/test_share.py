@@ -11,7 +11,7 @@ import pytest
 from edgespec.bench.report.document import make_document
 from edgespec.bench.report.share import compare, make_share, read_share
 from edgespec.bench.rows.figures import Row, spread
-from edgespec.bench.rows.runner import Disk, Measured
+from edgespec.bench.rows.runner import BenchMeasurements, DiskSpeed
 from edgespec.cli.main import main
 from edgespec.errors import UsageError
 
@@ -54,8 +54,8 @@ def row(name: str, speed: float, **more: Any) -> Row:
 
 
 def shared(*rows: Row) -> dict[str, Any]:
-    disk = Disk("/home/ann/big.pack", [2.0e9, 2.2e9])
-    return make_share(make_document(Measured(list(rows), {}, disk), ABOUT))
+    disk = DiskSpeed("/home/ann/big.pack", [2.0e9, 2.2e9])
+    return make_share(make_document(BenchMeasurements(list(rows), {}, disk), ABOUT))
 
 
 def test_what_is_shared_names_nobody() -> None:

@@ -8,10 +8,10 @@ import pytest
 
 from edgespec.config import Config
 from edgespec.loading.devices.machine import MachineSnapshot
-from edgespec.loading.plan import LoadPlanner
+from edgespec.loading.plan import Planner
 from edgespec.machine.memory import FreeMemory
-from edgespec.models.gguf.hollow import ModelShape, hollow_files
 from edgespec.models.gguf.layers import LOOKED_UP, ModelFiles
+from edgespec.models.gguf.synthesis.weightless import ModelShape, hollow_files
 from edgespec.models.gguf.types import TensorInfo
 
 GIB = 1 << 30
@@ -30,8 +30,8 @@ def with_table(bare: ModelFiles) -> ModelFiles:
     return ModelFiles((replace(header, tensors=(*header.tensors, TABLE)),))
 
 
-def planner(files: ModelFiles, memory: int) -> LoadPlanner:
-    return LoadPlanner(files, Config(), MachineSnapshot(FreeMemory(memory), 2, own_kernels=True))
+def planner(files: ModelFiles, memory: int) -> Planner:
+    return Planner(files, Config(), MachineSnapshot(FreeMemory(memory), 2, own_kernels=True))
 
 
 def test_a_table_is_in_no_layer(bare: ModelFiles, with_table: ModelFiles) -> None:

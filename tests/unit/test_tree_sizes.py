@@ -13,7 +13,7 @@ from edgespec.costs.curves import Curve
 from edgespec.loading import tree_sizes
 from edgespec.loading.devices.machine import MachineSnapshot
 from edgespec.loading.load import load
-from edgespec.loading.plan import LoadPlanner
+from edgespec.loading.plan import Planner
 from edgespec.loading.tree_sizes import usual_nodes
 from edgespec.machine.memory import FreeMemory
 from edgespec.measure.threads import known_threads
@@ -41,9 +41,9 @@ def options(**more: Any) -> Config:
 
 def planner(
     model: ModelFiles, store: ProfileStore | None = None, *, own_kernels: bool = True, **more: Any
-) -> LoadPlanner:
+) -> Planner:
     machine = MachineSnapshot(FreeMemory(64 << 30), 1, own_kernels=own_kernels)
-    return LoadPlanner(model, options(**more), machine, store or ProfileStore())
+    return Planner(model, options(**more), machine, store or ProfileStore())
 
 
 def nodes(model: ModelFiles, curve: Curve | None = None, **more: Any) -> int:

@@ -14,17 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.drafting.agreement import SampleAnswer
-from edgespec.drafting.tuning.answers import Answer
-from edgespec.drafting.tuning.batches import answers_of_step, batch_of, tokens_seen
 from edgespec.drafting.tuning.calibration import CALIBRATED, round_matrix
-from edgespec.drafting.tuning.extent import TrainedExtent
-from edgespec.drafting.tuning.prompts import OWN, Prompt, prompts_that_come_along, read_prompts, with_own
-from edgespec.drafting.tuning.rounding import ROUNDED, rounded
-from edgespec.drafting.tuning.shape import shape_of
+from edgespec.drafting.tuning.data.answers import Answer
+from edgespec.drafting.tuning.data.batches import answers_of_step, batch_of, tokens_seen
+from edgespec.drafting.tuning.data.prompts import OWN, Prompt, prompts_that_come_along, read_prompts, with_own
+from edgespec.drafting.tuning.network.extent import TrainedExtent
+from edgespec.drafting.tuning.network.rounding import ROUNDED, rounded
+from edgespec.drafting.tuning.network.shape import shape_of
 from edgespec.drafting.tuning.training import _SAME_THREADS, _Threads, divergence
 from edgespec.errors import BackendError, UsageError
 from edgespec.files.blocks import BlockFile
-from edgespec.models.hub.registry import MADE, REGISTERED, Pair, Registry
+from edgespec.models.hub.registry import MADE, REGISTERED, DrafterPair, PairRegistry
 
 VOCAB = 12
 
@@ -282,19 +282,19 @@ def test_models_that_are_not_tuned(changed: dict[str, Any], more: tuple[str, ...
 
 
 def test_the_preferred_pair_comes_first_until_a_person_says_otherwise(tmp_path: Path) -> None:
-    registry = Registry(tmp_path / "pairs.json")
+    registry = PairRegistry(tmp_path / "pairs.json")
     paths = [tmp_path / name for name in "abcd"]
     for path in paths:
         path.touch()
     agreeing, tuned, retuned, own = (str(path) for path in paths)
-    registry.add(Pair("t", "t", agreeing, MADE, top1=0.9))
-    registry.add(Pair("u", "u", agreeing, MADE, top1=0.2, preferred=True))
+    registry.add(DrafterPair("t", "t", agreeing, MADE, top1=0.9))
+    registry.add(DrafterPair("u", "u", agreeing, MADE, top1=0.2, preferred=True))
     for drafter in (tuned, retuned):
-        registry.add(Pair("t", "t", drafter, MADE, top1=0.5, preferred=True))
+        registry.add(DrafterPair("t", "t", drafter, MADE, top1=0.5, preferred=True))
         assert registry.pairs("t")[0].drafter == drafter
     assert [pair.preferred for pair in registry.pairs("t")] == [True, False, False]
-    registry.add(Pair("t", "t", retuned, MADE, top1=0.6))
+    registry.add(DrafterPair("t", "t", retuned, MADE, top1=0.6))
     assert [(pair.preferred, pair.top1) for pair in registry.pairs("t")][:2] == [(True, 0.6), (False, 0.9)]
-    registry.add(Pair("t", "t", own, REGISTERED, top1=0.1))
+    registry.add(DrafterPair("t", "t", own, REGISTERED, top1=0.1))
     assert not any(pair.preferred for pair in registry.pairs("t"))
     assert registry.pairs("u")[0].preferred

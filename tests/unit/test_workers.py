@@ -25,23 +25,23 @@ from edgespec.costs.layer_assignment import (
 from edgespec.errors import UsageError, WorkerError
 from edgespec.profiles.store import PassProfile, ProfileKeys, ProfileStore
 from edgespec.workers import protocol
-from edgespec.workers.address import Address, is_guarded, parse_addresses
-from edgespec.workers.connection import Connection, receive
-from edgespec.workers.protocol import HEADER, LENGTH, Command
+from edgespec.workers.address import WorkerAddress, is_guarded, parse_addresses
+from edgespec.workers.connection import WorkerConnection, receive
+from edgespec.workers.protocol import HEADER, LENGTH, RPCCommand
 from edgespec.workers.relay import Relay
 from tests.waiting import PATIENCE_S
 
 
 def test_addresses() -> None:
-    assert str(Address.parse(" pc.local:50053 ")) == "pc.local:50053"
-    assert Address.parse("192.168.0.7") == Address("192.168.0.7", 50052)
-    assert parse_addresses("a:1, b:2,") == (Address("a", 1), Address("b", 2))
+    assert str(WorkerAddress.parse(" pc.local:50053 ")) == "pc.local:50053"
+    assert WorkerAddress.parse("192.168.0.7") == WorkerAddress("192.168.0.7", 50052)
+    assert parse_addresses("a:1, b:2,") == (WorkerAddress("a", 1), WorkerAddress("b", 2))
 
 
 @pytest.mark.parametrize("text", ["", ":1", "a:", "a:b", "a:70000", "a:-1", "a b:1", "[::1]:5"])
 def test_what_is_no_address(text: str) -> None:
     with pytest.raises(UsageError, match="is not the address of a worker"):
-        Address.parse(text)
+        WorkerAddress.parse(text)
 
 
 def test_lists_that_make_no_sense() -> None:
@@ -123,7 +123,7 @@ class ScriptedWorker:
         self.requests: list[tuple[int, bytes]] = []
         self._answers = [protocol.hello_answer((version, 0, 0)), *answers]
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = Address(*self._listener.getsockname())
+        self.address = WorkerAddress(*self._listener.getsockname())
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
 
@@ -146,7 +146,7 @@ class ScriptedWorker:
 def relayed(*answers: bytes) -> Iterator[tuple[ScriptedWorker, Relay, socket.socket]]:
     """A scripted worker, a relay to it, and a connection as ggml makes it."""
     worker = ScriptedWorker(*answers)
-    relay = Relay(Connection(worker.address))
+    relay = Relay(WorkerConnection(worker.address))
     host, _, port = relay.endpoint.partition(":")
     try:
         with socket.create_connection((host, int(port))) as client:
@@ -156,7 +156,7 @@ def relayed(*answers: bytes) -> Iterator[tuple[ScriptedWorker, Relay, socket.soc
         worker.close()
 
 
-def request(client: socket.socket, command: Command, content: bytes = b"") -> bytes:
+def request(client: socket.socket, command: RPCCommand, content: bytes = b"") -> bytes:
     client.sendall(HEADER.pack(command, len(content)) + content)
     if not protocol.is_answered(command):
         return b""
@@ -167,47 +167,49 @@ def request(client: socket.socket, command: Command, content: bytes = b"") -> by
 def test_a_relay_passes_requests_and_answers_on() -> None:
     large = bytes(range(256)) * 4096
     with relayed(struct.pack("<I", 3), large, b"\1") as (worker, relay, client):
-        assert request(client, Command.HELLO, protocol.HELLO_CONTENT)[0] == protocol.MAJOR_VERSION
-        assert request(client, Command.DEVICES) == struct.pack("<I", 3)
-        request(client, Command.SET, large)
+        assert request(client, RPCCommand.HELLO, protocol.HELLO_CONTENT)[0] == protocol.MAJOR_VERSION
+        assert request(client, RPCCommand.DEVICES) == struct.pack("<I", 3)
+        request(client, RPCCommand.SET, large)
         tensor = protocol.numbers_at(7, 4096, len(large) // 4)
-        assert request(client, Command.GET, protocol.get_content(tensor, len(large))) == large
+        assert request(client, RPCCommand.GET, protocol.get_content(tensor, len(large))) == large
         assert relay.failure() is None
         assert relay.traffic.answers == 2
-        request(client, Command.COPY)
+        request(client, RPCCommand.COPY)
     assert [command for command, _ in worker.requests] == [
-        Command.HELLO,
-        Command.DEVICES,
-        Command.SET,
-        Command.GET,
-        Command.COPY,
+        RPCCommand.HELLO,
+        RPCCommand.DEVICES,
+        RPCCommand.SET,
+        RPCCommand.GET,
+        RPCCommand.COPY,
     ]
     assert worker.requests[2][1] == large
 
 
-@pytest.mark.parametrize("command", [c for c in Command if protocol.is_answered(c) and c != Command.HELLO])
-def test_a_relay_answers_for_a_worker_that_is_gone(command: Command) -> None:
+@pytest.mark.parametrize(
+    "command", [c for c in RPCCommand if protocol.is_answered(c) and c != RPCCommand.HELLO]
+)
+def test_a_relay_answers_for_a_worker_that_is_gone(command: RPCCommand) -> None:
     tensor = protocol.numbers_at(7, 4096, 100)
-    content = protocol.get_content(tensor, 400) if command == Command.GET else tensor
+    content = protocol.get_content(tensor, 400) if command == RPCCommand.GET else tensor
     with relayed() as (worker, relay, client):
         answer = request(client, command, content)
         error = relay.failure()
         assert error is not None
         assert f"The worker {worker.address} is gone" in error.what
         assert answer == protocol.stand_in(command, content)
-        request(client, Command.SET, bytes(1 << 20))  # is dropped, and blocks nobody
-        assert len(request(client, Command.GET, protocol.get_content(tensor, 400))) == 400
+        request(client, RPCCommand.SET, bytes(1 << 20))  # is dropped, and blocks nobody
+        assert len(request(client, RPCCommand.GET, protocol.get_content(tensor, 400))) == 400
 
 
 def test_an_answer_that_breaks_off_is_filled_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         breaking = threading.Thread(target=_break_off, args=(listener,))
         breaking.start()
-        relay = Relay(Connection(Address(*listener.getsockname())))
+        relay = Relay(WorkerConnection(WorkerAddress(*listener.getsockname())))
         host, _, port = relay.endpoint.partition(":")
         with socket.create_connection((host, int(port))) as client:
             tensor = protocol.numbers_at(7, 4096, 1 << 20)
-            found = request(client, Command.GET, protocol.get_content(tensor, 4 << 20))
+            found = request(client, RPCCommand.GET, protocol.get_content(tensor, 4 << 20))
             assert len(found) == 4 << 20
             assert found.endswith(bytes(1 << 20))
             assert relay.failure() is not None
@@ -222,11 +224,11 @@ def test_a_worker_that_hangs_is_given_up_once_nobody_waits() -> None:
         hanging.start()
         wanted = threading.Event()
         wanted.set()
-        address = Address(*listener.getsockname())
-        relay = Relay(Connection(address), lambda: not wanted.is_set(), stop_s=0.05)
+        address = WorkerAddress(*listener.getsockname())
+        relay = Relay(WorkerConnection(address), lambda: not wanted.is_set(), stop_s=0.05)
         host, _, port = relay.endpoint.partition(":")
         with socket.create_connection((host, int(port))) as client:
-            client.sendall(HEADER.pack(Command.DEVICES, 0))
+            client.sendall(HEADER.pack(RPCCommand.DEVICES, 0))
             client.settimeout(0.3)
             with pytest.raises(TimeoutError):
                 client.recv(1)
@@ -264,16 +266,16 @@ def _break_off(listener: socket.socket) -> None:
 
 def test_who_is_no_worker() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = Address(*listener.getsockname())
+        address = WorkerAddress(*listener.getsockname())
         with pytest.raises(WorkerError, match="does not greet") as failure:
-            Connection(address, reach_s=0.2)
+            WorkerConnection(address, reach_s=0.2)
         assert "one program at a time" in failure.value.hint
     with pytest.raises(WorkerError, match="cannot be reached"):
-        Connection(address, reach_s=0.2)
+        WorkerConnection(address, reach_s=0.2)
 
 
 def test_a_worker_of_another_version() -> None:
     worker = ScriptedWorker(version=protocol.MAJOR_VERSION + 1)
     with pytest.raises(WorkerError, match=f"speaks version {protocol.MAJOR_VERSION + 1}"):
-        Connection(worker.address)
+        WorkerConnection(worker.address)
     worker.close()

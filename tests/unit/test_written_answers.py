@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from edgespec.files.checked import CheckedFiles
-from edgespec.models.text.replay import Replay, Written
-from edgespec.models.text.template import Segment
+from edgespec.models.text.replay import Replay, WrittenAnswer
+from edgespec.models.text.template import PromptSegment
 from edgespec.serving.written_answers import WrittenAnswers
 
 ASKED: list[dict[str, Any]] = [{"role": "user", "content": "Weather?"}]
-ANSWER = Written((3, 1, 4), "I look.", "Hm.", (("look", '{"city": "Oslo", "days": 2.0}'),), thought=1)
+ANSWER = WrittenAnswer((3, 1, 4), "I look.", "Hm.", (("look", '{"city": "Oslo", "days": 2.0}'),), thought=1)
 
 
 def sent(**changes: Any) -> list[dict[str, Any]]:
@@ -60,18 +60,18 @@ def test_answers_are_found_by_a_later_run_of_the_same_model(tmp_path: Path) -> N
 
 
 def test_tokens_take_the_place_of_marks_only_where_all_are_shown() -> None:
-    replay = Replay({1: Written((7, 8))}, None)
+    replay = Replay({1: WrittenAnswer((7, 8))}, None)
     told = replay.marked([*ASKED, {"role": "assistant", "content": "x"}])
     mark = told[1]["content"]
-    shown = replay.replayed([Segment(f"user: Weather? it: {mark} end", literal=False)])
+    shown = replay.replayed([PromptSegment(f"user: Weather? it: {mark} end", literal=False)])
     assert shown is not None
     assert [(part.text, part.tokens) for part in shown] == [
         ("user: Weather? it: ", None),
         ("", (7, 8)),
         (" end", None),
     ]
-    assert replay.replayed([Segment("user: Weather? it: end", literal=False)]) is None
-    assert replay.replayed([Segment(f"{mark} {mark}", literal=False)]) is None
+    assert replay.replayed([PromptSegment("user: Weather? it: end", literal=False)]) is None
+    assert replay.replayed([PromptSegment(f"{mark} {mark}", literal=False)]) is None
 
 
 def test_answers_are_restored_with_what_a_client_has_dropped() -> None:

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.bench.rows.figures import broken_promises, knee
-from edgespec.bench.rows.runner import Measured
+from edgespec.bench.rows.runner import BenchMeasurements
 from edgespec.errors import OutputError
 from edgespec.files.writing import atomic_large_write
 
 FORMAT = 1
 
 
-def make_document(measured: Measured, about: dict[str, Any]) -> dict[str, Any]:
+def make_document(measured: BenchMeasurements, about: dict[str, Any]) -> dict[str, Any]:
     """The document: names are fixed, new ones may be added.
 
     Args:

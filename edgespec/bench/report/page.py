@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from edgespec.bench.report.plots import plots
-from edgespec.bench.report.tables import shown_columns
+from edgespec.bench.report.row_tables import shown_columns
 from edgespec.bench.rows.figures import Row
 from edgespec.units import readable
 

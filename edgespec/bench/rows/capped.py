@@ -39,7 +39,7 @@ _IN_SCOPE = (
 
 
 @dataclass(frozen=True)
-class Capped:
+class CappedResult:
     """The end of a capped process.
 
     Attributes:
@@ -90,7 +90,7 @@ def cap_kind() -> str:
     return "none"
 
 
-class Killable:
+class KillableProcess:
     """The process that is running, which another thread may kill."""
 
     def __init__(self) -> None:
@@ -124,8 +124,8 @@ def run_capped(
     keep_errors: bool = False,
     text: str | None = None,
     on_line: Callable[[str], None] | None = None,
-    killable: Killable | None = None,
-) -> Capped:
+    killable: KillableProcess | None = None,
+) -> CappedResult:
     """Run a command in at most `cap` bytes of memory; None runs it without a cap.
 
     It also runs uncapped if no control group can be made. It gets its own process group, which is
@@ -147,7 +147,7 @@ def run_capped(
             stderr=subprocess.STDOUT if with_errors else errors if keep_errors else None,
             start_new_session=True,
         )
-        with (killable or Killable()).holding(process):
+        with (killable or KillableProcess()).holding(process):
             try:
                 if text is not None:
                     assert process.stdin is not None
@@ -173,7 +173,7 @@ def run_capped(
                         process.stdin.close()
         seconds = time.perf_counter() - start
         errors.seek(0)
-        return Capped(
+        return CappedResult(
             "".join(lines),
             process.returncode,
             _peak(group, scope),

@@ -101,7 +101,7 @@ class Row:
 
 
 @dataclass
-class Disk:
+class DiskSpeed:
     """The speed of reading the streamed file, measured before and after the rows.
 
     Attributes:

@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgespec.bench.rows.capped import Capped
+from edgespec.bench.rows.capped import CappedResult
 from edgespec.bench.rows.figures import Row, spread
 from edgespec.bench.rows.row_spec import PLAIN, RowSpec
 from edgespec.errors import UsageError
@@ -40,14 +40,14 @@ _DECODED_SPEED = re.compile(r"decoded.*speed:\s+([\d.]+) t/s")
 
 
 @dataclass(frozen=True)
-class Programs:
+class LlamaCppPrograms:
     """The paths of llama.cpp's programs; `speculative` is None where no drafter is compared."""
 
     plain: Path
     speculative: Path | None
 
 
-def find_programs(given: str, *, speculative: bool) -> Programs:
+def find_programs(given: str, *, speculative: bool) -> LlamaCppPrograms:
     """The programs meant by `--compare`.
 
     Args:
@@ -75,11 +75,11 @@ def find_programs(given: str, *, speculative: bool) -> Programs:
     second = find_program((_SPECULATIVE,), beside) if speculative else None
     if speculative and second is None:
         raise _missing(_SPECULATIVE, beside)
-    return Programs(plain.absolute(), second.absolute() if second else None)
+    return LlamaCppPrograms(plain.absolute(), second.absolute() if second else None)
 
 
 @dataclass(frozen=True)
-class Comparison:
+class LlamaCppSettings:
     """The settings that all rows of llama.cpp share.
 
     Attributes:
@@ -116,14 +116,14 @@ class Comparison:
         return [] if fits else ["--no-repack"]
 
 
-class LlamaCpp:
+class LlamaCppRows:
     """Rows of single answers that llama.cpp's programs measure.
 
     Args:
         drafter: None if no model drafts.
     """
 
-    def __init__(self, programs: Programs, drafter: Path | None, shared: Comparison) -> None:
+    def __init__(self, programs: LlamaCppPrograms, drafter: Path | None, shared: LlamaCppSettings) -> None:
         self._programs = programs
         self._drafter = drafter
         self._shared = shared
@@ -141,7 +141,7 @@ class LlamaCpp:
         command, pattern = self._command(spec)
         end = time.monotonic() + self._shared.row_seconds
         repetitions: list[list[float]] = []
-        runs: list[Capped] = []
+        runs: list[CappedResult] = []
         cut = False
         for _ in range(self._shared.repetitions):
             speeds: list[float] = []
@@ -171,7 +171,7 @@ class LlamaCpp:
         return [program, *self._common, *draft, "--spec-type", "draft-simple"], _DECODED_SPEED
 
 
-class LlamaCppBatches:
+class LlamaCppBatchRows:
     """Rows of so many texts at once that llama.cpp measures, each text with a prompt as long as ours.
 
     Args:
@@ -179,7 +179,7 @@ class LlamaCppBatches:
             decode.
     """
 
-    def __init__(self, folder: Path | None, texts: Sequence[int], shared: Comparison) -> None:
+    def __init__(self, folder: Path | None, texts: Sequence[int], shared: LlamaCppSettings) -> None:
         self._program = find_program((BATCHES,), folder)
         self._shared = shared
         self.specs = [RowSpec("llama.cpp", PLAIN, marks=shared.marks, texts=n) for n in texts]
@@ -193,7 +193,7 @@ class LlamaCppBatches:
         end = time.monotonic() + self._shared.row_seconds
         samples: list[float] = []
         first: list[float] = []
-        runs: list[Capped] = []
+        runs: list[CappedResult] = []
         cut = False
         for _ in range(self._shared.repetitions):
             if cut := bool(samples) and time.monotonic() > end:
@@ -228,7 +228,7 @@ class LlamaCppBatches:
         return [*model, *map(str, numbers), *shared.repacking, "--output-format", "jsonl"]
 
 
-def _figures(ended: Capped) -> dict[str, Any] | None:
+def _figures(ended: CappedResult) -> dict[str, Any] | None:
     """The figures that a run has printed as JSON; None if it failed."""
     if ended.status:
         return None
@@ -239,14 +239,14 @@ def _figures(ended: Capped) -> dict[str, Any] | None:
     return None
 
 
-def _row(spec: RowSpec, samples: list[float], runs: Sequence[Capped], **more: Any) -> Row:
+def _row(spec: RowSpec, samples: list[float], runs: Sequence[CappedResult], **more: Any) -> Row:
     """The row of so many runs; `more` are further fields."""
     peak, rss = max(run.peak_bytes for run in runs), max(run.rss_bytes for run in runs)
     memory = {"peak_bytes": peak or rss or None, "peak_rss_bytes": rss or None, "capped": peak > 0}
     return Row.of(spec, samples=samples, **spread(samples), **memory, **more)
 
 
-def failure(ended: Capped) -> str:
+def failure(ended: CappedResult) -> str:
     """The reason why a run has no figures."""
     if ended.killed:
         return "Killed: out of memory."

@@ -16,7 +16,7 @@ _MOST_TEXTS = 256  # llama.cpp's most sequences
 
 
 @dataclass(frozen=True)
-class Request:
+class BenchRequest:
     """The model, the rows, and what is asked.
 
     Attributes:
@@ -52,7 +52,7 @@ class Request:
     command: str = "edgespec bench"
 
 
-def check(request: Request) -> None:
+def check(request: BenchRequest) -> None:
     """Check the numbers alone.
 
     Raises:

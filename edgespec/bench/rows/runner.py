@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from edgespec.bench.rows.capped import Capped, Killable, run_capped
-from edgespec.bench.rows.figures import Disk, Row, fill_identical, fill_shares, spread
+from edgespec.bench.rows.capped import CappedResult, KillableProcess, run_capped
+from edgespec.bench.rows.figures import DiskSpeed, Row, fill_identical, fill_shares, spread
 from edgespec.bench.rows.row_spec import RowSpec, preparation_rows
 from edgespec.generation.config import GenerationConfig
 from edgespec.measure.throughput import forget_cached
@@ -54,7 +54,7 @@ class RunConfig:
 
 
 @dataclass
-class Measured:
+class BenchMeasurements:
     """The measurements.
 
     Attributes:
@@ -64,12 +64,12 @@ class Measured:
 
     rows: list[Row] = field(default_factory=list)
     curves: dict[str, dict[int, dict[str, float]]] = field(default_factory=dict)
-    disk: Disk | None = None
+    disk: DiskSpeed | None = None
     notes: list[str] = field(default_factory=list)
     interrupted: bool = False
 
 
-class OtherProgram(Protocol):
+class ComparedProgram(Protocol):
     """Another program, measured beside EdgeSpec."""
 
     @property
@@ -80,7 +80,7 @@ class OtherProgram(Protocol):
         """One row."""
 
 
-Run = Callable[..., Capped]  # run_capped without its `killable`
+Run = Callable[..., CappedResult]  # run_capped without its `killable`
 
 
 class Runner:
@@ -104,7 +104,7 @@ class Runner:
         self._on_progress = on_progress
         self._on_row = on_row
         self._predict = predict
-        self._child = Killable()
+        self._child = KillableProcess()
         self._cancelled = threading.Event()
 
     def cancel(self) -> None:
@@ -112,11 +112,11 @@ class Runner:
         self._cancelled.set()
         self._child.kill()
 
-    def run(self, specs: Sequence[RowSpec], others: Sequence[OtherProgram] = ()) -> Measured:
+    def run(self, specs: Sequence[RowSpec], others: Sequence[ComparedProgram] = ()) -> BenchMeasurements:
         """Measure all rows; a row that fails says why, and the others are measured."""
-        measured = Measured()
+        measured = BenchMeasurements()
         prompts = self._prepare(specs, measured, rendered=bool(others))
-        queue: list[tuple[RowSpec, OtherProgram | None]] = [(spec, None) for spec in specs]
+        queue: list[tuple[RowSpec, ComparedProgram | None]] = [(spec, None) for spec in specs]
         queue += [(spec, other) for other in others for spec in other.specs]
         for number, (spec, other) in enumerate(queue, start=1):
             if self._cancelled.is_set():
@@ -136,7 +136,9 @@ class Runner:
         measured.interrupted = self._cancelled.is_set()
         return measured
 
-    def _prepare(self, specs: Sequence[RowSpec], measured: Measured, *, rendered: bool) -> Sequence[str]:
+    def _prepare(
+        self, specs: Sequence[RowSpec], measured: BenchMeasurements, *, rendered: bool
+    ) -> Sequence[str]:
         """Make what streaming needs, measure the disk; returns the prompts for other programs."""
         result: dict[str, Any] = {}
         for spec in preparation_rows(specs):
@@ -147,20 +149,20 @@ class Runner:
         if rendered and "prompts" not in result:
             result = self._ask("render", specs[0], "Rendering prompts")
         if "disk" in result:
-            self._take_disk(result["disk"], measured)
+            self._note_disk(result["disk"], measured)
         return list(result.get("prompts", ()))
 
-    def _read_disk_again(self, measured: Measured) -> None:
+    def _read_disk_again(self, measured: BenchMeasurements) -> None:
         if measured.disk is not None and not self._cancelled.is_set():
             result = self._ask("disk", None, "Reading", path=measured.disk.path)
             if "bytes_per_s" in result:
-                self._take_disk(result, measured)
+                self._note_disk(result, measured)
 
-    def _take_disk(self, result: dict[str, Any], measured: Measured) -> None:
-        measured.disk = measured.disk or Disk(result["path"], direct=result["direct"])
+    def _note_disk(self, result: dict[str, Any], measured: BenchMeasurements) -> None:
+        measured.disk = measured.disk or DiskSpeed(result["path"], direct=result["direct"])
         measured.disk.bytes_per_s.append(result["bytes_per_s"])
 
-    def _row(self, spec: RowSpec, title: str, measured: Measured) -> Row:
+    def _row(self, spec: RowSpec, title: str, measured: BenchMeasurements) -> Row:
         predicted = self._predict(spec)
         result = self._ask("texts" if spec.texts else "answers", spec, title)
         capped = self._cap_of(spec) is not None and result.get("group_bytes", 0) > 0
@@ -179,8 +181,8 @@ class Runner:
     def _cap_of(self, spec: RowSpec) -> int | None:
         return (spec.cap or self._config.cap) if spec.capped else None
 
-    def _other(self, other: OtherProgram, spec: RowSpec, prompts: Sequence[str]) -> Row:
-        def run(command: Sequence[str], **options: Any) -> Capped:
+    def _other(self, other: ComparedProgram, spec: RowSpec, prompts: Sequence[str]) -> Row:
+        def run(command: Sequence[str], **options: Any) -> CappedResult:
             return run_capped(command, self._cap_of(spec), killable=self._child, **options)
 
         return other.measure(spec, prompts, run)
@@ -231,7 +233,7 @@ class Runner:
                 forget_cached(path)
 
 
-def why_it_failed(ended: Capped, cap: int | None) -> str:
+def why_it_failed(ended: CappedResult, cap: int | None) -> str:
     """A sentence for a process that ended without a result."""
     if ended.killed:
         return f"Killed: out of memory within {readable(cap)}." if cap else "Killed: out of memory, it seems."

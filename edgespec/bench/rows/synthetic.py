@@ -19,8 +19,8 @@ from edgespec.errors import OutputError, UsageError
 from edgespec.files.writing import remove_abandoned
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.gguf.mix import mix
-from edgespec.models.gguf.widen import widen
+from edgespec.models.gguf.synthesis.mixture import mix
+from edgespec.models.gguf.synthesis.widen import widen
 from edgespec.models.hub.removal import packs_folder
 from edgespec.models.llama.quantize import make_drafter
 from edgespec.models.llama.routers import routers_for

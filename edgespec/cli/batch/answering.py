@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from edgespec.cli.interrupt import Interruption
-from edgespec.cli.screen.terminal import Conversable
+from edgespec.cli.screen.terminal import ChatModel
 from edgespec.engine.requests import Event, Request, RequestSource
 from edgespec.errors import (
     BackendError,
@@ -24,7 +24,7 @@ FATAL = (BackendError, HubError, MemoryLimitError, ModelFileError, OutputError, 
 FATAL += (OSError, MemoryError)  # type: ignore[assignment]
 
 
-class BatchEngine(Conversable, Protocol):
+class BatchEngine(ChatModel, Protocol):
     """The part of an engine that a batch needs; see `Engine`."""
 
     @property

@@ -7,33 +7,33 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple, Protocol
 
 from edgespec.cli.batch.answering import BatchEngine
-from edgespec.cli.origin import ModelMark, model_mark
+from edgespec.cli.origin import ModelIdentity, model_identity
 from edgespec.cli.screen.terminal import Terminal
 from edgespec.config import Config
 
 
-class Loaded(NamedTuple):
+class LoadedEngine(NamedTuple):
     """An engine that is ready, and which model it has."""
 
     engine: BatchEngine
-    model: ModelMark
+    model: ModelIdentity
 
 
-class Loader(Protocol):
+class EngineLoader(Protocol):
     """Loads what answers a batch."""
 
-    def __call__(self, loading: Config, terminal: Terminal) -> AbstractContextManager[Loaded]:
+    def __call__(self, loading: Config, terminal: Terminal) -> AbstractContextManager[LoadedEngine]:
         """Load it for the time of the block."""
 
 
 @contextmanager
-def load_here(loading: Config, terminal: Terminal) -> Iterator[Loaded]:
+def load_here(loading: Config, terminal: Terminal) -> Iterator[LoadedEngine]:
     """Load an engine on this machine."""
     with terminal.load(loading) as engine:
-        yield Loaded(engine, model_mark(loading.model.name))
+        yield LoadedEngine(engine, model_identity(loading.model.name))
 
 
-def load_on_cluster(address: str) -> Loader:
+def load_on_cluster(address: str) -> EngineLoader:
     """A loader of engines on the nodes of a Ray cluster.
 
     Args:
@@ -47,10 +47,10 @@ def load_on_cluster(address: str) -> Loader:
     where = RayAddress.parse(address)
 
     @contextmanager
-    def load(loading: Config, terminal: Terminal) -> Iterator[Loaded]:
+    def load(loading: Config, terminal: Terminal) -> Iterator[LoadedEngine]:
         from edgespec.cli.batch.cluster.engine import cluster_engine
 
         with cluster_engine(where, loading, terminal) as engine:
-            yield Loaded(engine, engine.facts.model)
+            yield LoadedEngine(engine, engine.facts.model)
 
     return load

@@ -9,7 +9,7 @@ from edgespec.cli.screen.status import format_seconds
 _NOTE_S = 60.0
 
 
-class Progress:
+class BatchProgress:
     """Progress of a batch, and the time that the rest will take.
 
     Args:

@@ -16,30 +16,30 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from edgespec.cli.batch import openai_format
 from edgespec.cli.batch.answering import FATAL, BatchEngine, BatchRequests, answer_all
-from edgespec.cli.batch.engines import Loader, load_here
-from edgespec.cli.batch.input_file import count_lines, is_file, open_input, usual_tokens
-from edgespec.cli.batch.job import Job
-from edgespec.cli.batch.job_queue import JobQueue
-from edgespec.cli.batch.lines import read_jobs
-from edgespec.cli.batch.progress import Progress
-from edgespec.cli.batch.records import Key
-from edgespec.cli.batch.results import ResultFile
-from edgespec.cli.batch.resume import EarlierAnswers
-from edgespec.cli.batch.shard import Shard
-from edgespec.cli.batch.wanted import WantedResult, results_of
+from edgespec.cli.batch.engines import EngineLoader, load_here
+from edgespec.cli.batch.formats import openai_format
+from edgespec.cli.batch.formats.lines import read_jobs
+from edgespec.cli.batch.formats.records import Key
+from edgespec.cli.batch.input.input_file import count_lines, is_file, open_input, usual_tokens
+from edgespec.cli.batch.input.job import Job
+from edgespec.cli.batch.input.job_queue import JobQueue
+from edgespec.cli.batch.input.shard import Shard
+from edgespec.cli.batch.output.result_file import ResultFile
+from edgespec.cli.batch.output.resume import EarlierAnswers
+from edgespec.cli.batch.output.wanted import WantedResult, results_of
+from edgespec.cli.batch.progress import BatchProgress
 from edgespec.cli.interrupt import Interruption, cancelling
-from edgespec.cli.origin import ModelMark, Origin, model_mark
+from edgespec.cli.origin import ModelIdentity, Origin, model_identity
 from edgespec.cli.screen.results import ResultStream
-from edgespec.cli.screen.status import Status
+from edgespec.cli.screen.status import StatusLine
 from edgespec.cli.screen.terminal import Terminal
 from edgespec.config import Config
 from edgespec.engine.requests import Request
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
-from edgespec.serving.api.requests import check_tokens, nth_config
+from edgespec.serving.api.completion_request import check_tokens, nth_config
 
 if TYPE_CHECKING:
     from edgespec.models.text.encoding import Prompt
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 _MOST_HELD = 1000  # results that wait for an earlier one; no lines are begun beyond that
 
 
-class InOrder:
+class ReorderBuffer:
     """Holds results back until all that come before them in the input are there."""
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class BatchRun:
         ordered: bool = True,
         overwrite: bool = False,
         shard: Shard | None = None,
-        load: Loader = load_here,
+        load: EngineLoader = load_here,
     ) -> None:
         self._config = config
         self._terminal = terminal
@@ -107,13 +107,13 @@ class BatchRun:
         self._shard = shard or Shard()
         self._load = load
         self._earlier = EarlierAnswers(file, terminal, overwrite=overwrite)
-        self._model = ModelMark()
+        self._model = ModelIdentity()
         self._answered = self._skipped = self._failed = 0
-        self._progress = Progress()
+        self._progress = BatchProgress()
         self._keys: list[Key] = []
         self._places = 0  # given to results so far
         self._last_place = -1  # the highest of the results that are written
-        self._in_order = InOrder()
+        self._reorder_buffer = ReorderBuffer()
 
     def run(self, input_name: str, loading: Config) -> None:
         """Answer every line that has no answer yet.
@@ -129,7 +129,7 @@ class BatchRun:
         with ExitStack() as stack:
             lines = stack.enter_context(open_input(input_name))
             if self._earlier.exist:
-                self._model = model_mark(loading.model.name)
+                self._model = model_identity(loading.model.name)
                 if Path(input_name).is_file():  # a pipe can be read only once
                     self._earlier.check(self._wanted(input_name))
             self._terminal.rule(self._config.rule)
@@ -140,7 +140,7 @@ class BatchRun:
             engine, self._model = stack.enter_context(self._load(loading, self._terminal))
             self._terminal.template(engine, raw=self._raw)
             self._terminal.thinking(engine, self._config)
-            self._progress = Progress(self._shard.lines(count_lines(input_name)))
+            self._progress = BatchProgress(self._shard.lines(count_lines(input_name)))
             jobs = JobQueue(self._jobs(lines), waits=not is_file(lines))
             interruption = self._answer_all(jobs, engine)
             if interruption:
@@ -175,7 +175,7 @@ class BatchRun:
     def _requests(self, jobs: JobQueue, engine: BatchEngine) -> Iterator[Request | None]:
         """A request for each answer that is wanted and does not exist; None where there is no line yet."""
         while True:
-            job = jobs.take() if self._in_order.held < _MOST_HELD else None
+            job = jobs.take() if self._reorder_buffer.held < _MOST_HELD else None
             if job is None:
                 yield None
                 continue
@@ -267,10 +267,10 @@ class BatchRun:
         elif not self._ordered:
             self._results.record(record)
         else:
-            for each in self._in_order.add(wanted.place, record):
+            for each in self._reorder_buffer.add(wanted.place, record):
                 self._results.record(each)
 
-    def _show_progress(self, status: Status) -> None:
+    def _show_progress(self, status: StatusLine) -> None:
         if status.shown:
             status.say(f"{self._progress.place()}. {self._summary()}")
         elif self._progress.is_time_for_a_note():

@@ -27,8 +27,8 @@ from edgespec.units import parse_size
 
 if TYPE_CHECKING:
     from edgespec.bench.rows.figures import Row
-    from edgespec.bench.rows.request import Request
-    from edgespec.bench.rows.runner import Measured
+    from edgespec.bench.rows.request import BenchRequest
+    from edgespec.bench.rows.runner import BenchMeasurements
     from edgespec.bench.rows.synthetic import MixtureShape
 
 _ROWS = "Rows"
@@ -213,9 +213,9 @@ def bench(
     cap = parse_size(memory_cap) if memory_cap else None
     wanted = _synthetic(synthesize) if synthesize else None
     from edgespec.bench.report.document import check_writable
-    from edgespec.bench.rows.request import Request, check
+    from edgespec.bench.rows.request import BenchRequest, check
 
-    request = Request(
+    request = BenchRequest(
         load=flag.on(loading, called),
         config=config,
         trees=trees,
@@ -269,36 +269,36 @@ class _Bench:
     html_path: Path | None
     share_path: Path | None
 
-    def run(self, request: Request) -> int:
+    def run(self, request: BenchRequest) -> int:
         """Measure, and write everything; returns the exit code."""
         from contextlib import ExitStack
 
         from edgespec.bench.report.expected import expected
-        from edgespec.bench.rows.job import prepared
+        from edgespec.bench.rows.preparation import prepared_bench
         from edgespec.bench.rows.runner import Runner
         from edgespec.units import readable_time
 
         with ExitStack() as stack:
             with self.terminal.working(long=True) as progress:
-                job = stack.enter_context(prepared(request, progress))
-            for note in job.about["notes"]:
+                prepared = stack.enter_context(prepared_bench(request, progress))
+            for note in prepared.about["notes"]:
                 self.terminal.note(note)
-            rows = len(job.specs) + sum(len(other.specs) for other in job.others)
+            rows = len(prepared.specs) + sum(len(other.specs) for other in prepared.others)
             most = readable_time(rows * request.row_seconds)
             self.terminal.note(f"Measuring {count(rows, 'row')}, in at most {most} and what loading takes.")
             with self.terminal.status() as status:
                 runner = Runner(
-                    job.run_config,
+                    prepared.run_config,
                     on_progress=status.progress,
                     on_row=self._report,
                     predict=partial(expected, temperature=request.config.temperature),
                 )
                 with cancelling(runner, signal.SIGTERM) as interruption:
-                    measured = runner.run(job.specs, job.others)
+                    measured = runner.run(prepared.specs, prepared.others)
             if interruption:
                 self.terminal.note(_how_far(len(measured.rows)))
             if measured.rows:
-                self._write(measured, job.about)
+                self._write(measured, prepared.about)
         if interruption:
             return interruption.exit_code
         return 0 if any(row.error is None for row in measured.rows) else 1
@@ -310,9 +310,9 @@ class _Bench:
         else:
             self.terminal.note(f"{row.name}: {row.tokens_per_second:.2f} tokens/s ({rest})")
 
-    def _write(self, measured: Measured, about: dict[str, Any]) -> None:
+    def _write(self, measured: BenchMeasurements, about: dict[str, Any]) -> None:
         from edgespec.bench.report.document import make_document, write_whole
-        from edgespec.bench.report.tables import format_rows
+        from edgespec.bench.report.row_tables import format_rows
         from edgespec.bench.rows.figures import broken_promises
 
         document = make_document(measured, about)

@@ -22,7 +22,7 @@ from edgespec.cli.options.declaration import is_on_command_line, option, with_op
 from edgespec.cli.options.output import OutputOptions
 from edgespec.cli.options.sampling import SamplingOptions
 from edgespec.cli.presets import Preset
-from edgespec.cli.prompt.arguments import FirstWord, MoreWords, NamedModel, model_and_prompt, words_of
+from edgespec.cli.prompt.positionals import FirstWord, MoreWords, NamedModel, model_and_prompt, words_of
 from edgespec.cli.prompt.standard_input import whole_prompt
 from edgespec.cli.prompt.system import SystemFile, system_prompt
 from edgespec.cli.screen.results import ResultStream
@@ -85,7 +85,7 @@ def chat(
     if not typed:
         prompt = whole_prompt(prompt, terminal, "Pipe the question in, or give it with -p TEXT.")
         prompt = after_files(prompt, attached)
-    usually = "recommended" if is_terminal(sys.stdin) else "greedy"  # what is piped in comes from a script
+    default = "recommended" if is_terminal(sys.stdin) else "greedy"  # what is piped in comes from a script
     with ExitStack() as stack:
         if typed:  # what is typed ahead, even while the model is loaded, shows when its turn comes
             stack.enter_context(without_echo())
@@ -102,7 +102,7 @@ def chat(
                 loading,
                 terminal,
                 lambda loading, engine: sampling.chosen_for(
-                    loading, engine.target.model.path, usually=usually
+                    loading, engine.target.model.path, default=default
                 ),
             )
         )
@@ -152,7 +152,7 @@ def chat(
 
 def _answer_once(turns: Chat, question: str, *, as_json: bool) -> None:
     """Answer all of standard input as one question, whatever its lines begin with."""
-    interruption = turns.ask(question, as_json=as_json, to_go_on="A larger value allows a longer one.")
+    interruption = turns.ask(question, as_json=as_json, continue_hint="A larger value allows a longer one.")
     if turns.last_answer is not None and turns.last_answer.context_full:
         turns.terminal.warn(
             f"The context of {turns.context} tokens is full, so the answer ends early; "

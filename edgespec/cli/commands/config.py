@@ -17,10 +17,10 @@ from edgespec.cli.screen.formatting import count, table
 from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal
 from edgespec.errors import EdgeSpecError, OutputError
-from edgespec.files.kept import Kept
+from edgespec.files.cache_kind import CacheKind
 from edgespec.files.secret import forget_secret
 from edgespec.generation.config import GenerationConfig
-from edgespec.models.hub.elsewhere import own_folders
+from edgespec.models.hub.external import own_folders
 
 _FOLDERS = settings.MODELS_FOLDER.replace("_", "-")
 _SECRET = ("api-key",)
@@ -199,7 +199,7 @@ def _text(entry: dict[str, Any]) -> str:
 def _forgotten() -> str:
     """Delete what is kept of texts to make later runs faster, and say what it was."""
     try:
-        kinds = (Kept.LEARNED, Kept.FILES, Kept.PROMPTS, Kept.COLLECTED)
+        kinds = (CacheKind.LEARNED, CacheKind.FILES, CacheKind.PROMPTS, CacheKind.COLLECTED)
         learned, indexes, prompts, collected = (kind.forget() for kind in kinds)
         forget_secret()
     except OSError as error:

@@ -219,9 +219,9 @@ def convert(
 @app.command("list", epilog="Example:\n\nedgespec draft list")
 def list_drafters(as_json: Json = False) -> None:
     """List known drafters and how well they agree with their targets."""
-    from edgespec.models.hub.registry import Registry
+    from edgespec.models.hub.registry import PairRegistry
 
-    pairs = Registry().pairs()
+    pairs = PairRegistry().pairs()
     if as_json:
         results().record({"pairs": [pair.to_json() for pair in pairs]})
         return

@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgespec.cli.batch.engines import load_here, load_on_cluster
-from edgespec.cli.batch.own_format import MOST_ANSWERS
-from edgespec.cli.batch.results import ResultFile
+from edgespec.cli.batch.formats.own_format import MOST_ANSWERS
+from edgespec.cli.batch.input.shard import Shard
+from edgespec.cli.batch.output.result_file import ResultFile
 from edgespec.cli.batch.run import BatchRun, with_system
-from edgespec.cli.batch.shard import Shard
 from edgespec.cli.conversation.attach import Attachments, after_files, read_attachments
-from edgespec.cli.conversation.thoughts import Thoughts
+from edgespec.cli.conversation.thoughts import ThoughtDisplay
 from edgespec.cli.interrupt import cancelling
 from edgespec.cli.options.declaration import config_option, is_on_command_line, option, with_options
 from edgespec.cli.options.output import OutputOptions
 from edgespec.cli.options.sampling import SamplingOptions
-from edgespec.cli.origin import ModelMark, Origin, model_mark
+from edgespec.cli.origin import ModelIdentity, Origin, model_identity
 from edgespec.cli.presets import Preset
-from edgespec.cli.prompt.arguments import FirstWord, MoreWords, NamedModel, model_and_prompt, words_of
+from edgespec.cli.prompt.positionals import FirstWord, MoreWords, NamedModel, model_and_prompt, words_of
 from edgespec.cli.prompt.standard_input import whole_prompt
 from edgespec.cli.prompt.system import SystemFile, system_prompt
 from edgespec.cli.screen.results import ResultStream
@@ -208,7 +208,7 @@ def _config(sampling: SamplingOptions, loading: Config, terminal: Terminal) -> G
 
     with terminal.working() as progress:
         path = catalog.find(loading.model.name, progress)
-    return sampling.chosen_for(loading, path, usually="greedy").config
+    return sampling.chosen_for(loading, path, default="greedy").config
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ class _SinglePrompt:
             with self.terminal.load(loading) as engine:
                 self.terminal.template(engine, raw=self.raw)
                 self.terminal.thinking(engine, config)
-                model = ModelMark() if self.as_text else model_mark(loading.model.name)
+                model = ModelIdentity() if self.as_text else model_identity(loading.model.name)
                 for index in range(self.answers):
                     if index and self.as_text:
                         self.results.text("\n")
@@ -249,11 +249,11 @@ class _SinglePrompt:
         asked = with_system(prompt, self.system)
         answer = None
         with cancelling(engine, signal.SIGTERM) as interruption, self.terminal.status() as status:
-            thoughts = Thoughts(self.terminal, unfolded=self.terminal.verbose)
+            thoughts = ThoughtDisplay(self.terminal, unfolded=self.terminal.verbose)
             for chunk in engine.stream(asked, config, raw=self.raw, on_prefill=status.prefill):
                 answer = chunk.generation
                 if self.as_text:
-                    thoughts.take(chunk, status)
+                    thoughts.feed(chunk, status)
                 if chunk.text or answer is not None or not self.as_text:
                     status.clear()
                     thoughts.end()

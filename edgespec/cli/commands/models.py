@@ -17,7 +17,7 @@ from edgespec.progress import no_progress
 from edgespec.units import parse_size
 
 if TYPE_CHECKING:
-    from edgespec.models.hub.catalog import Entry
+    from edgespec.models.hub.catalog import CatalogEntry
 
 app = command_group("models", "Download, inspect, pair, widen and remove models.")
 
@@ -154,7 +154,7 @@ def show(model: Model, as_json: Json = False, quiet: Quiet = False) -> None:
     results().text(table((), rows))
 
 
-def _catalog_rows(entry: Entry) -> list[tuple[str, str]]:
+def _catalog_rows(entry: CatalogEntry) -> list[tuple[str, str]]:
     """The catalog's facts that are not in the model's file."""
     rows = [("licence", entry.licence)]
     if entry.repo:
@@ -224,7 +224,7 @@ def widen(
     from pathlib import Path
 
     from edgespec.models.gguf.header import read_header
-    from edgespec.models.gguf.widen import widen as make
+    from edgespec.models.gguf.synthesis.widen import widen as make
     from edgespec.models.hub import catalog
     from edgespec.units import readable
 

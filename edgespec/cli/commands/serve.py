@@ -106,16 +106,16 @@ def serve(
             "Give one with --api-key or EDGESPEC_API_KEY, or leave out --host.",
         )
     from edgespec import open_engine
-    from edgespec.models.hub.elsewhere import display_name
+    from edgespec.models.hub.external import display_name
 
     try:
-        from edgespec.serving.answering import Answering
         from edgespec.serving.api.limits import Limits
         from edgespec.serving.app import Application
+        from edgespec.serving.completion_handler import CompletionHandler
+        from edgespec.serving.engine_worker import EngineWorker
         from edgespec.serving.origins import checked_origin
         from edgespec.serving.request_log import RequestLog
         from edgespec.serving.server import Server
-        from edgespec.serving.worker import Worker
     except ModuleNotFoundError as error:
         if error.name not in ("uvicorn", "starlette", "prometheus_client"):
             raise
@@ -131,26 +131,26 @@ def serve(
         again = loading.with_(leave_out_missing=True)  # after a failure
         engine = terminal.load(loading)
         model = name or display_name(engine.target.model.path)
-        chosen = sampling.chosen_for(loading, engine.target.model.path, usually="recommended")
+        chosen = sampling.chosen_for(loading, engine.target.model.path, default="recommended")
         sampled = sampling_in_words(chosen.config, chosen.sources)
         terminal.detail(f"Sampling, unless a request says otherwise: {sampled}.")
         terminal.thinking(engine, chosen.config)
         can_chat = engine.has_chat_template
-        worker = Worker(engine, queue, partial(open_engine, again), terminal.warn, parallel=parallel)
+        worker = EngineWorker(engine, queue, partial(open_engine, again), terminal.warn, parallel=parallel)
         try:
             hosts = ["localhost", "127.0.0.1", "[::1]", "[", host] if _is_loopback(host) else None
             limits = Limits(body=limit)
-            answering = Answering(
+            handler = CompletionHandler(
                 worker,
                 model,
                 chosen.config,
                 limits,
                 aliases=tuple(dict.fromkeys(alias or ())),
                 on_request=requests.add,
-                on_reading=lambda progress: terminal.detail(f"Reading a prompt: {progress}."),
+                on_prefill_progress=lambda progress: terminal.detail(f"Reading a prompt: {progress}."),
                 system=system,
             )
-            app = Application(answering, api_key=api_key, hosts=hosts, cors=cors)
+            app = Application(handler, api_key=api_key, hosts=hosts, cors=cors)
             server = Server(app, limits, verbose=output.verbose)
             bound = listener.getsockname()
             address = f"http://{_for_url(bound[0])}:{bound[1]}"

@@ -56,11 +56,11 @@ def worker(*, lending: LendingOptions, output: OutputOptions) -> None:
     anyone who can reach the address can use this machine and read the traffic.
     """
     from edgespec.machine.cores import default_threads
-    from edgespec.workers.address import Address, is_guarded
-    from edgespec.workers.lending import Lending, Offer
+    from edgespec.workers.address import WorkerAddress, is_guarded
+    from edgespec.workers.lending import LendingOffer, LendingServer
 
     terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
-    address = Address.parse(lending.listen)
+    address = WorkerAddress.parse(lending.listen)
     asked = Config.of(memory=lending.memory, threads=lending.threads)
     threads = asked.devices.threads or default_threads()
     try:
@@ -84,10 +84,10 @@ def worker(*, lending: LendingOptions, output: OutputOptions) -> None:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, end)
-    with Lending(Offer(host, port, threads, asked.memory.limit), terminal.note) as lent:
+    with LendingServer(LendingOffer(host, port, threads, asked.memory.limit), terminal.note) as server:
         if output.as_json:
-            results().record({"address": f"{host}:{port}", "devices": lent.devices})
-        for device in lent.devices:
+            results().record({"address": f"{host}:{port}", "devices": server.devices})
+        for device in server.devices:
             about = f"{device['name']} ({device['description']})" if device["description"] else device["name"]
             terminal.note(f"Lending {about}: {readable(device['free'])} of memory.")
         terminal.note(f"Listening at {host}:{port}, for --workers {host}:{port}. Ctrl-C ends it.")
@@ -97,7 +97,7 @@ def worker(*, lending: LendingOptions, output: OutputOptions) -> None:
                 "others send."
             )
         try:
-            lent.serve()
+            server.serve()
         except KeyboardInterrupt:
             raise typer.Exit(128 + ended_by) from None
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from edgespec.cli.conversation import settings
 from edgespec.cli.conversation.echo import without_echo
-from edgespec.cli.conversation.thoughts import Thoughts
+from edgespec.cli.conversation.thoughts import ThoughtDisplay
 from edgespec.cli.interrupt import Interruption, cancelling
 from edgespec.cli.options.sampling import exact_contradicts
 from edgespec.cli.screen.formatting import count
@@ -23,7 +23,7 @@ from edgespec.generation.result import Chunk, Generation
 
 if TYPE_CHECKING:
     from edgespec.cli.options.sampling import ChosenSampling
-    from edgespec.cli.screen.status import Status
+    from edgespec.cli.screen.status import StatusLine
     from edgespec.engine.engine import Engine
     from edgespec.engine.sessions.session import ResumedSession, Session
 
@@ -66,7 +66,7 @@ class Chat:
         self.exact = exact
         self.last_answer: Generation | None = None
         self.sampled = ""
-        self.thoughts = Thoughts(terminal, " /think shows it.")
+        self.thoughts = ThoughtDisplay(terminal, " /think shows it.")
         self._engine = engine
         self._warned_unsaved = False
         self._writer: MarkdownWriter | WrappingWriter | None = None
@@ -88,15 +88,15 @@ class Chat:
     @property
     def model_name(self) -> str:
         """The name of the model."""
-        from edgespec.models.hub.elsewhere import display_name
+        from edgespec.models.hub.external import display_name
 
         return display_name(self._engine.target.model.path)
 
-    def ask(self, text: str, *, as_json: bool = False, to_go_on: str) -> Interruption:
+    def ask(self, text: str, *, as_json: bool = False, continue_hint: str) -> Interruption:
         """Do one turn; returns whether a signal cut it short.
 
         Args:
-            to_go_on: what to do after an answer that --max-tokens cut off.
+            continue_hint: what to do after an answer that --max-tokens cut off.
 
         Raises:
             EdgeSpecError: there is no answer; the conversation is as it was.
@@ -106,10 +106,10 @@ class Chat:
         )
         if as_json:
             self.results.record(answer.to_json(text))
-        self._report(answer, to_go_on)
+        self._report(answer, continue_hint)
         return interruption
 
-    def go_on(self, *, to_go_on: str) -> Interruption:
+    def go_on(self, *, continue_hint: str) -> Interruption:
         """Continue the last answer; returns as `ask` does.
 
         Raises:
@@ -123,11 +123,11 @@ class Chat:
         if answer.passes and not answer.text.strip() and not interruption:
             self.terminal.note("The answer was complete already.")
             return interruption
-        self._report(answer, to_go_on)
+        self._report(answer, continue_hint)
         return interruption
 
     def _show(
-        self, begin: Callable[[Status], Iterator[Chunk]], before: str = "", *, as_json: bool = False
+        self, begin: Callable[[StatusLine], Iterator[Chunk]], before: str = "", *, as_json: bool = False
     ) -> tuple[Interruption, Generation]:
         """Show `before` and then an answer as it comes; a signal ends it early."""
         answer = None
@@ -140,7 +140,7 @@ class Chat:
                     if as_json:
                         status.clear()
                         continue
-                    self.thoughts.take(chunk, status)
+                    self.thoughts.feed(chunk, status)
                     if chunk.text or answer is not None:
                         status.clear()
                         self.thoughts.end()
@@ -155,9 +155,9 @@ class Chat:
         self.sampled = settings.sampling_in_words(self.config, self.sources)
         return interruption, answer
 
-    def _report(self, answer: Generation, to_go_on: str) -> None:
+    def _report(self, answer: Generation, continue_hint: str) -> None:
         if answer.passes:
-            self.terminal.statistics(answer, to_go_on)
+            self.terminal.statistics(answer, continue_hint)
         if self.session.unsaved and not self._warned_unsaved:
             self._warned_unsaved = True
             self.terminal.warn(f"{self.session.unsaved}. The conversation will be read again next time.")

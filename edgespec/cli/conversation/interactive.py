@@ -166,11 +166,11 @@ class InteractiveChat:
     def answer(self, text: str) -> None:
         """Answer a question; if there is no room, offer to drop turns."""
         self.last_question = text
-        self._with_room(lambda: self.chat.ask(text, to_go_on=_IF_CUT_OFF), text)
+        self._with_room(lambda: self.chat.ask(text, continue_hint=_IF_CUT_OFF), text)
 
     def go_on(self) -> None:
         """Continue the last answer; if there is no room, offer to drop turns."""
-        self._with_room(lambda: self.chat.go_on(to_go_on=_IF_CUT_OFF), "")
+        self._with_room(lambda: self.chat.go_on(continue_hint=_IF_CUT_OFF), "")
 
     def _with_room(self, do: Callable[[], Interruption], text: str) -> None:
         """Have something answered.

@@ -6,7 +6,7 @@ import sys
 import time
 
 from edgespec.cli.screen.formatting import count
-from edgespec.cli.screen.status import Status, aside
+from edgespec.cli.screen.status import StatusLine, aside
 from edgespec.cli.screen.terminal import Terminal, shows_colour
 from edgespec.generation.result import Chunk
 from edgespec.printable import printable
@@ -14,7 +14,7 @@ from edgespec.printable import printable
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
-class Thoughts:
+class ThoughtDisplay:
     """Shows thoughts on standard error, so that standard output has nothing but answers.
 
     Args:
@@ -33,7 +33,7 @@ class Thoughts:
         self._tokens = 0
         self._at_line_start = True
 
-    def take(self, chunk: Chunk, status: Status) -> None:
+    def feed(self, chunk: Chunk, status: StatusLine) -> None:
         """Take a piece of an answer; what it has of a thought is shown."""
         if chunk.reasoning and self._began is None:
             self._began = time.monotonic()

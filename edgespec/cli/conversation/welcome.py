@@ -9,7 +9,7 @@ from edgespec.units import readable
 
 if TYPE_CHECKING:
     from edgespec.config import Config
-    from edgespec.loading.plan import LoadPlan
+    from edgespec.loading.plan import Plan
     from edgespec.plans.suggestion import Suggestion
     from edgespec.progress import Progress
 
@@ -53,7 +53,7 @@ def announce_download(terminal: Terminal, loading: Config) -> None:
 
 def _download_lines(name: str, loading: Config, progress: Progress) -> list[str]:
     from edgespec.errors import HubError, MemoryLimitError
-    from edgespec.loading.plan import LoadPlanner
+    from edgespec.loading.plan import Planner
     from edgespec.models.gguf.layers import ModelFiles
     from edgespec.models.hub import catalog
     from edgespec.models.hub.inspection import inspect_model
@@ -79,13 +79,13 @@ def _download_lines(name: str, loading: Config, progress: Progress) -> list[str]
     said = f"{name} is not here yet. It is downloaded from {hub_name}: {readable(n_bytes)}."
     resources = Resources.of_this_machine(loading)
     try:
-        plan = LoadPlanner(files, loading, resources.machine, resources.store).plan()
+        plan = Planner(files, loading, resources.machine, resources.store).plan()
     except MemoryLimitError as error:
         return [said, f"There is no room for it: {error.what} {error.hint}"]
     return [said, placement_line(plan, tokens_per_second(plan, resources))]
 
 
-def placement_line(plan: LoadPlan, speed: float) -> str:
+def placement_line(plan: Plan, speed: float) -> str:
     """Describe where the weights of a model will be, and the speed to expect without drafts."""
     holding = plan.holding
     if not plan.streams:

@@ -18,7 +18,7 @@ from edgespec.generation.rules import KINDS
 from edgespec.generation.thinking import EFFORTS
 
 if TYPE_CHECKING:
-    from edgespec.models.hub.recommended import Recommendation
+    from edgespec.models.hub.recommended import RecommendedSampling
 
 _DEFAULTS = GenerationConfig()
 _SAMPLING = ("recommended", "greedy")
@@ -172,15 +172,15 @@ class SamplingOptions:
             raise UsageError(f"--sampling is '{self.sampling}'.", "It must be recommended or greedy.")
         if self.json_schema is not None and self.grammar is not None:
             raise UsageError("Both --json-schema and --grammar were given.", "Give one of them.")
-        form = None
+        grammar: Grammar | None = None
         if self.json_schema is not None:
-            form = Grammar("json_schema", _read_form("--json-schema", self.json_schema))
+            grammar = Grammar("json_schema", _read_grammar("--json-schema", self.json_schema))
         elif self.grammar is not None:
-            form = Grammar("grammar", _read_form("--grammar", self.grammar))
-        if form is not None:
-            _compile(form)
+            grammar = Grammar("grammar", _read_grammar("--grammar", self.grammar))
+        if grammar is not None:
+            _check_grammar(grammar)
         values = {name: getattr(self, name) for name in self.given}
-        values |= {"stop": tuple(as_text(text, "--stop") for text in self.stop or ()), "grammar": form}
+        values |= {"stop": tuple(as_text(text, "--stop") for text in self.stop or ()), "grammar": grammar}
         if self.max_tokens == _NO_LIMIT:
             values["max_tokens"] = None
         return GenerationConfig(**values)
@@ -196,12 +196,12 @@ class SamplingOptions:
             raise exact_contradicts(self.verify)
         return config
 
-    def chosen_for(self, loading: Config, model: Path, *, usually: str) -> ChosenSampling:
+    def chosen_for(self, loading: Config, model: Path, *, default: str) -> ChosenSampling:
         """The settings for a model, with what its maker recommends where nothing was given.
 
         Args:
             model: its file.
-            usually: what this command does without --sampling: "recommended" or "greedy".
+            default: what this command does without --sampling: "recommended" or "greedy".
 
         Raises:
             UsageError: as config_for.
@@ -210,7 +210,7 @@ class SamplingOptions:
         sources = dict.fromkeys(self.given, "given")
         # Whoever asks for greedy decoding by its temperature or rule means all of it.
         greedy = self.temperature == 0 or self.verify == "greedy"
-        if greedy or (self.sampling or usually) != "recommended":
+        if greedy or (self.sampling or default) != "recommended":
             return ChosenSampling(config, sources)
         found = _recommendation(model, config.thinking.enabled)
         values = {name: value for name, value in found.values.items() if name not in self.given}
@@ -228,14 +228,14 @@ class ChosenSampling:
     sources: Mapping[str, str] = field(default_factory=dict)
 
 
-def _recommendation(model: Path, thinks: bool | None) -> Recommendation:
+def _recommendation(model: Path, thinks: bool | None) -> RecommendedSampling:
     from edgespec.models.gguf.header import read_header
-    from edgespec.models.hub.recommended import Recommendation, recommended_sampling
+    from edgespec.models.hub.recommended import RecommendedSampling, recommended_sampling
 
     try:
         return recommended_sampling(read_header(model), thinks=thinks)
     except ModelFileError:  # only the settings are lost: the model was loaded
-        return Recommendation()
+        return RecommendedSampling()
 
 
 def exact_contradicts(rule: str) -> UsageError:
@@ -247,14 +247,14 @@ def exact_contradicts(rule: str) -> UsageError:
 
 
 @cache
-def _compile(form: Grammar) -> None:
+def _check_grammar(grammar: Grammar) -> None:
     """Refuse a wrong grammar before a model is loaded for it; raises as `check_grammar`."""
     from edgespec.models.text.grammar.matchers import check_grammar
 
-    check_grammar(form)
+    check_grammar(grammar)
 
 
-def _read_form(flag: str, name: str) -> str:
+def _read_grammar(flag: str, name: str) -> str:
     """The text of a schema or grammar: the value itself if it is a JSON object, otherwise that of a file."""
     if flag == "--json-schema" and name.lstrip().startswith("{"):
         return as_text(name, "The schema")

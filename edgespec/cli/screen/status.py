@@ -19,11 +19,11 @@ _BAR = 20  # characters
 _GUESS_S, _SOON_S, _LATER_S = 3.0, 10.0, 30.0
 _WIDE = 70
 
-_shown: Status | None = None  # the one whose line is shown
+_shown: StatusLine | None = None  # the one whose line is shown
 
 
-class Pace:
-    """Says how long something will still take, from how much of it is done.
+class RemainingTime:
+    """The time that something will still take, estimated from how much of it is done.
 
     Args:
         clock: gives seconds.
@@ -53,7 +53,7 @@ class Pace:
         return True
 
 
-class Status:
+class StatusLine:
     """The line, with a spinner, cut to the current width of the window."""
 
     def __init__(self, *, shown: bool) -> None:
@@ -112,7 +112,7 @@ class Status:
             self.erase()
             yield
 
-    def __enter__(self) -> Status:
+    def __enter__(self) -> StatusLine:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 
 from edgespec.cli.interrupt import Cancellable, cancelling
 from edgespec.cli.screen.formatting import details, format_statistics, in_columns, is_cut_off
-from edgespec.cli.screen.status import Pace, Status, aside
+from edgespec.cli.screen.status import RemainingTime, StatusLine, aside
 from edgespec.printable import printable
 from edgespec.progress import Progress
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from edgespec.generation.rules import Rule
 
 
-class Conversable(Protocol):
+class ChatModel(Protocol):
     """The part of a loaded model that says how one can talk with it; see `Engine`."""
 
     @property
@@ -109,7 +109,7 @@ class Terminal:
 
     def _collect(self, engine: Engine) -> None:
         """Keep what is said for `draft tune`, and say so."""
-        from edgespec.drafting.tuning.collecting import Collector
+        from edgespec.drafting.tuning.data.collecting import Collector
         from edgespec.models.gguf.header import read_header
 
         collector = Collector(read_header(engine.target.model.path).fingerprint, self.warn)
@@ -128,13 +128,13 @@ class Terminal:
             long: whether the work may take minutes; then how long it will still take is said too, and in a
                 pipe, where there is no status line, every now and then by a line of its own.
         """
-        pace = Pace()
+        remaining = RemainingTime()
         with self.status() as status, cancelling(engine or _NothingToCancel()) as interruption:
 
             def report(what: str, fraction: float) -> None:
-                left = pace.left(fraction) if long else ""
+                left = remaining.left(fraction) if long else ""
                 status.progress(what, fraction, left)
-                if long and not status.shown and pace.is_due():
+                if long and not status.shown and remaining.is_due():
                     self.note(f"{what} {fraction:.0%}{left}")
                 if interruption:
                     raise KeyboardInterrupt
@@ -158,7 +158,7 @@ class Terminal:
         if rule.kind.lossy:
             self.warn(f"--verify {rule} is lossy: the text may differ from the model's own.")
 
-    def template(self, engine: Conversable, *, raw: bool) -> None:
+    def template(self, engine: ChatModel, *, raw: bool) -> None:
         """Note if a prompt is continued as plain text without --raw."""
         if not raw and not engine.has_chat_template:
             self.note(
@@ -166,26 +166,26 @@ class Terminal:
                 "--raw leaves out this note."
             )
 
-    def thinking(self, engine: Conversable, config: GenerationConfig) -> None:
+    def thinking(self, engine: ChatModel, config: GenerationConfig) -> None:
         """Note if --think has no effect on this model."""
         if config.think != "auto" and not engine.can_think:
             self.note("The model's chat template has no thinking mode, so --think has no effect.")
 
-    def statistics(self, generation: Generation, to_go_on: str) -> None:
+    def statistics(self, generation: Generation, continue_hint: str) -> None:
         """Print one line about an answer, if a person is watching, and how to continue if it was cut off."""
         if self.verbose or self.is_watched:
             _print(format_statistics(generation), style="dim")
             if is_cut_off(generation):
-                _print(f"The answer was cut off by --max-tokens. {to_go_on}", style="dim")
+                _print(f"The answer was cut off by --max-tokens. {continue_hint}", style="dim")
 
     def all_statistics(self, generation: Generation) -> None:
         """Print every figure of an answer, with `--verbose`."""
         if self.verbose:
             self.rows(details(generation))
 
-    def status(self) -> Status:
+    def status(self) -> StatusLine:
         """A status line."""
-        return Status(shown=self.is_watched)
+        return StatusLine(shown=self.is_watched)
 
 
 class _NothingToCancel:

@@ -17,11 +17,11 @@ from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edgespec.drafting.tuning.answers import Answer
-from edgespec.drafting.tuning.batches import text_of
-from edgespec.drafting.tuning.extent import TrainedExtent
-from edgespec.drafting.tuning.network import Network
-from edgespec.drafting.tuning.weights import EncodedMatrix, ModelWeights, matrix_kinds
+from edgespec.drafting.tuning.data.answers import Answer
+from edgespec.drafting.tuning.data.batches import text_of
+from edgespec.drafting.tuning.network.extent import TrainedExtent
+from edgespec.drafting.tuning.network.network import Network
+from edgespec.drafting.tuning.network.weights import EncodedMatrix, ModelWeights, matrix_kinds
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.progress import Progress, no_progress
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from edgespec.drafting.make import MakeOptions, make_for
 from edgespec.drafting.pair_check import check_sizes
+from edgespec.drafting.tuning.network.weights import check_tunable
 from edgespec.drafting.tuning.options import TuneOptions
-from edgespec.drafting.tuning.weights import check_tunable
 from edgespec.errors import EdgeSpecError, PairingError
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.types import GGUFHeader

@@ -16,14 +16,14 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from edgespec.drafting.tuning.answers import Answer
-from edgespec.drafting.tuning.batches import (
+from edgespec.drafting.tuning.data.answers import Answer
+from edgespec.drafting.tuning.data.batches import (
     answers_of_step,
     batch_of,
     text_of,
     tokens_seen,
 )
-from edgespec.drafting.tuning.network import Network
+from edgespec.drafting.tuning.network.network import Network
 from edgespec.errors import OutputError
 from edgespec.files.writing import atomic_write
 from edgespec.progress import Progress
@@ -419,7 +419,7 @@ class Trainer:
 
 
 def _divided(count: int) -> tuple[list[int], list[int]]:
-    """Which of so many answers are learned from, and which few, from everywhere among them, are not."""
+    """Places of the answers to learn from, and of a few, evenly spaced, to check on."""
     few = min(_CHECKED_ANSWERS, count // (_LEAST_ANSWERS + 1))
     checks = [(2 * n + 1) * count // (2 * few) for n in range(few)]
     return sorted(set(range(count)) - set(checks)), checks

@@ -22,15 +22,15 @@ from edgespec.costs.pass_time import read_seconds
 from edgespec.drafting.agreement import PROMPTS, PassCost, SampleAnswer, write_sample_answers
 from edgespec.drafting.recipe_search import CostModel
 from edgespec.drafting.recipes import RecipeState
-from edgespec.drafting.tuning.answers import Answer, AnswerFile, collect_answers
-from edgespec.drafting.tuning.collecting import collected
+from edgespec.drafting.tuning.data.answers import Answer, AnswerFile, collect_answers
+from edgespec.drafting.tuning.data.collecting import collected
+from edgespec.drafting.tuning.data.prompts import PromptSplit, prompts_that_come_along, read_prompts, with_own
 from edgespec.drafting.tuning.evaluation import Evaluation, evaluate, tokens_per_pass
-from edgespec.drafting.tuning.export import export, types_to_reckon_with, usual_type
-from edgespec.drafting.tuning.extent import TrainedExtent, extent_for
+from edgespec.drafting.tuning.network.export import export, types_to_reckon_with, usual_type
+from edgespec.drafting.tuning.network.extent import TrainedExtent, extent_for
+from edgespec.drafting.tuning.network.weights import ModelWeights, check_tunable, load_weights
 from edgespec.drafting.tuning.options import LEAST_ANSWERS, TrainingRecord, TunedDrafter, TuneOptions, check
-from edgespec.drafting.tuning.prompts import PromptSplit, prompts_that_come_along, read_prompts, with_own
 from edgespec.drafting.tuning.start import choose_start, difference
-from edgespec.drafting.tuning.weights import ModelWeights, check_tunable, load_weights
 from edgespec.engine.engine import Engine
 from edgespec.errors import (
     BackendError,
@@ -44,7 +44,7 @@ from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.drafter_choice import candidates
-from edgespec.models.hub.registry import MADE, Pair, Registry, drafters_folder
+from edgespec.models.hub.registry import MADE, DrafterPair, PairRegistry, drafters_folder
 from edgespec.processes.environment import environment_set
 from edgespec.progress import Progress, no_progress
 
@@ -206,7 +206,7 @@ class _Tuning:
         with environment_set(_SLEEPING_THREADS):
             import torch
 
-        from edgespec.drafting.tuning.network import Network
+        from edgespec.drafting.tuning.network.network import Network
         from edgespec.drafting.tuning.training import StepBudget, TimeBudget, Trainer
 
         self._report("Loading the drafter to tune", 0.3)
@@ -305,8 +305,8 @@ class _Tuning:
                 _copy(after.path, path)
         if rival is None:
             agreement = after.agreement
-            Registry().add(
-                Pair(
+            PairRegistry().add(
+                DrafterPair(
                     self._target.fingerprint,
                     self._target.path.name,
                     str(path.absolute()),

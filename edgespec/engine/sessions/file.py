@@ -21,7 +21,7 @@ from platformdirs import user_data_path
 
 from edgespec.errors import SessionError
 from edgespec.files.writing import atomic_write
-from edgespec.models.text.encoding import Encoded
+from edgespec.models.text.encoding import EncodedConversation
 
 _FORMAT = 1
 _ROLES = ("user", "assistant")
@@ -44,7 +44,7 @@ class Conversation:
     system: str | None = None
     messages: list[dict[str, str]] = field(default_factory=list)
     pending: str | None = None
-    known: Encoded | None = None
+    known: EncodedConversation | None = None
     saved: str = ""
 
 
@@ -211,7 +211,7 @@ def _conversation(record: Mapping[str, Any]) -> Conversation:
         system=_optional(record["system"]),
         messages=messages,
         pending=_optional(record["pending"]),
-        known=Encoded(_text(known["text"]), tuple(map(int, known["tokens"]))) if known else None,
+        known=EncodedConversation(_text(known["text"]), tuple(map(int, known["tokens"]))) if known else None,
         saved=_text(record["saved"]),
     )
 

@@ -14,7 +14,7 @@ from edgespec.files.checked import CheckedFiles
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk, Generation
 from edgespec.models.llama.cache.states import StateStore
-from edgespec.models.text.encoding import Encoded
+from edgespec.models.text.encoding import EncodedConversation
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Session:
         self.messages: list[dict[str, str]] = []
         self.file: SessionFile | None = None
         self._system = system
-        self._known: Encoded | None = None
+        self._known: EncodedConversation | None = None
         self._pending: str | None = None
         self._store: StateStore | None = None
 
@@ -144,7 +144,7 @@ class Session:
 
     def _stream(
         self,
-        encoded: Encoded,
+        encoded: EncodedConversation,
         config: GenerationConfig | None,
         on_prefill: Callable[[int, int], None] | None,
         keep: Callable[[Generation], None],
@@ -277,7 +277,7 @@ class Session:
             self.engine.drafter.stop_saving()
         self._store = None
 
-    def _begun(self, config: GenerationConfig | None) -> tuple[Encoded, str]:
+    def _begun(self, config: GenerationConfig | None) -> tuple[EncodedConversation, str]:
         """The conversation up to the end of its last answer, as tokens, and the text of that answer."""
         said = self.messages[-1]["content"]
         if self._known is not None:
@@ -289,7 +289,7 @@ class Session:
                 return encoder.conversation(messages, config=config), said
             return encoder.begun(messages, said), said
 
-    def _extend(self, said: str, more: Generation, begun: Encoded) -> None:
+    def _extend(self, said: str, more: Generation, begun: EncodedConversation) -> None:
         self.messages[-1] = {"role": "assistant", "content": said + more.text}
         self._remember(more, begun)
 
@@ -303,7 +303,7 @@ class Session:
         text: str,
         messages: list[dict[str, str]] | None = None,
         config: GenerationConfig | None = None,
-    ) -> Encoded:
+    ) -> EncodedConversation:
         told = self.messages if messages is None else messages
         question = {"role": "user", "content": text}
         known = self._known if messages is None else None
@@ -311,14 +311,14 @@ class Session:
             conversation = [*self._beginning, *told, question]
             return self.engine.encoder.conversation(conversation, known, config=config)
 
-    def _add(self, text: str, answer: Generation, encoded: Encoded) -> None:
+    def _add(self, text: str, answer: Generation, encoded: EncodedConversation) -> None:
         self.messages += [
             {"role": "user", "content": text},
             {"role": "assistant", "content": answer.text},
         ]
         self._remember(answer, encoded)
 
-    def _remember(self, answer: Generation, encoded: Encoded) -> None:
+    def _remember(self, answer: Generation, encoded: EncodedConversation) -> None:
         """Remember as which tokens the conversation was read."""
         self._known = None
         if not self.engine.closed:

@@ -11,8 +11,8 @@ from edgespec.loading.devices.cards import Card, Cards
 from edgespec.loading.devices.finding import PlacementRequest, with_type
 from edgespec.loading.devices.placing import drafter_card, place_on_cards, without
 from edgespec.models.gguf.footprint import Footprint
+from edgespec.models.gguf.heads.mtp_file import reads_target
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.gguf.mtp_file import reads_target
 from edgespec.models.llama.runtime.device_layers import ON_PROCESSOR, DeviceLayers
 from edgespec.offload.planning.needs import MemoryNeeds
 from edgespec.units import readable

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import ModelFileError
-from edgespec.models.gguf.checks import find_fault
 from edgespec.models.gguf.cursor import (
     ARRAY,
     DOWNLOAD_AGAIN,
@@ -33,6 +32,7 @@ from edgespec.models.gguf.cursor import (
     Cursor,
     IncompleteHeader,
 )
+from edgespec.models.gguf.header_checks import find_fault
 from edgespec.models.gguf.not_gguf import describe, require_regular_file, unreadable
 from edgespec.models.gguf.types import BLOCK_SIZES, ArrayInfo, GGUFHeader, TensorInfo
 

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from edgespec.models.gguf.block_heads import head_kind
+from edgespec.models.gguf.heads.block import head_kind
+from edgespec.models.gguf.heads.mtp import mtp_fault
+from edgespec.models.gguf.heads.mtp_file import is_mtp_file
 from edgespec.models.gguf.layers import ModelFiles, mtp_count
-from edgespec.models.gguf.mtp import mtp_fault
-from edgespec.models.gguf.mtp_file import is_mtp_file
 from edgespec.models.gguf.types import ArrayInfo, GGUFHeader
 from edgespec.units import readable, readable_count
 

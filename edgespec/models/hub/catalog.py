@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import HubError, ModelFileError, UsageError
-from edgespec.models.gguf.hollow import ModelShape, hollow_files
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.hub.elsewhere import expanded, find_elsewhere, models_elsewhere
-from edgespec.models.hub.names import Found, HubName, parse_hub_name
+from edgespec.models.gguf.synthesis.weightless import ModelShape, hollow_files
+from edgespec.models.hub.external import expanded, external_models, find_external
+from edgespec.models.hub.names import FoundModel, HubName, parse_hub_name
 from edgespec.progress import Progress
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _A_SLIP = 0.85  # of letters in common: a slip of the keyboard rather than anoth
 
 
 @dataclass(frozen=True)
-class Entry:
+class CatalogEntry:
     """A well-known model.
 
     Attributes:
@@ -83,12 +83,12 @@ class Entry:
 
 
 @functools.cache
-def _catalog() -> tuple[str, dict[str, Entry]]:
+def _catalog() -> tuple[str, dict[str, CatalogEntry]]:
     data = json.loads(_FILE.read_text(encoding="utf-8"))
     entries = {}
     for row in data["models"]:
         row = dict(row)
-        entries[row["name"]] = Entry(
+        entries[row["name"]] = CatalogEntry(
             repo=row.pop("repo", ""),
             n_bytes=row.pop("bytes"),
             drafters=tuple(row.pop("drafters")),
@@ -102,7 +102,7 @@ def _catalog() -> tuple[str, dict[str, Entry]]:
 DEFAULT = "smollm2-135m"
 
 
-def entries() -> dict[str, Entry]:
+def entries() -> dict[str, CatalogEntry]:
     """The catalog, by name."""
     return _catalog()[1]
 
@@ -112,7 +112,7 @@ def names() -> tuple[str, ...]:
     return tuple(entries())
 
 
-def entry_for(name: str) -> Entry | None:
+def entry_for(name: str) -> CatalogEntry | None:
     """The catalog's entry for a name or a repository, ignoring case; None if there is none."""
     wanted = name.strip().lower()
     known = entries()
@@ -145,7 +145,7 @@ def resolve(
     *,
     hub: Hub | None = None,
     fetch: bool = True,
-) -> Found:
+) -> FoundModel:
     """The GGUF file for a path or a name; downloaded if necessary.
 
     Args:
@@ -159,20 +159,20 @@ def resolve(
     name = DEFAULT if model is None else os.fspath(model)
     path = expanded(name)
     if _exists(path):
-        return Found(path)
+        return FoundModel(path)
     entry = entries().get(name.strip().lower()) or entries().get(name.strip().lower().partition(":")[0])
     if entry is not None and entry.package:
-        return Found(_packaged(entry))
+        return FoundModel(_packaged(entry))
     hub_name = _hub_name(name, entry)
-    there = find_elsewhere(name)
+    there = find_external(name)
     if there is not None and not (hub_name is not None and _is_cached(hub_name, hub)):
-        return Found(there.path, (f"Found in {there.place}: {there.path}",))
+        return FoundModel(there.path, (f"Found in {there.place}: {there.path}",))
     if hub_name is not None:
         from edgespec.models.hub.pull import pull
 
         return pull(hub_name, on_progress, hub=hub, fetch=fetch)
     if _looks_like_path(name):
-        return Found(path)  # reading it will say what is wrong
+        return FoundModel(path)  # reading it will say what is wrong
     raise _unknown(name)
 
 
@@ -195,14 +195,14 @@ def hub_name_of(model: str) -> HubName | None:
     return None if entry is not None and entry.package else _hub_name(model, entry)
 
 
-def _hub_name(name: str, entry: Entry | None) -> HubName | None:
+def _hub_name(name: str, entry: CatalogEntry | None) -> HubName | None:
     if entry is not None:
         pick = name.partition(":")[2].strip()
         return HubName(entry.repo, pick or entry.quant)
     return parse_hub_name(name)
 
 
-def _packaged(entry: Entry) -> Path:
+def _packaged(entry: CatalogEntry) -> Path:
     # Located, not imported: importing the package could run code of its own.
     spec = importlib.util.find_spec(entry.package)
     if spec is None or spec.origin is None:
@@ -213,7 +213,7 @@ def _packaged(entry: Entry) -> Path:
     return Path(spec.origin).parent / entry.file
 
 
-def is_installed(entry: Entry) -> bool:
+def is_installed(entry: CatalogEntry) -> bool:
     """Check that the package of a model is installed."""
     return bool(entry.package) and importlib.util.find_spec(entry.package) is not None
 
@@ -233,7 +233,7 @@ def close_names(name: str, most: int = 3) -> list[str]:
 
     A version that does not exist, such as in gemma2 or qwen4-8b, leads to the versions that do.
     """
-    known = [*names(), *(model.name for model in models_elsewhere())]
+    known = [*names(), *(model.name for model in external_models())]
     plain = {_letters(other): other for other in reversed(known)}
     wanted = _letters(name.rpartition("/")[2].partition(":")[0])
     size = _size(name)

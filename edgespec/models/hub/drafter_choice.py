@@ -12,17 +12,17 @@ from pathlib import Path
 from edgespec.errors import EdgeSpecError
 from edgespec.models.gguf.footprint import USUAL_NODES, footprint
 from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.heads.mtp_file import drafter_files
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.gguf.mtp_file import drafter_files
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
-from edgespec.models.hub.registry import MADE, REGISTERED, Registry, same_file
+from edgespec.models.hub.registry import MADE, REGISTERED, PairRegistry, same_file
 
 FAMILY = "catalog"  # the kind of models of the same family
 
 
 @dataclass(frozen=True)
-class Candidate:
+class DrafterCandidate:
     """A local drafter.
 
     Attributes:
@@ -45,14 +45,14 @@ class Candidate:
         return f"{why}, agreement {self.top1:.2f}" if self.top1 is not None else why
 
 
-def candidates(header: GGUFHeader, registry: Registry | None = None) -> list[Candidate]:
+def candidates(header: GGUFHeader, registry: PairRegistry | None = None) -> list[DrafterCandidate]:
     """The local drafters for the target with this header, the preferred one first."""
-    known = (registry or Registry()).pairs(header.fingerprint)
-    preferred = [Candidate(p.path, p.kind, p.top1) for p in known if p.preferred]
-    registered = [Candidate(p.path, REGISTERED, p.top1) for p in known if p.kind == REGISTERED]
-    made = [Candidate(p.path, MADE, p.top1) for p in known if p.kind == MADE]
-    siblings = [Candidate(path, FAMILY) for path in _siblings(header)]
-    found: list[Candidate] = []
+    known = (registry or PairRegistry()).pairs(header.fingerprint)
+    preferred = [DrafterCandidate(p.path, p.kind, p.top1) for p in known if p.preferred]
+    registered = [DrafterCandidate(p.path, REGISTERED, p.top1) for p in known if p.kind == REGISTERED]
+    made = [DrafterCandidate(p.path, MADE, p.top1) for p in known if p.kind == MADE]
+    siblings = [DrafterCandidate(path, FAMILY) for path in _siblings(header)]
+    found: list[DrafterCandidate] = []
     for candidate in preferred + registered + siblings + made:
         known_as = [header.path, *(other.path for other in found)]  # a model does not draft for itself
         if not any(same_file(candidate.path, path) for path in known_as):
@@ -60,14 +60,14 @@ def candidates(header: GGUFHeader, registry: Registry | None = None) -> list[Can
     return found
 
 
-def agreement_of(header: GGUFHeader, drafter: Path, registry: Registry | None = None) -> float | None:
+def agreement_of(header: GGUFHeader, drafter: Path, registry: PairRegistry | None = None) -> float | None:
     """The measured agreement of a drafter with the target of this header, by whatever path."""
     return next((c.top1 for c in candidates(header, registry) if same_file(c.path, drafter)), None)
 
 
 def drafter_to_take(
     target: ModelFiles, *, budget: int, n_cells: int, n_outputs: int = USUAL_NODES
-) -> Candidate | None:
+) -> DrafterCandidate | None:
     """The choice of `--draft auto` where nothing was measured: the first of `drafters_that_fit`."""
     found = drafters_that_fit(target, budget=budget, n_cells=n_cells, n_outputs=n_outputs)
     return found[0] if found else None
@@ -75,7 +75,7 @@ def drafter_to_take(
 
 def drafters_that_fit(
     target: ModelFiles, *, budget: int, n_cells: int, n_outputs: int = USUAL_NODES
-) -> list[Candidate]:
+) -> list[DrafterCandidate]:
     """The candidates that are small compared with the target and the budget, the usual choice first.
 
     Args:
@@ -94,13 +94,13 @@ def drafters_that_fit(
     return found
 
 
-def entry_of(path: Path) -> catalog.Entry | None:
+def entry_of(path: Path) -> catalog.CatalogEntry | None:
     """The catalog's entry that a file belongs to: by its place in the cache, or by its name."""
     repository = next(
         (part.removeprefix("models--") for part in path.parts if part.startswith("models--")), ""
     ).replace("--", "/", 1)
     stem = path.stem.lower()
-    best: catalog.Entry | None = None
+    best: catalog.CatalogEntry | None = None
     for entry in catalog.entries().values():
         if (repository and entry.repo.lower() == repository.lower()) or (
             entry.file and entry.file == path.name

@@ -10,14 +10,14 @@ from urllib.parse import quote
 from edgespec.errors import EdgeSpecError, HubError, UsageError
 from edgespec.models.gguf.cursor import IncompleteHeader
 from edgespec.models.gguf.header import read_header, read_header_bytes
-from edgespec.models.gguf.heads import is_head
-from edgespec.models.gguf.mtp_file import is_mtp_file
+from edgespec.models.gguf.heads.eagle import is_head
+from edgespec.models.gguf.heads.mtp_file import is_mtp_file
 from edgespec.models.gguf.split_files import split_paths
 from edgespec.models.gguf.types import ArrayInfo, GGUFHeader
 from edgespec.models.hub import catalog
-from edgespec.models.hub.choice import choose
 from edgespec.models.hub.drafter_choice import candidates, entry_of
-from edgespec.models.hub.elsewhere import models_elsewhere
+from edgespec.models.hub.external import external_models
+from edgespec.models.hub.model_choice import choose_model
 from edgespec.models.hub.registry import same_file
 from edgespec.models.hub.repository import Hub, HubFile, Repository, find_repository, translated
 from edgespec.progress import Progress
@@ -42,7 +42,7 @@ class InspectedModel:
 
     headers: tuple[GGUFHeader, ...]
     path: Path | None
-    entry: catalog.Entry | None
+    entry: catalog.CatalogEntry | None
     notes: tuple[str, ...] = ()
 
 
@@ -73,7 +73,7 @@ def _inspect_remote(model: str, hub: Hub, on_progress: Progress | None) -> Inspe
     if on_progress is not None:
         on_progress(f"Asking the Hub about {name.repo}", 0.0)
     repository = find_repository(hub, name.repo)
-    choice = choose(replace(name, repo=repository.repo), repository.models)
+    choice = choose_model(replace(name, repo=repository.repo), repository.models)
     headers = []
     for file in repository.files_of(choice.model):
         if on_progress is not None:
@@ -144,7 +144,7 @@ def _models_around(path: Path) -> list[Path]:
         beside = sorted(other for other in path.parent.iterdir() if other.suffix.lower() == ".gguf")
     except OSError:
         beside = []
-    return [*beside[:_MOST_FILES], *(there.path for there in models_elsewhere()[:_MOST_FILES])]
+    return [*beside[:_MOST_FILES], *(there.path for there in external_models()[:_MOST_FILES])]
 
 
 def same_vocabulary(one: GGUFHeader, other: GGUFHeader) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from edgespec.files.state import size_of
 from edgespec.files.writing import remove_abandoned
 from edgespec.models.hub import catalog
-from edgespec.models.hub.elsewhere import models_elsewhere
+from edgespec.models.hub.external import external_models
 from edgespec.models.hub.registry import drafters_folder
 from edgespec.models.hub.removal import packs_folder
 from edgespec.models.hub.repository import Hub, cached_models, cached_repositories
@@ -59,7 +59,7 @@ def local_models(hub: Hub) -> list[LocalModel]:
     for path in sorted(drafters_folder().glob("*.gguf")):
         found.append(LocalModel(str(path), "made", path, size_of(path), ""))
     known = {model.path.resolve() for model in found}
-    for there in models_elsewhere():
+    for there in external_models():
         if there.path.resolve() not in known:
             found.append(LocalModel(there.name, there.source, there.path, there.n_bytes, there.quant))
     remove_abandoned(packs_folder())  # not models, and never listed, but as large as one

@@ -45,7 +45,7 @@ class HubName:
 
 
 @dataclass(frozen=True)
-class ModelFile:
+class ModelVariant:
     """One model in a repository: its files in order, their total size, and its quantization.
 
     Attributes:
@@ -100,7 +100,7 @@ def bits_of(label: str) -> float:
     return _BITS.get(normal(label), 0.0)
 
 
-def group_files(files: Iterable[tuple[str, int]]) -> tuple[ModelFile, ...]:
+def group_files(files: Iterable[tuple[str, int]]) -> tuple[ModelVariant, ...]:
     """The models among the files (path, bytes) of a repository; the parts of a split model are grouped.
 
     A split model with missing parts is left out.
@@ -114,14 +114,14 @@ def group_files(files: Iterable[tuple[str, int]]) -> tuple[ModelFile, ...]:
         key = (stem[: match.start()], int(match["count"])) if match else (stem, 1)
         groups.setdefault(key, []).append((path, n_bytes))
     return tuple(
-        ModelFile(tuple(path for path, _ in parts), sum(size for _, size in parts), label_of(parts[0][0]))
+        ModelVariant(tuple(path for path, _ in parts), sum(size for _, size in parts), label_of(parts[0][0]))
         for (_, count), parts in sorted(groups.items())
         if len(parts) == count
     )
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundModel:
     """A model's first or only file, and notes about what was chosen."""
 
     path: Path

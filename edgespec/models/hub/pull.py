@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgespec.errors import HubError
-from edgespec.models.hub.choice import choose, listing
-from edgespec.models.hub.names import Found, HubName, ModelFile, normal
+from edgespec.models.hub.model_choice import choose_model, listing
+from edgespec.models.hub.names import FoundModel, HubName, ModelVariant, normal
 from edgespec.models.hub.repository import Hub, cached_models, find_repository
 from edgespec.progress import Progress
 
@@ -20,7 +20,7 @@ def pull(
     hub: Hub | None = None,
     fetch: bool = True,
     refresh: bool = False,
-) -> Found:
+) -> FoundModel:
     """The first file of a model on the Hub, from the cache or downloaded into it.
 
     Args:
@@ -35,22 +35,22 @@ def pull(
     models = dict(cached_models(hub, name.repo))
     here = None if refresh else _exact(name, models)
     if here is None and models and name.pick is None and (hub.offline or not fetch):
-        here = models[choose(name, list(models)).model]
+        here = models[choose_model(name, list(models)).model]
     if here is not None:
-        return Found(here)
+        return FoundModel(here)
     if not fetch or hub.offline:
         raise _missing(name, models, offline=hub.offline)
     if on_progress is not None:
         on_progress(f"Asking the Hub about {name.repo}", 0.0)
     repository = find_repository(hub, name.repo)
-    choice = choose(replace(name, repo=repository.repo), repository.models)
+    choice = choose_model(replace(name, repo=repository.repo), repository.models)
     from edgespec.models.hub.download import download
 
     paths = download(hub, repository, repository.files_of(choice.model), on_progress)
-    return Found(paths[0], (choice.note,) if choice.note else ())
+    return FoundModel(paths[0], (choice.note,) if choice.note else ())
 
 
-def _exact(name: HubName, models: Mapping[ModelFile, Path]) -> Path | None:
+def _exact(name: HubName, models: Mapping[ModelVariant, Path]) -> Path | None:
     """The cached model that matches the name unambiguously, so that the Hub need not be asked."""
     wanted = normal(name.pick) if name.pick else None
     fits = [
@@ -61,7 +61,7 @@ def _exact(name: HubName, models: Mapping[ModelFile, Path]) -> Path | None:
     return fits[0] if len(fits) == 1 else None
 
 
-def _missing(name: HubName, models: Mapping[ModelFile, Path], *, offline: bool) -> HubError:
+def _missing(name: HubName, models: Mapping[ModelVariant, Path], *, offline: bool) -> HubError:
     here = f" On this machine: {listing(list(models))}." if models else ""
     if offline:
         return HubError(

@@ -25,7 +25,7 @@ _KEYS = {
 
 
 @dataclass(frozen=True)
-class Recommendation:
+class RecommendedSampling:
     """Recommended settings.
 
     Attributes:
@@ -37,7 +37,7 @@ class Recommendation:
     sources: Mapping[str, str] = field(default_factory=dict)
 
 
-def recommended_sampling(header: GGUFHeader, *, thinks: bool | None = None) -> Recommendation:
+def recommended_sampling(header: GGUFHeader, *, thinks: bool | None = None) -> RecommendedSampling:
     """The settings recommended for the model with this header.
 
     Args:
@@ -48,7 +48,7 @@ def recommended_sampling(header: GGUFHeader, *, thinks: bool | None = None) -> R
     sources = dict.fromkeys(by_family, f"recommended for {name}") | dict.fromkeys(
         in_file, "from the model file"
     )
-    return Recommendation({**by_family, **in_file}, sources)
+    return RecommendedSampling({**by_family, **in_file}, sources)
 
 
 def _of_file(header: GGUFHeader) -> dict[str, float]:
@@ -108,7 +108,7 @@ def _only_thinks(text: str, _template: str, _thinks: bool | None) -> bool:
 
 
 @dataclass(frozen=True)
-class Family:
+class ModelFamily:
     """The settings recommended for the models of a family.
 
     Attributes:
@@ -132,31 +132,33 @@ _QWEN3 = r"qwen.?3(?![.\d])"
 
 # The first that fits counts: distilled models are named after both of their parents.
 FAMILIES = (
-    Family("DeepSeek R1", r"deepseek.?r1|r1.?distill", _values(0.6, 0.95)),
-    Family("gpt-oss", r"gpt.?oss", _values(1.0)),
-    Family("QwQ", r"\bqwq", _values(0.6, 0.95, 40)),
-    Family("Qwen 3 Coder Next", r"qwen.?3.?coder.?next", _values(1.0, 0.95, 40)),
-    Family("Qwen 3 Coder", r"qwen.?3.?coder", _values(0.7, 0.8, 20, repeat_penalty=1.05)),
-    Family("Qwen 3, told to think", _QWEN3, _values(0.6, 0.95, 20, presence_penalty=1.5), _hybrid_thinks),
-    Family("Qwen 3, told not to think", _QWEN3, _values(0.7, 0.8, 20, presence_penalty=1.5), _is_hybrid),
-    Family(
+    ModelFamily("DeepSeek R1", r"deepseek.?r1|r1.?distill", _values(0.6, 0.95)),
+    ModelFamily("gpt-oss", r"gpt.?oss", _values(1.0)),
+    ModelFamily("QwQ", r"\bqwq", _values(0.6, 0.95, 40)),
+    ModelFamily("Qwen 3 Coder Next", r"qwen.?3.?coder.?next", _values(1.0, 0.95, 40)),
+    ModelFamily("Qwen 3 Coder", r"qwen.?3.?coder", _values(0.7, 0.8, 20, repeat_penalty=1.05)),
+    ModelFamily(
+        "Qwen 3, told to think", _QWEN3, _values(0.6, 0.95, 20, presence_penalty=1.5), _hybrid_thinks
+    ),
+    ModelFamily("Qwen 3, told not to think", _QWEN3, _values(0.7, 0.8, 20, presence_penalty=1.5), _is_hybrid),
+    ModelFamily(
         "Qwen 3.8, told not to think", r"qwen.?3\.8", _values(0.7, 0.8, 20, presence_penalty=1.5), _told_not
     ),
-    Family("Qwen 3.8", r"qwen.?3\.8", _values(1.0, 0.95, 20)),
-    Family("Qwen 3 Thinking", _QWEN3, _values(0.6, 0.95, 20), _only_thinks),
-    Family("Qwen 3 Instruct", _QWEN3, _values(0.7, 0.8, 20)),
-    Family("Qwen 2.5 Coder 32B", r"qwen.?2\.5.?coder.?32b", _values(0.7, 0.8, 20, repeat_penalty=1.05)),
-    Family("Qwen 2.5 Coder", r"qwen.?2\.5.?coder", _values(0.7, 0.8, 20, repeat_penalty=1.1)),
-    Family("Qwen 2.5", r"qwen.?2\.5", _values(0.7, 0.8, 20, repeat_penalty=1.05)),
-    Family("GLM 4.5", r"glm.?4\.5", _values(0.6, 0.95)),
-    Family("GLM 4.6 and 4.7", r"glm.?4\.[67]", _values(1.0, 0.95)),
-    Family("SmolLM3", r"smollm.?3", _values(0.6, 0.95)),
-    Family("SmolLM2", r"smollm", _values(0.2, 0.9)),
-    Family("Llama 3", r"llama.?3(\.\d)?\b", _values(0.6, 0.9)),
-    Family("Gemma 3 and 4", r"gemma.?[34](?!\d)", _values(1.0, 0.95, 64)),
-    Family("Magistral", r"magistral", _values(0.7, 0.95)),
-    Family("Mistral Small", r"mistral.?small", _values(0.15)),
-    Family("Mistral Nemo", r"mistral.?nemo", _values(0.3)),
-    Family("Mistral", r"mistral|mixtral|ministral", _values(0.7)),
-    Family("Phi 4, reasoning", r"phi.?4.*reasoning", _values(0.8, 0.95, 50)),
+    ModelFamily("Qwen 3.8", r"qwen.?3\.8", _values(1.0, 0.95, 20)),
+    ModelFamily("Qwen 3 Thinking", _QWEN3, _values(0.6, 0.95, 20), _only_thinks),
+    ModelFamily("Qwen 3 Instruct", _QWEN3, _values(0.7, 0.8, 20)),
+    ModelFamily("Qwen 2.5 Coder 32B", r"qwen.?2\.5.?coder.?32b", _values(0.7, 0.8, 20, repeat_penalty=1.05)),
+    ModelFamily("Qwen 2.5 Coder", r"qwen.?2\.5.?coder", _values(0.7, 0.8, 20, repeat_penalty=1.1)),
+    ModelFamily("Qwen 2.5", r"qwen.?2\.5", _values(0.7, 0.8, 20, repeat_penalty=1.05)),
+    ModelFamily("GLM 4.5", r"glm.?4\.5", _values(0.6, 0.95)),
+    ModelFamily("GLM 4.6 and 4.7", r"glm.?4\.[67]", _values(1.0, 0.95)),
+    ModelFamily("SmolLM3", r"smollm.?3", _values(0.6, 0.95)),
+    ModelFamily("SmolLM2", r"smollm", _values(0.2, 0.9)),
+    ModelFamily("Llama 3", r"llama.?3(\.\d)?\b", _values(0.6, 0.9)),
+    ModelFamily("Gemma 3 and 4", r"gemma.?[34](?!\d)", _values(1.0, 0.95, 64)),
+    ModelFamily("Magistral", r"magistral", _values(0.7, 0.95)),
+    ModelFamily("Mistral Small", r"mistral.?small", _values(0.15)),
+    ModelFamily("Mistral Nemo", r"mistral.?nemo", _values(0.3)),
+    ModelFamily("Mistral", r"mistral|mixtral|ministral", _values(0.7)),
+    ModelFamily("Phi 4, reasoning", r"phi.?4.*reasoning", _values(0.8, 0.95, 50)),
 )

@@ -22,7 +22,7 @@ REGISTERED, MADE = "registered", "made"
 
 
 @dataclass(frozen=True)
-class Pair:
+class DrafterPair:
     """A drafter for a target.
 
     Attributes:
@@ -64,20 +64,20 @@ def drafters_folder() -> Path:
     return data_folder() / "drafters"
 
 
-class Registry:
+class PairRegistry:
     """The pairs, in a file that is replaced as a whole with every change."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path or data_folder() / "pairs.json"
 
-    def pairs(self, target: str | None = None) -> list[Pair]:
+    def pairs(self, target: str | None = None) -> list[DrafterPair]:
         """All pairs, or those of a target, whose drafters exist: the preferred one, then by agreement."""
         found = [
             pair for pair in self._read() if (target is None or pair.target == target) and pair.path.is_file()
         ]
         return sorted(found, key=lambda pair: (not pair.preferred, -(pair.top1 or 0.0)))
 
-    def add(self, pair: Pair) -> None:
+    def add(self, pair: DrafterPair) -> None:
         """Remember a pair, replacing what was known about it.
 
         A preferred one is the only one of its target. It stays so when it is measured again, and gives way to
@@ -87,7 +87,7 @@ class Registry:
             OutputError: the file cannot be written.
         """
 
-        def changed(pairs: list[Pair]) -> list[Pair]:
+        def changed(pairs: list[DrafterPair]) -> list[DrafterPair]:
             known = [p for p in pairs if p.target == pair.target and same_file(p.path, pair.path)]
             kept = [p for p in pairs if p not in known]
             if pair.preferred or pair.kind == REGISTERED:
@@ -100,7 +100,7 @@ class Registry:
         """Forget the pairs of a target, or those with a drafter, by whatever path."""
         self.forget_all(self.concerning(target, [drafter] if drafter else []))
 
-    def forget_all(self, gone: Collection[Pair]) -> None:
+    def forget_all(self, gone: Collection[DrafterPair]) -> None:
         """Forget these pairs.
 
         Raises:
@@ -109,7 +109,7 @@ class Registry:
         if gone:
             self._change(lambda pairs: [pair for pair in pairs if pair not in gone])
 
-    def concerning(self, target: str | None, drafters: Collection[Path]) -> list[Pair]:
+    def concerning(self, target: str | None, drafters: Collection[Path]) -> list[DrafterPair]:
         """The pairs of a target, and those with one of these drafters, even if the file is gone."""
         return [
             pair
@@ -117,14 +117,14 @@ class Registry:
             if pair.target == target or any(same_file(pair.path, path) for path in drafters)
         ]
 
-    def missing(self, target: str) -> list[Pair]:
+    def missing(self, target: str) -> list[DrafterPair]:
         """The pairs of a target whose drafter no longer exists."""
         return [pair for pair in self._read() if pair.target == target and not pair.path.is_file()]
 
-    def _read(self) -> list[Pair]:
+    def _read(self) -> list[DrafterPair]:
         try:
             rows = json.loads(self._path.read_text(encoding="utf-8"))["pairs"]
-            return [Pair(**row) for row in rows]
+            return [DrafterPair(**row) for row in rows]
         except OSError:
             return []
         except (ValueError, TypeError, KeyError):
@@ -133,7 +133,7 @@ class Registry:
                 self._path.replace(self._path.with_suffix(".damaged"))
             return []
 
-    def _change(self, change: Callable[[list[Pair]], list[Pair]]) -> None:
+    def _change(self, change: Callable[[list[DrafterPair]], list[DrafterPair]]) -> None:
         with writing_to(self._path, "Check its permissions."):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with _locked(self._path.with_suffix(".lock")):

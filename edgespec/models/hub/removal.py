@@ -18,8 +18,8 @@ from edgespec.errors import ModelFileError, OutputError
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.split_files import split_paths
 from edgespec.models.gguf.types import GGUFHeader
-from edgespec.models.hub.elsewhere import elsewhere_at
-from edgespec.models.hub.registry import Pair, Registry, drafters_folder
+from edgespec.models.hub.external import external_model_at
+from edgespec.models.hub.registry import DrafterPair, PairRegistry, drafters_folder
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Removal:
 
     files: list[Removable] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
-    pairs: list[Pair] = field(default_factory=list)
+    pairs: list[DrafterPair] = field(default_factory=list)
 
     @property
     def n_bytes(self) -> int:
@@ -72,7 +72,7 @@ class Removal:
                 ) from error
         for file in self.files:
             _remove_empty(file.path.parent)
-        Registry().forget_all(self.pairs)
+        PairRegistry().forget_all(self.pairs)
         return freed
 
 
@@ -84,7 +84,7 @@ def plan_removal(path: Path) -> Removal:
     """
     path = path.absolute()
     if not path.is_file():
-        pairs = Registry().concerning(None, [path])
+        pairs = PairRegistry().concerning(None, [path])
         if pairs:  # the file is gone, but its pairs are still remembered
             return Removal(kept=[f"{path} does not exist any more."], pairs=pairs)
         raise ModelFileError(f"{path} does not exist.", "See 'edgespec models list'.")
@@ -98,7 +98,7 @@ def plan_removal(path: Path) -> Removal:
     if header is not None:
         with contextlib.suppress(ModelFileError):
             parts = list(split_paths(header))
-    there = elsewhere_at(path)
+    there = external_model_at(path)
     if there is not None:
         remedy = f" To remove it: ollama rm {there.name}" if there.source == "ollama" else ""
         removal.kept.append(f"{path} is in {there.place} and stays.{remedy}")
@@ -114,7 +114,7 @@ def plan_removal(path: Path) -> Removal:
     if header is not None:
         _add_made(removal, header)
     gone = [path, *(file.path for file in removal.files if file.kind in ("model", "drafter"))]
-    removal.pairs = Registry().concerning(header.fingerprint if header else None, gone)
+    removal.pairs = PairRegistry().concerning(header.fingerprint if header else None, gone)
     return removal
 
 
@@ -145,8 +145,8 @@ def _add_made(removal: Removal, header: GGUFHeader) -> None:
     for profile in _profiles(cache / "profiles", header.fingerprint):
         removal.files.append(Removable(profile, "profile", profile.stat().st_size))
     # A drafter that also serves another target stays.
-    others = {p.path for p in Registry().pairs() if p.target != header.fingerprint}
-    for pair in Registry().pairs(header.fingerprint):
+    others = {p.path for p in PairRegistry().pairs() if p.target != header.fingerprint}
+    for pair in PairRegistry().pairs(header.fingerprint):
         if pair.kind == "made" and pair.path not in others and drafters_folder() in pair.path.parents:
             removal.files.append(Removable(pair.path, "drafter", pair.path.stat().st_size))
     folder = drafters_folder() / "work" / header.fingerprint[:16]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import EdgeSpecError, HubError, OutputError
-from edgespec.models.hub.names import ModelFile, group_files
+from edgespec.models.hub.names import ModelVariant, group_files
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _LOG_IN = "Log in with 'hf auth login', or set HF_TOKEN"
@@ -93,11 +93,11 @@ class Repository:
     files: tuple[HubFile, ...]
 
     @property
-    def models(self) -> tuple[ModelFile, ...]:
+    def models(self) -> tuple[ModelVariant, ...]:
         """The GGUF models in it."""
         return group_files((file.path, file.n_bytes) for file in self.files)
 
-    def files_of(self, model: ModelFile) -> list[HubFile]:
+    def files_of(self, model: ModelVariant) -> list[HubFile]:
         """The files that make up a model, in order."""
         by_path = {file.path: file for file in self.files}
         return [by_path[path] for path in model.paths]
@@ -179,7 +179,7 @@ def _file(sibling: dict[str, Any]) -> HubFile:
     return HubFile(str(sibling["rfilename"]), int(sibling["size"]), str(digest))
 
 
-def cached_models(hub: Hub, repo: str) -> Iterator[tuple[ModelFile, Path]]:
+def cached_models(hub: Hub, repo: str) -> Iterator[tuple[ModelVariant, Path]]:
     """The whole models of a repository that are in the cache, and the path of each one's first file.
 
     The latest revision comes first.

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from edgespec.files.small_json import keep_json, read_json
+from edgespec.files.small_json import read_json, save_json
 from edgespec.models.llama.row_rule import RowRule, file_stem, files_about
 
 # Multiples of 32, so that attention can be divided into equal streams; close enough to need little padding.
@@ -74,7 +74,7 @@ class PrefillChunks:
         """Remember the outcome of a trial."""
         self._outcomes[rows] = same
         if self._path is not None:
-            keep_json(self._path, self._outcomes)
+            save_json(self._path, self._outcomes)
 
 
 def outcomes_path(folder: Path, fingerprint: str, identity: Mapping[str, str]) -> Path:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgespec.files.small_json import keep_json, read_json
+from edgespec.files.small_json import read_json, save_json
 from edgespec.kernels.layouts import watch_own
 from edgespec.models.llama.cache.state_cache import StateCache
 from edgespec.models.llama.first_layers import FirstLayers
@@ -202,7 +202,7 @@ class RowRuleStore:
         if known is not None:
             return known[0]
         rule = find_row_rule(context, search, first_layers)
-        keep_json(path, {"rule": asdict(rule) if rule else None})
+        save_json(path, {"rule": asdict(rule) if rule else None})
         return rule
 
     def path(self, fingerprint: str, held: str, search: Search) -> Path:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from edgespec.errors import BackendError
-from edgespec.files.small_json import keep_json, read_json
+from edgespec.files.small_json import read_json, save_json
 from edgespec.kernels.native.build import sources_digest
 from edgespec.models.llama.cache.state_cache import StateCache
 from edgespec.models.llama.cache.tree_rows import tree_batch
@@ -121,5 +121,5 @@ class BranchingStore:
         outcome = read_json(path, lambda kept: BranchExactness(kept["branching"]))
         if outcome is None:
             outcome = try_branches(context)
-            keep_json(path, {"branching": outcome.value})
+            save_json(path, {"branching": outcome.value})
         return outcome

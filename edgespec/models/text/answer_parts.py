@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from edgespec.generation.tools import CallPiece, Tool, ToolCall
 from edgespec.models.text.answer_format import ThoughtFormat
 from edgespec.models.text.calls.fenced import FENCE, FencedCall, FenceReader, begins_line
-from edgespec.models.text.calls.reader import CallName, CallOver, CallReader
+from edgespec.models.text.calls.reader import CallEnd, CallName, CallReader
 from edgespec.models.text.calls.syntax import CallSyntax
 
 _ID_LENGTH = 9  # what Mistral's templates insist on
@@ -18,7 +18,7 @@ _ID_LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
 @dataclass(frozen=True)
-class Part:
+class AnswerPart:
     """A piece of an answer that can no longer change: of its thought, its text, or a call."""
 
     reasoning: str = ""
@@ -46,28 +46,28 @@ class PartsReader(ABC):
     def thinking(self) -> bool:
         """True if the answer is in a thought."""
 
-    def push(self, text: str) -> list[Part]:
+    def push(self, text: str) -> list[AnswerPart]:
         """Take more characters; returns the parts that have become certain."""
         self._held += text
         return list(self._parts(final=False))
 
-    def flush(self) -> list[Part]:
+    def flush(self) -> list[AnswerPart]:
         """End the answer; returns the rest."""
         return list(self._parts(final=True))
 
     @abstractmethod
-    def _parts(self, *, final: bool) -> Iterator[Part]:
+    def _parts(self, *, final: bool) -> Iterator[AnswerPart]:
         """The parts that are certain now."""
 
-    def _new_call(self, name: str) -> Part:
+    def _new_call(self, name: str) -> AnswerPart:
         index = len(self.calls)
         self.calls.append(ToolCall(self._call_id(index), name, ""))
-        return Part(call=CallPiece(index, self.calls[index].id, name))
+        return AnswerPart(call=CallPiece(index, self.calls[index].id, name))
 
-    def _more_arguments(self, said: str) -> Part:
+    def _more_arguments(self, said: str) -> AnswerPart:
         last = self.calls[-1]
         self.calls[-1] = ToolCall(last.id, last.name, last.arguments + said)
-        return Part(call=CallPiece(len(self.calls) - 1, arguments=said))
+        return AnswerPart(call=CallPiece(len(self.calls) - 1, arguments=said))
 
     def _certain_length(self, marks: Sequence[str]) -> int:
         """Return the length of held text that is certainly no part of a mark or the space before it."""
@@ -123,7 +123,7 @@ class AnswerParts(PartsReader):
         """True if the answer is in its thought."""
         return self._take == self._in_thought
 
-    def _parts(self, *, final: bool) -> Iterator[Part]:
+    def _parts(self, *, final: bool) -> Iterator[AnswerPart]:
         while True:
             before = self._take
             part = self._take(final)
@@ -132,7 +132,7 @@ class AnswerParts(PartsReader):
             if self._take == before and part is None:
                 return
 
-    def _at_start(self, final: bool) -> Part | None:
+    def _at_start(self, final: bool) -> AnswerPart | None:
         assert self._thought is not None
         begun = self._held.lstrip()
         if begun.startswith(self._thought.opens):
@@ -142,7 +142,7 @@ class AnswerParts(PartsReader):
             self._take = self._before_text
         return None
 
-    def _in_thought(self, final: bool) -> Part | None:
+    def _in_thought(self, final: bool) -> AnswerPart | None:
         assert self._thought is not None
         at = self._held.find(self._thought.closes)
         if at >= 0:
@@ -160,16 +160,16 @@ class AnswerParts(PartsReader):
                 self._said = False
             return None
         self._said = self._take == self._in_thought
-        return Part(reasoning=said)
+        return AnswerPart(reasoning=said)
 
-    def _before_text(self, final: bool) -> Part | None:
+    def _before_text(self, final: bool) -> AnswerPart | None:
         """Between the thought and the answer: space, and marks that introduce the answer."""
         assert self._thought is not None
         begun = self._held.lstrip()
         for mark in self._thought.introductions:
             if begun.startswith(mark):
                 self._held = begun[len(mark) :]
-                return Part()
+                return AnswerPart()
         undecided = not begun or any(mark.startswith(begun) for mark in self._thought.introductions)
         if final or not undecided:
             self._held = begun
@@ -177,11 +177,11 @@ class AnswerParts(PartsReader):
             self._take = self._in_text
         return None
 
-    def _in_text(self, final: bool) -> Part | None:
+    def _in_text(self, final: bool) -> AnswerPart | None:
         syntax = self._syntax
         if syntax is None:
             said, self._held = self._held, ""
-            return Part(text=said) if said else None
+            return AnswerPart(text=said) if said else None
         if syntax.first_only:
             return self._at_first(syntax, final)
         if self._found:
@@ -201,11 +201,11 @@ class AnswerParts(PartsReader):
                 said = said.rstrip()
         return self._text(said)
 
-    def _text(self, said: str) -> Part | None:
+    def _text(self, said: str) -> AnswerPart | None:
         if self.calls and not self._said:  # the space between calls
             said = said.lstrip()
         self._said = self._said or bool(said)
-        return Part(text=said) if said else None
+        return AnswerPart(text=said) if said else None
 
     def _next_fence(self, before: int) -> int:
         """Find where the first code fence begins or ends that is held; -1 if there is none.
@@ -221,7 +221,7 @@ class AnswerParts(PartsReader):
                 return at
         return -1
 
-    def _at_fence(self, fences: FenceReader, at: int, call_at: int, final: bool) -> Part | None:
+    def _at_fence(self, fences: FenceReader, at: int, call_at: int, final: bool) -> AnswerPart | None:
         """Parse at a code fence, before which there may be text.
 
         Args:
@@ -241,16 +241,16 @@ class AnswerParts(PartsReader):
         said = self._release(at).rstrip()
         self._release(fence.size)
         self._found = list(fence.calls)
-        return self._text(said) or Part()
+        return self._text(said) or AnswerPart()
 
-    def _next_found(self) -> Part:
+    def _next_found(self) -> AnswerPart:
         """The next call of a fence, as a whole."""
         call = self._found.pop(0)
         index = len(self.calls)
         self.calls.append(ToolCall(self._call_id(index), call.name, call.arguments))
-        return Part(call=CallPiece(index, self.calls[index].id, call.name, call.arguments))
+        return AnswerPart(call=CallPiece(index, self.calls[index].id, call.name, call.arguments))
 
-    def _at_first(self, syntax: CallSyntax, final: bool) -> Part | None:
+    def _at_first(self, syntax: CallSyntax, final: bool) -> AnswerPart | None:
         """Parse at the beginning of an answer that is a call as a whole, or none."""
         begun = self._held.lstrip()
         if not self._said and begun.startswith(syntax.trigger):
@@ -261,16 +261,16 @@ class AnswerParts(PartsReader):
             return None
         said, self._held = self._held, ""
         self._said = self._said or bool(said)
-        return Part(text=said) if said else None
+        return AnswerPart(text=said) if said else None
 
     def _begin_call(self, syntax: CallSyntax) -> None:
         self._call = syntax.reader(self._tools)
         self._take = self._in_call
 
-    def _in_call(self, final: bool) -> Part | None:
+    def _in_call(self, final: bool) -> AnswerPart | None:
         assert self._call is not None
         read, self._held = self._call.read(self._held)
-        if isinstance(read, CallOver):
+        if isinstance(read, CallEnd):
             self._call = None
             self._take = self._in_text
             return None

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Literal
 
-from edgespec.models.text.answer_parts import Part, PartsReader, call_id
+from edgespec.models.text.answer_parts import AnswerPart, PartsReader, call_id
 from edgespec.models.text.calls import harmony
 
 _HEADS = (harmony.CHANNEL, harmony.START, "to=functions.")
@@ -48,7 +48,7 @@ class ChannelParts(PartsReader):
         """True if the answer is in a thought."""
         return self._body == "thought"
 
-    def _parts(self, *, final: bool) -> Iterator[Part]:
+    def _parts(self, *, final: bool) -> Iterator[AnswerPart]:
         while True:
             if not self._body:
                 part = self._header(final)
@@ -62,7 +62,7 @@ class ChannelParts(PartsReader):
             if self._body:
                 return
 
-    def _header(self, final: bool) -> Part | None:
+    def _header(self, final: bool) -> AnswerPart | None:
         """Read the header of a message; sets the body to what follows it, unless more is needed."""
         begun = self._held.lstrip()
         if not any(begun.startswith(head) or head.startswith(begun) for head in _HEADS):
@@ -85,7 +85,7 @@ class ChannelParts(PartsReader):
     def _enter(self, body: _Body, held: str) -> None:
         self._body, self._held, self._begun = body, held, False
 
-    def _of_body(self, final: bool) -> Part | None:
+    def _of_body(self, final: bool) -> AnswerPart | None:
         body = self._body
         found = [at for at in map(self._held.find, _ENDS) if at >= 0]
         if found:
@@ -104,9 +104,9 @@ class ChannelParts(PartsReader):
         self._begun = True
         self._has.add(body)
         if body == "thought":
-            return Part(reasoning=between + said)
+            return AnswerPart(reasoning=between + said)
         if body == "text":
-            return Part(text=between + said)
+            return AnswerPart(text=between + said)
         return self._more_arguments(said)
 
     def _certain(self, final: bool) -> str:

@@ -15,8 +15,8 @@ from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.models.text.answer_format import AnswerFormat, ThoughtFormat, answer_format
 from edgespec.models.text.calls.gemma import with_results_in_calls
 from edgespec.models.text.calls.syntax import without_tools
-from edgespec.models.text.replay import Replay, Written
-from edgespec.models.text.template import ChatTemplate, Message, Segment, render_segments
+from edgespec.models.text.replay import Replay, WrittenAnswer
+from edgespec.models.text.template import ChatTemplate, Message, PromptSegment, render_segments
 
 # Prompts are tokenized up to this multiple of the context, so that errors can state their length.
 _COUNTED = 4
@@ -26,7 +26,7 @@ Prompt = str | Sequence[int] | Sequence[Message]
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedConversation:
     """A rendered conversation and its tokens."""
 
     text: str
@@ -103,11 +103,11 @@ class Encoder:
     def conversation(
         self,
         messages: Sequence[Message],
-        known: Encoded | None = None,
+        known: EncodedConversation | None = None,
         *,
         config: GenerationConfig | None = None,
-        written: Mapping[int, Written] | None = None,
-    ) -> Encoded:
+        written: Mapping[int, WrittenAnswer] | None = None,
+    ) -> EncodedConversation:
         """A conversation, up to where the model answers.
 
         Args:
@@ -148,9 +148,9 @@ class Encoder:
             tokens += self._vocabulary.tokenize(segment.text, control=not segment.literal, most=self._most)
         if self._vocabulary.adds_bos and tokens[:1] != [self._vocabulary.bos]:
             tokens.insert(0, self._vocabulary.bos)
-        return Encoded(text, tuple(tokens))
+        return EncodedConversation(text, tuple(tokens))
 
-    def written(self, prompt: Sequence[int], answer: Generation) -> Written | None:
+    def written(self, prompt: Sequence[int], answer: Generation) -> WrittenAnswer | None:
         """An answer as the model wrote it, to be kept in the conversation; None if that is not possible.
 
         It is not where thoughts, calls and answers are messages of their own, where the thought was not
@@ -164,7 +164,7 @@ class Encoder:
         if not all(call.is_complete for call in answer.tool_calls):
             return None
         calls = tuple((call.name, call.arguments) for call in answer.tool_calls)
-        written = Written(tuple(answer.tokens), answer.text, answer.reasoning, calls)
+        written = WrittenAnswer(tuple(answer.tokens), answer.text, answer.reasoning, calls)
         if form.thought is None:
             return written
         if form.thought.again:
@@ -203,7 +203,7 @@ class Encoder:
             tail = tail[-len(closes) :]
         return None
 
-    def begun(self, messages: Sequence[Message], answer: str) -> Encoded:
+    def begun(self, messages: Sequence[Message], answer: str) -> EncodedConversation:
         """A conversation with the beginning of an answer, without its thought, which the model continues.
 
         Raises:
@@ -212,9 +212,9 @@ class Encoder:
         encoded = self.conversation(messages, config=GenerationConfig(think="off"))
         self._vocabulary.refuse_longer(answer, self._context)
         tokens = self._vocabulary.tokenize(answer, control=False, most=self._most)
-        return Encoded(encoded.text + answer, (*encoded.tokens, *tokens))
+        return EncodedConversation(encoded.text + answer, (*encoded.tokens, *tokens))
 
-    def _rendered(self, messages: Sequence[Message], config: GenerationConfig) -> list[Segment]:
+    def _rendered(self, messages: Sequence[Message], config: GenerationConfig) -> list[PromptSegment]:
         """The messages as the chat template shows them."""
         assert self._template is not None
         told, variables = self._for_template(messages, config)
@@ -222,8 +222,8 @@ class Encoder:
         return render_segments(self._template, told, controls, variables=variables)
 
     def _replayed(
-        self, messages: Sequence[Message], written: Mapping[int, Written], config: GenerationConfig
-    ) -> list[Segment] | None:
+        self, messages: Sequence[Message], written: Mapping[int, WrittenAnswer], config: GenerationConfig
+    ) -> list[PromptSegment] | None:
         """The messages as the chat template shows them, with the model's answers as they were written.
 
         Returns:
@@ -265,7 +265,7 @@ class Encoder:
                 variables["thinking_budget"] = think.budget
         return messages, variables
 
-    def _ending(self, text: str, config: GenerationConfig) -> list[Segment]:
+    def _ending(self, text: str, config: GenerationConfig) -> list[PromptSegment]:
         """Return what must follow a rendered conversation if the model is not to think and cannot be told."""
         assert self.format is not None, "there is a template"
         thought = self.format.thought
@@ -274,14 +274,16 @@ class Encoder:
         opened = text.rstrip().endswith(thought.opens)
         calls = config.offers_tools and self.format.calls.in_channels
         closed = thought.cut(calls=calls).lstrip() if opened else thought.skipped(calls=calls)
-        return [Segment(closed, literal=False)]
+        return [PromptSegment(closed, literal=False)]
 
-    def answered(self, encoded: Encoded, text: str, tokens: Sequence[int]) -> Encoded | None:
+    def answered(
+        self, encoded: EncodedConversation, text: str, tokens: Sequence[int]
+    ) -> EncodedConversation | None:
         """The encoding with an answer behind it; None if the tokens do not spell the text."""
         spelled = b"".join(self._vocabulary.piece(token) for token in tokens)
         if spelled != text.encode("utf-8", "replace"):
             return None
-        return Encoded(encoded.text + text, (*encoded.tokens, *tokens))
+        return EncodedConversation(encoded.text + text, (*encoded.tokens, *tokens))
 
     def close(self) -> None:
         """End the template's process."""
@@ -309,11 +311,11 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(item)
 
 
-def _without_prefix(segments: list[Segment], length: int) -> list[Segment]:
+def _without_prefix(segments: list[PromptSegment], length: int) -> list[PromptSegment]:
     rest = []
     for segment in segments:
         cut = min(length, len(segment.text))
         length -= cut
         if cut < len(segment.text):
-            rest.append(Segment(segment.text[cut:], segment.literal))
+            rest.append(PromptSegment(segment.text[cut:], segment.literal))
     return rest

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgespec.models.text.answer_format import ThoughtFormat
-from edgespec.models.text.template import Message, Segment
+from edgespec.models.text.template import Message, PromptSegment
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenAnswer:
     """An answer as the model wrote it.
 
     Attributes:
@@ -61,7 +61,7 @@ class Replay:
         thought: how the model's thoughts are marked; None if there are none.
     """
 
-    def __init__(self, written: Mapping[int, Written], thought: ThoughtFormat | None) -> None:
+    def __init__(self, written: Mapping[int, WrittenAnswer], thought: ThoughtFormat | None) -> None:
         self._written = written
         self._thought = thought
         self._key = str(10**31 + secrets.randbelow(9 * 10**31))  # no template changes digits
@@ -76,13 +76,13 @@ class Replay:
             marked[index] = message
         return marked
 
-    def replayed(self, rendered: Sequence[Segment]) -> list[Segment] | None:
+    def replayed(self, rendered: Sequence[PromptSegment]) -> list[PromptSegment] | None:
         """The rendered messages with tokens in the place of marks; None if the marks are not as expected."""
-        segments: list[Segment] = []
+        segments: list[PromptSegment] = []
         thoughts: dict[int, int] = {}  # where the thought of an answer is shown
         left = sorted(self._written, reverse=True)
         for part in self._parts(rendered):
-            if isinstance(part, Segment):
+            if isinstance(part, PromptSegment):
                 segments.append(part)
                 continue
             index, is_thought = divmod(part, 2)
@@ -94,10 +94,10 @@ class Replay:
             tokens = self._placed(self._written[index], segments, thoughts.get(index))
             if tokens is None:
                 return None
-            segments.append(Segment("", literal=False, tokens=tokens))
+            segments.append(PromptSegment("", literal=False, tokens=tokens))
         return None if left else segments
 
-    def _parts(self, rendered: Sequence[Segment]) -> Iterator[Segment | int]:
+    def _parts(self, rendered: Sequence[PromptSegment]) -> Iterator[PromptSegment | int]:
         for segment in rendered:
             if segment.literal:
                 yield segment
@@ -106,10 +106,10 @@ class Replay:
                 if place % 2:
                     yield int(part)
                 elif part:
-                    yield Segment(part, literal=False)
+                    yield PromptSegment(part, literal=False)
 
     def _placed(
-        self, answer: Written, segments: list[Segment], thought_at: int | None
+        self, answer: WrittenAnswer, segments: list[PromptSegment], thought_at: int | None
     ) -> tuple[int, ...] | None:
         """The tokens of an answer behind what was rendered before it, from which its marks are removed.
 
@@ -129,10 +129,10 @@ class Replay:
         return (() if closed else answer.lead) + answer.tokens[answer.thought :]
 
 
-def _cut_end(segments: list[Segment], mark: str) -> bool:
+def _cut_end(segments: list[PromptSegment], mark: str) -> bool:
     """Remove a mark from the end of a text; False if it is not there."""
     text = segments[-1].text.rstrip() if segments else ""
     if not text.endswith(mark):
         return False
-    segments[-1] = Segment(text[: -len(mark)], literal=False)
+    segments[-1] = PromptSegment(text[: -len(mark)], literal=False)
     return True

@@ -57,7 +57,7 @@ class ChatTemplate:
         self._eos = eos
         self._timeout_s = timeout_s
         self._lock = threading.RLock()
-        self._worker: _Worker | None = None
+        self._worker: _TemplateProcess | None = None
 
     def __enter__(self) -> ChatTemplate:
         return self
@@ -74,7 +74,7 @@ class ChatTemplate:
         with self._lock:
             if self._worker is None or not self._worker.alive:
                 self.close()
-                self._worker = _Worker()
+                self._worker = _TemplateProcess()
 
     def close(self) -> None:
         """End the child process. Rendering again would start a new one."""
@@ -140,7 +140,7 @@ class ChatTemplate:
 
 
 @dataclass(frozen=True)
-class Segment:
+class PromptSegment:
     """A part of a rendered prompt; `literal` text must not be parsed for control tokens.
 
     Attributes:
@@ -159,7 +159,7 @@ def render_segments(
     add_generation_prompt: bool = True,
     *,
     variables: Mapping[str, Any] | None = None,
-) -> list[Segment]:
+) -> list[PromptSegment]:
     """Render `messages` so that control tokens come from the template alone.
 
     Each control string in a message (the leftmost of two that overlap, the longest of two that start
@@ -204,14 +204,14 @@ class _Hidden:
             return text
         return re.sub("|".join(map(re.escape, longest_first)), self._replace, text)
 
-    def split(self, text: str) -> list[Segment]:
+    def split(self, text: str) -> list[PromptSegment]:
         if not self._originals:
-            return [Segment(text, literal=False)]
+            return [PromptSegment(text, literal=False)]
         parts = re.split(rf"{self._key}(\d{{8}})", text)  # text, index, text, index, ..., text
         segments = [
-            Segment(self._originals[int(part)], literal=True)
+            PromptSegment(self._originals[int(part)], literal=True)
             if position % 2
-            else Segment(part, literal=False)
+            else PromptSegment(part, literal=False)
             for position, part in enumerate(parts)
         ]
         return [segment for segment in segments if segment.text]
@@ -225,7 +225,7 @@ class _Refused(TemplateError):
     """The template itself called `raise_exception`."""
 
 
-class _Worker:
+class _TemplateProcess:
     """The child process: one line of JSON in, one out."""
 
     def __init__(self) -> None:

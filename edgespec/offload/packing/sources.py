@@ -22,7 +22,7 @@ import xxhash
 
 from edgespec.errors import StreamError
 from edgespec.files.direct_reader import BLOCK, FileReader
-from edgespec.files.small_json import keep_json, read_json
+from edgespec.files.small_json import read_json, save_json
 from edgespec.files.state import FileState, states_of
 from edgespec.models.gguf.layers import Layer, ModelFiles
 from edgespec.offload.layout import PIECE_BYTES, pieces, round_up
@@ -92,7 +92,7 @@ class Sources:
         if self.note is None:
             return
         known = [*self.states, states][-_MOST_STATES:]
-        keep_json(self.note, replace(self, states=tuple(known)).to_json())
+        save_json(self.note, replace(self, states=tuple(known)).to_json())
 
 
 def recall_sources(pack: Path, made_from: Sources) -> Sources:

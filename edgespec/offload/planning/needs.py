@@ -17,12 +17,12 @@ from platformdirs import user_cache_path
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.kernels.layouts import kernel_layout, looks_up_rows
 from edgespec.machine.memory import PROCESS_BYTES
-from edgespec.models.gguf.assistant import is_assistant, read_assistant
-from edgespec.models.gguf.block_heads import read_any_head
 from edgespec.models.gguf.footprint import USUAL_NODES, Footprint, footprint, vocabulary_bytes, work_bytes
-from edgespec.models.gguf.heads import is_head
+from edgespec.models.gguf.heads.assistant import is_assistant, read_assistant
+from edgespec.models.gguf.heads.block import read_any_head
+from edgespec.models.gguf.heads.eagle import is_head
+from edgespec.models.gguf.heads.mtp_file import MTPFile
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
-from edgespec.models.gguf.mtp_file import MTPFile
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.gguf.vocabulary import same_tokens
 from edgespec.models.llama.cache.shared_cells import PART

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from edgespec.serving.anthropic.reply import PING, Reply
-from edgespec.serving.anthropic.requests import as_chat
-from edgespec.serving.api.endpoint import Endpoint, Event, Form, Translated
+from edgespec.serving.anthropic.message_builder import PING, MessageBuilder
+from edgespec.serving.anthropic.translation import as_chat
+from edgespec.serving.api.completion_request import CompletionRequest
+from edgespec.serving.api.endpoint import Endpoint, Event, ResponseBuilder, TranslatedRequest
 from edgespec.serving.api.refusals import Refusal
-from edgespec.serving.api.requests import Request
 
 _ERRORS = {
     400: "invalid_request_error",
@@ -19,7 +19,7 @@ _ERRORS = {
 }
 
 
-class Messages(Endpoint):
+class MessagesEndpoint(Endpoint):
     """`/v1/messages`, or its `count_tokens`.
 
     Args:
@@ -29,11 +29,13 @@ class Messages(Endpoint):
     def __init__(self, *, counts: bool = False) -> None:
         self.counts = counts
 
-    def translate(self, body: object) -> Translated:
-        return Translated(as_chat(body, counts=self.counts))
+    def translate(self, body: object) -> TranslatedRequest:
+        return TranslatedRequest(as_chat(body, counts=self.counts))
 
-    def form(self, request: Request, *, model: str, prompt_tokens: int) -> Form:
-        return Reply(model=model, prompt_tokens=prompt_tokens, warnings=request.warnings)
+    def response_builder(
+        self, request: CompletionRequest, *, model: str, prompt_tokens: int
+    ) -> ResponseBuilder:
+        return MessageBuilder(model=model, prompt_tokens=prompt_tokens, warnings=request.warnings)
 
     def failure(self, refusal: Refusal) -> Event:
         message = refusal.message
@@ -42,8 +44,8 @@ class Messages(Endpoint):
         kind = _ERRORS.get(refusal.status, "api_error" if refusal.status >= 500 else "invalid_request_error")
         return {"type": "error", "error": {"type": kind, "message": message}}
 
-    def waiting(self, form: Form) -> bytes:
+    def waiting(self, builder: ResponseBuilder) -> bytes:
         return self.frame(PING)
 
-    def reading(self, form: Form, progress: object) -> bytes:
-        return self.waiting(form)
+    def prefill_progress(self, builder: ResponseBuilder, progress: object) -> bytes:
+        return self.waiting(builder)

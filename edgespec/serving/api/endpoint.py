@@ -1,7 +1,7 @@
 """The decisions of an API at one of its paths: the form of requests, of answers, and of errors.
 
-Every request is translated to one of the OpenAI API, which `requests` checks. So settings have the same
-limits in every API.
+Every request is translated to one of the OpenAI API, which `completion_request` checks. So settings have the
+same limits in every API.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any, Protocol
 
 from edgespec.generation.result import Chunk, Generation
 from edgespec.serving.api import protocol, response_items, responses
+from edgespec.serving.api.completion_request import CompletionRequest
 from edgespec.serving.api.refusals import Refusal
-from edgespec.serving.api.requests import Request
 
 Event = dict[str, Any]
 _COMMENT = b": waiting\n\n"
 
 
-class Form(Protocol):
+class ResponseBuilder(Protocol):
     """Builds the bodies or events that answer one request."""
 
     def whole(self, answers: Sequence[Generation]) -> Event: ...
@@ -32,7 +32,7 @@ class Form(Protocol):
 
 
 @dataclass(frozen=True)
-class Translated:
+class TranslatedRequest:
     """A request as one of the OpenAI API.
 
     Attributes:
@@ -60,7 +60,7 @@ class Endpoint(ABC):
     counts = False
 
     @abstractmethod
-    def translate(self, body: object) -> Translated:
+    def translate(self, body: object) -> TranslatedRequest:
         """Translate the JSON of a request.
 
         Raises:
@@ -68,8 +68,10 @@ class Endpoint(ABC):
         """
 
     @abstractmethod
-    def form(self, request: Request, *, model: str, prompt_tokens: int) -> Form:
-        """The form of the answer to a request.
+    def response_builder(
+        self, request: CompletionRequest, *, model: str, prompt_tokens: int
+    ) -> ResponseBuilder:
+        """The builder of the answer to a request.
 
         Args:
             model: the name by which the model was asked for.
@@ -88,11 +90,11 @@ class Endpoint(ABC):
         name = f"event: {event['type']}\n" if "type" in event else ""
         return f"{name}data: {json.dumps(event, ensure_ascii=False)}\n\n".encode()
 
-    def waiting(self, form: Form) -> bytes:
+    def waiting(self, builder: ResponseBuilder) -> bytes:
         """Data sent while there is nothing else, so that neither proxy nor client gives up."""
         return _COMMENT
 
-    def reading(self, form: Form, progress: object) -> bytes:
+    def prefill_progress(self, builder: ResponseBuilder, progress: object) -> bytes:
         """Data sent while the prompt is read, ignored by clients that do not look for it.
 
         Args:
@@ -101,7 +103,7 @@ class Endpoint(ABC):
         return f": reading the prompt: {progress}\n\n".encode()
 
 
-class Completions(Endpoint):
+class CompletionsEndpoint(Endpoint):
     """`/v1/chat/completions` and `/v1/completions` of the OpenAI API."""
 
     last = b"data: [DONE]\n\n"
@@ -109,11 +111,13 @@ class Completions(Endpoint):
     def __init__(self, *, chat: bool) -> None:
         self._chat = chat
 
-    def translate(self, body: object) -> Translated:
-        return Translated(body, raw=not self._chat)
+    def translate(self, body: object) -> TranslatedRequest:
+        return TranslatedRequest(body, raw=not self._chat)
 
-    def form(self, request: Request, *, model: str, prompt_tokens: int) -> Form:
-        return protocol.Reply(
+    def response_builder(
+        self, request: CompletionRequest, *, model: str, prompt_tokens: int
+    ) -> ResponseBuilder:
+        return protocol.CompletionBuilder(
             chat=self._chat,
             model=model,
             warnings=request.warnings,
@@ -122,11 +126,13 @@ class Completions(Endpoint):
         )
 
 
-class Responses(Endpoint):
+class ResponsesEndpoint(Endpoint):
     """`/v1/responses` of the OpenAI API."""
 
-    def translate(self, body: object) -> Translated:
-        return Translated(responses.as_chat(body))
+    def translate(self, body: object) -> TranslatedRequest:
+        return TranslatedRequest(responses.as_chat(body))
 
-    def form(self, request: Request, *, model: str, prompt_tokens: int) -> Form:
-        return response_items.Reply(model=model, config=request.config, warnings=request.warnings)
+    def response_builder(
+        self, request: CompletionRequest, *, model: str, prompt_tokens: int
+    ) -> ResponseBuilder:
+        return response_items.ResponsesBuilder(model=model, config=request.config, warnings=request.warnings)

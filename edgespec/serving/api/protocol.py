@@ -12,7 +12,7 @@ from edgespec.generation.tools import CallPiece
 from edgespec.serving.api import speculation
 
 
-class Reply:
+class CompletionBuilder:
     """Builds the bodies that answer one request, all with the same id.
 
     Args:

@@ -18,8 +18,8 @@ _EVENTS = {"rs": "response.reasoning_text", "msg": "response.output_text"}
 _EVENTS["fc"] = "response.function_call_arguments"
 
 
-class Reply:
-    """Builds what answers one request: the same interface as `protocol.Reply`.
+class ResponsesBuilder:
+    """Builds what answers one request: the same interface as `protocol.CompletionBuilder`.
 
     Args:
         model: the name of the model in it.
@@ -45,15 +45,15 @@ class Reply:
             **({"warnings": list(warnings)} if warnings else {}),
         }
         self._sequence = 0
-        self._items: list[Item] = []  # the last one may be open
+        self._items: list[OutputItem] = []  # the last one may be open
 
     def whole(self, answers: Sequence[Generation]) -> Event:
         """The body of an answer that is not streamed."""
         (answer,) = answers
-        items = [Item("rs", answer.reasoning)] if answer.reasoning else []
+        items = [OutputItem("rs", answer.reasoning)] if answer.reasoning else []
         if answer.text or not answer.tool_calls:
-            items.append(Item("msg", answer.text))
-        items += [Item("fc", call.arguments, call.id, call.name) for call in answer.tool_calls]
+            items.append(OutputItem("msg", answer.text))
+        items += [OutputItem("fc", call.arguments, call.id, call.name) for call in answer.tool_calls]
         return self._finished(answer, items)
 
     def begin(self, _index: int) -> list[Event]:
@@ -79,7 +79,7 @@ class Reply:
         """Return the end of a streamed answer."""
         events = []
         if not any(item.kind != "rs" for item in self._items):
-            events += self._begin(Item("msg"))
+            events += self._begin(OutputItem("msg"))
         last = "incomplete" if answer.finish_reason == "length" else "completed"
         events += self._close(last)
         response = self._finished(answer, self._items)
@@ -90,7 +90,7 @@ class Reply:
         """Nothing: the last event has the usage."""
         return []
 
-    def _finished(self, answer: Generation, items: Sequence[Item]) -> Event:
+    def _finished(self, answer: Generation, items: Sequence[OutputItem]) -> Event:
         cut = answer.finish_reason == "length"
         states = ["completed"] * (len(items) - 1) + ["incomplete" if cut else "completed"]
         counts = {
@@ -111,16 +111,16 @@ class Reply:
 
     def _said(self, kind: _Kind, text: str) -> list[Event]:
         """Extend a thought or a message."""
-        events = [] if self._open is not None and self._open.kind == kind else self._begin(Item(kind))
+        events = [] if self._open is not None and self._open.kind == kind else self._begin(OutputItem(kind))
         return [*events, self._more(text)]
 
     def _called(self, piece: CallPiece) -> list[Event]:
         """Extend a call."""
-        events = self._begin(Item("fc", call_id=piece.id, name=piece.name)) if piece.id else []
+        events = self._begin(OutputItem("fc", call_id=piece.id, name=piece.name)) if piece.id else []
         return [*events, self._more(piece.arguments)] if piece.arguments else events
 
     @property
-    def _open(self) -> Item | None:
+    def _open(self) -> OutputItem | None:
         return self._items[-1] if self._items and not self._items[-1].closed else None
 
     def _more(self, text: str) -> Event:
@@ -129,7 +129,7 @@ class Reply:
         more: Event = {"logprobs": []} if item.kind == "msg" else {}
         return self._event(f"{_EVENTS[item.kind]}.delta", **self._place(), delta=text, **more)
 
-    def _begin(self, item: Item) -> list[Event]:
+    def _begin(self, item: OutputItem) -> list[Event]:
         events = self._close()
         self._items.append(item)
         place = {"output_index": len(self._items) - 1}
@@ -169,7 +169,7 @@ class Reply:
         return event
 
 
-class Item:
+class OutputItem:
     """An item of output: a thought, a message or a call.
 
     Attributes:

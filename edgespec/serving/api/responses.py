@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgespec.errors import UsageError
-from edgespec.serving.api.requests import CHAT_FIELDS
+from edgespec.serving.api.completion_request import CHAT_FIELDS
 from edgespec.serving.api.values import shown, wrong
 
 # Fields with the name and meaning that they have in a request for a chat.

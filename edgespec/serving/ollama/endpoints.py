@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 
-from edgespec.serving.api.endpoint import Endpoint, Event, Form, Translated
+from edgespec.serving.api.completion_request import CompletionRequest
+from edgespec.serving.api.endpoint import Endpoint, Event, ResponseBuilder, TranslatedRequest
 from edgespec.serving.api.refusals import Refusal
-from edgespec.serving.api.requests import Request
-from edgespec.serving.ollama.reply import Reply
-from edgespec.serving.ollama.requests import chat_as_chat, generate_as_chat, only_loads
+from edgespec.serving.ollama.response_builder import OllamaBuilder
+from edgespec.serving.ollama.translation import chat_as_chat, generate_as_chat, only_loads
 
 
-class Prompts(Endpoint):
+class OllamaEndpoint(Endpoint):
     """`/api/chat`, or `/api/generate`.
 
     Args:
@@ -24,16 +24,18 @@ class Prompts(Endpoint):
         self._chat = chat
         self._model = model
 
-    def translate(self, body: object) -> Translated:
+    def translate(self, body: object) -> TranslatedRequest:
         if only_loads(body, "messages" if self._chat else "prompt"):
-            return Translated(body, reply=Reply(model=self._model, chat=self._chat).loaded())
+            return TranslatedRequest(body, reply=OllamaBuilder(model=self._model, chat=self._chat).loaded())
         if self._chat:
-            return Translated(chat_as_chat(body))
+            return TranslatedRequest(chat_as_chat(body))
         request, raw = generate_as_chat(body)
-        return Translated(request, raw=raw)
+        return TranslatedRequest(request, raw=raw)
 
-    def form(self, request: Request, *, model: str, prompt_tokens: int) -> Form:
-        return Reply(model=model, chat=self._chat, prompt_tokens=prompt_tokens)
+    def response_builder(
+        self, request: CompletionRequest, *, model: str, prompt_tokens: int
+    ) -> ResponseBuilder:
+        return OllamaBuilder(model=model, chat=self._chat, prompt_tokens=prompt_tokens)
 
     def failure(self, refusal: Refusal) -> Event:
         return failure(refusal)
@@ -41,12 +43,12 @@ class Prompts(Endpoint):
     def frame(self, event: Event) -> bytes:
         return json.dumps(event, ensure_ascii=False).encode() + b"\n"
 
-    def waiting(self, form: Form) -> bytes:
-        assert isinstance(form, Reply)
-        return self.frame(form.nothing_yet())
+    def waiting(self, builder: ResponseBuilder) -> bytes:
+        assert isinstance(builder, OllamaBuilder)
+        return self.frame(builder.nothing_yet())
 
-    def reading(self, form: Form, progress: object) -> bytes:
-        return self.waiting(form)
+    def prefill_progress(self, builder: ResponseBuilder, progress: object) -> bytes:
+        return self.waiting(builder)
 
 
 def failure(refusal: Refusal) -> Event:

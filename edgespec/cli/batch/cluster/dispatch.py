@@ -15,7 +15,7 @@ Worker = TypeVar("Worker")
 
 
 @dataclass(eq=False)
-class Task:
+class ClusterTask:
     """A request that is to be answered.
 
     Attributes:
@@ -31,9 +31,9 @@ class Task:
 
 
 @dataclass
-class _Load:
+class _WorkerLoad:
     room: int
-    tasks: dict[Task, None] = field(default_factory=dict)
+    tasks: dict[ClusterTask, None] = field(default_factory=dict)
 
 
 class Dispatch(Generic[Worker]):
@@ -45,8 +45,8 @@ class Dispatch(Generic[Worker]):
 
     def __init__(self, source: RequestSource) -> None:
         self._source = source
-        self._loads: dict[Worker, _Load] = {}
-        self._waiting: deque[Task] = deque()
+        self._loads: dict[Worker, _WorkerLoad] = {}
+        self._waiting: deque[ClusterTask] = deque()
         self._numbers = 0
 
     def join(self, worker: Worker, room: int) -> None:
@@ -55,9 +55,9 @@ class Dispatch(Generic[Worker]):
         Args:
             room: most tasks it has at a time.
         """
-        self._loads[worker] = _Load(room)
+        self._loads[worker] = _WorkerLoad(room)
 
-    def next(self) -> tuple[Worker, Task] | None:
+    def next(self) -> tuple[Worker, ClusterTask] | None:
         """The next task, and the worker that is given it; None if nobody has room or there is no task now."""
         free = [worker for worker, load in self._loads.items() if len(load.tasks) < load.room]
         if not free:
@@ -69,7 +69,7 @@ class Dispatch(Generic[Worker]):
         self._loads[worker].tasks[task] = None
         return worker, task
 
-    def done(self, worker: Worker, task: Task) -> bool:
+    def done(self, worker: Worker, task: ClusterTask) -> bool:
         """Note that a worker finished a task; False if that task is not the worker's."""
         load = self._loads.get(worker)
         if load is None or task not in load.tasks:
@@ -77,13 +77,13 @@ class Dispatch(Generic[Worker]):
         del load.tasks[task]
         return True
 
-    def leave(self, worker: Worker) -> tuple[list[Task], list[Task]]:
+    def leave(self, worker: Worker) -> tuple[list[ClusterTask], list[ClusterTask]]:
         """Take all tasks from a worker that is lost.
 
         Returns:
             Those that others will be given, and those that are given up.
         """
-        load = self._loads.pop(worker, _Load(0))
+        load = self._loads.pop(worker, _WorkerLoad(0))
         for task in load.tasks:
             task.losses += 1
             task.told = False
@@ -91,7 +91,7 @@ class Dispatch(Generic[Worker]):
         self._waiting.extend(again)
         return again, [task for task in load.tasks if task.losses >= MOST_LOSSES]
 
-    def unwanted(self) -> list[tuple[Worker, Task]]:
+    def unwanted(self) -> list[tuple[Worker, ClusterTask]]:
         """Tasks whose answers nobody wants any more, and of which the worker was not told yet."""
         found = [
             (worker, task)
@@ -104,7 +104,7 @@ class Dispatch(Generic[Worker]):
         return found
 
     @property
-    def open(self) -> list[Task]:
+    def open(self) -> list[ClusterTask]:
         """The tasks that were begun and are not finished, in the order in which they came."""
         having = [task for load in self._loads.values() for task in load.tasks]
         return sorted([*having, *self._waiting], key=lambda task: task.number)
@@ -120,11 +120,11 @@ class Dispatch(Generic[Worker]):
         """True if a worker has a task."""
         return any(load.tasks for load in self._loads.values())
 
-    def _next_task(self) -> Task | None:
+    def _next_task(self) -> ClusterTask | None:
         if self._waiting:
             return self._waiting.popleft()
         request = self._source.pop()
         if request is None:
             return None
         self._numbers += 1
-        return Task(self._numbers - 1, request)
+        return ClusterTask(self._numbers - 1, request)

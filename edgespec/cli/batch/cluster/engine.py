@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgespec.cli.batch.cluster.address import RayAddress
-from edgespec.cli.batch.cluster.dispatch import MOST_LOSSES, Dispatch, Task
-from edgespec.cli.batch.cluster.node import Facts, Reply
-from edgespec.cli.batch.cluster.ray_cluster import Place, RayCluster, WorkerLost, opened
+from edgespec.cli.batch.cluster.dispatch import MOST_LOSSES, ClusterTask, Dispatch
+from edgespec.cli.batch.cluster.node import NodeFacts, RequestOutcome
+from edgespec.cli.batch.cluster.ray_cluster import EngineSlot, RayCluster, WorkerLost, opened
 from edgespec.cli.batch.cluster.sharing import options_for_nodes
 from edgespec.cli.screen.formatting import count
 from edgespec.cli.screen.terminal import Terminal
@@ -26,32 +26,32 @@ from edgespec.version import __version__
 
 _LOOK_S = 0.1  # how often it is checked whether waiting is to end
 _RECRUIT_S = 2.0  # how often it is looked for nodes that have joined
-_MOST_STARTS = 3  # in one place
+_MOST_STARTS = 3  # in one slot
 _PATIENT_S = 10.0  # for interrupted answers, and for engines to keep what they learned
 _LONG_S = 10.0  # until people are told what is waited for
 _AHEAD = 4  # of so many answers at once, one more waits on the node, so that its engine is never idle
 
 
 @dataclass(eq=False)
-class _Worker:
-    """The worker that runs in a place.
+class _NodeWorker:
+    """The worker that runs in a slot.
 
     Attributes:
         facts: None while the engine is being loaded.
     """
 
-    place: Place
+    slot: EngineSlot
     actor: Any
-    facts: Facts | None = None
+    facts: NodeFacts | None = None
 
 
 @dataclass(frozen=True)
 class _Call:
     """A call that was made to a worker, and the task that it is about."""
 
-    worker: _Worker
+    worker: _NodeWorker
     kind: str
-    task: Task | None = None
+    task: ClusterTask | None = None
 
 
 class _Waiting(threading.Thread):
@@ -85,17 +85,17 @@ class ClusterEngine:
         self._cluster = cluster
         self._loading = loading
         self._terminal = terminal
-        self._workers: dict[Place, _Worker] = {}
-        self._starts: Counter[Place] = Counter()
+        self._workers: dict[EngineSlot, _NodeWorker] = {}
+        self._starts: Counter[EngineSlot] = Counter()
         self._calls: dict[Any, _Call] = {}
-        self._dispatch: Dispatch[_Worker] = Dispatch(RequestList([]))
-        self._facts: Facts | None = None
+        self._dispatch: Dispatch[_NodeWorker] = Dispatch(RequestList([]))
+        self._facts: NodeFacts | None = None
         self._failure: EdgeSpecError | None = None  # of the latest node that failed
         self._cancelled = threading.Event()
         self._recruited = float("-inf")
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> NodeFacts:
         """Facts from the first node to become ready; all nodes load the same model."""
         assert self._facts is not None, "the cluster was begun"
         return self._facts
@@ -179,15 +179,15 @@ class ClusterEngine:
         """Start what is missing on the nodes that there are."""
         if time.monotonic() - self._recruited < _RECRUIT_S:
             return
-        for place in self._cluster.places():
-            if place not in self._workers and self._starts[place] < _MOST_STARTS:
-                self._starts[place] += 1
-                worker = self._workers[place] = _Worker(place, self._cluster.start(place))
+        for slot in self._cluster.slots():
+            if slot not in self._workers and self._starts[slot] < _MOST_STARTS:
+                self._starts[slot] += 1
+                worker = self._workers[slot] = _NodeWorker(slot, self._cluster.start(slot))
                 self._calls[worker.actor.version.remote()] = _Call(worker, "version")
         self._recruited = time.monotonic()
 
     def _check_workers(self) -> None:
-        if self._workers or any(self._starts[place] < _MOST_STARTS for place in self._cluster.places()):
+        if self._workers or any(self._starts[slot] < _MOST_STARTS for slot in self._cluster.slots()):
             return
         if self._failure is not None:
             raise self._failure
@@ -204,7 +204,7 @@ class ClusterEngine:
     def _none_began(self) -> bool:
         return all(call.kind == "version" for call in self._calls.values())
 
-    def _join(self, worker: _Worker) -> None:
+    def _join(self, worker: _NodeWorker) -> None:
         if worker.facts is not None:
             texts = worker.facts.texts
             self._dispatch.join(worker, texts + max(1, texts // _AHEAD))
@@ -238,23 +238,23 @@ class ClusterEngine:
             elif call.task is not None:
                 yield from self._answered(call.worker, call.task, value)
 
-    def _load(self, worker: _Worker, version: str) -> None:
+    def _load(self, worker: _NodeWorker, version: str) -> None:
         if version != __version__:
             raise EdgeSpecError(
-                f"Node {worker.place.name} has EdgeSpec {version}, and this machine {__version__}.",
+                f"Node {worker.slot.name} has EdgeSpec {version}, and this machine {__version__}.",
                 "Install the same version everywhere.",
             )
         call = worker.actor.load.remote(self._loading)
         self._calls[call] = _Call(worker, "load")
 
-    def _loaded(self, worker: _Worker, facts: Facts | EdgeSpecError) -> None:
-        name = worker.place.name
+    def _loaded(self, worker: _NodeWorker, facts: NodeFacts | EdgeSpecError) -> None:
+        name = worker.slot.name
         if isinstance(facts, EdgeSpecError):
             facts.what = f"Node {name}: {facts.what}"
             raise facts
         if self._facts is None:
             self._facts = facts
-        elif facts.model.mark != self._facts.model.mark:
+        elif facts.model.digest != self._facts.model.digest:
             raise EdgeSpecError(
                 f"Node {name} has another model under this name than the other nodes.",
                 "Copy the same file to every node.",
@@ -266,36 +266,36 @@ class ClusterEngine:
         worker.facts = facts
         self._join(worker)
 
-    def _answered(self, worker: _Worker, task: Task, reply: Reply) -> Iterator[Event]:
-        if reply.fatal:
-            self._failure = reply.error
-            self._starts[worker.place] = _MOST_STARTS  # it would fail again
-            yield from self._lose(worker, str(reply.error))
+    def _answered(self, worker: _NodeWorker, task: ClusterTask, outcome: RequestOutcome) -> Iterator[Event]:
+        if outcome.fatal:
+            self._failure = outcome.error
+            self._starts[worker.slot] = _MOST_STARTS  # it would fail again
+            yield from self._lose(worker, str(outcome.error))
         elif self._dispatch.done(worker, task):
-            yield from _events(task, reply)
+            yield from _events(task, outcome)
 
-    def _lose(self, worker: _Worker, why: str) -> Iterator[Event]:
+    def _lose(self, worker: _NodeWorker, why: str) -> Iterator[Event]:
         """Give the tasks of a worker to others."""
-        if self._workers.get(worker.place) is not worker:
+        if self._workers.get(worker.slot) is not worker:
             return
-        del self._workers[worker.place]
+        del self._workers[worker.slot]
         self._calls = {made: call for made, call in self._calls.items() if call.worker is not worker}
         self._cluster.kill(worker.actor)  # it may only be out of reach, and would keep working
         if worker.facts is None:
             self._check_start(worker, why)
         again, given_up = self._dispatch.leave(worker)
         others = f" Others answer its {count(len(again), 'line')}." if again else ""
-        self._terminal.warn(f"Node {worker.place.name} was lost.{others}")
+        self._terminal.warn(f"Node {worker.slot.name} was lost.{others}")
         self._terminal.detail(why)
         self._recruited = float("-inf")
         for task in given_up:
             error = f"{MOST_LOSSES} nodes ended while they answered this line."
             yield Event(task.request, error=EdgeSpecError(error))
 
-    def _check_start(self, worker: _Worker, why: str) -> None:
+    def _check_start(self, worker: _NodeWorker, why: str) -> None:
         if "ModuleNotFoundError" in why or "ImportError" in why:
             raise EdgeSpecError(
-                f"Node {worker.place.name} cannot import EdgeSpec.",
+                f"Node {worker.slot.name} cannot import EdgeSpec.",
                 f"Install version {__version__} in the Python that Ray runs there.",
             )
 
@@ -308,7 +308,7 @@ class ClusterEngine:
         while self._dispatch.busy and time.monotonic() < end:
             yield from self._take_in()
         for task in self._dispatch.open:
-            yield from _events(task, Reply(Generation(finish_reason="cancelled")))
+            yield from _events(task, RequestOutcome(Generation(finish_reason="cancelled")))
 
 
 @contextmanager
@@ -330,11 +330,11 @@ def cluster_engine(address: RayAddress, loading: Config, terminal: Terminal) -> 
         yield engine
 
 
-def _events(task: Task, reply: Reply) -> Iterator[Event]:
-    """A reply as what an engine yields: the tokens, and then the whole answer."""
-    if reply.answer is None:
-        yield Event(task.request, error=reply.error)
+def _events(task: ClusterTask, outcome: RequestOutcome) -> Iterator[Event]:
+    """An outcome as what an engine yields: the tokens, and then the whole answer."""
+    if outcome.answer is None:
+        yield Event(task.request, error=outcome.error)
         return
-    if reply.answer.tokens:
-        yield Event(task.request, Chunk("", tuple(reply.answer.tokens)))
-    yield Event(task.request, Chunk("", generation=reply.answer))
+    if outcome.answer.tokens:
+        yield Event(task.request, Chunk("", tuple(outcome.answer.tokens)))
+    yield Event(task.request, Chunk("", generation=outcome.answer))

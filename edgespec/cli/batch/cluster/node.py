@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from edgespec.cli.batch.answering import FATAL, BatchRequests, answer_all
 from edgespec.cli.interrupt import Interruption
-from edgespec.cli.origin import ModelMark, model_mark
+from edgespec.cli.origin import ModelIdentity, model_identity
 from edgespec.config import Config
 from edgespec.engine.requests import Event, Request, RequestQueue
 from edgespec.errors import EdgeSpecError
@@ -28,17 +28,17 @@ _AGAIN_S = 0.05
 
 
 @dataclass(frozen=True)
-class Facts:
+class NodeFacts:
     """Facts about a node, known once its engine is loaded.
 
     Attributes:
-        model: the mark of its model, by which nodes with different ones are told apart.
+        model: the identity of its model, by which nodes with different ones are told apart.
         vocabulary_size: tokens of the model.
         texts: how many requests the engine answers at once.
         description, notes, warnings: see `Engine`.
     """
 
-    model: ModelMark
+    model: ModelIdentity
     has_chat_template: bool
     can_think: bool
     vocabulary_size: int
@@ -49,7 +49,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Reply:
+class RequestOutcome:
     """The outcome of a request.
 
     Attributes:
@@ -76,13 +76,13 @@ class Node:
         self._interruption = Interruption()
         self._engine: Engine | None = None
         self._thread: threading.Thread | None = None
-        self._ended: Reply | None = None  # to all requests, once the thread has ended
+        self._ended: RequestOutcome | None = None  # to all requests, once the thread has ended
 
     async def version(self) -> str:
         """The version of EdgeSpec here."""
         return __version__
 
-    async def load(self, loading: Config) -> Facts | EdgeSpecError:
+    async def load(self, loading: Config) -> NodeFacts | EdgeSpecError:
         """Load the engine, and begin to answer; why that is impossible, if it is."""
         try:
             facts = await asyncio.to_thread(self._load, loading)
@@ -95,13 +95,13 @@ class Node:
         self._thread.start()
         return facts
 
-    def _load(self, loading: Config) -> Facts:
+    def _load(self, loading: Config) -> NodeFacts:
         from edgespec import open_engine
 
         engine = self._engine = open_engine(loading, no_progress)
         asked = loading.batching.parallel
-        return Facts(
-            model_mark(loading.model.name),
+        return NodeFacts(
+            model_identity(loading.model.name),
             engine.has_chat_template,
             engine.can_think,
             engine.vocabulary_size,
@@ -111,7 +111,9 @@ class Node:
             tuple(engine.warnings),
         )
 
-    async def answer(self, number: int, prompt: Prompt, config: GenerationConfig, raw: bool) -> Reply:
+    async def answer(
+        self, number: int, prompt: Prompt, config: GenerationConfig, raw: bool
+    ) -> RequestOutcome:
         """Answer a request.
 
         Args:
@@ -119,11 +121,11 @@ class Node:
         """
         if self._ended is not None:
             return self._ended
-        reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        request = self._requests[number] = Request(prompt, config, raw, key=reply)
+        outcome: asyncio.Future[RequestOutcome] = asyncio.get_running_loop().create_future()
+        request = self._requests[number] = Request(prompt, config, raw, key=outcome)
         self._queue.put(request)
         try:
-            return await reply
+            return await outcome
         finally:
             del self._requests[number]
 
@@ -150,35 +152,35 @@ class Node:
     def _answer_all(self, loop: asyncio.AbstractEventLoop, parallel: int | None) -> None:
         assert self._engine is not None
         source = BatchRequests(self._taken(), self._queue.wait)
-        last = Reply(Generation(finish_reason="cancelled"))
+        last = RequestOutcome(Generation(finish_reason="cancelled"))
         try:
             for event in answer_all(source, self._engine, parallel=parallel, interruption=self._interruption):
                 if event.is_last:
-                    loop.call_soon_threadsafe(_settle, event.request, _reply(event))
+                    loop.call_soon_threadsafe(_settle, event.request, _outcome(event))
         except Exception as error:  # whatever it is, the other nodes continue
-            last = Reply(error=_told(error), fatal=True)
+            last = RequestOutcome(error=_told(error), fatal=True)
         loop.call_soon_threadsafe(self._end_all, last)
 
     def _taken(self) -> Iterator[Request | None]:
         while True:
             yield self._queue.pop()
 
-    def _end_all(self, reply: Reply) -> None:
-        self._ended = reply
+    def _end_all(self, outcome: RequestOutcome) -> None:
+        self._ended = outcome
         for request in self._requests.values():
-            _settle(request, reply)
+            _settle(request, outcome)
 
 
-def _settle(request: Request, reply: Reply) -> None:
+def _settle(request: Request, outcome: RequestOutcome) -> None:
     if not request.key.done():
-        request.key.set_result(reply)
+        request.key.set_result(outcome)
 
 
-def _reply(event: Event) -> Reply:
+def _outcome(event: Event) -> RequestOutcome:
     if event.chunk is not None:
-        return Reply(event.chunk.generation)
+        return RequestOutcome(event.chunk.generation)
     assert event.error is not None, "an event without a chunk has an error"
-    return Reply(error=event.error, fatal=isinstance(event.error, FATAL))
+    return RequestOutcome(error=event.error, fatal=isinstance(event.error, FATAL))
 
 
 def _told(error: BaseException) -> EdgeSpecError:

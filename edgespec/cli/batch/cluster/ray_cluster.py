@@ -45,8 +45,8 @@ _LOCAL_SETTINGS = {
 
 
 @dataclass(frozen=True)
-class Place:
-    """A place where an engine can run.
+class EngineSlot:
+    """A slot on a node in which an engine can run.
 
     Attributes:
         node: Ray's id of the node.
@@ -82,8 +82,8 @@ class RayCluster:
         known = ray.exceptions
         self._lost = (known.RayActorError, known.ActorUnschedulableError, known.NodeDiedError)
 
-    def places(self) -> list[Place]:
-        """Every place for an engine on the nodes that are there now."""
+    def slots(self) -> list[EngineSlot]:
+        """Every slot for an engine on the nodes that are there now."""
         found = []
         for node in self._ray.nodes():
             cpus = node["Resources"].get("CPU", 0.0)
@@ -93,20 +93,20 @@ class RayCluster:
             for number in range(self._engines):
                 name = f"{host} ({ip})" if self._engines == 1 else f"{host} (engine {number + 1})"
                 gpus = node["Resources"].get("GPU", 0.0) / self._engines
-                found.append(Place(node["NodeID"], number, name, cpus / self._engines, gpus))
+                found.append(EngineSlot(node["NodeID"], number, name, cpus / self._engines, gpus))
         return found
 
-    def start(self, place: Place) -> Any:
-        """Start a `Node` in a place as soon as its processors are free; returns its handle."""
+    def start(self, slot: EngineSlot) -> Any:
+        """Start a `Node` in a slot as soon as its processors are free; returns its handle."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         return (
             self._ray.remote(Node)
             .options(
-                num_cpus=place.cpus,
-                num_gpus=place.gpus,
+                num_cpus=slot.cpus,
+                num_gpus=slot.gpus,
                 max_concurrency=10_000,  # calls wait for answers; the engine takes as many as are good for it
-                scheduling_strategy=NodeAffinitySchedulingStrategy(place.node, soft=False),
+                scheduling_strategy=NodeAffinitySchedulingStrategy(slot.node, soft=False),
             )
             .remote()
         )
@@ -136,7 +136,7 @@ class RayCluster:
             raise EdgeSpecError(f"This is a bug in EdgeSpec: {_last_line(error)}") from error
 
     def kill(self, actor: Any) -> None:
-        """End what runs in a place, whether it can be reached or not."""
+        """End what runs in a slot, whether it can be reached or not."""
         with suppress(Exception):
             self._ray.kill(actor)
 

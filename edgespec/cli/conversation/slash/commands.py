@@ -14,7 +14,7 @@ from edgespec.cli.conversation.attach import read_attachment
 from edgespec.cli.conversation.slash import clipboard
 from edgespec.cli.conversation.slash.export import Transcript, export, export_path
 from edgespec.cli.conversation.slash.model import ModelCommand
-from edgespec.cli.conversation.slash.rewriting import Rewriting
+from edgespec.cli.conversation.slash.rewriting import RewriteCommands
 from edgespec.cli.conversation.slash.typed_chat import TypedChat
 from edgespec.cli.screen.formatting import count, details
 from edgespec.errors import EdgeSpecError, SessionError, UsageError, did_you_mean
@@ -39,7 +39,7 @@ _KEYS = (
 
 
 @dataclass(frozen=True)
-class Command:
+class SlashCommand:
     """A slash command.
 
     Attributes:
@@ -58,44 +58,50 @@ class SlashCommands:
 
     def __init__(self, chat: TypedChat) -> None:
         self._chat = chat
-        rewriting, models = Rewriting(chat), ModelCommand(chat)
+        rewriting, models = RewriteCommands(chat), ModelCommand(chat)
         self._commands = {
-            "/help": Command("", "this list", self._help),
-            "/system": Command("[TEXT]", "set the system prompt, or show it", self._system),
-            "/set": Command(
+            "/help": SlashCommand("", "this list", self._help),
+            "/system": SlashCommand("[TEXT]", "set the system prompt, or show it", self._system),
+            "/set": SlashCommand(
                 "NAME VALUE", "change a setting: temperature, seed, tree_budget ...", self._set, _names
             ),
-            "/show": Command("", "settings, model and session", self._show),
-            "/file": Command("PATH", "attach a text file to the next question", self._file, paths),
-            "/clear": Command("", "start over; a saved conversation is kept", self._clear),
-            "/undo": Command("", "remove the last question and its answer", rewriting.undo),
-            "/retry": Command("", "answer the last question again (/regenerate)", rewriting.retry),
-            "/edit": Command(
+            "/show": SlashCommand("", "settings, model and session", self._show),
+            "/file": SlashCommand("PATH", "attach a text file to the next question", self._file, paths),
+            "/clear": SlashCommand("", "start over; a saved conversation is kept", self._clear),
+            "/undo": SlashCommand("", "remove the last question and its answer", rewriting.undo),
+            "/retry": SlashCommand("", "answer the last question again (/regenerate)", rewriting.retry),
+            "/edit": SlashCommand(
                 "[TEXT]", "ask TEXT instead of the last question, or change it in an editor", rewriting.edit
             ),
-            "/continue": Command("", "continue an answer that was cut off or stopped", rewriting.go_on),
-            "/model": Command(
+            "/continue": SlashCommand("", "continue an answer that was cut off or stopped", rewriting.go_on),
+            "/model": SlashCommand(
                 "[NAME]", "switch to another model, or list the models here", models.change, complete_model
             ),
-            "/save": Command("NAME", "save the conversation now and after every turn", self._save, _sessions),
-            "/load": Command("NAME", "resume a saved conversation", self._load, _sessions),
-            "/export": Command(
+            "/save": SlashCommand(
+                "NAME", "save the conversation now and after every turn", self._save, _sessions
+            ),
+            "/load": SlashCommand("NAME", "resume a saved conversation", self._load, _sessions),
+            "/export": SlashCommand(
                 "FILE",
                 "write the conversation as Markdown, or as JSON if FILE ends in .json",
                 self._export,
                 paths,
             ),
-            "/sessions": Command("", "list saved conversations", self._list_sessions),
-            "/think": Command(
+            "/sessions": SlashCommand("", "list saved conversations", self._list_sessions),
+            "/think": SlashCommand(
                 "[show|hide|off|N]",
                 "show the last thought, show or hide all, or limit thinking",
                 self._think,
                 _thinking,
             ),
-            "/stats": Command("", "statistics of the last answer", self._stats),
-            "/tree": Command("", "draw the last token tree: accepted path and rejected branches", self._tree),
-            "/copy": Command("[code]", "copy the last answer, or its last block of code", self._copy, _code),
-            "/bye": Command("", "leave, as Ctrl-D does", lambda _: None),
+            "/stats": SlashCommand("", "statistics of the last answer", self._stats),
+            "/tree": SlashCommand(
+                "", "draw the last token tree: accepted path and rejected branches", self._tree
+            ),
+            "/copy": SlashCommand(
+                "[code]", "copy the last answer, or its last block of code", self._copy, _code
+            ),
+            "/bye": SlashCommand("", "leave, as Ctrl-D does", lambda _: None),
         }
 
     @property
@@ -115,7 +121,7 @@ class SlashCommands:
         """
         self._command(ALIASES.get(name, name)).run(value)
 
-    def _command(self, name: str) -> Command:
+    def _command(self, name: str) -> SlashCommand:
         if name in self._commands:
             return self._commands[name]
         hint = did_you_mean(name, [*self._commands, *ALIASES], "/help lists the commands.")

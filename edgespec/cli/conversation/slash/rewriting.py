@@ -8,7 +8,7 @@ from edgespec.cli.conversation.slash.typed_chat import TypedChat
 from edgespec.errors import UsageError
 
 
-class Rewriting:
+class RewriteCommands:
     """The commands of one chat."""
 
     def __init__(self, chat: TypedChat) -> None:

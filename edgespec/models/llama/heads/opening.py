@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from edgespec.models.gguf.assistant import is_assistant
-from edgespec.models.gguf.block_heads import is_block_head
 from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.heads.assistant import is_assistant
+from edgespec.models.gguf.heads.block import is_block_head
 from edgespec.models.llama.heads.assistant import AssistantContext
 from edgespec.models.llama.heads.blocks.context import BlockContext
 from edgespec.models.llama.heads.context import EagleContext, HeadContext

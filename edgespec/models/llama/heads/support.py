@@ -8,7 +8,7 @@ from pathlib import Path
 from platformdirs import user_cache_path
 
 from edgespec.errors import BackendError
-from edgespec.files.small_json import keep_json, read_json
+from edgespec.files.small_json import read_json, save_json
 from edgespec.models.llama.heads.families import HeadFamily
 from edgespec.models.llama.runtime.backend import build_identity
 from edgespec.processes.trial import attempt_in_child
@@ -45,7 +45,7 @@ def support_fault(family: HeadFamily) -> str:
         if verdict.answer is not None:
             fault = str(verdict.answer.get("error", ""))
         if verdict.why in (None, "crash"):  # running out of time or memory says little of the build
-            keep_json(place, {"fault": fault})
+            save_json(place, {"fault": fault})
     return fault
 
 

@@ -1,9 +1,9 @@
 """Vetting model files: a child process loads each of them first.
 
-llama.cpp has hundreds of assertions that abort on an inconsistent header, and `gguf.checks` anticipates only
-some of them. So no file is loaded here before a child process has loaded its header, computed a few rows with
-zeros for its weights, and survived. The verdict is saved for that header and llama.cpp build: a file is tried
-once.
+llama.cpp has hundreds of assertions that abort on an inconsistent header, and `gguf.header_checks`
+anticipates only some of them. So no file is loaded here before a child process has loaded its header,
+computed a few rows with zeros for its weights, and survived. The verdict is saved for that header and
+llama.cpp build: a file is tried once.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 from platformdirs import user_cache_path
 
 from edgespec.errors import ModelFileError, UsageError
-from edgespec.files.small_json import keep_json, read_json
+from edgespec.files.small_json import read_json, save_json
 from edgespec.files.state import FileState
 from edgespec.models.gguf.header import read_header
-from edgespec.models.gguf.heads import is_head
-from edgespec.models.gguf.mtp_file import is_mtp_file
+from edgespec.models.gguf.heads.eagle import is_head
+from edgespec.models.gguf.heads.mtp_file import is_mtp_file
 from edgespec.models.gguf.split_files import parts_by_name
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.llama.runtime.backend import build_identity
@@ -74,7 +74,7 @@ def require_loadable(
         n_bytes = sum(header.file_bytes for header in [*headers, *([beside] if beside else [])])
         seconds = _MOST_S + _MOST_S_PER_GB * n_bytes / 1e9
         known = _try_out(headers[0], beside, seconds, mtp=mtp)
-        keep_json(place, asdict(known))
+        save_json(place, asdict(known))
     failure = known.failure
     if failure and mtp:
         raise UsageError(

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from edgespec.files.small_json import keep_json, read_json
+from edgespec.files.small_json import read_json, save_json
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.llama.cache.state_cache import N_SEQUENCES
 from edgespec.models.llama.heads.context import MTPContext
@@ -87,7 +87,7 @@ class AllocationStore:
         if found is None:
             found = dry_run(header.path, shapes, None if beside is None else beside.path, mtp=mtp)
             if found is not None:
-                keep_json(path, [asdict(entry) for entry in found])
+                save_json(path, [asdict(entry) for entry in found])
         return found
 
     def _path(self, header: GGUFHeader, shapes: Sequence[Shape], beside: GGUFHeader | None) -> Path:

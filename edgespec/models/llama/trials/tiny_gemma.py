@@ -7,7 +7,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from edgespec.models.gguf import assistant
+from edgespec.models.gguf.heads import assistant
 from edgespec.models.llama.heads.sample import AddVocabulary, write_file
 from edgespec.models.llama.trials.gemma_reference import GemmaShape, Weights
 

@@ -33,7 +33,7 @@ ANYTHING_BUT_TEXT = frozenset(_TYPES) - {"string"}
 
 
 @dataclass(frozen=True)
-class Value:
+class ArgumentValue:
     """The values that an argument may have.
 
     Attributes:
@@ -66,7 +66,7 @@ class Value:
         return not self.words and not self.forms and not self.types
 
 
-def parameters_of(tool: Tool) -> dict[str, Value]:
+def parameters_of(tool: Tool) -> dict[str, ArgumentValue]:
     """The values that each argument of a tool may have, in the order in which they are written.
 
     Raises:
@@ -90,7 +90,7 @@ def listed_parameters(tool: Tool) -> dict[str, Any]:
     return {name: {} for name in schema.get("required", ())} | dict(schema.get("properties", {}))
 
 
-def _value_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> Value:
+def _value_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> ArgumentValue:
     definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
     if not isinstance(schema, Mapping):
         schema = {}
@@ -102,29 +102,29 @@ def _value_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> Value:
             return _joined([_value_of(option, root, depth + 1) for option in schema[key]])
     listed = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(listed, list):
-        return Value({item if isinstance(item, str) else json.dumps(item): item for item in listed})
+        return ArgumentValue({item if isinstance(item, str) else json.dumps(item): item for item in listed})
     kind = schema.get("type")
     if kind is None and not any(key in schema for key in ("properties", "items", "$ref", "allOf")):
-        return Value({}, (text_pattern(schema),), types=ANYTHING_BUT_TEXT)
+        return ArgumentValue({}, (text_pattern(schema),), types=ANYTHING_BUT_TEXT)
     kinds = [kind] if isinstance(kind, str) else kind if isinstance(kind, list) else []
     others = [name for name in kinds if name != "string"]
     if not others and kinds:
-        return Value({}, (text_pattern(schema),))
+        return ArgumentValue({}, (text_pattern(schema),))
     rest = {key: value for key, value in schema.items() if key not in _ABOUT_TEXTS} | definitions
     if others:
         rest["type"] = others if len(others) > 1 else others[0]
     texts = (text_pattern(schema),) if "string" in kinds else ()
     bound = any(key in schema for key in _ABOUT_TEXTS)
     plain = bound or set(schema) <= _PLAIN
-    return Value({}, texts, (rest,), frozenset(others or _TYPES) if plain else frozenset())
+    return ArgumentValue({}, texts, (rest,), frozenset(others or _TYPES) if plain else frozenset())
 
 
-def _joined(values: Sequence[Value]) -> Value:
+def _joined(values: Sequence[ArgumentValue]) -> ArgumentValue:
     """Join alternatives."""
     words = {word: item for value in values for word, item in value.words.items()}
     texts = tuple(text for value in values for text in value.texts)
     forms = tuple(form for value in values for form in value.forms)
-    return Value(words, texts, forms, frozenset().union(*(value.types for value in values)))
+    return ArgumentValue(words, texts, forms, frozenset().union(*(value.types for value in values)))
 
 
 def text_pattern(schema: Mapping[str, Any]) -> str:

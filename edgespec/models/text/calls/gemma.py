@@ -20,7 +20,7 @@ from typing import Any
 from edgespec.errors import UsageError
 from edgespec.generation.tools import Tool
 from edgespec.models.text.calls.argument_values import listed_parameters, text_pattern
-from edgespec.models.text.calls.reader import CallName, CallOver, CallReader
+from edgespec.models.text.calls.reader import CallEnd, CallName, CallReader
 
 TRIGGER, ENDS, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 RESULTS = "tool_responses"  # what templates call the results in the message of the calls
@@ -31,8 +31,8 @@ _LITERALS = {"boolean": ("true", "false"), "null": ("null",)}
 
 
 @dataclass(frozen=True)
-class Braces:
-    """Spells calls like this; see `syntax.Spelling`."""
+class BraceSpelling:
+    """Spells calls like this; see `syntax.CallSpelling`."""
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -56,10 +56,10 @@ class Braces:
 
     def reader(self, tools: Sequence[Tool]) -> CallReader:
         """Returns what reads a call behind the trigger."""
-        return _Reader()
+        return _BraceCallReader()
 
 
-BRACES = Braces()
+BRACES = BraceSpelling()
 
 
 def spelled(value: Any) -> str:
@@ -228,7 +228,7 @@ class _Rules:
         return f"r{len(self._lines)}"
 
 
-class _Reader:
+class _BraceCallReader:
     """Reads a call; see `reader.CallReader`. Texts are passed on as they come."""
 
     _HEAD = re.compile(rf"\s*{_CALL}\s*([\w.-]+)\s*(?=\{{)")
@@ -244,7 +244,7 @@ class _Reader:
         self._complete = False  # a value was read; a comma follows, or the end of its bracket
         self._awaits_value = False  # behind the name of a member
 
-    def read(self, text: str) -> tuple[CallName | CallOver | str, str]:
+    def read(self, text: str) -> tuple[CallName | CallEnd | str, str]:
         """See `CallReader`."""
         if not self._named:
             head = self._HEAD.match(text)
@@ -261,7 +261,7 @@ class _Reader:
         if said or not self._over:
             return said, text
         at = text.find(ENDS)
-        return ("", text) if at < 0 else (CallOver(), text[at + len(ENDS) :])
+        return ("", text) if at < 0 else (CallEnd(), text[at + len(ENDS) :])
 
     def _next(self, text: str) -> tuple[str, str]:
         """The JSON of what comes first, and the rest; the text as it is if more of it is needed."""

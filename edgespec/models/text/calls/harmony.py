@@ -12,7 +12,7 @@ Source: https://cookbook.openai.com/articles/openai-harmony
 
 from __future__ import annotations
 
-from edgespec.models.text.outline.steps import Choice, Fixed, Form
+from edgespec.models.text.structured_output.steps import ChoiceStep, FixedStep, GrammarStep
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
@@ -34,16 +34,16 @@ def is_harmony(template: str) -> bool:
     return CHANNEL in template and MESSAGE in template and "analysis" in template
 
 
-def step_of(tools: dict[str, str], trigger: str) -> Choice:
+def step_of(tools: dict[str, str], trigger: str) -> ChoiceStep:
     """Return the step that has to follow a trigger.
 
     Args:
         tools: the schema of the arguments (as text) by the name of the tool.
     """
     kinds = _BEFORE_CHANNEL if trigger.startswith(START) else _BEHIND_CHANNEL
-    return Choice(
+    return ChoiceStep(
         tuple(
-            (Fixed(f"=functions.{name}{kind}{MESSAGE}"), Form(schema))
+            (FixedStep(f"=functions.{name}{kind}{MESSAGE}"), GrammarStep(schema))
             for name, schema in tools.items()
             for kind in kinds
         )

@@ -16,14 +16,14 @@ class CallName:
 
 
 @dataclass(frozen=True)
-class CallOver:
+class CallEnd:
     """The call is complete."""
 
 
 class CallReader(Protocol):
     """Reads the calls behind one trigger."""
 
-    def read(self, text: str) -> tuple[CallName | CallOver | str, str]:
+    def read(self, text: str) -> tuple[CallName | CallEnd | str, str]:
         """Read the first part of a text; returns it and the rest.
 
         Returns:
@@ -49,7 +49,7 @@ class JsonCallReader:
         self._depth = 0
         self._quoted = self._escaped = False
 
-    def read(self, text: str) -> tuple[CallName | CallOver | str, str]:
+    def read(self, text: str) -> tuple[CallName | CallEnd | str, str]:
         """See `CallReader`."""
         if self._in_arguments:
             size = self._size_of_arguments(text)
@@ -63,7 +63,7 @@ class JsonCallReader:
         if self._had_arguments and self._repeats:
             at = text.find(self._ends)
             if at >= 0:
-                return CallOver(), text[at + len(self._ends) :]
+                return CallEnd(), text[at + len(self._ends) :]
         return "", text
 
     def _size_of_arguments(self, text: str) -> int:

@@ -16,10 +16,10 @@ from edgespec.generation.tools import Tool
 from edgespec.models.text.calls import gemma, harmony, tagged
 from edgespec.models.text.calls.closed_arguments import closed
 from edgespec.models.text.calls.reader import CallReader, JsonCallReader
-from edgespec.models.text.outline.steps import Choice, Fixed, Form, Step
+from edgespec.models.text.structured_output.steps import ChoiceStep, FixedStep, GrammarStep, Step
 
 
-class Spelling(Protocol):
+class CallSpelling(Protocol):
     """Spells calls whose arguments are not JSON as a whole, by a grammar of their own."""
 
     @property
@@ -68,7 +68,7 @@ class CallSyntax:
     name_mark: str = ""
     arguments: str = "arguments"
     in_template: bool = True
-    spelling: Spelling | None = None
+    spelling: CallSpelling | None = None
     in_channels: bool = False
     in_fences: bool = False
     results_in_calls: bool = False
@@ -99,10 +99,15 @@ class CallSyntax:
         if self.in_channels:
             return (harmony.step_of({tool.name: tool.parameters for tool in tools}, self.trigger),)
         if self.spelling is not None:
-            return (Form(self.spelling.grammar(tools), "grammar"),)
+            return (GrammarStep(self.spelling.grammar(tools), "grammar"),)
         if self.name_mark:
             return (
-                Choice(tuple((Fixed(tool.name + self.name_mark), Form(tool.parameters)) for tool in tools)),
+                ChoiceStep(
+                    tuple(
+                        (FixedStep(tool.name + self.name_mark), GrammarStep(tool.parameters))
+                        for tool in tools
+                    )
+                ),
             )
         call = {"anyOf": [self._call(tool) for tool in tools]} if len(tools) > 1 else self._call(tools[0])
         schema: dict[str, Any] = call
@@ -111,9 +116,9 @@ class CallSyntax:
             if not several:
                 schema["maxItems"] = 1
         return (
-            *([Fixed(self.lead)] if self.lead else []),
-            Form(json.dumps(_with_definitions(schema, tools))),
-            *([Fixed(self.ends)] if self.ends else []),
+            *([FixedStep(self.lead)] if self.lead else []),
+            GrammarStep(json.dumps(_with_definitions(schema, tools))),
+            *([FixedStep(self.ends)] if self.ends else []),
         )
 
     def more_triggers(self, tools: Sequence[Tool]) -> dict[str, tuple[Step, ...]]:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from edgespec.errors import UsageError
 from edgespec.generation.tools import Tool
-from edgespec.models.text.calls.argument_values import ANYTHING_BUT_TEXT, Value, parameters_of
-from edgespec.models.text.calls.reader import CallName, CallOver, CallReader
+from edgespec.models.text.calls.argument_values import ANYTHING_BUT_TEXT, ArgumentValue, parameters_of
+from edgespec.models.text.calls.reader import CallEnd, CallName, CallReader
 
 _SPACE = {"x-guidance": {"whitespace_pattern": r"[ \n]{0,20}"}}
 _OPTIONAL = r"\n?"
@@ -22,8 +22,8 @@ _BREAK = f"/{_OPTIONAL}/"
 
 
 @dataclass(frozen=True)
-class Tags:
-    """The tags around names and values; see `syntax.Spelling`.
+class TagSpelling:
+    """The tags around names and values; see `syntax.CallSpelling`.
 
     Attributes:
         name: around the function's name.
@@ -75,7 +75,7 @@ class Tags:
         """True if a line break that is no part of a value may stand before it; and the same behind it."""
         return self.key[1].endswith("\n"), self.closes.startswith("\n")
 
-    def _value(self, rule: str, value: Value) -> list[str]:
+    def _value(self, rule: str, value: ArgumentValue) -> list[str]:
         """The rules of a value and of the tag that closes it."""
         tag = self.closes.strip()
         before, behind = self.breaks
@@ -94,16 +94,16 @@ class Tags:
         return [f"{rule}: {' | '.join(ways)}", *lines]
 
 
-QWEN_CODER = Tags(
+QWEN_CODER = TagSpelling(
     ("\n<function=", ">\n"), ("<parameter=", ">\n"), "\n</parameter>\n", "</function>\n</tool_call>"
 )
-GLM = Tags(("", "\n"), ("<arg_key>", "</arg_key>\n<arg_value>"), "</arg_value>\n", "</tool_call>")
+GLM = TagSpelling(("", "\n"), ("<arg_key>", "</arg_key>\n<arg_value>"), "</arg_value>\n", "</tool_call>")
 
 
 class TaggedCallReader:
     """Reads calls between tags; see `reader.CallReader`. Texts are passed on as they come."""
 
-    def __init__(self, tags: Tags, tools: Sequence[Tool]) -> None:
+    def __init__(self, tags: TagSpelling, tools: Sequence[Tool]) -> None:
         opens, after = (re.escape(mark.strip()) for mark in tags.name)
         self._head = re.compile(rf"\s*{opens}\s*([\w.-]+)\s*{after}(?=\s*<)")
         key_opens, key_closes = (r"\s*".join(map(re.escape, mark.split())) for mark in tags.key)
@@ -114,16 +114,16 @@ class TaggedCallReader:
         self._closes = tags.closes.strip()
         self._ends = re.compile(r"\s*" + r"\s*".join(map(re.escape, tags.ends.split())))
         self._parameters = {tool.name: parameters_of(tool) for tool in tools}
-        self._known: Mapping[str, Value] = {}
-        self._value: Value | None = None  # of the argument that is being read
+        self._known: Mapping[str, ArgumentValue] = {}
+        self._value: ArgumentValue | None = None  # of the argument that is being read
         self._said = ""  # of a text
         self._count = 0
         self._named = self._ended = False
 
-    def read(self, text: str) -> tuple[CallName | CallOver | str, str]:
+    def read(self, text: str) -> tuple[CallName | CallEnd | str, str]:
         """See `CallReader`."""
         if self._ended:
-            return CallOver(), text
+            return CallEnd(), text
         if not self._named:
             head = self._head.match(text)
             if head is None:
@@ -140,14 +140,14 @@ class TaggedCallReader:
         key = self._key.match(text)
         if key is None:
             return "", text
-        self._value = self._known.get(key[1], Value({}, ("",), types=ANYTHING_BUT_TEXT))
+        self._value = self._known.get(key[1], ArgumentValue({}, ("",), types=ANYTHING_BUT_TEXT))
         self._count += 1
         self._said = ""
         before = "{" if self._count == 1 else ", "
         quote = '"' if self._value.is_text else ""
         return f"{before}{json.dumps(key[1])}: {quote}", text[key.end() :]
 
-    def _in_value(self, value: Value, text: str) -> tuple[str, str]:
+    def _in_value(self, value: ArgumentValue, text: str) -> tuple[str, str]:
         at = text.find(self._closes)
         while at >= 0 and not value.ends_at_tag(text[:at].removesuffix(self._last_break)):
             at = text.find(self._closes, at + 1)

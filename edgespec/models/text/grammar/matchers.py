@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from edgespec.errors import GrammarError, UsageError
 from edgespec.generation.config import Grammar
 from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
-from edgespec.models.text.grammar.checks import NAMES, check, is_plain, source_of, wrong
+from edgespec.models.text.grammar.limits import NAMES, check, is_plain, source_of, wrong
 from edgespec.processes.trial import attempt_in_child
 
 # Limits for one grammar: compile time, and memory then and later. llguidance's own limits are four to sixteen

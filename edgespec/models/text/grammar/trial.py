@@ -13,7 +13,7 @@ import llguidance
 
 from edgespec.errors import GrammarError
 from edgespec.generation.config import Grammar
-from edgespec.models.text.grammar.checks import source_of
+from edgespec.models.text.grammar.limits import source_of
 
 _END = 256
 _STEPS = 64

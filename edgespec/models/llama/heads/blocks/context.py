@@ -8,14 +8,14 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
-from edgespec.models.gguf.block_heads import (
+from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.heads.block import (
     BlockHead,
     BlockKind,
     mask_token,
     read_block_head,
     selector_candidates,
 )
-from edgespec.models.gguf.header import read_header
 from edgespec.models.llama.heads import nextn
 from edgespec.models.llama.heads.context import HeadContext
 from edgespec.models.llama.runtime.abort import AbortFlag

@@ -1,0 +1,1 @@
+"""The formats of lines and results: EdgeSpec's own, and that of OpenAI."""

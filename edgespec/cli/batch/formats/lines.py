@@ -1,0 +1,83 @@
+"""The input lines of a batch: each is JSON, in EdgeSpec's own format or in OpenAI's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from edgespec.cli.batch.formats import openai_format, own_format
+from edgespec.cli.batch.input.job import Job
+from edgespec.cli.utf8 import decoded
+from edgespec.errors import UsageError
+from edgespec.generation.config import GenerationConfig, shortened
+
+MOST_DEEP = 200  # levels of JSON in a line; Python's own limit is a few times higher
+
+
+def read_jobs(lines: Iterable[bytes], defaults: GenerationConfig | None = None) -> Iterator[Job]:
+    """The jobs of an input, one per line; blank lines are skipped.
+
+    Args:
+        defaults: settings for what lines leave open.
+    """
+    defaults = defaults or GenerationConfig()
+    seen: dict[str | int, int] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        job = _read_job(number, line, defaults)
+        if job.identifier in seen:
+            first = seen[job.identifier]
+            error = job.error or f"The id {shortened(repr(job.identifier))} is that of line {first} too."
+            job = replace(job, error=error, duplicate_of=first)
+        seen.setdefault(job.identifier, number)
+        yield job
+
+
+def _read_job(number: int, line: bytes, defaults: GenerationConfig) -> Job:
+    try:
+        values = _parse_object(line)
+    except UsageError as error:
+        return Job(number, number, error=str(error))
+    if openai_format.recognizes(values):
+        return openai_format.read_request(values, number, defaults)
+    return own_format.read_request(values, number, defaults)
+
+
+def _parse_object(line: bytes) -> dict[str, Any]:
+    text = decoded(line, "It").strip()
+    try:
+        values = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"It is not valid JSON: {error.msg} at column {error.colno}.") from error
+    except RecursionError as error:
+        raise _too_deep() from error
+    except ValueError as error:  # Python's limit: parsing digits takes quadratic time
+        raise UsageError("It holds a number of too many digits.") from error
+    if _depth_exceeds(values, MOST_DEEP):
+        raise _too_deep()
+    if not isinstance(values, dict):
+        raise UsageError("It is not a JSON object.", 'Write {"prompt": "..."}.')
+    return values
+
+
+def _depth_exceeds(value: object, most: int) -> bool:
+    """True if lists and objects are nested deeper; found without recursion, which has its own limit."""
+    level: list[object] = [value]
+    for _ in range(most + 1):
+        inner: list[object] = []
+        for item in level:
+            if isinstance(item, dict):
+                inner += item.values()
+            elif isinstance(item, list):
+                inner += item
+        if not inner:
+            return False
+        level = inner
+    return True
+
+
+def _too_deep() -> UsageError:
+    return UsageError(f"It is nested deeper than {MOST_DEEP} levels.")

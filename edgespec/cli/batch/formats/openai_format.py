@@ -1,0 +1,99 @@
+"""OpenAI's batch format: each line is a request to its API, and each result the response to one.
+
+`vllm run-batch` reads the same requests. Their bodies mean what they mean to `edgespec serve`, and the bodies
+of responses are what it replies. All answers to a request (its "n") are in one response.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import Any
+
+from edgespec.cli.batch.input.job import Job
+from edgespec.cli.origin import NO_ORIGIN, Origin
+from edgespec.errors import EdgeSpecError, UsageError
+from edgespec.generation.config import GenerationConfig, shortened
+from edgespec.generation.result import Generation
+from edgespec.serving.api import completion_request, protocol
+from edgespec.serving.api.refusals import refusal_for
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+CANCELLED = "batch_cancelled"
+"""The code of the error that stands for an answer that was interrupted."""
+
+
+def recognizes(values: dict[str, Any]) -> bool:
+    """True if the JSON object of a line is a request to the API."""
+    return "custom_id" in values and "body" in values
+
+
+def read_request(values: dict[str, Any], line: int, defaults: GenerationConfig) -> Job:
+    """The job of a line; see `own_format.read_request`.
+
+    Without a valid "custom_id", its failure can only be reported in EdgeSpec's own format.
+    """
+    identifier, endpoint = values["custom_id"], values.get("url")
+    if not isinstance(identifier, str):
+        return Job(line, line, error="The custom_id is not a text.")
+    try:
+        if values.get("method") != "POST":
+            raise UsageError("The method is wrong.", 'It must be "POST".')
+        if endpoint not in (CHAT, TEXT):
+            raise UsageError(
+                f"The url is {shortened(json.dumps(endpoint))}.", f"Batches serve {CHAT} and {TEXT}."
+            )
+        body = values["body"]
+        if isinstance(body, dict):
+            # The file may have been written for a model of another name; the one that is loaded answers.
+            body = body | {"model": None}
+        request = completion_request.read_request(body, defaults, chat=endpoint == CHAT, model="")
+        if request.stream:
+            raise UsageError("Answers in a batch are not streamed.", "Leave out 'stream'.")
+    except UsageError as error:
+        return Job(line, identifier, endpoint=str(endpoint), error=str(error))
+    answers = None if body.get("n") is None else request.answers
+    return Job(line, identifier, request.prompt, request.config, answers, endpoint)
+
+
+def answer_record(job: Job, answers: Sequence[Generation], origin: Origin) -> dict[str, Any]:
+    """The response with all answers to a line."""
+    model = PurePath(origin.model.name).stem
+    reply = protocol.CompletionBuilder(chat=job.endpoint == CHAT, model=model, key=_hash(job, origin))
+    return _record(job, origin, status=200, body=reply.whole(answers))
+
+
+def failure_record(job: Job, error: EdgeSpecError, origin: Origin | None) -> dict[str, Any]:
+    """The result of a line that failed."""
+    refusal = refusal_for(error)
+    return _record(job, origin, status=refusal.status, body=refusal.body)
+
+
+def cancelled_record(job: Job, origin: Origin | None) -> dict[str, Any]:
+    """The result of a line that was interrupted."""
+    message = "The run was interrupted before this request was answered."
+    failed = {"response": None, "error": {"code": CANCELLED, "message": message}}
+    return _record(job, origin, status=0, body={}) | failed
+
+
+def _record(job: Job, origin: Origin | None, *, status: int, body: dict[str, Any]) -> dict[str, Any]:
+    key = _hash(job, origin)
+    made_with = origin.to_json() if origin else dict(NO_ORIGIN)
+    if job.duplicate_of:
+        made_with |= {"line": job.line, "duplicate_of": job.duplicate_of}
+    return {
+        "id": f"batch_req_{key}",
+        "custom_id": job.identifier,
+        "response": {"status_code": status, "request_id": key, "body": body},
+        "error": None,
+        "edgespec": made_with,
+    }
+
+
+def _hash(job: Job, origin: Origin | None) -> str:
+    """Return a hash for ids; fixed by the request and the model, so that a repeated run has the same ids."""
+    parts = [job.identifier, job.line if job.duplicate_of else 0, origin and origin.fingerprint]
+    return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()

@@ -1,0 +1,157 @@
+"""EdgeSpec's own batch format: lines with a prompt and settings, and a result for each answer."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from dataclasses import asdict
+from typing import Any
+
+from edgespec.cli.batch.input.job import Job
+from edgespec.cli.origin import NO_ORIGIN, Origin
+from edgespec.errors import UsageError
+from edgespec.generation.config import NOT_SETTINGS, GenerationConfig, Grammar, shortened
+from edgespec.generation.result import Generation
+from edgespec.generation.thinking import think_text
+
+MOST_ANSWERS = 1000
+
+Messages = list[dict[str, str]]
+
+_SETTINGS = {n: v for n, v in asdict(GenerationConfig()).items() if n not in NOT_SETTINGS}
+_ROLES = ("system", "user", "assistant", "tool")
+
+
+def read_request(values: dict[str, Any], line: int, defaults: GenerationConfig) -> Job:
+    """The job of a line.
+
+    Args:
+        values: the JSON object in it.
+        line: its number.
+        defaults: settings for what it leaves open.
+    """
+    identifier: str | int = line
+    prompt: str | Messages | None = None
+    try:
+        identifier = _identifier(values.pop("id", line))
+        prompt = _prompt(values)
+        answers = _answers(values.pop("n", None))
+        grammar = _grammar(values)
+        settings = {name: _setting(name, value) for name, value in values.items()} | grammar
+        return Job(line, identifier, prompt, defaults.with_(**settings), answers)
+    except UsageError as error:
+        return Job(line, identifier, prompt, error=str(error))
+
+
+def answer_record(
+    job: Job, answer: Generation, origin: Origin | None, *, index: int | None = None
+) -> dict[str, Any]:
+    """The result of an answer.
+
+    Args:
+        index: its number among the answers to the line; None if the line has only one.
+    """
+    record = answer.to_json(job.prompt, job.identifier) | (origin.to_json() if origin else NO_ORIGIN)
+    return record if index is None else {"id": record["id"], "index": index, **record}
+
+
+def failure_record(
+    job: Job, message: str, origin: Origin | None, *, index: int | None = None
+) -> dict[str, Any]:
+    """The result of an answer that failed, or of an invalid line."""
+    record = answer_record(job, Generation(finish_reason="error"), origin, index=index)
+    if job.duplicate_of:
+        record |= {"line": job.line, "duplicate_of": job.duplicate_of}
+    return record | {"error": message}
+
+
+def _identifier(value: object) -> str | int:
+    if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
+        return value
+    raise UsageError(f"The id is {_shown(value)}.", "It must be a text or a whole number.")
+
+
+def _grammar(values: dict[str, Any]) -> dict[str, Grammar]:
+    """The grammar that a line requests: "json_schema" (an object) or "grammar" (text)."""
+    if "json_schema" in values and "grammar" in values:
+        raise UsageError('It has both "json_schema" and "grammar".')
+    if (schema := values.pop("json_schema", None)) is not None:
+        return {"grammar": Grammar.of_schema(schema)}
+    if (text := values.pop("grammar", None)) is not None:
+        if not isinstance(text, str):
+            raise UsageError("The field 'grammar' is not text.")
+        return {"grammar": Grammar("grammar", _unicode(text))}
+    return {}
+
+
+def _answers(value: object) -> int | None:
+    if value is None or (
+        isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST_ANSWERS
+    ):
+        return value
+    raise UsageError(f"The field 'n' is {_shown(value)}.", f"It must be from 1 to {MOST_ANSWERS}.")
+
+
+def _prompt(values: dict[str, Any]) -> str | Messages:
+    if ("prompt" in values) == ("messages" in values):
+        raise UsageError('It must have either "prompt" or "messages".')
+    if "prompt" in values:
+        prompt = values.pop("prompt")
+        if not isinstance(prompt, str) or not prompt:
+            raise UsageError("The prompt is not a text, or empty.")
+        return _unicode(prompt)
+    messages = values.pop("messages")
+    if not isinstance(messages, list) or not messages:
+        raise UsageError("The messages are not a list, or empty.")
+    return [_message(message) for message in messages]
+
+
+def _message(message: object) -> dict[str, str]:
+    if (
+        not isinstance(message, dict)
+        or set(message) != {"role", "content"}
+        or message["role"] not in _ROLES
+        or not isinstance(message["content"], str)
+    ):
+        raise UsageError(
+            "A message is wrong.", f'It must have a "role" ({", ".join(_ROLES)}) and a text as "content".'
+        )
+    return {"role": message["role"], "content": _unicode(message["content"])}
+
+
+def _unicode(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError("The text holds half a surrogate pair.") from error
+    return text
+
+
+def _shown(value: object) -> str:
+    """A value for a message, as JSON."""
+    return shortened(json.dumps(value))
+
+
+def _setting(name: str, value: Any) -> Any:
+    if name not in _SETTINGS:
+        close = difflib.get_close_matches(name, _SETTINGS, n=1)
+        raise UsageError(
+            f"There is no field {shortened(repr(name))}.", f"Did you mean {close[0]!r}?" if close else ""
+        )
+    default = _SETTINGS[name]
+    if name == "think":
+        return think_text(value)
+    if name == "stop":
+        texts = [value] if isinstance(value, str) else value
+        fits = isinstance(texts, list) and all(isinstance(text, str) for text in texts)
+        value = tuple(map(_unicode, texts)) if fits else value
+    elif value is None:
+        fits = default is None
+    elif isinstance(default, str):
+        fits = isinstance(value, str)
+    else:
+        kinds = (int, float) if isinstance(default, float) else int
+        fits = isinstance(value, kinds) and not isinstance(value, bool)
+    if not fits:
+        raise UsageError(f"The field {name!r} is {_shown(value)}, which is of the wrong kind.")
+    return value

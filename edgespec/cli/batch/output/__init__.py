@@ -1,0 +1,1 @@
+"""The results of a batch: wanted, written, resumed and merged."""

@@ -1,0 +1,1 @@
+"""The texts that a drafter is tuned on: prompts, the target's answers, and batches of them."""

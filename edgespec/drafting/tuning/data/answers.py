@@ -1,0 +1,192 @@
+"""The target's answers, with its distribution at every token: what a drafter is tuned on.
+
+The target answers many prompts in shared passes, greedily, and every pass's logits are reduced at once to
+the most likely tokens and what they leave to all others. Each answer is appended to a file as soon as it is
+finished, so an interrupted collection is resumed.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.drafting.agreement import SampleAnswer
+from edgespec.drafting.tuning.data.prompts import Prompt
+from edgespec.engine.engine import Engine
+from edgespec.engine.requests import Request
+from edgespec.errors import ContextLengthError, OutputError
+from edgespec.files.blocks import BlockFile
+from edgespec.generation.config import GenerationConfig
+from edgespec.speculation.top import log_sums, top
+from edgespec.speculation.tree import Acceptance, FloatArray, IntArray, TokenTree
+
+TOP = 32  # tokens of each distribution that are kept
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer of the target, and what else it might have said.
+
+    Row i of the distributions follows the prompt and the first i tokens of the answer; if the answer ended by
+    itself, the last row, after all of it, is the one that chose the end.
+
+    Attributes:
+        top: (rows, TOP) the most likely tokens.
+        logprobs: (rows, TOP) their log-probabilities; all other tokens share what is left of 1.
+    """
+
+    prompt: Prompt
+    text: SampleAnswer
+    top: IntArray
+    logprobs: NDArray[np.float16]
+
+    def to_bytes(self) -> bytes:
+        """Serialize as a block of the file."""
+        buffer = io.BytesIO()
+        np.savez_compressed(
+            buffer,
+            prompt=np.array([self.prompt.text, self.prompt.category]),
+            read=np.array(self.text.prompt, np.int32),
+            said=np.array(self.text.answer, np.int32),
+            top=self.top,
+            logprobs=self.logprobs,
+        )
+        return buffer.getvalue()
+
+    @classmethod
+    def from_bytes(cls, block: bytes) -> Answer:
+        """Parse a block of the file."""
+        with np.load(io.BytesIO(block), allow_pickle=False) as arrays:
+            words, category = arrays["prompt"].tolist()
+            text = SampleAnswer(tuple(arrays["read"].tolist()), tuple(arrays["said"].tolist()))
+            return cls(Prompt(words, category), text, arrays["top"], arrays["logprobs"])
+
+
+class AnswerFile:
+    """The answers of one target under one setting, in a file.
+
+    Args:
+        fingerprint: of the target's header.
+        tokens: most tokens of an answer.
+
+    Raises:
+        OutputError: the file cannot be read or written.
+    """
+
+    def __init__(self, path: Path, fingerprint: str, tokens: int) -> None:
+        self._path = path
+        label = json.dumps({"version": _VERSION, "target": fingerprint, "tokens": tokens, "top": TOP})
+        try:
+            self._file = BlockFile(path, label.encode())
+            self._answers = {answer.prompt.text: answer for answer in self._decoded()}
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def of(self, prompts: Iterable[Prompt]) -> list[Answer]:
+        """The answers to these prompts that are there, in the order of the prompts."""
+        return [self._answers[prompt.text] for prompt in prompts if prompt.text in self._answers]
+
+    def unanswered(self, prompts: Iterable[Prompt]) -> list[Prompt]:
+        """The prompts that have no answer yet."""
+        return [prompt for prompt in prompts if prompt.text not in self._answers]
+
+    def add(self, answer: Answer) -> None:
+        """Add an answer.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        try:
+            self._file.append(answer.to_bytes())
+        except OSError as error:
+            raise self._failed(error) from error
+        self._answers[answer.prompt.text] = answer
+
+    def _decoded(self) -> Iterator[Answer]:
+        for block in self._file.blocks():
+            try:
+                yield Answer.from_bytes(block)
+            except (ValueError, KeyError, zipfile.BadZipFile):
+                return  # not written by this version
+
+    def _failed(self, error: OSError) -> OutputError:
+        return OutputError(
+            f"{self._path} cannot be used: {error.strerror or error}.", "Check its permissions, and the disk."
+        )
+
+
+def collect_answers(
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    tokens: int,
+    goes_on: Callable[[int], bool] = lambda index: True,
+    on_pass: Callable[[], None] = lambda: None,
+) -> Generator[Answer, None, None]:
+    """Generate the target's answers to prompts, many sequences a pass, and yield each as it is finished.
+
+    Prompts that do not fit the context are passed over. An answer may be nothing but its end.
+
+    Args:
+        tokens: most tokens of an answer.
+        goes_on: whether the prompt of this index shall still be asked; the first that shall not ends it.
+        on_pass: called at least once a pass.
+
+    Raises:
+        EdgeSpecError: the target cannot answer.
+    """
+    asked: dict[int, tuple[int, ...]] = {}
+    collected: dict[int, DistributionRows] = {}
+    config = GenerationConfig(max_tokens=tokens)
+
+    def requests() -> Iterator[Request]:
+        for index, prompt in enumerate(prompts):
+            if not goes_on(index):
+                return
+            with suppress(ContextLengthError):
+                asked[index] = tuple(engine.encoder.encode(prompt.text))
+                collected[index] = rows = DistributionRows()
+                yield Request(asked[index], config, key=index, on_accept=rows.add)
+
+    with closing(engine.stream_many(requests())) as events:
+        for event in events:
+            on_pass()
+            if event.error is not None and not isinstance(event.error, ContextLengthError):
+                raise event.error
+            if not event.is_last:
+                continue
+            index: int = event.request.key
+            rows, text = collected.pop(index), asked.pop(index)
+            answer = event.chunk.generation if event.chunk is not None else None
+            if answer is None or answer.finish_reason == "cancelled":
+                continue
+            kept = rows.first(len(answer.tokens) + (answer.finish_reason == "stop"))
+            yield Answer(prompts[index], SampleAnswer(text, tuple(answer.tokens)), *kept)
+
+
+class DistributionRows:
+    """The target's distributions at the tokens of one answer so far."""
+
+    def __init__(self) -> None:
+        self._top: list[IntArray] = []
+        self._logprobs: list[NDArray[np.float16]] = []
+
+    def add(self, logits: FloatArray, _tree: TokenTree, accepted: Acceptance) -> None:
+        """Add those of a pass; see `DecodingText.on_accept`."""
+        logits = logits[list(accepted.path)]  # a token was chosen after each of these nodes
+        best, tokens = top(logits, TOP)
+        logprobs = best - best[:, :1] - log_sums(logits, best[:, :1])
+        self._top.append(tokens)
+        self._logprobs.append(logprobs.astype(np.float16))
+
+    def first(self, count: int) -> tuple[IntArray, NDArray[np.float16]]:
+        """(at most count, TOP) the most likely tokens, and their log-probabilities."""
+        return np.concatenate(self._top)[:count], np.concatenate(self._logprobs)[:count]

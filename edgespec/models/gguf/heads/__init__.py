@@ -1,0 +1,1 @@
+"""The headers of draft heads, and whether a head fits its target."""

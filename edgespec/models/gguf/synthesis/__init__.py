@@ -1,0 +1,1 @@
+"""Models that are made, not downloaded: larger ones, mixtures, and headers without weights."""

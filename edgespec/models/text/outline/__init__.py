@@ -1,1 +1,0 @@
-"""Outlines of answers: which tokens may follow where, in thoughts, calls and forms."""

@@ -1,0 +1,1 @@
+"""Structured answers: which tokens may follow where, in thoughts, calls and grammars."""

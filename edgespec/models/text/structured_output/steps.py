@@ -1,0 +1,90 @@
+"""The steps of a structured answer: fixed texts, grammars, a thought, tool calls. Plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class FixedStep:
+    """A text that has to come."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class GrammarStep:
+    """JSON that fits a schema, or a text that fits a grammar.
+
+    Attributes:
+        text: of the schema or grammar.
+        kind: which of them it is, as `generation.config.Grammar` names it.
+    """
+
+    text: str
+    kind: Literal["json_schema", "grammar"] = "json_schema"
+
+
+@dataclass(frozen=True)
+class ChoiceStep:
+    """One of several sequences, each of which begins with a fixed text."""
+
+    options: tuple[tuple[FixedStep, GrammarStep], ...]
+
+
+Step = FixedStep | GrammarStep | ChoiceStep
+
+
+@dataclass(frozen=True)
+class Thought:
+    """The thought before an answer.
+
+    Attributes:
+        opens, closes: its marks.
+        opened: the prompt has opened it already.
+        must: an answer has to begin with one.
+        budget: most tokens of it; None sets no limit.
+        cut: the text that ends it when the budget is spent.
+        between: the text that comes between it and a grammar.
+    """
+
+    opens: bytes
+    closes: bytes
+    opened: bool
+    budget: int | None
+    cut: str
+    between: str
+    must: bool = False
+
+
+@dataclass(frozen=True)
+class ToolCallGrammar:
+    """Tool calls within free text.
+
+    Attributes:
+        trigger: what a call begins with.
+        steps: what has to follow it.
+        trigger_in_grammar: the trigger is part of the first grammar.
+        first_only: it counts only at the beginning.
+        repeats: the text is free again after a call.
+        required: the answer has to begin with one.
+        other_triggers: further ones, and the steps behind each.
+        prompt_end: what the prompt ends with that a trigger may begin with.
+        forbidden: none may be made, so nothing may follow a trigger.
+    """
+
+    trigger: bytes
+    steps: tuple[Step, ...]
+    trigger_in_grammar: bool = False
+    first_only: bool = False
+    repeats: bool = True
+    required: bool = False
+    other_triggers: tuple[tuple[bytes, tuple[Step, ...]], ...] = ()
+    prompt_end: bytes = b""
+    forbidden: bool = False
+
+    @property
+    def triggers(self) -> tuple[tuple[bytes, tuple[Step, ...]], ...]:
+        """Every trigger, and the steps behind it."""
+        return ((self.trigger, self.steps), *self.other_triggers)

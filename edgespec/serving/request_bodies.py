@@ -1,0 +1,126 @@
+"""Request bodies: received within limits, and measured before they are parsed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.requests import Request as HTTPRequest
+
+from edgespec.serving.api.limits import Limits
+from edgespec.serving.api.refusals import RETRY_S, Refusal
+
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+
+
+class RequestBody:
+    """A received body.
+
+    Attributes:
+        content: its bytes.
+        counted: how many of them count towards the total.
+    """
+
+    def __init__(self) -> None:
+        self.content = bytearray()
+        self.counted = 0
+
+
+class BodyReceiver:
+    """Receives bodies, and bounds what all of them take together."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._held = 0  # bytes, without the part of each body that does not count
+
+    @asynccontextmanager
+    async def received(self, http: HTTPRequest) -> AsyncIterator[RequestBody]:
+        """The whole body, which counts towards the total until it is dropped or the block is left.
+
+        Raises:
+            Refusal: it is not JSON, too large or too slow, or too many bodies are being received.
+            ClientDisconnect: the client disconnected before it had sent all of it.
+        """
+        _check_type(http)
+        declared = http.headers.get("content-length", "")
+        if declared.isdecimal() and int(declared) > self._limits.body:
+            raise self._too_large()
+        body = RequestBody()
+        try:
+            try:
+                await asyncio.wait_for(self._collect(http, body), self._limits.body_s)
+            except TimeoutError:
+                text = f"The body did not arrive within {self._limits.body_s:g} seconds."
+                raise Refusal(408, text, "request_timeout") from None
+            yield body
+        finally:
+            self.drop(body)
+
+    def drop(self, body: RequestBody) -> None:
+        """Free the body, which is no longer needed."""
+        body.content = bytearray()
+        self._count(body)
+
+    async def _collect(self, http: HTTPRequest, body: RequestBody) -> None:
+        async for piece in http.stream():
+            body.content += piece
+            self._count(body)
+            if len(body.content) > self._limits.body:
+                raise self._too_large()
+            if self._held > self._limits.all_bodies:
+                text = f"Other clients are sending too much at the moment. Try again in {RETRY_S} seconds."
+                raise Refusal(503, text, "too_many_bodies", retry=True)
+
+    def _count(self, body: RequestBody) -> None:
+        counted = max(0, len(body.content) - self._limits.small_body)
+        self._held += counted - body.counted
+        body.counted = counted
+
+    def _too_large(self) -> Refusal:
+        text = f"The body has more than {self._limits.body:,} bytes. The server's --max-body sets this limit."
+        return Refusal(413, text, "request_too_large")
+
+
+def parse(body: bytes | bytearray, *, values: int, depth: int) -> object:
+    """The JSON in a body.
+
+    Values are counted first, without parsing: a parsed value may take fifty times the bytes of its text, and
+    deep nesting exhausts the parser's stack.
+
+    Args:
+        values: most values in it.
+        depth: deepest nesting of objects and lists.
+
+    Raises:
+        Refusal: it is not JSON, or exceeds a limit.
+    """
+    # Without escapes, every quote begins or ends a string, and every second part is outside of strings.
+    plain = body.replace(rb"\\", b"").replace(rb"\"", b"")
+    parts = plain.count(b'"')
+    if parts <= 4 * values:  # a key and a value have two quotes each
+        structure = b"".join(plain.split(b'"')[::2])
+        parts = structure.count(b",") + structure.count(b"{") + structure.count(b"[")
+        if parts <= values:
+            _check_depth(structure.translate(None, _NOT_BRACKETS), depth)
+    if parts > values:
+        raise Refusal(400, f"The body holds more than {values:,} values.")
+    try:
+        return json.loads(body.decode())
+    except (ValueError, RecursionError) as error:
+        raise Refusal(400, "The body is not JSON in UTF-8.") from error
+
+
+def _check_depth(brackets: bytes, most: int) -> None:
+    depth = 0
+    for bracket in brackets:
+        depth += 1 if bracket in b"[{" else -1
+        if depth > most:
+            raise Refusal(400, f"The body is nested more than {most} levels deep.")
+
+
+def _check_type(http: HTTPRequest) -> None:
+    # A page of another site can send a form or plain text without a preflight request, but not JSON.
+    if http.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise Refusal(400, "The body is not JSON. Send it with Content-Type: application/json.")

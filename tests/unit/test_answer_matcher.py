@@ -1,0 +1,548 @@
+"""Structured answers: which tokens may follow in thoughts, grammars and calls, by the real engine."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import llguidance
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgespec.errors import UsageError
+from edgespec.generation.tools import Tool
+from edgespec.models.text.answer_parts import AnswerParts
+from edgespec.models.text.calls.closed_arguments import closed
+from edgespec.models.text.calls.gemma import spelled as spelled_by_gemma
+from edgespec.models.text.calls.syntax import (
+    GEMMA,
+    GENERIC,
+    GLM,
+    HARMONY,
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    MISTRAL_NAMED,
+    QWEN_CODER,
+    CallSyntax,
+)
+from edgespec.models.text.channels import ChannelParts
+from edgespec.models.text.structured_output.answer_matcher import AnswerMatcher
+from edgespec.models.text.structured_output.steps import GrammarStep, Thought, ToolCallGrammar
+from edgespec.models.text.structured_output.token_bytes import TokenBytes
+from edgespec.speculation.constraint import Constraint
+
+END = 256
+MORE = (
+    b"</think>",
+    b"think>",
+    b">\n",
+    b">{",
+    b"k>\n\n",
+    b"l>\n",
+    b"l>{",
+    b"<tool_call>",
+    b'":',
+    b"}\n",
+    b"]\n",
+    b'":"',
+)
+N_VOCAB = 257 + len(MORE)
+CITY = Tool(
+    "weather",
+    parameters=json.dumps(
+        {
+            "type": "object",
+            "properties": {"city": {"enum": ["Oslo", "Rome"]}},
+            "required": ["city"],
+            "additionalProperties": False,
+        }
+    ),
+)
+TIME = Tool("time", parameters='{"type": "object", "properties": {}, "additionalProperties": false}')
+SYNTAXES = (HERMES, GENERIC, LLAMA, MISTRAL, MISTRAL_NAMED, QWEN_CODER, GLM, HARMONY, GEMMA)
+
+
+class Words:
+    """Tokens are bytes, the end, and some longer texts that cross the borders of marks."""
+
+    n_tokens = N_VOCAB
+    eos_token_id = END
+    bos_token_id = None
+    special_token_ids = (END,)
+    tokens = (*(bytes([i]) for i in range(256)), b"\xff<end>", *MORE)
+
+    def piece(self, token: int, *, control: bool = False) -> bytes:
+        return b"" if token == END else self.tokens[token]
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return list(text if isinstance(text, bytes) else text.encode())
+
+
+WORDS = Words()
+TOKENIZER = llguidance.LLTokenizer(llguidance.TokenizerWrapper(WORDS))
+ENDS = np.arange(N_VOCAB) == END
+
+
+def matcher(answer: GrammarStep) -> Any:
+    source = (
+        llguidance.LLMatcher.grammar_from_json_schema(answer.text)
+        if answer.kind == "json_schema"
+        else llguidance.LLMatcher.grammar_from_lark(answer.text)
+    )
+    found = llguidance.LLMatcher(TOKENIZER, source)
+    assert not found.is_error(), found.get_error()
+    return found
+
+
+def taken_apart(syntax: CallSyntax, text: str, tools: Sequence[Tool] = (CITY, TIME)) -> Any:
+    """An answer's parts, and what has taken it apart."""
+    parts = (
+        ChannelParts(calls_tools=True)
+        if syntax.in_channels
+        else AnswerParts(None, syntax=syntax, tools=tools)
+    )
+    return parts.push(text) + parts.flush(), parts
+
+
+def thought(budget: int | None = None, *, opened: bool = True) -> Thought:
+    return Thought(b"<think>", b"</think>", opened, budget, "\n</think>\n\n", "\n\n")
+
+
+def calls(
+    syntax: CallSyntax, *tools: Tool, required: bool = False, several: bool = True, before: bytes = b""
+) -> ToolCallGrammar:
+    tools = tools or (CITY, TIME)
+    return ToolCallGrammar(
+        syntax.trigger.encode(),
+        syntax.steps(tools, several=several),
+        trigger_in_grammar=syntax.trigger_is_json,
+        first_only=syntax.first_only,
+        repeats=syntax.repeats and several,
+        required=required,
+        other_triggers=tuple((mark.encode(), steps) for mark, steps in syntax.more_triggers(tools).items()),
+        prompt_end=before,
+    )
+
+
+def answer_matcher(**parts: Any) -> AnswerMatcher:
+    return AnswerMatcher(TokenBytes(WORDS), lambda text: list(text.encode()), matcher, **parts)
+
+
+def constraint(answer: AnswerMatcher) -> Constraint:
+    return Constraint(answer, 0, ENDS)
+
+
+def follow(answer: AnswerMatcher, text: bytes | str) -> list[str]:
+    """Bytes that may follow a text of single bytes; "END" is the end."""
+    data = text if isinstance(text, bytes) else text.encode()
+    permitted = constraint(answer).permitted([], list(data))
+    return [
+        "END" if token == END else WORDS.tokens[token].decode("latin1") for token in np.flatnonzero(permitted)
+    ]
+
+
+def walk(
+    answer: AnswerMatcher, seed: int, most: int = 400, bias: bytes = b"", marks: Sequence[bytes] = ()
+) -> list[int]:
+    """Random permitted tokens up to the end.
+
+    Args:
+        bias: bytes that come as soon as they may.
+        marks: texts that come where they may, at random.
+    """
+    law = random.Random(seed)
+    text: list[int] = []
+    rules = constraint(answer)
+    liked = list(bias)
+    for _ in range(most):
+        permitted = rules.permitted(text)
+        if not liked and marks and law.random() < 0.6:
+            liked = list(law.choice(marks))
+        if liked and permitted[liked[0]]:
+            text.append(liked.pop(0))
+            continue
+        liked = liked if bias else []
+        choices = np.flatnonzero(permitted)
+        printable = [t for t in choices if t == END or t > END or 32 <= t < 127 or t == 10]
+        closing = [t for t in printable if t == END or WORDS.tokens[t][:1] in (b"]", b"}")]
+        token = int(law.choice((law.random() < 0.5 and closing) or printable or list(choices)))
+        if token == END:
+            return text
+        text.append(token)
+    raise AssertionError("no end")
+
+
+def spelled(tokens: list[int]) -> str:
+    return b"".join(map(WORDS.piece, tokens)).decode()
+
+
+def test_a_thought_is_closed_when_its_budget_is_spent() -> None:
+    answer = answer_matcher(thought=thought(5))
+    assert len(follow(answer, "Hm, s")) == 1  # after five tokens
+    assert follow(answer, "Hm, so"[:5]) == ["\n"]
+    assert follow(answer, "Hm, s\n</think>") == ["\n"]
+    assert len(follow(answer, "Hm, s\n</think>\n\n")) == N_VOCAB
+    assert len(follow(answer, "Hm,")) == N_VOCAB
+    # One that is closed in time does not count any more.
+    assert len(follow(answer_matcher(thought=thought(9)), "</think>" + "x" * 30)) == N_VOCAB
+
+
+def test_a_budget_of_nothing_closes_at_once() -> None:
+    assert follow(answer_matcher(thought=thought(0)), "") == ["\n"]
+    assert follow(answer_matcher(thought=thought(0, opened=False)), "<think>") == ["\n"]
+    assert len(follow(answer_matcher(thought=thought(0, opened=False)), "Blue")) == N_VOCAB
+
+
+def test_a_form_begins_after_the_thought() -> None:
+    answer = answer_matcher(thought=thought(), whole=lambda: matcher(GrammarStep('{"const": 7}')))
+    assert "END" not in follow(answer, "Let me see")
+    assert follow(answer, "Hm</think>") == ["\n"]
+    assert follow(answer, "Hm</think>\n\n") == ["7"]
+    assert follow(answer, "Hm</think>\n\n7") == ["END"]
+    # A token that runs on behind the mark may only bring what fits there.
+    after = follow(answer, "Hm</thin")
+    assert "k>\n\n" in after
+    assert ">{" not in follow(answer, "Hm</think")
+    assert ">\n" in follow(answer, "Hm</think")
+
+
+def test_a_thought_may_be_left_out_before_a_form() -> None:
+    answer = answer_matcher(thought=thought(opened=False), whole=lambda: matcher(GrammarStep('{"const": 7}')))
+    assert sorted(follow(answer, "")) == ["7", "<"]
+    assert follow(answer, "<t") == ["h"]
+    assert follow(answer, "7") == ["END"]
+    assert len(follow(answer, "<think>")) == N_VOCAB - 1
+
+
+@pytest.mark.parametrize("syntax", SYNTAXES)
+def test_free_text_is_free_until_a_call(syntax: CallSyntax) -> None:
+    answer = answer_matcher(calls=calls(syntax))
+    assert len(follow(answer, "Blue, I think")) == N_VOCAB
+    assert len(follow(answer, f"Blue {syntax.trigger[:-1]}{syntax.trigger[:-1]}")) >= N_VOCAB - 3
+    assert len(follow(answer, syntax.trigger)) < 20
+
+
+def test_tokens_that_run_on_behind_a_trigger_must_fit() -> None:
+    after = follow(answer_matcher(calls=calls(HERMES)), "So <tool_cal")
+    assert "l>\n" in after
+    assert "l>{" not in after
+
+
+@pytest.mark.parametrize("syntax", SYNTAXES)
+@pytest.mark.parametrize("required", [True, False])
+@settings(max_examples=12, deadline=None)
+@given(seed=st.integers(0, 1 << 20))
+def test_whatever_is_permitted_is_a_valid_call(syntax: CallSyntax, required: bool, seed: int) -> None:
+    answer = answer_matcher(calls=calls(syntax, required=required))
+    text = spelled(walk(answer, seed, bias=b"" if required else syntax.trigger.encode()))
+    _, parts = taken_apart(syntax, text)
+    assert parts.calls
+    for call in parts.calls:
+        arguments = json.loads(call.arguments)
+        assert call.name in ("weather", "time")
+        assert arguments == {} if call.name == "time" else arguments["city"] in ("Oslo", "Rome")
+
+
+@pytest.mark.parametrize("syntax", SYNTAXES)
+def test_a_single_call_is_followed_by_nothing(syntax: CallSyntax) -> None:
+    answer = answer_matcher(calls=calls(syntax, required=True, several=False))
+    for seed in range(5):
+        said, parts = taken_apart(syntax, spelled(walk(answer, seed)))
+        assert len(parts.calls) == 1
+        assert not any(part.text for part in said)
+
+
+@settings(deadline=None)
+@given(st.sampled_from(SYNTAXES), st.integers(0, 1 << 20), st.data())
+def test_taking_tokens_back_changes_nothing(syntax: CallSyntax, seed: int, data: st.DataObject) -> None:
+    def new() -> AnswerMatcher:
+        return answer_matcher(thought=thought(4), calls=calls(syntax, required=True))
+
+    text = walk(new(), seed)
+    answer = new()
+    for _ in range(4):
+        size = data.draw(st.integers(0, len(text)))
+        assert answer.try_consume_tokens(text[:size]) == size
+        fresh = new()
+        fresh.try_consume_tokens(text[:size])
+        assert answer.compute_logit_bias() == fresh.compute_logit_bias()
+        assert answer.is_accepting() == fresh.is_accepting()
+        back = data.draw(st.integers(0, size))
+        assert answer.rollback(back)
+        kept = text[: size - back]
+        fresh = new()
+        fresh.try_consume_tokens(kept)
+        assert answer.compute_logit_bias() == fresh.compute_logit_bias()
+        assert answer.rollback(len(kept))
+
+
+POINT: dict[str, Any] = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"]}
+
+
+@pytest.mark.parametrize("syntax", SYNTAXES)
+@pytest.mark.parametrize("seed", range(4))
+def test_no_argument_is_invented(syntax: CallSyntax, seed: int) -> None:
+    """JSON schemas permit further names unless they say otherwise; calls do not."""
+    point = Tool("point", parameters=json.dumps({**POINT, "properties": {"x": {"enum": [1]}, "at": POINT}}))
+    nothing = Tool("nothing", parameters='{"type": "object", "properties": {}}')
+    answer = answer_matcher(calls=calls(syntax, point, nothing, required=True))
+    _, parts = taken_apart(syntax, spelled(walk(answer, seed)), (point, nothing))
+    for call in parts.calls:
+        arguments = json.loads(call.arguments)
+        assert set(arguments) <= ({"x", "at"} if call.name == "point" else set()), arguments
+        assert set(arguments.get("at", {})) <= {"x"}, arguments
+
+
+@pytest.mark.parametrize(
+    ("schema", "arguments", "permitted"),
+    [
+        (POINT, {"x": 1}, True),
+        (POINT, {"x": 1, "y": 1}, False),
+        ({**POINT, "additionalProperties": True}, {"x": 1, "y": 1}, True),
+        ({**POINT, "additionalProperties": {"enum": [3]}}, {"x": 1, "y": 3}, True),
+        ({"properties": {"at": POINT}}, {"at": {"x": 2, "y": 1}}, False),
+        ({"properties": {"at": {"type": "array", "items": POINT}}}, {"at": [{"x": 2, "y": 1}]}, False),
+        ({"properties": {"at": {"anyOf": [POINT, {"type": "null"}]}}}, {"at": {"x": 2, "y": 1}}, False),
+        (
+            {"properties": {"at": {"$ref": "#/$defs/p"}}, "$defs": {"p": POINT}},
+            {"at": {"x": 1, "y": 1}},
+            False,
+        ),
+        ({"properties": {"free": {"type": "object"}}}, {"free": {"any": 1}}, True),
+        ({"allOf": [POINT, {"properties": {"y": {"enum": [1]}}}]}, {"x": 1, "y": 1}, True),
+    ],
+)
+def test_which_arguments_a_schema_permits(
+    schema: dict[str, Any], arguments: dict[str, Any], permitted: bool
+) -> None:
+    tool = closed(Tool("f", parameters=json.dumps({"type": "object", **schema})))
+    answer = matcher(GrammarStep(tool.parameters))
+    tokens = list(json.dumps(arguments, separators=(",", ":")).encode())
+    assert (answer.try_consume_tokens(tokens) == len(tokens)) is permitted
+
+
+def test_definitions_of_schemas_are_found() -> None:
+    def tool(name: str, kind: str) -> Tool:
+        schema = {
+            "type": "object",
+            "properties": {"x": {"$ref": "#/$defs/thing"}},
+            "required": ["x"],
+            "additionalProperties": False,
+            "$defs": {"thing": {"enum": [kind]}},
+        }
+        return Tool(name, parameters=json.dumps(schema))
+
+    for syntax in SYNTAXES:
+        tools = (tool("f", "a"), TIME)
+        answer = answer_matcher(calls=calls(syntax, *tools, required=True, several=False))
+        found = [taken_apart(syntax, spelled(walk(answer, seed)), tools)[1].calls[0] for seed in range(6)]
+        assert any(json.loads(call.arguments) == {"x": "a"} for call in found)
+    with pytest.raises(UsageError, match="define 'thing' differently"):
+        HERMES.steps([tool("f", "a"), tool("g", "b")], several=False)
+
+
+VALUES: dict[str, Any] = {
+    "text": {"type": "string"},
+    "short": {"type": "string", "minLength": 1, "maxLength": 4},
+    "letters": {"type": "string", "pattern": "^[a-f]{2,3}$"},
+    "slashed": {"type": "string", "pattern": "a/b"},
+    "day": {"type": "string", "format": "date"},
+    "word": {"enum": ["C", "F", 7, None, "a::=b"]},
+    "number": {"type": "integer", "minimum": 3, "maximum": 40},
+    "flag": {"type": "boolean"},
+    "list": {"type": "array", "items": {"type": "string", "maxLength": 3}, "maxItems": 2},
+    "maybe": {"anyOf": [{"type": "string", "maxLength": 3}, {"type": "null"}]},
+    "either": {"type": ["string", "integer"], "maxLength": 2},
+    "linked": {"$ref": "#/$defs/kind"},
+    "inner": {"type": "object", "properties": {"k": {"$ref": "#/$defs/kind"}}, "additionalProperties": False},
+}
+
+
+MARKS = (b"\n</parameter>", b"</arg_value>", b'<|"|>', b"<tool_call|>", b"a/b", b"}", b"]", b'"')
+
+
+def fits(value: object, name: str) -> bool:
+    """True if an argument has the schema that VALUES gives it, written in another way."""
+    checks: dict[str, Any] = {
+        "text": lambda v: isinstance(v, str),
+        "short": lambda v: isinstance(v, str) and 1 <= len(v) <= 4,
+        "letters": lambda v: re.fullmatch("[a-f]{2,3}", v),
+        "slashed": lambda v: "a/b" in v,
+        "day": lambda v: re.fullmatch(r"\d{4}-\d\d-\d\d", v),
+        "word": lambda v: v in ("C", "F", 7, None, "a::=b"),
+        "number": lambda v: type(v) is int and 3 <= v <= 40,
+        "flag": lambda v: isinstance(v, bool),
+        "list": lambda v: len(v) <= 2 and all(isinstance(item, str) and len(item) <= 3 for item in v),
+        "maybe": lambda v: v is None or len(v) <= 3,
+        "either": lambda v: type(v) is int or len(v) <= 2,
+        "linked": lambda v: v in ("a", "b"),
+        "inner": lambda v: v == {} or v["k"] in ("a", "b"),
+    }
+    return bool(checks[name](value))
+
+
+@pytest.mark.parametrize("syntax", [QWEN_CODER, GLM, GEMMA])
+@settings(max_examples=40, deadline=None)
+@given(
+    names=st.lists(st.sampled_from(sorted(VALUES)), unique=True, max_size=4),
+    optional=st.booleans(),
+    seed=st.integers(0, 1 << 20),
+)
+def test_arguments_between_tags_fit_their_schemas(
+    syntax: CallSyntax, names: list[str], optional: bool, seed: int
+) -> None:
+    schema = {
+        "type": "object",
+        "properties": {name: VALUES[name] for name in names},
+        "required": names[:1] if optional else names,
+        "$defs": {"kind": {"enum": ["a", "b"]}},
+    }
+    tools = (Tool("f", parameters=json.dumps(schema)), TIME)
+    answer = answer_matcher(calls=calls(syntax, *tools, required=True, several=False))
+    found = taken_apart(syntax, spelled(walk(answer, seed, most=3000, marks=MARKS)), tools)[1].calls
+    assert len(found) == 1
+    arguments = json.loads(found[0].arguments)
+    if found[0].name == "f":
+        assert set(schema["required"]) <= set(arguments) <= set(names)
+    for name, value in arguments.items():
+        assert fits(value, name), (name, value)
+
+
+def test_what_cannot_stand_between_tags_is_said() -> None:
+    listed = Tool("f", parameters='{"type": "object", "anyOf": [{"required": ["a"]}]}')
+    with pytest.raises(UsageError, match="does not list its arguments"):
+        QWEN_CODER.steps([listed], several=False)
+    odd = Tool("f", parameters='{"type": "object", "properties": {"a>b": {}}}')
+    with pytest.raises(UsageError, match="is named 'a>b'"):
+        GLM.steps([odd], several=False)
+    with pytest.raises(UsageError, match="does not list its arguments"):
+        GEMMA.steps([listed], several=False)
+    deep = {"type": "object", "properties": {"a": {"type": "object", "properties": {"b:c": {}}}}}
+    with pytest.raises(UsageError, match="is named 'b:c'"):
+        GEMMA.steps([Tool("f", parameters=json.dumps(deep))], several=False)
+
+
+NESTED: dict[str, Any] = {
+    "tree": {"$ref": "#/$defs/node"},
+    "pairs": {
+        "type": "array",
+        "minItems": 1,
+        "maxItems": 2,
+        "items": {
+            "type": "object",
+            "properties": {"a": {"type": "boolean"}, "b": {"const": "x"}},
+            "required": ["b"],
+            "additionalProperties": False,
+        },
+    },
+    "counts": {"type": "object", "additionalProperties": {"type": "integer", "minimum": 0, "maximum": 9}},
+    "none": {"type": "array", "maxItems": 0},
+    "any": {},
+}
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    names=st.lists(st.sampled_from(sorted(NESTED)), unique=True, min_size=1, max_size=3),
+    optional=st.booleans(),
+    seed=st.integers(0, 1 << 20),
+)
+def test_what_gemma_nests_fits_its_schema(names: list[str], optional: bool, seed: int) -> None:
+    import jsonschema
+
+    schema = {
+        "type": "object",
+        "properties": {name: NESTED[name] for name in names},
+        "required": [] if optional else names,
+        "additionalProperties": False,
+        "$defs": {
+            "node": {
+                "type": "object",
+                "properties": {"v": {"type": "null"}, "next": {"$ref": "#/$defs/node"}},
+                "required": ["v"],
+                "additionalProperties": False,
+            }
+        },
+    }
+    tool = Tool("f", parameters=json.dumps(schema))
+    answer = answer_matcher(calls=calls(GEMMA, tool, required=True, several=False))
+    said = spelled(walk(answer, seed, most=3000, marks=MARKS))
+    (call,) = taken_apart(GEMMA, said, [tool])[1].calls
+    arguments = json.loads(call.arguments)
+    jsonschema.validate(arguments, schema)
+    again = taken_apart(GEMMA, f"<|tool_call>call:f{spelled_by_gemma(arguments)}<tool_call|>", [tool])[
+        1
+    ].calls
+    assert json.loads(again[0].arguments) == arguments
+
+
+@given(
+    st.dictionaries(
+        st.from_regex(r"[a-z_]{1,4}", fullmatch=True),
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.text(st.characters(exclude_categories=["Cs"])),
+            lambda inner: (
+                st.lists(inner, max_size=3)
+                | st.dictionaries(st.from_regex(r"[a-z_]{1,4}", fullmatch=True), inner, max_size=3)
+            ),
+            max_leaves=8,
+        ),
+    ),
+    st.data(),
+)
+def test_what_gemma_writes_is_read_back_in_any_pieces(arguments: dict[str, Any], data: st.DataObject) -> None:
+    said = f"<|tool_call>call:f{spelled_by_gemma(arguments)}<tool_call|>"
+    parts = AnswerParts(None, syntax=GEMMA, tools=[TIME])
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(said)), max_size=6)))
+    for start, end in zip([0, *cuts], [*cuts, len(said)], strict=True):
+        parts.push(said[start:end])
+    parts.flush()
+    (call,) = parts.calls
+    assert json.loads(call.arguments) == arguments
+
+
+@pytest.mark.parametrize(
+    ("begun", "before"),
+    [
+        ("<|channel|>commentary to", ""),
+        ("Let me see.<|end|><|start|>assistant to", ""),
+        ("<|channel|>analysis to", ""),
+        (" to", "<|start|>assistant"),  # which the prompt ends with
+    ],
+)
+def test_a_name_may_stand_before_the_channel_and_behind_it(begun: str, before: str) -> None:
+    answer = answer_matcher(calls=calls(HARMONY, before=before.encode()))
+    assert follow(answer, begun) == ["="]
+    assert sorted(follow(answer, f"{begun}=functions.")) == ["t", "w"]
+    behind = f"{begun}=functions.weather"
+    assert "<" in follow(answer, behind)
+    kind = "<|channel|>commentary json" if "assistant" in before + begun else " <|constrain|>json"
+    said = f'{behind}{kind}<|message|>{{"city":"Oslo"}}'
+    assert follow(answer, said) == ["END"]
+    _, parts = taken_apart(HARMONY, said)
+    assert [(call.name, call.arguments) for call in parts.calls] == [("weather", '{"city":"Oslo"}')]
+
+
+def test_a_call_may_follow_a_thought_in_channels() -> None:
+    analysis = Thought(
+        b"<|channel|>analysis<|message|>",
+        b"<|end|>",
+        opened=False,
+        budget=3,
+        cut="<|end|><|start|>assistant",
+        between="<|start|>assistant",
+        must=True,
+    )
+    answer = answer_matcher(thought=analysis, calls=calls(HARMONY, required=True))
+    assert follow(answer, "") == ["<"]
+    thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+    assert follow(answer, thought) == ["<"]
+    assert follow(answer, f"{thought}<|channel|>commentary to=functions.t") == ["i"]
+    free = answer_matcher(thought=analysis, calls=calls(HARMONY))
+    assert len(follow(free, thought)) == N_VOCAB
