@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from edgespec.errors import BackendError
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.vocabulary import same_tokens
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 from tests.tiny import finish, write_tiny
@@ -66,7 +66,7 @@ def _logits(path: Path, *, token_texts: bool) -> NDArray[np.float32]:
                 call()
         assert model.vocabulary.n_tokens == read_header(path).n_vocab
         context = Context(model, n_cells=64, n_rows=8, n_outputs=8, n_sequences=1, n_threads=1)
-        context.decode(Batch.run(np.arange(5, dtype=np.int32) + 40, 0, 1, "all"))
+        context.decode(TokenBatch.run(np.arange(5, dtype=np.int32) + 40, 0, 1, "all"))
         logits = context.logits().copy()
         context.close()
     return logits
