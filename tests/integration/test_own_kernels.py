@@ -54,8 +54,8 @@ SABOTAGE = """
 import sys
 if "edgespec.measure.kernel_worker" in sys.orig_argv:
     import ctypes
-    from edgespec.kernels.native.library import Library
-    Library.activate = lambda _library: ctypes.string_at(0)
+    from edgespec.kernels.native.library import NativeLibrary
+    NativeLibrary.activate = lambda _library: ctypes.string_at(0)
 """
 
 # Runs in every Python that is started: there is no library of this name.

@@ -182,6 +182,7 @@ def test_a_start_that_is_near_moves_less(start: Path, answers: list[Answer], tmp
 def test_rates_are_tried_and_the_best_weights_kept(
     rate: float, start: Path, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(training, "_LEAST_CHECKS", 1)
     monkeypatch.setattr(training, "_TRIAL_STEPS", 3)
     monkeypatch.setattr(training, "_CHECK_EVERY", 10)
     monkeypatch.setattr(training, "_SLOWER", 100)

@@ -38,6 +38,7 @@ _SAVE_EVERY_S = 120.0
 _SMOOTHED = 0.95
 _CHECKED_ANSWERS = 16  # that are not learned from, and tell when learning has become memorizing
 _LEAST_ANSWERS = 8  # to learn from, for each that is checked
+_LEAST_CHECKS = 4  # fewer say little, so every answer is learned from
 _CHECK_EVERY = 100  # steps
 _PATIENCE = 6  # checks without a gain, after which training ends
 _TRIAL_STEPS = 24  # of each rate
@@ -228,6 +229,8 @@ class Trainer:
         """
         if not self.steps and self._checks:
             self._choose_rate(budget, on_progress)
+        if not self._rate_was_tried:
+            self._learned = list(range(len(self._answers)))
         saved = time.monotonic()
         threads = _Threads()
         try:
@@ -421,6 +424,7 @@ class Trainer:
 def _divided(count: int) -> tuple[list[int], list[int]]:
     """Places of the answers to learn from, and of a few, evenly spaced, to check on."""
     few = min(_CHECKED_ANSWERS, count // (_LEAST_ANSWERS + 1))
+    few = few if few >= _LEAST_CHECKS else 0
     checks = [(2 * n + 1) * count // (2 * few) for n in range(few)]
     return sorted(set(range(count)) - set(checks)), checks
 
