@@ -11,17 +11,15 @@ from edgespec.drafters.kinds import DRAFTER_KINDS, NO_DRAFTER
 from edgespec.engine.target import Target
 from edgespec.files.cache_kind import CacheKind
 from edgespec.files.secret import user_secret
-from edgespec.loading.models import open_model
+from edgespec.loading.models import open_drafting_model
 from edgespec.loading.plan import Plan
 from edgespec.loading.state import LoadState
 from edgespec.measure.initial_costs import initial_costs
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.gguf.vocabulary import same_tokens
 from edgespec.models.llama.row_rule import ANY_ROWS
 from edgespec.models.llama.runtime.abort import DecodeAborted
 from edgespec.models.llama.runtime.context import Context
-from edgespec.models.llama.runtime.model import Model
 from edgespec.models.llama.tokenizer.compatibility import differs
 from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.offload.planning.needs import MOST_PROMPT_ROWS
@@ -103,21 +101,6 @@ def file_sources(target: Target, state: LoadState) -> list[Proposer]:
     return [FileSource(corpus)]
 
 
-def load_drafter(files: ModelFiles, plan: Plan, state: LoadState) -> Model:
-    """The weights of a model that drafts; without the target's vocabulary, if it has the same.
-
-    Raises:
-        ModelFileError, MemoryLimitError: they cannot be loaded.
-    """
-    return open_model(
-        files.paths[0],
-        state,
-        memory_map=plan.memory.memory_map,
-        devices=plan.on_cards.drafter,
-        token_texts=not same_tokens(plan.target.headers[0], files.headers[0]),
-    )
-
-
 def _open_model_drafter(
     files: ModelFiles,
     vocabulary: Vocabulary,
@@ -127,8 +110,8 @@ def _open_model_drafter(
     state: LoadState,
 ) -> Drafter:
     path = files.paths[0]
-    model = state.drafter or load_drafter(files, plan, state)
-    differ = differs(vocabulary, model.vocabulary) if model.vocabulary.kind else ""
+    model = state.drafter or open_drafting_model(files, plan, state, devices=plan.on_cards.drafter)
+    differ = differs(vocabulary, model.vocabulary)
     context = state.register(
         Context(
             model,

@@ -13,7 +13,7 @@ from edgespec.engine.target import Target
 from edgespec.errors import BackendError, PairingError, UsageError
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.loading.drafter import file_sources
-from edgespec.loading.models import open_model
+from edgespec.loading.models import open_drafting_model
 from edgespec.loading.plan import Plan
 from edgespec.loading.state import LoadState
 from edgespec.models.gguf.heads.assistant import is_assistant, read_assistant
@@ -23,7 +23,6 @@ from edgespec.models.gguf.heads.markov import MarkovHead
 from edgespec.models.gguf.heads.mtp import MTP_NAME
 from edgespec.models.gguf.heads.mtp_file import MTPFile
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
-from edgespec.models.gguf.vocabulary import same_tokens
 from edgespec.models.llama.heads.assistant import AssistantContext
 from edgespec.models.llama.heads.blocks.context import BlockContext
 from edgespec.models.llama.heads.context import EagleContext, HeadContext, MTPContext
@@ -162,15 +161,8 @@ def _sizes(plan: Plan, state: LoadState) -> _Sizes:
 def _open_file(files: ModelFiles, target: Target, plan: Plan, state: LoadState) -> Model:
     """The weights of a head in a file of its own; raises as `open_head`."""
     path = files.paths[0]
-    same = same_tokens(plan.target.headers[0], files.headers[0])
-    model = open_model(
-        path,
-        state,
-        memory_map=plan.memory.memory_map,
-        mtp=isinstance(files, MTPFile),
-        token_texts=not same,
-    )
-    if not same and (differ := differs(target.model.vocabulary, model.vocabulary)):
+    model = open_drafting_model(files, plan, state, mtp=isinstance(files, MTPFile))
+    if differ := differs(target.model.vocabulary, model.vocabulary):
         raise PairingError(
             f"The vocabularies of the head {path.name} and the target differ ({differ}).",
             "Get a head that was converted for this model.",

@@ -26,7 +26,6 @@ from edgespec.loading.devices.finding import PlacementRequest, open_cards
 from edgespec.loading.devices.machine import MachineSnapshot
 from edgespec.loading.drafter import (
     drafter_name,
-    load_drafter,
     open_drafter,
     open_policy,
     pair_costs,
@@ -34,6 +33,7 @@ from edgespec.loading.drafter import (
 )
 from edgespec.loading.files import find_drafter, read_model
 from edgespec.loading.heads import Shown, hidden_states, open_head
+from edgespec.loading.models import open_drafting_model
 from edgespec.loading.plan import Plan, Planner, SequencePlan
 from edgespec.loading.sequences import plan_sequences
 from edgespec.loading.state import LoadState
@@ -165,7 +165,7 @@ def _open_planned(
     def load_meanwhile(plan: Plan) -> None:
         """Load the drafter while the disk is busy with the target; a head is opened after its target."""
         if drafter is not None and shown is None and state.drafter is None:
-            state.drafter = load_drafter(drafter, plan, state)
+            state.drafter = open_drafting_model(drafter, plan, state, devices=plan.on_cards.drafter)
 
     while True:
         plan: Plan | None = None

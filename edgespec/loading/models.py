@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from edgespec.loading.plan import Plan
 from edgespec.loading.state import LoadState
+from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.gguf.vocabulary import same_tokens
 from edgespec.models.llama.runtime.device_layers import ON_PROCESSOR, DeviceLayers
 from edgespec.models.llama.runtime.model import Model
 from edgespec.models.llama.runtime.weight_store import WeightStore
@@ -49,3 +52,29 @@ def open_model(
             weights.close()
         raise
     return state.register(model)
+
+
+def open_drafting_model(
+    files: ModelFiles,
+    plan: Plan,
+    state: LoadState,
+    *,
+    devices: DeviceLayers = ON_PROCESSOR,
+    mtp: bool = False,
+) -> Model:
+    """A model or a head that drafts; without texts of tokens, if its file lists those of its target.
+
+    Args:
+        devices, mtp: as of `open_model`.
+
+    Raises:
+        ModelFileError, MemoryLimitError: it cannot be loaded.
+    """
+    return open_model(
+        files.paths[0],
+        state,
+        memory_map=plan.memory.memory_map,
+        devices=devices,
+        mtp=mtp,
+        token_texts=not same_tokens(plan.target.headers[0], files.headers[0]),
+    )

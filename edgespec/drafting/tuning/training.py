@@ -248,7 +248,7 @@ class Trainer:
                 self.save()
         if self._rate_was_tried:
             self._check()
-            self._put_back(self._best)
+            self._restore_best()
 
     def _choose_rate(self, budget: TrainingBudget, on_progress: Progress) -> None:
         """Find the rate at which a few steps gain most on answers that are not learned from.
@@ -259,7 +259,7 @@ class Trainer:
         if budget.done(2 * _TRIAL_STEPS, self.seconds) > _TRIAL_SHARE:
             return
         start = self.checked = self._divergence_of_checks()
-        self._keep(self._best)
+        self._save_best()
         usual, outcomes = self._rate, dict[float, float]()
         self._rate_was_tried = True
         for trial in range(_TRIED_RATES):
@@ -274,7 +274,7 @@ class Trainer:
                 self._timed_step(0.0, threads)
             one_gained = any(outcome < start for outcome in outcomes.values())
             outcomes[self._rate] = self._divergence_of_checks()
-            self._put_back(self._best)
+            self._restore_best()
             self.steps, self.loss, self._first_losses = 0, None, []
             if one_gained and outcomes[self._rate] > min(outcomes.values()):
                 break  # slower ones gain less
@@ -289,7 +289,7 @@ class Trainer:
         self.seconds += time.monotonic() - begun
         if self.checked is None or found < self.checked:
             self.checked, self._without_gain = found, 0
-            self._keep(self._best)
+            self._save_best()
         else:
             self._without_gain += 1
 
@@ -388,21 +388,20 @@ class Trainer:
     def _weights(self) -> dict[str, Tensor]:
         return {name: weight.detach() for name, weight in self._network.trained().items()}
 
-    def _keep(self, path: Path) -> None:
+    def _save_best(self) -> None:
         """Write the weights to a file: a copy in memory would take as much as the gradients."""
-        _write(path, {"label": self._label, "weights": self._weights()})
+        _write(self._best, {"label": self._label, "weights": self._weights()})
 
-    def _put_back(self, path: Path) -> None:
-        """Take the weights of a file that `_keep` wrote."""
-        state = _read(path)
+    def _restore_best(self) -> None:
+        state = _read(self._best)
         if not self._fits(state):
-            raise OutputError(f"{path} was changed or removed while it was in use.", "Tune again.")
-        self._take(state)
+            raise OutputError(f"{self._best} was changed or removed while it was in use.", "Tune again.")
+        self._load(state)
 
     def _fits(self, state: dict[str, Any]) -> bool:
         return state.get("label") == self._label and state["weights"].keys() == self._network.trained().keys()
 
-    def _take(self, state: dict[str, Any]) -> None:
+    def _load(self, state: dict[str, Any]) -> None:
         with torch.no_grad():
             for name, weight in self._network.trained().items():
                 weight.copy_(state["weights"][name])
@@ -413,7 +412,7 @@ class Trainer:
             return
         if state["rate_was_tried"] and not self._fits(_read(self._best)):
             return
-        self._take(state)
+        self._load(state)
         self._rate, self._rate_was_tried = state["rate"], state["rate_was_tried"]
         self._optimizer.load_state_dict(state["optimizer"])
         self.steps, self.seconds, self.loss = state["steps"], state["seconds"], state["loss"]
