@@ -1,6 +1,6 @@
 """Tokens a pass of every rule of verification, at equal places of equal texts.
 
-    python -m benchmarks.rules
+    python -m benchmarks.rules [--target big.gguf --drafter small.gguf]
 
 The target samples texts. At places along each of them every rule drafts a tree and judges it, and the text
 continues unchanged: all rules meet the same contexts, and draw with the same numbers there. `specinfer` and
@@ -15,10 +15,11 @@ import math
 import statistics
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 import edgespec
 from benchmarks.harness import parser_of, print_head
-from benchmarks.workload import PROMPTS, dropped, q4_0
+from benchmarks.workload import PROMPTS, dropped, q4_0, smollm2
 from edgespec.engine.passes import SequenceTree
 from edgespec.generation.config import GenerationConfig
 from edgespec.machine.probe import usable_cores
@@ -33,6 +34,8 @@ PAIRS = {"q4_0": q4_0, "drop-18-21": dropped}
 
 def main() -> None:
     parser = parser_of(__doc__)
+    parser.add_argument("--target", type=Path, default=smollm2())
+    parser.add_argument("--drafter", type=Path, help="the only one, instead of those of --pairs")
     parser.add_argument("--pairs", nargs="+", choices=PAIRS, default=list(PAIRS))
     parser.add_argument("--budget", type=int, default=16)
     parser.add_argument("--prompts", type=int, default=8)
@@ -43,9 +46,12 @@ def main() -> None:
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.6, 1.0])
     options = parser.parse_args()
     print_head("drafter", "temperature", *RULES, "recursive - specinfer")
-    for pair in options.pairs:
+    given = options.drafter
+    drafters = {given.stem: given} if given else {pair: PAIRS[pair]() for pair in options.pairs}
+    for pair, drafter in drafters.items():
         with edgespec.load(
-            draft=PAIRS[pair](),
+            options.target,
+            draft=drafter,
             drafter="model",
             tree_budget=options.budget,
             exact=False,

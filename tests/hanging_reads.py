@@ -23,13 +23,13 @@ def cancelled_while_reading(
         reads: how many reads begin before one hangs, and all that follow.
     """
     read, left = FileReader.read_into, [reads]
-    stuck, go_on = threading.Event(), threading.Event()
+    stuck, may_continue = threading.Event(), threading.Event()
 
     def hanging(self: FileReader, memories: Sequence[memoryview], offset: int) -> int:
         left[0] -= 1
-        if left[0] <= 0 and not go_on.is_set():
+        if left[0] <= 0 and not may_continue.is_set():
             stuck.set()
-            assert go_on.wait(PATIENCE_S)
+            assert may_continue.wait(PATIENCE_S)
         return read(self, memories, offset)
 
     def cancel() -> None:
@@ -42,7 +42,7 @@ def cancelled_while_reading(
     try:
         return answer()
     finally:
-        go_on.set()
+        may_continue.set()
         thread.join()
 
 

@@ -98,15 +98,15 @@ class DraftSequence:
         sequence = self._sequence
         last, self._branches = self._branches, DraftBranches()
         known = len(self.read)
-        goes_on = sequence[:known] == self.read
-        path = last.walk(sequence[known:]) if goes_on else [0]
+        extends = sequence[:known] == self.read
+        path = last.walk(sequence[known:]) if extends else [0]
         # The tree begins with the last token's candidates. The token is read for its logits, unless the
         # search for the last tree has already found them.
         same = ranking is not None and ranking is self._ranking
         root = last.found.get(path[-1]) if same else None
         if root is not None and root.tokens.shape[1] < min(count, self._n_vocab):
             root = None
-        if not goes_on or known + len(path) - 1 < len(sequence):
+        if not extends or known + len(path) - 1 < len(sequence):
             root = None
         elif root is None and len(path) > 1:
             path.pop()

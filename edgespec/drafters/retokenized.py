@@ -60,7 +60,7 @@ class RetokenizedDrafter(Drafter):
         except UnicodeDecodeError:
             return root  # the sequence ends inside a character, which the drafter cannot read in part
         depth = min(limits.depth, limits.budget - 1)
-        pieces = self._go_on(self._own.tokenize(so_far, control=True, bos=True), depth)
+        pieces = self._continuation(self._own.tokenize(so_far, control=True, bos=True), depth)
         path = self._cut(sequence, pieces)[:depth]
         floor = limits.min_logprob
         path = list(takewhile(lambda step: not self._target.is_end(step[0]), path))
@@ -85,7 +85,7 @@ class RetokenizedDrafter(Drafter):
         self._known = list(sequence), spelled
         return spelled
 
-    def _go_on(self, tokens: list[int], most: int) -> list[tuple[bytes, float]]:
+    def _continuation(self, tokens: list[int], most: int) -> list[tuple[bytes, float]]:
         """The drafter's greedy continuation: the bytes of each token, and the log-probability up to it."""
         if self._changing:  # the last call raised or was interrupted
             self.cache.recover()

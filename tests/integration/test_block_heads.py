@@ -239,11 +239,11 @@ def test_a_head_that_drafts_some_tokens_only(
                 assert np.isfinite(found[::2]).any()
 
 
-def test_a_cancelled_answer_goes_on(engine: Engine, texts: Texts) -> None:
+def test_a_cancelled_answer_continues(engine: Engine, texts: Texts) -> None:
     check_cancelled_answer(engine, texts)
 
 
-def test_a_head_that_is_interrupted_anywhere_goes_on(
+def test_a_head_that_is_interrupted_anywhere_continues(
     engine: Engine, texts: Texts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decode, left = Context.decode, [0]
@@ -277,7 +277,7 @@ def test_a_text_that_was_restored_is_drafted_for_from_there_on(pair: TinyBlocks)
     assert answer.tokens_per_pass > 1.2
 
 
-def test_a_session_goes_on_after_its_file_was_read(pair: TinyBlocks, tmp_path: Path) -> None:
+def test_a_session_continues_after_its_file_was_read(pair: TinyBlocks, tmp_path: Path) -> None:
     answers = []
     for draft, kind in ((pair.head, "model"), ("none", None)):
         said = []

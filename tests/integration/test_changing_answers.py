@@ -31,7 +31,7 @@ def answer(session: Session) -> str:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_an_answer_goes_on_as_if_it_had_not_stopped(engine: Engine, temperature: float) -> None:
+def test_an_answer_continues_as_if_it_had_not_stopped(engine: Engine, temperature: float) -> None:
     config = GenerationConfig(max_tokens=24, temperature=temperature, seed=3)
     whole = Session(engine)
     list(whole.ask(SKY, config))
@@ -39,8 +39,8 @@ def test_an_answer_goes_on_as_if_it_had_not_stopped(engine: Engine, temperature:
     list(parts.ask(SKY, config.with_(max_tokens=7)))
     for _ in range(2):
         assert len(answer(parts)) < len(answer(whole))
-        list(parts.go_on(config.with_(max_tokens=5)))
-    list(parts.go_on(config.with_(max_tokens=7)))
+        list(parts.continue_answer(config.with_(max_tokens=5)))
+    list(parts.continue_answer(config.with_(max_tokens=7)))
     assert answer(parts) == answer(whole)
     assert len(parts.messages) == 2
     # What is said next reads only what is new.
@@ -50,7 +50,7 @@ def test_an_answer_goes_on_as_if_it_had_not_stopped(engine: Engine, temperature:
     assert answer(parts) == answer(whole)
 
 
-def test_a_saved_answer_goes_on_too(engine: Engine, tmp_path: Path) -> None:
+def test_a_saved_answer_continues_too(engine: Engine, tmp_path: Path) -> None:
     config = GenerationConfig(max_tokens=8)
     first = Session(engine)
     first.save_to(SessionFile(str(tmp_path / "talk.json")))
@@ -58,7 +58,7 @@ def test_a_saved_answer_goes_on_too(engine: Engine, tmp_path: Path) -> None:
     first.close()
     second = Session(engine)
     second.resume(SessionFile(str(tmp_path / "talk.json")))
-    list(second.go_on(config))
+    list(second.continue_answer(config))
     second.close()
     uninterrupted = Session(engine)
     list(uninterrupted.ask(SKY, config.with_(max_tokens=16)))
@@ -69,12 +69,12 @@ def test_a_saved_answer_goes_on_too(engine: Engine, tmp_path: Path) -> None:
     third.close()
 
 
-def test_without_an_answer_there_is_nothing_to_go_on_with(engine: Engine) -> None:
+def test_without_an_answer_there_is_nothing_to_continue_with(engine: Engine) -> None:
     with pytest.raises(SessionError, match="There is no answer to continue"):
-        list(Session(engine).go_on())
+        list(Session(engine).continue_answer())
 
 
-def test_an_answer_after_a_thought_goes_on_without_one(
+def test_an_answer_after_a_thought_continues_without_one(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ChatTemplate(templates.OPENED, "<|im_start|>", "<|im_end|>") as template:
@@ -84,7 +84,7 @@ def test_an_answer_after_a_thought_goes_on_without_one(
         list(session.ask(SKY, GenerationConfig(max_tokens=24, think="8")))
         begun = answer(session)
         assert begun
-        chunks = list(session.go_on(GenerationConfig(max_tokens=6)))
+        chunks = list(session.continue_answer(GenerationConfig(max_tokens=6)))
         assert not any(chunk.reasoning for chunk in chunks)
         assert answer(session) == begun + "".join(chunk.text for chunk in chunks)
         assert "think>" not in answer(session)
@@ -92,7 +92,7 @@ def test_an_answer_after_a_thought_goes_on_without_one(
         session = Session(engine)
         list(session.ask(SKY, GenerationConfig(max_tokens=4, think="on")))
         assert answer(session) == ""
-        chunks = list(session.go_on(GenerationConfig(max_tokens=24, think="8")))
+        chunks = list(session.continue_answer(GenerationConfig(max_tokens=24, think="8")))
         assert any(chunk.reasoning for chunk in chunks)
         assert answer(session)
 

@@ -46,7 +46,7 @@ def test_a_chat_into_a_pipe_has_its_prompt_and_its_answer(tmp_path: Path) -> Non
     assert not any(word in log.read_text() for word in (">>>", "\x1b", " tokens, ", "/nope"))
 
 
-def test_bytes_that_are_no_text_are_refused_and_the_chat_goes_on(tmp_path: Path) -> None:
+def test_bytes_that_are_no_text_are_refused_and_the_chat_continues(tmp_path: Path) -> None:
     with contextlib.closing(Desk("-c", f"{CHAT} | cat", program=["bash"])) as desk:
         desk.wait_for(">>>")
         desk.press(b"caf\xe9\r")
@@ -122,7 +122,9 @@ def test_only_what_was_written_in_the_editor_is_sent(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("moment", ["typing", "answering"])
-def test_ctrl_z_suspends_and_fg_goes_on(moment: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_ctrl_z_suspends_and_fg_continues(
+    moment: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PS1", "ready$ ")
     gate = Gate(tmp_path / "gate")
     chat = shlex.join([*gate.program, *QUICK, "--max-tokens", "16"])

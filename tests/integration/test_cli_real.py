@@ -71,7 +71,7 @@ def test_the_prompt_may_come_from_a_pipe(reply: Reply) -> None:
     assert records(piped.stdout)[0]["text"] == reply(SKY, 4)
 
 
-def test_raw_goes_on_with_the_text(reply: Reply) -> None:
+def test_raw_continues_with_the_text(reply: Reply) -> None:
     done = run("generate", "--raw", "-p", "The capital of France is", "--max-tokens", "2")
     assert done.stdout == reply("The capital of France is", 2, raw=True) + "\n"
 
@@ -103,7 +103,7 @@ def test_a_full_context_is_told() -> None:
     assert done.stderr == "The context of 16 tokens is full; --context makes it larger.\n"
 
 
-def test_jsonl_with_bad_lines_goes_on_where_it_stopped(tmp_path: Path, reply: Reply) -> None:
+def test_jsonl_with_bad_lines_continues_where_it_stopped(tmp_path: Path, reply: Reply) -> None:
     prompts, answers = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     lines = [{"id": "sky", "prompt": SKY}, {"id": "long", "prompt": "x " * 600}, {"prompt": SKY}]
     prompts.write_text("\n".join([json.dumps(line) for line in lines] + ["not JSON", ""]))

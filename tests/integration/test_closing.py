@@ -154,7 +154,7 @@ def close_between_chunks(path: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["resident", "streamed"])
-def test_closing_beside_an_answer_that_waits_to_go_on(path: Path, kind: str) -> None:
+def test_closing_beside_an_answer_that_waits_to_continue(path: Path, kind: str) -> None:
     in_a_child(close_between_chunks, path, kind)
 
 

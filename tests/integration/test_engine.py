@@ -96,7 +96,7 @@ def test_control_tokens_in_a_users_text_are_plain_text(engine: Engine) -> None:
     assert end[0] not in engine.encoder.encode(hostile, raw=True)
 
 
-def test_cancel_ends_the_answer_and_the_engine_goes_on(drafted: Engine) -> None:
+def test_cancel_ends_the_answer_and_the_engine_continues(drafted: Engine) -> None:
     stream = drafted.stream("Write a very long story.", GenerationConfig(max_tokens=400))
     first = next(stream)
     threading.Thread(target=drafted.cancel).start()

@@ -66,7 +66,7 @@ def test_the_end_token_is_counted_and_nothing_behind_it(engine: Engine, settings
     assert not any(is_end(int(tree.tokens[parent])) for parent in parents), "drafted behind an end"
 
 
-def test_a_drafter_that_goes_on_behind_the_end_gains_nothing(
+def test_a_drafter_that_continues_behind_the_end_gains_nothing(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompt, answer = ended(engine)

@@ -198,7 +198,7 @@ def test_weights_that_are_streamed(pair: TinyPair, texts: dict[GenerationConfig,
     assert answer.tokens_per_pass > 1.3
 
 
-def test_a_cancelled_answer_goes_on(engine: Engine, texts: dict[GenerationConfig, list[int]]) -> None:
+def test_a_cancelled_answer_continues(engine: Engine, texts: dict[GenerationConfig, list[int]]) -> None:
     check_cancelled_answer(engine, texts)
 
 

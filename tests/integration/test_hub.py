@@ -291,7 +291,7 @@ def test_ranges_that_the_server_ignores_start_anew(server: HubServer, hub: Hub) 
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL there")
-def test_a_killed_download_goes_on_in_the_next_run(server: HubServer, tmp_path: Path) -> None:
+def test_a_killed_download_continues_in_the_next_run(server: HubServer, tmp_path: Path) -> None:
     server.failures.append(on_bytes(hang(DATA, 131_072, seconds=PATIENCE_S)))
     environment = {
         **os.environ,

@@ -175,7 +175,7 @@ def known(engine: Engine, number: int) -> list[int]:
     return drafter.texts[number]
 
 
-def test_a_text_goes_on_where_it_was_left(engine: Engine) -> None:
+def test_a_text_continues_where_it_was_left(engine: Engine) -> None:
     for number, config in enumerate(CONFIGS):
         whole = known(engine, number)
         half = engine.generate(whole[:70], config.with_(max_tokens=20)).tokens

@@ -132,8 +132,8 @@ def test_an_exception_at_any_line_changes_no_later_answer(engine: Engine) -> Non
         said = [] if engine.last_generation is before else engine.last_generation.tokens
         assert said == text[: len(said)], intruder.where
         # First continue the interrupted text: an error in the cache shows there.
-        goes_on = engine.generate([*PROMPT, *said], config)
-        assert goes_on.tokens == text[len(said) : len(said) + TOKENS], intruder.where
+        continued = engine.generate([*PROMPT, *said], config)
+        assert continued.tokens == text[len(said) : len(said) + TOKENS], intruder.where
         assert engine.generate(PROMPT, config).tokens == text[:TOKENS], intruder.where
 
 
@@ -200,7 +200,7 @@ def test_an_error_of_a_callback_changes_nothing(engine: Engine) -> None:
     assert engine.generate(PROMPT, GREEDY).tokens == text
 
 
-def test_a_cancelled_answer_goes_on_as_if_it_had_not_been(engine: Engine) -> None:
+def test_a_cancelled_answer_continues_as_if_it_had_not_been(engine: Engine) -> None:
     text = engine.generate(PROMPT, GREEDY.with_(max_tokens=2 * TOKENS)).tokens
     for passes in (1, 2):
         stream = engine.stream(PROMPT, GREEDY.with_(max_tokens=2 * TOKENS))

@@ -56,7 +56,7 @@ def answers(engine: Engine, wanted: Sequence[Request]) -> dict[str, Generation]:
     return found
 
 
-def test_an_answer_goes_on_while_a_long_prompt_is_read(engine: Engine) -> None:
+def test_an_answer_continues_while_a_long_prompt_is_read(engine: Engine) -> None:
     letters = Grammar("regex", "[a-z ]{2000}")  # so that the answer does not end early
     config = GenerationConfig(max_tokens=120, grammar=letters)
     few = GenerationConfig(max_tokens=3)

@@ -191,7 +191,9 @@ def test_a_killed_engine_leaves_its_lines_to_others(batch: Callable[..., Batch],
     assert _folders_of(running) == []
 
 
-def test_a_batch_goes_on_with_and_without_a_cluster(batch: Callable[..., Batch], expected: list[Any]) -> None:
+def test_a_batch_continues_with_and_without_a_cluster(
+    batch: Callable[..., Batch], expected: list[Any]
+) -> None:
     killed = batch("--ray", "local")
     killed.write(LINES[:5])
     killed.wait_for(lambda: killed.results() >= 4)

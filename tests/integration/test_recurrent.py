@@ -162,7 +162,9 @@ def test_the_state_of_a_longer_text_is_filed_under_no_shorter_name(engine: Engin
     # What was kept is the state of the text in its name.
     engine.target.rewind(0)
     engine.target.stores.append(store)
-    goes_on = engine.generate([*text, *answer.tokens], GenerationConfig(max_tokens=12))
+    continued = engine.generate([*text, *answer.tokens], GenerationConfig(max_tokens=12))
     engine.target.stores.clear()
     engine.target.rewind(0)
-    assert engine.generate([*text, *answer.tokens], GenerationConfig(max_tokens=12)).tokens == goes_on.tokens
+    assert (
+        engine.generate([*text, *answer.tokens], GenerationConfig(max_tokens=12)).tokens == continued.tokens
+    )

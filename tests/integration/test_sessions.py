@@ -39,7 +39,7 @@ def forget(engine: Engine) -> None:
     engine.target.cache.clear()
 
 
-def test_a_restored_session_goes_on_as_an_uninterrupted_one(engine: Engine, tmp_path: Path) -> None:
+def test_a_restored_session_continues_as_an_uninterrupted_one(engine: Engine, tmp_path: Path) -> None:
     whole = Session(engine, "Be brief.")
     expected = [ask(whole, question) for question in QUESTIONS]
     forget(engine)

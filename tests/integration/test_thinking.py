@@ -92,7 +92,7 @@ def test_thinking_is_switched_off_and_on(loaded: Engine) -> None:
     assert before == rendered(loaded, think="off") == rendered(loaded, think="high")
 
 
-def test_a_text_that_goes_on_is_not_taken_apart(loaded: Engine) -> None:
+def test_a_text_that_continues_is_not_taken_apart(loaded: Engine) -> None:
     with speaking(loaded, templates.OPENED) as engine:
         answer = engine.generate("<think>\n", GenerationConfig(max_tokens=6, think="2"), raw=True)
         assert (answer.reasoning, len(answer.tokens)) == ("", 6)

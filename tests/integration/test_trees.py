@@ -146,7 +146,7 @@ def test_a_merged_drafter_leaves_out_what_only_the_text_proposes(
         assert (found == own) == (not merges)
 
 
-def test_picking_goes_on_where_drawing_ended(smol_path: Path, q4_drafter_path: Path) -> None:
+def test_picking_continues_where_drawing_ended(smol_path: Path, q4_drafter_path: Path) -> None:
     """Rows read for a drawn tree are kept, and none of its candidates is taken for one of the ranking."""
     with edgespec.load(smol_path, draft=q4_drafter_path, tree_budget=16, context=256, threads=1) as engine:
         drafter = engine.drafter

@@ -20,9 +20,9 @@ from edgespec.drafting.tuning.calibration import calibrate, calibrated_types
 from edgespec.drafting.tuning.data.answers import TOP, Answer, AnswerFile, collect_answers
 from edgespec.drafting.tuning.data.batches import batch_of
 from edgespec.drafting.tuning.data.collecting import collected
-from edgespec.drafting.tuning.data.prompts import PromptSplit, prompts_that_come_along
+from edgespec.drafting.tuning.data.prompts import PromptSplit, bundled_prompts
 from edgespec.drafting.tuning.evaluation import evaluate, tokens_per_pass
-from edgespec.drafting.tuning.network.export import AS_BEFORE, FINE, export, types_to_reckon_with, usual_type
+from edgespec.drafting.tuning.network.export import AS_BEFORE, FINE, export, rounded_types, usual_type
 from edgespec.drafting.tuning.network.extent import TrainedExtent, extent_for
 from edgespec.drafting.tuning.network.network import Network
 from edgespec.drafting.tuning.network.shape import ARCHITECTURES
@@ -57,14 +57,14 @@ def start(target: Path) -> Path:
 @pytest.fixture(scope="module")
 def answers(target: Path, shared_cache: Path) -> list[Answer]:
     with edgespec.load(target, draft="none", context=1024) as engine:
-        return list(collect_answers(engine, prompts_that_come_along().training[:6], 16))
+        return list(collect_answers(engine, bundled_prompts().training[:6], 16))
 
 
 @pytest.fixture
 def measured_by_what_was_learned(monkeypatch: pytest.MonkeyPatch) -> None:
     """A random model's answers teach nothing about its other answers."""
-    some = prompts_that_come_along().training[:12]
-    monkeypatch.setattr(tuning, "prompts_that_come_along", lambda: PromptSplit(some, some))
+    some = bundled_prompts().training[:12]
+    monkeypatch.setattr(tuning, "bundled_prompts", lambda: PromptSplit(some, some))
 
 
 @pytest.fixture(autouse=True)
@@ -187,7 +187,7 @@ def test_rates_are_tried_and_the_best_weights_kept(
     monkeypatch.setattr(training, "_CHECK_EVERY", 10)
     monkeypatch.setattr(training, "_SLOWER", 100)
     with edgespec.load(target, draft="none", context=1024) as engine:
-        answers = list(collect_answers(engine, prompts_that_come_along().training[:9], 16))
+        answers = list(collect_answers(engine, bundled_prompts().training[:9], 16))
     loaded = load_weights(start)
     network = Network(loaded.shape, loaded.weights, TrainedExtent(2))
     said: list[str] = []
@@ -216,9 +216,9 @@ def test_what_was_learned_survives_in_fine_types(target: Path, tmp_path: Path) -
     header = read_header(coarse)
     assert usual_type(header) == FINE
     assert usual_type(read_header(target)) == AS_BEFORE  # its types are fine enough
-    assert set(types_to_reckon_with(header, "q4_1").values()) == {"Q4_1"}
-    assert types_to_reckon_with(header, FINE) == types_to_reckon_with(header, "q6_k") == {}
-    assert set(types_to_reckon_with(header, AS_BEFORE).values()) == {"Q4_0"}
+    assert set(rounded_types(header, "q4_1").values()) == {"Q4_1"}
+    assert rounded_types(header, FINE) == rounded_types(header, "q6_k") == {}
+    assert set(rounded_types(header, AS_BEFORE).values()) == {"Q4_0"}
     loaded = load_weights(coarse)
     rng = np.random.default_rng(3)
     name = "blk.4.ffn_up.weight"
@@ -246,7 +246,7 @@ def test_what_was_learned_survives_few_bits(target: Path, answers: list[Answer],
     start = make_drafter(target, tmp_path / "start.gguf", quantization="q4_0", drop_layers=(4, 5))
     header = read_header(start)
     changed = {}
-    for way, kinds in (("nearest", {}), ("known", types_to_reckon_with(header, "q4_0"))):
+    for way, kinds in (("nearest", {}), ("known", rounded_types(header, "q4_0"))):
         loaded = load_weights(start)
         network = Network(loaded.shape, loaded.weights, TrainedExtent(2), kinds)
         trainer = Trainer(network, answers, tmp_path / f"{way}.pt", "label")
@@ -392,7 +392,7 @@ def test_a_better_drafter_is_not_replaced(target: Path, start: Path, tmp_path: P
 
 
 @pytest.mark.usefixtures("measured_by_what_was_learned")
-def test_interrupted_training_goes_on_to_the_same_file(target: Path, start: Path, tmp_path: Path) -> None:
+def test_interrupted_training_continues_to_the_same_file(target: Path, start: Path, tmp_path: Path) -> None:
     options = vars(QUICK) | {"start": str(start)}
     whole = tune(str(target), TuneOptions(**options | {"output": tmp_path / "whole.gguf"}))
     told: list[str] = []
@@ -420,7 +420,7 @@ def test_interrupted_training_goes_on_to_the_same_file(target: Path, start: Path
     assert (one == other).mean() > 0.95
 
 
-def test_interrupted_answering_goes_on(target: Path, start: Path) -> None:
+def test_interrupted_answering_continues(target: Path, start: Path) -> None:
     options = TuneOptions(**vars(QUICK) | {"start": str(start), "steps": 1})
 
     def stop(what: str, _part: float) -> None:

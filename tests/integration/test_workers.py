@@ -243,7 +243,7 @@ def test_a_plan_measures_workers(smol_path: Path, has_rpc: None) -> None:
     assert over != here
 
 
-def test_a_killed_worker_ends_the_answer_and_the_next_goes_on(
+def test_a_killed_worker_ends_the_answer_and_the_next_continues(
     smol_path: Path, workers: tuple[LocalWorker, LocalWorker], tight: int
 ) -> None:
     with load(smol_path, workers, tight) as engine:
@@ -323,7 +323,7 @@ def test_a_batch_ends_with_an_error_and_resumes(
     assert lines[: len(finished)] == finished
 
 
-def test_a_server_goes_on_from_disk(
+def test_a_server_continues_from_disk(
     smol_path: Path, workers: tuple[LocalWorker, LocalWorker], tight_elsewhere: int
 ) -> None:
     options = ["--memory", str(tight_elsewhere), "--context", "512", "--threads", "1", "--draft", "none"]
@@ -339,7 +339,7 @@ def test_a_server_goes_on_from_disk(
 
 
 @pytest.mark.usefixtures("at_a_desk")
-def test_a_chat_goes_on_from_disk(
+def test_a_chat_continues_from_disk(
     smol_path: Path, workers: tuple[LocalWorker, LocalWorker], tight_elsewhere: int
 ) -> None:
     options = ["--memory", str(tight_elsewhere), "--context", "512", "--draft", "none", "--max-tokens", "8"]

@@ -67,7 +67,7 @@ WRONG: dict[str, Any] = {
     "mapping": {"a": 1},
 }
 ENGINE = ("stream", "generate", "stream_many", "generate_many", "stream_many_async", "generate_many_async")
-SESSION = ("ask", "go_on", "drop_oldest", "save_to", "resume", "attach")
+SESSION = ("ask", "continue_answer", "drop_oldest", "save_to", "resume", "attach")
 
 
 def _parameters(function: Callable[..., Any]) -> list[str]:
@@ -102,7 +102,7 @@ def _called(name: str, engine: Engine, folder: Path, tried: dict[str, Any]) -> A
         return None
     subjects: dict[str, Any] = {"Engine": engine, "Session": session}
     function = getattr(subjects[owner], method) if method else getattr(edgespec, owner)
-    if name == "Session.go_on":
+    if name == "Session.continue_answer":
         list(session.ask("Hi", GenerationConfig(max_tokens=2)))
     needed = [key for key in _parameters(function) if key in GOOD and key not in tried]
     arguments = {key: GOOD[key](engine, folder) for key in needed} | tried

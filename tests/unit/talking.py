@@ -129,7 +129,7 @@ class TalkingSession:
             {"role": "assistant", "content": self.engine.last_generation.text},
         ]
 
-    def go_on(self, config: GenerationConfig | None = None, **more: Any) -> Iterator[Chunk]:
+    def continue_answer(self, config: GenerationConfig | None = None, **more: Any) -> Iterator[Chunk]:
         yield from self.engine.stream("(go on)", config, **more)
         assert self.engine.last_generation is not None
         self.messages[-1]["content"] += self.engine.last_generation.text

@@ -125,7 +125,7 @@ def test_markdown() -> None:
 
 
 @pytest.mark.parametrize("columns", [80, 100])
-def test_a_table_that_is_too_wide_goes_on_below(columns: int) -> None:
+def test_a_table_that_is_too_wide_continues_below(columns: int) -> None:
     document = make_document(measured(), ABOUT)
     lines = format_rows(ROWS, document, "md", columns).splitlines()
     tables = [line for line in lines if line.startswith("|")]

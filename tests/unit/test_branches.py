@@ -135,7 +135,7 @@ class _Drafted:
             self.branches.found.setdefault(number, Children.none(1))
         self.read[node] = way[0]
 
-    def go_on(self, node: int) -> None:
+    def advance(self, node: int) -> None:
         """The text continues to a node that was read."""
         tokens = self.path(node)
         way = self.branches.walk(tokens)
@@ -158,7 +158,7 @@ class _Drafted:
 
 @settings(max_examples=200, deadline=None)
 @given(st.data())
-def test_every_branch_holds_its_own_path_however_often_the_text_goes_on(data: st.DataObject) -> None:
+def test_every_branch_holds_its_own_path_however_often_the_text_continues(data: st.DataObject) -> None:
     drafted = _Drafted()
     for _ in range(data.draw(st.integers(1, 4))):
         for _ in range(data.draw(st.integers(0, 14))):
@@ -168,7 +168,7 @@ def test_every_branch_holds_its_own_path_however_often_the_text_goes_on(data: st
             else:
                 drafted.expand(parent, token)
             drafted.check()
-        drafted.go_on(data.draw(st.sampled_from(sorted(drafted.read))))
+        drafted.advance(data.draw(st.sampled_from(sorted(drafted.read))))
         drafted.check()
     assert len(drafted.cache.ids) <= N_SEQUENCES
 
@@ -177,7 +177,7 @@ def test_what_was_read_below_the_new_root_is_known() -> None:
     drafted = _Drafted()
     for parent, token in ((0, 5), (0, 6), (1, 7), (1, 8), (3, 9)):
         assert not drafted.expand(parent, token)
-    drafted.go_on(1)
+    drafted.advance(1)
     assert drafted.text == [3, 1, 5]
     assert drafted.expand(0, 7)
     assert drafted.expand(1, 9)
@@ -193,7 +193,7 @@ def test_what_was_read_ahead_is_known_when_the_search_comes_upon_it() -> None:
     assert drafted.expand(2, 7)
     assert not drafted.expand(2, 8)
     drafted.check()
-    drafted.go_on(2)
+    drafted.advance(2)
     assert drafted.expand(0, 7)
     drafted.check()
 
@@ -202,6 +202,6 @@ def test_a_new_root_without_branches_leaves_nothing() -> None:
     drafted = _Drafted()
     for parent, token in ((0, 5), (0, 6), (2, 7)):
         drafted.expand(parent, token)
-    drafted.go_on(1)
+    drafted.advance(1)
     assert drafted.branches.held_paths == frozenset()
     assert len(drafted.context.cells) == len(drafted.text)

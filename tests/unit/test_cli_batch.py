@@ -92,7 +92,7 @@ def test_a_bad_line_is_told_and_the_others_are_done(
     assert records(out)[1]["error"] == f"line 2: {reason}"
 
 
-def test_a_second_run_goes_on(
+def test_a_second_run_continues(
     engine: TalkingEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prompts = write_lines(tmp_path / "in.jsonl", *({"id": i, "prompt": f"Q{i}"} for i in "abcd"))
@@ -109,7 +109,7 @@ def test_a_second_run_goes_on(
     assert written == [("a", "old")] + [(i, "Blue as ever.") for i in "bcd"]
 
 
-def test_an_interrupted_run_goes_on(
+def test_an_interrupted_run_continues(
     engine: TalkingEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prompts = write_lines(tmp_path / "in.jsonl", {"prompt": "Q1"}, {"prompt": "Q2"}, {"prompt": "Q3"})

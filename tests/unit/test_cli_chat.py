@@ -249,17 +249,17 @@ def test_ctrl_c_before_the_answer_claims_none(typed: Any, engine: TalkingEngine)
     assert [message["content"] for message in session.messages] == ["Hi", ANSWER, "Go on", ANSWER]
 
 
-def test_a_full_context_says_how_to_go_on(typed: Any, engine: TalkingEngine) -> None:
+def test_a_full_context_says_how_to_continue(typed: Any, engine: TalkingEngine) -> None:
     engine.full = True
-    go_on = "/undo takes back the last turn, /clear starts over, and --context makes it larger."
+    hint = "/undo takes back the last turn, /clear starts over, and --context makes it larger."
     full = "The context of 4096 tokens is full, so the answer ends early."
-    assert typed("Hi")[1] == [full, go_on]
+    assert typed("Hi")[1] == [full, hint]
     assert typed("too long")[1] == ["The prompt has 9 tokens. Shorten it."]
     offer = "Drop the oldest turns to make room?"
-    assert typed("Hi", "Hi")[1] == [full, go_on, full, offer, go_on]
+    assert typed("Hi", "Hi")[1] == [full, hint, full, offer, hint]
     engine.says_yes = True
     _, err, session = typed("Hi", "Hi", "Hi")
-    assert err == [full, go_on, full, offer, "1 turn dropped, 1 kept."]
+    assert err == [full, hint, full, offer, "1 turn dropped, 1 kept."]
     assert session.turns == 2
 
 
@@ -325,7 +325,7 @@ def test_files_go_with_the_next_question(typed: Any, engine: TalkingEngine, tmp_
     ]
 
 
-def test_a_file_that_is_named_twice_goes_once(typed: Any, engine: TalkingEngine, tmp_path: Path) -> None:
+def test_a_file_named_twice_is_attached_once(typed: Any, engine: TalkingEngine, tmp_path: Path) -> None:
     notes = tmp_path / "notes.md"
     notes.write_text("Buy milk.")
     _, err, _ = typed(f"/file {notes}", f"What do @{notes} and @{tmp_path}/./notes.md say?")

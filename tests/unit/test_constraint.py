@@ -60,7 +60,7 @@ def test_what_may_follow(tokenizer: Any) -> None:
     assert after(form.permitted(PROMPT)) == "a"
 
 
-def test_a_form_that_may_go_on_may_also_end(tokenizer: Any) -> None:
+def test_a_form_that_may_continue_may_also_end(tokenizer: Any) -> None:
     assert after(constraint(tokenizer, "ab*").permitted(PROMPT, b"ab")) == "b$"
 
 
@@ -124,13 +124,13 @@ def test_a_limit_that_is_met_ends_the_answer_with_an_error(tokenizer: Any) -> No
     form = Constraint(matcher, len(PROMPT), end_mask(), lambda: failures.append("told"))
     rng, text = np.random.default_rng(0), list(PROMPT)
 
-    def go_on() -> None:
+    def replay() -> None:
         for _ in range(5000):
             assert form.permitted(text)[list(b"ab")].any(), "nothing but the form is permitted"
             text.append(int(rng.choice(list(b"ab"))))
 
     with pytest.raises(GrammarError, match=r"cannot continue in the requested form: .*too many states"):
-        go_on()
+        replay()
     assert failures == ["told"]
 
 

@@ -15,7 +15,7 @@ _CURVES = _POINTS.map(lambda points: Curve.through(points.items()))
 _ROWS = st.integers(1, 1024)
 
 
-def test_between_points_it_is_a_straight_line_and_goes_on_beyond_the_last() -> None:
+def test_between_points_it_is_a_straight_line_and_continues_beyond_the_last() -> None:
     curve = Curve.through([(32, 2.0), (1, 1.0), (16, 1.0)])
     assert [curve.at(n) for n in (1, 8, 16, 24, 32, 48)] == [1.0, 1.0, 1.0, 1.5, 2.0, 3.0]
     assert curve.slope(1) == 0

@@ -207,12 +207,12 @@ class Gate:
     """Reads that begin, and end only when they may."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.begun, self.may_continue = threading.Event(), threading.Event()
         read = FileReader.read_into
 
         def waiting(reader: FileReader, memories: Sequence[memoryview], offset: int) -> int:
             self.begun.set()
-            assert self.go_on.wait(PATIENCE_S)
+            assert self.may_continue.wait(PATIENCE_S)
             return read(reader, memories, offset)
 
         monkeypatch.setattr(FileReader, "read_into", waiting)
@@ -263,16 +263,16 @@ def test_a_failed_read_is_raised_where_its_expert_is_needed_and_tried_again(
 def test_a_wait_ends_when_it_is_asked_to_and_what_was_begun_is_finished(
     pool: ExpertPool, store: Store, content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, go_on = FileReader.read_into, threading.Event()
+    read, may_continue = FileReader.read_into, threading.Event()
 
     def hanging(self: FileReader, memories: Sequence[memoryview], offset: int) -> int:
-        assert go_on.wait(PATIENCE_S)
+        assert may_continue.wait(PATIENCE_S)
         return read(self, memories, offset)
 
     monkeypatch.setattr(FileReader, "read_into", hanging)
     with pytest.raises(DecodeAborted):
         acquire(pool, 2, (1, 5), lambda: True)
-    go_on.set()
+    may_continue.set()
     misses = pool.use.misses
     check(pool, store, content, 2, [1, 5])
     assert pool.use.misses == misses

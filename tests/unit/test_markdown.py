@@ -171,7 +171,7 @@ def test_long_lines_of_code_are_left_to_the_terminal() -> None:
         ("", ""),
     ],
 )
-def test_what_an_answer_goes_on_with(text: str, end: str) -> None:
+def test_what_an_answer_continues_with(text: str, end: str) -> None:
     assert last_block(text) == end
 
 

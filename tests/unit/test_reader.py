@@ -110,7 +110,7 @@ def test_a_file_that_is_written_to_is_an_error_unless_that_is_expected(
     lenient.close()
 
 
-def test_a_file_that_is_replaced_goes_on_being_read_as_it_was(file: Path, memory: memoryview) -> None:
+def test_a_file_that_is_replaced_is_still_read_as_it_was(file: Path, memory: memoryview) -> None:
     reader = FileReader(file)
     other = file.with_name("other")
     other.write_bytes(bytes(SIZE))

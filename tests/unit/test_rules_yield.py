@@ -116,7 +116,7 @@ def test_a_drafter_that_is_the_target_is_always_right(rule: str) -> None:
     assert one_pass(method, drafter, both, limits(10, depth=3))[1] == 3
 
 
-def test_equal_draws_are_one_node_that_goes_on_with_all_of_them() -> None:
+def test_equal_draws_are_one_node_that_continues_with_all_of_them() -> None:
     drafter = TableDrafter(fixed([0.0, 1.0]))
     config = GenerationConfig(temperature=1, verify="spectr")
     guess = method_for(config, 2, 1, drafter).drafting.draft(drafter, [1, 0], limits(10, depth=3))
@@ -131,7 +131,7 @@ def test_draws_without_replacement_end_with_the_law() -> None:
     assert sorted(guess.drawn[0]) == [0, 2]
 
 
-def test_the_first_draw_goes_on_for_those_that_the_law_has_no_token_for() -> None:
+def test_the_first_draw_continues_for_those_that_the_law_has_no_token_for() -> None:
     sure = table(lambda text: [0, 1, 0] if len(text) == 2 else [0.2, 0.3, 0.5])
     drafter = TableDrafter(sure)
     config = GenerationConfig(temperature=1, verify="recursive")

@@ -171,7 +171,7 @@ def test_a_text_that_fails_in_the_middle_concerns_no_other(monkeypatch: pytest.M
         assert last["good"].chunk.generation.tokens == expected
 
 
-def test_a_cancelled_request_ends_and_the_others_go_on() -> None:
+def test_a_cancelled_request_ends_and_the_others_continue() -> None:
     engine, target = fake_engine(NoDrafter(), 2, never_ends=True)
     with engine:
         config = GenerationConfig(max_tokens=20)

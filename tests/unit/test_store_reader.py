@@ -99,7 +99,7 @@ def test_a_pack_overwritten_in_use_is_damaged(file: Path, memory: memoryview) ->
     ],
 )
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_file_with_another_name_or_mode_goes_on_being_read(
+def test_a_file_with_another_name_or_mode_is_still_read(
     file: Path, memory: memoryview, change: Callable[[Path], None], packed: bool
 ) -> None:
     reader = opened(file, packed=packed)

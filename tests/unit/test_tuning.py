@@ -17,7 +17,7 @@ from edgespec.drafting.agreement import SampleAnswer
 from edgespec.drafting.tuning.calibration import CALIBRATED, round_matrix
 from edgespec.drafting.tuning.data.answers import Answer
 from edgespec.drafting.tuning.data.batches import answers_of_step, batch_of, tokens_seen
-from edgespec.drafting.tuning.data.prompts import OWN, Prompt, prompts_that_come_along, read_prompts, with_own
+from edgespec.drafting.tuning.data.prompts import OWN, Prompt, bundled_prompts, read_prompts, with_own
 from edgespec.drafting.tuning.network.extent import TrainedExtent
 from edgespec.drafting.tuning.network.rounding import ROUNDED, rounded
 from edgespec.drafting.tuning.network.shape import shape_of
@@ -30,7 +30,7 @@ VOCAB = 12
 
 
 def test_every_category_is_asked_and_held_out() -> None:
-    prompts = prompts_that_come_along()
+    prompts = bundled_prompts()
     asked, kept = (Counter(p.category for p in part) for part in (prompts.training, prompts.held_out))
     assert asked.keys() == kept.keys()
     assert len(set(asked.values())) == len(set(kept.values())) == 1
@@ -59,7 +59,7 @@ def test_own_prompts_come_first_and_some_are_held_out(tmp_path: Path) -> None:
     own = read_prompts(path)
     assert [prompt.text for prompt in own] == [*lines, "In JSON", "{a set}"]
     assert [prompt.category for prompt in own[-2:]] == ["odd", OWN]
-    prompts = with_own(prompts_that_come_along(), own)
+    prompts = with_own(bundled_prompts(), own)
     assert [prompt.text for prompt in prompts.held_out[:2]] == ["Question 7", "In JSON"]
     assert set(prompts.training[:15]) | set(prompts.held_out[:2]) == set(own)
 

@@ -109,7 +109,7 @@ class Chat:
         self._report(answer, continue_hint)
         return interruption
 
-    def go_on(self, *, continue_hint: str) -> Interruption:
+    def continue_answer(self, *, continue_hint: str) -> Interruption:
         """Continue the last answer; returns as `ask` does.
 
         Raises:
@@ -118,7 +118,7 @@ class Chat:
         # The paragraph or block of code that is continued is shown again, so that it continues as one.
         begun = last_block(self.session.messages[-1]["content"]) if self._writer is not None else ""
         interruption, answer = self._show(
-            lambda status: self.session.go_on(self.config, on_prefill=status.prefill), begun
+            lambda status: self.session.continue_answer(self.config, on_prefill=status.prefill), begun
         )
         if answer.passes and not answer.text.strip() and not interruption:
             self.terminal.note("The answer was complete already.")

@@ -168,9 +168,9 @@ class InteractiveChat:
         self.last_question = text
         self._with_room(lambda: self.chat.ask(text, continue_hint=_IF_CUT_OFF), text)
 
-    def go_on(self) -> None:
+    def continue_answer(self) -> None:
         """Continue the last answer; if there is no room, offer to drop turns."""
-        self._with_room(lambda: self.chat.go_on(continue_hint=_IF_CUT_OFF), "")
+        self._with_room(lambda: self.chat.continue_answer(continue_hint=_IF_CUT_OFF), "")
 
     def _with_room(self, do: Callable[[], Interruption], text: str) -> None:
         """Have something answered.

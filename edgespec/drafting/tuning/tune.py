@@ -24,9 +24,9 @@ from edgespec.drafting.recipe_search import CostModel
 from edgespec.drafting.recipes import RecipeState
 from edgespec.drafting.tuning.data.answers import Answer, AnswerFile, collect_answers
 from edgespec.drafting.tuning.data.collecting import collected
-from edgespec.drafting.tuning.data.prompts import PromptSplit, prompts_that_come_along, read_prompts, with_own
+from edgespec.drafting.tuning.data.prompts import PromptSplit, bundled_prompts, read_prompts, with_own
 from edgespec.drafting.tuning.evaluation import Evaluation, evaluate, tokens_per_pass
-from edgespec.drafting.tuning.network.export import export, types_to_reckon_with, usual_type
+from edgespec.drafting.tuning.network.export import export, rounded_types, usual_type
 from edgespec.drafting.tuning.network.extent import TrainedExtent, extent_for
 from edgespec.drafting.tuning.network.weights import ModelWeights, check_tunable, load_weights
 from edgespec.drafting.tuning.options import LEAST_ANSWERS, TrainingRecord, TunedDrafter, TuneOptions, check
@@ -70,7 +70,7 @@ def tune(target: str, options: TuneOptions, on_progress: Progress | None = None)
     """
     report = on_progress or no_progress
     check(options)
-    prompts = prompts_that_come_along()
+    prompts = bundled_prompts()
     if options.prompts is not None:
         prompts = with_own(prompts, read_prompts(options.prompts))
     header = read_header(catalog.find(target, on_progress))
@@ -97,7 +97,7 @@ class _Tuning:
         parts: list[object] = [target.fingerprint, start.fingerprint, start.file_bytes]
         parts += [options.tokens, options.answers]
         parts += [prompt.text for prompt in prompts.training]
-        if options.quantization and types_to_reckon_with(start, options.quantization):
+        if options.quantization and rounded_types(start, options.quantization):
             parts.append(options.quantization)  # another training
         self._label = "tuning-" + hashlib.blake2b(json.dumps(parts).encode(), digest_size=5).hexdigest()
         self._folder = drafters_folder() / "work" / target.fingerprint[:16]
@@ -180,7 +180,7 @@ class _Tuning:
         total = len(held_out) + len(wanted)
         before, begun = self._answering_s, time.monotonic()
 
-        def goes_on(index: int) -> bool:
+        def may_continue(index: int) -> bool:
             has_time = before + time.monotonic() - begun < limit
             needed = index < len(held_out) + LEAST_ANSWERS
             return needed or self._options.steps is not None or has_time
@@ -192,7 +192,7 @@ class _Tuning:
             self._report(f"The target answers, {done} so far", 0.3 * min(max(in_time, done / total), 1.0))
 
         asked = [*held_out, *wanted]
-        with closing(collect_answers(engine, asked, self._options.tokens, goes_on, on_pass)) as answers:
+        with closing(collect_answers(engine, asked, self._options.tokens, may_continue, on_pass)) as answers:
             for answer in answers:
                 self._answers.add(answer)
                 self._state.save("answering_s", before + time.monotonic() - begun)
@@ -213,7 +213,7 @@ class _Tuning:
         torch.set_num_threads(self._options.threads or default_threads())
         quantization = self._options.quantization or usual_type(self._start)
         loaded = load_weights(self._start.path)
-        kinds = types_to_reckon_with(self._start, quantization)
+        kinds = rounded_types(self._start, quantization)
         network = Network(loaded.shape, loaded.weights, self._extent, kinds)
         checkpoint = self._folder / f"{self._label}.pt"
         trainer = Trainer(network, learned, checkpoint, self._label)

@@ -116,7 +116,7 @@ class Session:
         yield from self._stream(encoded, config, on_prefill, lambda answer: self._add(text, answer, encoded))
 
     @checks_arguments
-    def go_on(
+    def continue_answer(
         self,
         config: GenerationConfig | None = None,
         *,

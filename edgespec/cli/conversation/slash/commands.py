@@ -73,7 +73,9 @@ class SlashCommands:
             "/edit": SlashCommand(
                 "[TEXT]", "ask TEXT instead of the last question, or change it in an editor", rewriting.edit
             ),
-            "/continue": SlashCommand("", "continue an answer that was cut off or stopped", rewriting.go_on),
+            "/continue": SlashCommand(
+                "", "continue an answer that was cut off or stopped", rewriting.continue_answer
+            ),
             "/model": SlashCommand(
                 "[NAME]", "switch to another model, or list the models here", models.change, complete_model
             ),

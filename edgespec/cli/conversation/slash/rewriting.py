@@ -50,11 +50,11 @@ class RewriteCommands:
         self._chat.say(f">>> {changed}")
         self._chat.answer(changed)
 
-    def go_on(self, _rest: str) -> None:
+    def continue_answer(self, _rest: str) -> None:
         """Go on with the last answer."""
         if not self._chat.chat.session.messages:
             raise UsageError("There is no answer to continue.", "Ask something first.")
-        self._chat.go_on()
+        self._chat.continue_answer()
 
     @property
     def _last_question(self) -> str | None:

@@ -21,7 +21,7 @@ class TypedChat(Protocol):
     def answer(self, text: str) -> None:
         """Answer a question."""
 
-    def go_on(self) -> None:
+    def continue_answer(self) -> None:
         """Continue the last answer."""
 
     def confirm(self, question: str) -> bool:

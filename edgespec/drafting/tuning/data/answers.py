@@ -128,7 +128,7 @@ def collect_answers(
     engine: Engine,
     prompts: Sequence[Prompt],
     tokens: int,
-    goes_on: Callable[[int], bool] = lambda index: True,
+    may_continue: Callable[[int], bool] = lambda index: True,
     on_pass: Callable[[], None] = lambda: None,
 ) -> Generator[Answer, None, None]:
     """Generate the target's answers to prompts, many sequences a pass, and yield each as it is finished.
@@ -137,7 +137,7 @@ def collect_answers(
 
     Args:
         tokens: most tokens of an answer.
-        goes_on: whether the prompt of this index shall still be asked; the first that shall not ends it.
+        may_continue: whether the prompt of this index shall still be asked; the first that shall not ends it.
         on_pass: called at least once a pass.
 
     Raises:
@@ -149,7 +149,7 @@ def collect_answers(
 
     def requests() -> Iterator[Request]:
         for index, prompt in enumerate(prompts):
-            if not goes_on(index):
+            if not may_continue(index):
                 return
             with suppress(ContextLengthError):
                 asked[index] = tuple(engine.encoder.encode(prompt.text))

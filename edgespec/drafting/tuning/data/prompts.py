@@ -35,7 +35,7 @@ class PromptSplit:
     held_out: tuple[Prompt, ...]
 
 
-def prompts_that_come_along() -> PromptSplit:
+def bundled_prompts() -> PromptSplit:
     """Questions of every category in turn, with every form of a question and every subject early on."""
     source = resources.files("edgespec.drafting.tuning.data").joinpath("prompts.json")
     categories = json.loads(source.read_text(encoding="utf-8"))

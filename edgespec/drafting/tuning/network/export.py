@@ -39,7 +39,7 @@ def usual_type(start: GGUFHeader) -> str:
     return FINE if coarse and whole else AS_BEFORE
 
 
-def types_to_reckon_with(start: GGUFHeader, quantization: str) -> dict[str, str]:
+def rounded_types(start: GGUFHeader, quantization: str) -> dict[str, str]:
     """The types that matrices will be rounded to, by name, where training should account for that."""
     kinds = matrix_kinds(start)
     if quantization != AS_BEFORE:
