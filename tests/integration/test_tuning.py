@@ -198,7 +198,7 @@ def test_rates_are_tried_and_the_best_weights_kept(
     assert trainer.checked == pytest.approx(trainer._divergence_of_checks(), rel=1e-3)
     assert trainer._divergence_of_checks() <= untrained
     if rate > 1:
-        assert trainer._rate < rate
+        assert trainer.rate < rate
 
     loaded = load_weights(start)
     again = Trainer(

@@ -58,6 +58,7 @@ class TrainingRecord:
     steps: int
     seconds: float
     divergence: float
+    rate: float
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,8 @@ class TunedDrafter:
         )
         return [
             f"Tuned {before.path.name} on {trained.answers} answers of {self.target.name} "
-            f"({trained.tokens} tokens) for {readable_time(trained.seconds)}.",
+            f"({trained.tokens} tokens) for {readable_time(trained.seconds)}, "
+            f"at a rate of {trained.rate:.1e}.",
             f"On {after.agreement.tokens} tokens that it has not learned from, it agrees on "
             f"{after.agreement.top1:.0%} at once and on {after.agreement.top4:.0%} within four; "
             f"before, on {before.agreement.top1:.0%} and {before.agreement.top4:.0%}.",

@@ -170,6 +170,7 @@ class Trainer:
         label: what the checkpoint belongs to.
 
     Attributes:
+        rate: AdamW's, after a few steps: the one found by trying, or the method's.
         steps, seconds: of training so far, in all runs.
         loss: a moving average; None before the first step.
         checked: the best divergence on answers that are not learned from, so far; None if it is not known.
@@ -191,7 +192,7 @@ class Trainer:
         self._network = network
         self._answers = answers
         self._method = method
-        self._rate = method.rounded_rate if network.rounds else method.rate
+        self.rate = method.rounded_rate if network.rounds else method.rate
         self._rate_was_tried = False
         self._learned, self._checks = _divided(len(answers))
         # Products with a copy of the rows that are needed, not with all of them.
@@ -216,7 +217,7 @@ class Trainer:
 
     def _new_optimizer(self) -> torch.optim.AdamW:
         return torch.optim.AdamW(
-            self._network.trained().values(), lr=self._rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True
+            self._network.trained().values(), lr=self.rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True
         )
 
     def train(self, budget: TrainingBudget, on_progress: Progress) -> None:
@@ -260,26 +261,26 @@ class Trainer:
             return
         start = self.checked = self._divergence_of_checks()
         self._save_best()
-        usual, outcomes = self._rate, dict[float, float]()
+        usual, outcomes = self.rate, dict[float, float]()
         self._rate_was_tried = True
         for trial in range(_TRIED_RATES):
             done = budget.done(trial * _TRIAL_STEPS, self.seconds)
             if trial and done * (trial + 1) / trial > _TRIAL_SHARE:
                 break
-            self._rate = usual / _SLOWER**trial
+            self.rate = usual / _SLOWER**trial
             self._optimizer = self._new_optimizer()
             threads = _Threads()
             for step in range(_TRIAL_STEPS):
                 on_progress(f"Trying rate {trial + 1} of {_TRIED_RATES}, step {step + 1}", done)
                 self._timed_step(0.0, threads)
             one_gained = any(outcome < start for outcome in outcomes.values())
-            outcomes[self._rate] = self._divergence_of_checks()
+            outcomes[self.rate] = self._divergence_of_checks()
             self._restore_best()
             self.steps, self.loss, self._first_losses = 0, None, []
-            if one_gained and outcomes[self._rate] > min(outcomes.values()):
+            if one_gained and outcomes[self.rate] > min(outcomes.values()):
                 break  # slower ones gain less
         self._rate_was_tried = len(outcomes) > 1
-        self._rate = min(outcomes, key=outcomes.__getitem__) if self._rate_was_tried else usual
+        self.rate = min(outcomes, key=outcomes.__getitem__) if self._rate_was_tried else usual
         self._optimizer = self._new_optimizer()
 
     def _check(self) -> None:
@@ -343,7 +344,7 @@ class Trainer:
         if not self._rate_was_tried:
             near = min(sum(self._first_losses) / len(self._first_losses) / self._method.far, 1.0)
         warm = min((self.steps + 1) / _WARM_UP, 1.0)
-        return self._rate * near * warm * (1 - (1 - self._method.least) * done)
+        return self.rate * near * warm * (1 - (1 - self._method.least) * done)
 
     def _precision(self) -> AbstractContextManager[None]:
         return torch.autocast("cpu", torch.bfloat16) if self.half else nullcontext()
@@ -377,7 +378,7 @@ class Trainer:
             "loss": self.loss,
             "checked": self.checked,
             "without_gain": self._without_gain,
-            "rate": self._rate,
+            "rate": self.rate,
             "rate_was_tried": self._rate_was_tried,
             "first_losses": self._first_losses,
             "weights": self._weights(),
@@ -413,7 +414,7 @@ class Trainer:
         if state["rate_was_tried"] and not self._fits(_read(self._best)):
             return
         self._load(state)
-        self._rate, self._rate_was_tried = state["rate"], state["rate_was_tried"]
+        self.rate, self._rate_was_tried = state["rate"], state["rate_was_tried"]
         self._optimizer.load_state_dict(state["optimizer"])
         self.steps, self.seconds, self.loss = state["steps"], state["seconds"], state["loss"]
         self.checked, self._without_gain = state["checked"], state["without_gain"]

@@ -229,6 +229,7 @@ class _Tuning:
             trainer.steps,
             trainer.seconds,
             trainer.loss or 0.0,
+            trainer.rate,
         )
         self._report("Writing the drafter", 0.86)
         # The same training gives the same file, so no times.

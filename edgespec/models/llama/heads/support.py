@@ -34,18 +34,23 @@ def support_fault(family: HeadFamily) -> str:
     """The reason why heads of a family do not work here, as a clause; empty if they do.
 
     Raises:
-        BackendError: no child process can be started to find out.
+        BackendError: no child process can be started to find out, or it ran out of time or memory, which
+            says little of the build.
     """
     place = _place(family)
     fault = read_json(place, lambda kept: "" + kept["fault"])
     if fault is None:
         trial = f"edgespec.models.llama.{family.value}"
         verdict = attempt_in_child(trial, {}, cpu_s=_MOST_S, stack_bytes=8 << 20)
-        fault = f"trying one, it ends by {verdict.detail or verdict.why}"
+        if verdict.why in ("time", "memory"):
+            raise BackendError(
+                f"Drafting with {family.title} could not be tried: the trial ran out of {verdict.why}.",
+                "Close other programs, and try again.",
+            )
+        fault = f"trying one, it ends by {verdict.detail}"
         if verdict.answer is not None:
             fault = str(verdict.answer.get("error", ""))
-        if verdict.why in (None, "crash"):  # running out of time or memory says little of the build
-            save_json(place, {"fault": fault})
+        save_json(place, {"fault": fault})
     return fault
 
 
