@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import mmap
+import shutil
 import signal
 import subprocess
 import sys
@@ -169,7 +171,42 @@ def test_a_widened_target_within_a_cap(tmp_path: Path, capsys: pytest.CaptureFix
     assert set(document["curves"]) == {"memory", "stream"}
     assert document["notes"][0].startswith("The target is widened")
     cache = user_cache_path("edgespec")
-    assert [path for name in ("bench-models", "packs") for path in (cache / name).iterdir()] == []
+    assert [*cache.glob("bench-models/*"), *cache.glob("packs/*")] == []
+
+
+# Reports the pages of the model that were cached before it read any, as tokens a second.
+_COUNTS_CACHED_PAGES = """#!{python}
+import ctypes, mmap, sys
+with open(sys.argv[sys.argv.index("-m") + 1], "rb") as file:
+    mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    n_pages = -(-len(mapped) // mmap.PAGESIZE)
+    resident = (ctypes.c_ubyte * n_pages)()
+    address = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(mapped)))
+    assert ctypes.CDLL(None).mincore(address, ctypes.c_size_t(len(mapped)), resident) == 0
+    cached = sum(page & 1 for page in resident)
+    while file.read(1 << 20):
+        pass
+print(f"eval time = 1 ms / 1 runs ( 1 ms per token, {{cached + 1}} tokens per second)")
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks Linux for cached pages")
+@pytest.mark.skipif(cap_kind() == "none", reason="takes root, or systemd for the user")
+def test_a_capped_run_finds_nothing_cached_by_the_run_before(
+    q4_drafter_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "llama-completion"
+    program.write_text(_COUNTS_CACHED_PAGES.format(python=sys.executable))
+    program.chmod(0o755)
+    model = shutil.copy(q4_drafter_path, tmp_path / "model.gguf")  # that nothing else has mapped
+    command = ["bench", str(model), "--draft", "lookup", "--memory-cap", "400MiB", "--profile-seconds", "0"]
+    command += ["--compare", f"llama.cpp={program}", "--prompts", "3", "--repetitions", "1"]
+    assert main([*command, "--max-tokens", "2", "--tree-budget", "2", "--json", "-", "--quiet"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
+    row = rows["llama.cpp, plain"]
+    assert row["error"] is None
+    assert len(row["samples"]) == 3
+    assert max(row["samples"]) < 0.02 * model.stat().st_size / mmap.PAGESIZE
 
 
 def test_ctrl_c_prints_the_rows_that_are_done(tmp_path: Path) -> None:

@@ -186,9 +186,9 @@ def test_a_damaged_pack_is_told_and_made_anew(q4_drafter_path: Path) -> None:
         loads.append(1)
         if len(loads) > 1:
             gate.wait(PATIENCE_S)
-        return streamed(q4_drafter_path)
+        return streamed(q4_drafter_path, pack="always")
 
-    with serving(partial(streamed, q4_drafter_path)) as untouched:
+    with serving(partial(streamed, q4_drafter_path, pack="always")) as untouched:
         expected = untouched.text()
     with serving(loading) as server:
         [pack] = [

@@ -183,7 +183,10 @@ class Runner:
 
     def _other(self, other: ComparedProgram, spec: RowSpec, prompts: Sequence[str]) -> Row:
         def run(command: Sequence[str], **options: Any) -> CappedResult:
-            return run_capped(command, self._cap_of(spec), killable=self._child, **options)
+            cap = self._cap_of(spec)
+            if cap:  # the run before left in the page cache what its own group paid for
+                self._forget_files()
+            return run_capped(command, cap, killable=self._child, **options)
 
         return other.measure(spec, prompts, run)
 
