@@ -278,9 +278,9 @@ def test_what_was_learned_survives_few_bits(target: Path, answers: list[Answer],
 @pytest.mark.usefixtures("measured_by_what_was_learned")
 def test_kept_types_are_trained_for_and_keep_the_size(target: Path, tmp_path: Path) -> None:
     start = make_drafter(target, tmp_path / "start.gguf", quantization="q4_0", drop_layers=(4, 5))
-    options = {"start": str(start), "quantization": KEEP, "steps": 40, "output": tmp_path / "tuned.gguf"}
+    options = {"start": str(start), "quantization": KEEP, "steps": 120, "output": tmp_path / "tuned.gguf"}
     tuned = tune(str(target), TuneOptions(**vars(QUICK) | options))
-    assert tuned.after.agreement.top1 > 1.2 * tuned.before.agreement.top1
+    assert tuned.after.agreement.top1 > 2 * tuned.before.agreement.top1
     assert tuned.path is not None
     pairs = zip(gguf.GGUFReader(start).tensors, gguf.GGUFReader(tuned.path).tensors, strict=True)
     for before, after in pairs:
