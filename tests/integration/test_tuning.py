@@ -211,6 +211,30 @@ def test_rates_are_tried_and_the_best_weights_kept(
     }
 
 
+def test_rates_that_damage_a_drafter_are_left_for_lower_ones(
+    start: Path, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "_LEAST_CHECKS": 1, "_TRIAL_STEPS": 3, "_CHECK_EVERY": 4, "_SLOWED_AFTER": 1, "_SLOWER": 100,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(training, name, value)
+    with edgespec.load(target, draft="none", context=1024) as engine:
+        answers = list(collect_answers(engine, bundled_prompts().training[:9], 16))
+    loaded = load_weights(start)
+    network = Network(loaded.shape, loaded.weights, TrainedExtent(2))
+    said: list[str] = []
+    trainer = Trainer(network, answers, tmp_path / "c.pt", "label", method=TrainingMethod(rate=1e3))
+    untrained = trainer._divergence_of_checks()
+    trainer.train(StepBudget(36), lambda what, part: said.append(what))
+    assert {what.split(",")[0] for what in said if "rate" in what} == {
+        "Trying rate 1 of 4",
+        "Trying rate 2 of 4",
+    }, "there was no time for the others"
+    assert trainer.rate < 1e3 / 100**2
+    assert trainer.checked is not None
+    assert trainer.checked < untrained
+
+
 def test_what_was_learned_survives_in_fine_types(target: Path, tmp_path: Path) -> None:
     coarse = make_drafter(target, tmp_path / "q4_0.gguf", quantization="q4_0")
     header = read_header(coarse)

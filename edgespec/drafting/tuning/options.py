@@ -51,7 +51,11 @@ class TuneOptions:
 
 @dataclass(frozen=True)
 class TrainingRecord:
-    """The training data of a drafter, and its distance from its target afterwards."""
+    """The training data of a drafter, and its distance from its target afterwards.
+
+    Attributes:
+        rate: AdamW's, at the end.
+    """
 
     answers: int
     tokens: int
@@ -93,8 +97,7 @@ class TunedDrafter:
         )
         return [
             f"Tuned {before.path.name} on {trained.answers} answers of {self.target.name} "
-            f"({trained.tokens} tokens) for {readable_time(trained.seconds)}, "
-            f"at a rate of {trained.rate:.1e}.",
+            f"({trained.tokens} tokens) for {readable_time(trained.seconds)}.",
             f"On {after.agreement.tokens} tokens that it has not learned from, it agrees on "
             f"{after.agreement.top1:.0%} at once and on {after.agreement.top4:.0%} within four; "
             f"before, on {before.agreement.top1:.0%} and {before.agreement.top4:.0%}.",

@@ -39,11 +39,12 @@ _SMOOTHED = 0.95
 _CHECKED_ANSWERS = 16  # that are not learned from, and tell when learning has become memorizing
 _LEAST_ANSWERS = 8  # to learn from, for each that is checked
 _LEAST_CHECKS = 4  # fewer say little, so every answer is learned from
-_CHECK_EVERY = 100  # steps
-_PATIENCE = 6  # checks without a gain, after which training ends
+_CHECK_EVERY = 50  # steps
+_SLOWED_AFTER = 3  # checks without a gain
+_PATIENCE = 12  # checks without a gain, after which training ends
 _TRIAL_STEPS = 24  # of each rate
 _TRIAL_SHARE = 0.2  # of the training, at most, for finding its rate
-_SLOWER = 4  # times, from one rate that is tried to the next
+_SLOWER = 4  # times, from one rate to the next
 _TRIED_RATES = 4
 _FASTER = 1.2  # times as fast, and bfloat16 is worth its rounding
 _TRIAL = (256, 1024)  # rows and width of the products that are timed
@@ -170,7 +171,7 @@ class Trainer:
         label: what the checkpoint belongs to.
 
     Attributes:
-        rate: AdamW's, after a few steps: the one found by trying, or the method's.
+        rate: AdamW's: the one found by trying, or the method's; lower after steps that gained nothing.
         steps, seconds: of training so far, in all runs.
         loss: a moving average; None before the first step.
         checked: the best divergence on answers that are not learned from, so far; None if it is not known.
@@ -281,10 +282,15 @@ class Trainer:
                 break  # slower ones gain less
         self._rate_was_tried = len(outcomes) > 1
         self.rate = min(outcomes, key=outcomes.__getitem__) if self._rate_was_tried else usual
+        if self._rate_was_tried and outcomes[self.rate] > start:  # all of them damaged it
+            self.rate = min(outcomes) / _SLOWER
         self._optimizer = self._new_optimizer()
 
     def _check(self) -> None:
-        """Measure on the answers that are not learned from, and keep the weights if they are the best."""
+        """Measure on the answers that are not learned from, and keep the weights if they are the best.
+
+        After some checks without a gain, training returns to the best weights, at a lower rate.
+        """
         begun = time.monotonic()
         found = self._divergence_of_checks()
         self.seconds += time.monotonic() - begun
@@ -293,6 +299,10 @@ class Trainer:
             self._save_best()
         else:
             self._without_gain += 1
+            if self._without_gain % _SLOWED_AFTER == 0:
+                self._restore_best()
+                self.rate /= _SLOWER
+                self._optimizer = self._new_optimizer()
 
     def _divergence_of_checks(self) -> float:
         """The mean divergence on the answers that are not learned from."""
