@@ -40,7 +40,7 @@ def test_a_table_is_in_no_layer(bare: ModelFiles, with_table: ModelFiles) -> Non
     assert bare.tables == ()
 
 
-@pytest.mark.parametrize("memory", [3 * GIB // 2, 2 * GIB])
+@pytest.mark.parametrize("memory", [13 * GIB // 8, 2 * GIB])
 def test_less_memory_leaves_the_table_in_the_file(
     memory: int, bare: ModelFiles, with_table: ModelFiles
 ) -> None:
