@@ -70,7 +70,11 @@ def test_agreement_ranks_by_what_the_target_would_take(
     assert best.tokens.shape == best.logprobs.shape == (3, count)
     for row, position in enumerate(positions):
         scores = logits[row].astype(np.float64) + temperature * noise.at(position)
-        assert best.tokens[row].tolist() == np.argsort(-scores)[:count].tolist()
+        assert len({*best.tokens[row].tolist()}) == count
+        # Tokens whose scores are the same in single precision may come in either order.
+        np.testing.assert_allclose(
+            scores[best.tokens[row]], np.sort(-scores)[:count] * -1, rtol=1e-5, atol=1e-5
+        )
         chances = np.exp((scores - scores.max()) / nats)
         expected = np.sort(np.log(chances / chances.sum()))[::-1][:count]
         np.testing.assert_allclose(best.logprobs[row], expected, rtol=1e-4, atol=1e-4)
