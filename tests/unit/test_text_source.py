@@ -7,7 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edgespec.speculation.drafters.proposing import ProposingDrafter
@@ -76,6 +76,7 @@ def _found(text: list[int], depth: int) -> dict[tuple[int, ...], float]:
 
 @settings(max_examples=40)
 @given(_TEXTS, st.integers(1, 3))
+@example([1, 0, 1, 1, 1, 1, 1], 2)  # an end that nothing follows takes no other's place
 def test_drafts_what_followed_earlier_occurrences(text: list[int], depth: int) -> None:
     tree = _draft(text, TreeLimits(budget=10_000, depth=depth, leaves=10_000))
     assert_well_formed(tree)

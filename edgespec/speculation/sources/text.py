@@ -16,7 +16,7 @@ from edgespec.speculation.growth import Frontier
 from edgespec.speculation.sources.automaton import SuffixAutomaton
 from edgespec.speculation.sources.base import MOST_CANDIDATES, Candidates, Proposals, Proposer
 
-_MOST_SUFFIXES = 4  # of a context whose continuations are proposed: the shorter ones add little
+_MOST_SUFFIXES = 4  # of a context, whose continuations are proposed: the shorter ones add little
 _MOST_TOKENS = 1 << 17  # of sequences that are indexed at a time, if there is more than one
 
 
@@ -39,8 +39,14 @@ class Continuations(Proposals):
     def _after(self, state: int, length: int) -> Candidates:
         """Continuations of a context, each with the evidence of the longest suffix that it followed."""
         found: dict[int, int] = {}
-        for suffix, matched in islice(self._automaton.suffixes(state, length), _MOST_SUFFIXES):
-            counts = self._automaton.continuations(suffix)
+        suffixes = self._automaton.suffixes(state, length)
+        # The sequence's own end may be among them, which nothing follows.
+        followed = (
+            (counts, matched)
+            for suffix, matched in suffixes
+            if (counts := self._automaton.continuations(suffix))
+        )
+        for counts, matched in islice(followed, _MOST_SUFFIXES):
             total = sum(counts.values())
             new = [token for token in counts if token not in found]
             if len(new) > 1:
