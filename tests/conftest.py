@@ -20,6 +20,7 @@ from filelock import FileLock
 import edgespec
 from edgespec.kernels import setting as kernels_setting
 from edgespec.kernels.report_store import ensure_report, reports_folder
+from edgespec.models.gguf.synthesis.widen import widen
 from edgespec.models.llama.quantize import KEEP, make_drafter
 
 # Before any test moves the user folders. Kept between runs, because the files take seconds to make.
@@ -149,6 +150,15 @@ def q4_drafter_path(smol_path: Path) -> Path:
     return made_once(
         f"smol-q4_0-{version('llama-cpp-python')}.gguf",
         lambda path: make_drafter(smol_path, path, quantization="q4_0"),
+    )
+
+
+@pytest.fixture(scope="session")
+def wide_path(q4_drafter_path: Path) -> Path:
+    """The Q4_0 drafter, widened: its tokens in more than twice the bytes."""
+    return made_once(
+        f"smol-q4_0-wide-220-{version('llama-cpp-python')}.gguf",
+        lambda path: widen(q4_drafter_path, path, 220_000_000),
     )
 
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 import tracemalloc
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from edgespec.machine.disks import TMPFS, disk_of
 from edgespec.models.gguf.footprint import work_bytes
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.gguf.synthesis.widen import widen
 from edgespec.models.llama.cache.kv_cache import open_cache
 from edgespec.models.llama.cache.shared_cells import PART
 from edgespec.models.llama.runtime.batch import TokenBatch
@@ -31,7 +29,6 @@ from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 from edgespec.models.llama.trials.dry_run import AllocationStore, Shape, dry_run
 from edgespec.offload.packing.pack import gains_from_packing
-from tests.conftest import made_once
 from tests.least_memory import least_memory
 
 _IMPORTS = """
@@ -41,15 +38,6 @@ with edgespec.load({model!r}, draft={draft!r}, context=256, threads=1) as engine
     assert engine.generate("one two three one two three one two", config, raw=True).tokens
 print([name for name in ("torch", "hf_xet", "huggingface_hub") if name in sys.modules])
 """
-
-
-@pytest.fixture(scope="session")
-def wide_path(q4_drafter_path: Path) -> Path:
-    """The drafter, widened: its tokens in more than twice the bytes."""
-    return made_once(
-        f"smol-q4_0-wide-220-{version('llama-cpp-python')}.gguf",
-        lambda path: widen(q4_drafter_path, path, 220_000_000),
-    )
 
 
 @pytest.mark.parametrize("draft", ["none", "lookup", "model"])

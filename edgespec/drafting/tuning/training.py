@@ -221,9 +221,15 @@ class Trainer:
             self._network.trained().values(), lr=self.rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True
         )
 
+    def _restart_at(self, rate: float) -> None:
+        """Train at another rate, without the moments of earlier steps."""
+        self.rate = rate
+        self._optimizer = self._new_optimizer()
+
     def train(self, budget: TrainingBudget, on_progress: Progress) -> None:
         """Train until the budget is spent, or nothing has been gained for long; keep the best weights.
 
+        After some checks without a gain, training returns to the best weights, at a lower rate.
         Whatever ends it, the progress is saved; of a step whose weights are half changed, that before it.
 
         Raises:
@@ -242,6 +248,9 @@ class Trainer:
                 self._timed_step(done, threads)
                 if self._rate_was_tried and self.steps % _CHECK_EVERY == 0:
                     self._check()
+                    if 0 < self._without_gain < _PATIENCE and self._without_gain % _SLOWED_AFTER == 0:
+                        self._restore_best()
+                        self._restart_at(self.rate / _SLOWER)
                 if time.monotonic() - saved > _SAVE_EVERY_S:
                     self.save()
                     saved = time.monotonic()
@@ -268,8 +277,7 @@ class Trainer:
             done = budget.done(trial * _TRIAL_STEPS, self.seconds)
             if trial and done * (trial + 1) / trial > _TRIAL_SHARE:
                 break
-            self.rate = usual / _SLOWER**trial
-            self._optimizer = self._new_optimizer()
+            self._restart_at(usual / _SLOWER**trial)
             threads = _Threads()
             for step in range(_TRIAL_STEPS):
                 on_progress(f"Trying rate {trial + 1} of {_TRIED_RATES}, step {step + 1}", done)
@@ -281,16 +289,13 @@ class Trainer:
             if one_gained and outcomes[self.rate] > min(outcomes.values()):
                 break  # slower ones gain less
         self._rate_was_tried = len(outcomes) > 1
-        self.rate = min(outcomes, key=outcomes.__getitem__) if self._rate_was_tried else usual
-        if self._rate_was_tried and outcomes[self.rate] > start:  # all of them damaged it
-            self.rate = min(outcomes) / _SLOWER
-        self._optimizer = self._new_optimizer()
+        rate = min(outcomes, key=outcomes.__getitem__) if self._rate_was_tried else usual
+        if self._rate_was_tried and outcomes[rate] > start:  # all of them damaged it
+            rate = min(outcomes) / _SLOWER
+        self._restart_at(rate)
 
     def _check(self) -> None:
-        """Measure on the answers that are not learned from, and keep the weights if they are the best.
-
-        After some checks without a gain, training returns to the best weights, at a lower rate.
-        """
+        """Measure on the answers that are not learned from, and keep the weights if they are the best."""
         begun = time.monotonic()
         found = self._divergence_of_checks()
         self.seconds += time.monotonic() - begun
@@ -299,10 +304,6 @@ class Trainer:
             self._save_best()
         else:
             self._without_gain += 1
-            if self._without_gain % _SLOWED_AFTER == 0:
-                self._restore_best()
-                self.rate /= _SLOWER
-                self._optimizer = self._new_optimizer()
 
     def _divergence_of_checks(self) -> float:
         """The mean divergence on the answers that are not learned from."""

@@ -16,7 +16,7 @@ from edgespec.speculation.growth import Frontier
 from edgespec.speculation.sources.automaton import SuffixAutomaton
 from edgespec.speculation.sources.base import MOST_CANDIDATES, Candidates, Proposals, Proposer
 
-_MOST_SUFFIXES = 4  # of a context, whose continuations are proposed: the shorter ones add little
+_MOST_SUFFIXES = 4  # of a context whose continuations are proposed: the shorter ones add little
 _MOST_TOKENS = 1 << 17  # of sequences that are indexed at a time, if there is more than one
 
 

@@ -51,7 +51,7 @@ class RewriteCommands:
         self._chat.answer(changed)
 
     def continue_answer(self, _rest: str) -> None:
-        """Go on with the last answer."""
+        """Continue the last answer."""
         if not self._chat.chat.session.messages:
             raise UsageError("There is no answer to continue.", "Ask something first.")
         self._chat.continue_answer()

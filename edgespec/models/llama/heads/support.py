@@ -47,8 +47,9 @@ def support_fault(family: HeadFamily) -> str:
                 f"Drafting with {family.title} could not be tried: the trial ran out of {verdict.why}.",
                 "Close other programs, and try again.",
             )
-        fault = f"trying one, it ends by {verdict.detail}"
-        if verdict.answer is not None:
+        if verdict.answer is None:
+            fault = f"trying one, it ends by {verdict.detail}"
+        else:
             fault = str(verdict.answer.get("error", ""))
         save_json(place, {"fault": fault})
     return fault
