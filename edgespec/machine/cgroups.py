@@ -20,7 +20,10 @@ def cgroups(controller: str, root: Path = ROOT) -> Iterator[tuple[int, Path]]:
     """
     mount = root / "sys/fs/cgroup"
     for line in read_text(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = (line + "::").split(":")[:3]
+        fields = line.split(":", 2)  # a path may have colons, as those of containerd do
+        if len(fields) < 3:
+            continue
+        _, controllers, path = fields
         if controllers == "":
             for top in (mount, mount / "unified"):  # the latter if version 1 is used as well
                 yield from ((2, folder) for folder in _upwards(top, path))

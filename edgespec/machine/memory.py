@@ -13,6 +13,17 @@ from edgespec.machine.cgroups import ROOT, cgroups, read_number, read_text
 
 _NO_LIMIT = 2**60  # version 1 of control groups writes a huge number for no limit
 
+# By version of control groups: the limits, the usage, and the page cache within it. All of that cache can be
+# reclaimed: a file that was read twice is "active", and in memory for no other reason.
+_GROUP_FILES = {
+    1: (
+        ("memory.limit_in_bytes",),
+        "memory.usage_in_bytes",
+        ("total_inactive_file", "total_active_file"),
+    ),
+    2: (("memory.max", "memory.high"), "memory.current", ("inactive_file", "active_file")),
+}
+
 OVERCOMMIT_STRICT = 2
 
 PROCESS_BYTES = 96 << 20
@@ -112,17 +123,15 @@ def peak_rss() -> int:
 def _limits(root: Path) -> Iterator[tuple[int, int]]:
     """Limit and available bytes of each memory control group of this process."""
     for version, folder in cgroups("memory", root):
-        if version == 2:
-            limit, usage, reclaimable = "memory.max", "memory.current", "inactive_file"
-        else:
-            limit, usage = "memory.limit_in_bytes", "memory.usage_in_bytes"
-            reclaimable = "total_inactive_file"
-        most, used = read_number(folder / limit), read_number(folder / usage)  # "max" is no number
-        if most is None or used is None or most >= _NO_LIMIT:
+        limits, usage, page_cache = _GROUP_FILES[version]
+        numbers = [read_number(folder / name) for name in limits]  # "max" is no number
+        limit = min((number for number in numbers if number is not None), default=_NO_LIMIT)
+        used = read_number(folder / usage)
+        if limit >= _NO_LIMIT or used is None:
             continue
         stat = dict(row.split()[:2] for row in read_text(folder / "memory.stat").splitlines() if " " in row)
-        cached = stat.get(reclaimable, "0")
-        yield most, max(most - used + (int(cached) if cached.isdigit() else 0), 0)
+        cached = sum(int(stat[name]) for name in page_cache if stat.get(name, "").isdigit())
+        yield limit, min(max(limit - used + cached, 0), limit)
 
 
 def _meminfo(root: Path) -> dict[str, int]:

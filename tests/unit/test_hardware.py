@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from edgespec.bench.rows.capped import cap_kind, run_capped
 from edgespec.machine.cores import FEATURES, probe_cores, usable_cores
 from edgespec.machine.disks import Disk, disk_of
 from edgespec.machine.gpus import Gpu, parse_nvidia_smi, probe_gpus
@@ -145,6 +146,89 @@ def test_a_containers_memory_counts_without_what_it_only_caches(root: Path) -> N
         write(root, f"sys/fs/cgroup/{group}/memory.stat", f"anon 5\ninactive_file {500 * MIB}")
     assert available_memory(root) == (4096 - 3000 + 500) * MIB
     assert probe_memory(root).container_limit == 4096 * MIB
+
+
+@pytest.mark.parametrize(
+    ("line", "folder", "limit", "usage", "prefix"),
+    [
+        ("0::/pod", "pod", "memory.max", "memory.current", ""),
+        ("4:memory:/pod", "memory/pod", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+    ],
+)
+def test_page_cache_that_was_read_twice_is_free_and_shared_memory_is_not(
+    root: Path, line: str, folder: str, limit: str, usage: str, prefix: str
+) -> None:
+    write(root, "proc/meminfo", MEMINFO)
+    write(root, "proc/self/cgroup", line)
+    write(root, f"sys/fs/cgroup/{folder}/{limit}", 8000 * MIB)
+    write(root, f"sys/fs/cgroup/{folder}/{usage}", 7500 * MIB)
+    stat = {"file": 7000, "cache": 7000, "shmem": 600, "inactive_anon": 600}
+    stat |= {"inactive_file": 400, "active_file": 6000, "active_anon": 500}
+    rows = [f"{prefix}{name} {size * MIB}" for name, size in stat.items()]
+    write(root, f"sys/fs/cgroup/{folder}/memory.stat", "\n".join(rows))
+    assert available_memory(root) == (8000 - 7500 + 6400) * MIB
+
+
+def test_more_page_cache_than_usage_frees_no_more_than_the_limit(root: Path) -> None:
+    write(root, "proc/meminfo", MEMINFO)
+    write(root, "proc/self/cgroup", "0::/")
+    write(root, "sys/fs/cgroup/memory.max", 2000 * MIB)
+    write(root, "sys/fs/cgroup/memory.current", 100 * MIB)  # read a moment after the next
+    write(root, "sys/fs/cgroup/memory.stat", f"active_file {900 * MIB}")
+    assert available_memory(root) == 2000 * MIB
+
+
+@pytest.mark.parametrize("high", [2048 * MIB, 8192 * MIB, "max"])
+@pytest.mark.parametrize("maximum", [4096 * MIB, "max"])
+def test_a_throttle_limits_memory_too(root: Path, high: int | str, maximum: int | str) -> None:
+    write(root, "proc/meminfo", MEMINFO)
+    write(root, "proc/self/cgroup", "0::/user.slice")
+    write(root, "sys/fs/cgroup/user.slice/memory.max", maximum)
+    write(root, "sys/fs/cgroup/user.slice/memory.high", high)
+    write(root, "sys/fs/cgroup/user.slice/memory.current", 0)
+    limits = [limit for limit in (maximum, high) if isinstance(limit, int)]
+    assert available_memory(root) == min([16 << 30, *limits])
+    assert probe_memory(root).container_limit == min(limits, default=None)
+
+
+@pytest.mark.parametrize("colons", ["pod7.slice:cri-containerd:c0ffee", "a:b::c"])
+def test_a_group_with_colons_in_its_path_is_found(
+    root: Path, monkeypatch: pytest.MonkeyPatch, colons: str
+) -> None:
+    write(root, "proc/meminfo", MEMINFO)
+    write(root, "proc/self/cgroup", f"3:cpuset:/\n0::/kubepods.slice/{colons}")
+    group = f"sys/fs/cgroup/kubepods.slice/{colons}"
+    write(root, f"{group}/memory.max", 2048 * MIB)
+    write(root, f"{group}/memory.current", 48 * MIB)
+    write(root, f"{group}/cpu.max", "200000 100000")
+    assert available_memory(root) == 2000 * MIB
+    assert cores(root, monkeypatch) == 2
+
+
+_READ_TWICE = """
+import sys
+from edgespec.machine.memory import available_memory
+for _ in range(3):
+    with open(sys.argv[1], "rb") as file:
+        while file.read(1 << 20):
+            pass
+print(available_memory())
+"""
+
+
+@pytest.mark.skipif(cap_kind() == "none", reason="takes root, or systemd for the user")
+def test_a_file_that_a_group_has_read_before_leaves_its_memory_free(tmp_path: Path) -> None:
+    size, cap = 128 * MIB, 192 * MIB
+    file = tmp_path / "model"
+    with file.open("wb") as out:
+        out.write(bytes(size))
+        out.flush()
+        os.fsync(out.fileno())
+        os.posix_fadvise(out.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # so that the group is charged for it
+    ran = run_capped([sys.executable, "-c", _READ_TWICE, str(file)], cap, keep_errors=True)
+    assert ran.status == 0, ran.errors
+    assert ran.peak_bytes > size
+    assert int(ran.output) > size
 
 
 def test_version_1_memory_groups_with_no_limit(root: Path) -> None:
