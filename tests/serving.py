@@ -18,13 +18,15 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 import edgespec
+from edgespec.cli.options.sampling import SamplingOptions
+from edgespec.config import Config
 from edgespec.engine.engine import Engine
-from edgespec.generation.config import GenerationConfig
 from edgespec.serving.api.limits import Limits
 from edgespec.serving.app import Application
 from edgespec.serving.completion_handler import CompletionHandler
 from edgespec.serving.engine_worker import EngineWorker
 from edgespec.serving.request_log import RequestLogEntry
+from edgespec.serving.served_model import ServedModel
 from edgespec.serving.server import Server
 from tests.waiting import PATIENCE_S
 
@@ -135,6 +137,7 @@ def serving(
     on_request: Callable[[RequestLogEntry], None] | None = None,
     system: str | None = None,
     api_key: str | None = None,
+    recommended: bool = False,
     **defaults: Any,
 ) -> Iterator[Running]:
     """A server in this process.
@@ -147,16 +150,23 @@ def serving(
         on_request: called when a request is done.
         system: the system prompt of conversations that have none.
         api_key: what clients must send.
+        recommended: what requests leave open is as the model's maker recommends.
         defaults: settings that requests leave open.
     """
     limits = limits or Limits()
     listener = socket.create_server(("127.0.0.1", 0))
     running = Running(listener.getsockname()[1])
-    worker = EngineWorker(load(), waiting, lambda _report: load(), running.told.append, parallel=parallel)
+
+    def served() -> ServedModel:
+        engine = load()
+        sampling = SamplingOptions(sampling="recommended" if recommended else "greedy")
+        chosen = sampling.chosen_for(Config(), engine.target.model.path, default="greedy")
+        return ServedModel(engine, chosen.config.with_(**defaults))
+
+    worker = EngineWorker(served(), waiting, lambda _report: served(), running.told.append, parallel=parallel)
     try:
-        config = GenerationConfig(**defaults)
         handler = CompletionHandler(
-            worker, "model", config, limits, aliases=aliases, on_request=on_request, system=system
+            worker, "model", limits, aliases=aliases, on_request=on_request, system=system
         )
         server = Server(Application(handler, api_key=api_key), limits)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

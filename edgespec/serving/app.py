@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -16,12 +15,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from edgespec.errors import EdgeSpecError
 from edgespec.serving.anthropic.endpoints import MessagesEndpoint
 from edgespec.serving.api import protocol
 from edgespec.serving.api.completion_request import is_pattern, names_model
 from edgespec.serving.api.endpoint import CompletionsEndpoint, Endpoint, Event, ResponsesEndpoint
-from edgespec.serving.api.refusals import Refusal, refusal_for
+from edgespec.serving.api.refusals import Refusal, Unavailable, refusal_for
 from edgespec.serving.completion_handler import CompletionHandler, ResponseSender
 from edgespec.serving.ollama.endpoints import OllamaEndpoint, failure
 from edgespec.serving.ollama.model_card import ModelCard, version
@@ -57,7 +55,7 @@ class Application:
         self._worker, self._names = handler.worker, handler.names
         self._open = api_key is None
         self._started = int(time.time())
-        self._card: ModelCard | None = None
+        listed = [name for name in self._names if not is_pattern(name)]
         endpoints = _endpoints(self._names[0])
         routes = [
             *(
@@ -65,8 +63,8 @@ class Application:
                 for path, endpoint in endpoints.items()
             ),
             *(Route(f"{_OLLAMA}{name}", _refuse_unsupported, methods=_ANY) for name in _UNSUPPORTED),
-            Route("/api/tags", self._describe(ModelCard.tags)),
-            Route("/api/ps", self._describe(ModelCard.running)),
+            Route("/api/tags", self._describe(lambda card: card.tags(listed))),
+            Route("/api/ps", self._describe(lambda card: card.running(listed[0]))),
             Route("/api/show", self._describe(ModelCard.shown), methods=["POST"]),
             Route("/api/version", _version),
             Route("/v1/models", self._list_models),
@@ -103,19 +101,13 @@ class Application:
     def _describe(
         self, describe: Callable[[ModelCard], dict[str, Any]]
     ) -> Callable[[HTTPRequest], Coroutine[Any, Any, Response]]:
-        """A handler that describes the model from its file, which is read at the first request."""
-
-        def body() -> dict[str, Any]:
-            if self._card is None:
-                with self._worker.borrowed() as engine:
-                    self._card = ModelCard(engine, self._names)
-            return describe(self._card)
+        """A handler that describes the loaded model."""
 
         async def handler(_http: HTTPRequest) -> Response:
             try:
-                return JSONResponse(await asyncio.to_thread(body))
-            except (Refusal, EdgeSpecError) as error:
-                refusal = refusal_for(error)
+                with self._worker.borrowed() as model:
+                    return JSONResponse(describe(model.card))
+            except Unavailable as refusal:
                 return refusal.response(failure(refusal))
 
         return handler

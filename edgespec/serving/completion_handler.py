@@ -18,9 +18,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from edgespec.engine.engine import Engine
 from edgespec.errors import UsageError
-from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
 from edgespec.serving.api.completion_request import (
     CompletionRequest,
@@ -36,7 +34,7 @@ from edgespec.serving.api.refusals import Refusal, ShuttingDown, Unavailable, lo
 from edgespec.serving.engine_worker import EngineWorker, PendingAnswer, PrefillProgress, QueueSlot
 from edgespec.serving.request_bodies import BodyReceiver, RequestBody, parse
 from edgespec.serving.request_log import GONE, RequestLogEntry
-from edgespec.serving.written_answers import WrittenAnswers
+from edgespec.serving.served_model import ServedModel
 
 HALF_CLOSED = "edgespec.half_closed"
 """Key in a request's state: an asyncio.Event that is set when the client has closed its sending side."""
@@ -59,13 +57,13 @@ class _Exchange:
     Attributes:
         raw: the answer continues a text.
         tokens: the prompt.
-        written: the answers of the model that conversations come back with.
+        model: the one whose tokens these are.
     """
 
     request: CompletionRequest
     raw: bool
     tokens: list[int]
-    written: WrittenAnswers
+    model: ServedModel
     answers: list[Generation] = field(default_factory=list)
 
 
@@ -82,7 +80,6 @@ class CompletionHandler:
     Args:
         model: the name it answers to.
         aliases: other names that it answers to; they may be patterns such as "claude-*".
-        defaults: settings for what requests leave open.
         limits: bounds on requests.
         on_request: called with an entry for the log when a request is done.
         on_prefill_progress: called with how far the reading of a prompt has come.
@@ -96,7 +93,6 @@ class CompletionHandler:
         self,
         worker: EngineWorker,
         model: str,
-        defaults: GenerationConfig,
         limits: Limits,
         *,
         aliases: Sequence[str] = (),
@@ -111,10 +107,8 @@ class CompletionHandler:
         self._aliases = aliases
         self._on_request = on_request
         self._on_prefill_progress = on_prefill_progress or (lambda _progress: None)
-        self._defaults = defaults
         self._limits = limits
         self._bodies = BodyReceiver(limits)
-        self._written: WrittenAnswers | None = None
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="prepare")
         self._stopping = asyncio.Event()
 
@@ -192,7 +186,8 @@ class CompletionHandler:
     def _prepare(self, content: bytearray, endpoint: Endpoint) -> _Exchange | _DirectReply:
         """The request in a body, and the tokens of its prompt; called in a thread."""
         limits = self._limits
-        with self.worker.borrowed() as engine:
+        with self.worker.borrowed() as served:
+            engine = served.engine
             body = parse(content, values=limits.values + engine.context, depth=limits.depth)
             translated = endpoint.translate(body)
             if translated.reply is not None:
@@ -203,7 +198,7 @@ class CompletionHandler:
                 raise Refusal(400, text, "no_chat_template")
             request = read_request(
                 translated.body,
-                self._defaults,
+                served.defaults,
                 chat=chat,
                 model=self._model,
                 aliases=self._aliases,
@@ -213,10 +208,9 @@ class CompletionHandler:
                 request = with_system(request, self._system)
             n_vocab = engine.target.model.vocabulary.n_tokens
             check_size(request.prompt, context=engine.context, n_vocab=n_vocab, limits=limits)
-            written = self._written_by(engine)
             if chat:
                 messages: Any = request.prompt
-                found = written.find(messages)
+                found = served.written.find(messages)
                 encoder, config = engine.encoder, request.config
                 tokens = list(encoder.conversation(messages, config=config, written=found).tokens)
             else:
@@ -227,25 +221,18 @@ class CompletionHandler:
                 raise too_long(f"{len(tokens)} tokens", engine.context)
         if endpoint.counts:
             return _DirectReply(endpoint.counted(len(tokens)))
-        return _Exchange(request, translated.raw, tokens, written)
-
-    def _written_by(self, engine: Engine) -> WrittenAnswers:
-        """The answers that the model wrote here."""
-        if self._written is None:
-            vocabulary, model = engine.target.model.vocabulary, engine.target.identity["model"]
-            self._written = WrittenAnswers(model, vocabulary.n_tokens, engine.prompt_files)
-        return self._written
+        return _Exchange(request, translated.raw, tokens, served)
 
     def _answered(self, exchange: _Exchange, answer: Generation) -> None:
         """Note an answer, and keep it before the client can send it back."""
         exchange.answers.append(answer)
         if exchange.raw:
             return
-        with suppress(Unavailable), self.worker.borrowed() as engine:
-            written = engine.encoder.written(exchange.tokens, answer)
+        with suppress(Unavailable), self.worker.borrowed(exchange.model) as model:
+            written = model.engine.encoder.written(exchange.tokens, answer)
             if written is not None:
                 messages: Any = exchange.request.prompt
-                exchange.written.add(messages, written)
+                model.written.add(messages, written)
 
     @contextmanager
     def _pending_answers(self, exchange: _Exchange, slot: QueueSlot) -> Iterator[list[PendingAnswer]]:
@@ -265,7 +252,7 @@ class CompletionHandler:
         ]
         try:
             for answer in answers:
-                self.worker.submit(answer)
+                self.worker.submit(answer, exchange.model)
             yield answers
         finally:
             for answer in answers:

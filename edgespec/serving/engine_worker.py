@@ -1,4 +1,4 @@
-"""The worker: an engine, a thread that answers several requests in shared passes, and a bounded queue."""
+"""The worker: a model, a thread that answers several requests in shared passes, and a bounded queue."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ from edgespec.serving.api.refusals import (
     refusal_for,
 )
 from edgespec.serving.metrics import Metrics
+from edgespec.serving.served_model import ServedModel
 
-Open = Callable[[Progress], Engine]
+Open = Callable[[Progress], ServedModel]
 
 _AGAIN_S = 0.05
 _TELL_EVERY_S = 1.0
@@ -157,7 +158,7 @@ class EngineWorker(RequestSource):
     """Answers requests in order of arrival, several at once, and reloads a model that failed.
 
     Args:
-        engine: closed by the worker.
+        model: closed by the worker.
         waiting: most requests in the queue, besides those being answered.
         parallel: most answers at once.
         reopen: loads the model again; takes a progress callback, which may raise to stop loading.
@@ -169,14 +170,14 @@ class EngineWorker(RequestSource):
 
     def __init__(
         self,
-        engine: Engine,
+        model: ServedModel,
         waiting: int,
         reopen: Open,
         on_trouble: Callable[[str], None],
         *,
         parallel: int = 1,
     ) -> None:
-        self._engine: Engine | None = engine
+        self._model: ServedModel | None = model
         self._reopen = reopen
         self._on_trouble = on_trouble
         self._parallel = parallel
@@ -221,36 +222,45 @@ class EngineWorker(RequestSource):
             slot.release()
 
     @contextmanager
-    def borrowed(self) -> Iterator[Engine]:
-        """The engine, for what may run beside an answer; it is not closed in the meantime.
+    def borrowed(self, expected: ServedModel | None = None) -> Iterator[ServedModel]:
+        """The model, for what may run beside an answer; it is not closed in the meantime.
+
+        Args:
+            expected: the only model that will do; None for whichever is loaded.
 
         Raises:
-            Unavailable: the model failed and has not been reloaded yet.
+            Unavailable: the model failed and has not been reloaded yet, or another one is loaded by now.
         """
         with self._changed:
-            if self._engine is None:
-                raise Unavailable(self._trouble)
-            engine = self._engine
+            model = self._loaded(expected)
             self._borrowers += 1
         try:
-            yield engine
+            yield model
         finally:
             with self._changed:
                 self._borrowers -= 1
                 self._changed.notify_all()
 
-    def submit(self, pending: PendingAnswer) -> None:
+    def _loaded(self, expected: ServedModel | None) -> ServedModel:
+        """The loaded model; called with the lock held, raises as `borrowed`."""
+        if self._model is None or (expected is not None and self._model is not expected):
+            raise Unavailable(self._trouble)
+        return self._model
+
+    def submit(self, pending: PendingAnswer, model: ServedModel) -> None:
         """Put an answer into the queue.
+
+        Args:
+            model: the model whose tokens its prompt has.
 
         Raises:
             ShuttingDown: no more requests are answered.
-            Unavailable: the model failed while the request was prepared.
+            Unavailable: that model failed while the request was prepared.
         """
         with self._changed:
             if self._closing:
                 raise ShuttingDown
-            if self._engine is None:
-                raise Unavailable(self._trouble)
+            self._loaded(model)
             self._queue.append(pending)
             self._changed.notify_all()
 
@@ -270,19 +280,19 @@ class EngineWorker(RequestSource):
                 pending.request.cancelled = True
                 pending.deliver(ShuttingDown())
             self._queue.clear()
-            if self._engine is not None:
-                self._engine.cancel()
+            if self._model is not None:
+                self._model.engine.cancel()
             self._changed.notify_all()
 
     def close(self) -> None:
         """End everything and free the model."""
         self.stop()
         while self._thread.is_alive():
-            engine = self._engine
-            if engine is not None:
-                engine.cancel()
+            model = self._model
+            if model is not None:
+                model.engine.cancel()
             self._thread.join(_AGAIN_S)
-        self._close_engine()
+        self._close_model()
 
     def _give_back(self) -> None:
         with self._changed:
@@ -307,12 +317,12 @@ class EngineWorker(RequestSource):
     def _work(self) -> None:
         while True:
             with self._changed:
-                wait = max(0.0, self._retry_at - time.monotonic()) if self._engine is None else None
+                wait = max(0.0, self._retry_at - time.monotonic()) if self._model is None else None
                 self._changed.wait_for(lambda: self._closing or self._queue, wait)
                 if self._closing:
                     return
-            if self._engine is not None:
-                self._answer_requests(self._engine)
+            if self._model is not None:
+                self._answer_requests(self._model.engine)
                 continue
             while (request := self.pop()) is not None:
                 self._done(request.key, Unavailable(self._trouble))
@@ -365,18 +375,18 @@ class EngineWorker(RequestSource):
         pending.slot.answer_done()
 
     def _fail(self, error: Exception) -> None:
-        """The engine can no longer be trusted: close it, and have it reloaded."""
+        """The model can no longer be trusted: close it, and have it reloaded."""
         self._on_trouble(f"The model failed and is being reloaded: {reason_of(error)}")
-        with suppress(Exception):  # closing a failed engine may fail too; it is replaced anyway
-            self._close_engine()
+        with suppress(Exception):  # closing a failed model may fail too; it is replaced anyway
+            self._close_model()
         self._retry_s, self._retry_at = _RETRY_S, time.monotonic()
 
-    def _close_engine(self) -> None:
+    def _close_model(self) -> None:
         with self._changed:
-            engine, self._engine = self._engine, None
+            model, self._model = self._model, None
             self._changed.wait_for(lambda: self._borrowers == 0)
-        if engine is not None:
-            engine.close()
+        if model is not None:
+            model.close()
 
     def _load(self) -> None:
         def end_if_closing(_what: str, _fraction: float) -> None:
@@ -384,7 +394,7 @@ class EngineWorker(RequestSource):
                 raise ShuttingDown
 
         try:
-            engine = self._reopen(end_if_closing)
+            model = self._reopen(end_if_closing)
         except (Exception, KeyboardInterrupt) as error:  # the latter if loading was stopped
             if isinstance(error, Exception) and reason_of(error) != self._trouble:
                 log_bug(error)
@@ -393,6 +403,6 @@ class EngineWorker(RequestSource):
             self._retry_s = min(2 * self._retry_s, _LONGEST_RETRY_S)
             return
         with self._changed:
-            self._engine = engine
+            self._model = model
             self._trouble = ""
         self._on_trouble("The model is back.")

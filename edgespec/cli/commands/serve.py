@@ -7,7 +7,7 @@ import socket
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,6 +22,9 @@ from edgespec.cli.screen.terminal import Terminal
 from edgespec.config import Config
 from edgespec.errors import UsageError
 from edgespec.units import parse_size
+
+if TYPE_CHECKING:
+    from edgespec.engine.engine import Engine
 
 _PANEL = "Server"
 
@@ -115,6 +118,7 @@ def serve(
         from edgespec.serving.engine_worker import EngineWorker
         from edgespec.serving.origins import checked_origin
         from edgespec.serving.request_log import RequestLog
+        from edgespec.serving.served_model import ServedModel
         from edgespec.serving.server import Server
     except ModuleNotFoundError as error:
         if error.name not in ("uvicorn", "starlette", "prometheus_client"):
@@ -129,21 +133,30 @@ def serve(
         requests = RequestLog(Path(log).expanduser() if log else None, shown)
         stack.callback(requests.close)
         again = loading.with_(leave_out_missing=True)  # after a failure
-        engine = terminal.load(loading)
-        model = name or display_name(engine.target.model.path)
-        chosen = sampling.chosen_for(loading, engine.target.model.path, default="recommended")
-        sampled = sampling_in_words(chosen.config, chosen.sources)
-        terminal.detail(f"Sampling, unless a request says otherwise: {sampled}.")
-        terminal.thinking(engine, chosen.config)
-        can_chat = engine.has_chat_template
-        worker = EngineWorker(engine, queue, partial(open_engine, again), terminal.warn, parallel=parallel)
+
+        def served(engine: Engine) -> ServedModel:
+            chosen = sampling.chosen_for(loading, engine.target.model.path, default="recommended")
+            sampled = sampling_in_words(chosen.config, chosen.sources)
+            terminal.detail(f"Sampling, unless a request says otherwise: {sampled}.")
+            terminal.thinking(engine, chosen.config)
+            return ServedModel(engine, chosen.config)
+
+        first = served(terminal.load(loading))
+        model = name or display_name(first.engine.target.model.path)
+        can_chat = first.engine.has_chat_template
+        worker = EngineWorker(
+            first,
+            queue,
+            lambda progress: served(open_engine(again, progress)),
+            terminal.warn,
+            parallel=parallel,
+        )
         try:
             hosts = ["localhost", "127.0.0.1", "[::1]", "[", host] if _is_loopback(host) else None
             limits = Limits(body=limit)
             handler = CompletionHandler(
                 worker,
                 model,
-                chosen.config,
                 limits,
                 aliases=tuple(dict.fromkeys(alias or ())),
                 on_request=requests.add,

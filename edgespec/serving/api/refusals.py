@@ -66,12 +66,14 @@ class Unavailable(Refusal):
     """The model failed and is being reloaded.
 
     Args:
-        reason: why it failed, or why it could not be loaded; a sentence.
+        reason: why it failed, or why it could not be loaded; a sentence. Empty if it is back already.
     """
 
     def __init__(self, reason: str) -> None:
-        text = f"The model is being reloaded after a failure: {reason} Try again in {RETRY_S} seconds."
-        super().__init__(503, text, "model_unavailable", retry=True)
+        text = f"The model is being reloaded after a failure: {reason}"
+        if not reason:
+            text = "The model was reloaded before the answer began."
+        super().__init__(503, f"{text} Try again in {RETRY_S} seconds.", "model_unavailable", retry=True)
 
 
 class ShuttingDown(Refusal):

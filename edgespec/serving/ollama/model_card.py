@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from functools import cached_property
 from typing import Any
 
 from edgespec.engine.engine import Engine
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.split_files import split_paths
 from edgespec.models.gguf.summary import describe
-from edgespec.serving.api.completion_request import is_pattern
 from edgespec.units import readable_count
 from edgespec.version import __version__
 
@@ -23,15 +21,19 @@ _FOREVER = datetime(9999, 12, 31, tzinfo=UTC).isoformat()
 
 
 class ModelCard:
-    """The served model, from its file's header.
+    """A loaded model, as the headers of its files describe it.
 
-    Args:
-        names: all names that it answers to; patterns are not listed.
+    Raises:
+        ModelFileError: a file cannot be read.
     """
 
-    def __init__(self, engine: Engine, names: Sequence[str]) -> None:
-        self._path = engine.target.model.path
-        self._names = [name for name in names if not is_pattern(name)]
+    def __init__(self, engine: Engine) -> None:
+        path = engine.target.model.path
+        header = read_header(path)
+        parts = [header if part == header.path else read_header(part) for part in split_paths(header)]
+        self._facts = describe(parts, memory={})
+        self._name = path.name
+        self._modified = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat()
         self._context = engine.context
         self._capabilities = ["completion"]
         if engine.has_chat_template:
@@ -39,22 +41,21 @@ class ModelCard:
         if engine.can_think:
             self._capabilities.append("thinking")
 
-    def tags(self) -> dict[str, Any]:
-        """The body of `/api/tags`."""
-        modified = datetime.fromtimestamp(self._path.stat().st_mtime, UTC).isoformat()
-        return {"models": [{**self._entry(name), "modified_at": modified} for name in self._names]}
+    def tags(self, names: Sequence[str]) -> dict[str, Any]:
+        """The body of `/api/tags`: the model under all its names."""
+        return {"models": [{**self._entry(name), "modified_at": self._modified} for name in names]}
 
-    def running(self) -> dict[str, Any]:
+    def running(self, name: str) -> dict[str, Any]:
         """The body of `/api/ps`: the model stays loaded for as long as the server runs."""
         more = {"expires_at": _FOREVER, "size_vram": 0, "context_length": self._context}
-        return {"models": [{**self._entry(self._names[0]), **more}]}
+        return {"models": [{**self._entry(name), **more}]}
 
     def shown(self) -> dict[str, Any]:
         """The body of `/api/show`."""
         facts = self._facts
         family = facts["architecture"]
         return {
-            "modelfile": f"FROM {self._path.name}",
+            "modelfile": f"FROM {self._name}",
             "parameters": f"num_ctx {self._context}",
             "template": "",
             "details": self._details,
@@ -67,12 +68,6 @@ class ModelCard:
             },
             "capabilities": self._capabilities,
         }
-
-    @cached_property
-    def _facts(self) -> dict[str, Any]:
-        header = read_header(self._path)
-        paths = split_paths(header)
-        return describe([header if path == header.path else read_header(path) for path in paths], memory={})
 
     @property
     def _details(self) -> dict[str, Any]:

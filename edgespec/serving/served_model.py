@@ -1,0 +1,41 @@
+"""A loaded model and what the server derives from it, all of which a reload replaces."""
+
+from __future__ import annotations
+
+from edgespec.engine.engine import Engine
+from edgespec.generation.config import GenerationConfig
+from edgespec.serving.ollama.model_card import ModelCard
+from edgespec.serving.written_answers import WrittenAnswers
+
+
+class ServedModel:
+    """A loaded model; closes its engine if the description cannot be made.
+
+    Args:
+        engine: closed with the model.
+        defaults: settings for what requests leave open.
+
+    Attributes:
+        card: the description of its files, as they were when it was loaded.
+        written: the answers that it wrote, as its own tokens.
+
+    Raises:
+        ModelFileError: its file is gone, or was damaged in the meantime.
+    """
+
+    def __init__(self, engine: Engine, defaults: GenerationConfig) -> None:
+        self.engine = engine
+        self.defaults = defaults
+        try:
+            self.card = ModelCard(engine)
+            model = engine.target.model
+            self.written = WrittenAnswers(
+                engine.target.identity["model"], model.vocabulary.n_tokens, engine.prompt_files
+            )
+        except BaseException:
+            engine.close()
+            raise
+
+    def close(self) -> None:
+        """Free the model."""
+        self.engine.close()

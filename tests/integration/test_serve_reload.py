@@ -1,0 +1,94 @@
+"""A server whose model file is replaced by that of another model while clients talk to it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+
+from edgespec.engine.engine import Engine
+from edgespec.units import readable_count
+from tests.least_memory import load_in_least_memory
+from tests.serving import CHAT, RESPONSE, Running, serving
+from tests.tiny import ARCHITECTURES, N_LAYER, write_tiny
+from tests.waiting import wait_until
+
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TOP_P = 0.625
+QUESTION = {"role": "user", "content": "Why is the sky blue?"}
+
+
+def described(server: Running) -> tuple[dict[str, Any], dict[str, Any], float]:
+    """The entry of the model in the list, its details, and the default of a setting."""
+    (listed,) = server.get("/api/tags")[1]["models"]
+    (running,) = server.get("/api/ps")[1]["models"]
+    assert (running["size"], running["digest"]) == (listed["size"], listed["digest"])
+    status, shown = server.post("/api/show", {"model": "model"})
+    assert status == 200
+    status, answer = server.post(RESPONSE, {"input": "Hi", "max_output_tokens": 1})
+    assert status == 200, answer
+    return listed, shown, answer["top_p"]
+
+
+def test_everything_follows_the_file_after_a_reload(tmp_path: Path, short_path: Path) -> None:
+    """Written answers, defaults and descriptions; the other model has fewer tokens."""
+
+    def keys(writer: gguf.GGUFWriter) -> None:
+        writer.add_chat_template(TEMPLATE)
+        writer.add_sampling_top_p(TOP_P)
+
+    kind = replace(ARCHITECTURES["llama"], keys=keys)
+    other = write_tiny(tmp_path / "other.gguf", "llama", short_path, kind=kind)
+    model = tmp_path / "model.gguf"
+    shutil.copy(short_path, model)
+
+    def streamed(path: Path) -> Engine:
+        return load_in_least_memory(path, context=256, exact=True, pack="never", threads=1)
+
+    with serving(lambda: streamed(other), recommended=True) as untouched:
+        expected = described(untouched)
+        with serving(lambda: streamed(model), recommended=True) as server:
+            before = described(server)
+            assert before[2] != TOP_P == expected[2]
+
+            def follow_up(server: Running) -> tuple[int, Any]:
+                return server.post(CHAT, {"messages": talk, "max_tokens": 12, "temperature": 0})
+
+            talk = [QUESTION]
+            status, answer = follow_up(server)
+            assert status == 200, answer
+            talk += [answer["choices"][0]["message"], QUESTION]
+            status, old = follow_up(server)
+            assert status == 200, old
+            read = [old["usage"]["prompt_tokens"]]
+
+            away = model.rename(tmp_path / "away.gguf")
+            shutil.copy(other, model)
+            os.truncate(away, 4096)  # the open file cannot be read any more, and the model is reloaded
+            assert follow_up(server)[0] == 500
+            wait_until(lambda: server.get("/health")[0] == 200)
+
+            for _ in range(2):  # the second one with an answer that the new model wrote
+                status, new = follow_up(server)
+                assert status == 200, new
+                status, right = follow_up(untouched)
+                assert new["choices"] == right["choices"]
+                read.append(new["usage"]["prompt_tokens"])
+                assert read[-1] == right["usage"]["prompt_tokens"]
+                talk += [new["choices"][0]["message"], QUESTION]
+            assert read[1] > read[0], "the same conversation takes more tokens of the other model"
+            listed, shown, top_p = described(server)
+    assert (listed["size"], top_p) == (other.stat().st_size, TOP_P)
+    assert listed["digest"] == expected[0]["digest"] != before[0]["digest"]
+    assert shown["model_info"]["llama.block_count"] == N_LAYER != before[1]["model_info"]["llama.block_count"]
+    parameters = shown["model_info"]["general.parameter_count"]
+    assert listed["details"]["parameter_size"] == readable_count(parameters)
+    assert shown == {**expected[1], "modelfile": "FROM model.gguf"}
