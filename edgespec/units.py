@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from edgespec.errors import UsageError
@@ -11,6 +12,7 @@ _UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4} | {
 }
 _UNITS |= {f"{prefix}ib": _UNITS[prefix] for prefix in "kmgt"}
 
+_SLOW = 0.5  # tokens a second
 _LEAST_BARE = 1_000_000  # a smaller number without a unit was hardly meant as bytes
 
 
@@ -38,6 +40,29 @@ def readable_time(seconds: float) -> str:
         return f"{max(round(seconds), 1)} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def readable_duration(seconds: float) -> str:
+    """Seconds of a single step: 15.2 ms, 2.31 s."""
+    return f"{_significant(1000 * seconds, 3)} ms" if seconds < 1 else f"{_significant(seconds, 3)} s"
+
+
+def readable_rate(tokens_per_second: float, unit: str = " tokens/s", *, digits: int = 3) -> str:
+    """A speed: 46.7 tokens/s; a slow one as the time of a token: 24 s per token.
+
+    Args:
+        unit: of all but slow speeds; empty in tables whose heading names it.
+        digits: significant ones; 2 for speeds that are only estimated.
+    """
+    if 0 < tokens_per_second < _SLOW:
+        seconds = 1 / tokens_per_second
+        return f"{readable_time(seconds) if seconds >= 10 else _significant(seconds, 2) + ' s'} per token"
+    return _significant(tokens_per_second, digits) + unit
+
+
+def _significant(value: float, digits: int) -> str:
+    whole = math.floor(math.log10(value)) + 1 if value > 0 else digits
+    return f"{value:.{max(digits - whole, 0)}f}"
 
 
 def parse_size(text: str, *, least_bare: int = _LEAST_BARE) -> int:

@@ -8,7 +8,6 @@ without a drafter is the same with trees of one node, and a single answer is a b
 
 from __future__ import annotations
 
-import math
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
@@ -24,6 +23,7 @@ from edgespec.engine.asynchronous import events_of_thread
 from edgespec.engine.drafting import Drafts, draft_batch, limits_for
 from edgespec.engine.observation import ObservationPolicy
 from edgespec.engine.passes import TargetPass
+from edgespec.engine.plain_passes import PlainPasses
 from edgespec.engine.requests import AnswerCollector, Event, Request, RequestList, RequestSource, numbered
 from edgespec.engine.scheduler import Scheduler
 from edgespec.engine.sequence import Batch, Sizer
@@ -72,7 +72,7 @@ class Engine:
         last_generation: the latest answer.
         drafter: guesses how sequences continue, as trees.
         sizer: decides how large these are.
-        baseline_pass_s: seconds of a pass over a single row, as measured lately; 0 if unknown.
+        plain_passes: what a pass without drafts takes at present.
         last_round: the latest tree with drafted tokens, and what was accepted of it; None before the first.
         memory: what the loaded models take, and where layers are.
         texts: how many texts `stream_many` answers at once, where it is not told.
@@ -122,7 +122,7 @@ class Engine:
         self._first_nodes = _FIRST_NODES_BY_EXPERT if by_expert else FIRST_BUDGET
         self.drafter = drafter
         self.sizer: Sizer = self._new_sizer(fixed=self.limits if tree_budget else None)
-        self.baseline_pass_s = costs.verify.at(1) if costs else 0.0
+        self.plain_passes = PlainPasses(costs.verify if costs else None)
         self.last_round: tuple[TokenTree, Acceptance] | None = None
         self._decisions = Decisions()
         self._observation = ObservationPolicy()
@@ -361,6 +361,7 @@ class Engine:
             draft_text_s=self.drafter.text_s if asked else 0.0,
             observe_s=observe_s,
             prompt_rows=sum(tree.unread for tree in trees),
+            shared=len(batch.sequences) + len(batch.chunks) > 1,
         )
         self._learn(batch, whole)
         return _divided(whole, drafts, paths)
@@ -395,8 +396,8 @@ class Engine:
         other_rows = record.prompt_rows + chunk_rows
         sizer = self.sizer if batch.dedicated_to is None else batch.dedicated_to.sizer
         sizer.record(record, n_sequences, other_rows)
-        if record.nodes == 1 and not other_rows:
-            self.baseline_pass_s = min(record.target_s, 1.05 * (self.baseline_pass_s or math.inf))
+        if n_sequences == 1 and not other_rows:
+            self.plain_passes.add(record)
         by_rows = replace(record, nodes=record.nodes + chunk_rows)
         self.profile_updates.add_pass(by_rows, self.target.context.n_threads)
 
@@ -472,7 +473,7 @@ class Engine:
                 if is_open and in_cache:
                     self.target.truncate_to(length, answer.cached)
 
-        answer.generation.plain_pass_s = self.baseline_pass_s
+        answer.generation.plain_pass_s = self.plain_passes.seconds
         try:
             return answer.finish(reason, truncate_to)
         finally:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from edgespec.generation.expert_use import ExpertUse
 from edgespec.generation.short_repr import short_repr
 from edgespec.generation.tools import CallPiece, ToolCall
+from edgespec.units import readable_rate
 
 _SHOWN = 60  # characters of an answer in its repr
 
@@ -41,6 +42,7 @@ class PassRecord:
         experts: what the pass needed of a mixture's experts that are read one by one; None if none are.
         observe_s: seconds of `accept_s` in which the drafter looked at what the target said.
         prompt_rows: tokens of the prompt that the pass read beside the tree.
+        shared: whether the pass also extended other sequences, or read other prompts.
     """
 
     nodes: int
@@ -58,6 +60,7 @@ class PassRecord:
     setup_s: float = 0.0
     observe_s: float = 0.0
     prompt_rows: int = 0
+    shared: bool = False
 
     __repr__ = short_repr
 
@@ -158,7 +161,7 @@ class Generation:
         lossy: whether that rule may accept what the target would not have chosen.
         seed: the seed in force; 0 when greedy.
         passes: a record of every target pass.
-        plain_pass_s: seconds of a pass without drafts, as last measured; 0 if none was.
+        plain_pass_s: seconds of a pass without drafts, by the passes of the last minutes; 0 if unknown.
     """
 
     text: str = ""
@@ -185,7 +188,7 @@ class Generation:
         """Format as <Generation 60 tokens, 46.7/s, 3.10 a pass, stop: 'Light is scattered by…'>."""
         text = self.text if len(self.text) <= _SHOWN else self.text[: _SHOWN - 1] + "…"
         count = f"{len(self.tokens)} token{'s' * (len(self.tokens) != 1)}"
-        speed = f", {self.tokens_per_second:.1f}/s" if self.tokens_per_second else ""
+        speed = f", {readable_rate(self.tokens_per_second, '/s')}" if self.tokens_per_second else ""
         passes = f", {self.tokens_per_pass:.2f} a pass" if self.passes else ""
         return f"<Generation {count}{speed}{passes}, {self.finish_reason}: {text!r}>"
 
@@ -212,8 +215,12 @@ class Generation:
     @property
     def acceptance_rate(self) -> float:
         """The share of drafted tokens that became part of the answer."""
-        drafted = sum(p.nodes - 1 for p in self.passes)
-        return sum(p.accepted for p in self.passes) / drafted if drafted else 0.0
+        return sum(p.accepted for p in self.passes) / self.drafted if self.drafted else 0.0
+
+    @property
+    def drafted(self) -> int:
+        """The number of drafted tokens."""
+        return sum(p.nodes - 1 for p in self.passes)
 
     @property
     def experts(self) -> ExpertUse | None:
@@ -223,8 +230,9 @@ class Generation:
 
     @property
     def gain(self) -> float:
-        """Speed-up over plain decoding, by the measured time of a plain pass; 0 if unknown."""
-        if self.plain_pass_s <= 0 or self.timings.decode_s <= 0 or all(p.nodes == 1 for p in self.passes):
+        """Speed-up over plain decoding at that time; 0 if unknown, if nothing was drafted, or in company."""
+        known = self.plain_pass_s > 0 and self.timings.decode_s > 0
+        if not known or not self.drafted or any(p.shared for p in self.passes):
             return 0.0
         return sum(p.accepted + 1 for p in self.passes) * self.plain_pass_s / self.timings.decode_s
 
@@ -265,13 +273,13 @@ class Generation:
                 "draft_s": round(t.draft_s, 4),
                 "verify_s": round(t.verify_s, 4),
                 "io_wait_s": round(t.io_wait_s, 4),
-                "tokens_per_second": round(self.tokens_per_second, 3),
+                "tokens_per_second": round(self.tokens_per_second, 5),
             },
             "speculation": {
                 "passes": len(self.passes),
                 "tokens_per_pass": round(self.tokens_per_pass, 3),
                 "nodes_per_pass": round(self.nodes_per_pass, 3),
-                "acceptance_rate": round(self.acceptance_rate, 4),
+                "acceptance_rate": round(self.acceptance_rate, 4) if self.drafted else None,
                 "exact": self.exact,
                 "verify": self.verify,
                 "lossy": self.lossy,

@@ -26,6 +26,7 @@ from edgespec.models.llama.heads.families import HeadFamily
 from edgespec.models.llama.heads.support import require_support
 from edgespec.models.llama.runtime.vetting import require_loadable
 from edgespec.profiles.store import ProfileKeys
+from edgespec.units import readable_rate
 
 _ENOUGH = 32  # passes after which what trees yield is known well enough
 _CLEARLY = 1.05  # times the speed, before another one than usual is taken
@@ -189,11 +190,11 @@ def choose_candidate(found: Sequence[DrafterCandidate], planner: Planner) -> Dra
     if not measured:
         return usual
     if fastest > _CLEARLY * known:
-        slower = f"{known:.3g} with {found[0].path.name}"
+        slower = f"{readable_rate(known)} with {found[0].path.name}"
         return DrafterChoice(
-            candidate, f"with {fastest:.3g} tokens/s, and {slower}, by what was measured here"
+            candidate, f"with {readable_rate(fastest)}, and {slower}, by what was measured here"
         )
-    why = f"with {known:.3g} tokens/s by what was measured here, and no more with any other"
+    why = f"with {readable_rate(known)} by what was measured here, and no more with any other"
     return DrafterChoice(found[0], f"{usual.reason}, {why}")
 
 

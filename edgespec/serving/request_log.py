@@ -12,6 +12,7 @@ from typing import TextIO
 
 from edgespec.files.writing import writing_to
 from edgespec.generation.result import Generation
+from edgespec.units import readable_rate
 
 GONE = 499
 """The status of a request whose client left before it was answered, as nginx has it."""
@@ -64,6 +65,10 @@ class RequestLogEntry:
             finish_reason=first.finish_reason if answers else "",
         )
 
+    @property
+    def _rate(self) -> str:
+        return f"{readable_rate(self.tokens_per_second, '/s')}, " if self.tokens_per_second else ""
+
     def __str__(self) -> str:
         """The entry for people, in a line."""
         text = f"{self.path} {self.status} in {self.seconds:.2f} s"
@@ -71,7 +76,7 @@ class RequestLogEntry:
             return text
         return (
             f"{text}: {self.prompt_tokens} tokens read in {self.prompt_seconds:.2f} s, "
-            f"{self.completion_tokens} written, {self.tokens_per_second:.1f}/s, "
+            f"{self.completion_tokens} written, {self._rate}"
             f"{self.tokens_per_pass:.2f} a pass, {self.finish_reason}"
         )
 

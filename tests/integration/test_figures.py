@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,12 @@ import pytest
 
 import edgespec
 from edgespec.bench.rows.child import answers
+from edgespec.costs.curves import Curve
 from edgespec.engine.engine import Engine
 from edgespec.engine.passes import SequenceTree
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
+from edgespec.profiles.store import PassProfile, ProfileStore
 from edgespec.speculation.drafters.base import Drafter
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.ranking import Ranking
@@ -115,3 +118,21 @@ def test_a_bench_counts_as_an_answer_does(smol_path: Path) -> None:
     (tokens,) = result["answers"]
     passes = sum(result["rows"].values())
     assert result["tokens_per_pass"] * passes == pytest.approx(len(tokens) + 1)
+
+
+def test_a_speed_up_compares_with_passes_of_the_same_minutes(short_path: Path) -> None:
+    """What was measured at another time, when passes took a thousandth as long, says nothing."""
+    with edgespec.load(short_path, draft="none", context=128) as engine:
+        assert engine.keys is not None
+        stale = PassProfile(Curve.through([(1, 1e-6), (64, 1e-6)]))
+    keys = replace(engine.keys, drafter="lookup")
+    ProfileStore().put(keys.passes, stale)
+    with edgespec.load(short_path, draft="lookup", context=128) as engine:
+        assert engine.keys is not None
+        assert engine.keys.passes == keys.passes
+        answer = engine.generate(
+            "one two three one two three one two", GenerationConfig(max_tokens=24), raw=True
+        )
+    seconds = [record.target_s + record.hidden_draft_s for record in answer.passes]
+    assert min(seconds) <= answer.plain_pass_s <= max(seconds)
+    assert (answer.gain > 0) == (answer.drafted > 0)

@@ -327,8 +327,8 @@ def test_the_policies_that_are_completed_are_those_there_are() -> None:
 @pytest.mark.parametrize(
     ("tokens_per_second", "gain", "said"),
     [
-        (2.06, 2.6, "about 2.1 tokens/s, 2.6 times as many"),
-        (31.0, 1.5, "about 31 tokens/s, 1.5 times as many"),
+        (2.06, 2.6, "about 2.1 tokens/s, 2.6 times as much"),
+        (31.0, 1.5, "about 31 tokens/s, 1.5 times as much"),
         (9.0, 1.05, "It will gain little"),
     ],
 )

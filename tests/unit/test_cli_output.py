@@ -47,9 +47,9 @@ def test_statistics_line() -> None:
     passes = [PassRecord(8, 2, 0.1, 0.4, 0.0), PassRecord(8, 1, 0.1, 0.4, 0.0)]
     answer = Generation(tokens=[1, 2, 3, 4, 5], passes=passes, exact=True)
     answer.timings.decode_s = 2.0
-    assert format_statistics(answer) == "5 tokens, 2.0/s"
+    assert format_statistics(answer) == "5 tokens, 2.00/s"
     answer.plain_pass_s, answer.timings.verify_s, answer.timings.io_wait_s = 0.8, 1.5, 0.5
-    assert format_statistics(answer) == "5 tokens, 2.0/s, 2.0x"
+    assert format_statistics(answer) == "5 tokens, 2.00/s, 2.0x"
 
 
 def test_experts_are_told_of_where_they_are_read_one_by_one() -> None:
@@ -69,9 +69,9 @@ def test_the_figures_by_name_are_words_that_people_know() -> None:
     answer.timings = Timings(decode_s=2.0, verify_s=1.5, io_wait_s=0.5, draft_s=0.2)
     answer.plain_pass_s = 0.8
     rows = details(answer)
-    assert rows["answer"] == "5 tokens in 2.00 s, 2.0/s; cut off by max_tokens"
-    assert rows["speed-up"] == "2.00x the speed of one token a pass, measured at 800.0 ms a token"
-    assert rows["drafts"] == "2 passes, 2.50 tokens each; 1.50 of 8.0 drafted tokens accepted in each"
+    assert rows["answer"] == "5 tokens in 2.00 s, 2.00/s; cut off by max_tokens"
+    assert rows["speed-up"] == "2.00x the speed of one token a pass, which takes 800 ms at present"
+    assert rows["drafts"] == "2 passes, 2.50 tokens each; 3 of 16 drafted tokens accepted"
     assert rows["limited by"].startswith("the processor")
     assert rows["mode"].startswith("exact: bit for bit")
     assert rows["seed"] == "7"

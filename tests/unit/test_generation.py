@@ -242,7 +242,7 @@ def test_an_answer_without_tokens_has_a_record_without_nonsense() -> None:
         "passes": 0,
         "tokens_per_pass": 0,
         "nodes_per_pass": 0,
-        "acceptance_rate": 0,
+        "acceptance_rate": None,
         "exact": False,
         "verify": "auto",
         "lossy": False,

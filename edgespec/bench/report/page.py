@@ -10,7 +10,7 @@ from typing import Any
 from edgespec.bench.report.plots import plots
 from edgespec.bench.report.row_tables import shown_columns
 from edgespec.bench.rows.figures import Row
-from edgespec.units import readable
+from edgespec.units import readable, readable_rate
 
 _STYLE = """
 :root { color-scheme: light dark; --back: #fff; --text: #1c2430; --soft: #5b6675; --grid: #d8dde4;
@@ -86,7 +86,7 @@ def _headline(rows: Sequence[Row], document: dict[str, Any]) -> str:
     plain = [row for row in rows if row.place == (best.place if best else "") and row.tree == "none"]
     if best is None or best.tokens_per_second is None:
         return '<p class="bad">No row worked.</p>'
-    text = f"Fastest: {best.name}, {best.tokens_per_second:.2f} tokens per second"
+    text = f"Fastest: {best.name}, {readable_rate(best.tokens_per_second)}"
     if plain and plain[0].tokens_per_second and plain[0] is not best:
         text += f", {best.tokens_per_second / plain[0].tokens_per_second:.1f} times as fast as plain decoding"
     return f"<p>{escape(text)}.</p>"

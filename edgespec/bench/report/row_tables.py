@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgespec.bench.rows.figures import Row
+from edgespec.units import readable_rate
 
 FORMATS = ("md", "csv", "json", "jsonl")
 
@@ -28,10 +29,10 @@ class TableColumn:
 COLUMNS = (
     TableColumn("tokens/s", "median (least-most) of the repetitions", lambda row: _speed(row)),
     TableColumn(
-        "predicted", "tokens/s that were expected", lambda row: _number(row.predicted_tokens_per_second, 2)
+        "predicted", "tokens/s that were expected", lambda row: _rate(row.predicted_tokens_per_second)
     ),
     TableColumn("tokens", "tokens a pass yields", lambda row: _number(row.tokens_per_pass, 2)),
-    TableColumn("a text", "tokens/s of each text", lambda row: _number(row.tokens_per_second_a_text, 2)),
+    TableColumn("a text", "tokens/s of each text", lambda row: _rate(row.tokens_per_second_a_text)),
     TableColumn("first s", "seconds to a text's first token", lambda row: _number(row.first_token_s, 2)),
     TableColumn("nodes", "nodes of a tree, the root included", lambda row: _number(row.nodes_per_pass, 1)),
     TableColumn("pass s", "seconds of a pass of the target", lambda row: _number(row.pass_s, 3)),
@@ -118,10 +119,16 @@ def _speed(row: Row) -> str:
         return "failed"
     if row.tokens_per_second is None:
         return ""
-    text = _number(row.tokens_per_second, 2)
-    if row.tokens_per_second_min != row.tokens_per_second_max:
-        text += f" ({_number(row.tokens_per_second_min, 2)}-{_number(row.tokens_per_second_max, 2)})"
+    text, least, most = map(
+        _rate, (row.tokens_per_second, row.tokens_per_second_min, row.tokens_per_second_max)
+    )
+    if least != most:
+        text += f" ({least}-{most})"
     return text + ("*" if row.cut else "")
+
+
+def _rate(tokens_per_second: float | None) -> str:
+    return "" if tokens_per_second is None else readable_rate(tokens_per_second, "")
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from edgespec.cli.screen.status import format_seconds
+from edgespec.units import readable_rate
 
 _NOTE_S = 60.0
 
@@ -63,7 +64,7 @@ class BatchProgress:
         of = f" of {self._lines}" if self._lines else ""
         text = f"{self._passed}{of} lines, {sum(self._open.values())} in progress"
         if seconds > 0 and self.tokens:
-            text += f", {self.tokens / seconds:.1f} tokens/s"
+            text += f", {readable_rate(self.tokens / seconds)}"
         if self._lines and self._done:
             text += f", {format_seconds(seconds / self._done * (self._lines - self._passed))} left"
         return text

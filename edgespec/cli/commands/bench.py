@@ -23,7 +23,7 @@ from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal, is_terminal
 from edgespec.config import OPTIONS, Config
 from edgespec.errors import UsageError
-from edgespec.units import parse_size
+from edgespec.units import parse_size, readable_rate
 
 if TYPE_CHECKING:
     from edgespec.bench.rows.figures import Row
@@ -308,7 +308,7 @@ class _Bench:
         if row.error:
             self.terminal.warn(f"{row.name} failed: {row.error}")
         else:
-            self.terminal.note(f"{row.name}: {row.tokens_per_second:.2f} tokens/s ({rest})")
+            self.terminal.note(f"{row.name}: {readable_rate(row.tokens_per_second or 0.0)} ({rest})")
 
     def _write(self, measured: BenchMeasurements, about: dict[str, Any]) -> None:
         from edgespec.bench.report.document import make_document, write_whole

@@ -11,7 +11,7 @@ from edgespec.cli.options.declaration import Json, Quiet, command_group, config_
 from edgespec.cli.screen.formatting import table
 from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal
-from edgespec.units import parse_size
+from edgespec.units import parse_size, readable_rate
 
 _LITTLE = 1.1  # times the speed
 
@@ -95,8 +95,8 @@ def gain_in_words(tokens_per_second: float, gain: float) -> str:
     if gain < _LITTLE:
         return "It will gain little: the target's passes are too short, or it agrees too seldom."
     return (
-        f"With it, the target should write about {tokens_per_second:.{0 if tokens_per_second >= 10 else 1}f} "
-        f"tokens/s, {gain:.1f} times as many as with one token a pass. 'edgespec bench' measures it."
+        f"With it, the target should write about {readable_rate(tokens_per_second, digits=2)}, "
+        f"{gain:.1f} times as much as with one token a pass. 'edgespec bench' measures it."
     )
 
 

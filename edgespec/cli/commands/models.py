@@ -14,7 +14,7 @@ from edgespec.cli.screen.terminal import Terminal, is_terminal
 from edgespec.config import Config
 from edgespec.errors import UsageError
 from edgespec.progress import no_progress
-from edgespec.units import parse_size
+from edgespec.units import parse_size, readable_rate
 
 if TYPE_CHECKING:
     from edgespec.models.hub.catalog import CatalogEntry
@@ -150,7 +150,7 @@ def show(model: Model, as_json: Json = False, quiet: Quiet = False) -> None:
     if facts["plan"]:
         speed, drafter = facts["plan"]["tokens_per_second"], facts["plan"]["drafter"]
         how = "plain" if drafter == "none" else f"with {drafter}"
-        rows.append(("speed", f"about {speed:.1f} tokens/s {how}; more: edgespec plan {model}"))
+        rows.append(("speed", f"about {readable_rate(speed, digits=2)} {how}; more: edgespec plan {model}"))
     results().text(table((), rows))
 
 

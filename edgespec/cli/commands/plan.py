@@ -17,7 +17,7 @@ from edgespec.cli.screen.formatting import count, table
 from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal
 from edgespec.config import OPTIONS, Config
-from edgespec.units import readable
+from edgespec.units import readable, readable_duration
 
 if TYPE_CHECKING:
     from edgespec.costs.planned_weights import PlannedExperts, PlannedWeights
@@ -145,7 +145,13 @@ def _prompts(prompts: Mapping[int, PromptTime | None]) -> str:
 def _prompt(time: PromptTime) -> tuple[str, ...]:
     """The time that a prompt takes, with its two parts."""
     pieces = str(time.passes), count(min(time.rows, time.tokens), "token")
-    return _seconds(time.seconds), *pieces, _seconds(time.compute_s), _seconds(time.read_s), time.bound
+    return (
+        readable_duration(time.seconds),
+        *pieces,
+        readable_duration(time.compute_s),
+        readable_duration(time.read_s),
+        time.bound,
+    )
 
 
 def _batches(batch: BatchPlan) -> str:
@@ -156,7 +162,7 @@ def _batches(batch: BatchPlan) -> str:
                 str(size.sequences),
                 f"{size.tokens_per_second:.2f}",
                 f"{size.tokens_per_second_a_sequence:.2f}",
-                _seconds(size.pass_s),
+                readable_duration(size.pass_s),
                 readable(size.holding.pass_bytes(size.sequences)),
                 size.bound,
             )
@@ -174,16 +180,10 @@ def _table(rows: list[tuple[str, Prediction]], name: str) -> str:
                 str(way.nodes),
                 f"{way.tokens_per_second:.2f}",
                 f"{way.tokens_per_pass:.2f}",
-                _seconds(way.pass_s),
-                _seconds(way.draft_s),
+                readable_duration(way.pass_s),
+                readable_duration(way.draft_s),
                 way.bound,
             )
             for label, way in rows
         ],
     )
-
-
-def _seconds(seconds: float) -> str:
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    return f"{seconds:.2f} s" if seconds < 100 else f"{seconds:.0f} s"

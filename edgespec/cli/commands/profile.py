@@ -16,7 +16,7 @@ from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal
 from edgespec.config import Config
 from edgespec.errors import UsageError
-from edgespec.units import readable, readable_time
+from edgespec.units import readable, readable_duration, readable_time
 
 if TYPE_CHECKING:
     from edgespec.costs.yields import TreeYields
@@ -100,8 +100,9 @@ def _report(found: FullProfile) -> str:
         rows.append(
             (
                 "less memory",
-                f"a pass of one row took {_seconds(fewer.pass_s)} with {fewer.held:.0%} of the experts in "
-                f"memory, and takes {_seconds(found.experts.pass_s)} now: measure that --memory again",
+                f"a pass of one row took {readable_duration(fewer.pass_s)} with {fewer.held:.0%} of the "
+                f"experts in memory, and takes {readable_duration(found.experts.pass_s)} now: "
+                "measure that --memory again",
             )
         )
     # What a pass reads of experts depends on its text, and is not hidden behind its arithmetic.
@@ -121,8 +122,8 @@ def _passes(passes: PassProfile, streamed: int) -> str:
     headings = ("PASS, ROWS", "COMPUTE", "SPREAD", *(("WITH THE DISK",) if streamed else ()))
     rows = []
     for row, seconds, spread in zip(curve.rows, curve.seconds, passes.spread, strict=False):
-        line = (str(row), _seconds(seconds), f"{spread:.0%}")
-        rows.append((*line, _seconds(max(seconds, read_s))) if streamed else line)
+        line = (str(row), readable_duration(seconds), f"{spread:.0%}")
+        rows.append((*line, readable_duration(max(seconds, read_s))) if streamed else line)
     whole = curve.floored(read_s)
     knee = f"Up to {whole.knee(0.1)} rows a pass takes about as long as one row."
     if streamed:
@@ -132,7 +133,7 @@ def _passes(passes: PassProfile, streamed: int) -> str:
 
 def _drafts(drafts: DraftProfile) -> str:
     rows = [
-        (str(row), _seconds(seconds))
+        (str(row), readable_duration(seconds))
         for row, seconds in zip(drafts.step.rows, drafts.step.seconds, strict=True)
     ]
     return table(("DRAFT STEP, ROWS", "SECONDS"), rows) + (
@@ -153,7 +154,3 @@ def _yields(name: str, yields: TreeYields) -> str:
 
 def _rate(bytes_per_second: float) -> str:
     return f"{readable(bytes_per_second)}/s"
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edgespec.units import readable
+from edgespec.units import readable, readable_rate
 
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
@@ -41,8 +41,7 @@ def greeting_line(model: str, drafter: str, memory: MemoryUse, speed: ExpectedSp
         held += f", {memory.layers}"
     figure = ""
     if speed is not None:
-        rate = speed.tokens_per_second
-        figure = f"; about {rate:.{0 if rate >= 10 else 1}f} tokens/s"
+        figure = f"; about {readable_rate(speed.tokens_per_second, digits=2)}"
         if drafter != "none" and not speed.drafted:
             figure += " without drafts, more with them"
     return f"{model}, {drafted}, {held}{figure}."

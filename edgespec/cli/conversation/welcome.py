@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from edgespec.cli.screen.terminal import Terminal
-from edgespec.units import readable
+from edgespec.units import readable, readable_rate
 
 if TYPE_CHECKING:
     from edgespec.config import Config
@@ -96,15 +96,15 @@ def placement_line(plan: Plan, speed: float) -> str:
         where = (
             f"{kept}, and {readable(holding.streamed_bytes)}{experts} will be read from disk in every pass"
         )
-    figure = f"{speed:.{0 if speed >= 10 else 1}f}"
-    return f"{where}: about {figure} tokens/s without drafts on this processor (estimated)."
+    figure = readable_rate(speed, digits=2)
+    return f"{where}: about {figure} without drafts on this processor (estimated)."
 
 
 def _line(found: Suggestion) -> str:
-    speed = f"{found.tokens_per_second:.{0 if found.tokens_per_second >= 3 else 1}f}"
+    speed = readable_rate(found.tokens_per_second, digits=2)
     drafter = f" --draft {found.drafter}" if found.drafter else ""
     size = readable(found.download_bytes) if found.download_bytes else "already here"
-    return f"  about {speed} tokens/s: edgespec chat {found.entry.name}{drafter} ({size})"
+    return f"  about {speed}: edgespec chat {found.entry.name}{drafter} ({size})"
 
 
 def _suggestions() -> list[Suggestion]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from edgespec.printable import one_line
-from edgespec.units import readable
+from edgespec.units import readable, readable_duration, readable_rate
 
 if TYPE_CHECKING:
     from edgespec.generation.expert_use import ExpertUse
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 def format_statistics(generation: Generation) -> str:
     """The figures of an answer in one line, such as "60 tokens, 46.7/s, 1.7x".
 
-    The factor is the speed against one token a pass, by the measured time of such a pass; it is left out
-    where none was measured.
+    The factor is the speed against one token a pass, by the passes of the last minutes; it is left out where
+    nothing was drafted, and where such a pass is of unknown length.
     """
     parts = [count(len(generation.tokens), "token")]
     if generation.reasoning_tokens:
         parts[0] += f" ({generation.reasoning_tokens} of thought)"
     if generation.tokens_per_second:
-        parts.append(f"{generation.tokens_per_second:.1f}/s")
+        parts.append(readable_rate(generation.tokens_per_second, "/s"))
     if generation.gain:
         parts.append(f"{generation.gain:.1f}x")
     if generation.lossy:
@@ -47,10 +47,10 @@ def details(generation: Generation) -> dict[str, str]:
         }
     return {
         "prompt": f"{generation.prompt_tokens} tokens, read in {timings.prefill_s:.2f} s",
-        "answer": f"{count(len(generation.tokens), 'token')} in {timings.decode_s:.2f} s, "
-        f"{generation.tokens_per_second:.1f}/s; {_ending(generation)}",
+        "answer": f"{count(len(generation.tokens), 'token')} in {timings.decode_s:.2f} s"
+        f"{_rate(generation)}; {_ending(generation)}",
         **({"thought": f"{generation.reasoning_tokens} of them"} if generation.reasoning_tokens else {}),
-        "speed-up": _speed_up(generation),
+        **({"speed-up": _speed_up(generation)} if generation.drafted else {}),
         "drafts": _drafts(generation),
         "time": f"{timings.draft_s:.2f} s for drafting, {timings.verify_s:.2f} s for passes, "
         f"{timings.io_wait_s:.2f} s of them waiting for the disk",
@@ -91,21 +91,26 @@ def _experts(use: ExpertUse, generation: Generation) -> str:
 
 def _speed_up(generation: Generation) -> str:
     if not generation.gain:
-        return "not known: no pass without drafts was timed"
+        shared = any(record.shared for record in generation.passes)
+        return "not known: " + ("passes were shared" if shared else "no pass without drafts was timed lately")
     return (
-        f"{generation.gain:.2f}x the speed of one token a pass, measured at "
-        f"{1e3 * generation.plain_pass_s:.1f} ms a token"
+        f"{generation.gain:.2f}x the speed of one token a pass, which takes "
+        f"{readable_duration(generation.plain_pass_s)} at present"
     )
+
+
+def _rate(generation: Generation) -> str:
+    rate = generation.tokens_per_second
+    return f", {readable_rate(rate, '/s')}" if rate else ""
 
 
 def _drafts(generation: Generation) -> str:
     passes = len(generation.passes)
     text = f"{count(passes, 'pass', 'passes')}, {generation.tokens_per_pass:.2f} tokens each"
-    drafted = generation.nodes_per_pass - 1
-    if drafted <= 0:
+    if not generation.drafted:
         return f"{text}; nothing was drafted"
-    accepted = generation.acceptance_rate * drafted
-    return f"{text}; {accepted:.2f} of {drafted:.1f} drafted tokens accepted in each"
+    accepted = sum(record.accepted for record in generation.passes)
+    return f"{text}; {accepted} of {count(generation.drafted, 'drafted token')} accepted"
 
 
 def _mode(generation: Generation) -> str:

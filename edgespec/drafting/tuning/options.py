@@ -9,7 +9,7 @@ from typing import Any
 from edgespec.drafting.tuning.evaluation import BUDGETS, Evaluation
 from edgespec.errors import OutputError, UsageError
 from edgespec.models.llama.quantize import KEEP, QUANTIZATIONS
-from edgespec.units import readable_time
+from edgespec.units import readable_rate, readable_time
 
 LEAST_ANSWERS = 4
 _MOST_MINUTES = 7 * 24 * 60
@@ -102,12 +102,12 @@ class TunedDrafter:
             f"{after.agreement.top1:.0%} at once and on {after.agreement.top4:.0%} within four; "
             f"before, on {before.agreement.top1:.0%} and {before.agreement.top4:.0%}.",
             f"Tokens a pass: {passes}.",
-            f"The target should write {after.tokens_per_second:.1f} tokens/s with it, "
-            f"{before.tokens_per_second:.1f} with what it was.",
+            f"The target should write {readable_rate(after.tokens_per_second)} with it, "
+            f"{readable_rate(before.tokens_per_second)} with what it was.",
             "It is the best drafter known: --draft auto uses it."
             if self.rival is None
             else f"It is not registered: with {self.rival.path.name} the target should write "
-            f"{self.rival.tokens_per_second:.1f} tokens/s.",
+            f"{readable_rate(self.rival.tokens_per_second)}.",
         ]
 
     def to_json(self) -> dict[str, Any]:

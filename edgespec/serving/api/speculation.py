@@ -37,7 +37,7 @@ def of_answer(answer: Generation) -> dict[str, Any]:
     record = answer.to_json(None)
     figures = {
         **record["speculation"],
-        "gain": round(answer.gain, 3),
+        "gain": round(answer.gain, 3) or None,
         "limited_by": answer.bound_by,
         "timings": record["timings"],
         "memory": record["memory"],

@@ -1,0 +1,53 @@
+"""The time of a pass without drafts, by the passes of the last minutes: what speed-ups are compared with.
+
+Figures that were measured at another time say little here. Another program may keep the processor or the disk
+busy now, and then plain decoding would be slower as well.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable
+
+from edgespec.costs.curves import Curve
+from edgespec.generation.result import PassRecord
+
+_RECENT_S = 300.0
+_MAX_PASSES = 32  # of each kind, the latest
+
+
+class PlainPasses:
+    """The seconds of a plain pass, from recent passes of one sequence.
+
+    Args:
+        curve: seconds of passes by rows, measured at any time: only the ratios of its points are used. None
+            if there is none.
+        clock: tells the time, in seconds.
+    """
+
+    def __init__(self, curve: Curve | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._curve = curve
+        self._clock = clock
+        self._plain: deque[tuple[float, float]] = deque(maxlen=_MAX_PASSES)
+        self._derived: deque[tuple[float, float]] = deque(maxlen=_MAX_PASSES)
+
+    def add(self, record: PassRecord) -> None:
+        """Learn from a pass over one sequence, which read nothing of prompts."""
+        # What was read while the drafter worked would have to be waited for without a drafter.
+        seconds, now = record.target_s + record.hidden_draft_s, self._clock()
+        if record.nodes == 1:
+            self._plain.append((now, seconds))
+        elif self._curve is not None and (tree_s := self._curve.at(record.nodes)) > 0:
+            self._derived.append((now, seconds * self._curve.at(1) / tree_s))
+
+    @property
+    def seconds(self) -> float:
+        """The median of recent plain passes, or else what passes with trees say; 0 if there were none."""
+        return self._median(self._plain) or self._median(self._derived)
+
+    def _median(self, passes: deque[tuple[float, float]]) -> float:
+        since = self._clock() - _RECENT_S
+        recent = [seconds for at, seconds in passes if at >= since]
+        return statistics.median(recent) if recent else 0.0
