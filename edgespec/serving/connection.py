@@ -122,8 +122,7 @@ class HTTPConnection(H11Protocol):
         if self._half_closed.is_set():
             self.transport.close()
         elif self.conn.their_state is h11.SEND_BODY:
-            # The rest of a body that was refused may still arrive. Closing at once would discard the reply.
-            self.loop.call_later(self._limits.linger_s, self._end_upload, self.cycle)
+            self.transport.abort()  # the rest of a body that was refused did not arrive in time
 
     def shutdown(self) -> None:
         if self.cycle is not None and self.cycle.more_body and not self.cycle.response_complete:
@@ -163,10 +162,6 @@ class HTTPConnection(H11Protocol):
             *([f"Retry-After: {RETRY_S}"] if refusal.retry else []),
         ]
         self.transport.write("\r\n".join([*head, "", ""]).encode() + body)
-
-    def _end_upload(self, cycle: object) -> None:
-        if self.cycle is cycle and self.conn.their_state is h11.SEND_BODY:
-            self.transport.abort()
 
     def _poll(self) -> None:
         """Check whether the client is still connected, and provoke a reset if it is not."""

@@ -19,10 +19,10 @@ def origin_checks(cors: str | None) -> list[Middleware]:
     """Return the checks of requests' origins, and answers to preflights of the origin that is allowed."""
     checks = [Middleware(OriginCheck, allowed=cors)]
     if cors is not None:
-        headers = ["authorization", "content-type"]
+        # Any header: the SDKs of OpenAI and Anthropic send many, and more with each version.
         checks.append(
             Middleware(
-                CORSMiddleware, allow_origins=[cors], allow_methods=["GET", "POST"], allow_headers=headers
+                CORSMiddleware, allow_origins=[cors], allow_methods=["GET", "POST"], allow_headers=[ANY]
             )
         )
     return checks

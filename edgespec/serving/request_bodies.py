@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from starlette.requests import Request as HTTPRequest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgespec.serving.api.limits import Limits
 from edgespec.serving.api.refusals import RETRY_S, Refusal
@@ -81,6 +82,47 @@ class BodyReceiver:
     def _too_large(self) -> Refusal:
         text = f"The body has more than {self._limits.body:,} bytes. The server's --max-body sets this limit."
         return Refusal(413, text, "request_too_large")
+
+
+class RestOfBody:
+    """Receives and drops the rest of a body that is answered before all of it has arrived.
+
+    Many clients read the answer only after they have sent everything, and closing the connection while data
+    arrives would discard the answer on its way. So the answer is sent at once, and is completed when the rest
+    has arrived or its time is over.
+    """
+
+    def __init__(self, app: ASGIApp, limits: Limits) -> None:
+        self._app = app
+        self._limits = limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request of the application."""
+        arrived = not {b"content-length", b"transfer-encoding"} & {name for name, _ in scope["headers"]}
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._limits.body_s + self._limits.linger_s
+
+        async def receive_noted() -> Message:
+            nonlocal arrived
+            message = await receive()
+            arrived = arrived or not message.get("more_body", False)  # a disconnect has no body
+            return message
+
+        async def drop_rest() -> None:
+            while not arrived:
+                await receive_noted()
+
+        async def send_noted(message: Message) -> None:
+            ends = message["type"] == "http.response.body" and not message.get("more_body", False)
+            if not ends or arrived:
+                await send(message)
+                return
+            await send({**message, "more_body": True})
+            with suppress(TimeoutError):
+                await asyncio.wait_for(drop_rest(), deadline - loop.time())
+            await send({"type": "http.response.body"})
+
+        await self._app(scope, receive_noted, send_noted)
 
 
 def parse(body: bytes | bytearray, *, values: int, depth: int) -> object:

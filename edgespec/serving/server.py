@@ -11,6 +11,7 @@ import uvicorn
 from edgespec.serving.api.limits import Limits
 from edgespec.serving.app import Application
 from edgespec.serving.connection import connection_type
+from edgespec.serving.request_bodies import RestOfBody
 
 _GRACE_S = 3
 
@@ -27,7 +28,7 @@ class Server(uvicorn.Server):
         self._application = app
         super().__init__(
             uvicorn.Config(
-                app,
+                RestOfBody(app, limits),
                 loop="asyncio",
                 http=connection_type(limits),
                 ws="none",

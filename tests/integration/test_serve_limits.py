@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import select
 import socket
@@ -144,6 +145,26 @@ def test_a_body_that_is_too_large(server: Running) -> None:
         for _ in range(17):  # each is more than the socket holds unread
             client.socket.sendall(b"10000\r\n" + b" " * 65536 + b"\r\n")
         assert client.answer()[0] == 413
+
+
+@pytest.mark.parametrize("connection", ["close", "keep-alive"])
+@pytest.mark.parametrize(
+    ("path", "content_type", "status"),
+    [(CHAT, "application/json", 413), (CHAT, "text/plain", 400), ("/v1/nothing", "application/json", 404)],
+)
+def test_who_sends_all_of_a_refused_body_gets_the_answer(
+    server: Running, connection: str, path: str, content_type: str, status: int
+) -> None:
+    """Closing the connection at once would reset it, and many clients read only after they have sent."""
+    client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
+    headers = {"Content-Type": content_type, "Connection": connection}
+    client.request("POST", path, b" " * (9 * MIB), headers)
+    answer = client.getresponse()
+    assert answer.status == status
+    assert json.loads(answer.read())["error"]["type"] == "invalid_request_error"
+    client.request("GET", "/health")  # on the same connection, if it was kept
+    assert client.getresponse().status == 200
+    client.close()
 
 
 def test_seeds_as_clients_send_them(server: Running) -> None:

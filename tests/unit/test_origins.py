@@ -68,6 +68,20 @@ def test_the_origin_that_is_allowed_is_told_so() -> None:
 
 
 @pytest.mark.parametrize(
+    "asked",
+    [
+        "authorization,content-type,x-stainless-arch,x-stainless-lang,x-stainless-retry-count",
+        "anthropic-dangerous-direct-browser-access,anthropic-version,content-type,x-api-key",
+    ],
+)
+@pytest.mark.parametrize("cors", [OURS, "*"])
+def test_browsers_may_use_the_official_sdks(cors: str, asked: str) -> None:
+    preflight = {"access_control_request_method": "POST", "access_control_request_headers": asked}
+    status, headers = ask(cors, "OPTIONS", origin=OURS, **preflight)
+    assert (status, headers["access-control-allow-headers"]) == (200, asked)
+
+
+@pytest.mark.parametrize(
     ("given", "taken"),
     [("https://Ours.example/", OURS), ("http://localhost:3000", "http://localhost:3000"), ("*", "*")],
 )

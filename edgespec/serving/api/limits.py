@@ -29,7 +29,7 @@ class Limits:
         head_s: time to receive the request line and headers.
         body_s: time to receive the body.
         stalled_s: time that a client may go without reading what it is sent.
-        linger_s: time to receive the rest of a body that was refused.
+        linger_s: further time to receive, and drop, the rest of a request that was refused.
         connections: open connections.
     """
 
