@@ -17,6 +17,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+LACKS = frozenset({"HEAD", "checksum", "commit", "sizes", "ranges", "endurance"})
+"""What mirrors of the Hub may lack: HEAD requests; an ETag that is a checksum; X-Repo-Commit; sizes and
+checksums in the list of files; ranges; connections that last longer than for a third of the bytes."""
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -26,13 +30,18 @@ class Request:
 
     method: str
     path: str
-    host: str  # "hub" or "cdn"
+    host: str  # "hub", or "cdn" for what is asked of the host that has the bytes
     authorization: str | None
     range: str | None
 
 
 Failure = Callable[[Request, BaseHTTPRequestHandler], bool]
 """Told of a request before it is answered; true if it has answered itself."""
+
+
+class _QuietServer(ThreadingHTTPServer):
+    def handle_error(self, *_: object) -> None:
+        """Say nothing of clients that hang up."""
 
 
 @dataclass
@@ -45,8 +54,11 @@ class HubServer:
         digests: checksums that are claimed for a path, in place of the true ones.
         renamed: old names of repositories, and where they lead.
         heads: the newest commit of repositories that have moved on; `history` has the files of earlier ones.
+        lacks: None for the Hub itself; some of LACKS for a mirror, which sends the bytes itself.
+        headers: sent by a mirror with the bytes, in addition.
         failures: what goes wrong; the first that answers a request wins.
         requests: all that came.
+        sent: bytes of files that were sent by a mirror.
     """
 
     repositories: dict[str, dict[str, bytes]] = field(default_factory=dict)
@@ -58,6 +70,9 @@ class HubServer:
     renamed: dict[str, str] = field(default_factory=dict)
     heads: dict[str, str] = field(default_factory=dict)
     history: dict[tuple[str, str], dict[str, bytes]] = field(default_factory=dict)
+    lacks: frozenset[str] | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+    sent: int = 0
     failures: list[Failure] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
 
@@ -98,6 +113,7 @@ class HubServer:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # or the body waits until the client confirms the headers
 
             def do_GET(self) -> None:
                 hub.answer(self, host)
@@ -108,7 +124,7 @@ class HubServer:
             def log_message(self, *_: Any) -> None:
                 pass
 
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server = _QuietServer(("127.0.0.1", 0), Handler)
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         return server
@@ -117,7 +133,7 @@ class HubServer:
         request = Request(
             handler.command,
             handler.path,
-            host,
+            "cdn" if self.lacks is not None and "/resolve/" in handler.path else host,
             handler.headers.get("Authorization"),
             handler.headers.get("Range"),
         )
@@ -161,10 +177,13 @@ class HubServer:
         elif api:
             reply(handler, self._info(repo))
         else:
-            self._resolve(handler, repo, steps[3], "/".join(steps[4:]))
+            self._resolve(handler, request, repo, steps[3], "/".join(steps[4:]))
 
     def _info(self, repo: str) -> dict[str, Any]:
         files = self.repositories[repo]
+        if self.lacks and "sizes" in self.lacks:
+            siblings = [{"rfilename": path} for path in files]
+            return {"id": repo, "sha": self.heads.get(repo, COMMIT), "siblings": siblings}
         return {
             "id": repo,
             "sha": self.heads.get(repo, COMMIT),
@@ -172,7 +191,7 @@ class HubServer:
                 {
                     "rfilename": path,
                     "size": self.sizes.get(path, len(data)),
-                    "blobId": hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest(),
+                    "blobId": git_hash(data),
                     **({} if path.endswith(".md") else {"lfs": {
                         "sha256": self._digest(path, data),
                         "size": self.sizes.get(path, len(data)),
@@ -184,13 +203,19 @@ class HubServer:
         }  # fmt: skip
 
     def _digest(self, path: str, data: bytes) -> str:
-        return self.digests.get(path) or hashlib.sha256(data).hexdigest()
+        known = self.digests.get(path)
+        return known or (git_hash(data) if path.endswith(".md") else hashlib.sha256(data).hexdigest())
 
-    def _resolve(self, handler: BaseHTTPRequestHandler, repo: str, revision: str, path: str) -> None:
+    def _resolve(
+        self, handler: BaseHTTPRequestHandler, request: Request, repo: str, revision: str, path: str
+    ) -> None:
         commit = self.heads.get(repo, COMMIT) if revision == "main" else revision
         data = self._files(repo, commit).get(path)
         if data is None:
             reply(handler, {"error": "Entry not found"}, 404, {"X-Error-Code": "EntryNotFound"})
+            return
+        if self.lacks is not None:
+            self._send_as_mirror(handler, request, path, data, commit)
             return
         location = f"http://127.0.0.1:{self._cdn.server_port}/{repo}/{path}?at={commit}&Signature=verysecret"
         headers = {
@@ -201,6 +226,24 @@ class HubServer:
         }
         reply(handler, None, 302, headers)
 
+    def _send_as_mirror(
+        self, handler: BaseHTTPRequestHandler, request: Request, path: str, data: bytes, commit: str
+    ) -> None:
+        lacks = self.lacks or frozenset()
+        if request.method == "HEAD" and "HEAD" in lacks:
+            reply(handler, None, 405)
+            return
+        headers = {"ETag": '"artifact-7"' if "checksum" in lacks else f'"{self._digest(path, data)}"'}
+        headers |= self.headers | ({} if "commit" in lacks else {"X-Repo-Commit": commit})
+        start = int(request.range[6:].split("-")[0]) if request.range and "ranges" not in lacks else None
+        left = data[start or 0 :]
+        if start is not None and not left:
+            reply(handler, None, 416, {**headers, "Content-Range": f"bytes */{len(data)}"})
+            return
+        sent = left[: -(-len(left) // 3)] if "endurance" in lacks else left
+        self.sent += len(sent)
+        send_bytes(handler, left, len(data), start, headers=headers, sent=len(sent))
+
     def _answer_cdn(self, handler: BaseHTTPRequestHandler, request: Request) -> None:
         parts = urlsplit(request.path)
         org, repo, path = unquote(parts.path).strip("/").split("/", 2)
@@ -210,6 +253,11 @@ class HubServer:
             first, _, last = request.range.removeprefix("bytes=").partition("-")
             start, end = int(first), min(int(last) + 1, end) if last else end
         send_bytes(handler, data[start:end], len(data), start if request.range else None)
+
+
+def git_hash(data: bytes) -> str:
+    """The name that git gives to the content of a file."""
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
 def reply(
@@ -226,15 +274,26 @@ def reply(
         handler.wfile.write(data)
 
 
-def send_bytes(handler: BaseHTTPRequestHandler, data: bytes, total: int, start: int | None = None) -> None:
-    """Answer with a file or a range of it."""
+def send_bytes(
+    handler: BaseHTTPRequestHandler,
+    data: bytes,
+    total: int,
+    start: int | None = None,
+    *,
+    headers: dict[str, str] | None = None,
+    sent: int | None = None,
+) -> None:
+    """Answer with a file or a range of it; hang up after `sent` bytes if these are not all."""
     handler.send_response(200 if start is None else 206)
+    for name, value in (headers or {}).items():
+        handler.send_header(name, value)
     handler.send_header("Content-Length", str(len(data)))
     if start is not None:
         handler.send_header("Content-Range", f"bytes {start}-{start + len(data) - 1}/{total}")
     handler.end_headers()
     if handler.command != "HEAD":
-        handler.wfile.write(data)
+        handler.wfile.write(data[:sent])
+        handler.close_connection |= sent is not None and sent < len(data)
 
 
 # --- failures ------------------------------------------------------------------------------------
@@ -278,11 +337,7 @@ def cut_off(data: bytes, after: int) -> Callable[[Request, BaseHTTPRequestHandle
     """Promise all of the data, send some of it, and hang up."""
 
     def act(_request: Request, handler: BaseHTTPRequestHandler) -> None:
-        handler.send_response(200)
-        handler.send_header("Content-Length", str(len(data)))
-        handler.end_headers()
-        handler.wfile.write(data[:after])
-        handler.wfile.flush()
+        send_bytes(handler, data, len(data), sent=after)
         handler.close_connection = True
 
     return act
@@ -292,11 +347,7 @@ def hang(data: bytes, after: int, seconds: float) -> Callable[[Request, BaseHTTP
     """Send some of the data, and then nothing, without hanging up."""
 
     def act(_request: Request, handler: BaseHTTPRequestHandler) -> None:
-        handler.send_response(200)
-        handler.send_header("Content-Length", str(len(data)))
-        handler.end_headers()
-        handler.wfile.write(data[:after])
-        handler.wfile.flush()
+        send_bytes(handler, data, len(data), sent=after)
         time.sleep(seconds)
         handler.close_connection = True
 

@@ -10,20 +10,27 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 
 from edgespec.errors import EdgeSpecError, HubError, OutputError, UsageError
+from edgespec.models.hub.cache import cached_models
+from edgespec.models.hub.download import download
 from edgespec.models.hub.names import HubName, parse_hub_name
 from edgespec.models.hub.pull import pull
-from edgespec.models.hub.repository import Hub, cached_models, find_repository
+from edgespec.models.hub.repository import Hub, find_repository
+from edgespec.progress import Progress
+from edgespec.units import readable
 from tests.hub_server import (
     COMMIT,
+    LACKS,
     HubServer,
     Request,
     always,
     cut_off,
+    git_hash,
     hang,
     on_bytes,
     reply,
@@ -60,6 +67,16 @@ def refused(hub: Hub, text: str, what: str, hint: str, kind: type[EdgeSpecError]
     with pytest.raises(kind) as caught:
         pull(name(text), hub=hub)
     assert (caught.value.what, caught.value.hint) == (what, hint)
+
+
+def interrupted_at(what: str) -> Progress:
+    """Progress that stops the program as Ctrl-C does, at a line that has `what` in it."""
+
+    def on_progress(line: str, _fraction: float) -> None:
+        if what in line:
+            raise KeyboardInterrupt
+
+    return on_progress
 
 
 def test_a_model_comes_into_the_cache_of_the_hub(server: HubServer, hub: Hub) -> None:
@@ -162,9 +179,7 @@ def test_a_mistake_of_the_program_is_not_blamed_on_the_network(hub: Hub, mistake
 def test_answers_that_are_not_the_hubs(server: HubServer, hub: Hub, answer: object) -> None:
     server.failures.append(always(lambda _request, handler: reply(handler, answer)))
     host = server.url.removeprefix("http://")
-    refused(
-        hub, REPO, f"{host} gave an answer that the Hub would not give.", "Check HF_ENDPOINT and any proxy."
-    )
+    refused(hub, REPO, f"{host} sent no valid description of {REPO}.", "Check HF_ENDPOINT and any proxy.")
 
 
 # --- transfers that fail -------------------------------------------------------------------------
@@ -312,6 +327,119 @@ def test_a_killed_download_continues_in_the_next_run(server: HubServer, tmp_path
     assert again.returncode == 0, again.stderr
     assert Path(again.stdout.strip()).read_bytes() == DATA
     assert server.downloads()[-1].range == f"bytes={kept}-"
+
+
+# --- mirrors -------------------------------------------------------------------------------------
+
+# Each subset of what the Hub has and a mirror may lack.
+MIRRORS = [frozenset(lacks) for n in range(len(LACKS) + 1) for lacks in combinations(sorted(LACKS), n)]
+
+
+@pytest.mark.parametrize("lacks", MIRRORS, ids=lambda lacks: ", ".join(sorted(lacks)) or "nothing")
+def test_a_mirror_gives_the_verified_file_once_or_the_message_names_the_cause(
+    server: HubServer, hub: Hub, lacks: frozenset[str]
+) -> None:
+    server.lacks, hub = lacks, replace(hub, pause=0.0)
+    wanted = f"{REPO}:Q4_K_M"
+    if lacks >= {"sizes", "checksum"}:
+        refused(
+            hub,
+            wanted,
+            f"{hub.host} gives no checksum of {Q4}, so the download cannot be verified.",
+            "Set HF_ENDPOINT to another address, or download the file by other means and give its path.",
+        )
+        assert len(server.downloads()) == 1
+        assert list(hub.folder(REPO).rglob("*.incomplete")) == []
+        return
+    if lacks >= {"endurance", "ranges"}:
+        with pytest.raises(
+            HubError, match=f"The download of {Q4} stopped at .*: the connection was lost"
+        ) as e:
+            pull(name(wanted), hub=hub)
+        assert e.value.hint == f"{hub.host} cannot resume downloads, so the next try starts over."
+        return
+    found = pull(name(wanted), hub=hub)
+    assert found.path.read_bytes() == DATA
+    assert found.path.resolve().name == hashlib.sha256(DATA).hexdigest()
+    assert [path.name for path in (hub.folder(REPO) / "blobs").iterdir()] == [found.path.resolve().name]
+    starts = [int((request.range or "bytes=0-")[6:-1]) for request in server.downloads()]
+    assert starts[0] == 0
+    assert starts == sorted(set(starts)), "some bytes were fetched twice"
+    assert ("endurance" in lacks) == (len(starts) > 1)
+    server.requests.clear()
+    assert pull(name(wanted), hub=hub).path == found.path
+    assert server.requests == []
+
+
+@pytest.mark.parametrize("lacks", [{"sizes"}, {"sizes", "checksum"}, {"commit", "HEAD"}], ids=str)
+def test_damage_by_a_mirror_is_noticed(server: HubServer, hub: Hub, lacks: set[str]) -> None:
+    server.lacks = frozenset(lacks)
+    server.digests[Q4] = "ab" * 32
+    with pytest.raises(HubError, match=r"is corrupted|gives no checksum"):
+        pull(name(f"{REPO}:Q4_K_M"), hub=hub)
+    assert list(cached_models(hub, REPO)) == []
+
+
+@pytest.mark.parametrize("more", [set(), {"ranges"}, {"HEAD", "commit"}], ids=str)
+def test_a_download_of_unknown_size_resumes_after_a_kill(server: HubServer, hub: Hub, more: set[str]) -> None:
+    server.lacks = frozenset({"sizes", "endurance", *more})
+    with pytest.raises(KeyboardInterrupt):
+        pull(name(f"{REPO}:Q4_K_M"), interrupted_at("trying again"), hub=hub)
+    kept = server.sent
+    server.lacks -= {"endurance"}
+    assert pull(name(f"{REPO}:Q4_K_M"), hub=hub).path.read_bytes() == DATA
+    assert server.downloads()[-1].range == f"bytes={kept}-"
+
+
+def test_what_arrived_completely_before_a_kill_is_not_fetched_again(server: HubServer, hub: Hub) -> None:
+    server.lacks = frozenset({"sizes"})
+    with pytest.raises(KeyboardInterrupt):
+        pull(name(f"{REPO}:Q4_K_M"), interrupted_at(f"{readable(len(DATA))} of"), hub=hub)
+    pull(name(f"{REPO}:Q4_K_M"), hub=hub)
+    assert [request.range for request in server.downloads()] == [None, f"bytes={len(DATA)}-"]
+    assert server.sent == len(DATA)
+
+
+def test_a_note_names_no_size_that_a_mirror_does_not_give(server: HubServer, hub: Hub) -> None:
+    server.lacks = frozenset({"sizes"})
+    told: list[str] = []
+    found = pull(name(f"{REPO}:Q5_K_M"), lambda what, _: told.append(what), hub=hub)
+    assert found.notes == (f"There is no Q5_K_M in {REPO}; Q4_K_M is the nearest.",)
+    assert any(what.startswith(f"Downloading {Q4}, ") for what in told)
+
+
+def test_the_checksum_of_an_artifact_store_is_used(server: HubServer, hub: Hub) -> None:
+    server.lacks = frozenset({"sizes", "checksum"})
+    server.headers["X-Checksum-Sha256"] = hashlib.sha256(DATA).hexdigest()
+    assert pull(name(f"{REPO}:Q4_K_M"), hub=hub).path.read_bytes() == DATA
+
+
+@pytest.mark.parametrize("lacks", [set(), {"sizes"}], ids=str)
+def test_a_small_file_is_verified_by_its_git_hash(server: HubServer, hub: Hub, lacks: set[str]) -> None:
+    server.lacks = frozenset(lacks)
+    repository = find_repository(hub, REPO)
+    (readme,) = (file for file in repository.files if file.path == "README.md")
+    (path,) = download(hub, repository, [readme])
+    assert path.read_bytes() == b"hello"
+    assert path.resolve().name == git_hash(b"hello")
+
+
+@pytest.mark.parametrize(
+    "path", ["../../evil.gguf", "/tmp/evil.gguf", "a/../../../evil.gguf", "C:\\evil.gguf"]
+)
+def test_no_path_of_a_mirror_leads_out_of_the_cache(
+    server: HubServer, hub: Hub, tmp_path: Path, path: str
+) -> None:
+    server.repositories["acme/Evil"] = {path: DATA}
+    with pytest.raises(HubError, match="has no GGUF files"):
+        pull(name("acme/Evil"), hub=hub)
+    assert not list(tmp_path.rglob("evil.gguf"))
+
+
+def test_no_checksum_of_a_mirror_is_a_path(server: HubServer, hub: Hub) -> None:
+    server.digests[Q4] = "../../../../evil"
+    with pytest.raises(HubError, match="gives no checksum"):
+        pull(name(f"{REPO}:Q4_K_M"), hub=hub)
 
 
 # --- access --------------------------------------------------------------------------------------

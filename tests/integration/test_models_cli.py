@@ -85,6 +85,24 @@ def test_a_long_header_is_read_in_steps(
     assert sum(int(r.range.split("-")[1]) for r in server.downloads()[-1:] if r.range) < len(data)
 
 
+@pytest.mark.parametrize(
+    "lacks",
+    [set(), {"sizes"}, {"ranges"}, {"sizes", "ranges", "HEAD", "commit", "checksum"}, {"endurance"}],
+    ids=str,
+)
+def test_the_header_is_read_from_mirrors_too(
+    server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacks: set[str]
+) -> None:
+    monkeypatch.setattr("edgespec.models.hub.inspection._FIRST_BYTES", 1000)
+    server.lacks = frozenset(lacks)
+    data = server.repositories[REPO][Q4]
+    (tmp_path / "local.gguf").write_bytes(data)
+    (header,) = inspect_model(f"{REPO}:Q4_0", hub=Hub(server.url, tmp_path / "hub")).headers
+    local = read_header(tmp_path / "local.gguf")
+    assert (header.fingerprint, header.file_bytes) == (local.fingerprint, len(data))
+    assert len(server.downloads()) > 1
+
+
 def test_list_show_and_remove(server: HubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for quant in ("Q4_0", "Q8_0"):
         code, out, err = run(capsys, "models", "pull", f"{REPO}:{quant}")

@@ -1,9 +1,9 @@
 """Downloads files of a repository into the Hub's cache; resumes interrupted downloads and verifies checksums.
 
 The session, the locks and the layout of the cache are those of huggingface-hub. The transfer itself is
-implemented here, because the library's starts over after a kill, waits silently, and checks only lengths. A
-file is written beside its place in the cache under a temporary name. Once its checksum is verified it is
-renamed, and huggingface-hub links it into the snapshot.
+implemented here, because the library's starts over after a kill, waits silently, checks only lengths, and
+needs HEAD requests and headers that some mirrors lack. A file is written beside its place in the cache under
+a temporary name, renamed once its checksum is verified, and linked into the snapshot.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import logging
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from io import BufferedRandom
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
 
 from edgespec.errors import HubError, OutputError
+from edgespec.models.hub.cache import blobs_folder, link_blob, make_newest, snapshot_folder
+from edgespec.models.hub.file_requests import described, request_bytes
 from edgespec.models.hub.repository import Hub, HubFile, Repository, translated
 from edgespec.progress import Progress
 from edgespec.units import readable, readable_time
@@ -28,6 +29,7 @@ _LONGEST_WAIT = 300  # seconds; a longer wait is reported as an error at once
 _CHUNK = 1 << 20
 _SPARE_DISK = 64 << 20
 _BUSY = (408, 429, 500, 502, 503, 504)
+_BEYOND_THE_END = 416
 
 
 def download(
@@ -36,7 +38,7 @@ def download(
     """Download the files that are missing in the cache; returns all their paths there, in order.
 
     Raises:
-        HubError: the network or the Hub failed, or a checksum is wrong.
+        HubError: the network or the Hub failed, or a checksum is wrong or missing.
         OutputError: the disk is too small, or the cache cannot be written.
     """
     from huggingface_hub.utils import logging as hub_logging
@@ -45,18 +47,11 @@ def download(
     with translated(hub, repository.repo):
         _check_room(hub, repository, files)
         paths = [
-            _File(hub, repository, file, _Report(on_progress, file, number, len(files))).fetch()
+            _fetch(hub, repository, file, _Report(on_progress, file, number, len(files)))
             for number, file in enumerate(files, start=1)
         ]
-        _make_newest(hub, repository)
+        make_newest(hub, repository)
     return paths
-
-
-def _make_newest(hub: Hub, repository: Repository) -> None:
-    """Record in the cache that this is the newest known commit, as huggingface-hub does."""
-    reference = hub.folder(repository.repo) / "refs" / "main"
-    reference.parent.mkdir(parents=True, exist_ok=True)
-    reference.write_text(repository.commit)
 
 
 class _Report:
@@ -66,198 +61,221 @@ class _Report:
         self._on_progress = on_progress
         name = Path(file.path).name
         self._name = f"{name} (file {number} of {count})" if count > 1 else name
-        self._total = file.n_bytes
         self._start: tuple[float, int] | None = None
         self._last = 0.0
 
-    def at(self, done: int) -> None:
+    def at(self, done: int, total: int) -> None:
+        """So many bytes have arrived; `total` is 0 if the size is unknown."""
         now = time.monotonic()
         if self._start is None:
             self._start = (now, done)
-        if self._on_progress is None or (now - self._last < 0.2 and done < self._total):
+        if self._on_progress is None or (now - self._last < 0.2 and done != total):
             return
         self._last = now
-        text = f"Downloading {self._name}, {readable(done)} of {readable(self._total)}"
+        text = f"Downloading {self._name}, {readable(done)}" + (f" of {readable(total)}" if total else "")
         seconds = now - self._start[0]
         if seconds > 0.5 and done > self._start[1]:
             rate = (done - self._start[1]) / seconds
-            text += f", {readable(int(rate))}/s, {readable_time((self._total - done) / rate)} left"
-        self._on_progress(text, done / max(self._total, 1))
+            text += f", {readable(int(rate))}/s"
+            text += f", {readable_time((total - done) / rate)} left" if total else ""
+        self._on_progress(text, done / total if total else 0.0)
 
     def say(self, what: str) -> None:
         if self._on_progress is not None:
             self._on_progress(f"{self._name}: {what}", 0.0)
 
 
-@dataclass
-class _File:
-    hub: Hub
-    repository: Repository
-    file: HubFile
-    report: _Report
+def _fetch(hub: Hub, repository: Repository, file: HubFile, report: _Report) -> Path:
+    """The path of a file in the cache, downloaded if its content is not there."""
+    from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
-    def fetch(self) -> Path:
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
+    place = snapshot_folder(hub, repository) / file.path
+    if place.exists():
+        return place
+    blobs = blobs_folder(hub, repository)
+    lock = hub.cache / ".locks" / blobs.parent.name / f"{_key(repository, file)}.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    blobs.mkdir(parents=True, exist_ok=True)
+    with WeakFileLock(lock):
+        if not place.exists():
+            blob = blobs / file.digest
+            if not blob.is_file():  # a folder without a digest
+                blob = _Transfer(hub, repository, file, report).run()
+            link_blob(blob, place)
+    return place
 
-        snapshot = self.hub.folder(self.repository.repo) / "snapshots" / self.repository.commit
-        place = snapshot / self.file.path
-        if place.exists():
-            return place
-        blob = _blob(self.hub, self.repository, self.file)
-        if not blob.exists():
-            lock = self.hub.cache / ".locks" / blob.parent.parent.name / f"{self.file.digest}.lock"
-            lock.parent.mkdir(parents=True, exist_ok=True)
-            blob.parent.mkdir(parents=True, exist_ok=True)
-            with WeakFileLock(lock):
-                if not blob.exists():
-                    self._fetch_blob(blob)
-        # The blob exists, so this only links it into the snapshot.
-        return Path(
-            hf_hub_download(
-                self.repository.repo,
-                self.file.path,
-                revision=self.repository.commit,  # not a newer one
-                cache_dir=self.hub.cache,
-                endpoint=self.hub.endpoint,
-                token=self.hub.token or False,
-                etag_timeout=self.hub.timeout,
-                library_name="edgespec",
-            )
-        )
 
-    def _fetch_blob(self, blob: Path) -> None:
-        partial = _partial(blob)
-        digest = _new_digest(self.file)
-        with partial.open("ab+") as out:
+class _Transfer:
+    """A file on its way into the cache. What has arrived survives lost connections and kills."""
+
+    def __init__(self, hub: Hub, repository: Repository, file: HubFile, report: _Report) -> None:
+        self._hub, self._repository, self._file, self._report = hub, repository, file, report
+        self._partial = _partial(hub, repository, file)
+        self._done = 0  # bytes in the partial file
+        self._sha256 = hashlib.sha256()  # of them
+        self._resumable = True
+
+    def run(self) -> Path:
+        """Download the file and verify it; returns its place among the blobs."""
+        with self._partial.open("ab+") as out:
             out.seek(0)
-            done = 0
             while chunk := out.read(_CHUNK):  # from an earlier run
-                digest.update(chunk)
-                done += len(chunk)
-            if done > self.file.n_bytes:
-                done = 0
-                out.truncate(0)
-                digest = _new_digest(self.file)
-            digest, done = self._transfer(out, digest, done)
-        if digest.hexdigest() != self.file.digest:
-            partial.unlink(missing_ok=True)
+                self._count(chunk)
+            if self._file.n_bytes and self._done > self._file.n_bytes:
+                self._start_over(out)
+            self._receive(out)
+            found = self._checksum(out)
+        if found != self._file.digest:
+            self._partial.unlink(missing_ok=True)
             raise HubError(
-                f"The download of {self.file.path} is corrupted: its checksum is "
-                f"{digest.hexdigest()[:12]}... instead of {self.file.digest[:12]}...",
+                f"The download of {self._file.path} is corrupted: its checksum is "
+                f"{found[:12]}... instead of {self._file.digest[:12]}...",
                 "It was removed. Try again; if that repeats, a proxy may be changing the data.",
             )
-        partial.replace(blob)
+        return self._partial.replace(self._partial.with_name(found))
 
-    def _transfer(self, out: Any, digest: Any, done: int) -> tuple[Any, int]:
-        """Download the rest, resuming until no new bytes arrive."""
+    @property
+    def _is_whole(self) -> bool:
+        return bool(self._file.digest and self._file.n_bytes) and self._done >= self._file.n_bytes
+
+    def _receive(self, out: BufferedRandom) -> None:
+        """Receive the rest, resuming until no new bytes arrive."""
         failures = 0
-        while done < self.file.n_bytes:
-            before = done
+        while not self._is_whole:
+            before, wait = self._done, self._hub.pause * 2**failures
             try:
-                digest, done = self._stream(out, digest, done)
+                self._stream(out)
                 problem = "the connection ended early"
-                wait = self.hub.pause * 2**failures
-            except _Busy as busy:
-                problem, wait = busy.reason, busy.wait or self.hub.pause * 2**failures
-            except _Lost as lost:
-                digest, done, problem = lost.digest, lost.done, lost.reason
-                wait = self.hub.pause * 2**failures
-            if done >= self.file.n_bytes:
+            except _Interrupted as interruption:
+                problem, wait = interruption.reason, interruption.wait or wait
+            if self._is_whole:
                 break
-            failures = 0 if done > before else failures + 1
+            failures = 0 if self._done > before else failures + 1
             if failures >= _ATTEMPTS or wait > _LONGEST_WAIT:
-                raise HubError(
-                    f"The download of {self.file.path} stopped at {readable(done)} of "
-                    f"{readable(self.file.n_bytes)}: {problem}.",
-                    "Try again, and the download resumes."
-                    if wait <= _LONGEST_WAIT
-                    else f"The Hub asks to wait {readable_time(wait)}.",
-                )
-            self.report.say(f"{problem}; trying again in {readable_time(wait)}")
+                raise self._gave_up(problem, wait)
+            self._report.say(f"{problem}; trying again in {readable_time(wait)}")
             time.sleep(wait)
-        return digest, done
 
-    def _stream(self, out: Any, digest: Any, done: int) -> tuple[Any, int]:
-        """Request the rest of the file."""
-        import httpx2
-        from huggingface_hub.utils import get_session, hf_raise_for_status  # type: ignore[attr-defined]
-
-        url = (
-            f"{self.hub.endpoint}/{self.repository.repo}/resolve/{self.repository.commit}/"
-            f"{quote(self.file.path)}"
+    def _gave_up(self, problem: str, wait: float) -> HubError:
+        hint = "Try again, and the download resumes."
+        if wait > _LONGEST_WAIT:
+            hint = f"The Hub asks to wait {readable_time(wait)}."
+        elif not self._resumable:
+            hint = f"{self._hub.host} cannot resume downloads, so the next try starts over."
+        total = f" of {readable(self._file.n_bytes)}" if self._file.n_bytes else ""
+        return HubError(
+            f"The download of {self._file.path} stopped at {readable(self._done)}{total}: {problem}.", hint
         )
-        headers = {**self.hub.headers(), "Accept-Encoding": "identity"}
-        if done:
-            headers["Range"] = f"bytes={done}-"
+
+    def _stream(self, out: BufferedRandom) -> None:
+        """Request the rest of the file, and write what arrives.
+
+        Raises:
+            _Interrupted: more may arrive with another request.
+        """
+        import httpx2
+        from huggingface_hub.utils import hf_raise_for_status  # type: ignore[attr-defined]
+
         try:
-            with get_session().stream("GET", url, headers=headers, timeout=self.hub.timeout) as response:
-                if response.status_code in _BUSY:
-                    raise _Busy(response.status_code, response.headers.get("retry-after", ""))
-                hf_raise_for_status(response)
-                if done and response.status_code != 206:  # the server ignores the range
-                    done = 0
-                    out.truncate(0)
-                    digest = _new_digest(self.file)
-                self.report.at(done)
-                for (
-                    chunk
-                ) in response.iter_bytes():  # without a chunk size: a partly filled chunk would be lost
-                    chunk = chunk[: self.file.n_bytes - done]
+            with request_bytes(self._hub, self._repository, self._file, self._done) as response:
+                status = response.status_code
+                if status in _BUSY:
+                    raise _busy(status, response.headers.get("retry-after", ""))
+                if status != _BEYOND_THE_END:
+                    hf_raise_for_status(response)
+                self._describe(described(self._hub, self._file, response))
+                if self._done and status == 200:  # the server ignores the range
+                    self._resumable = False
+                    self._start_over(out)
+                if status == _BEYOND_THE_END:
+                    if not self._is_whole:
+                        self._start_over(out)
+                    return
+                self._report.at(self._done, self._file.n_bytes)
+                for chunk in response.iter_bytes():  # of any size: a partly filled chunk would be lost
+                    if self._file.n_bytes:
+                        chunk = chunk[: self._file.n_bytes - self._done]
                     out.write(chunk)
-                    digest.update(chunk)
-                    done += len(chunk)
-                    self.report.at(done)
-        except (httpx2.TimeoutException, httpx2.NetworkError, httpx2.RemoteProtocolError) as error:
-            silent = isinstance(error, httpx2.TimeoutException)
-            reason = "the server stopped responding" if silent else "the connection was lost"
-            raise _Lost(digest, done, reason) from None
+                    self._count(chunk)
+                    self._report.at(self._done, self._file.n_bytes)
+        except httpx2.TimeoutException:
+            raise _Interrupted("the server stopped responding") from None
+        except (httpx2.NetworkError, httpx2.RemoteProtocolError):
+            raise _Interrupted("the connection was lost") from None
         finally:
             out.flush()
-        return digest, done
+        if not self._file.n_bytes:  # nothing said how long it is, and the response ended properly
+            self._file = replace(self._file, n_bytes=self._done)
+
+    def _describe(self, file: HubFile) -> None:
+        """Take up what a response says about the file.
+
+        Raises:
+            HubError: nothing says what its checksum is.
+            OutputError: the disk is too small.
+        """
+        if not file.digest:
+            if not self._done:
+                self._partial.unlink(missing_ok=True)
+            raise HubError(
+                f"{self._hub.host} gives no checksum of {file.path}, so the download cannot be verified.",
+                "Set HF_ENDPOINT to another address, or download the file by other means and give its path.",
+            )
+        if file.n_bytes and not self._file.n_bytes:
+            _require_room(self._hub, self._repository, file.n_bytes - self._done)
+        self._file = file
+
+    def _count(self, chunk: bytes) -> None:
+        self._sha256.update(chunk)
+        self._done += len(chunk)
+
+    def _start_over(self, out: BufferedRandom) -> None:
+        out.truncate(0)
+        self._done, self._sha256 = 0, hashlib.sha256()
+
+    def _checksum(self, out: BufferedRandom) -> str:
+        """The SHA-256 of the file, or its git hash if the Hub gives that one."""
+        if len(self._file.digest) == 64:
+            return self._sha256.hexdigest()
+        out.seek(0)
+        start = b"blob %d\0" % self._done
+        return hashlib.file_digest(out, lambda: hashlib.sha1(start, usedforsecurity=False)).hexdigest()
 
 
-class _Lost(Exception):
-    """The connection broke; what arrived before is kept."""
+class _Interrupted(Exception):
+    """The transfer stopped; another request may continue it, after `wait` seconds if the server says so."""
 
-    def __init__(self, digest: Any, done: int, reason: str) -> None:
+    def __init__(self, reason: str, wait: float = 0.0) -> None:
         super().__init__(reason)
-        self.digest, self.done, self.reason = digest, done, reason
+        self.reason, self.wait = reason, wait
 
 
-class _Busy(Exception):
-    """The server asks to retry later."""
-
-    def __init__(self, status: int, retry_after: str) -> None:
-        self.wait = float(retry_after) if retry_after.isdigit() else 0.0
-        self.reason = (
-            "the Hub received too many requests" if status == 429 else f"the Hub answers with {status}"
-        )
-        super().__init__(self.reason)
+def _busy(status: int, retry_after: str) -> _Interrupted:
+    reason = "the Hub received too many requests" if status == 429 else f"the Hub answers with {status}"
+    return _Interrupted(reason, float(retry_after) if retry_after.isdigit() else 0.0)
 
 
-def _blob(hub: Hub, repository: Repository, file: HubFile) -> Path:
-    return hub.folder(repository.repo) / "blobs" / file.digest
+def _key(repository: Repository, file: HubFile) -> str:
+    """What names a file's lock and partial download: its checksum, or else its place in the repository."""
+    place = f"{repository.commit}/{file.path}"
+    return file.digest or hashlib.sha1(place.encode(), usedforsecurity=False).hexdigest()
 
 
-def _partial(blob: Path) -> Path:
-    return blob.with_name(f"{blob.name}.edgespec.incomplete")
-
-
-def _new_digest(file: HubFile) -> Any:
-    """SHA-256, or git's hash for files that are not in large-file storage."""
-    if len(file.digest) == 64:
-        return hashlib.sha256()
-    return hashlib.sha1(b"blob %d\0" % file.n_bytes, usedforsecurity=False)
+def _partial(hub: Hub, repository: Repository, file: HubFile) -> Path:
+    return blobs_folder(hub, repository) / f"{_key(repository, file)}.edgespec.incomplete"
 
 
 def _check_room(hub: Hub, repository: Repository, files: Sequence[HubFile]) -> None:
+    """Check that the disk has room for the files whose size is known."""
     needed = 0
     for file in files:
-        blob = _blob(hub, repository, file)
-        if not blob.exists():
-            partial = _partial(blob)
+        blob, partial = blobs_folder(hub, repository) / file.digest, _partial(hub, repository, file)
+        if file.n_bytes and not blob.is_file():
             needed += file.n_bytes - (partial.stat().st_size if partial.exists() else 0)
+    _require_room(hub, repository, needed)
+
+
+def _require_room(hub: Hub, repository: Repository, needed: int) -> None:
     if needed <= 0:
         return
     hub.cache.mkdir(parents=True, exist_ok=True)

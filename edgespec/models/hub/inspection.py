@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from edgespec.errors import EdgeSpecError, HubError, UsageError
 from edgespec.models.gguf.cursor import IncompleteHeader
@@ -17,6 +16,7 @@ from edgespec.models.gguf.types import ArrayInfo, GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.drafter_choice import candidates, entry_of
 from edgespec.models.hub.external import external_models
+from edgespec.models.hub.file_requests import described, request_bytes
 from edgespec.models.hub.model_choice import choose_model
 from edgespec.models.hub.registry import same_file
 from edgespec.models.hub.repository import Hub, HubFile, Repository, find_repository, translated
@@ -180,37 +180,50 @@ def read_remote_header(hub: Hub, repository: Repository, file: HubFile) -> GGUFH
     """Read and check the header of one file of a repository, without downloading the rest.
 
     Raises:
-        HubError: the Hub cannot be asked, or does not support ranges.
+        HubError: the Hub cannot be asked, or gives no size.
         ModelFileError: the file is not a GGUF file, or damaged.
     """
     data, wanted = b"", _FIRST_BYTES
     with translated(hub, repository.repo):
         while True:
-            wanted = min(wanted, file.n_bytes, _MOST_BYTES)
-            data += _range(hub, repository, file, len(data), wanted)
+            file, more = _range(hub, repository, file, len(data), min(wanted, _MOST_BYTES))
+            data += more
+            if not file.n_bytes:
+                raise HubError(
+                    f"{hub.host} gives no size of {file.path}.", "Download it: edgespec models pull."
+                )
             try:
                 return read_header_bytes(Path(file.path), data, file.n_bytes)
-            except IncompleteHeader as more:
-                if len(data) >= min(file.n_bytes, _MOST_BYTES):
+            except IncompleteHeader as incomplete:
+                if not more or len(data) >= min(file.n_bytes, _MOST_BYTES):
                     raise HubError(
-                        f"The Hub sends less of {file.path} than it has.", "Try again later."
+                        f"{hub.host} sends less of {file.path} than it has.", "Try again later."
                     ) from None
                 # Most of it is the vocabulary, whose length is only known at its end.
-                wanted = max(more.needed, 2 * wanted)
+                wanted = max(incomplete.needed, 2 * wanted)
 
 
-def _range(hub: Hub, repository: Repository, file: HubFile, start: int, end: int) -> bytes:
-    from huggingface_hub.utils import get_session, hf_raise_for_status  # type: ignore[attr-defined]
+def _range(hub: Hub, repository: Repository, file: HubFile, start: int, end: int) -> tuple[HubFile, bytes]:
+    """The file, with its size if the response has it, and its bytes from `start` to `end`, or fewer.
 
-    url = f"{hub.endpoint}/{repository.repo}/resolve/{repository.commit}/{quote(file.path)}"
-    headers = {**hub.headers(), "Accept-Encoding": "identity", "Range": f"bytes={start}-{end - 1}"}
-    with get_session().stream("GET", url, headers=headers, timeout=hub.timeout) as response:
-        hf_raise_for_status(response)
-        if response.status_code != 206 and start:
-            raise HubError(f"The Hub gives no part of {file.path}.", "Download it: edgespec models pull.")
-        data = bytearray()
-        for chunk in response.iter_bytes():
-            data += chunk
-            if len(data) >= end - start:  # the server may ignore ranges and send everything
-                break
-    return bytes(data[: end - start])
+    A server that ignores ranges sends everything: what lies before is dropped, and the rest not awaited.
+    """
+    import httpx2
+    from huggingface_hub.utils import hf_raise_for_status  # type: ignore[attr-defined]
+
+    if file.n_bytes:
+        end = min(end, file.n_bytes)
+    data = bytearray()
+    try:
+        with request_bytes(hub, repository, file, start, end) as response:
+            hf_raise_for_status(response)
+            file = described(hub, file, response)
+            first = start if response.status_code == 206 else 0
+            for chunk in response.iter_bytes():
+                data += chunk
+                if first + len(data) >= end:
+                    break
+    except (httpx2.NetworkError, httpx2.RemoteProtocolError):
+        if not data:
+            raise
+    return file, bytes(data[start - first : end - first])

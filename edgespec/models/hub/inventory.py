@@ -9,10 +9,11 @@ from typing import Any
 from edgespec.files.state import size_of
 from edgespec.files.writing import remove_abandoned
 from edgespec.models.hub import catalog
+from edgespec.models.hub.cache import cached_models, cached_repositories
 from edgespec.models.hub.external import external_models
 from edgespec.models.hub.registry import drafters_folder
 from edgespec.models.hub.removal import packs_folder
-from edgespec.models.hub.repository import Hub, cached_models, cached_repositories
+from edgespec.models.hub.repository import Hub
 
 
 @dataclass(frozen=True)

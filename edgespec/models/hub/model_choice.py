@@ -56,17 +56,19 @@ def choose_model(name: HubName, models: Sequence[ModelVariant]) -> ChosenModel:
     picked = max(nearest, key=lambda m: m.n_bytes)
     said = "" if name.pick is None and normal(picked.label) == normal(_USUAL) else picked.label
     asked = f"There is no {wanted} in {name.repo}" if name.pick else f"{name.repo} has no {_USUAL}"
-    return ChosenModel(
-        picked, f"{asked}; {said} is the nearest ({readable(picked.n_bytes)})." if said else ""
-    )
+    return ChosenModel(picked, f"{asked}; {said} is the nearest{_size(picked)}." if said else "")
 
 
 def listing(models: Sequence[ModelVariant], *, names: bool = False) -> str:
     """The models in one line, with their sizes."""
     return ", ".join(
-        f"{m.name if names or not m.label else m.label} ({readable(m.n_bytes)})"
+        f"{m.name if names or not m.label else m.label}{_size(m)}"
         for m in sorted(models, key=lambda m: (m.n_bytes, m.name))
     )
+
+
+def _size(model: ModelVariant) -> str:
+    return f" ({readable(model.n_bytes)})" if model.n_bytes else ""  # some mirrors give no sizes
 
 
 def _exact(wanted: str, models: Sequence[ModelVariant]) -> list[ModelVariant]:
@@ -78,7 +80,7 @@ def _by_beginning(name: HubName, wanted: str, models: Sequence[ModelVariant]) ->
     """The beginning of a quantization, such as q4, picks the only model that has it."""
     begun = [m for m in models if normal(m.label).startswith(normal(wanted))] if normal(wanted) else []
     if len(begun) == 1:
-        return ChosenModel(begun[0], f"{wanted} is {begun[0].label} ({readable(begun[0].n_bytes)}) here.")
+        return ChosenModel(begun[0], f"{wanted} is {begun[0].label}{_size(begun[0])} here.")
     if begun:
         raise UsageError(
             f"'{wanted}' fits several quantizations of {name.repo}: {listing(begun)}.",

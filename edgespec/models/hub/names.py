@@ -49,6 +49,7 @@ class ModelVariant:
     """One model in a repository: its files in order, their total size, and its quantization.
 
     Attributes:
+        n_bytes: 0 if the Hub gives no sizes.
         label: such as "Q4_K_M"; empty if the name has none.
     """
 

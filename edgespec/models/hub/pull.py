@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgespec.errors import HubError
+from edgespec.models.hub.cache import cached_models
 from edgespec.models.hub.model_choice import choose_model, listing
 from edgespec.models.hub.names import FoundModel, HubName, ModelVariant, normal
-from edgespec.models.hub.repository import Hub, cached_models, find_repository
+from edgespec.models.hub.repository import Hub, find_repository
 from edgespec.progress import Progress
 
 

@@ -1,8 +1,8 @@
-"""The Hugging Face Hub: what a repository holds, and what of it is already in the local cache.
+"""The Hugging Face Hub: what a repository holds.
 
-The huggingface-hub library queries the Hub and manages the cache, so files are shared with every program that
-uses it, and HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE have their usual meaning. Its
-errors are translated here; no message contains a token or a signed address.
+The session, the cache folder and the token are those of huggingface-hub, so files are shared with all
+programs that use it, and HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE have their usual
+meaning. Its errors are translated here; no message contains a token or a signed address.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from edgespec.errors import EdgeSpecError, HubError, OutputError
-from edgespec.models.hub.names import ModelVariant, group_files
+from edgespec.models.hub.names import HubName, ModelVariant, group_files, parse_hub_name
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_UNSAFE = re.compile(r"[\\:\x00-\x1f]")  # separators of paths on Windows, and control characters
 _LOG_IN = "Log in with 'hf auth login', or set HF_TOKEN"
 
 
@@ -59,6 +62,12 @@ class Hub:
             timeout=float(constants.HF_HUB_DOWNLOAD_TIMEOUT),
         )
 
+    @property
+    def host(self) -> str:
+        """The host, and the port if the address has one, as messages name them."""
+        parts = urlsplit(self.endpoint)
+        return (parts.hostname or self.endpoint) + (f":{parts.port}" if parts.port else "")
+
     def headers(self) -> dict[str, str]:
         """The user agent and the token."""
         from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
@@ -77,7 +86,12 @@ class Hub:
 
 @dataclass(frozen=True)
 class HubFile:
-    """A file of a repository; `digest` is its SHA-256, or its git hash (40 digits) for a small one."""
+    """A file of a repository.
+
+    Attributes:
+        n_bytes: its size; 0 if the Hub does not say.
+        digest: its SHA-256, or its git hash (40 digits) for a small one; empty if the Hub does not say.
+    """
 
     path: str
     n_bytes: int
@@ -114,7 +128,7 @@ def any_repository(hub: Hub, repo: str) -> Repository:
             f"{repo} is not here, and the Hub cannot be asked because HF_HUB_OFFLINE is set.",
             "Unset HF_HUB_OFFLINE, or give the path of a GGUF file.",
         )
-    return _parsed(hub, _asked(hub, repo))
+    return _parsed(hub, repo, _asked(hub, repo))
 
 
 def find_repository(hub: Hub, repo: str) -> Repository:
@@ -156,57 +170,33 @@ def _asked(hub: Hub, repo: str) -> bytes:
         return bytes(response.content)
 
 
-def _parsed(hub: Hub, answer: bytes) -> Repository:
+def _parsed(hub: Hub, repo: str, answer: bytes) -> Repository:
     """The Hub's answer, checked; only the answer can be at fault here."""
     try:
         said = json.loads(answer)
         siblings = said["siblings"] or ()
-        files = tuple(_file(sibling) for sibling in siblings if sibling.get("size"))
+        files = tuple(file for sibling in siblings if (file := _file(sibling)) is not None)
         # A renamed repository answers under its new name.
         name, commit = said["id"], said["sha"]
-        if not (isinstance(name, str) and isinstance(commit, str) and _COMMIT.fullmatch(commit)):
+        if parse_hub_name(name) != HubName(name) or not _COMMIT.fullmatch(commit):
             raise ValueError("no name, or no commit")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise HubError(
-            f"{_host(hub)} gave an answer that the Hub would not give.", "Check HF_ENDPOINT and any proxy."
+            f"{hub.host} sent no valid description of {repo}.", "Check HF_ENDPOINT and any proxy."
         ) from None
     return Repository(name, commit, files)
 
 
-def _file(sibling: dict[str, Any]) -> HubFile:
-    lfs = sibling.get("lfs")
-    digest = lfs["sha256"] if lfs else sibling.get("blobId") or ""
-    return HubFile(str(sibling["rfilename"]), int(sibling["size"]), str(digest))
+def _file(sibling: dict[str, Any]) -> HubFile | None:
+    """A file of the Hub's answer; None for an empty one, and for a path that could lead out of the cache.
 
-
-def cached_models(hub: Hub, repo: str) -> Iterator[tuple[ModelVariant, Path]]:
-    """The whole models of a repository that are in the cache, and the path of each one's first file.
-
-    The latest revision comes first.
+    The answer may be a mirror's. Paths and digests become names of files here, so they are checked.
     """
-    snapshots = hub.folder(repo) / "snapshots"
-    try:
-        newest = (hub.folder(repo) / "refs" / "main").read_text().strip()
-    except OSError:
-        newest = ""
-    seen: set[tuple[str, ...]] = set()
-    for revision in sorted(_folders(snapshots), key=lambda path: (path.name != newest, -_modified(path))):
-        # is_file(): a link whose blob was removed is not a file.
-        found = [path for path in revision.rglob("*") if path.is_file()]
-        sizes = [(path.relative_to(revision).as_posix(), path.stat().st_size) for path in found]
-        for model in group_files(sizes):
-            if model.paths not in seen:
-                seen.add(model.paths)
-                yield model, revision / model.paths[0]
-
-
-def cached_repositories(hub: Hub) -> list[str]:
-    """The repositories that have something in the cache."""
-    return sorted(
-        folder.name.removeprefix("models--").replace("--", "/", 1)
-        for folder in _folders(hub.cache)
-        if folder.name.startswith("models--")
-    )
+    path, lfs, size = str(sibling["rfilename"]), sibling.get("lfs"), sibling.get("size")
+    digest = str(lfs["sha256"] if lfs else sibling.get("blobId"))
+    if size == 0 or path.startswith("/") or ".." in path.split("/") or _UNSAFE.search(path):
+        return None
+    return HubFile(path, int(size or 0), digest if _DIGEST.fullmatch(digest) else "")
 
 
 @contextmanager
@@ -242,17 +232,15 @@ def translated(hub: Hub, repo: str, api: Any = None) -> Iterator[None]:
         raise HubError(f"'{repo}' is not the name of a repository.", "Write it as org/repo:quant.") from None
     except errors.HfHubHTTPError as error:
         raise _refused(repo, error.response) from None
-    except errors.LocalEntryNotFoundError:  # a subclass of OSError, but about the network
-        raise HubError(f"{_host(hub)} cannot be reached.", "Try again; what was fetched is kept.") from None
     except errors.OfflineModeIsEnabled:
         raise HubError("The Hub cannot be asked in offline mode.", "Unset HF_HUB_OFFLINE.") from None
     except httpx2.TimeoutException:
         raise HubError(
-            f"{_host(hub)} does not answer.", "Try again later; what was fetched so far is kept."
+            f"{hub.host} does not answer.", "Try again later; what was fetched so far is kept."
         ) from None
     except httpx2.HTTPError as error:
         raise HubError(
-            f"{_host(hub)} cannot be reached ({type(error).__name__}).",
+            f"{hub.host} cannot be reached ({type(error).__name__}).",
             "Check the network and HF_ENDPOINT. Without a network, give the path of a GGUF file.",
         ) from None
     except OSError as error:
@@ -297,24 +285,3 @@ def _similar(api: Any, repo: str) -> list[str]:
     except Exception:  # only a suggestion in an error message
         return []
     return difflib.get_close_matches(repo, found, n=3, cutoff=0.4)
-
-
-def _host(hub: Hub) -> str:
-    from urllib.parse import urlsplit
-
-    parts = urlsplit(hub.endpoint)
-    return f"{parts.hostname or hub.endpoint}" + (f":{parts.port}" if parts.port else "")
-
-
-def _folders(path: Path) -> list[Path]:
-    try:
-        return [entry for entry in path.iterdir() if entry.is_dir()]
-    except OSError:
-        return []
-
-
-def _modified(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
