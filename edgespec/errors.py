@@ -24,6 +24,9 @@ from collections.abc import Iterable
 
 from edgespec.printable import printable
 
+_SIMILAR = 0.7  # by difflib; words below that are unrelated
+_LONGEST_NAME = 200  # characters; comparing takes quadratic time
+
 
 class EdgeSpecError(Exception):
     """A failure with a message for people.
@@ -110,7 +113,15 @@ class WorkerError(BackendError):
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
     """The hint for a name that does not exist: the nearest of those that do, or else another hint."""
+    close = similar(name, known)
+    return f"Did you mean {close[0]}?" if close else otherwise
+
+
+def similar(name: str, known: Iterable[str], n: int = 1) -> list[str]:
+    """The names among `known` that `name` may be a slip for, nearest first; at most `n`."""
     import difflib  # takes longer to import than all else here
 
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"Did you mean {close[0]}?" if close else otherwise
+    spelled = {other.lower(): other for other in known}
+    return [
+        spelled[other] for other in difflib.get_close_matches(name[:_LONGEST_NAME].lower(), spelled, n, _SIMILAR)
+    ]

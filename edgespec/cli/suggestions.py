@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-_NEAR = 0.7  # similarity, by difflib
+from edgespec.errors import similar
+
 # Commands of ollama, llama.cpp, llm and mlx-lm, and what does the same here: the first that the group has.
 _COMMANDS: Mapping[str, tuple[str, ...]] = {
     "ask": ("generate",),
@@ -94,7 +94,7 @@ def _command_meant(word: str, context: Any) -> str:
 def _near(word: str, known: Collection[str], elsewhere: Collection[str]) -> str:
     """The known word that was meant; empty if there is none near."""
     found = [name for name in elsewhere if name in known]
-    return (found or difflib.get_close_matches(word, known, n=1, cutoff=_NEAR) or [""])[0]
+    return (found or similar(word, known) or [""])[0]
 
 
 def _flags(command: Any) -> list[str]:

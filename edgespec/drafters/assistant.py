@@ -125,7 +125,7 @@ class AssistantDrafter(Drafter):
         target_vocabulary: int,
         proposers: Sequence[Proposer] = (),
     ) -> None:
-        self.name = " and ".join([model.path.stem, *(proposer.name for proposer in proposers)])
+        self.name = ", ".join([model.path.stem, *(proposer.name for proposer in proposers)])
         self._model = model
         self._context = context
         self._n_vocab = min(model.vocabulary.n_tokens, target_vocabulary)

@@ -81,7 +81,7 @@ class HeadDrafter(ModelDrafter):
         self._owns_model = name is None
         super().__init__(model, context, target_vocabulary, proposers)
         if name is not None:
-            self.name = " and ".join([name, *(proposer.name for proposer in proposers)])
+            self.name = ", ".join([name, *(proposer.name for proposer in proposers)])
         self._shown: list[_ShownStates] = []
         self._closed: list[TargetTokens] = []
         self._owned: list[tuple[TargetTokens, HeadSequence]] = []

@@ -65,7 +65,7 @@ class ModelDrafter(Drafter):
         target_vocabulary: int,
         proposers: Sequence[Proposer] = (),
     ) -> None:
-        self.name = " and ".join([model.path.stem, *(proposer.name for proposer in proposers)])
+        self.name = ", ".join([model.path.stem, *(proposer.name for proposer in proposers)])
         self._model = model
         self._context = context
         # One vocabulary may be padded at its end; padding is no token of the other.

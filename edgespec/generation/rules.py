@@ -119,8 +119,8 @@ def parse_rule(text: str) -> Rule:
     """
     name, _, rest = text.partition(":")
     if name not in KINDS:
-        hint = did_you_mean(name, KINDS, f"The rules are {', '.join(KINDS)}.")
-        raise UsageError(f"There is no rule '{name}' to verify by.", hint)
+        hint = did_you_mean(name, KINDS, f"Rules: {', '.join(KINDS)}.")
+        raise UsageError(f"There is no verification rule '{name}'.", hint)
     parameters = KINDS[name].parameters or {}
     values = {key: parameter.default for key, parameter in parameters.items()}
     for part in rest.split(",") if rest else ():

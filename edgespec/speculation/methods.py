@@ -228,7 +228,7 @@ def method_for(
         )
     if rule.kind.drawn and not isinstance(drafter, DrawingDrafter | NoDrafter):
         raise UsageError(
-            f"The rule '{rule.name}' needs tokens sampled from a model, and {drafter.name} samples none.",
+            f"The rule '{rule.name}' needs tokens sampled from a model; {drafter.name} samples none.",
             "Name a small model with --draft PATH, or use --verify specexec.",
         )
     source = draws or partial(SeededDraws, seed)

@@ -166,7 +166,7 @@ def test_texts_share_passes(pair: TinyPair, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_sources_are_merged_and_trees_drawn(pair: TinyPair, texts: dict[GenerationConfig, list[int]]) -> None:
     with opened(pair, drafter="merged") as engine:
-        assert engine.drafter.name == "assistant and prompt lookup and recycling"
+        assert engine.drafter.name == "assistant, prompt lookup, token recycling"
         assert engine.generate(PROMPT, GREEDY).tokens == texts[GREEDY][:32]
     with opened(pair, exact=None) as engine:
         drawn = engine.generate(PROMPT, SAMPLED.with_(verify="block", seed=1))

@@ -203,7 +203,7 @@ def test_trees_branch(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_drawn_trees_and_the_sources_without_a_model(pair: TinyBlocks, texts: Texts) -> None:
     with opened(pair.target, draft=pair.head, drafter="merged") as merged:
-        assert merged.drafter.name == "llama-DFlash and prompt lookup and recycling"
+        assert merged.drafter.name == "llama-DFlash, prompt lookup, token recycling"
         assert merged.generate(PROMPT, GREEDY).tokens == texts[GREEDY][:32]
     with opened(pair.target, draft=pair.head, exact=None) as free:
         drawn = free.generate(PROMPT, SAMPLED.with_(verify="block", seed=1))

@@ -198,7 +198,7 @@ def test_a_session_outlives_its_models_file(model: Path, tmp_path: Path) -> None
     assert (reason, restored > 0) == ("", True)
     os.utime(model)
     assert resumed() == (
-        "It was saved with other weights of this model, or from another copy of its file",
+        "Saved with other weights of this model, or from another copy of its file",
         0,
         "Hi",
     )

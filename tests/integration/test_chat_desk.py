@@ -77,7 +77,7 @@ def test_clear_keeps_what_was_saved() -> None:
         desk.ask("/clear", until="trip.json. A new one begins; it is not saved until /save NAME.")
         desk.ask("Another thing", until=" tokens, ")
         desk.ask("/show", until="not saved")
-        desk.ask("/load trip", until="Going on with a conversation of 1 turn.")
+        desk.ask("/load trip", until="Resumed 1 turn")
         desk.wait_for(">>>")
         desk.type("/bye\r")
         assert desk.leave() == 0

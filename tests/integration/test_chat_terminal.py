@@ -45,7 +45,7 @@ def test_the_screen_shows_an_answer_and_the_last_tree(q4_drafter_path: Path, rep
         assert reply(SKY, 8) in screen
         assert re.search(r"^[1-7] drafted tokens?, [0-7] accepted, and the next one:$", screen, re.MULTILINE)
         assert re.search(r"^● \S+( \d+%|  the text so far)", screen, re.MULTILINE)
-        desk.ask("/set budget 1", until="budget is 1 from now on.")
+        desk.ask("/set budget 1", until="tree_budget set to 1.")
         desk.ask("/copy", until="characters copied")
         assert b"\x1b]52;c;" in desk.bytes
         desk.ask("/st\t", until="drafted tokens accepted")
@@ -66,7 +66,7 @@ def test_a_thought_is_folded_until_it_is_asked_for(smol_path: Path, tmp_path: Pa
         desk.wait_for("\x1b[0m")
         words = desk.shown.split()
         assert words
-        desk.ask("/think show", until="Thoughts are shown from now on.")
+        desk.ask("/think show", until="Thoughts will be shown.")
         desk.ask("/retry", until="of thought)")
         assert " ".join(words) in " ".join(" ".join(desk.screen).split())
         assert "<think>" not in desk.shown
@@ -145,8 +145,8 @@ def test_a_killed_chat_loses_only_the_answer_it_was_writing(held: list[str], tmp
     assert kept[0] == "Hi"
     assert len(kept) == 2
     with contextlib.closing(Desk(*first)) as desk:
-        desk.wait_for("Going on with a conversation of 1 turn.")
-        desk.wait_for("tokens put back.")
+        desk.wait_for("Resumed 1 turn")
+        desk.wait_for("tokens restored.")
         desk.wait_for(f"The last question got no answer: {STORY} /retry asks it again.")
         desk.ask("/retry", until=" tokens, ")
         desk.wait_for(">>>")
@@ -214,8 +214,8 @@ def test_ctrl_c_while_drafting_or_streaming(held: list[str], tmp_path: Path) -> 
         desk.type(STORY + "\r")
         gate.wait()
         desk.type("\x03")
-        desk.wait_for("Stopped; what was said so far is kept.")
-        desk.ask("/set max_tokens 8", until="from now on")
+        desk.wait_for("Stopped; the partial answer is kept.")
+        desk.ask("/set max_tokens 8", until="max_tokens set to")
         desk.ask("Hi", until=" tokens, ")
         desk.wait_for(">>>")
         desk.type("\x04")
@@ -232,14 +232,14 @@ def test_a_session_is_held_by_one_program_and_one_model(gemma_path: Path) -> Non
         desk.type("/bye\r")
         assert desk.leave() == 0
     with contextlib.closing(Desk("chat", "--session", "mine", "--context", "2048")) as desk:
-        desk.wait_for("saved with another context size")
+        desk.wait_for("Saved with another context size")
 
 
 def test_an_answer_that_is_cut_off_says_how_to_continue() -> None:
     with contextlib.closing(Desk("chat", "--draft", "none", "--max-tokens", "4")) as desk:
         desk.ask(SKY, until="The answer was cut off by --max-tokens. /continue resumes")
         assert re.search(r"^4 tokens, \d+\.\d/s$", "\n".join(desk.screen), re.MULTILINE)
-        desk.ask("/set max_tokens none", until="from now on")
+        desk.ask("/set max_tokens none", until="max_tokens set to")
 
 
 def test_run_with_a_prompt_answers_it_and_ends(reply: Reply) -> None:

@@ -113,7 +113,7 @@ def test_jsonl_with_bad_lines_continues_where_it_stopped(tmp_path: Path, reply: 
     reasons = done.stderr.splitlines()
     assert re.fullmatch(r"line 2: The prompt has \d+ tokens, and the context holds 512\..*", reasons[0])
     assert reasons[1:] == [
-        "line 4: It is not valid JSON: Expecting value at column 1.",
+        "line 4: Invalid JSON at column 1: Expecting value.",
         "2 answered, 2 failed.",
     ]
     first = records(answers.read_text())
@@ -186,7 +186,7 @@ def test_chat_from_a_pipe_answers_one_question() -> None:
     chat = ("chat", "--max-tokens", "3", "--json", "--session", "piped")
     done = run(*chat, "Briefly:", text="And at night?\n")
     assert [r["prompt"] for r in records(done.stdout)] == ["And at night?\n\nBriefly:"]
-    assert done.stderr.startswith("Going on with a conversation of 1 turn.")
+    assert done.stderr.startswith("Resumed 1 turn")
 
 
 def test_text_from_a_pipe_goes_before_the_prompt() -> None:
@@ -238,7 +238,7 @@ def test_chat_at_a_terminal(desk: Desk, gate: Gate, reply: Reply) -> None:
     desk.type(STORY + "\r")
     gate.wait()
     desk.type("\x03")
-    desk.wait_for("Stopped; what was said so far is kept.")
+    desk.wait_for("Stopped; the partial answer is kept.")
 
     desk.wait_for(">>>")
     desk.type("Hi\r")

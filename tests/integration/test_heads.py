@@ -143,7 +143,7 @@ def test_the_text_is_the_targets_own(
 
 def test_drawn_trees_and_the_sources_without_a_model(pair: TinyPair, engine: Engine) -> None:
     with opened(pair.target, draft=pair.head, drafter="merged") as merged:
-        assert merged.drafter.name == "head and prompt lookup and recycling"
+        assert merged.drafter.name == "head, prompt lookup, token recycling"
         assert merged.generate(PROMPT, GREEDY).tokens == engine.generate(PROMPT, GREEDY).tokens
     with opened(pair.target, draft=pair.head, exact=None) as free:
         drawn = free.generate(PROMPT, SAMPLED.with_(verify="block", seed=1))

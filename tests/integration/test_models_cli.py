@@ -207,22 +207,22 @@ def test_a_chat_says_how_a_model_will_run_before_it_is_downloaded(
     code, _, err = run(capsys, "chat", "qwen3.6-27b", "--memory", "8GiB", "-p", "Hi")
     assert code == HubError.exit_code
     said, where, *error = err.splitlines()
-    assert "downloaded from unsloth/Qwen3.6-27B-MTP-GGUF:Q4_K_M: 15.9 GiB." in said
+    assert "Downloading 15.9 GiB from unsloth/Qwen3.6-27B-MTP-GGUF:Q4_K_M." in said
     assert re.fullmatch(
-        r"[\d.]+ GiB of it will stay in memory, and [\d.]+ GiB will be read from disk in every pass: "
+        r"[\d.]+ GiB will stay in memory, [\d.]+ GiB read from disk per pass: "
         r"about [\d.]+ tokens/s without drafts on this processor \(estimated\)\.",
         where,
     )
     assert error[0].startswith("Error: ")
     assert not server.downloads()
     code, _, err = run(capsys, "chat", "qwen3.6-27b", "--memory", "300MiB", "-p", "Hi")
-    assert "There is no room for it: " in err
+    assert "It will not fit in memory: " in err
 
     _, _, err = run(capsys, "chat", f"{REPO}:Q4_0", "-p", "Hi")
-    assert f"{REPO}:Q4_0 is not here yet. It is downloaded from {REPO}:Q4_0: " in err
-    assert "All of it, " in err
+    assert f"{REPO}:Q4_0 is not installed. Downloading " in err
+    assert re.search(r"^All .* will stay in memory", err, re.MULTILINE)
     _, _, err = run(capsys, "chat", f"{REPO}:Q4_0", "-p", "Hi")
-    assert "downloaded" not in err
+    assert "Downloading" not in err
 
 
 def test_without_a_network_a_chat_ends_with_what_to_do(

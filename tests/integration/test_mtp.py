@@ -141,7 +141,7 @@ def test_trees_branch(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_sources_are_merged_and_trees_drawn(tiny: TinyMTP, texts: dict[GenerationConfig, list[int]]) -> None:
     with opened(tiny.path, drafter="merged") as engine:
-        assert engine.drafter.name == "MTP layer and prompt lookup and recycling"
+        assert engine.drafter.name == "MTP layer, prompt lookup, token recycling"
         assert engine.generate(PROMPT, GREEDY).tokens == texts[GREEDY][:32]
     with opened(tiny.path, exact=None) as engine:
         drawn = engine.generate(PROMPT, SAMPLED.with_(verify="block", seed=1))

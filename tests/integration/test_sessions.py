@@ -11,6 +11,7 @@ import pytest
 
 import edgespec
 from edgespec import Engine, GenerationConfig, Session
+from edgespec.cli.main import main
 from edgespec.drafters.draft_sequence import DraftSequence
 from edgespec.drafters.model import ModelDrafter
 from edgespec.engine.sessions.file import SessionFile, saved_sessions
@@ -132,7 +133,7 @@ def test_others_sessions_are_refused(engine: Engine, tmp_path: Path) -> None:
     path.write_text(json.dumps(record))
     file = SessionFile(str(path))
     with pytest.raises(
-        SessionError, match=r"was held with other\.gguf, and this is SmolLM2.*\.gguf\. Give that"
+        SessionError, match=r'Session "talk" uses other\.gguf, but SmolLM2.*\.gguf is loaded\. Load other\.gguf to'
     ):
         session.resume(file)
     record["identity"] = engine.target.identity | {"build": "other"}
@@ -140,7 +141,7 @@ def test_others_sessions_are_refused(engine: Engine, tmp_path: Path) -> None:
     path.write_text(json.dumps(record))
     resumed = session.resume(file)
     assert resumed is not None
-    reason = "It was saved by another build of llama.cpp, or on another processor"
+    reason = "Saved by another build of llama.cpp, or on another processor"
     assert (resumed.reason, resumed.pending) == (reason, "Well?")
     session.close()
     for damage in ("", "{}", '{"edgespec_session": 1, "messages": 3}', "[" * 10_000):
@@ -166,7 +167,7 @@ class SessionFileOpen:
 def test_names_that_are_none(name: str) -> None:
     if "/" in name:
         return
-    with pytest.raises(SessionError, match="cannot be the name of a session"):
+    with pytest.raises(SessionError, match="is not a valid session name"):
         SessionFile(name)
 
 
@@ -205,3 +206,29 @@ def test_a_prompt_is_read_once(smol_path: Path) -> None:
         second = engine.generate(prompt, SHORT, on_prefill=lambda done, total: told.append((done, total)))
     assert second.tokens == first.tokens
     assert told[-1][1] < 128 < first.prompt_tokens
+
+
+def test_a_session_brings_its_model(
+    short_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where none is named; one that is named must be that of the session."""
+    model = tmp_path / "my talker.gguf"
+    shutil.copy(short_path, model)
+    options = ["--draft", "none", "--max-tokens", "1", "--context", "256", "--verbose"]
+    chat = ["chat", *options, "-p", "Hi", "--session", str(tmp_path / "pair.json")]
+    assert main([*chat, "-m", str(model)]) == 0
+    assert main(chat) == 0
+    err = capsys.readouterr().err
+    assert err.count("my talker.gguf, drafted by none") == 2
+    assert "Resumed 1 turn; " in err
+    model.unlink()
+    assert main(chat) == 1
+    assert capsys.readouterr().err == (
+        'Error: Session "pair" uses my talker.gguf, which is not on this machine any more.\n'
+        "Restore the file, or choose another session name.\n"
+    )
+    assert main([*chat, "-m", str(short_path)]) == 1
+    assert capsys.readouterr().err.splitlines()[-2:] == [
+        f'Error: Session "pair" uses my talker.gguf, but {short_path.name} is loaded.',
+        "Load my talker.gguf to resume it, or choose another session name.",
+    ]

@@ -91,7 +91,7 @@ def test_they_join_a_models_tree(
         context=256,
         learn=False,
     ) as engine:
-        assert engine.drafter.name == f"{dropped_drafter_path.stem} and prompt lookup and recycling and files"
+        assert engine.drafter.name == f"{dropped_drafter_path.stem}, prompt lookup, token recycling, files"
         answers = [engine.generate(PROMPT, config) for config in CONFIGS]
     assert [answer.tokens for answer in answers] == texts
     assert answers[0].tokens_per_pass > 4

@@ -47,7 +47,8 @@ def nested(depth: int) -> str:
 
 
 BAD_LINES = {
-    "{": "It is not valid JSON: Expecting property name enclosed in double quotes at column 2.",
+    "{": "Invalid JSON at column 2: Expecting property name enclosed in double quotes.",
+    '{"prompt": "a': "Invalid JSON at column 12: Unterminated string.",
     "[1]": 'It is not a JSON object. Write {"prompt": "..."}.',
     "{}": 'It must have either "prompt" or "messages".',
     '{"prompt": "a", "messages": []}': 'It must have either "prompt" or "messages".',
@@ -56,7 +57,7 @@ BAD_LINES = {
     '{"messages": []}': "The messages are not a list, or empty.",
     '{"messages": [{"role": "boss", "content": ""}]}': "A message is wrong. It must have a "
     '"role" (system, user, assistant, tool) and a text as "content".',
-    '{"prompt": "a", "temprature": 1}': "There is no field 'temprature'. Did you mean 'temperature'?",
+    '{"prompt": "a", "temprature": 1}': "There is no field 'temprature'. Did you mean temperature?",
     '{"prompt": "a", "top_k": "few"}': "The field 'top_k' is \"few\", which is of the wrong kind.",
     '{"prompt": "a", "max_tokens": 1.5}': "The field 'max_tokens' is 1.5, which is of the wrong kind.",
     '{"prompt": "a", "stop": [1]}': "The field 'stop' is [1], which is of the wrong kind.",

@@ -61,7 +61,7 @@ def typed(
 def test_answers_go_to_stdout_and_commands_to_stderr(typed: Any) -> None:
     out, err, session = typed("Hi", "/undo", "/undo", "/nothing here", "/bye", "never read")
     assert out == [ANSWER]
-    assert err[:2] == ["The last turn is taken back.", "There is nothing to undo."]
+    assert err[:2] == ["Removed the last turn.", "Nothing to undo."]
     assert session.messages == []
 
 
@@ -70,38 +70,36 @@ def test_answers_go_to_stdout_and_commands_to_stderr(typed: Any) -> None:
     [
         ("/clera", "There is no command /clera. Did you mean /clear?"),
         ("/xyzzy", "There is no command /xyzzy. /help lists the commands."),
-        ("/retry", "There is nothing to retry."),
-        ("/stats", "There is no answer yet."),
-        ("/system", "There is no system prompt."),
-        ("/clear", "The conversation starts over."),
+        ("/retry", "Nothing to retry."),
+        ("/stats", "No answer yet."),
+        ("/system", "No system prompt."),
+        ("/clear", "Started a new conversation."),
         ("/file", "/file needs the path of a text file. For example: /file notes.md"),
         ('/file ""', "/file needs the path of a text file. For example: /file notes.md"),
-        ("/set verify blah", "There is no rule 'blah' to verify by. The rules are " + ", ".join(KINDS) + "."),
+        ("/set verify blah", "There is no verification rule 'blah'. Rules: " + ", ".join(KINDS) + "."),
         (
             "/set verify blok",
-            "There is no rule 'blok' to verify by. Did you mean block? The rules are "
-            + ", ".join(KINDS)
-            + ".",
+            "There is no verification rule 'blok'. Did you mean block? Rules: " + ", ".join(KINDS) + ".",
         ),
-        ("what \udcff?", "What was typed is not valid UTF-8: byte 0xff at offset 5. " + CONVERT),
+        ("what \udcff?", "The message is not valid UTF-8: byte 0xff at offset 5. " + CONVERT),
     ],
 )
 def test_replies_of_commands(command: str, reply: str, typed: Any) -> None:
     assert typed(command)[:2] == ([], [reply])
 
 
-def test_what_was_taken_back_is_neither_copied_nor_saved(
+def test_a_removed_turn_is_neither_copied_nor_saved(
     typed: Any, engine: TalkingEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))  # no program for the clipboard, so the terminal is asked
     out, err, _ = typed("Hi", "/undo", "/copy", "/copy code", "/save trip", "/stats")
     assert out == [ANSWER]
     assert err == [
-        "The last turn is taken back.",
-        "There is nothing to copy.",
-        "There is nothing to copy.",
-        "There is nothing to save yet. Ask something first.",
-        "There is no answer yet.",
+        "Removed the last turn.",
+        "Nothing to copy.",
+        "Nothing to copy.",
+        "Nothing to save yet. Ask something first.",
+        "No answer yet.",
     ]
     assert [*saved_sessions()] == []
     engine.words = ["First"]
@@ -109,8 +107,8 @@ def test_what_was_taken_back_is_neither_copied_nor_saved(
     out, err, _ = typed("Hi", "And?", "/undo", "/copy", "/stats")
     first = base64.b64encode(b"First").decode()
     assert out[-1] == f"\x1b]52;c;{first}\x07"
-    assert err[1] == "5 characters copied by the terminal, if it allows that."
-    assert err[2].startswith("There are no figures of the last answer")
+    assert err[1] == "Copied 5 characters through the terminal, if it allows that."
+    assert err[2] == "No statistics: that answer was removed."
 
 
 def test_figures_name_the_settings_that_the_answer_was_made_with(typed: Any) -> None:
@@ -130,8 +128,23 @@ def test_a_path_is_no_command(typed: Any, engine: TalkingEngine) -> None:
 def test_retry_replaces_the_answer(typed: Any, engine: TalkingEngine) -> None:
     out, err, session = typed("Hi", "/retry")
     assert out == [ANSWER, ANSWER]
-    assert err == ["The answer will be the same; /set temperature 0.7 without a seed varies it."]
+    assert err == ["The same answer again; /set temperature 0.7 varies it."]
     assert [message["role"] for message in session.messages] == ["user", "assistant"]
+    assert typed("/set temperature 1", "/set seed 5", "Hi", "/retry")[1][2:] == [
+        "The same answer again; /set seed random varies it."
+    ]
+
+
+def test_retry_does_not_claim_that_another_answer_is_the_same(typed: Any, engine: TalkingEngine) -> None:
+    """As in inexact decoding, after a change of the settings, and where the first answer was stopped."""
+    engine.on_word = lambda word: setattr(engine, "words", ["Grey.", "Red."]) if word == 2 else None
+    out, err, _ = typed("Hi", "/retry")
+    assert (out, err) == ([ANSWER, "Grey.Red."], [])
+    engine.on_word = lambda word: (
+        os.kill(os.getpid(), signal.SIGINT) if word == 1 and len(engine.asked) == 3 else None
+    )
+    _, err, _ = typed("Hi", "/retry")
+    assert err == ["Stopped; the partial answer is kept. /continue resumes it."]
 
 
 def test_editing_replaces_the_question(
@@ -142,9 +155,9 @@ def test_editing_replaces_the_question(
     monkeypatch.setenv("VISUAL", f"sh {script}")
     out, err, session = typed("Hi", "/edit", "/edit")
     assert out == [ANSWER, ANSWER]
-    assert err == [">>> Hi there", "The question stays as it is."]
+    assert err == [">>> Hi there", "The question is unchanged."]
     assert [message["content"] for message in session.messages] == ["Hi there", ANSWER]
-    assert typed("/edit")[1] == ["There is no question to edit."]
+    assert typed("/edit")[1] == ["No question to edit."]
     *_, session = typed("Hi", "/edit Ahoy")
     assert [message["content"] for message in session.messages] == ["Ahoy", ANSWER]
 
@@ -155,9 +168,9 @@ def test_going_on_extends_the_answer(typed: Any, engine: TalkingEngine) -> None:
     )
     out, err, session = typed("Hi", "/continue", "/regenerate")
     assert out == ["Blue", ANSWER, ANSWER]
-    assert err[0] == "Stopped; what was said so far is kept. /continue resumes it."
+    assert err[0] == "Stopped; the partial answer is kept. /continue resumes it."
     assert [message["role"] for message in session.messages] == ["user", "assistant"]
-    assert typed("/continue")[1] == ["There is no answer to continue. Ask something first."]
+    assert typed("/continue")[1] == ["No answer to continue. Ask something first."]
 
 
 def test_exporting_asks_before_it_writes_over_a_file(
@@ -166,15 +179,15 @@ def test_exporting_asks_before_it_writes_over_a_file(
     path = tmp_path / "talk.md"
     _, err, _ = typed("Hi", f"/export {path}", f"/export {path}", "/export")
     assert err == [
-        f"The conversation was written to {path}.",
-        f"{path} exists. Write over it?",
+        f"Wrote the conversation to {path}.",
+        f"{path} exists. Overwrite it?",
         "/export needs the name of a file. For example: /export trip.md",
     ]
     assert path.read_text() == f"# Conversation with talker\n\n## Question\n\nHi\n\n## Answer\n\n{ANSWER}\n"
 
 
 def test_the_model_of_a_chat_that_has_none_to_change(typed: Any) -> None:
-    assert typed("/model smollm2-135m")[1] == ["The model of this chat cannot be changed. Start another one."]
+    assert typed("/model smollm2-135m")[1] == ["This chat cannot switch models. Start another chat."]
 
 
 def test_thoughts_are_folded_and_unfolded(typed: Any, engine: TalkingEngine) -> None:
@@ -183,10 +196,10 @@ def test_thoughts_are_folded_and_unfolded(typed: Any, engine: TalkingEngine) -> 
     assert out == [ANSWER] * 3
     assert err == [
         "Hm, \ufffd[2Jsky.",
-        "Thoughts are shown from now on.",
+        "Thoughts will be shown.",
         "Hm, \ufffd[2Jsky.",
         "",
-        "Thoughts are folded from now on.",
+        "Thoughts will be folded.",
     ]
     assert all(message["content"] in ("Hi", ANSWER) for message in session.messages)
 
@@ -197,10 +210,10 @@ def test_think_says_how_much(typed: Any, engine: TalkingEngine) -> None:
     )
     assert [config.think for _, config, _ in engine.asked] == ["off", "200", "high"]
     assert err == [
-        "There was no thought before the last answer.",
-        "think is off from now on.",
-        "think is 200 from now on.",
-        "think is high from now on.",
+        "The last answer has no thought.",
+        "think set to off.",
+        "think set to 200.",
+        "think set to high.",
         "think is 'deeply'. It must be auto, on, off, low, medium, high, or the most tokens of a thought.",
     ]
 
@@ -209,16 +222,15 @@ def test_think_says_that_the_model_cannot(typed: Any, engine: TalkingEngine) -> 
     engine.can_think = False
     _, err, _ = typed("/think off", "/set temperature 1", "/think auto")
     assert err == [
-        "The model's chat template has no thinking mode, so --think has no effect.",
-        "think is off from now on.",
-        "temperature is 1 from now on.",
-        "think is auto from now on.",
+        "think set to off, which has no effect: the model's chat template has no thinking mode.",
+        "temperature set to 1.",
+        "think set to auto.",
     ]
 
 
 def test_system_sets_the_prompt(typed: Any) -> None:
     _, err, session = typed("/system Be  brief.", "/system")
-    assert err == ["The system prompt is set.", "Be  brief."]
+    assert err == ["System prompt set.", "Be  brief."]
     assert session.system == "Be  brief."
 
 
@@ -228,7 +240,7 @@ def test_ctrl_c_in_an_answer_keeps_the_conversation(typed: Any, engine: TalkingE
     )
     out, err, session = typed("Hi", "Go on")
     assert out == ["Blue", ANSWER]
-    assert err == ["Stopped; what was said so far is kept. /continue resumes it."]
+    assert err == ["Stopped; the partial answer is kept. /continue resumes it."]
     assert len(session.messages) == 4
 
 
@@ -240,7 +252,7 @@ def test_ctrl_c_before_the_answer_claims_none(typed: Any, engine: TalkingEngine)
     out, err, session = typed("Hi", "Go on", "/stats", "/retry")
     assert out == [ANSWER, ANSWER]
     assert err == [
-        "Stopped before the answer began, so the question is not kept. /retry asks it again.",
+        "Stopped before the first token. /retry asks again.",
         "prompt    3 tokens, 0.00 s spent on reading them",
         "answer    none; stopped before it began",
         "mode      not bit-exact: near-ties may come out differently than without drafts",
@@ -251,15 +263,15 @@ def test_ctrl_c_before_the_answer_claims_none(typed: Any, engine: TalkingEngine)
 
 def test_a_full_context_says_how_to_continue(typed: Any, engine: TalkingEngine) -> None:
     engine.full = True
-    hint = "/undo takes back the last turn, /clear starts over, and --context makes it larger."
-    full = "The context of 4096 tokens is full, so the answer ends early."
+    hint = "/undo removes the last turn, /clear starts over, and --context sets a larger context."
+    full = "The answer ends early: the context of 4096 tokens is full."
     assert typed("Hi")[1] == [full, hint]
     assert typed("too long")[1] == ["The prompt has 9 tokens. Shorten it."]
     offer = "Drop the oldest turns to make room?"
     assert typed("Hi", "Hi")[1] == [full, hint, full, offer, hint]
     engine.says_yes = True
     _, err, session = typed("Hi", "Hi", "Hi")
-    assert err == [full, hint, full, offer, "1 turn dropped, 1 kept."]
+    assert err == [full, hint, full, offer, "Dropped 1 turn, kept 1."]
     assert session.turns == 2
 
 
@@ -268,9 +280,9 @@ def test_settings_can_be_changed_and_shown(typed: Any, engine: TalkingEngine) ->
         "/set temperature 0.5", "/set stop X", "/set top_k few", "/set temprature 1", "/show", "Hi"
     )
     assert err[:4] == [
-        "temperature is 0.5 from now on.",
-        "stop is X from now on.",
-        "top_k is 'few'. It must be a number.",
+        "temperature set to 0.5.",
+        "stop set to 'X'.",
+        "top_k must be an integer, not 'few'.",
         "There is no setting 'temprature'. Did you mean temperature?",
     ]
     assert "temperature        0.5 (/set)" in err
@@ -300,7 +312,7 @@ def test_a_setting_says_where_it_comes_from(
     InteractiveChat(chat).run(TypingFriend(messages, False))
     err = capsys.readouterr().err.splitlines()
     assert err[0] == ("temperature is 0.6 (recommended for Qwen 3). To change it: /set temperature VALUE")
-    assert err[1:3] == ["top_k is 5 from now on.", "max_tokens is 9 from now on."]
+    assert err[1:3] == ["top_k set to 5.", "max_tokens set to 9."]
     shown = dict(line.split(maxsplit=1) for line in err[3:] if len(line.split()) > 1)
     assert shown["top_k"] == "5 (/set)"
     assert shown["seed"] == "7 (given)"
@@ -319,7 +331,7 @@ def test_files_go_with_the_next_question(typed: Any, engine: TalkingEngine, tmp_
     asked += f"What about @{code}? And @nobody?"
     assert [prompt for prompt, _, _ in engine.asked] == [asked, "Hi"]
     assert err == [
-        f"{notes} (16 characters) goes with the next question.",
+f"Attached {notes} (16 characters) to the next question.",
         f"Attached: {notes}, {code}",
         "none.txt cannot be read: No such file or directory. Check the path.",
     ]

@@ -190,7 +190,7 @@ def test_lossless_rules_say_nothing(engine: TalkingEngine, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--verify recursiv", "There is no rule 'recursiv' to verify by.\nDid you mean recursive?"),
+        ("--verify recursiv", "There is no verification rule 'recursiv'.\nDid you mean recursive?"),
         (
             "--verify greedy --temperature 1",
             "The rule 'greedy' takes the likeliest token, and temperature is 1.0.\nLeave out one of them.",

@@ -88,6 +88,13 @@ def test_a_missing_file_suggests_its_neighbours(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     path = tmp_path / "model-q4.gguf"
     refused(path, f"{path} does not exist.", "Did you mean model-q4_0.gguf or model-q8_0.gguf?")
+    (tmp_path / "model-q4.gguf-folder.gguf").mkdir()
+    unrelated = tmp_path / "qwen3-8b.gguf"
+    refused(
+        unrelated,
+        f"{unrelated} does not exist.",
+        "GGUF files there: model-q4_0.gguf, model-q8_0.gguf.",
+    )
     lost = tmp_path / "nowhere" / "model.gguf"
     refused(lost, f"{lost} does not exist.", "Check the path.")
 
@@ -95,7 +102,7 @@ def test_a_missing_file_suggests_its_neighbours(tmp_path: Path) -> None:
 def test_a_folder_is_no_model(tmp_path: Path) -> None:
     refused(tmp_path, f"{tmp_path} is a folder, not a model file.", "Name a .gguf file.")
     (tmp_path / "a.gguf").touch()
-    refused(tmp_path, f"{tmp_path} is a folder, not a model file.", "In it: a.gguf.")
+    refused(tmp_path, f"{tmp_path} is a folder, not a model file.", "GGUF files in it: a.gguf.")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no such permissions or pipes there")
@@ -117,22 +124,26 @@ def test_an_empty_file(tmp_path: Path) -> None:
     refused(path, f"{path} is empty.", AGAIN)
 
 
+CONVERT = "Convert it with llama.cpp's convert_hf_to_gguf.py, or name a GGUF file."
+
+
 @pytest.mark.parametrize(
-    ("head", "looks"),
+    ("head", "looks", "hint"),
     [
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n",
-         "it is a Git LFS pointer, so the real file was not downloaded"),
-        (b"\n<!DOCTYPE html><html>", "it is a web page, so the download went wrong"),
-        (struct.pack("<Q", 90) + b'{"__metadata__":', "it looks like safetensors"),
-        (b"PK\x03\x04rest", "it is a zip archive, perhaps a PyTorch checkpoint"),
-        (b"tjgg\1\0\0\0", "it is in the GGML format that came before GGUF"),
-        (b"GG", "it begins with b'GG'"),
-        (b"\x1b[2Jabc", "it begins with b'\\x1b[2J'"),
+         "it is a Git LFS pointer, without the model itself", "Fetch the model: git lfs pull"),
+        (b"\n<!DOCTYPE html><html>", "it is a web page, so the download went wrong",
+         "Download the model again."),
+        (struct.pack("<Q", 90) + b'{"__metadata__":', "it looks like safetensors", CONVERT),
+        (b"PK\x03\x04rest", "it is a zip archive, perhaps a PyTorch checkpoint", CONVERT),
+        (b"tjgg\1\0\0\0", "it is in the older GGML format", "Get a GGUF conversion of the model."),
+        (b"GG", "it is a text file", "Name a GGUF file."),
+        ("Buy m\u00fc".encode()[:-1], "it is a text file", "Name a GGUF file."),
+        (b"\x1b[2Jabc", "it begins with b'\\x1b[2J'", "Name a GGUF file."),
     ],
 )  # fmt: skip
-def test_other_files_are_named(tmp_path: Path, head: bytes, looks: str) -> None:
+def test_other_files_are_named(tmp_path: Path, head: bytes, looks: str, hint: str) -> None:
     path = write(tmp_path / "a.gguf", head)
-    hint = "EdgeSpec runs GGUF models; give it a file whose name ends in .gguf."
     refused(path, f"{path} is not a GGUF file: {looks}.", hint)
 
 

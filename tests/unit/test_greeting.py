@@ -24,7 +24,7 @@ def test_the_line_names_drafter_memory_and_speed() -> None:
     )
     streamed = MemoryUse(resident_bytes=GIB, streamed_bytes_per_pass=3 * GIB)
     assert greeting_line("big", "none", streamed, ExpectedSpeed(1.234, drafted=False)) == (
-        "big, without a drafter, 3.0 GiB of 4.0 GiB (75%) streamed in every pass; about 1.2 tokens/s."
+        "big, without a drafter, 3.0 GiB of 4.0 GiB (75%) streamed per pass; about 1.2 tokens/s."
     )
     assert greeting_line("big", "small", held, None) == "big, drafted by small, 1.0 GiB in memory."
 

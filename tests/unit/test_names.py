@@ -191,7 +191,7 @@ def test_unknown_names_suggest_the_nearest() -> None:
         "gemma2": "Did you mean gemma4-26b-a4b or gemma4-31b?",
         "gemma2:9b": "Did you mean gemma4-26b-a4b",
         "qwen3.5-8b": "Did you mean qwen3-8b",
-        "deepseek-r1": "Did you mean deepseek4-flash",
+        "deepseek-r1": "Give the path of a GGUF file",
         "xyz": "Give the path of a GGUF file, org/repo:quant, or a name from 'edgespec models list --all'.",
     }.items():
         with pytest.raises(ModelFileError) as caught:

@@ -39,10 +39,10 @@ def test_a_rule_is_written_with_its_parameters() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("recursiv", "There is no rule 'recursiv' to verify by. Did you mean recursive?"),
+        ("recursiv", "There is no verification rule 'recursiv'. Did you mean recursive?"),
         (
             "",
-            "There is no rule '' to verify by. The rules are auto, greedy, shared-noise, specexec, "
+            "There is no verification rule ''. Rules: auto, greedy, shared-noise, specexec, "
             "speculative, block, specinfer, spectr, recursive, typical, lenience, topk-gap, rollback.",
         ),
         ("block:k=3", "The rule 'block' has no parameter 'k'. It has none."),
@@ -93,7 +93,7 @@ def test_every_rule_has_a_method_with_every_drafter_or_says_why_not(name: str) -
     with pytest.raises(UsageError) as refused:
         method_for(config, 2, 1, lookup_drafter())
     assert str(refused.value) == (
-        f"The rule '{name}' needs tokens sampled from a model, and prompt lookup and recycling samples none. "
+        f"The rule '{name}' needs tokens sampled from a model; prompt lookup, token recycling samples none. "
         "Name a small model with --draft PATH, or use --verify specexec."
     )
     assert method_for(config.with_(temperature=0.0), 2, 1, lookup_drafter()).rule.name == "greedy"

@@ -97,19 +97,19 @@ def test_a_small_disk_or_memory_leaves_models_out(machine: Machine) -> None:
 def test_what_is_here_is_not_downloaded_again(machine: Machine) -> None:
     found = suggest(machine(12 * GIB, 100 * GIB, here=frozenset(catalog.entries())))
     assert found[0].download_bytes == 0
-    assert welcome_lines(found)[1].endswith("(already here)")
+    assert welcome_lines(found)[1].endswith("(installed)")
 
 
 def test_the_lines_have_the_commands(machine: Machine) -> None:
     toy, *models = welcome_lines(suggest(machine(12 * GIB, disk_rate=7e9)))
-    assert toy == "This is SmolLM2 135M, the bundled demo model. Better ones for this machine:"
+    assert toy == "This is SmolLM2 135M, the bundled demo model. Better models for this machine:"
     pattern = r"  about [\d.]+ tokens/s: edgespec chat \S+( --draft \S+)? \([\d.]+ GiB\)"
     assert models
     assert all(re.fullmatch(pattern, line) for line in models)
     assert max(map(len, [toy, *models])) < 80
     assert welcome_lines([]) == [
         "This is SmolLM2 135M, the bundled demo model.",
-        f"No better one in the catalog would reach {USABLE:.0f} tokens/s here.",
+        f"No larger model in the catalog would reach {USABLE:.0f} tokens/s here.",
     ]
 
 

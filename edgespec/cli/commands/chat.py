@@ -52,7 +52,7 @@ def chat(
         option(
             _PANEL,
             "--session",
-            "Save the conversation under this name after every turn, and resume it next time.",
+            "Save the conversation under this name after every turn, and resume it next time, with its model.",
             metavar="NAME|FILE",
             autocompletion=complete_session,
         ),
@@ -65,13 +65,14 @@ def chat(
 ) -> None:
     """Start a conversation."""
     ends_after_prompt = called.info_name == "run"
-    model, prompt = model_and_prompt(
+    model_is_given = is_on_command_line(called, "model")
+    named, prompt = model_and_prompt(
         words_of(word, words),
-        model=model,
+        model=model if model_is_given else None,
         prompt=prompt,
-        model_is_given=is_on_command_line(called, "model"),
+        model_is_given=model_is_given,
     )
-    loading = loading.with_(model=model)
+    loading = loading.with_(model=named or model)
     sampling.config_for(loading)  # refuses what is wrong before the model is loaded
     terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
     results = ResultStream(sys.stdout, "Standard output")
@@ -81,7 +82,7 @@ def chat(
     attached = read_attachments(files)
     typed = is_terminal(sys.stdin) and not (ends_after_prompt and prompt is not None)
     if typed and output.as_json:
-        raise UsageError("--json is not for a chat at a terminal.", "Pipe the question in.")
+        raise UsageError("--json does not work in an interactive chat.", "Pipe the question in.")
     if not typed:
         prompt = whole_prompt(prompt, terminal, "Pipe the question in, or give it with -p TEXT.")
         prompt = after_files(prompt, attached)
@@ -92,9 +93,12 @@ def chat(
         file = None
         if session is not None:
             from edgespec.engine.sessions.file import SessionFile
+            from edgespec.engine.sessions.model import model_of
 
             file = SessionFile(session)
             stack.callback(file.close)
+            if named is None:
+                loading = loading.with_(model=model_of(file) or model)
         if not output.quiet:
             announce_download(terminal, loading)
         models = stack.enter_context(
@@ -110,7 +114,7 @@ def chat(
         if not engine.has_chat_template:
             raise TemplateError(
                 "The model has no chat template, so it cannot chat.",
-                "Have it continue a text instead: edgespec generate --raw -p TEXT.",
+                "To continue a text instead: edgespec generate --raw -p TEXT",
             )
         chosen = models.sampling
         terminal.rule(chosen.config.rule)
@@ -152,11 +156,11 @@ def chat(
 
 def _answer_once(turns: Chat, question: str, *, as_json: bool) -> None:
     """Answer all of standard input as one question, whatever its lines begin with."""
-    interruption = turns.ask(question, as_json=as_json, continue_hint="A larger value allows a longer one.")
+    interruption = turns.ask(question, as_json=as_json, continue_hint="A larger value allows a longer answer.")
     if turns.last_answer is not None and turns.last_answer.context_full:
         turns.terminal.warn(
-            f"The context of {turns.context} tokens is full, so the answer ends early; "
-            "--context makes it larger."
+            f"The answer ends early: the context of {turns.context} tokens is full. "
+            "--context sets a larger one."
         )
     if interruption:
         raise typer.Exit(interruption.exit_code)

@@ -121,7 +121,7 @@ class Chat:
             lambda status: self.session.continue_answer(self.config, on_prefill=status.prefill), begun
         )
         if answer.passes and not answer.text.strip() and not interruption:
-            self.terminal.note("The answer was complete already.")
+            self.terminal.note("The answer was already complete.")
             return interruption
         self._report(answer, continue_hint)
         return interruption
@@ -160,15 +160,15 @@ class Chat:
             self.terminal.statistics(answer, continue_hint)
         if self.session.unsaved and not self._warned_unsaved:
             self._warned_unsaved = True
-            self.terminal.warn(f"{self.session.unsaved}. The conversation will be read again next time.")
+            self.terminal.warn(f"{self.session.unsaved}. Resuming will process the conversation again.")
 
     def undo(self) -> bool:
-        """Take back the last turn; False if there is none."""
+        """Remove the last turn; False if there is none."""
         self.last_answer = None
         return self.session.undo()
 
     def use(self, engine: Engine, chosen: ChosenSampling) -> None:
-        """Go on with another model; settings that were changed in the chat stay as they are."""
+        """Switch to another model; settings that were changed in the chat stay as they are."""
         changed = {name: getattr(self.config, name) for name, by in self.sources.items() if by == _SET}
         self._engine = engine
         self.session.attach(engine)
@@ -179,7 +179,7 @@ class Chat:
             self._engine.set_tree_budget(self.budget)
 
     def change(self, name: str, value: str) -> None:
-        """Change a setting from now on.
+        """Change a setting.
 
         Raises:
             UsageError: there is no such setting, or it cannot have that value.
@@ -195,11 +195,14 @@ class Chat:
         else:
             self.sources[name] = _SET
         self.terminal.rule(config.rule)
-        if name == "think":
-            self.terminal.thinking(self._engine, config)
+
+    @property
+    def think_has_no_effect(self) -> bool:
+        """True if thinking is configured and the model cannot think."""
+        return self.config.think != "auto" and not self._engine.can_think
 
     def set_budget(self, budget: int | None) -> None:
-        """Size the trees from now on; raises UsageError if the engine cannot."""
+        """Set the tree budget; raises UsageError if the engine cannot."""
         self._engine.set_tree_budget(budget)
         self.budget = budget
 
@@ -207,16 +210,15 @@ class Chat:
         """Say how a saved conversation was resumed."""
         if resumed is None or not (resumed.turns or resumed.pending):
             return
-        turns = count(resumed.turns, "turn")
         if resumed.reason:
-            how = f"{resumed.reason}, so the next question reads it again"
+            how = f". {resumed.reason}, so the next question processes it again"
         else:
-            how = f"{resumed.restored} of {resumed.tokens} tokens put back"
-        self.terminal.note(f"Going on with a conversation of {turns}. {how[0].upper()}{how[1:]}.")
+            how = f"; {resumed.restored} of {resumed.tokens} tokens restored"
+        self.terminal.note(f"Resumed {count(resumed.turns, 'turn')}{how}.")
         if resumed.pending:
             question = " ".join(resumed.pending.split())
             short = question if len(question) <= 60 else question[:59] + "…"
-            self.terminal.note(f"The last question got no answer: {short} /retry asks it again.")
+            self.terminal.note(f"The last question was not answered: {short} /retry asks it again.")
 
     def draw_last_tree(self, columns: int) -> bool:
         """Draw the latest tree; False if there is none."""

@@ -50,5 +50,5 @@ def edited(text: str) -> str | None:
                 return path.read_text(encoding="utf-8").removesuffix("\n")
             except (OSError, UnicodeDecodeError):
                 return None
-    print("No editor was found; EDITOR names the one to use.", file=sys.stderr)
+    print("No editor found; set EDITOR to the one to use.", file=sys.stderr)
     return None

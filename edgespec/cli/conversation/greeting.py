@@ -34,7 +34,7 @@ def greeting_line(model: str, drafter: str, memory: MemoryUse, speed: ExpectedSp
     streamed = memory.streamed_bytes_per_pass
     whole = memory.resident_bytes + streamed
     if streamed:
-        held = f"{readable(streamed)} of {readable(whole)} ({streamed / whole:.0%}) streamed in every pass"
+        held = f"{readable(streamed)} of {readable(whole)} ({streamed / whole:.0%}) streamed per pass"
     else:
         held = f"{readable(memory.resident_bytes)} in memory" if memory.resident_bytes else "all in memory"
     if memory.layers:

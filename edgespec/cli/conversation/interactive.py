@@ -31,8 +31,8 @@ PROMPT = ">>> "
 HOW_TO_LEAVE = "Ctrl-D or /bye leaves."
 _QUOTES = '"""'
 _HINTS = ("Ask something; /help lists the commands", "Ask something, or /help")
-_GO_ON = "/undo takes back the last turn, /clear starts over, and --context makes it larger."
-_IF_CUT_OFF = "/continue resumes it, and /set max_tokens none gives the next one more room."
+_FREE_CONTEXT = "/undo removes the last turn, /clear starts over, and --context sets a larger context."
+_IF_CUT_OFF = "/continue resumes it; /set max_tokens none lifts the limit."
 
 Complete = Callable[[str], list["Completion"]]
 
@@ -128,7 +128,7 @@ class InteractiveChat:
 
     def _take(self, text: str) -> None:
         """A question, or a command."""
-        text = as_text(text, "What was typed")
+        text = as_text(text, "The message")
         name, _, rest = text.strip().partition(" ")
         if re.fullmatch(r"/[a-z?-]+", name):
             self._commands.run(name, rest.strip())
@@ -154,7 +154,7 @@ class InteractiveChat:
         self.chat.session.detach()
         self.models.load_again()
         self.chat.use(self.models.engine, self.models.sampling)
-        self.say("The model is loaded again. /retry asks the last question again.")
+        self.say("Reloaded the model. /retry asks the last question again.")
 
     def _ask(self, text: str) -> None:
         text, files = with_attachments(text, self.attached)
@@ -189,12 +189,12 @@ class InteractiveChat:
             return
         answer = self.chat.last_answer
         if interruption and answer is not None and answer.passes:
-            self.say("Stopped; what was said so far is kept. /continue resumes it.")
+            self.say("Stopped; the partial answer is kept. /continue resumes it.")
         elif interruption:
-            self.say("Stopped before the answer began, so the question is not kept. /retry asks it again.")
+            self.say("Stopped before the first token. /retry asks again.")
         if answer is not None and answer.context_full:
             self.chat.terminal.warn(
-                f"The context of {self.chat.context} tokens is full, so the answer ends early."
+                f"The answer ends early: the context of {self.chat.context} tokens is full."
             )
             self._drop_turns("")
 
@@ -204,10 +204,10 @@ class InteractiveChat:
         if possible and self.confirm("Drop the oldest turns to make room?"):
             dropped = self.chat.session.drop_oldest(text)
             if dropped:
-                self.say(f"{count(dropped, 'turn')} dropped, {self.chat.session.turns} kept.")
+                self.say(f"Dropped {count(dropped, 'turn')}, kept {self.chat.session.turns}.")
                 return True
-            self.say("That does not make enough room.")
-        self.say(_GO_ON)
+            self.say("That would not free enough of the context.")
+        self.say(_FREE_CONTEXT)
         return False
 
     def confirm(self, question: str) -> bool:

@@ -41,7 +41,7 @@ class PlainKeyboard:
         line = sys.stdin.buffer.readline()
         if not line:
             raise EOFError
-        return decoded(line, "What was typed").rstrip("\r\n")
+        return decoded(line, "The message").rstrip("\r\n")
 
     def _show(self, text: str) -> None:
         if is_terminal(sys.stderr):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -86,7 +87,7 @@ def values_of(name: str) -> list[str]:
 
 def unknown(name: str) -> UsageError:
     """The error for a name that is not that of a setting."""
-    hint = did_you_mean(name_of(name), NAMES, f"There are {', '.join(NAMES)}.")
+    hint = did_you_mean(name_of(name), NAMES, f"Settings: {', '.join(NAMES)}.")
     return UsageError(f"There is no setting '{name}'.", hint)
 
 
@@ -100,6 +101,11 @@ def shown(config: GenerationConfig, sources: Mapping[str, str]) -> dict[str, str
         name: _text(name, getattr(config, name)) + (f" ({sources[name]})" if name in sources else "")
         for name in _DEFAULTS
     }
+
+
+def without_source(shown: str) -> str:
+    """A value as `shown` gives it, without the source in brackets."""
+    return re.sub(r" \([^()]*\)$", "", shown)
 
 
 def sampling_in_words(config: GenerationConfig, sources: Mapping[str, str]) -> str:
@@ -120,9 +126,9 @@ def sampling_in_words(config: GenerationConfig, sources: Mapping[str, str]) -> s
 def _check_rule(value: str) -> None:
     name = value.partition(":")[0]
     if name not in KINDS and name not in _NOTHING:
-        rules = f"The rules are {', '.join(KINDS)}."
+        rules = f"Rules: {', '.join(KINDS)}."
         hint = f"{did_you_mean(name, KINDS, '')} {rules}".lstrip()
-        raise UsageError(f"There is no rule '{name}' to verify by.", hint)
+        raise UsageError(f"There is no verification rule '{name}'.", hint)
 
 
 def _parse(field: str, value: str) -> Any:
@@ -138,7 +144,8 @@ def _parse(field: str, value: str) -> Any:
     try:
         return float(value) if isinstance(default, float) else int(value)
     except ValueError as error:
-        raise UsageError(f"{field} is '{value}'.", "It must be a number.") from error
+        number = "a number" if isinstance(default, float) else "an integer"
+        raise UsageError(f"{field} must be {number}, not '{value}'.") from error
 
 
 def _text(name: str, value: Any) -> str:

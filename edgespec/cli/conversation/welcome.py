@@ -1,4 +1,4 @@
-"""The lines before a chat: better models than the demo model, and how one will run that is not here yet."""
+"""The lines before a chat: better models than the demo model, and how a model to download will run."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def welcome(terminal: Terminal) -> None:
 def welcome_lines(suggestions: list[Suggestion]) -> list[str]:
     """At most three lines, which fit a usual window: the demo model, and a command for each better one."""
     if not suggestions:
-        return [_DEMO, f"No better one in the catalog would reach {_USABLE} tokens/s here."]
-    return [f"{_DEMO} Better ones for this machine:", *map(_line, suggestions)]
+        return [_DEMO, f"No larger model in the catalog would reach {_USABLE} tokens/s here."]
+    return [f"{_DEMO} Better models for this machine:", *map(_line, suggestions)]
 
 
 def announce_download(terminal: Terminal, loading: Config) -> None:
@@ -76,12 +76,12 @@ def _download_lines(name: str, loading: Config, progress: Progress) -> list[str]
     else:
         files = ModelFiles.of_headers(inspect_model(name, progress).headers)
         n_bytes = sum(header.file_bytes for header in files.headers)
-    said = f"{name} is not here yet. It is downloaded from {hub_name}: {readable(n_bytes)}."
+    said = f"{name} is not installed. Downloading {readable(n_bytes)} from {hub_name}."
     resources = Resources.of_this_machine(loading)
     try:
         plan = Planner(files, loading, resources.machine, resources.store).plan()
     except MemoryLimitError as error:
-        return [said, f"There is no room for it: {error.what} {error.hint}"]
+        return [said, f"It will not fit in memory: {error.what} {error.hint}"]
     return [said, placement_line(plan, tokens_per_second(plan, resources))]
 
 
@@ -89,13 +89,11 @@ def placement_line(plan: Plan, speed: float) -> str:
     """Describe where the weights of a model will be, and the speed to expect without drafts."""
     holding = plan.holding
     if not plan.streams:
-        where = f"All of it, {readable(holding.resident_bytes)}, will stay in memory"
+        where = f"All {readable(holding.resident_bytes)} will stay in memory"
     else:
-        kept = f"{readable(holding.resident_bytes)} of it will stay in memory"
-        experts = "" if holding.experts is None else " of experts, those that it misses,"
-        where = (
-            f"{kept}, and {readable(holding.streamed_bytes)}{experts} will be read from disk in every pass"
-        )
+        read = readable(holding.streamed_bytes)
+        streamed = read if holding.experts is None else f"about {read} of experts"
+        where = f"{readable(holding.resident_bytes)} will stay in memory, {streamed} read from disk per pass"
     figure = readable_rate(speed, digits=2)
     return f"{where}: about {figure} without drafts on this processor (estimated)."
 
@@ -103,7 +101,7 @@ def placement_line(plan: Plan, speed: float) -> str:
 def _line(found: Suggestion) -> str:
     speed = readable_rate(found.tokens_per_second, digits=2)
     drafter = f" --draft {found.drafter}" if found.drafter else ""
-    size = readable(found.download_bytes) if found.download_bytes else "already here"
+    size = readable(found.download_bytes) if found.download_bytes else "installed"
     return f"  about {speed}: edgespec chat {found.entry.name}{drafter} ({size})"
 
 

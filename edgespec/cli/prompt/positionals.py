@@ -10,7 +10,6 @@ a typo in a model's name must not become a question to another model.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ import typer
 from edgespec.cli.completion import complete_model
 from edgespec.cli.options.declaration import option
 from edgespec.config import OPTIONS
-from edgespec.errors import UsageError
+from edgespec.errors import UsageError, similar
 
 FirstWord = Annotated[
     str | None,
@@ -119,7 +118,7 @@ def is_model(word: str) -> bool:
 
     if find_external(word) is not None:
         return True
-    close = difflib.get_close_matches(name.lower(), catalog.names(), n=1, cutoff=0.8)
+    close = similar(name, catalog.names())
     if not close and re.search(r"\d", word):  # a version or a size, as in gemma2 and qwen4:8b
         close = catalog.close_names(word, 1)
     if close:

@@ -38,6 +38,7 @@ class Conversation:
         pending: a question without an answer.
         known: the conversation as it was read, with its tokens.
         saved: the time of saving, in ISO 8601.
+        model_path: the model's file; empty in files of earlier versions.
     """
 
     identity: dict[str, str]
@@ -46,6 +47,12 @@ class Conversation:
     pending: str | None = None
     known: EncodedConversation | None = None
     saved: str = ""
+    model_path: str = ""
+
+    @property
+    def model_name(self) -> str:
+        """The name of the model's file."""
+        return model_name(self.identity)
 
 
 class SessionFile:
@@ -71,7 +78,7 @@ class SessionFile:
             self._lock = _locked(self.path)
         except BlockingIOError as error:
             raise SessionError(
-                f"The session {self.path} is open in another program.",
+                f"Session {self.path} is open in another program.",
                 "Close it there, or choose another name.",
             ) from error
         except OSError as error:
@@ -125,6 +132,13 @@ class SavedSession:
     bytes: int
 
 
+def model_name(identity: Mapping[str, str]) -> str:
+    """The name of the model's file in an identity, where its header's fingerprint follows the name."""
+    model = identity.get("model", "?")
+    found = re.match(r"(.+?) [0-9a-f]{32}(?= |$)", model)
+    return found[1] if found else model.partition(" ")[0]
+
+
 def remove_session(session: SessionFile) -> int:
     """Remove a session that is open here, with its states; returns how many bytes are free again.
 
@@ -154,7 +168,7 @@ def session_path(name: str) -> Path:
         return path if path.suffix == ".json" else path.with_name(path.name + ".json")
     if not re.fullmatch(r"[\w][\w .-]{0,99}", name):
         raise SessionError(
-            f"'{name}' cannot be the name of a session.",
+            f"'{name}' is not a valid session name.",
             "Use letters, digits, spaces, '.', '-' and '_', or a path.",
         )
     return sessions_folder() / f"{name}.json"
@@ -176,9 +190,8 @@ def saved_sessions() -> Iterator[SavedSession]:
                     states = path.with_name(path.name + ".kv")
                     size = path.stat().st_size + sum(f.stat().st_size for f in states.rglob("*.kv"))
                     first = talk.messages[0]["content"] if talk.messages else talk.pending or ""
-                    model = talk.identity.get("model", "?").partition(" ")[0]
                     turns = len(talk.messages) // 2
-                    yield SavedSession(path.stem, path, turns, talk.saved, model, first, size)
+                    yield SavedSession(path.stem, path, turns, talk.saved, talk.model_name, first, size)
 
 
 def read_conversation(path: Path) -> Conversation | None:
@@ -213,6 +226,7 @@ def _conversation(record: Mapping[str, Any]) -> Conversation:
         pending=_optional(record["pending"]),
         known=EncodedConversation(_text(known["text"]), tuple(map(int, known["tokens"]))) if known else None,
         saved=_text(record["saved"]),
+        model_path=_text(record.get("model_path", "")),
     )
 
 

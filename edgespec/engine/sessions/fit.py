@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from edgespec.engine.sessions.file import Conversation, SessionFile
+from edgespec.engine.sessions.file import Conversation, SessionFile, model_name
 from edgespec.errors import SessionError
 
 _REASONS = {
@@ -26,22 +26,22 @@ def misfit(saved: Conversation, file: SessionFile, now: Mapping[str, str], conte
     """
     then = saved.identity
     if not _same_model(then.get("model", ""), now.get("model", "")):
-        was, is_ = (str(i.get("model", "?")).partition(" ")[0] for i in (then, now))
-        other = f"{was}, and this is {is_}" if was != is_ else f"another {was}"
+        was, loaded = saved.model_name, model_name(now)
+        other = f"{was}, but {loaded}" if was != loaded else f"another {was} than the one that"
         raise SessionError(
-            f"The session {file.path.stem} was held with {other}.",
-            "Give that model, or choose another name for a new session.",
+            f'Session "{file.path.stem}" uses {other} is loaded.',
+            f"Load {was} to resume it, or choose another session name.",
         )
     if saved.known and len(saved.known.tokens) >= context:
         raise SessionError(
-            f"The session {file.path.stem} has {len(saved.known.tokens)} tokens, and the context holds "
+            f'Session "{file.path.stem}" has {len(saved.known.tokens)} tokens, but the context holds '
             f"{context}.",
             f"Ask for --context {-(-(len(saved.known.tokens) + 512) // 1024) * 1024}.",
         )
     differing = [name for name in now if name != "model" and then.get(name) != now[name]]
     if not differing:
         return ""
-    return f"It was saved {_REASONS.get(differing[0], 'with other settings of the model')}"
+    return f"Saved {_REASONS.get(differing[0], 'with other settings of the model')}"
 
 
 def _same_model(then: str, now: str) -> bool:

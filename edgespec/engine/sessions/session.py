@@ -337,7 +337,16 @@ class Session:
             return
         target = self.engine.target
         known = self._known
-        self.file.write(Conversation(target.identity, self._system, self.messages, self._pending, known))
+        self.file.write(
+            Conversation(
+                target.identity,
+                self._system,
+                self.messages,
+                self._pending,
+                known,
+                model_path=str(target.model.path.absolute()),
+            )
+        )
         if self._pending is None and (known or not self.messages) and not self.engine.closed:
             with self.engine.held():
                 if target.save_state(self._store, list(known.tokens) if known else []) or not self.messages:

@@ -33,7 +33,7 @@ from edgespec.models.gguf.cursor import (
     IncompleteHeader,
 )
 from edgespec.models.gguf.header_checks import find_fault
-from edgespec.models.gguf.not_gguf import describe, require_regular_file, unreadable
+from edgespec.models.gguf.not_gguf import not_gguf, require_regular_file, unreadable
 from edgespec.models.gguf.types import BLOCK_SIZES, ArrayInfo, GGUFHeader, TensorInfo
 
 _DEFAULT_ALIGNMENT = 32
@@ -154,10 +154,7 @@ class _HeaderReader:
         if len(self._cursor.data) < 4 <= self._cursor.size:
             raise IncompleteHeader(4)
         if self._cursor.data[:4] != b"GGUF":
-            raise ModelFileError(
-                f"{self._cursor.path} is not a GGUF file: {describe(self._cursor.data[:512])}.",
-                "EdgeSpec runs GGUF models; give it a file whose name ends in .gguf.",
-            )
+            raise not_gguf(self._cursor.path, self._cursor.data[:512])
         self._cursor.at = 4
         version = int(self._cursor.scalar(UINT32, "its version"))
         if version & 0xFFFF == 0 and version:

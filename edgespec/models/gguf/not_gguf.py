@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
+import codecs
 import stat
 from pathlib import Path
 
-from edgespec.errors import ModelFileError
+from edgespec.errors import ModelFileError, similar
 
 
 def require_regular_file(path: Path) -> None:
@@ -21,18 +21,20 @@ def require_regular_file(path: Path) -> None:
         models = _gguf_names(path)
         raise ModelFileError(
             f"{path} is a folder, not a model file.",
-            f"In it: {', '.join(models[:3])}." if models else "Name a .gguf file.",
+            f"GGUF files in it: {', '.join(models[:3])}." if models else "Name a .gguf file.",
         )
     if not stat.S_ISREG(mode):
         raise ModelFileError(f"{path} is not a regular file.", "Name a .gguf file.")
 
 
 def _not_found(path: Path) -> ModelFileError:
-    near = difflib.get_close_matches(path.name, _gguf_names(path.parent), n=3, cutoff=0.0)
-    return ModelFileError(
-        f"{path} does not exist.",
-        f"Did you mean {' or '.join(near)}?" if near else "Check the path.",
-    )
+    there = _gguf_names(path.parent)
+    near = similar(path.name, there, n=3)
+    if near:
+        hint = f"Did you mean {' or '.join(near)}?"
+    else:
+        hint = f"GGUF files there: {', '.join(there[:3])}." if there else "Check the path."
+    return ModelFileError(f"{path} does not exist.", hint)
 
 
 def unreadable(path: Path, error: OSError | ValueError) -> ModelFileError:
@@ -43,22 +45,40 @@ def unreadable(path: Path, error: OSError | ValueError) -> ModelFileError:
 
 def _gguf_names(folder: Path) -> list[str]:
     try:
-        return sorted(entry.name for entry in folder.iterdir() if entry.suffix.lower() == ".gguf")
+        return sorted(
+            entry.name for entry in folder.iterdir() if entry.suffix.lower() == ".gguf" and entry.is_file()
+        )
     except OSError:
         return []
 
 
-def describe(head: bytes) -> str:
-    """Describe a file that is not GGUF, for the message."""
+_CONVERT = "Convert it with llama.cpp's convert_hf_to_gguf.py, or name a GGUF file."
+
+
+def not_gguf(path: Path, head: bytes) -> ModelFileError:
+    """The error for a file that is not GGUF, by what it begins with."""
+    looks, hint = _described(head)
+    return ModelFileError(f"{path} is not a GGUF file: {looks}.", hint)
+
+
+def _described(head: bytes) -> tuple[str, str]:
+    """What a file is instead of GGUF, and what to do."""
     text = head.lstrip().lower()
     if head.startswith(b"version https://git-lfs"):
-        return "it is a Git LFS pointer, so the real file was not downloaded"
+        return "it is a Git LFS pointer, without the model itself", "Fetch the model: git lfs pull"
     if text.startswith((b"<!doctype html", b"<html")):
-        return "it is a web page, so the download went wrong"
+        return "it is a web page, so the download went wrong", "Download the model again."
     if head[8:9] == b"{":
-        return "it looks like safetensors"
+        return "it looks like safetensors", _CONVERT
     if head.startswith(b"PK\x03\x04"):
-        return "it is a zip archive, perhaps a PyTorch checkpoint"
+        return "it is a zip archive, perhaps a PyTorch checkpoint", _CONVERT
     if head[:4] in (b"lmgg", b"fmgg", b"tjgg"):
-        return "it is in the GGML format that came before GGUF"
-    return f"it begins with {head[:4]!r}"
+        return "it is in the older GGML format", "Get a GGUF conversion of the model."
+    looks = "it is a text file" if _is_text(head) else f"it begins with {head[:4]!r}"
+    return looks, "Name a GGUF file."
+
+
+def _is_text(head: bytes) -> bool:
+    """True for printable UTF-8; its last character may be cut off."""
+    text = codecs.getincrementaldecoder("utf-8")("replace").decode(head)
+    return "\ufffd" not in text and all(c.isprintable() or c.isspace() for c in text)

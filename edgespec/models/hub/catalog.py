@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgespec.errors import HubError, ModelFileError, UsageError
+from edgespec.errors import HubError, ModelFileError, UsageError, similar
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.synthesis.weightless import ModelShape, hollow_files
 from edgespec.models.hub.external import expanded, external_models, find_external
@@ -242,7 +242,7 @@ def close_names(name: str, most: int = 3) -> list[str]:
         return sorted(found, key=lambda other: abs(_size(other) - size)) if size else found
 
     begun = by_size([other for other in known if wanted and _letters(other).startswith(wanted)])
-    letters = difflib.get_close_matches(_letters(name), plain, n=most)
+    letters = similar(_letters(name), plain, n=most)
     near = difflib.SequenceMatcher(None, _letters(name), letters[0]).ratio() if letters else 0.0
     alike = [plain[other] for other in letters]
     family = re.match("[a-z]*", wanted)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgespec.errors import UsageError
+from edgespec.errors import UsageError, similar
 from edgespec.models.hub.names import HubName, ModelVariant, bits_of, is_known_label, normal
 from edgespec.units import readable
 
@@ -87,7 +86,7 @@ def _by_beginning(name: HubName, wanted: str, models: Sequence[ModelVariant]) ->
             f"Name one: {name.repo}:{begun[0].label}",
         )
     labels = {m.label for m in models if m.label}
-    close = difflib.get_close_matches(wanted.upper(), labels, n=1)
+    close = similar(wanted, labels)
     raise UsageError(
         f"{name.repo} has no '{wanted}'. It has: {listing(models)}.",
         f"Did you mean {name.repo}:{close[0]}?" if close else "Name one of these.",

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from edgespec.errors import EdgeSpecError, HubError, OutputError
+from edgespec.errors import EdgeSpecError, HubError, OutputError, similar
 from edgespec.models.hub.names import HubName, ModelVariant, group_files, parse_hub_name
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -274,8 +274,6 @@ def _bad_token() -> HubError:
 
 def _similar(api: Any, repo: str) -> list[str]:
     """Repositories with similar names, if the Hub can say."""
-    import difflib
-
     try:
         found = [
             str(model.id)
@@ -284,4 +282,4 @@ def _similar(api: Any, repo: str) -> list[str]:
         ]
     except Exception:  # only a suggestion in an error message
         return []
-    return difflib.get_close_matches(repo, found, n=3, cutoff=0.4)
+    return similar(repo, found, n=3)

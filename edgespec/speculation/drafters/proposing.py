@@ -46,7 +46,7 @@ class ProposingDrafter(Drafter):
     steps = 0
 
     def __init__(self, proposers: Sequence[Proposer]) -> None:
-        self.name = " and ".join(proposer.name for proposer in proposers)
+        self.name = ", ".join(proposer.name for proposer in proposers)
         self._proposers = proposers
         self._last: list[_ProposedTree] = []
 

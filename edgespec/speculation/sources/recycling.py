@@ -113,7 +113,7 @@ class _Followed(Proposals):
 class RecycledSource(Proposer):
     """Proposes what the target found likely in earlier passes."""
 
-    name = "recycling"
+    name = "token recycling"
     source = CandidateSource.RECYCLED
     keeps_passes = True
 

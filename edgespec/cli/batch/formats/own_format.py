@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from dataclasses import asdict
 from typing import Any
 
 from edgespec.cli.batch.input.job import Job
 from edgespec.cli.origin import NO_ORIGIN, Origin
-from edgespec.errors import UsageError
+from edgespec.errors import UsageError, did_you_mean
 from edgespec.generation.config import NOT_SETTINGS, GenerationConfig, Grammar, shortened
 from edgespec.generation.result import Generation
 from edgespec.generation.thinking import think_text
@@ -134,10 +133,7 @@ def _shown(value: object) -> str:
 
 def _setting(name: str, value: Any) -> Any:
     if name not in _SETTINGS:
-        close = difflib.get_close_matches(name, _SETTINGS, n=1)
-        raise UsageError(
-            f"There is no field {shortened(repr(name))}.", f"Did you mean {close[0]!r}?" if close else ""
-        )
+        raise UsageError(f"There is no field {shortened(repr(name))}.", did_you_mean(name, _SETTINGS, ""))
     default = _SETTINGS[name]
     if name == "think":
         return think_text(value)

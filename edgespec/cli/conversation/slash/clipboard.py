@@ -26,7 +26,7 @@ def copy(text: str, terminal: ResultStream) -> str:
                 subprocess.run(command, input=text.encode("utf-8", "replace"), check=True, timeout=5)
             except (OSError, subprocess.SubprocessError):
                 continue
-            return f"by {command[0]}"
+            return f"with {command[0]}"
     data = base64.b64encode(text.encode("utf-8", "replace"))
     if len(data) > _MOST_BYTES:
         raise OutputError(
@@ -34,7 +34,7 @@ def copy(text: str, terminal: ResultStream) -> str:
         )
     # OSC 52: the user's terminal copies it, even from a remote machine.
     terminal.raw(f"\x1b]52;c;{data.decode()}\x07")
-    return "by the terminal, if it allows that"
+    return "through the terminal, if it allows that"
 
 
 def _commands() -> list[list[str]]:

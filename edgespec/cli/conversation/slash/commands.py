@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgespec.cli.completion import complete_model, paths
@@ -142,19 +143,18 @@ class SlashCommands:
         self._chat.last_question = None
         self._chat.attached.clear()
         if file is None:
-            self._chat.say("The conversation starts over.")
+            self._chat.say("Started a new conversation.")
         else:
             self._chat.say(
-                f"The conversation so far stays saved in {file.path}. A new one begins; it is not saved "
-                "until /save NAME."
+                f"Started a new conversation; /save NAME saves it. The old one is in {file.path}."
             )
 
     def _system(self, rest: str) -> None:
         if rest:
             self._session.system = rest.strip('"')
-            self._chat.say("The system prompt is set.")
+            self._chat.say("System prompt set.")
         else:
-            self._chat.say(self._session.system or "There is no system prompt.")
+            self._chat.say(self._session.system or "No system prompt.")
 
     def _set(self, rest: str) -> None:
         name, _, value = rest.removeprefix("parameter ").partition(" ")
@@ -168,20 +168,27 @@ class SlashCommands:
             self._chat.chat.set_budget(settings.parse_budget(value))
         else:
             self._chat.chat.change(name, value.strip())
-        self._chat.say(f"{settings.name_of(name)} is {value.strip()} from now on.")
+        self._report_setting(settings.name_of(name), value.strip())
+
+    def _report_setting(self, name: str, value: str) -> None:
+        now = settings.without_source(self._settings()[name])
+        done = f"{name} reset to {now}" if value.lower() == settings.AS_AT_START else f"{name} set to {now}"
+        if name == "think" and self._chat.chat.think_has_no_effect:
+            done += ", which has no effect: the model's chat template has no thinking mode"
+        self._chat.say(f"{done}.")
 
     def _think(self, rest: str) -> None:
         """Show the last thought, unfold or fold those to come, or set how much the model thinks."""
         chat = self._chat.chat
         if rest in ("show", "hide"):
             chat.thoughts.unfolded = rest == "show"
-            self._chat.say(f"Thoughts are {'shown' if rest == 'show' else 'folded'} from now on.")
+            self._chat.say(f"Thoughts will be {'shown' if rest == 'show' else 'folded'}.")
         elif rest:
             self._set(f"think {rest}")
         elif chat.last_answer is not None and chat.last_answer.reasoning:
             chat.thoughts.show(chat.last_answer.reasoning)
         else:
-            self._chat.say("There was no thought before the last answer.")
+            self._chat.say("The last answer has no thought.")
 
     def _settings(self) -> dict[str, str]:
         chat = self._chat.chat
@@ -213,27 +220,27 @@ class SlashCommands:
             raise UsageError("/file needs the path of a text file.", "For example: /file notes.md")
         path, text = read_attachment(rest.strip('"'))
         self._chat.attached.append((path, text))
-        self._chat.say(f"{path} ({len(text)} characters) goes with the next question.")
+        self._chat.say(f"Attached {path} ({count(len(text), 'character')}) to the next question.")
 
     def _save(self, rest: str) -> None:
         if not rest:
             if self._session.file is None:
                 raise UsageError("/save needs a name.", "For example: /save trip, or /save notes/trip.json")
-            self._chat.say(f"The conversation is saved in {self._session.file.path} as it goes.")
+            self._chat.say(_saved(self._session.file.path))
             return
         from edgespec.engine.sessions.file import SessionFile, session_path
 
         path = session_path(rest)
         if self._session.file is not None and self._session.file.path == path:
-            self._chat.say(f"The conversation is saved in {path} as it goes.")
+            self._chat.say(_saved(path))
             return
         if not self._session.messages:
-            self._chat.say("There is nothing to save yet. Ask something first.")
+            self._chat.say("Nothing to save yet. Ask something first.")
             return
-        if path.exists() and not self._chat.confirm(f"{path.stem} exists. Write over it?"):
+        if path.exists() and not self._chat.confirm(f"{path.stem} exists. Overwrite it?"):
             return
         self._session.save_to(SessionFile(rest))
-        self._chat.say(f"The conversation is saved in {path}, from now on as it goes.")
+        self._chat.say(_saved(path))
 
     def _load(self, rest: str) -> None:
         from edgespec.engine.sessions.file import SessionFile, saved_sessions, session_path
@@ -245,7 +252,7 @@ class SlashCommands:
             hint = did_you_mean(rest, [s.name for s in saved_sessions()], "/sessions lists them.")
             raise SessionError(f"There is no session '{rest}'.", hint)
         if self._session.file is not None and self._session.file.path == path:
-            self._chat.say("That is this one.")
+            self._chat.say("That conversation is already open.")
             return
         file = SessionFile(rest)
         try:
@@ -263,18 +270,18 @@ class SlashCommands:
         if not name:
             raise UsageError("/export needs the name of a file.", "For example: /export trip.md")
         path = export_path(name)
-        if path.exists() and not self._chat.confirm(f"{path} exists. Write over it?"):
+        if path.exists() and not self._chat.confirm(f"{path} exists. Overwrite it?"):
             return
         model = self._chat.chat.model_name
         export(path, Transcript(self._session.system, self._session.messages, model))
-        self._chat.say(f"The conversation was written to {path}.")
+        self._chat.say(f"Wrote the conversation to {path}.")
 
     def _list_sessions(self, _rest: str) -> None:
         from edgespec.engine.sessions.file import saved_sessions
 
         found = list(saved_sessions())
         if not found:
-            self._chat.say("No conversation was saved yet; /save NAME does that.")
+            self._chat.say("No saved conversations yet. /save NAME saves this one.")
         columns = shutil.get_terminal_size().columns
         for s in found:
             first = " ".join(s.first.split())
@@ -286,14 +293,14 @@ class SlashCommands:
         if chat.last_answer is not None:
             chat.terminal.rows(details(chat.last_answer) | {"sampling": chat.sampled})
         elif self._session.messages:
-            self._chat.say("There are no figures of the last answer; only those of the latest one are kept.")
+            self._chat.say("No statistics: that answer was removed.")
         else:
-            self._chat.say("There is no answer yet.")
+            self._chat.say("No answer yet.")
 
     def _tree(self, _rest: str) -> None:
         if not self._chat.chat.draw_last_tree(shutil.get_terminal_size().columns - 1):
             self._chat.say(
-                "No tree was drafted yet. /set tree_budget 16 asks for trees even where they do not pay."
+                "No tree has been drafted. /set tree_budget 16 drafts trees even where they do not pay."
             )
 
     def _copy(self, rest: str) -> None:
@@ -302,12 +309,14 @@ class SlashCommands:
             blocks = re.findall(r"^```[^\n]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
             text = blocks[-1] if blocks else ""
         if not text:
-            self._chat.say("There is nothing to copy.")
+            self._chat.say("Nothing to copy.")
             return
         how = clipboard.copy(text, self._chat.chat.results)
-        self._chat.say(f"{count(len(text), 'character')} copied {how}.")
+        self._chat.say(f"Copied {count(len(text), 'character')} {how}.")
 
 
+def _saved(path: Path) -> str:
+    return f"Saved to {path}; new turns are saved automatically."
 def _names(typed: str) -> Sequence[str]:
     """Names of settings, and then the values that can be listed."""
     name, space, _ = typed.partition(" ")

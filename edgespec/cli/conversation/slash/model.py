@@ -14,13 +14,13 @@ class ModelCommand:
         self._chat = chat
 
     def change(self, name: str) -> None:
-        """Go on with another model, or list the models here if none is named."""
+        """Switch to another model, or list the models here if none is named."""
         if not name:
             self._list()
             return
         models, chat = self._chat.models, self._chat.chat
         if models is None:
-            raise UsageError("The model of this chat cannot be changed.", "Start another one.")
+            raise UsageError("This chat cannot switch models.", "Start another chat.")
         chat.session.detach()
         try:
             models.replace_by(name.strip('"'))
@@ -32,14 +32,13 @@ class ModelCommand:
                 chat.use(models.engine, models.sampling)
             raise
         chat.use(models.engine, models.sampling)
-        self._chat.say(f"{chat.model_name} answers from now on.")
-        if chat.session.messages:
-            self._chat.say("It reads the conversation so far with the next question.")
+        reads = "; it will read the conversation with your next question" if chat.session.messages else ""
+        self._chat.say(f"Switched to {chat.model_name}{reads}.")
 
     def _list(self) -> None:
         from edgespec.models.hub.inventory import local_models
         from edgespec.models.hub.repository import Hub
 
-        self._chat.say(f"This is {self._chat.chat.description}.")
+        self._chat.say(f"Current model: {self._chat.chat.description}.")
         found = {model.name: readable(model.n_bytes) for model in local_models(Hub.without_token())}
         self._chat.chat.terminal.rows(found)

@@ -1,4 +1,4 @@
-"""The slash commands that take back, repeat, change or extend the last turn of a chat."""
+"""The slash commands that remove, repeat, change or extend the last turn of a chat."""
 
 from __future__ import annotations
 
@@ -15,45 +15,50 @@ class RewriteCommands:
         self._chat = chat
 
     def undo(self, _rest: str) -> None:
-        """Take back the last question and its answer."""
+        """Remove the last question and its answer."""
         self._chat.last_question = None
         undone = self._chat.chat.undo()
-        self._chat.say("The last turn is taken back." if undone else "There is nothing to undo.")
+        self._chat.say("Removed the last turn." if undone else "Nothing to undo.")
 
     def retry(self, _rest: str) -> None:
         """Answer the last question again."""
         question = self._last_question
         if question is None:
-            self._chat.say("There is nothing to retry.")
+            self._chat.say("Nothing to retry.")
             return
         chat = self._chat.chat
-        if self._take_back(question) and (chat.config.greedy or chat.config.seed is not None):
-            self._chat.say("The answer will be the same; /set temperature 0.7 without a seed varies it.")
+        before = chat.session.messages[-1:]
+        answered = self._remove(question)
         self._chat.answer(question)
+        config = chat.config
+        repeats = config.greedy or config.seed is not None
+        if answered and repeats and chat.session.messages[-1:] == before:
+            vary = "/set temperature 0.7" if config.greedy else "/set seed random"
+            self._chat.say(f"The same answer again; {vary} varies it.")
 
     def edit(self, rest: str) -> None:
         """Answer another question instead of the last one, which an editor opens if none is given."""
         question = self._last_question
         if question is None:
-            self._chat.say("There is no question to edit.")
+            self._chat.say("No question to edit.")
             return
         if rest:
-            self._take_back(question)
+            self._remove(question)
             self._chat.answer(rest)
             return
         with with_shell_modes():
             changed = edited(question)
         if changed is None or not changed.strip() or changed == question:
-            self._chat.say("The question stays as it is.")
+            self._chat.say("The question is unchanged.")
             return
-        self._take_back(question)
+        self._remove(question)
         self._chat.say(f">>> {changed}")
         self._chat.answer(changed)
 
     def continue_answer(self, _rest: str) -> None:
         """Continue the last answer."""
         if not self._chat.chat.session.messages:
-            raise UsageError("There is no answer to continue.", "Ask something first.")
+            raise UsageError("No answer to continue.", "Ask something first.")
         self._chat.continue_answer()
 
     @property
@@ -63,8 +68,8 @@ class RewriteCommands:
             self._chat.last_question = messages[-2]["content"]
         return self._chat.last_question
 
-    def _take_back(self, question: str) -> bool:
-        """Drop a question and its answer; False if it got none, and so was not kept."""
+    def _remove(self, question: str) -> bool:
+        """Remove a question and its answer; False if it got none, and so was not kept."""
         messages = self._chat.chat.session.messages
         if messages and messages[-2]["content"] == question:
             return self._chat.chat.undo()
