@@ -123,5 +123,6 @@ def similar(name: str, known: Iterable[str], n: int = 1) -> list[str]:
 
     spelled = {other.lower(): other for other in known}
     return [
-        spelled[other] for other in difflib.get_close_matches(name[:_LONGEST_NAME].lower(), spelled, n, _SIMILAR)
+        spelled[other]
+        for other in difflib.get_close_matches(name[:_LONGEST_NAME].lower(), spelled, n, _SIMILAR)
     ]

@@ -133,7 +133,8 @@ def test_others_sessions_are_refused(engine: Engine, tmp_path: Path) -> None:
     path.write_text(json.dumps(record))
     file = SessionFile(str(path))
     with pytest.raises(
-        SessionError, match=r'Session "talk" uses other\.gguf, but SmolLM2.*\.gguf is loaded\. Load other\.gguf to'
+        SessionError,
+        match=r'Session "talk" uses other\.gguf, but SmolLM2.*\.gguf is loaded\. Load other\.gguf to',
     ):
         session.resume(file)
     record["identity"] = engine.target.identity | {"build": "other"}

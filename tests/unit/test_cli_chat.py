@@ -331,7 +331,7 @@ def test_files_go_with_the_next_question(typed: Any, engine: TalkingEngine, tmp_
     asked += f"What about @{code}? And @nobody?"
     assert [prompt for prompt, _, _ in engine.asked] == [asked, "Hi"]
     assert err == [
-f"Attached {notes} (16 characters) to the next question.",
+        f"Attached {notes} (16 characters) to the next question.",
         f"Attached: {notes}, {code}",
         "none.txt cannot be read: No such file or directory. Check the path.",
     ]

@@ -52,7 +52,7 @@ def chat(
         option(
             _PANEL,
             "--session",
-            "Save the conversation under this name after every turn, and resume it next time, with its model.",
+            "Save the conversation under this name after every turn; next time, resume it with its model.",
             metavar="NAME|FILE",
             autocompletion=complete_session,
         ),
@@ -156,7 +156,9 @@ def chat(
 
 def _answer_once(turns: Chat, question: str, *, as_json: bool) -> None:
     """Answer all of standard input as one question, whatever its lines begin with."""
-    interruption = turns.ask(question, as_json=as_json, continue_hint="A larger value allows a longer answer.")
+    interruption = turns.ask(
+        question, as_json=as_json, continue_hint="A larger value allows a longer answer."
+    )
     if turns.last_answer is not None and turns.last_answer.context_full:
         turns.terminal.warn(
             f"The answer ends early: the context of {turns.context} tokens is full. "

@@ -139,20 +139,21 @@ def _document(tokens: list[Token]) -> Any:
     class LeftHeading(Heading):
         LEVEL_ALIGN = {"h1": "left"}  # noqa: RUF012
 
-    class IndentedCode(CodeBlock):
+    class PlainCode(CodeBlock):
+        """Code as it is, at the left margin: copied from the screen, it runs."""
+
         def __rich_console__(self, console: Any, options: Any) -> Any:
             code = str(self.text).rstrip()
-            widest = max(map(cell_len, code.expandtabs(4).split("\n")))
-            width = max(options.max_width, widest + 4)
-            syntax = Syntax(code, self.lexer_name, theme=self.theme, padding=(0, 2))
+            width = max(options.max_width, *map(cell_len, code.expandtabs(4).split("\n")))
+            syntax = Syntax(code, self.lexer_name, theme=self.theme)
             yield from console.render(syntax, options.update(width=width, max_width=width))
 
     class Document(Markdown):
         elements = {  # noqa: RUF012
             **Markdown.elements,
             "heading_open": LeftHeading,
-            "fence": IndentedCode,
-            "code_block": IndentedCode,
+            "fence": PlainCode,
+            "code_block": PlainCode,
         }
 
     document = Document("", code_theme="ansi_dark", hyperlinks=False)

@@ -51,7 +51,9 @@ def _parse_object(line: bytes) -> dict[str, Any]:
     try:
         values = json.loads(text)
     except json.JSONDecodeError as error:
-        raise UsageError(f"Invalid JSON at column {error.colno}: {error.msg.removesuffix(' starting at')}.") from error
+        raise UsageError(
+            f"Invalid JSON at column {error.colno}: {error.msg.removesuffix(' starting at')}."
+        ) from error
     except RecursionError as error:
         raise _too_deep() from error
     except ValueError as error:  # Python's limit: parsing digits takes quadratic time

@@ -145,9 +145,7 @@ class SlashCommands:
         if file is None:
             self._chat.say("Started a new conversation.")
         else:
-            self._chat.say(
-                f"Started a new conversation; /save NAME saves it. The old one is in {file.path}."
-            )
+            self._chat.say(f"Started a new conversation; /save NAME saves it. The old one is in {file.path}.")
 
     def _system(self, rest: str) -> None:
         if rest:
@@ -317,6 +315,8 @@ class SlashCommands:
 
 def _saved(path: Path) -> str:
     return f"Saved to {path}; new turns are saved automatically."
+
+
 def _names(typed: str) -> Sequence[str]:
     """Names of settings, and then the values that can be listed."""
     name, space, _ = typed.partition(" ")
