@@ -45,7 +45,8 @@ def atomic_write(path: Path, *, durable: bool = True, suffix: str = "") -> Itera
             file.close()
             Path(file.name).replace(path)
         except BaseException:
-            file.close()
+            with suppress(OSError):  # what a full disk has no room for fails again
+                file.close()
             with suppress(OSError):
                 Path(file.name).unlink()
             raise

@@ -15,7 +15,7 @@ import edgespec
 from edgespec.drafters.model import ModelDrafter
 from edgespec.engine.engine import Engine
 from edgespec.errors import ContextLengthError, MemoryLimitError, ModelFileError, TemplateError, UsageError
-from edgespec.generation.config import GenerationConfig
+from edgespec.generation.config import GenerationConfig, Grammar
 from edgespec.models.llama.runtime.batch import TokenBatch
 
 QUESTION = "Why is the sky blue?"
@@ -82,7 +82,20 @@ def test_the_end_token_ends_the_answer(engine: Engine) -> None:
 def test_multi_byte_characters_are_never_shown_broken(engine: Engine) -> None:
     prompt = "Emoji: 🦊🐦🏠 ☃️ é ü 漢字 🦊🐦🏠 ☃️ é ü 漢字 🦊🐦🏠 ☃️"
     chunks = list(engine.stream(prompt, GenerationConfig(max_tokens=30), raw=True))
-    assert "\ufffd" not in "".join(chunk.text for chunk in chunks[:-1])
+    assert "\ufffd" not in "".join(chunk.text for chunk in chunks)
+
+
+def test_a_character_that_the_limit_cuts_is_left_out(engine: Engine) -> None:
+    fox = GenerationConfig(grammar=Grammar("grammar", 'root ::= "a🦊"'))
+    whole = engine.generate("Hi", fox)
+    assert whole.text == "a🦊"
+    assert len(whole.tokens) > 2
+    for limit in range(1, len(whole.tokens)):
+        chunks = list(engine.stream("Hi", fox.with_(max_tokens=limit)))
+        answer = chunks[-1].generation
+        assert answer is not None
+        assert answer.tokens == whole.tokens[:limit]
+        assert answer.text == "".join(chunk.text for chunk in chunks) == "a"
 
 
 def test_control_tokens_in_a_users_text_are_plain_text(engine: Engine) -> None:

@@ -15,7 +15,7 @@ from edgespec.cli.main import main
 from edgespec.drafters.draft_sequence import DraftSequence
 from edgespec.drafters.model import ModelDrafter
 from edgespec.engine.sessions.file import SessionFile, saved_sessions
-from edgespec.errors import SessionError
+from edgespec.errors import SessionError, UsageError
 
 QUESTIONS = ["Hi", "Why is the sky blue?", "And at night?"]
 SHORT = GenerationConfig(max_tokens=16)
@@ -170,6 +170,17 @@ def test_names_that_are_none(name: str) -> None:
         return
     with pytest.raises(SessionError, match="is not a valid session name"):
         SessionFile(name)
+
+
+def test_a_path_is_a_file_wherever_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text without a folder would be the name of a session instead."""
+    monkeypatch.chdir(tmp_path)
+    for given, path in ((tmp_path / "talk.json", "talk.json"), (Path("trip"), "trip.json")):
+        file = SessionFile(given)
+        file.close()
+        assert file.path.absolute() == tmp_path / path
+    with pytest.raises(UsageError, match="name is 3"):
+        SessionFile(3)  # type: ignore[arg-type]
 
 
 def test_sessions_are_listed(engine: Engine) -> None:

@@ -54,6 +54,24 @@ def test_a_killed_writer_leaves_the_old_one(tmp_path: Path) -> None:
     assert path.read_bytes() == b"old"
 
 
+def test_a_full_disk_leaves_the_old_one_and_nothing_else(tmp_path: Path) -> None:
+    """A limit on the size of files stands for the disk: the system refuses what is written at the end."""
+    pytest.importorskip("resource")
+    path = tmp_path / "a.json"
+    path.write_bytes(b"old")
+    program = (
+        "import resource, sys; from pathlib import Path; from edgespec.files.writing import atomic_write\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4, 4))\n"
+        "try:\n"
+        "    with atomic_write(Path(sys.argv[1])) as file: file.write(b'too much')\n"
+        "except OSError: sys.exit(3)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(path)], check=False)
+    assert done.returncode == 3
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), atomic_write(tmp_path / "none" / "a.json"):
         pass

@@ -94,7 +94,7 @@ def remove(
         what = ", ".join(file.stem for file in files)
         typer.confirm(printable(f"Remove {count(len(files), 'session')}: {what}?"), abort=True, err=True)
     for file in files:
-        session = SessionFile(str(file))  # refuses one that is open in another program
+        session = SessionFile(file)  # refuses one that is open in another program
         try:
             freed = remove_session(session)
         finally:

@@ -19,6 +19,7 @@ from typing import Any
 
 from platformdirs import user_data_path
 
+from edgespec.arguments import checks_arguments
 from edgespec.errors import SessionError
 from edgespec.files.writing import atomic_write
 from edgespec.models.text.encoding import EncodedConversation
@@ -59,7 +60,8 @@ class SessionFile:
     """One saved session, open in one program at a time.
 
     Args:
-        name: a path (with a folder, or ending in .json), or the name of a session in the sessions folder.
+        name: a path (a Path, or text with a folder or ending in .json), or the name of a session in the
+            sessions folder.
 
     Attributes:
         path: the JSON file.
@@ -70,7 +72,8 @@ class SessionFile:
             program.
     """
 
-    def __init__(self, name: str) -> None:
+    @checks_arguments
+    def __init__(self, name: str | os.PathLike[str]) -> None:
         self.path = session_path(name)
         self.states = self.path.with_name(self.path.name + ".kv")
         try:
@@ -157,13 +160,15 @@ def remove_session(session: SessionFile) -> int:
     return freed
 
 
-def session_path(name: str) -> Path:
+def session_path(name: str | os.PathLike[str]) -> Path:
     """The JSON file of a session.
 
     Raises:
         SessionError: it is not a valid name.
     """
-    if name.endswith(".json") or "/" in name or os.sep in name or name.startswith("~"):
+    is_path = not isinstance(name, str)
+    name = os.fspath(name)
+    if is_path or name.endswith(".json") or "/" in name or os.sep in name or name.startswith("~"):
         path = Path(name).expanduser()
         return path if path.suffix == ".json" else path.with_name(path.name + ".json")
     if not re.fullmatch(r"[\w][\w .-]{0,99}", name):

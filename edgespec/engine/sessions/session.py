@@ -282,7 +282,6 @@ class Session:
         said = self.messages[-1]["content"]
         if self._known is not None:
             return self._known, said
-        said = said.rstrip("\ufffd")  # of a character that was cut in half
         messages, encoder = [*self._beginning, *self.messages[:-1]], self.engine.encoder
         with self.engine.held():
             if not said:  # it was cut off in its thought, which is not kept

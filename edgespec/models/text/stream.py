@@ -16,7 +16,8 @@ class TextStream:
 
     All that `push` and `flush` return, joined, is the decoded text cut where the earliest stop
     string starts (earliest by its start, not by its end; where two start at the same place the cut
-    is the same). Bytes that are not valid UTF-8 become U+FFFD. Empty stop strings are ignored.
+    is the same). Bytes that are not valid UTF-8 become U+FFFD, except those of an unfinished character at the
+    end, which are dropped. Empty stop strings are ignored.
 
     Attributes:
         stopped: a stop string was found; nothing more is returned. With several stop strings
@@ -42,11 +43,10 @@ class TextStream:
         return self._accept(self._decode(data))
 
     def flush(self) -> str:
-        """End the text: return what was held back; an unfinished character becomes U+FFFD."""
-        text = "" if self.stopped else self._accept(self._decode(b"", final=True))
-        if not self.stopped:
-            text += self._release(self._scanned) if self._cut is None else self._stop(self._cut)
-        return text
+        """End the text: return what was held back, without the bytes of an unfinished character."""
+        if self.stopped:
+            return ""
+        return self._release(self._scanned) if self._cut is None else self._stop(self._cut)
 
     def _accept(self, text: str) -> str:
         if not self._matchers:
