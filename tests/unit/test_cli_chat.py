@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output import DummyOutput
 
 from edgespec.cli.conversation.chat import Chat
-from edgespec.cli.conversation.interactive import InteractiveChat
+from edgespec.cli.conversation.interactive import InteractiveChat, TypedKeyboard
 from edgespec.cli.conversation.plain_keyboard import join_lines
 from edgespec.cli.main import main
 from edgespec.cli.screen.results import ResultStream
@@ -23,6 +26,7 @@ from edgespec.generation.config import GenerationConfig
 from edgespec.generation.rules import KINDS
 from tests.unit.talking import ANSWER, TalkingEngine, TalkingSession
 
+CTRL_D = "\x04"
 CONVERT = "Convert it first, for example with: iconv -f WINDOWS-1252 -t UTF-8"
 
 
@@ -390,6 +394,9 @@ def test_what_tab_offers(
         (["one \\", "two\\", "three"], "one \ntwo\nthree"),
         (['"""', "one", "", 'two"""'], "one\n\ntwo"),
         (['"""one line"""'], "one line"),
+        (['"""', "one", "two", CTRL_D], "one\ntwo"),
+        (['"""', CTRL_D], ""),
+        (["one\\", CTRL_D], "one"),
     ],
 )
 def test_lines_of_one_message(lines: list[str], message: str) -> None:
@@ -398,10 +405,22 @@ def test_lines_of_one_message(lines: list[str], message: str) -> None:
 
     def read_line(prompt: str) -> str:
         prompts.append(prompt)
-        return next(typed)
+        line = next(typed)
+        if line == CTRL_D:
+            raise EOFError
+        return line
 
     assert join_lines(read_line) == message
     assert prompts == [">>> "] + ["... "] * (len(lines) - 1)
+
+
+def test_ctrl_d_sends_an_open_text_and_then_leaves() -> None:
+    with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
+        messages = TypedKeyboard(lambda _text: []).messages()
+        keys.send_text(f'"""one\rtwo{CTRL_D}')
+        assert next(messages) == "one\ntwo"
+        keys.send_text(CTRL_D)
+        assert next(messages, None) is None
 
 
 def test_a_model_without_a_template_cannot_chat(

@@ -227,7 +227,7 @@ def unfinished(text: str) -> str | None:
 
 
 def unquoted(text: str) -> str:
-    r"""A complete message without the `\"\"\"` around it."""
+    r"""A message without the `\"\"\"` around it, or before it if Ctrl-D ended it."""
     if not text.lstrip().startswith(_QUOTES):
         return text
     return text.lstrip()[len(_QUOTES) :].replace(_QUOTES, "", 1).strip("\n")
@@ -240,9 +240,10 @@ def is_yes(answer: str) -> bool:
 
 def _prompt_session(complete: Complete) -> PromptSession[str]:
     from prompt_toolkit import PromptSession
-    from prompt_toolkit.application import run_in_terminal
+    from prompt_toolkit.application import get_app, run_in_terminal
     from prompt_toolkit.completion import Completer, Completion
     from prompt_toolkit.document import Document
+    from prompt_toolkit.filters import Condition
     from prompt_toolkit.history import FileHistory, History, InMemoryHistory
     from prompt_toolkit.key_binding import KeyBindings
     from prompt_toolkit.shortcuts import CompleteStyle
@@ -263,6 +264,15 @@ def _prompt_session(complete: Complete) -> PromptSession[str]:
             buffer.validate_and_handle()
         else:  # in the same buffer, so that the message is one entry of the history
             buffer.document = Document(begun, len(begun))
+
+    @Condition
+    def is_open() -> bool:
+        buffer = get_app().current_buffer
+        return buffer.document.is_cursor_at_the_end and unfinished(buffer.text) is not None
+
+    @keys.add("c-d", filter=is_open)
+    def _send_open(event: Any) -> None:
+        event.current_buffer.validate_and_handle()
 
     @keys.add("escape", "enter")
     def _new_line(event: Any) -> None:

@@ -51,10 +51,15 @@ class PlainKeyboard:
 def join_lines(read_line: Callable[[str], str]) -> str:
     r"""Join the lines of a message: one, or more after a trailing `\` or between `\"\"\"`.
 
+    The end of input ends a message that has begun.
+
     Args:
         read_line: reads a line after showing a prompt.
     """
     text = read_line(PROMPT)
     while (begun := unfinished(text)) is not None:
-        text = begun + read_line("... ")
+        try:
+            text = begun + read_line("... ")
+        except EOFError:
+            return unquoted(begun).rstrip("\n")
     return unquoted(text)
