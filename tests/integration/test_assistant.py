@@ -115,7 +115,9 @@ def test_the_text_is_the_targets_own(
     check_own_text(engine, texts, config)
 
 
-@pytest.mark.parametrize("config", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "config", [GREEDY, pytest.param(SAMPLED, marks=pytest.mark.slow)], ids=["greedy", "sampled"]
+)
 def test_drafts_in_the_middle_of_an_answer_are_those_of_numpy(
     pair: TinyPair, config: GenerationConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

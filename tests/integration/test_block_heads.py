@@ -40,6 +40,7 @@ from edgespec.speculation.tree import FloatArray
 from tests.head_answers import GREEDY, PROMPT, SAMPLED, check_cancelled_answer
 from tests.least_memory import load_in_least_memory
 from tests.templated import now_speaking
+from tests.tiers import slow_except
 from tests.tiny import N_EMBD
 from tests.tiny_blocks import SHAPES, TinyBlocks, tiny_block_head, write_blocks
 
@@ -51,6 +52,7 @@ PAIRS = [
     (BlockKind.DFLASH, "qwen35"),
     (BlockKind.DSPARK, "qwen35"),
 ]
+QUICK = [PAIRS[1], PAIRS[2]]
 
 Texts = dict[GenerationConfig, list[int]]
 
@@ -122,7 +124,7 @@ def hidden_of(pair: TinyBlocks, text: Sequence[int]) -> FloatArray:
         return tap.rows()
 
 
-@pytest.mark.parametrize(("kind", "architecture"), PAIRS)
+@pytest.mark.parametrize(("kind", "architecture"), slow_except(QUICK, PAIRS))
 def test_blocks_are_those_of_numpy(
     kind: BlockKind,
     architecture: str,
@@ -165,7 +167,7 @@ def close(found: FloatArray, expected: FloatArray) -> None:
     assert np.abs(found - expected).max() < 0.02 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize(("kind", "architecture"), PAIRS)
+@pytest.mark.parametrize(("kind", "architecture"), slow_except(QUICK, PAIRS))
 @pytest.mark.parametrize("load", [edgespec.load, load_in_least_memory], ids=["in memory", "streamed"])
 def test_the_text_is_the_targets_own(
     kind: BlockKind, architecture: str, load: Callable[..., Engine], folder: Path, smol_path: Path
@@ -210,7 +212,7 @@ def test_drawn_trees_and_the_sources_without_a_model(pair: TinyBlocks, texts: Te
         assert drawn.tokens_per_pass > 1.05
 
 
-@pytest.mark.parametrize("kind", BlockKind)
+@pytest.mark.parametrize("kind", slow_except([BlockKind.DFLASH2], BlockKind))
 def test_several_texts_in_a_pass(kind: BlockKind, folder: Path, smol_path: Path) -> None:
     pair = write_blocks(folder, smol_path, kind)
     prompts = [PROMPT, PROMPT, PROMPT[:30], [9, *PROMPT]]
@@ -378,7 +380,7 @@ def test_the_budget_counts_the_head(pair: TinyBlocks) -> None:
     assert both.footprints[0].buffers >= alone.footprints[0].buffers + 2 * shown
 
 
-@pytest.mark.parametrize("kind", [BlockKind.DFLASH, BlockKind.DFLASH2])
+@pytest.mark.parametrize("kind", slow_except([BlockKind.DFLASH], [BlockKind.DFLASH, BlockKind.DFLASH2]))
 def test_a_block_head_from_the_command_line(
     kind: BlockKind, folder: Path, smol_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,6 +6,7 @@ small models, whose target is streamed, so that its passes wait for the disk.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from tests.interrupting import Intruder
 from tests.least_memory import load_in_least_memory
 from tests.slow_disk import slow_down
 from tests.templated import speaking
+from tests.tiers import slow_except
 from tests.unit import templates
 
 ALL = Decisions(drafting=True, observing=True)
@@ -152,8 +154,15 @@ KINDS = (forms, tools, thinking, sampling, sessions, many_texts, interruptions)
 _expected: dict[str, Any] = {}
 
 
-@pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+# Each side, and each kind of answer once.
+QUICK = [(forms, "trees"), (tools, "all"), (sessions, "trees"), (many_texts, "all"), (many_texts, "none")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "side"),
+    slow_except(QUICK, itertools.product(KINDS, SIDES)),
+    ids=lambda part: getattr(part, "__name__", part),
+)
 def test_no_decision_changes_a_text(
     kind: Callable[[Engine, Path], Any], side: str, engine: Engine, plain: Engine, tmp_path: Path
 ) -> None:

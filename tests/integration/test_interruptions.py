@@ -24,6 +24,7 @@ from edgespec.models.llama.quantize import make_drafter
 from edgespec.speculation.drafters.base import NoDrafter
 from tests.interrupting import Intruder, Intrusion
 from tests.least_memory import load_in_least_memory
+from tests.tiers import slow_except
 from tests.tiny import write_tiny
 from tests.tiny_heads import write_pair
 from tests.tiny_hybrids import HYBRIDS
@@ -99,7 +100,11 @@ def open_engine(models: Mapping[str, Path | str], kind: str) -> Engine:
     return load_in_least_memory(path, **options)
 
 
-@pytest.fixture(scope="module", params=KINDS)
+# Each of the ways to draft, to stream and to keep states; the others combine them.
+QUICK = ("model", "recurrent-model", "hybrid-streamed")
+
+
+@pytest.fixture(scope="module", params=slow_except(QUICK, KINDS))
 def engine(models: dict[str, Path], request: pytest.FixtureRequest) -> Iterator[Engine]:
     try:
         engine = open_engine(models, request.param)
@@ -250,8 +255,13 @@ print(interrupted)
 """
 
 
-@pytest.mark.parametrize("computing", ["same thread", "own thread"])
-@pytest.mark.parametrize("kind", ["model", "streamed-model"])
+@pytest.mark.parametrize(
+    ("kind", "computing"),
+    slow_except(
+        [("model", "own thread")],
+        itertools.product(("model", "streamed-model"), ("same thread", "own thread")),
+    ),
+)
 def test_ctrl_c_in_a_program_ends_the_answer_and_spoils_nothing(
     models: dict[str, Path], kind: str, computing: str
 ) -> None:

@@ -29,6 +29,7 @@ from edgespec.models.llama.runtime.model import Model
 from edgespec.offload.planning.needs import ContextShape, PairSizes
 from tests.head_answers import GREEDY, PROMPT, SAMPLED, check_cancelled_answer, check_own_text
 from tests.least_memory import load_in_least_memory
+from tests.tiers import slow_except
 from tests.tiny import N_LAYER, write_tiny
 from tests.tiny_hybrids import HYBRIDS
 from tests.tiny_mtp import SHAPE, TinyMTP, write_mtp
@@ -148,6 +149,7 @@ def test_sources_are_merged_and_trees_drawn(tiny: TinyMTP, texts: dict[Generatio
         assert drawn.tokens_per_pass > 1.1
 
 
+@pytest.mark.slow
 def test_a_mixture_of_experts(mixture: TinyMTP) -> None:
     expected = texts_of(mixture.path)
     with opened(mixture.path) as engine:
@@ -157,7 +159,7 @@ def test_a_mixture_of_experts(mixture: TinyMTP) -> None:
             assert answer.tokens_per_pass > 1.3
 
 
-@pytest.mark.parametrize("experts", ["auto", "never"])
+@pytest.mark.parametrize("experts", slow_except(["auto"], ["auto", "never"]))
 def test_a_mixture_that_is_streamed(mixture: TinyMTP, experts: str) -> None:
     usual = {"draft": "none", "drafter": None, "experts": experts}
     with opened(mixture.path, load_in_least_memory, **usual) as engine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from edgespec.models.llama.cache.states import BLOCK
 from tests.integration.test_serve_api import TEMPLATE
 from tests.serving import CHAT, Running, load, serving, started
 from tests.templated import now_speaking
+from tests.tiers import slow_except
 from tests.waiting import PATIENCE_S, wait_until
 
 Change = Callable[[dict[str, Any]], None]
@@ -107,7 +109,10 @@ def space_around(message: dict[str, Any]) -> None:
         message["reasoning_content"] = f" {message['reasoning_content']}\n"
 
 
-@pytest.mark.parametrize("change", [keep, reorder, numbers_as_javascript_has_them, no_thought, space_around])
+@pytest.mark.parametrize(
+    "change",
+    slow_except([reorder], [keep, reorder, numbers_as_javascript_has_them, no_thought, space_around]),
+)
 def test_openai_calls_are_read_as_they_were_written(server: Running, change: Change) -> None:
     """The model writes calls on several lines, its template shows them on one, and clients change them."""
     more: Any = {"tools": [TOOL], "max_tokens": 120, "extra_body": {"think": BUDGET}}
@@ -182,8 +187,13 @@ def empty_text(message: dict[str, Any]) -> None:
     message["content"].insert(1, {"type": "text", "text": " \n"})
 
 
-@pytest.mark.parametrize("change", [keep, reorder_input, drop_thinking, empty_text])
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("change", "stream"),
+    slow_except(
+        [(drop_thinking, False), (reorder_input, True)],
+        itertools.product((keep, reorder_input, drop_thinking, empty_text), (False, True)),
+    ),
+)
 def test_anthropic_messages_are_read_as_they_were_written(
     server: Running, change: Change, stream: bool
 ) -> None:
@@ -228,7 +238,9 @@ def ollama_space(message: dict[str, Any]) -> None:
     message["thinking"] += "\n\n"
 
 
-@pytest.mark.parametrize("change", [keep, reorder_arguments, drop_ollama_thinking, ollama_space])
+@pytest.mark.parametrize(
+    "change", slow_except([ollama_space], [keep, reorder_arguments, drop_ollama_thinking, ollama_space])
+)
 def test_ollama_messages_are_read_as_they_were_written(server: Running, change: Change) -> None:
     tool = ollama.Tool.model_validate(TOOL).model_dump(exclude_none=True)  # what the client sends of it
     more: Any = {"model": "model", "tools": [tool], "think": True}

@@ -16,6 +16,7 @@ from edgespec.errors import GrammarError, UsageError
 from edgespec.generation.config import GenerationConfig, Grammar
 from tests.serving import load
 from tests.templated import speaking
+from tests.tiers import slow_except
 from tests.unit import templates
 
 SKY = "Why is the sky blue?"
@@ -98,6 +99,7 @@ def test_a_text_that_continues_is_not_taken_apart(loaded: Engine) -> None:
         assert (answer.reasoning, len(answer.tokens)) == ("", 6)
 
 
+@pytest.mark.slow
 def test_budgets_and_calls_are_the_same_with_every_drafter(
     loaded: Engine, smol_path: Path, q4_drafter_path: Path
 ) -> None:
@@ -139,19 +141,19 @@ def test_a_form_holds_after_the_thought(loaded: Engine) -> None:
             assert answer.reasoning or template is not templates.OPENED
 
 
-@pytest.mark.parametrize(
-    ("template", "choice"),
-    [
-        (templates.PLAIN, "get_weather"),
-        (templates.QWEN, "required"),
-        (templates.LLAMA, "get_weather"),
-        (templates.MAGISTRAL, "get_weather"),
-        (templates.QWEN_CODER, "get_weather"),
-        (templates.GLM, "get_weather"),
-        (templates.GPT_OSS, "get_weather"),
-        (templates.GEMMA_4, "get_weather"),
-    ],
-)
+CALLS = [
+    (templates.PLAIN, "get_weather"),
+    (templates.QWEN, "required"),
+    (templates.LLAMA, "get_weather"),
+    (templates.MAGISTRAL, "get_weather"),
+    (templates.QWEN_CODER, "get_weather"),
+    (templates.GLM, "get_weather"),
+    (templates.GPT_OSS, "get_weather"),
+    (templates.GEMMA_4, "get_weather"),
+]
+
+
+@pytest.mark.parametrize(("template", "choice"), slow_except([CALLS[1], CALLS[2], CALLS[6]], CALLS))
 def test_calls_have_valid_arguments(loaded: Engine, template: str, choice: str) -> None:
     other = {"type": "function", "function": {"name": "get_time"}}
     config = GenerationConfig(max_tokens=110, tools=(WEATHER, other), tool_choice=choice, think="5")  # type: ignore[arg-type]

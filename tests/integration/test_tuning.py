@@ -146,6 +146,7 @@ def test_checkpoints_of_other_layers_are_not_taken_up(
     assert steps == [0, 0, 2]
 
 
+@pytest.mark.slow
 def test_what_fills_up_rows_and_bfloat16_change_next_to_nothing(
     start: Path, answers: list[Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,6 +179,7 @@ def test_a_start_that_is_near_moves_less(start: Path, answers: list[Answer], tmp
     assert 0 < moved[1e3] < 0.1 * moved[1e-6]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [1e-3, 10.0])
 def test_rates_are_tried_and_the_best_weights_kept(
     rate: float, start: Path, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -211,6 +213,7 @@ def test_rates_are_tried_and_the_best_weights_kept(
     }
 
 
+@pytest.mark.slow
 def test_rates_that_damage_a_drafter_are_left_for_lower_ones(
     start: Path, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,6 +268,7 @@ def test_what_was_learned_survives_in_fine_types(target: Path, tmp_path: Path) -
     assert logits_of(paths[FINE], [5, 6, 7]).shape == (3, N_VOCAB)
 
 
+@pytest.mark.slow
 def test_what_was_learned_survives_few_bits(target: Path, answers: list[Answer], tmp_path: Path) -> None:
     """Rounded to the nearest, most is lost; less where training knows of it, or texts say what matters."""
     start = make_drafter(target, tmp_path / "start.gguf", quantization="q4_0", drop_layers=(4, 5))
@@ -299,6 +303,7 @@ def test_what_was_learned_survives_few_bits(target: Path, answers: list[Answer],
     assert loss["calibrated"] < loss["nearest"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("measured_by_what_was_learned")
 def test_kept_types_are_trained_for_and_keep_the_size(target: Path, tmp_path: Path) -> None:
     start = make_drafter(target, tmp_path / "start.gguf", quantization="q4_0", drop_layers=(4, 5))
@@ -398,6 +403,7 @@ def test_a_tuned_drafter_agrees_more_and_is_registered(target: Path, start: Path
     assert left.suffix == ".answers"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("measured_by_what_was_learned")
 def test_a_better_drafter_is_not_replaced(target: Path, start: Path, tmp_path: Path) -> None:
     better = make_drafter(target, tmp_path / "better.gguf", quantization="q8_0")
@@ -415,6 +421,7 @@ def test_a_better_drafter_is_not_replaced(target: Path, start: Path, tmp_path: P
     assert tuned.in_words[-1].startswith("It is not registered: with better.gguf")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("measured_by_what_was_learned")
 def test_interrupted_training_continues_to_the_same_file(target: Path, start: Path, tmp_path: Path) -> None:
     options = vars(QUICK) | {"start": str(start)}
@@ -505,6 +512,7 @@ def test_what_runs_collect_is_learned_from(
     assert collected(fingerprint) == ([], []), "nobody asked for it"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("measured_by_what_was_learned")
 def test_what_runs_collected_makes_a_better_drafter(target: Path, start: Path, tmp_path: Path) -> None:
     """A batch collects, and a tuning that asks the target for next to nothing learns from that."""

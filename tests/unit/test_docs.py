@@ -60,15 +60,3 @@ def _definitions(path: Path) -> set[str]:
         if isinstance(node, ast.ClassDef):
             names |= {f"{node.name}.{item.name}" for item in node.body if isinstance(item, ast.FunctionDef)}
     return names
-
-
-def test_the_walk_counts_its_files() -> None:
-    walk = (
-        (ROOT / "docs" / "architecture.md")
-        .read_text()
-        .partition("## From key press")[2]
-        .partition("\n## ")[0]
-    )
-    said = re.search(r"the (\d+) files to open", walk)
-    assert said is not None
-    assert int(said[1]) == len(ROW.findall(walk))

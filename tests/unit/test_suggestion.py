@@ -47,6 +47,7 @@ def machine(tmp_path: Path) -> Machine:
     return resources
 
 
+@pytest.mark.slow
 def test_more_memory_suggests_larger_models(machine: Machine) -> None:
     chosen = [suggest(machine(memory * GIB))[0] for memory in (3, 6, 24, 96)]
     sizes = [found.entry.parameters for found in chosen]
