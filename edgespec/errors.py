@@ -13,7 +13,8 @@
     ├── SessionError         a saved conversation that cannot be opened or kept
     ├── StreamError          weights that cannot be read while they are needed
     └── BackendError         llama.cpp is missing, or refused what it was asked
-        └── WorkerError      another machine that holds layers cannot be reached, or is gone
+        ├── WorkerError      another machine that holds layers cannot be reached, or is gone
+        └── InconclusiveTrial  a trial that was killed, starved or refused memory, so it proves nothing
 
 Each carries what happened and what to do about it; the command line prints both.
 """
@@ -109,6 +110,24 @@ class BackendError(EdgeSpecError):
 
 class WorkerError(BackendError):
     """A machine that was to hold layers of the model cannot be reached or used, or is gone."""
+
+
+class InconclusiveTrial(BackendError):
+    """A trial that proves nothing: its process was killed, starved, stopped or refused memory.
+
+    Outcomes are saved where they are returned (`files.small_json.remembered`). This is raised instead of one,
+    so nothing is saved, and the next call tries again.
+
+    Attributes:
+        reason: how the trial ended, as a verb phrase.
+    """
+
+    def __init__(self, subject: str, reason: str) -> None:
+        super().__init__(
+            f"{subject} could not be tried: the process that was to try it {reason}.",
+            "Nothing was recorded. Close other programs or allow this one more memory, and try again.",
+        )
+        self.reason = reason
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from edgespec.config import DevicesConfig
+from edgespec.errors import InconclusiveTrial
 from edgespec.progress import Progress
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ class DeviceCheck:
         free, total: bytes of its memory.
         measured: what it is and how fast, in a sentence.
         problem: how trying it ended; empty if it works.
+        untried: the reason why it could not be tried; empty if it was.
         faster: whether products take less time there than on the processor.
     """
 
@@ -32,6 +34,7 @@ class DeviceCheck:
     total: int
     measured: str = ""
     problem: str = ""
+    untried: str = ""
     faster: bool = False
 
     def to_json(self) -> dict[str, Any]:
@@ -55,6 +58,8 @@ def examine_devices(build: Build, on_progress: Progress) -> tuple[DeviceCheck, .
             card = measured(device, _Q4_K, request)
         except DeviceFailed as error:
             found.append(DeviceCheck(*about, problem=str(error)))
+        except InconclusiveTrial as error:
+            found.append(DeviceCheck(*about, untried=error.reason))
         else:
             faster = card.seconds[-1] < card.profile.own_seconds[-1]
             found.append(DeviceCheck(*about, describe(card), faster=faster))

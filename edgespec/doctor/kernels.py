@@ -63,14 +63,13 @@ def examine_kernels() -> KernelFacts:
     from edgespec.kernels.native import library
     from edgespec.kernels.rebuild import rebuild_command
     from edgespec.kernels.report import ROWS
-    from edgespec.kernels.report_store import ensure_report, layouts_in_use, stored_report
+    from edgespec.kernels.report_store import ensure_report, layouts_in_use
     from edgespec.kernels.setting import OWN, kernels_setting
 
     setting = ""
     try:
         setting = kernels_setting()
-        known = stored_report()
-        report = ensure_report(again=known is not None and known.transient)
+        report = ensure_report()
         names = [layout.name for layout in available_layouts()]
         used = layouts_in_use(names, report)
     except EdgeSpecError as error:

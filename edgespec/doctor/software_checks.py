@@ -140,6 +140,13 @@ def _graphics(facts: Facts) -> Iterator[Finding]:
                 f"llama.cpp cannot compute on {name}: trying it, it ended ({device.problem}).",
                 "Update the card's driver. Until then it is not used.",
             )
+        elif device.untried:
+            yield Finding(
+                WARNING,
+                "graphics",
+                f"{name} could not be tried: the process that was to try it {device.untried}.",
+                "Close other programs, and run `edgespec doctor` again.",
+            )
         elif device.faster:
             yield Finding(OK, "graphics", f"Layers go to {name} by themselves, as it is faster.")
         else:

@@ -27,3 +27,21 @@ def save_json(path: Path, value: Any, indent: int | None = None) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path, durable=False) as file:
             file.write(json.dumps(value, indent=indent).encode())
+
+
+def remembered(
+    path: Path, parse: Callable[[Any], _T], find: Callable[[], _T], encode: Callable[[_T], Any]
+) -> _T:
+    """The outcome of a trial: read from its file, or found now and saved there.
+
+    Only what `find` returns is saved. A trial that proves nothing raises `errors.InconclusiveTrial`, which is
+    passed on.
+
+    Args:
+        parse, encode: convert from JSON and to JSON.
+    """
+    known = read_json(path, parse)
+    if known is None:
+        known = find()
+        save_json(path, encode(known))
+    return known

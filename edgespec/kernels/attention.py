@@ -127,9 +127,13 @@ def measure_attention(n_threads: int) -> float | None:
 
     Returns:
         None if the child fails.
+
+    Raises:
+        InconclusiveTrial: it was killed, starved or refused memory.
     """
     own = any(layout.name == OWN for layout in kernel_layouts())
-    verdict = attempt_in_child(__name__, {"own": own, "threads": n_threads}, cpu_s=_CPU_S)
+    request = {"own": own, "threads": n_threads}
+    verdict = attempt_in_child(__name__, request, subject="Attention", cpu_s=_CPU_S)
     return None if verdict.answer is None else float(verdict.answer["seconds"])
 
 

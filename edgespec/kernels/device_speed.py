@@ -64,6 +64,7 @@ def measure_speeds(
 
     Raises:
         DeviceFailed: llama.cpp fails with one of them.
+        InconclusiveTrial: the child process was killed, starved or refused memory.
     """
     request = {
         "endpoints": list(endpoints),
@@ -71,7 +72,8 @@ def measure_speeds(
         "type": type_id,
         "threads": n_threads,
     }
-    verdict = attempt_in_child(__name__, request, cpu_s=_CPU_S * (1 + 2 * len(names)))
+    subject = f"Computing on {', '.join([*endpoints, *names]) or 'this processor'}"
+    verdict = attempt_in_child(__name__, request, subject=subject, cpu_s=_CPU_S * (1 + 2 * len(names)))
     if verdict.answer is None:
         raise DeviceFailed(verdict.detail or verdict.why)
     if missing := verdict.answer.get("missing"):

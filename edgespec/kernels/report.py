@@ -26,12 +26,10 @@ class TrialReport:
         problems: what is wrong with each layout that must not be used, such as "it crashes (segmentation
             fault) at products of Q4_0"; by ggml's name.
         seconds: for each quantization's type id, seconds of a product by layout ("plain" among them).
-        transient: whether a problem may not occur again (a hang, a process that was killed).
     """
 
     problems: dict[str, str] = field(default_factory=dict)
     seconds: dict[int, dict[str, tuple[float, ...]]] = field(default_factory=dict)
-    transient: bool = False
 
     def fastest(self, type_id: int, layouts: Sequence[str]) -> str:
         """The fastest of these layouts, given in ggml's order; "plain" if that is faster than all of them.
@@ -66,7 +64,6 @@ class TrialReport:
                 str(type_id): {name: [float(f"{s:.4g}") for s in row] for name, row in by_layout.items()}
                 for type_id, by_layout in self.seconds.items()
             },
-            "passing": self.transient,
         }
 
     @classmethod
@@ -88,7 +85,6 @@ class TrialReport:
                 }
                 for type_id, by_layout in record["seconds"].items()
             },
-            bool(record["passing"]),
         )
 
 

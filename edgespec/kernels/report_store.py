@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -15,18 +14,17 @@ from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
 
 from edgespec.errors import BackendError
-from edgespec.files.small_json import read_json, save_json
+from edgespec.files.small_json import read_json, remembered
 from edgespec.kernels.native.build import library_path
 from edgespec.kernels.rebuild import rebuild_command
 from edgespec.kernels.report import TrialReport
 from edgespec.kernels.setting import AUTO, PLAIN, VARIABLE, allowed_layouts, kernels_setting, owner
-from edgespec.kernels.trial import TRIAL_TIMEOUT_S, run_sequences_trial, run_trial
+from edgespec.kernels.trial import TRIAL_TIMEOUT_S, LayoutsUntried, run_sequences_trial, run_trial
 from edgespec.machine.cores import probe_cores
 
 Trial = Callable[[], TrialReport]
 
-_VERSION = 2
-_TRANSIENT_S = 24 * 3600  # how long a report with a transient problem is valid
+_VERSION = 3
 
 # Read or made by this process.
 _found: TrialReport | None = None
@@ -42,7 +40,7 @@ def stored_report() -> TrialReport | None:
     """The saved report; None if the layouts have not been tried yet."""
     global _found
     if _found is None:
-        _found = _read(_path())
+        _found = read_json(_path(), TrialReport.from_json)
     return _found
 
 
@@ -89,13 +87,14 @@ def faulty_with_sequences(trial: Trial = run_sequences_trial) -> frozenset[str]:
 
 
 def _saved_or_new(path: Path, trial: Trial, *, again: bool = False) -> TrialReport:
-    """The report in a file, or a new one, which is saved there."""
+    """The report in a file, or a new one, which is saved there if all layouts were tried."""
     with _alone(path):
-        report = None if again else _read(path)
-        if report is None:
-            report = trial()
-            save_json(path, report.to_json(), indent=1)
-    return report
+        if again:
+            path.unlink(missing_ok=True)
+        try:
+            return remembered(path, TrialReport.from_json, trial, TrialReport.to_json)
+        except LayoutsUntried as untried:
+            return untried.report
 
 
 def layouts_in_use(available: Sequence[str], report: TrialReport | None) -> tuple[str, ...]:
@@ -154,14 +153,6 @@ def _digest(folder: Path, own: str) -> str:
             if "ggml-cpu" in file.name:
                 digest.update(file.read_bytes())
     return digest.hexdigest()
-
-
-def _read(path: Path) -> TrialReport | None:
-    report = read_json(path, TrialReport.from_json)
-    with contextlib.suppress(OSError):
-        if report and report.transient and time.time() - path.stat().st_mtime > _TRANSIENT_S:
-            return None
-    return report
 
 
 @contextlib.contextmanager

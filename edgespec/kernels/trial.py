@@ -4,22 +4,36 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgespec.errors import BackendError
+from edgespec.errors import BackendError, InconclusiveTrial
 from edgespec.kernels.rebuild import rebuild_command
 from edgespec.kernels.report import TrialReport
 from edgespec.kernels.setting import AUTO, PLAIN, VARIABLE
 from edgespec.processes.exit_status import crash_fault, ending_signal
+from edgespec.processes.trial import memory_is_limited
 
-TRIAL_TIMEOUT_S = 120.0  # it takes two seconds; this long only if something is wrong
+TRIAL_TIMEOUT_S = 240.0  # it takes two seconds; this long only on a machine that starves it
 
 WORKER = (sys.executable, "-m", "edgespec.measure.kernel_worker")
 SEQUENCES = (*WORKER, "sequences")
+
+
+class LayoutsUntried(InconclusiveTrial):
+    """Not all layouts could be tried.
+
+    Attributes:
+        report: for this process alone: the layouts that were not tried are among the problems.
+    """
+
+    def __init__(self, reason: str, report: TrialReport) -> None:
+        super().__init__("The processor's kernels", reason)
+        self.report = report
 
 
 @dataclass
@@ -41,25 +55,31 @@ def run_trial(command: Sequence[str] = WORKER, timeout_s: float = TRIAL_TIMEOUT_
 
     Raises:
         BackendError: llama.cpp crashes or computes nonsense even with weights as they are in the file.
+        LayoutsUntried: a child was killed, starved, stopped, or refused memory.
     """
     problems: dict[str, str] = {}
-    transient = False
+    inconclusive = ""
     while True:
         outcome, returncode, error = _run([*command, json.dumps(sorted(problems))], timeout_s)
         if PLAIN in outcome.wrong:
             raise _broken(outcome.wrong[PLAIN])
         problems.update(outcome.wrong)
+        if outcome.done and inconclusive:
+            raise LayoutsUntried(inconclusive, TrialReport(problems, outcome.seconds))
         if outcome.done:
-            return TrialReport(problems, outcome.seconds, transient)
+            return TrialReport(problems, outcome.seconds)
         layout, what = outcome.at
         reason, persists = _reason(returncode, error, timeout_s)
-        transient = transient or not persists
+        if not persists:
+            inconclusive = f"{reason} {what}"
         if layout not in outcome.layouts or layout in problems:  # the plain one, or before any layout
             if persists:
                 raise _broken(f"{reason} {what}")
             # There is no evidence against llama.cpp; the plain layout is the safest.
             untried = f"they could not be tried, as the trial {reason} {what}"
-            return TrialReport(dict.fromkeys(outcome.layouts, untried) | problems, {}, transient=True)
+            raise LayoutsUntried(
+                inconclusive, TrialReport(dict.fromkeys(outcome.layouts, untried) | problems)
+            )
         problems[layout] = f"trying them, llama.cpp {reason} {what}"
 
 
@@ -69,7 +89,7 @@ def run_sequences_trial(
     """Compute several sequences of a recurrent model with every layout, in a child process.
 
     Raises:
-        BackendError: as run_trial.
+        BackendError, LayoutsUntried: as run_trial.
     """
     return run_trial(command, timeout_s)
 
@@ -121,8 +141,10 @@ def _reason(returncode: int | None, error: str, timeout_s: float) -> tuple[str, 
     """The reason why the worker ended early, as a verb phrase, and whether it would again."""
     if returncode is None:
         return f"did not end within {timeout_s:.0f} s", False
+    if returncode == -getattr(signal, "SIGXCPU", 0):
+        return "did not end", True  # it limits its own processor time
     if fault := crash_fault(returncode):
-        return f"crashed ({fault})", True
+        return f"crashed ({fault})", not memory_is_limited()
     if by := ending_signal(returncode):
         return f"was ended by {by}", False
     return f"failed ({error or f'exit status {returncode}'})", False

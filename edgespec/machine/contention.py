@@ -65,10 +65,14 @@ class ContentionWatch:
 
     Args:
         threads: that the measurement keeps busy.
+        computing: the measurement computes all the time and waits for nothing. If this process and its
+            children run for less than half of the time, they were stopped or starved, and all of the time
+            counts as taken away.
     """
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, *, computing: bool = False) -> None:
         self._threads = threads
+        self._computing = computing
         self._before = read_load()
 
     @property
@@ -78,7 +82,10 @@ class ContentionWatch:
             cores = len(os.sched_getaffinity(0))
         except AttributeError:  # not on macOS and Windows
             cores = os.cpu_count() or 1
-        return pressure(self._before, read_load(), cores=cores, threads=min(self._threads, cores))
+        now = read_load()
+        if self._computing and now.own_s - self._before.own_s < (now.at - self._before.at) / 2:
+            return 1.0
+        return pressure(self._before, now, cores=cores, threads=min(self._threads, cores))
 
     @property
     def disturbed(self) -> bool:

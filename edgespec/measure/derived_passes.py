@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
 from edgespec.costs.curves import Curve
-from edgespec.errors import BackendError
+from edgespec.errors import BackendError, InconclusiveTrial
 from edgespec.kernels.attention import measure_attention
 from edgespec.kernels.device_speed import DeviceFailed, measure_speeds
 from edgespec.kernels.layouts import kernel_layouts, measured_products, weight_layout
@@ -47,7 +47,8 @@ class DerivedPasses:
         threads: what passes compute with.
 
     Attributes:
-        disturbed: whether other programs kept the processor busy meanwhile; such figures are not stored.
+        disturbed: whether other programs kept the processor busy meanwhile, or something could not be
+            measured; such figures are not stored.
     """
 
     def __init__(self, store: ProfileStore, threads: int, on_progress: Progress) -> None:
@@ -84,10 +85,13 @@ class DerivedPasses:
         known = self._measured.get(type_id) or self._store.products(self._key(type_id))
         if known is not None:
             return known
-        watch = ContentionWatch(self._threads)
+        watch = ContentionWatch(self._threads, computing=True)
         self._on_progress("Measuring how fast this processor multiplies (once)", 0.0)
         try:
             (speed,) = measure_speeds(type_id, self._threads)
+        except InconclusiveTrial:
+            self.disturbed = True
+            return known_products(self._store, self._threads, type_id) or _GUESSED
         except DeviceFailed as error:
             raise BackendError(
                 f"llama.cpp cannot multiply on this processor: trying it, it ended ({error}).",
@@ -108,12 +112,15 @@ class DerivedPasses:
         }
         known = self._store.attention(key)
         if known is None:
-            watch = ContentionWatch(self._threads)
+            watch = ContentionWatch(self._threads, computing=True)
             self._on_progress("Measuring attention (once)", 0.0)
-            known = measure_attention(self._threads) or 0.0
-            if watch.disturbed:
+            try:
+                known = measure_attention(self._threads) or 0.0
+            except InconclusiveTrial:
+                known = 0.0
+            if watch.disturbed or not known:
                 self.disturbed = True
-            elif known:
+            else:
                 self._store.put_attention(key, known)
         return known * query_elements(header)
 

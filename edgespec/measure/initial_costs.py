@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from edgespec.costs.curves import Curve
 from edgespec.costs.pass_time import SLOWDOWN_BESIDE_READS, RoundCosts, even_step, streamed_curve
 from edgespec.engine.target import Target
@@ -51,15 +53,20 @@ def initial_costs(
     if passes is None or passes.disturbed or (n_bytes and not passes.read_rate):
         on_progress("Measuring this machine (once per model)", 0.0)
 
+        estimates = DerivedPasses(store, target.context.n_threads, on_progress)
+
         def derived(known: PassProfile | None = passes) -> Curve:
             if known is not None:
                 return known.compute
             headers = ModelFiles.of(read_header(target.model.path)).headers
-            curve = DerivedPasses(store, target.context.n_threads, on_progress).curve(headers)
+            curve = estimates.curve(headers)
             return curve.scaled(SLOWDOWN_BESIDE_READS) if n_bytes else curve
 
         measured = None if first_layers is None else passes_by_first_layers(target, first_layers)
-        passes = better(passes, measured or quick_passes(target, _PATIENCE_S, derived))
+        measured = measured or quick_passes(target, _PATIENCE_S, derived)
+        if estimates.disturbed:
+            measured = replace(measured, busy=1.0)
+        passes = better(passes, measured)
         store.put(keys.passes, passes)
         if passes.disturbed and notes is not None:
             notes.append(

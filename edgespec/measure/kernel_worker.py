@@ -10,6 +10,7 @@ it: if the process dies, the last line shows where.
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import tempfile
 from collections.abc import Callable
@@ -49,6 +50,7 @@ _TYPES = [
     for type_id, (block, _bytes) in BLOCK_SIZES.items()
     if (block > 1 and type_id not in (9, 15)) or type_id in _HALVES
 ]
+_MOST_CPU_S, _MOST_CPU_S_PER_CORE = 60, 4  # of processor time; a trial takes two to ten
 _DECODE_MEMORY = 1 << 30  # bytes that must be free for the real model
 
 _Q8_0 = 8
@@ -79,7 +81,7 @@ _LEAST_COSINE = 0.9
 
 def main() -> None:
     """Try everything, or several sequences alone."""
-    _no_core_dump()
+    _limit_process()
     *kind, skipped_names = sys.argv[1:]
     skipped = set(json.loads(skipped_names))
     _plug_in(skipped)
@@ -378,13 +380,17 @@ def _rows(count: int) -> str:
     return "1 row" if count == 1 else f"{count} rows"
 
 
-def _no_core_dump() -> None:
+def _limit_process() -> None:
+    """Write no core dump, and let SIGXCPU end a kernel that hangs, which the parent takes for a verdict."""
     try:
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+        seconds = _MOST_CPU_S + _MOST_CPU_S_PER_CORE * usable_cores()
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     except (ImportError, OSError, ValueError):
-        pass  # a core dump does no harm
+        pass  # the parent limits the time, too
 
 
 def _say(event: str, **values: Any) -> None:

@@ -69,7 +69,7 @@ def choose_threads(
     if chosen not in counts:
         chosen = None
         if len(counts) > 1:
-            watch = ContentionWatch(max(counts))
+            watch = ContentionWatch(max(counts), computing=not target.model.weights.streamed_bytes)
             seconds = _measure(target, counts)
             if seconds:
                 chosen = fastest(seconds)

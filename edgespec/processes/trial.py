@@ -1,7 +1,8 @@
 """Trying native code in a child process first, because a crash would end this one.
 
-The child's memory, processor time and stack are limited, so whatever succeeds there is safe to do here. If
-the child dies, that is the verdict.
+The child's memory, processor time and stack are limited, so whatever succeeds there is safe to do here. A
+child that crashes or exceeds these limits is a verdict on what it tried. A child that was killed, starved,
+stopped, or refused memory by the system is none: that raises `InconclusiveTrial`.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from edgespec.errors import BackendError
+from edgespec.errors import InconclusiveTrial, MemoryLimitError
+from edgespec.processes.exit_status import crash_fault, describe_exit
 
 # Python starts slowly on a busy machine. Once a child is running, its processor time is limited first.
 _STARTING_S = 60.0
+_WALL_PER_CPU = 4.0
 _STACK_BYTES = 2 << 20  # a quarter of the usual stack size
+_STARTED = b"started\n"  # the child's first line of output: its limits apply, and the attempt begins
 _BOOT = (
     "import json, sys\n"
     "sys.path[:] = json.loads(sys.argv[1])\n"
@@ -35,6 +39,18 @@ _ENVIRONMENT = {
     "GGML_NO_BACKTRACE": "1",  # ggml would start a debugger, which would outlive the child
 }
 
+# What Python, Rust, C++ and ggml print when memory or a thread is refused.
+_REFUSALS = (
+    b"memory allocation of",
+    b"bad_alloc",
+    b"MemoryError",
+    b"insufficient memory",
+    b"failed to allocate",
+    b"Cannot allocate memory",
+    b"Resource temporarily unavailable",
+    b"can't start new thread",
+)
+
 Why = Literal["crash", "time", "memory"]
 
 
@@ -44,7 +60,7 @@ class Verdict:
 
     Attributes:
         answer: what it returned; None if the child died first.
-        why: what ended the child, if anything did.
+        why: what ended the child, if anything did: a crash, or a limit that the caller set.
         detail: for messages, such as "SIGSEGV".
     """
 
@@ -57,6 +73,7 @@ def attempt_in_child(
     module: str,
     request: Mapping[str, Any],
     *,
+    subject: str,
     cpu_s: float,
     memory_bytes: int | None = None,
     stack_bytes: int = _STACK_BYTES,
@@ -65,38 +82,55 @@ def attempt_in_child(
 
     Args:
         module: its full name; its `attempt` takes a mapping and returns one, both of them JSON.
+        subject: what is tried, as the beginning of a sentence.
         cpu_s: seconds of processor time that the attempt may take.
         memory_bytes: memory that it may take beyond what the child holds after its imports; None for no
             limit.
         stack_bytes: the stack that the attempt runs on.
 
     Raises:
-        BackendError: no child process can be started.
+        InconclusiveTrial: the child could not be started, was killed, starved or stopped, or was refused
+            memory that it may take.
     """
     limits = {"cpu_s": cpu_s, "memory_bytes": memory_bytes, "stack_bytes": stack_bytes}
+    wall_s = _STARTING_S + _WALL_PER_CPU * cpu_s
     try:
         done = subprocess.run(
             [sys.executable, "-I", "-c", _BOOT, json.dumps([p or str(Path.cwd()) for p in sys.path]), module],
             input=json.dumps({"limits": limits, "request": request}).encode(),
             capture_output=True,
-            timeout=_STARTING_S + 4 * cpu_s,
+            timeout=wall_s,
             env={**os.environ, **_ENVIRONMENT},
             creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
         )
-    except subprocess.TimeoutExpired:
-        return Verdict(None, "time")
+    except subprocess.TimeoutExpired as error:
+        raise InconclusiveTrial(subject, f"did not end within {wall_s:.0f} s") from error
     except OSError as error:
-        raise BackendError(
-            f"No process can be started to try this out: {error.strerror or error}.",
-            "Close other programs, or raise the limit on processes.",
-        ) from error
+        raise InconclusiveTrial(subject, f"could not be started ({error.strerror or error})") from error
+    _, started, output = done.stdout.partition(_STARTED)
     try:
-        answer = json.loads(done.stdout)
+        answer = json.loads(output)
     except ValueError:
-        return _ended(done.returncode, done.stderr)
-    if isinstance(answer, dict) and answer.get("out_of_memory"):
+        answer = None
+    if isinstance(answer, dict) and not answer.get("out_of_memory") and not answer.get("too_deep"):
+        return Verdict(answer)
+    refused = bool(answer and answer.get("out_of_memory")) or any(words in done.stderr for words in _REFUSALS)
+    if started and answer and answer.get("too_deep"):
+        return Verdict(None, "crash", "RecursionError")
+    if started and done.returncode == -getattr(signal, "SIGXCPU", 0):
+        return Verdict(None, "time")
+    if started and refused and memory_bytes is not None:
         return Verdict(None, "memory")
-    return Verdict(answer) if isinstance(answer, dict) else _ended(done.returncode, done.stderr)
+    if refused:
+        raise InconclusiveTrial(subject, "was refused memory")
+    # Code that does not check what it allocates crashes where the system refuses memory. A bus error may be
+    # a mapped file that was truncated, or a disk that failed.
+    by_system = done.returncode == -getattr(signal, "SIGBUS", 0) or memory_is_limited()
+    if started and crash_fault(done.returncode) and (memory_bytes is not None or not by_system):
+        return Verdict(None, "crash", _signal_name(done.returncode))
+    last = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
+    ended = describe_exit(done.returncode)
+    raise InconclusiveTrial(subject, f"{ended}: {last[0]}" if last and done.returncode > 0 else ended)
 
 
 def serve(attempt: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
@@ -110,9 +144,12 @@ def serve(attempt: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
     def run() -> None:
         try:
             answers.append(attempt(order["request"]))
-        except MemoryError:
+        except (MemoryError, MemoryLimitError):
             answers.append({"out_of_memory": True})
+        except RecursionError:
+            answers.append({"too_deep": True})
 
+    os.write(out, _STARTED)
     threading.stack_size(order["limits"]["stack_bytes"])
     thread = threading.Thread(target=run)
     thread.start()
@@ -129,6 +166,8 @@ def _limit(limits: Mapping[str, Any]) -> None:
     except ImportError:
         return  # Windows: only the parent's time limit applies
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGXCPU, signal.SIG_DFL)  # ignored, the limit would end in SIGKILL
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGXCPU])
     used = resource.getrusage(resource.RUSAGE_SELF)
     seconds = math.ceil(used.ru_utime + used.ru_stime + limits["cpu_s"])
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
@@ -142,13 +181,25 @@ def _limit(limits: Mapping[str, Any]) -> None:
             pass  # not on this system: only the limit on time applies
 
 
-def _ended(code: int, errors: bytes) -> Verdict:
-    if code == -getattr(signal, "SIGXCPU", 0) or code == -getattr(signal, "SIGKILL", 0):
-        return Verdict(None, "time")
-    if b"memory allocation of" in errors or b"bad_alloc" in errors or b"MemoryError" in errors:
-        return Verdict(None, "memory")
+def memory_is_limited() -> bool:
+    """True if the system may refuse memory instead of ending processes when there is none."""
     try:
-        name = signal.Signals(-code).name
+        import resource
+    except ImportError:
+        return False
+    if any(
+        resource.getrlimit(kind)[0] != resource.RLIM_INFINITY
+        for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA)
+    ):
+        return True
+    try:
+        return Path("/proc/sys/vm/overcommit_memory").read_text("ascii").strip() == "2"
+    except OSError:
+        return False
+
+
+def _signal_name(code: int) -> str:
+    try:
+        return signal.Signals(-code).name
     except ValueError:
-        name = f"status {code}"
-    return Verdict(None, "crash", name)
+        return f"status {code}"

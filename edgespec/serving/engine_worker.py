@@ -19,10 +19,10 @@ from edgespec.serving.api.refusals import (
     QueueFull,
     ShuttingDown,
     Unavailable,
-    is_clients_fault,
     log_bug,
     reason_of,
     refusal_for,
+    spares_engine,
 )
 from edgespec.serving.metrics import Metrics
 from edgespec.serving.served_model import ServedModel
@@ -342,7 +342,7 @@ class EngineWorker(RequestSource):
         try:
             for event in engine.stream_many(self, parallel=self._parallel, on_pass=count_pass):
                 pending: PendingAnswer = event.request.key
-                if event.error is not None and not is_clients_fault(event.error):
+                if event.error is not None and not spares_engine(event.error):
                     raise event.error
                 if event.chunk is not None:
                     self._count(event.chunk, pending)

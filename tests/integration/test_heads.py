@@ -25,7 +25,6 @@ from edgespec.models.llama.heads.tap import LayerTap
 from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
-from edgespec.processes.trial import Verdict, Why
 from edgespec.progress import no_progress
 from edgespec.speculation.growth import Children, Frontier
 from edgespec.speculation.tree import FloatArray
@@ -319,19 +318,6 @@ def test_a_build_without_heads_says_so(pair: TinyPair, monkeypatch: pytest.Monke
         BackendError, match=r"cannot draft with heads: it has no llama_set_embeddings_nextn\."
     ):
         edgespec.load(pair.target, draft=pair.head, context=128)
-
-
-@pytest.mark.parametrize("why", ["time", "memory"])
-def test_a_trial_that_ends_early_says_nothing_of_the_build(
-    why: Why, pair: TinyPair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    support = "edgespec.models.llama.heads.support"
-    monkeypatch.setattr(f"{support}._place", lambda _: tmp_path / "verdict.json")
-    with monkeypatch.context() as busy:
-        busy.setattr(f"{support}.attempt_in_child", lambda *_, **__: Verdict(None, why))
-        with pytest.raises(BackendError, match=f"heads could not be tried: the trial ran out of {why}"):
-            edgespec.load(pair.target, draft=pair.head, context=128)
-    edgespec.load(pair.target, draft=pair.head, context=128).close()
 
 
 def test_a_head_from_the_command_line(pair: TinyPair, capsys: pytest.CaptureFixture[str]) -> None:

@@ -152,6 +152,7 @@ def test_what_is_taken_for_plain_is_far_from_the_limits(name: str) -> None:
     verdict = attempt_in_child(
         "edgespec.models.text.grammar.trial",
         request,
+        subject="The grammar",
         cpu_s=20,
         memory_bytes=MOST_COMPILED_BYTES,
         stack_bytes=2 << 20,
@@ -164,7 +165,7 @@ def test_a_child_that_dies_is_a_verdict() -> None:
 
     for form, why in ((chained_terminals(10_000), "crash"), (schema({"multipleOf": 99_999_989}), "time")):
         request = {"kind": form.kind, "text": form.text, "limits": {}}
-        verdict = attempt_in_child("edgespec.models.text.grammar.trial", request, cpu_s=2)
+        verdict = attempt_in_child("edgespec.models.text.grammar.trial", request, subject="It", cpu_s=2)
         assert (verdict.answer, verdict.why) == (None, why)
 
 

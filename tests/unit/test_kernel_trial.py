@@ -21,7 +21,7 @@ from edgespec.kernels.report_store import (
     stored_report,
 )
 from edgespec.kernels.setting import VARIABLE
-from edgespec.kernels.trial import run_trial
+from edgespec.kernels.trial import LayoutsUntried, run_trial
 from tests.waiting import PATIENCE_S
 
 # A worker that tells of three layouts, and meets its fate at one of them unless that is left out.
@@ -52,36 +52,41 @@ def trial(fate: str, at: str, timeout_s: float = PATIENCE_S) -> TrialReport:
     return run_trial([sys.executable, "-c", WORKER, fate, at], timeout_s)
 
 
+def untried(fate: str, at: str, timeout_s: float = PATIENCE_S) -> TrialReport:
+    """The report of a trial that proves nothing, for this process alone."""
+    with pytest.raises(LayoutsUntried) as caught:
+        trial(fate, at, timeout_s)
+    return caught.value.report
+
+
 def test_nothing_is_wrong() -> None:
     report = trial("none", "none")
-    assert (report.problems, report.transient) == ({}, False)
+    assert report.problems == {}
     assert report.seconds == {2: {"plain": (3, 3, 3), "SAFE": (2, 2, 2)}}
 
 
 @posix
 @pytest.mark.parametrize(
-    ("fate", "words", "passing"),
+    ("fate", "words", "lasting"),
     [
-        ("SIGILL", r"crashed \(illegal instruction\) multiplying Q4_0 with 8 rows", False),
-        ("SIGSEGV", r"crashed \(segmentation fault\)", False),
-        ("SIGABRT", r"crashed \(abort\)", False),
-        ("SIGKILL", "was ended by SIGKILL", True),
-        ("raise", r"failed \(MemoryError: no memory\)", True),
-        ("wrong", "compute nonsense", False),
+        ("SIGILL", r"crashed \(illegal instruction\) multiplying Q4_0 with 8 rows", True),
+        ("SIGSEGV", r"crashed \(segmentation fault\)", True),
+        ("SIGABRT", r"crashed \(abort\)", True),
+        ("SIGKILL", "was ended by SIGKILL", False),
+        ("raise", r"failed \(MemoryError: no memory\)", False),
+        ("wrong", "compute nonsense", True),
     ],
 )
-def test_a_faulty_layout_is_left_out_and_the_others_are_tried(fate: str, words: str, passing: bool) -> None:
-    report = trial(fate, "FAULTY")
+def test_a_faulty_layout_is_left_out_and_the_others_are_tried(fate: str, words: str, lasting: bool) -> None:
+    report = (trial if lasting else untried)(fate, "FAULTY")
     assert list(report.problems) == ["FAULTY"]
     assert re.search(words, report.problems["FAULTY"])
-    assert report.transient is passing
     assert 2 in report.seconds, "the trial went on without it"
 
 
 def test_a_layout_that_hangs_is_left_out() -> None:
     for timeout_s in (2.0, 20.0, 200.0):  # a slow machine may not come that far in less
-        report = trial("hang", "FAULTY", timeout_s)
-        assert report.transient
+        report = untried("hang", "FAULTY", timeout_s)
         if list(report.problems) == ["FAULTY"]:
             break
     assert list(report.problems) == ["FAULTY"]
@@ -100,14 +105,13 @@ def test_llama_cpp_that_does_not_work_at_all_is_an_error(fate: str) -> None:
 
 @posix
 def test_a_trial_that_is_killed_is_no_verdict_on_llama_cpp() -> None:
-    report = trial("SIGKILL", "plain")
-    assert set(report.problems) == {"FAST", "FAULTY", "SAFE"}
-    assert report.transient
+    assert set(untried("SIGKILL", "plain").problems) == {"FAST", "FAULTY", "SAFE"}
 
 
 def test_a_worker_that_cannot_be_started_is_no_verdict_on_llama_cpp(tmp_path: Path) -> None:
-    report = run_trial([str(tmp_path / "missing")], 5)
-    assert report == TrialReport({}, {}, transient=True)
+    with pytest.raises(LayoutsUntried) as caught:
+        run_trial([str(tmp_path / "missing")], 5)
+    assert caught.value.report == TrialReport()
 
 
 # What is kept
@@ -172,19 +176,6 @@ def test_what_is_damaged_is_tried_again(
     file.write_text(content)
     monkeypatch.setattr(report_store, "_found", None)
     assert ensure_report(lambda: TrialReport({"NEW": "problem"})).problems == {"NEW": "problem"}
-
-
-def test_what_may_pass_is_tried_again_the_next_day(
-    nothing_known: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    passing = TrialReport({"SLOW": "it hung"}, transient=True)
-    ensure_report(lambda: passing)
-    monkeypatch.setattr(report_store, "_found", None)
-    assert stored_report() == passing
-    monkeypatch.setattr(report_store, "_found", None)
-    now = report_store.time.time()
-    monkeypatch.setattr(report_store.time, "time", lambda: now + 25 * 3600)
-    assert stored_report() is None
 
 
 def test_another_build_is_tried_anew(
@@ -253,6 +244,6 @@ def test_speedups_are_the_middle_of_all_quantizations() -> None:
 
 
 def test_a_report_survives_its_file() -> None:
-    report = TrialReport({"A": "b"}, {2: {"plain": (0.5, 0.25, 1e-6)}}, transient=True)
+    report = TrialReport({"A": "b"}, {2: {"plain": (0.5, 0.25, 1e-6)}})
     assert len(ROWS) == 3
     assert TrialReport.from_json(json.loads(json.dumps(report.to_json()))) == report

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 
 from edgespec.config import AUTO, NONE, DevicesConfig
 from edgespec.costs.curves import Curve
-from edgespec.errors import BackendError, UsageError
+from edgespec.errors import BackendError, InconclusiveTrial, UsageError
 from edgespec.kernels.device_speed import DeviceFailed, measure_speeds
 from edgespec.loading.devices.assignment import usual_type
 from edgespec.loading.devices.cards import Card, Cards
+from edgespec.machine.contention import ContentionWatch
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.build import SHARED_GPU, BuildDevice, current_build
 from edgespec.profiles.device_profile import DeviceProfile
@@ -77,7 +78,7 @@ def open_cards(files: ModelFiles, request: PlacementRequest) -> Cards | None:
 
     Raises:
         UsageError: layers were asked for, and there is no device; or there is none of a name.
-        BackendError: llama.cpp fails with a device that was asked for.
+        BackendError: llama.cpp fails with a device that was asked for, or could not be tried with it.
     """
     if request.layers == 0 and not request.devices.requires_gpu:
         return None
@@ -105,6 +106,10 @@ def open_cards(files: ModelFiles, request: PlacementRequest) -> Cards | None:
                     "Update the card's driver, or use --gpu-layers 0.",
                 ) from error
             request.notes.append(f"{device.name} is not used: trying it, llama.cpp ended ({error}).")
+        except InconclusiveTrial as untried:
+            if request.devices.requires_gpu or request.devices.names:
+                raise
+            request.notes.append(f"{device.name} is not used this time: {untried}")
     request.notes.extend(map(describe, cards))
     return Cards.of(cards, type_id) if cards else None
 
@@ -114,13 +119,16 @@ def measured(device: BuildDevice, type_id: int, request: PlacementRequest) -> Ca
 
     Raises:
         DeviceFailed: llama.cpp cannot compute on it.
+        InconclusiveTrial: whether it can was not found out.
     """
     store, key = ProfileStore(), _key(device, type_id, request.n_threads)
     profile = store.device(key)
     if profile is None:
         request.on_progress(f"Trying {device.name} (once)", 0.0)
+        watch = ContentionWatch(request.n_threads)
         profile = measure_device(device.name, type_id, request.n_threads)
-        store.put(key, profile)
+        if not watch.disturbed:
+            store.put(key, profile)
     return Card(
         device.name, device.description, device.free, device.total, device.kind == SHARED_GPU, profile
     )
@@ -130,7 +138,7 @@ def measure_device(name: str, type_id: int, n_threads: int) -> DeviceProfile:
     """The speed of a device, measured in a child process.
 
     Raises:
-        DeviceFailed: llama.cpp cannot compute on it.
+        DeviceFailed, InconclusiveTrial: as `measured`.
     """
     own, there = measure_speeds(type_id, n_threads, names=[name])
     return DeviceProfile(there.seconds, own.seconds, Curve.through(there.transfer.items()))
@@ -154,7 +162,7 @@ def with_type(cards: Cards, files: ModelFiles, request: PlacementRequest) -> Car
     there = {device.name: device for device in current_build().gpus}
     try:
         again = [measured(there[card.name], type_id, request) for card in cards.devices]
-    except (DeviceFailed, KeyError):
+    except (DeviceFailed, InconclusiveTrial, KeyError):
         return cards
     return Cards.of(
         [replace(new, free=old.free) for new, old in zip(again, cards.devices, strict=True)], type_id

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgespec.files.small_json import read_json, save_json
+from edgespec.files.small_json import remembered
 from edgespec.kernels.layouts import watch_own
 from edgespec.models.llama.cache.state_cache import StateCache
 from edgespec.models.llama.first_layers import FirstLayers
@@ -198,11 +198,12 @@ class RowRuleStore:
             first_layers: as for find_row_rule.
         """
         path = self.path(fingerprint, f"{held} {_rows_with_logits(context)}", search)
-        known = read_json(path, lambda kept: (RowRule(**kept["rule"]) if kept["rule"] else None,))
-        if known is not None:
-            return known[0]
-        rule = find_row_rule(context, search, first_layers)
-        save_json(path, {"rule": asdict(rule) if rule else None})
+        (rule,) = remembered(
+            path,
+            lambda kept: (RowRule(**kept["rule"]) if kept["rule"] else None,),
+            lambda: (find_row_rule(context, search, first_layers),),
+            lambda found: {"rule": asdict(found[0]) if found[0] else None},
+        )
         return rule
 
     def path(self, fingerprint: str, held: str, search: Search) -> Path:

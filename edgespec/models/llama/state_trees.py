@@ -14,15 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
-from edgespec.errors import BackendError
-from edgespec.files.small_json import read_json, save_json
+from edgespec.files.small_json import remembered
 from edgespec.kernels.native.build import sources_digest
 from edgespec.models.llama.cache.state_cache import StateCache
 from edgespec.models.llama.cache.tree_rows import tree_batch
 from edgespec.models.llama.row_rule import file_stem
 from edgespec.models.llama.runtime.backend import build_identity
 from edgespec.models.llama.runtime.batch import TokenBatch
-from edgespec.models.llama.runtime.context import Context, FloatArray
+from edgespec.models.llama.runtime.context import BranchesFailed, Context, FloatArray
 from edgespec.speculation.tree import TokenTree
 
 ROWS = 16  # of each pass, so that the row count does not choose the kernels
@@ -46,14 +45,18 @@ class BranchExactness(Enum):
 
 
 def try_branches(context: Context) -> BranchExactness:
-    """Compare trees with chains. The context must be empty, and is left empty."""
+    """Compare trees with chains. The context must be empty, and is left empty.
+
+    Raises:
+        BackendError, MemoryLimitError: a pass failed for a reason other than its branches.
+    """
     rng = np.random.default_rng(1)
     tokens = rng.integers(0, context.model.vocabulary.n_tokens, 64).tolist()
     first = _tree(tokens, _FIRST)
     second = _tree(tokens[len(_FIRST) :], _SECOND)
     try:
         found = _through_trees(context, first, second)
-    except BackendError:
+    except BranchesFailed:
         return BranchExactness.WRONG
     finally:
         context.clear()
@@ -118,8 +121,9 @@ class BranchingStore:
         """
         identity = f"branching {fingerprint} {held} {build_identity()} {sources_digest()}"
         path = self._folder / (file_stem(fingerprint, identity) + ".json")
-        outcome = read_json(path, lambda kept: BranchExactness(kept["branching"]))
-        if outcome is None:
-            outcome = try_branches(context)
-            save_json(path, {"branching": outcome.value})
-        return outcome
+        return remembered(
+            path,
+            lambda kept: BranchExactness(kept["branching"]),
+            lambda: try_branches(context),
+            lambda outcome: {"branching": outcome.value},
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from edgespec.errors import ContextLengthError, EdgeSpecError, TemplateError, UsageError
+from edgespec.errors import ContextLengthError, EdgeSpecError, InconclusiveTrial, TemplateError, UsageError
 from edgespec.serving.api import protocol
 
 if TYPE_CHECKING:
@@ -88,12 +88,19 @@ def is_clients_fault(error: Exception) -> bool:
     return isinstance(error, UsageError | ContextLengthError | TemplateError)
 
 
+def spares_engine(error: Exception) -> bool:
+    """True if one request failed and the engine can still be used."""
+    return is_clients_fault(error) or isinstance(error, InconclusiveTrial)
+
+
 def refusal_for(error: Exception) -> Refusal:
     """The refusal that reports an error to the client."""
     if isinstance(error, Refusal):
         return error
     if isinstance(error, ContextLengthError):
         return Refusal(400, str(error), "context_length_exceeded")
+    if isinstance(error, InconclusiveTrial):
+        return Refusal(503, str(error), "trial_failed", retry=True)
     if is_clients_fault(error):
         return Refusal(400, str(error))
     return Refusal(500, reason_of(error))

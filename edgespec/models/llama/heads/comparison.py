@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.errors import EdgeSpecError
+from edgespec.errors import EdgeSpecError, MemoryLimitError
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.models.llama.heads.context import HeadContext
 from edgespec.models.llama.heads.reference import FloatArray, ReferenceLayer
@@ -32,6 +32,8 @@ def outcome(compare: Callable[[Path], str], name: str) -> Mapping[str, Any]:
             return {"error": wrong} if (wrong := compare(Path(folder))) else {}
         except UnsupportedBuild as error:
             return {"error": str(error)}
+        except MemoryLimitError:
+            raise  # says nothing of the build
         except EdgeSpecError as error:
             return {"error": f"it refuses {name} ({error.what})"}
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
-from edgespec.errors import BackendError
-from edgespec.files.small_json import read_json, save_json
+from edgespec.errors import BackendError, InconclusiveTrial
+from edgespec.files.small_json import remembered
 from edgespec.models.llama.heads.families import HeadFamily
 from edgespec.models.llama.runtime.backend import build_identity
 from edgespec.processes.trial import attempt_in_child
@@ -20,7 +20,8 @@ def require_support(family: HeadFamily) -> None:
     """Make sure that heads of a family work here.
 
     Raises:
-        BackendError: they do not, with the reason; or no child process can be started to find out.
+        BackendError: they do not, with the reason.
+        InconclusiveTrial: as `support_fault`.
     """
     if wrong := support_fault(family):
         instead = "Leave out --draft mtp" if family is HeadFamily.MTP else "Name an ordinary drafter"
@@ -34,25 +35,26 @@ def support_fault(family: HeadFamily) -> str:
     """The reason why heads of a family do not work here, as a clause; empty if they do.
 
     Raises:
-        BackendError: no child process can be started to find out, or it ran out of time or memory, which
-            says little of the build.
+        InconclusiveTrial: the child process that was to find out was killed, starved or refused memory, or
+            ran out of processor time, which says little of the build.
     """
-    place = _place(family)
-    fault = read_json(place, lambda kept: "" + kept["fault"])
-    if fault is None:
-        trial = f"edgespec.models.llama.{family.value}"
-        verdict = attempt_in_child(trial, {}, cpu_s=_MOST_S, stack_bytes=8 << 20)
-        if verdict.why in ("time", "memory"):
-            raise BackendError(
-                f"Drafting with {family.title} could not be tried: the trial ran out of {verdict.why}.",
-                "Close other programs, and try again.",
-            )
-        if verdict.answer is None:
-            fault = f"trying one, it ends by {verdict.detail}"
-        else:
-            fault = str(verdict.answer.get("error", ""))
-        save_json(place, {"fault": fault})
-    return fault
+    return remembered(
+        _place(family),
+        lambda kept: str(kept["fault"]),
+        lambda: _tried_fault(family),
+        lambda fault: {"fault": fault},
+    )
+
+
+def _tried_fault(family: HeadFamily) -> str:
+    subject = f"Drafting with {family.title}"
+    trial = f"edgespec.models.llama.{family.value}"
+    verdict = attempt_in_child(trial, {}, subject=subject, cpu_s=_MOST_S, stack_bytes=8 << 20)
+    if verdict.why == "time":
+        raise InconclusiveTrial(subject, f"took more than {_MOST_S:.0f} s of processor time")
+    if verdict.answer is None:
+        return f"trying one, it ends by {verdict.detail}"
+    return str(verdict.answer.get("error", ""))
 
 
 def _place(family: HeadFamily) -> Path:

@@ -43,6 +43,10 @@ class NoRoomInCache(ContextLengthError):
         )
 
 
+class BranchesFailed(BackendError):
+    """The branches of a pass were not computed, because the graph has another form than is known."""
+
+
 class Context:
     """One llama.cpp context: a key-value cache, compute buffers, and the logits of the last decode.
 
@@ -69,8 +73,9 @@ class Context:
 
     Raises:
         MemoryLimitError: llama.cpp cannot allocate the context.
-        BackendError: it is to have several sequences of a model with a running state, which was loaded in a
-            kernel layout that computes them wrongly; or the model was loaded without the layers to compute.
+        BackendError: llama.cpp refuses it for another reason; or it is to have several sequences of a model
+            with a running state, which was loaded in a kernel layout that computes them wrongly; or the model
+            was loaded without the layers to compute.
     """
 
     def __init__(
@@ -134,7 +139,8 @@ class Context:
         if not self._handle:
             self._end_branching()
             self._require_weights()
-            raise MemoryLimitError(
+            kind = MemoryLimitError if log.memory_ran_out else BackendError
+            raise kind(
                 f"llama.cpp cannot set up a context of {n_cells} cells for '{model.path.name}': "
                 f"{log.cause()}."
             )
@@ -202,6 +208,7 @@ class Context:
             DecodeAborted: the abort flag was set. The batch is not in the cache, but a recurrent state may
                 have been overwritten.
             NoRoomInCache: too few free cells.
+            BranchesFailed: the branches of the batch cannot be computed.
             BackendError: llama.cpp refused the batch, or a kernel failed; or the context is closed.
             StreamError: weights could not be read; as for DecodeAborted.
             ModelFileError: the model's file was changed; as for DecodeAborted.
@@ -230,7 +237,7 @@ class Context:
             raise error
         self._require_success(code)
         if problems:
-            raise BackendError(f"Branches of '{self.model.path.name}' cannot be computed: {problems[0]}.")
+            raise BranchesFailed(f"Branches of '{self.model.path.name}' cannot be computed: {problems[0]}.")
         self._n_outputs, self.n_decoded = batch.n_outputs, len(batch)
 
     @contextmanager

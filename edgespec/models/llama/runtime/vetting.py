@@ -16,8 +16,8 @@ from typing import Any
 
 from platformdirs import user_cache_path
 
-from edgespec.errors import ModelFileError, UsageError
-from edgespec.files.small_json import read_json, save_json
+from edgespec.errors import InconclusiveTrial, ModelFileError, UsageError
+from edgespec.files.small_json import read_json, remembered
 from edgespec.files.state import FileState
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.heads.eagle import is_head
@@ -66,16 +66,20 @@ def require_loadable(
     Raises:
         ModelFileError: it does not.
         UsageError: it does not survive drafting with these layers.
-        BackendError: no child process can be started to find out.
+        InconclusiveTrial: the child process that was to find out was killed, starved or refused memory.
     """
     place = _place(headers if beside is None else [*headers, beside], mtp=mtp)
-    known = read_json(place, _Verdict.from_json)
-    if known is None:
-        n_bytes = sum(header.file_bytes for header in [*headers, *([beside] if beside else [])])
-        seconds = _MOST_S + _MOST_S_PER_GB * n_bytes / 1e9
-        known = _try_out(headers[0], beside, seconds, mtp=mtp)
-        save_json(place, asdict(known))
-    failure = known.failure
+    tried = [*headers, *([beside] if beside else [])]
+
+    def try_out() -> _Verdict:
+        before = [FileState.of(header.path) for header in tried]
+        seconds = _MOST_S + _MOST_S_PER_GB * sum(header.file_bytes for header in tried) / 1e9
+        verdict = _try_out(headers[0], beside, seconds, mtp=mtp)
+        if [FileState.of(header.path) for header in tried] != before:
+            raise InconclusiveTrial(_subject(headers[0]), "read a file that was being changed")
+        return verdict
+
+    failure = remembered(place, _Verdict.from_json, try_out, asdict).failure
     if failure and mtp:
         raise UsageError(
             f"The MTP layer of {headers[0].path.name} cannot draft: llama.cpp ends by {failure} when it "
@@ -111,7 +115,7 @@ def require_survived(path: Path, *, mtp: bool = False) -> None:
     Raises:
         ModelFileError: llama.cpp does not survive loading it, or it is no readable GGUF file.
         UsageError: as `require_loadable`.
-        BackendError: no child process can be started to find out.
+        InconclusiveTrial: as `require_loadable`.
     """
     parts = parts_by_name(path)
     try:
@@ -135,6 +139,7 @@ def _try_out(header: GGUFHeader, beside: GGUFHeader | None, most_s: float, *, mt
     verdict = attempt_in_child(
         "edgespec.models.llama.trials.load_trial",
         request,
+        subject=_subject(header),
         cpu_s=most_s,
         stack_bytes=8 << 20,
     )
@@ -147,6 +152,10 @@ def _try_out(header: GGUFHeader, beside: GGUFHeader | None, most_s: float, *, mt
     if error:
         return _Verdict(f"refusing it ({error.rstrip('.')})")
     return _Verdict("", tuple(verdict.answer.get("order", ())))
+
+
+def _subject(header: GGUFHeader) -> str:
+    return f"Loading {header.path}"
 
 
 def _place(headers: Sequence[GGUFHeader], *, mtp: bool) -> Path:

@@ -15,7 +15,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
-from edgespec.errors import BackendError, EdgeSpecError
+from edgespec.errors import EdgeSpecError, MemoryLimitError
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address, UnbackedBufferType, UnsupportedBuild
 from edgespec.kernels.watch import new_watch
@@ -66,6 +66,8 @@ def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
             _draft_alone(path)
         else:
             order = _compute(path, mtp=bool(request.get("mtp")))
+    except MemoryLimitError:
+        raise  # says nothing of the file
     except EdgeSpecError as error:
         return {"error": error.what}
     return {"order": order}
@@ -223,10 +225,10 @@ class ZeroWeights(AllInMemory):
         """Give the tensors back their names.
 
         Raises:
-            BackendError: llama.cpp could not create their buffers.
+            MemoryLimitError: there is no address space for their buffers.
         """
         if self._unbacked.error is not None:
-            raise BackendError(f"No address space: {self._unbacked.error}.") from self._unbacked.error
+            raise MemoryLimitError(f"No address space: {self._unbacked.error}.") from self._unbacked.error
         self._unbacked.finalize()
 
     @property

@@ -57,6 +57,7 @@ class Grammars:
         Raises:
             UsageError: llguidance is not installed.
             GrammarError: the grammar is wrong, or exceeds the limits on memory or time while it is compiled.
+            InconclusiveTrial: the child process that was to compile it first was killed or starved.
         """
         if grammar in self._compiled:
             self._compiled.move_to_end(grammar)
@@ -129,7 +130,7 @@ def check_grammar(grammar: Grammar) -> None:
 
     Raises:
         UsageError: llguidance is not installed.
-        GrammarError: as `Grammars.matcher`.
+        GrammarError, InconclusiveTrial: as `Grammars.matcher`.
     """
     _import_llguidance()
     check(grammar)
@@ -143,13 +144,14 @@ def check_grammar(grammar: Grammar) -> None:
 
 def _try_out(grammar: Grammar) -> tuple[str, int]:
     """Compile a grammar in a child process: its source for llguidance, and the bytes that it takes."""
+    name = NAMES[grammar.kind]
     verdict = attempt_in_child(
         "edgespec.models.text.grammar.trial",
         {"kind": grammar.kind, "text": grammar.text, "limits": _LIMITS},
+        subject=f"The {name}",
         cpu_s=MOST_COMPILE_S,
         memory_bytes=MOST_COMPILED_BYTES,
     )
-    name = NAMES[grammar.kind]
     if verdict.answer is None:
         reason = {
             "time": f"takes more than {MOST_COMPILE_S:g} seconds to compile",

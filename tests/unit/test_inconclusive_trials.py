@@ -1,0 +1,195 @@
+"""Trials that prove nothing: children that are killed, stopped, starved, or refused memory by the system."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from platformdirs import user_cache_path
+
+from edgespec.config import DevicesConfig
+from edgespec.errors import InconclusiveTrial, ModelFileError
+from edgespec.generation.config import Grammar
+from edgespec.kernels.attention import measure_attention
+from edgespec.kernels.device_speed import measure_speeds
+from edgespec.kernels.report import TrialReport
+from edgespec.kernels.report_store import _saved_or_new
+from edgespec.kernels.trial import run_trial
+from edgespec.loading.devices.finding import PlacementRequest, measured
+from edgespec.machine.contention import ContentionWatch
+from edgespec.measure.derived_passes import DerivedPasses
+from edgespec.models.gguf.header import read_header
+from edgespec.models.llama.build import BuildDevice
+from edgespec.models.llama.heads.families import HeadFamily
+from edgespec.models.llama.heads.support import support_fault
+from edgespec.models.llama.runtime.vetting import require_loadable
+from edgespec.models.text.grammar.matchers import check_grammar
+from edgespec.processes import trial
+from edgespec.profiles.store import ProfileStore
+from edgespec.progress import no_progress
+from tests.fuzz.headers import STRING, Entry, small_model
+from tests.tiny_adapters import write_adapter
+from tests.waiting import PATIENCE_S
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals, and limits on address space")
+
+_HARM = {
+    "killed": "import os; os.kill(os.getpid(), 9)",
+    "stopped": "import os; os.kill(os.getpid(), 19)",
+    "ended": "import os; os.kill(os.getpid(), 15)",
+    "refused": (
+        "import resource; n = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize();"
+        "resource.setrlimit(resource.RLIMIT_AS, (n + (1 << 20), n + (1 << 20)))"
+    ),
+}
+_BOOT = (
+    "import json, sys\n"
+    "sys.path[:] = json.loads(sys.argv[1])\n"
+    "from importlib import import_module\n"
+    "from edgespec.processes.trial import serve\n"
+    "module = import_module(sys.argv[2])\n"
+    "def attempt(request):\n"
+    "    {harm}\n"
+    "    return module.attempt(request)\n"
+    "serve(attempt)\n"
+)
+
+
+@pytest.fixture
+def harm(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Have every child meet its fate: as soon as it has started, or refused memory for what it attempts."""
+
+    def harm_children(fate: str) -> None:
+        if fate == "stopped":
+            monkeypatch.setattr(trial, "_STARTING_S", 0.3)
+            monkeypatch.setattr(trial, "_WALL_PER_CPU", 0.0)
+        boot = _BOOT.format(harm=_HARM[fate]) if fate == "refused" else _HARM[fate]
+        monkeypatch.setattr(trial, "_BOOT", boot)
+
+    return harm_children
+
+
+def saved() -> set[Path]:
+    found = user_cache_path("edgespec").rglob("*")
+    return {path for path in found if path.is_file() and path.suffix != ".lock"}
+
+
+@pytest.fixture
+def new_model(smol_path: Path, tmp_path: Path) -> Path:
+    """A model that no child has tried, and a folder of verdicts that no other test writes to."""
+    (user_cache_path("edgespec") / "vetted").unlink()
+    model = small_model(smol_path)
+    model.entries.append(Entry(b"general.description", STRING, str(tmp_path).encode()))
+    path = tmp_path / "model.gguf"
+    path.write_bytes(model.to_bytes())
+    return path
+
+
+def vet_model(model: Path) -> None:
+    require_loadable([read_header(model)])
+
+
+def vet_mtp_layers(model: Path) -> None:
+    require_loadable([read_header(model)], mtp=True)
+
+
+def vet_adapter(model: Path) -> None:
+    adapter = write_adapter(model.with_name("adapter.gguf"))
+    require_loadable([read_header(adapter)], read_header(model))
+
+
+def try_device(model: Path) -> None:
+    measured(BuildDevice("CPU", str(model), "gpu", 0, 0), 2, PlacementRequest(DevicesConfig(), 1))
+
+
+TRIALS: dict[str, Callable[[Path], object]] = {
+    "model": vet_model,
+    "mtp layers": vet_mtp_layers,
+    "adapter": vet_adapter,
+    **{family.value: lambda _, family=family: support_fault(family) for family in HeadFamily},
+    "device": try_device,
+    "products": lambda _: measure_speeds(2, 1),
+    "attention": lambda _: measure_attention(1),
+}
+
+
+@pytest.mark.parametrize("fate", ["killed", "stopped", "refused"])
+@pytest.mark.parametrize("tried", TRIALS)
+def test_a_trial_that_proves_nothing_is_not_saved(
+    tried: str, fate: str, new_model: Path, harm: Callable[[str], None]
+) -> None:
+    harm(fate)
+    before = saved()
+    with pytest.raises(InconclusiveTrial, match="could not be tried") as caught:
+        TRIALS[tried](new_model)
+    assert "try again" in caught.value.hint
+    assert saved() == before
+
+
+def test_a_later_trial_is_a_verdict(
+    new_model: Path, harm: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as harmed:
+        harmed.setattr(trial, "_BOOT", _BOOT.format(harm=_HARM["killed"]))
+        with pytest.raises(InconclusiveTrial, match="was ended by SIGKILL"):
+            vet_model(new_model)
+    before = saved()
+    vet_model(new_model)
+    assert len(saved() - before) == 1
+
+
+def test_a_grammar_that_could_not_be_tried_is_not_called_wrong(harm: Callable[[str], None]) -> None:
+    form = Grammar("grammar", "start: A\nA: " + '"a"? ' * 2000)
+    for fate in ("killed", "stopped"):
+        harm(fate)
+        with pytest.raises(InconclusiveTrial):
+            check_grammar(form)
+
+
+@pytest.mark.parametrize("fate", _HARM)
+def test_layouts_that_could_not_be_tried_are_left_out_by_this_process_alone(
+    fate: str, tmp_path: Path
+) -> None:
+    path, runs = tmp_path / "report.json", []
+
+    def try_out() -> TrialReport:
+        runs.append(1)
+        program = (
+            f"{_HARM[fate]}\nimport runpy\n"
+            "runpy.run_module('edgespec.measure.kernel_worker', run_name='__main__')"
+        )
+        return run_trial([sys.executable, "-c", program], 0.3 if fate == "stopped" else PATIENCE_S)
+
+    for _ in range(2):
+        assert not _saved_or_new(path, try_out).seconds
+        assert not path.exists()
+    assert len(runs) == 2
+
+
+def test_a_load_continues_without_what_could_not_be_measured(
+    smol_path: Path, harm: Callable[[str], None], tmp_path: Path
+) -> None:
+    harm("killed")
+    store = ProfileStore(tmp_path)
+    costs = DerivedPasses(store, 1, no_progress)
+    header = read_header(smol_path)
+    assert costs.curve([header]).at(1) > 0
+    assert costs.attend_s(header) == 0
+    assert costs.disturbed
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_measurement_that_was_stopped_is_disturbed() -> None:
+    watch = ContentionWatch(1, computing=True)
+    time.sleep(0.2)  # as after SIGSTOP, this process does not run
+    assert watch.disturbed
+
+
+def test_running_out_of_processor_time_is_a_verdict(new_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgespec.models.llama.runtime.vetting._MOST_S", 1.0)
+    monkeypatch.setattr(trial, "_BOOT", _BOOT.format(harm="\n    while True: pass"))
+    with pytest.raises(ModelFileError, match="ends by running without end"):
+        vet_model(new_model)
