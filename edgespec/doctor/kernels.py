@@ -60,8 +60,7 @@ class KernelFacts:
 def examine_kernels() -> KernelFacts:
     """Try the layouts, unless that was done before with a lasting result."""
     from edgespec.kernels.layouts import available_layouts
-    from edgespec.kernels.native import library
-    from edgespec.kernels.rebuild import rebuild_command
+    from edgespec.kernels.rebuild import own_fault, rebuild_command
     from edgespec.kernels.report import ROWS
     from edgespec.kernels.report_store import ensure_report, layouts_in_use
     from edgespec.kernels.setting import OWN, kernels_setting
@@ -76,13 +75,16 @@ def examine_kernels() -> KernelFacts:
         return KernelFacts((), setting, error)
     layouts = []
     for name in dict.fromkeys([OWN, *names]):
-        problem = report.problems.get(name, "") or (library.problem() if name not in names else "")
+        problem = report.problems.get(name, "")
+        remedy = f"To fix it: {rebuild_command(name)}" if problem else ""
+        if name == OWN and (problem or name not in names):
+            problem, remedy = own_fault(problem)
         layouts.append(
             LayoutFacts(
                 name,
                 name in used,
                 problem,
-                rebuild_command(name) if problem else "",
+                remedy,
                 tuple(zip(ROWS, report.speedup(name) or (), strict=False)),
             )
         )

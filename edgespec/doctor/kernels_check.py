@@ -18,7 +18,7 @@ def main() -> int:
         return facts.error.exit_code
     for layout in facts.layouts:
         if layout.problem:
-            print(f"{layout.name} is not used: {layout.problem}. To fix it: {layout.remedy}")
+            print(f"{layout.name} is not used: {layout.problem}. {layout.remedy}")
         else:
             print(f"{layout.name} works{f', {layout.speed_text}' if layout.speed_text else ''}")
     if not facts.layouts:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from edgespec.doctor.facts import Facts
 from edgespec.doctor.finding import ERROR, HINT, OK, WARNING, Finding
-from edgespec.kernels.setting import owner
+from edgespec.kernels.setting import cost_of_missing, kernels_of
 from edgespec.machine.cores import FEATURES
 from edgespec.machine.gpus import AMD, INTEL, NVIDIA
 from edgespec.models.gguf.heads.mtp import ARCHITECTURES
@@ -34,7 +34,8 @@ def _surroundings(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             HINT,
             "compiler",
-            "There is no C++ compiler. It is only needed to reinstall llama.cpp.",
+            "There is no C++ compiler. EdgeSpec's own kernels are compiled with one, and so is llama.cpp "
+            "when it is installed again.",
             "On Debian and Ubuntu: sudo apt install build-essential",
         )
 
@@ -109,13 +110,12 @@ def _kernels(facts: Facts) -> Iterator[Finding]:
             yield Finding(
                 WARNING,
                 "kernels",
-                f"{owner(layout.name)} {layout.name} kernels are not used: {layout.problem}. Answers are "
-                "right, but slower than they could be.",
+                f"{kernels_of(layout.name)} are not used: {layout.problem}. {cost_of_missing(layout.name)}",
                 layout.remedy,
             )
         elif layout.used:
             measured = f": they are {layout.speed_text}" if layout.speed_text else ""
-            yield Finding(OK, "kernels", f"{owner(layout.name)} {layout.name} kernels work here{measured}.")
+            yield Finding(OK, "kernels", f"{kernels_of(layout.name)} work here{measured}.")
         else:
             left_out.append(layout.name)
     if left_out:

@@ -25,7 +25,7 @@ from edgespec.kernels.report_store import (
     layouts_in_use,
     stored_report,
 )
-from edgespec.kernels.setting import OWN, PLAIN, VARIABLE, instruction_set, owner
+from edgespec.kernels.setting import OWN, PLAIN, VARIABLE, instruction_set, kernels_of
 
 _EXPERTS = re.compile(r"exps\.")
 _ROWS = 512  # of activations when asking for support; any number would do
@@ -289,7 +289,7 @@ def check_sequences_with_states(layouts: Sequence[str]) -> None:
     faulty = [name for name in layouts if name in _faulty()]
     if faulty:
         raise BackendError(
-            f"{owner(faulty[0])} {faulty[0]} kernels compute nonsense where several sequences of a model "
+            f"{kernels_of(faulty[0])} compute nonsense where several sequences of a model "
             "with a running state share a pass.",
             "Set EDGESPEC_KERNELS=plain.",
         )

@@ -18,7 +18,16 @@ from edgespec.files.small_json import read_json, remembered
 from edgespec.kernels.native.build import library_path
 from edgespec.kernels.rebuild import rebuild_command
 from edgespec.kernels.report import TrialReport
-from edgespec.kernels.setting import AUTO, PLAIN, VARIABLE, allowed_layouts, kernels_setting, owner
+from edgespec.kernels.setting import (
+    AUTO,
+    OWN,
+    PLAIN,
+    VARIABLE,
+    allowed_layouts,
+    cost_of_missing,
+    kernels_of,
+    kernels_setting,
+)
 from edgespec.kernels.trial import TRIAL_TIMEOUT_S, LayoutsUntried, run_sequences_trial, run_trial
 from edgespec.machine.cores import probe_cores
 
@@ -109,21 +118,21 @@ def layouts_in_use(available: Sequence[str], report: TrialReport | None) -> tupl
     faulty = [name for name in allowed if name in problems]
     if faulty and kernels_setting() != AUTO:
         raise BackendError(
-            f"{VARIABLE} asks for {owner(faulty[0])} {faulty[0]} kernels, and they cannot be used: "
-            f"{problems[faulty[0]]}.",
+            f"{VARIABLE} asks for {kernels_of(faulty[0])}, and they cannot be used: {problems[faulty[0]]}.",
             f"Set {VARIABLE}={AUTO}. To fix it: {rebuild_command(faulty[0])}",
         )
     return tuple(name for name in allowed if name not in problems)
 
 
 def report_notes(report: TrialReport) -> list[str]:
-    """Notes for somebody who loads a model: which layouts are not used, and why."""
+    """Notes for somebody who loads a model: which of llama.cpp's layouts are not used, and why."""
     if kernels_setting() != AUTO:
         return []  # leaving a layout out was intended, and asking for a faulty one is an error
     return [
-        f"{owner(layout)} {layout} kernels are not used: {problem}. Answers are right, but slower than they "
-        f"could be. To fix it: {rebuild_command(layout)}"
+        f"{kernels_of(layout)} are not used: {problem}. {cost_of_missing(layout)} "
+        f"To fix it: {rebuild_command(layout)}"
         for layout, problem in report.problems.items()
+        if layout != OWN
     ]
 
 

@@ -43,9 +43,17 @@ def setting_of(layout: str) -> str | None:
     return next((setting for setting, name in _NAMES.items() if name == layout), None)
 
 
-def owner(layout: str) -> str:
-    """Whose kernels a layout has, for messages."""
-    return "EdgeSpec's own" if layout == OWN else "llama.cpp's"
+def kernels_of(layout: str) -> str:
+    """The kernels of a layout, for the beginning of a sentence."""
+    return "EdgeSpec's own kernels" if layout == OWN else f"llama.cpp's {layout} kernels"
+
+
+def cost_of_missing(layout: str) -> str:
+    """What it costs that a layout's kernels are not used, in a sentence."""
+    if layout == OWN:
+        passes = "passes of many rows, such as those that verify trees"
+        return f"Answers are right, but {passes}, take 2 to 4 times as long."
+    return "Answers are right, but slower than they could be."
 
 
 def setting_for(instruction_set: str) -> str:

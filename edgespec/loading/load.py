@@ -17,9 +17,10 @@ from edgespec.errors import MemoryLimitError
 from edgespec.files.cache_kind import CacheKind
 from edgespec.files.checked import CheckedFiles
 from edgespec.kernels.layouts import own_in_use
-from edgespec.kernels.native.build import COMMAND, build_once, library_path
+from edgespec.kernels.native.build import build_once, library_path
+from edgespec.kernels.rebuild import own_fault
 from edgespec.kernels.report_store import ensure_report, report_notes, stored_report
-from edgespec.kernels.setting import own_allowed
+from edgespec.kernels.setting import OWN, cost_of_missing, own_allowed
 from edgespec.loading.adapters import read_adapters
 from edgespec.loading.arguments import LoadArguments, checked_config, takes_options
 from edgespec.loading.devices.finding import PlacementRequest, open_cards
@@ -207,14 +208,15 @@ def _try_kernels(state: LoadState) -> None:
     """
     if own_allowed() and library_path() is None:
         state.on_progress("Compiling EdgeSpec's kernels (once)", 0.0)
-        if problem := build_once():
-            state.notes.append(
-                f"llama.cpp's kernels are used, which are slower than EdgeSpec's own: {problem}. "
-                f"To try again: {COMMAND}"
-            )
+        build_once()
     if stored_report() is None:
         state.on_progress("Trying the processor's kernels (once)", 0.0)
-    state.notes += report_notes(ensure_report())
+    report = ensure_report()
+    state.notes += report_notes(report)
+    if own_allowed() and not own_in_use():
+        problem, remedy = own_fault(report.problems.get(OWN, ""))
+        text = f"EdgeSpec's own kernels are not used: {problem}. {cost_of_missing(OWN)} {remedy}".rstrip()
+        (state.warnings if remedy else state.notes).append(text)
     if not own_in_use():
         state.config.speculation.require_exact_budget(MOST_PADDED_ROWS)
 

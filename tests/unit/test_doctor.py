@@ -162,7 +162,11 @@ FAULTS = {
         "config.toml is not valid TOML. Correct it.",
     ),
     "offline": (replace(WELL, offline=True), HINT, "HF_HUB_OFFLINE"),
-    "no compiler": (replace(WELL, compiler=False), HINT, "build-essential"),
+    "no compiler": (
+        replace(WELL, compiler=False),
+        HINT,
+        "are compiled with one.*build-essential",
+    ),
     "a model that is not there": (
         replace(WELL, model_problem=ModelFileError("There is no model 'x'.", "Did you mean y?")),
         ERROR,

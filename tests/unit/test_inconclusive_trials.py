@@ -11,7 +11,7 @@ import pytest
 from platformdirs import user_cache_path
 
 from edgespec.config import DevicesConfig
-from edgespec.errors import InconclusiveTrial, ModelFileError
+from edgespec.errors import EdgeSpecError, InconclusiveTrial, ModelFileError
 from edgespec.generation.config import Grammar
 from edgespec.kernels.attention import measure_attention
 from edgespec.kernels.device_speed import measure_speeds
@@ -23,15 +23,23 @@ from edgespec.machine.contention import ContentionWatch
 from edgespec.measure.derived_passes import DerivedPasses
 from edgespec.models.gguf.header import read_header
 from edgespec.models.llama.build import BuildDevice
+from edgespec.models.llama.cache.state_cache import N_SEQUENCES
 from edgespec.models.llama.heads.families import HeadFamily
 from edgespec.models.llama.heads.support import support_fault
+from edgespec.models.llama.row_rule import RowRuleStore
+from edgespec.models.llama.runtime.backend import start_backend
+from edgespec.models.llama.runtime.context import Context
+from edgespec.models.llama.runtime.model import Model
 from edgespec.models.llama.runtime.vetting import require_loadable
+from edgespec.models.llama.state_trees import BranchingStore
 from edgespec.models.text.grammar.matchers import check_grammar
 from edgespec.processes import trial
 from edgespec.profiles.store import ProfileStore
 from edgespec.progress import no_progress
 from tests.fuzz.headers import STRING, Entry, small_model
+from tests.tiny import write_tiny
 from tests.tiny_adapters import write_adapter
+from tests.tiny_hybrids import HYBRIDS
 from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals, and limits on address space")
@@ -193,3 +201,18 @@ def test_running_out_of_processor_time_is_a_verdict(new_model: Path, monkeypatch
     monkeypatch.setattr(trial, "_BOOT", _BOOT.format(harm="\n    while True: pass"))
     with pytest.raises(ModelFileError, match="ends by running without end"):
         vet_model(new_model)
+
+
+@pytest.mark.parametrize("tried", ["branches", "row rule"])
+def test_a_pass_that_fails_is_no_outcome(tried: str, tmp_path: Path, smol_path: Path) -> None:
+    """A real model, as passes of a closed context fail in llama.cpp's stead."""
+    start_backend()
+    with Model(write_tiny(tmp_path / "tiny.gguf", "qwen35", smol_path, kind=HYBRIDS["qwen35"])) as model:
+        sizes = {"n_cells": 256, "n_rows": 64, "n_outputs": 64, "n_sequences": N_SEQUENCES}
+        context = Context(model, **sizes, n_threads=1, branching=True)
+        context.close()
+        store: BranchingStore | RowRuleStore
+        store = BranchingStore(tmp_path / "kept") if tried == "branches" else RowRuleStore(tmp_path / "kept")
+        with pytest.raises(EdgeSpecError):
+            store.get("fingerprint", "held", context)
+    assert not list(tmp_path.glob("kept/*"))

@@ -31,6 +31,10 @@ COMMAND = "python -m edgespec.kernels.native.build"
 _MANIFEST = "sources.txt"
 _COMMON = ("-std=c++17", "-O3", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra")
 _LINK = ("-shared", "-pthread")
+_MISSING = (
+    "Install a C++ compiler (on Debian and Ubuntu: sudo apt install build-essential) or name one in CXX. The "
+    f"next start compiles them; so does: {COMMAND}"
+)
 _COMPILERS = ("c++", "g++", "clang++")
 _MACHINES = {"amd64": "x86_64", "x86-64": "x86_64", "arm64": "aarch64"}
 _UNKNOWN_FLAG = (
@@ -42,8 +46,31 @@ _UNKNOWN_FLAG = (
 )
 
 
+# What compilers and linkers print when the system ends them, or has no memory or disk space left.
+_STARVED = (
+    "Killed",
+    "No space left",
+    "memory exhausted",
+    "out of memory",
+    "annot allocate",
+    "temporarily unavail",
+)
+
+
 class BuildFailed(Exception):
-    """The library cannot be compiled; the text says why."""
+    """The library cannot be compiled; the text says why.
+
+    Attributes:
+        remedy: what to do about it; empty if nothing can be done on this machine.
+        lasting: these sources and this compiler would fail again.
+    """
+
+    def __init__(
+        self, what: str, remedy: str = f"To compile them: {COMMAND}", *, lasting: bool = False
+    ) -> None:
+        super().__init__(what)
+        self.remedy = remedy
+        self.lasting = lasting
 
 
 @dataclass(frozen=True)
@@ -89,35 +116,54 @@ def build(*, again: bool = False) -> Path:
     if not again and (known := library_path()) is not None:
         return known
     if sys.platform == "win32":
-        raise BuildFailed("the plug is made for Linux and macOS")
+        raise BuildFailed("they are made for Linux and macOS", "")
     compiler = _compiler()
     with tempfile.TemporaryDirectory(prefix="edgespec-kernels-") as scratch:
         made = _compile(compiler, Path(scratch))
         return _install(made)
 
 
-def build_once() -> str:
-    """Compile the library, unless it exists or a build of these sources has failed on this machine before.
+# Failures of this process by their notes. Those that may not happen again are written to no file.
+_failures: dict[Path, BuildFailed] = {}
 
-    Returns:
-        Why there is no library; empty if there is one.
-    """
-    if library_path() is not None:
-        return ""
-    failed = user_cache_path("edgespec") / "native" / f"{sources_digest()}.failed"
-    try:
-        if problem := failed.read_text("utf-8"):
-            return problem
-    except (OSError, ValueError):
-        pass
+
+def build_once() -> None:
+    """Compile the library, unless it exists or this compiler has failed at these sources before."""
+    if library_path() is not None or known_failure() is not None:
+        return
     try:
         build()
     except BuildFailed as error:
-        with suppress(OSError):  # the build is tried again next time
-            failed.parent.mkdir(parents=True, exist_ok=True)
-            failed.write_text(str(error), "utf-8")
-        return str(error)
-    return ""
+        with suppress(BuildFailed, OSError):  # the build is tried again next time
+            note = _failure_note(_compiler())
+            _failures[note] = error
+            if error.lasting:
+                note.parent.mkdir(parents=True, exist_ok=True)
+                note.write_text(str(error), "utf-8")
+
+
+def known_failure() -> BuildFailed | None:
+    """Why the library cannot be compiled, as far as that is known without trying; None if there is one."""
+    if library_path() is not None:
+        return None
+    if sys.platform == "win32":
+        return BuildFailed("they are made for Linux and macOS", "")
+    try:
+        note = _failure_note(_compiler())
+    except BuildFailed as missing:
+        return missing
+    try:
+        return BuildFailed(note.read_text("utf-8"), lasting=True)
+    except (OSError, ValueError):
+        return _failures.get(note)
+
+
+def _failure_note(compiler: Sequence[str]) -> Path:
+    """The file that says how a compiler failed at these sources; another version of it has another file."""
+    path = shutil.which(compiler[0]) or compiler[0]
+    identity = " ".join([os.path.realpath(path), *compiler[1:], _run([*compiler, "--version"]).stdout])
+    digest = hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
+    return user_cache_path("edgespec") / "native" / f"{sources_digest()}-{digest}.failed"
 
 
 def main() -> int:
@@ -140,15 +186,21 @@ def _compile(compiler: Sequence[str], scratch: Path) -> Path:
             return target
         if source.flags and any(words in done.stderr for words in _UNKNOWN_FLAG):
             return None  # an older compiler: the library lacks this instruction set
-        raise BuildFailed(f"{compiler[0]} fails at {source.name}:\n{done.stderr.strip()}")
+        raise _failed(f"{compiler[0]} fails at {source.name}", done)
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         objects = [str(path) for path in pool.map(compiled, sources()) if path is not None]
     library = scratch / _library_name()
     done = _run([*compiler, *_LINK, *objects, "-o", str(library), *_libraries()])
     if done.returncode:
-        raise BuildFailed(f"{compiler[0]} fails to link:\n{done.stderr.strip()}")
+        raise _failed(f"{compiler[0]} fails to link", done)
     return library
+
+
+def _failed(what: str, done: subprocess.CompletedProcess[str]) -> BuildFailed:
+    """The failure of a compiler; not a lasting one if the system ended it or ran out of something."""
+    starved = done.returncode < 0 or any(words in done.stderr for words in _STARVED)
+    return BuildFailed(f"{what}:\n{done.stderr.strip()}", lasting=not starved)
 
 
 def _install(library: Path) -> Path:
@@ -188,11 +240,13 @@ def _compiler() -> list[str]:
         BuildFailed: there is none.
     """
     if chosen := shlex.split(os.environ.get("CXX", "")):
+        if shutil.which(chosen[0]) is None:
+            raise BuildFailed(f"CXX names {chosen[0]}, and there is no such compiler", _MISSING)
         return chosen
     for name in _COMPILERS:
         if shutil.which(name):
             return [name]
-    raise BuildFailed("there is no C++ compiler; install one, or name it in CXX")
+    raise BuildFailed("there is no C++ compiler", _MISSING)
 
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address, UnsupportedBuild
-from edgespec.kernels.native.build import COMMAND, library_path
+from edgespec.kernels.native.build import library_path
 
 _BEST = -1
 
@@ -183,7 +183,7 @@ def load() -> NativeLibrary:
         raise UnsupportedBuild("they are left out")
     path = library_path()
     if path is None:
-        raise UnsupportedBuild(f"they were not compiled: {COMMAND}")
+        raise UnsupportedBuild("they were not compiled")
     try:
         return NativeLibrary(ctypes.CDLL(str(path)))
     except (OSError, AttributeError) as error:
