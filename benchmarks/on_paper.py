@@ -11,28 +11,20 @@ ran here; the speed of the disk is given. Run it while nothing else runs.
 from __future__ import annotations
 
 import tempfile
-from functools import partial
 from pathlib import Path
 
 from benchmarks.harness import parser_of, print_head, write_hollow
 from edgespec.config import Config
 from edgespec.errors import MemoryLimitError
 from edgespec.models.gguf.synthesis.weightless import ModelShape
+from edgespec.models.hub import catalog
 from edgespec.plans.model_plan import plan_for
 from edgespec.profiles.store import DiskProfile, ProfileStore, disk_key
 from edgespec.progress import no_progress
 
 _GB = 1e9
-
-
-QWEN2 = partial(ModelShape, "qwen2", head=128, vocabulary=152_064)
-TARGETS = {
-    "Qwen2.5 7B": QWEN2(28, 3584, 18_944, 28, 4),
-    "Qwen2.5 14B": QWEN2(48, 5120, 13_824, 40, 8),
-    "Qwen2.5 32B": QWEN2(64, 5120, 27_648, 40, 8),
-    "Qwen2.5 72B": QWEN2(80, 8192, 29_568, 64, 8),
-}
-DRAFTER = QWEN2(24, 896, 4864, 14, 2, head=64, tied=True)
+_TARGETS = ("qwen2.5-7b", "qwen2.5-14b", "qwen2.5-32b", "qwen2.5-72b")
+_DRAFTER = "qwen2.5-0.5b"
 
 
 def main() -> None:
@@ -41,16 +33,22 @@ def main() -> None:
     parser.add_argument("--memory", type=int, nargs="+", default=[4, 8, 16, 32, 64], help="GiB")
     parser.add_argument("--disk", type=float, default=3.5e9, help="bytes a second")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
         store = ProfileStore(folder / "profiles")
-        drafter = write_hollow(folder / "qwen2.5-0.5b-q4_k_m.gguf", DRAFTER)
+        drafter = write_hollow(folder / f"{_DRAFTER}-q4_k_m.gguf", _shape(_DRAFTER))
         store.put(disk_key(drafter), DiskProfile(options.disk, options.disk, 1 << 20, 4))
         print_head("model (Q4_K_M)", *(f"{memory} GiB" for memory in options.memory))
-        for title, shape in TARGETS.items():
-            model = write_hollow(folder / f"{title.lower().replace(' ', '-')}-q4_k_m.gguf", shape)
+        for name in _TARGETS:
+            model = write_hollow(folder / f"{name}-q4_k_m.gguf", _shape(name))
             cells = [cell(model, drafter, memory << 30, store) for memory in options.memory]
-            print(f"| {title}, {model.stat().st_size / _GB:.1f} GB | {' | '.join(cells)} |", flush=True)
+            print(f"| {name}, {model.stat().st_size / _GB:.1f} GB | {' | '.join(cells)} |", flush=True)
+
+
+def _shape(name: str) -> ModelShape:
+    shape = catalog.entries()[name].shape
+    assert shape is not None
+    return shape
 
 
 def cell(model: Path, drafter: Path, memory: int, store: ProfileStore) -> str:

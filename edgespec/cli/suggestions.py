@@ -113,7 +113,7 @@ def _may_be_model(word: str) -> bool:
 
     return (
         word.lower().endswith(".gguf")
-        or catalog.entry_for(word.partition(":")[0]) is not None
+        or catalog.entry_for(word) is not None
         or parse_hub_name(word) is not None
         or find_external(word) is not None
     )

@@ -67,6 +67,8 @@ def test_ollama(home: Path) -> None:
     }
     assert catalog.find("llama3.2", fetch=False) == small
     assert catalog.find("QWEN3:8B-Q4_K_M", fetch=False) == large
+    assert catalog.hub_name_of("qwen3:8b-q4_K_M") is None, "what Ollama has is not downloaded again"
+    assert catalog.hub_name_of("qwen3:8b-q8_0") is not None
     assert display_name(large) == "qwen3:8b-q4_K_M"
 
 

@@ -183,6 +183,36 @@ def test_names_lead_to_the_hub() -> None:
     assert catalog.hub_name_of("nothing") is None
 
 
+@pytest.mark.parametrize(
+    ("name", "meaning"),
+    [
+        ("qwen3:8b", "Qwen/Qwen3-8B-GGUF:Q4_K_M"),
+        ("Qwen3:8B", "Qwen/Qwen3-8B-GGUF:Q4_K_M"),
+        ("qwen3:8b-q8_0", "Qwen/Qwen3-8B-GGUF:q8_0"),
+        ("qwen3:30b", "Qwen/Qwen3-30B-A3B-GGUF:Q4_K_M"),
+        ("qwen3:30b-a3b-q4_K_M", "Qwen/Qwen3-30B-A3B-GGUF:q4_K_M"),
+        ("qwen2.5:72b", "Qwen/Qwen2.5-72B-Instruct-GGUF:Q4_K_M"),
+        ("qwen2.5:7b-instruct-q5_K_M", "Qwen/Qwen2.5-7B-Instruct-GGUF:q5_K_M"),
+        ("gpt-oss:20b", "ggml-org/gpt-oss-20b-GGUF:MXFP4"),
+        ("llama3.2:3b-instruct-fp16", "bartowski/Llama-3.2-3B-Instruct-GGUF:fp16"),
+        ("gemma4:26b-a4b-it-q8_0", "unsloth/gemma-4-26B-A4B-it-GGUF:q8_0"),
+        ("qwen3:8b-thinking-2507", "None"),  # another model
+        ("qwen3:9b", "None"),
+        ("qwen3:8", "None"),
+        ("qwen3:latest", "None"),
+        ("qwen3:", "None"),
+        ("smollm2:135m", "None"),  # comes in a package
+    ],
+)
+def test_ollamas_names_mean_those_of_the_catalog(name: str, meaning: str) -> None:
+    assert str(catalog.hub_name_of(name)) == meaning
+
+
+def test_a_packaged_model_has_ollamas_name_too() -> None:
+    assert catalog.find("smollm2:135m", fetch=False) == catalog.find("smollm2-135m", fetch=False)
+    assert catalog.heads_of("qwen3:8b") == catalog.heads_of("qwen3-8b") != ()
+
+
 def test_unknown_names_suggest_the_nearest() -> None:
     for name, hint in {
         "lama3.1-8b": "Did you mean llama3.1-8b",

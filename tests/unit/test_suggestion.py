@@ -152,6 +152,28 @@ def test_models_without_weights_have_the_sizes_of_the_catalog() -> None:
             assert header.tensor_bytes == pytest.approx(entry.n_bytes, rel=0.06), entry.name
 
 
+def test_other_quantizations_have_the_sizes_of_published_files() -> None:
+    """Of files of Qwen2.5 72B, in 10^9 bytes."""
+    entry = catalog.entries()["qwen2.5-72b"]
+    for quant, size in {
+        **{"Q2_K": 29.8, "Q3_K_S": 34.5, "q3_k_m": 37.7, "IQ4_XS": 40.2, "Q4_0": 41.2, "Q4_K_S": 43.9},
+        **{"Q4_K_M": 47.4, "Q6_K": 64.3, "Q8_0": 77.3, "UD-Q4_K_XL": 47.4, "FP16": 145.4},
+    }.items():
+        hollow = entry.hollow_in(quant)
+        assert hollow is not None
+        assert hollow.tensor_bytes == pytest.approx(size * 1e9, rel=0.05), quant
+
+
+def test_the_models_of_the_readme_are_in_the_catalog() -> None:
+    readme = Path(__file__).parents[2].joinpath("README.md").read_text(encoding="utf-8")
+    table = re.findall(r"\| Qwen2.5 (\d+)B, ([\d.]+) GB \|", readme)
+    assert table
+    for size, gigabytes in table:
+        entry = catalog.entry_for(f"qwen2.5:{size}b")
+        assert entry is not None
+        assert entry.n_bytes == pytest.approx(float(gigabytes) * 1e9, rel=0.1)
+
+
 def test_hybrids_keep_cells_in_their_layers_with_attention_alone() -> None:
     """The figures are those that others publish for these models."""
     for name, cell_kib, state_mb in (("qwen3.8-27b", 64, 157), ("qwen3.6-35b-a3b", 20, 66)):

@@ -112,7 +112,7 @@ def is_model(word: str) -> bool:
     if ends_as_model or (word.startswith(_PATH_STARTS) and len(word) > 1):
         return True
     name = word.partition(":")[0]
-    if catalog.entry_for(name) is not None or parse_hub_name(word) is not None:
+    if catalog.entry_for(word) is not None or parse_hub_name(word) is not None:
         return True
     from edgespec.models.hub.external import find_external
 

@@ -18,9 +18,17 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import HubError, ModelFileError, UsageError, similar
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.gguf.synthesis.weightless import ModelShape, hollow_files
+from edgespec.models.gguf.synthesis.weightless import QUANTIZATIONS, ModelShape, hollow_files
 from edgespec.models.hub.external import expanded, external_models, find_external
-from edgespec.models.hub.names import FoundModel, HubName, parse_hub_name
+from edgespec.models.hub.names import (
+    FoundModel,
+    HubName,
+    bits_of,
+    is_known_label,
+    label_of,
+    normal,
+    parse_hub_name,
+)
 from edgespec.progress import Progress
 
 if TYPE_CHECKING:
@@ -28,6 +36,7 @@ if TYPE_CHECKING:
 
 _FILE = Path(__file__).with_name("catalog.json")
 _LEAST_FAMILY = 3  # letters by which a family is recognized
+_TAG_WORDS = {"instruct", "it", "chat", "text"}  # in Ollama's tags, of models that all are such
 _A_SLIP = 0.85  # of letters in common: a slip of the keyboard rather than another version
 
 
@@ -71,7 +80,16 @@ class CatalogEntry:
     @property
     def hollow(self) -> ModelFiles | None:
         """The model without its weights, for plans; None if its sizes are not known."""
-        return None if self.shape is None else hollow_files(self.name, self.shape, self.quant)
+        return self.hollow_in(self.quant)
+
+    def hollow_in(self, quant: str) -> ModelFiles | None:
+        """The same in another quantization, or in the nearest one whose types are known."""
+        if self.shape is None:
+            return None
+        label = normal(label_of(f"-{quant}") or self.quant)
+        if label not in QUANTIZATIONS:
+            label = min(QUANTIZATIONS, key=lambda known: abs(bits_of(known) - bits_of(label)))
+        return hollow_files(self.name, self.shape, label)
 
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON for scripts."""
@@ -112,19 +130,38 @@ def names() -> tuple[str, ...]:
     return tuple(entries())
 
 
+def named(name: str) -> tuple[CatalogEntry, str] | None:
+    """The catalog's entry of a name, and what the name picks there; None if there is no such entry.
+
+    Names are `entry` and `entry:pick`, and as Ollama spells them: `qwen3:8b`, `qwen3:8b-instruct-q4_K_M`.
+    """
+    known = entries()
+    first, _, pick = (part.strip() for part in name.partition(":"))
+    if first.lower() in known:
+        return known[first.lower()], pick
+    words = pick.split("-")
+    for n in range(len(words), 0, -1):
+        start = f"{first}-{'-'.join(words[:n])}".lower()
+        fits = [start] if start in known else [other for other in known if other.startswith(f"{start}-")]
+        if len(fits) == 1:
+            rest = [word for word in words[n:] if word.lower() not in _TAG_WORDS]
+            if not rest or (len(rest) == 1 and is_known_label(rest[0])):
+                return known[fits[0]], "".join(rest)
+    return None
+
+
 def entry_for(name: str) -> CatalogEntry | None:
     """The catalog's entry for a name or a repository, ignoring case; None if there is none."""
-    wanted = name.strip().lower()
-    known = entries()
-    if wanted in known:
-        return known[wanted]
+    found = named(name)
+    if found is not None:
+        return found[0]
     repo = parse_hub_name(name)
-    return next((e for e in known.values() if repo and e.repo.lower() == repo.repo.lower()), None)
+    return next((e for e in entries().values() if repo and e.repo.lower() == repo.repo.lower()), None)
 
 
 def heads_of(name: str) -> tuple[str, ...]:
     """Repositories with heads that were trained for a model; none if the catalog knows of none."""
-    entry = entries().get(name.strip().lower().partition(":")[0]) or entry_for(name)
+    entry = entry_for(name)
     return entry.heads if entry is not None else ()
 
 
@@ -160,10 +197,10 @@ def resolve(
     path = expanded(name)
     if _exists(path):
         return FoundModel(path)
-    entry = entries().get(name.strip().lower()) or entries().get(name.strip().lower().partition(":")[0])
-    if entry is not None and entry.package:
-        return FoundModel(_packaged(entry))
-    hub_name = _hub_name(name, entry)
+    known = named(name)
+    if known is not None and known[0].package:
+        return FoundModel(_packaged(known[0]))
+    hub_name = _hub_name(name)
     there = find_external(name)
     if there is not None and not (hub_name is not None and _is_cached(hub_name, hub)):
         return FoundModel(there.path, (f"Found in {there.place}: {there.path}",))
@@ -190,16 +227,17 @@ def hub_name_of(model: str) -> HubName | None:
     """The meaning of a name on the Hub; None for paths, packages, and anything that is not a name."""
     if _exists(expanded(model)):
         return None
-    known = entries()
-    entry = known.get(model.strip().lower()) or known.get(model.strip().lower().partition(":")[0])
-    return None if entry is not None and entry.package else _hub_name(model, entry)
+    name = _hub_name(model)
+    ollamas = name is not None and ":" in model and parse_hub_name(model) is None
+    return None if ollamas and find_external(model) is not None else name
 
 
-def _hub_name(name: str, entry: CatalogEntry | None) -> HubName | None:
-    if entry is not None:
-        pick = name.partition(":")[2].strip()
-        return HubName(entry.repo, pick or entry.quant)
-    return parse_hub_name(name)
+def _hub_name(name: str) -> HubName | None:
+    known = named(name)
+    if known is None:
+        return parse_hub_name(name)
+    entry, pick = known
+    return None if entry.package else HubName(entry.repo, pick or entry.quant)
 
 
 def _packaged(entry: CatalogEntry) -> Path:

@@ -11,8 +11,32 @@ from typing import Any
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import BLOCK_SIZES, ArrayInfo, GGUFHeader, TensorInfo
 
-_F32, _Q5_0, _Q8_0, _Q4_K, _Q5_K, _Q6_K, _MXFP4 = 0, 6, 8, 12, 13, 14, 39
-_OF_SHORT_BLOCKS = {_Q4_K: _Q5_0, _Q5_K: _Q8_0, _Q6_K: _Q8_0}  # where no block of 256 divides a row
+_F32, _F16, _Q4_0, _Q5_0, _Q5_1, _Q8_0, _BF16, _MXFP4 = 0, 1, 2, 6, 7, 8, 30, 39
+_Q2_K, _Q3_K, _Q4_K, _Q5_K, _Q6_K, _IQ4_NL, _IQ4_XS = 10, 11, 12, 13, 14, 20, 23
+
+# The types that llama.cpp chooses: of most matrices; of attn_v and ffn_down in some layers; of the output.
+_TYPES = {
+    "Q2_K": (_Q2_K, _Q4_K, _Q6_K),
+    "Q3_K_S": (_Q3_K, _Q3_K, _Q6_K),
+    "Q3_K_M": (_Q3_K, _Q5_K, _Q6_K),
+    "IQ4_XS": (_IQ4_XS, _Q5_K, _Q6_K),
+    "Q4_0": (_Q4_0, _Q4_0, _Q6_K),
+    "Q4_K_S": (_Q4_K, _Q5_K, _Q6_K),
+    "Q4_K_M": (_Q4_K, _Q6_K, _Q6_K),
+    "Q5_K_S": (_Q5_K, _Q5_K, _Q6_K),
+    "Q5_K_M": (_Q5_K, _Q6_K, _Q6_K),
+    "Q6_K": (_Q6_K, _Q6_K, _Q6_K),
+    "Q8_0": (_Q8_0, _Q8_0, _Q8_0),
+    "MXFP4": (_Q8_0, _Q8_0, _Q8_0),  # but for the experts
+    "F16": (_F16, _F16, _F16),
+    "BF16": (_BF16, _BF16, _BF16),
+}
+QUANTIZATIONS = tuple(_TYPES)
+"""Those whose types are known."""
+
+# Where no block of 256 divides a row.
+_OF_SHORT_BLOCKS = {_Q2_K: _IQ4_NL, _Q3_K: _IQ4_NL, _IQ4_XS: _IQ4_NL}
+_OF_SHORT_BLOCKS |= {_Q4_K: _Q5_0, _Q5_K: _Q5_1, _Q6_K: _Q8_0}
 _ALIGNMENT = 32
 _STATE_HEAD = 128  # elements of a head of a running state
 _CONVOLUTION = 4  # tokens that its convolution reaches over
@@ -84,7 +108,7 @@ class ModelShape:
         """(shape, row length first; type) by name without ".weight", as llama.cpp chooses types.
 
         Args:
-            quant: any but Q8_0 and MXFP4 is taken to be like Q4_K_M.
+            quant: one of QUANTIZATIONS.
         """
         return {
             name: (shape, kind if shape[0] % BLOCK_SIZES[kind][0] == 0 else _OF_SHORT_BLOCKS[kind])
@@ -92,12 +116,11 @@ class ModelShape:
         }
 
     def _matrices(self, quant: str) -> Iterator[tuple[str, tuple[int, ...], int]]:
-        plain = {"Q8_0": _Q8_0, "MXFP4": _Q8_0}.get(quant, _Q4_K)
-        finer = _Q6_K if plain == _Q4_K else plain
+        plain, finer, output = _TYPES[quant]
         stacked, finer_stacked = (_MXFP4, _MXFP4) if quant == "MXFP4" else (plain, finer)
-        yield "token_embd", (self.width, self.vocabulary), finer if self.tied else plain
+        yield "token_embd", (self.width, self.vocabulary), output if self.tied else plain
         if not self.tied:
-            yield "output", (self.width, self.vocabulary), finer
+            yield "output", (self.width, self.vocabulary), output
         eighth = self.layers // 8
         for layer in range(self.layers):
             more = layer < eighth or layer >= self.layers - eighth or (layer - eighth) % 3 == 2
