@@ -19,6 +19,8 @@ def _check_model(facts: Facts) -> Iterator[Finding]:
     model = facts.model
     if model is None:
         return
+    if model.approximate:
+        yield Finding(HINT, "model", model.approximate, f"Download it: edgespec models pull {model.name}")
     memory = model.memory
     needed, available = readable(memory["needed_bytes"]), readable(memory["available_bytes"])
     if memory["verdict"] == "too large":

@@ -37,6 +37,7 @@ class ModelFacts:
         described: see models.gguf.summary.describe.
         drafter, drafter_reason: what `--draft auto` would take; empty if there is nothing.
         profiled: it has a full profile on this machine.
+        approximate: why its figures are approximate; empty if they are those of its file.
     """
 
     name: str
@@ -45,6 +46,7 @@ class ModelFacts:
     drafter: str = ""
     drafter_reason: str = ""
     profiled: bool = False
+    approximate: str = ""
 
     @property
     def memory(self) -> dict[str, Any]:
@@ -227,10 +229,11 @@ def _inspect_model(model: str, on_progress: Progress) -> ModelFacts:
     return ModelFacts(
         model,
         inspected.path,
-        describe(inspected.headers, memory=memory),
+        describe(inspected.headers, memory=memory, approximate=inspected.approximate),
         drafter=str(taken.path) if taken else "",
         drafter_reason=taken.reason if taken else "",
         profiled=_is_profiled(inspected.headers[0].fingerprint),
+        approximate=" ".join(inspected.notes) if inspected.approximate else "",
     )
 
 

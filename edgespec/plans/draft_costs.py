@@ -113,7 +113,10 @@ class DraftCosts:
             files, name = read_mtp_file(model.headers), f"{name} ({MTP_NAME})"
             return self._of_model(files, name, top1, files), files
         if not is_head(model.headers[0]):
-            return self._of_model(files, name, top1, files), files
+            drafting = self._of_model(files, name, top1, files)
+            if model.approximate:
+                drafting = replace(drafting, source=f"{drafting.source}; its size is approximate")
+            return drafting, files
         if is_assistant(model.headers[0]):
             return self._of_model(files, f"{name} (assistant)", top1, files), files
         head = read_any_head(model.headers[0])

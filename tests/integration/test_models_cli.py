@@ -210,7 +210,7 @@ def test_a_chat_says_how_a_model_will_run_before_it_is_downloaded(
     assert "Downloading 15.9 GiB from unsloth/Qwen3.6-27B-MTP-GGUF:Q4_K_M." in said
     assert re.fullmatch(
         r"[\d.]+ GiB will stay in memory, [\d.]+ GiB read from disk per pass: "
-        r"about [\d.]+ tokens/s without drafts on this processor \(estimated\)\.",
+        r"about [\d.]+ (tokens/s|s per token) without drafts on this processor \(estimated\)\.",
         where,
     )
     assert error[0].startswith("Error: ")
@@ -234,9 +234,48 @@ def test_without_a_network_a_chat_ends_with_what_to_do(
     for name, announced in (("qwen3.6-27b", True), ("acme/Unknown-GGUF", False)):
         code, out, err = run(capsys, "chat", name, "-p", "Hi")
         assert (code, out) == (HubError.exit_code, "")
-        assert ("tokens/s" in err) is announced
+        assert ("without drafts on this processor" in err) is announced
         assert "cannot be reached" in err
         assert "Without a network, give the path of a GGUF file." in " ".join(err.split())
+
+
+@pytest.mark.parametrize("offline", [True, False])
+@pytest.mark.parametrize(
+    ("name", "layers", "types"),
+    [("qwen3.6-27b", 64, {"Q4_K", "Q5_K", "Q6_K"}), ("qwen3:8b-q8_0", 36, {"Q8_0"})],
+)
+def test_a_model_of_the_catalog_is_shown_without_a_network(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    layers: int,
+    types: set[str],
+    *,
+    offline: bool,
+) -> None:
+    hub = Hub("http://127.0.0.1:9", tmp_path / "hub", offline=offline)
+    for method in ("from_environment", "without_token"):
+        monkeypatch.setattr(Hub, method, classmethod(lambda _: hub))
+    code, out, err = run(capsys, "models", "show", name, "--json")
+    facts = json.loads(out)
+    assert code == 0
+    assert (facts["approximate"], facts["here"], facts["layers"]) == (True, False, layers)
+    assert {kind for row in facts["quantization"] for kind in row["types"]} == types
+    cause = "HF_HUB_OFFLINE is set." if offline else "127.0.0.1:9 cannot be reached (ConnectError)."
+    assert f"{cause} The figures are approximate: they follow from the catalog's sizes." in " ".join(
+        err.split()
+    )
+    code, out, _ = run(capsys, "models", "show", name)
+    assert code == 0
+    assert "approximate" in out
+    assert "None" not in out
+    assert "chat template" not in out
+
+
+def test_a_model_without_sizes_in_the_catalog_needs_the_network(tmp_path: Path) -> None:
+    with pytest.raises(HubError, match="cannot be reached"):
+        inspect_model("deepseek4-flash", hub=Hub("http://127.0.0.1:9", tmp_path / "hub"))
 
 
 def test_the_catalog_is_listed(server: HubServer, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from platformdirs import user_cache_path
 
 from edgespec.cli.commands.plan import plan_report
 from edgespec.config import Config
@@ -20,7 +21,9 @@ from edgespec.kernels.report import ROWS
 from edgespec.loading.devices import machine
 from edgespec.measure.derived_passes import DerivedPasses
 from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.types import BLOCK_SIZES
 from edgespec.models.hub.registry import REGISTERED, DrafterPair, PairRegistry
+from edgespec.models.hub.repository import Hub
 from edgespec.models.llama.row_rule import SPARING
 from edgespec.plans.model_plan import plan_for
 from edgespec.plans.report import PlanReport
@@ -71,6 +74,28 @@ def test_the_first_command_of_all_may_be_a_plan(smol_path: Path, tmp_path: Path)
     found = json.loads(done.stdout)
     assert found["plain"]["tokens_per_second"] > 0
     assert found["uncertain"] is True
+
+
+def test_a_model_of_the_catalog_is_planned_without_a_network(
+    store: ProfileStore, smol_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = Hub("http://127.0.0.1:9", tmp_path / "hub")
+    monkeypatch.setattr(Hub, "from_environment", classmethod(lambda _: hub))
+    store.put(disk_key(user_cache_path("edgespec")), DiskProfile(1e9, 1e9, 1 << 20, 1))
+    for type_id in BLOCK_SIZES:
+        key = machine_identity() | {"threads": str(THREADS), "type": str(type_id)}
+        store.put_products(key, [1e-10, 2e-10, 8e-10])
+    asked = Config.of(
+        model="llama3.3:70b", draft="llama3.2-1b", memory=16 << 30, context=512, threads=THREADS
+    )
+    plan = plan_for(asked, no_progress, store)
+    (said,) = (note for note in plan.notes if "127.0.0.1:9 cannot be reached" in note)
+    assert "The figures are approximate" in said
+    assert any("its size is approximate" in note for note in plan.notes)
+    assert plan.uncertain
+    assert plan.chosen.drafter == "llama3.2-1b"
+    held = plan.chosen.holding
+    assert held.resident_bytes + held.streamed_bytes == pytest.approx(42e9, rel=0.05)
 
 
 @pytest.mark.parametrize("named", [True, False])

@@ -66,6 +66,12 @@ def not_profiled() -> Facts:
     return replace(facts, model=replace(facts.model, profiled=False))
 
 
+def approximate(why: str) -> Facts:
+    facts = with_model("fits")
+    assert facts.model is not None
+    return replace(facts, model=replace(facts.model, approximate=why))
+
+
 def wrong(facts: Facts) -> list[Finding]:
     return [finding for finding in diagnose(facts) if finding.severity != OK]
 
@@ -173,6 +179,11 @@ FAULTS = {
         "no model 'x'. Did you mean y",
     ),
     "a model that is too large": (with_model("too large"), ERROR, "30.0 GiB.*24.0 GiB are free"),
+    "a model whose header cannot be read": (
+        approximate("The Hub does not answer. The figures are approximate."),
+        HINT,
+        "does not answer. The figures are approximate. Download it: edgespec models pull big",
+    ),
     "a model that was not measured": (not_profiled(), HINT, "edgespec profile big"),
     "a model without a drafter": (with_model("fits", drafter=""), HINT, "edgespec draft make big"),
 }

@@ -129,7 +129,9 @@ def show(model: Model, as_json: Json = False, quiet: Quiet = False) -> None:
         "name": model,
         "here": inspected.path is not None,
         "path": str(inspected.path) if inspected.path else None,
-        **describe(inspected.headers, memory=fit_report(inspected.headers)),
+        **describe(
+            inspected.headers, memory=fit_report(inspected.headers), approximate=inspected.approximate
+        ),
         "drafters": drafters_of(inspected),
         "plan": _plan(model, inspected.headers[0].fingerprint),
     }

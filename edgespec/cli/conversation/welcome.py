@@ -56,7 +56,7 @@ def _download_lines(name: str, loading: Config, progress: Progress) -> list[str]
     from edgespec.loading.plan import Planner
     from edgespec.models.gguf.layers import ModelFiles
     from edgespec.models.hub import catalog
-    from edgespec.models.hub.inspection import inspect_model
+    from edgespec.models.hub.inspection import catalog_model, inspect_model
     from edgespec.models.hub.repository import Hub
     from edgespec.plans.suggestion import Resources, tokens_per_second
 
@@ -69,13 +69,10 @@ def _download_lines(name: str, loading: Config, progress: Progress) -> list[str]
         pass
     else:
         return []  # it is here
-    entry = catalog.entries().get(name.strip().lower())  # of its usual quantization
-    hollow = None if entry is None else entry.hollow
-    if entry is not None and hollow is not None:
-        files, n_bytes = hollow, entry.n_bytes
-    else:
-        files = ModelFiles.of_headers(inspect_model(name, progress).headers)
-        n_bytes = sum(header.file_bytes for header in files.headers)
+    known = catalog.named(name)
+    usual = catalog_model(name) if known is not None and not known[1] else None
+    files = ModelFiles.of_headers((usual or inspect_model(name, progress)).headers)
+    n_bytes = known[0].n_bytes if known and usual else sum(header.file_bytes for header in files.headers)
     said = f"{name} is not installed. Downloading {readable(n_bytes)} from {hub_name}."
     resources = Resources.of_this_machine(loading)
     try:

@@ -25,18 +25,22 @@ _KINDS = (
 _OTHER = "norms and other"
 
 
-def describe(headers: Sequence[GGUFHeader], *, memory: dict[str, Any]) -> dict[str, Any]:
+def describe(
+    headers: Sequence[GGUFHeader], *, memory: dict[str, Any], approximate: bool = False
+) -> dict[str, Any]:
     """The facts about a model, as JSON.
 
     Args:
         headers: of all its files, in order.
         memory: how it would be held here, see offload.planning.fit.
+        approximate: the headers are made of a catalog's sizes, so they have no tokenizer and no template.
     """
     header, files = headers[0], ModelFiles.of_headers(headers)
     tensors = [tensor for part in headers for tensor in part.tensors]
     tokens = header.metadata.get("tokenizer.ggml.tokens")
     n_bytes = sum(part.file_bytes for part in headers)
     return {
+        "approximate": approximate,
         "title": header.metadata.get("general.name"),
         "architecture": header.architecture,
         "parameters": sum(math.prod(tensor.shape) for tensor in tensors),
@@ -52,7 +56,7 @@ def describe(headers: Sequence[GGUFHeader], *, memory: dict[str, Any]) -> dict[s
         "vocabulary": tokens.length if isinstance(tokens, ArrayInfo) else None,
         "tokenizer": header.metadata.get("tokenizer.ggml.model"),
         "head": head_kind(header) or None,
-        "template": "tokenizer.chat_template" in header.metadata,
+        "template": None if approximate else "tokenizer.chat_template" in header.metadata,
         "mtp_file": is_mtp_file(header),
         "widened_from": header.metadata.get("edgespec.widened_from"),
         "fingerprint": header.fingerprint,
@@ -78,6 +82,8 @@ def _quantization(headers: Sequence[GGUFHeader]) -> list[dict[str, Any]]:
 def as_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """Describe the model for people: a name and a text for each line."""
     rows: list[tuple[str, str]] = []
+    if facts["approximate"]:
+        rows.append(("figures", "approximate: from the catalog, not from the model's file"))
     if facts["title"]:
         rows.append(("title", str(facts["title"])))
     rows.append(("architecture", facts["architecture"]))
@@ -100,12 +106,13 @@ def as_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     if facts["experts"]:
         rows.append(("experts", str(facts["experts"])))
     rows.append(("context", f"{facts['context']} tokens" if facts["context"] else "?"))
-    vocabulary = f"{facts['vocabulary']} tokens ({facts['tokenizer']})" if facts["vocabulary"] else "none"
+    kind = f" ({facts['tokenizer']})" if facts["tokenizer"] else ""
+    vocabulary = f"{facts['vocabulary']} tokens{kind}" if facts["vocabulary"] else "none"
     rows.append(("vocabulary", vocabulary))
     if facts["head"]:
         made = "for the model that it was made for: give it with --draft"
         rows.append(("draft head", f"{facts['head']}, {made}"))
-    else:
+    elif facts["template"] is not None:
         rows.append(("chat template", "yes" if facts["template"] else "no: it continues texts"))
     if facts["widened_from"]:
         rows.append(("widened", f"from {facts['widened_from']}: larger, with the same answers"))

@@ -38,18 +38,22 @@ class InspectedModel:
 
     Attributes:
         path: its first file; None if it is only on the Hub.
+        approximate: the headers are made of the catalog's sizes, as no file could be read.
     """
 
     headers: tuple[GGUFHeader, ...]
     path: Path | None
     entry: catalog.CatalogEntry | None
     notes: tuple[str, ...] = ()
+    approximate: bool = False
 
 
 def inspect_model(
     model: str, on_progress: Progress | None = None, *, hub: Hub | None = None
 ) -> InspectedModel:
     """The headers of a local model, or else of the one on the Hub that would be pulled.
+
+    If the Hub gives none, the catalog's sizes of a well-known model have to do.
 
     Raises:
         EdgeSpecError: as catalog.resolve, or the file is not a GGUF file.
@@ -59,15 +63,28 @@ def inspect_model(
     except (HubError, UsageError):
         if catalog.hub_name_of(model) is None:
             raise
-        return _inspect_remote(model, hub or Hub.from_environment(), on_progress)
+        try:
+            return _inspect_remote(model, hub or Hub.from_environment(), on_progress)
+        except HubError as error:
+            known = catalog_model(model)
+            if known is None:
+                raise
+            note = f"{error.what} The figures are approximate: they follow from the catalog's sizes."
+            return replace(known, notes=(note,))
     header = read_header(found.path)
     parts = split_paths(header)
     headers = tuple(header if path == header.path else read_header(path) for path in parts)
     return InspectedModel(headers, found.path, entry_of(found.path) or catalog.entry_for(model), found.notes)
 
 
-def _inspect_remote(model: str, hub: Hub, on_progress: Progress | None) -> InspectedModel:
+def catalog_model(model: str) -> InspectedModel | None:
+    """A well-known model by the sizes in the catalog, without its file; None if these are not known."""
+    name, entry = catalog.hub_name_of(model), catalog.entry_for(model)
+    files = entry.hollow_in(name.pick or entry.quant) if name is not None and entry is not None else None
+    return None if files is None else InspectedModel(files.headers, None, entry, approximate=True)
 
+
+def _inspect_remote(model: str, hub: Hub, on_progress: Progress | None) -> InspectedModel:
     name = catalog.hub_name_of(model)
     assert name is not None
     if on_progress is not None:
