@@ -7,14 +7,14 @@ and the pool of experts.
 from __future__ import annotations
 
 import ctypes
-import mmap
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from time import perf_counter
 
-from edgespec.kernels.ggml import Address, address_of_map
+from edgespec.errors import StreamError
+from edgespec.kernels.ggml import Address
 from edgespec.models.llama.runtime.abort import DecodeAborted
 from edgespec.offload.layout import PIECE_BYTES, Read
 from edgespec.offload.store_reader import StoreReader
@@ -108,14 +108,22 @@ class SlotFiller:
         self._jobs: deque[_Job] = deque()
         self._later: deque[_Job] = deque()  # after all others
         self._closing = False
+        self._failure: BaseException | None = None  # has ended a thread, whose reads nobody ends
         self.waited_s = 0.0
         self.meter = ReadMeter()
         self._threads = [
             threading.Thread(target=self._work, name=f"edgespec-reader-{n}", daemon=True)
             for n in range(n_threads)
         ]
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except RuntimeError as error:
+            self.close()
+            raise StreamError(
+                f"The system refused a thread to read weights: {error}.",
+                "Raise the limits on processes and on address space, or free memory.",
+            ) from error
 
     @property
     def n_bytes(self) -> int:
@@ -166,8 +174,14 @@ class SlotFiller:
         """Wait until something may have arrived, or for a moment.
 
         Raises:
+            StreamError: a thread that reads has failed, so what is waited for may never arrive.
             DecodeAborted: `stop` says so.
         """
+        if self._failure is not None:
+            raise StreamError(
+                f"A thread that reads weights has failed: {type(self._failure).__name__}: {self._failure}.",
+                "Load the model again.",
+            ) from self._failure
         if stop():
             raise DecodeAborted
         self._arrived.wait(_POLL_S)
@@ -180,30 +194,42 @@ class SlotFiller:
             self._later.clear()
             self._queued.notify_all()
         for thread in self._threads:
-            thread.join()
+            if thread.ident is not None:
+                thread.join()
         self._memory.close()
 
     def _work(self) -> None:
-        scratch = mmap.mmap(-1, max(self._scratch_bytes, 1))  # takes memory when it is first written to
+        """Read one job after the other until `close`; what ends the thread before that ends every wait."""
+        try:
+            with ExitStack() as stack:
+                scratch = _Scratch(self._scratch_bytes)
+                stack.callback(scratch.close)
+                while jobs := self._take():
+                    error: BaseException | None = None
+                    try:
+                        self._read(jobs, scratch)
+                    except BaseException as caught:  # raised where the weights are needed
+                        error = caught
+                    with self.lock:
+                        self.meter.ended(sum(read.piece.n_bytes for _, read in jobs))
+                        self._end(jobs, error)
+        except BaseException as error:
+            with self.lock:
+                self._failure = error
+                self._arrived.notify_all()
+
+    def _take(self) -> list[_Job]:
+        """Wait for jobs, and begin the next ones; none when the threads are to end."""
         with self.lock:
-            while not self._closing:
-                if not (self._jobs or self._later):
-                    self._queued.wait()
-                    continue
-                jobs = self._next_jobs(self._jobs or self._later)
-                for load, _ in jobs:
-                    load.under_way += 1
-                self.meter.begun()
-                self.lock.release()
-                error: BaseException | None = None
-                try:
-                    self._read(jobs, scratch)
-                except BaseException as caught:  # raised where the weights are needed
-                    error = caught
-                self.lock.acquire()
-                self.meter.ended(sum(read.piece.n_bytes for _, read in jobs))
-                self._end(jobs, error)
-        scratch.close()
+            while not (self._jobs or self._later or self._closing):
+                self._queued.wait()
+            if self._closing:
+                return []
+            jobs = self._next_jobs(self._jobs or self._later)
+            for load, _ in jobs:
+                load.under_way += 1
+            self.meter.begun()
+            return jobs
 
     def _next_jobs(self, queue: deque[_Job]) -> list[_Job]:
         """Take the first job, and those that continue it in the file: a long read is quicker than several.
@@ -227,7 +253,7 @@ class SlotFiller:
             if self._on_ended(load):
                 self._arrived.notify_all()
 
-    def _read(self, jobs: list[_Job], scratch: mmap.mmap) -> None:
+    def _read(self, jobs: list[_Job], scratch: _Scratch) -> None:
         """Read jobs that continue one another into their slots."""
         pieces = [read.piece for _, read in jobs]
         load, first = jobs[0]
@@ -240,7 +266,32 @@ class SlotFiller:
                 ]
                 self._reader.read(pieces, memories)
             return
-        with memoryview(scratch) as whole, whole[: pieces[0].n_bytes] as memory:
-            self._reader.read(pieces, [memory])
+        memory = scratch.memory
+        with memory.view(0, pieces[0].n_bytes) as view:
+            self._reader.read(pieces, [view])
         to = self._memory.address + load.slot * self.slot_bytes + first.piece.at + first.first
-        ctypes.memmove(to, address_of_map(scratch) + first.first, first.last - first.first)
+        ctypes.memmove(to, memory.address + first.first, first.last - first.first)
+
+
+class _Scratch:
+    """Memory of one thread for reads whose bytes have to be moved, allocated when it is first needed."""
+
+    def __init__(self, n_bytes: int) -> None:
+        self._n_bytes = n_bytes
+        self._memory: WeightMemory | None = None
+
+    @property
+    def memory(self) -> WeightMemory:
+        """The memory.
+
+        Raises:
+            MemoryLimitError: the system refuses it; the next read tries again.
+        """
+        if self._memory is None:
+            self._memory = WeightMemory(self._n_bytes)
+        return self._memory
+
+    def close(self) -> None:
+        """Free the memory."""
+        if self._memory is not None:
+            self._memory.close()
