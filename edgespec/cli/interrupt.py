@@ -13,9 +13,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-_AGAIN_S = 0.05
+Answer = TypeVar("Answer")
 
 
 class Cancellable(Protocol):
@@ -34,6 +34,12 @@ class Interruption:
 
     def __init__(self) -> None:
         self.signal = 0
+
+    def reach(self, answer: Answer, engine: Cancellable) -> Answer:
+        """Cancel an answer that was just asked for if the signal came before; returns the answer."""
+        if self:
+            engine.cancel()
+        return answer
 
     def __bool__(self) -> bool:
         return self.signal != 0
@@ -82,17 +88,6 @@ def cancelling(engine: Cancellable, *signals: signal.Signals) -> Iterator[Interr
 
 def _watch(reader: socket.socket, watched: set[signal.Signals], engine: Cancellable) -> None:
     """Cancel the answer when a watched signal's number is read, until the other end is closed."""
-    came = False
-    while True:
-        try:
-            numbers = reader.recv(64)
-        except TimeoutError:
-            numbers = b"\0"
-        if not numbers:
-            return
-        if not came and not watched.isdisjoint(numbers):
-            came = True
-            # An answer that is just beginning may miss the first call, so it is repeated.
-            reader.settimeout(_AGAIN_S)
-        if came:
+    while numbers := reader.recv(64):
+        if not watched.isdisjoint(numbers):
             engine.cancel()

@@ -21,6 +21,7 @@ from edgespec.drafters.head_sequence import HeadSequence
 from edgespec.drafters.model import ModelDrafter
 from edgespec.files.checked import CheckedFiles
 from edgespec.models.llama.cache.kv_cache import KVCache
+from edgespec.models.llama.cache.states import StateStore
 from edgespec.models.llama.heads.context import HeadContext
 from edgespec.models.llama.runtime.model import Model
 from edgespec.speculation.drafters.base import DraftRequest
@@ -150,11 +151,14 @@ class HeadDrafter(ModelDrafter):
         super().forget()
         self._shown, self._closed, self._owned = [], [], []
 
-    def save_to(self, folder: Path) -> None:
+    def recall(self, sequence: Sequence[int], folder: Path) -> None:
+        """Restore nothing, as in `save`."""
+
+    def save(self, sequence: Sequence[int], folder: Path) -> None:
         """Save nothing: a cache is of no use without the features that belong to it."""
 
     def keep_prompts(self, files: CheckedFiles) -> None:
-        """Keep nothing, as in `save_to`."""
+        """Keep nothing, as in `save`."""
 
     def _digest(self) -> None:
         for owner in self._closed:
@@ -282,7 +286,7 @@ class HeadDrafter(ModelDrafter):
             found.append(sequence)
         return found
 
-    def _recall(self, drafted: DraftSequence, sequence: Sequence[int]) -> None:
+    def _recall(self, drafted: DraftSequence, sequence: Sequence[int], store: StateStore | None) -> None:
         """Recall nothing: no state is saved."""
 
     def _most_pending(self, steps: Sequence[DraftStep]) -> int:

@@ -74,7 +74,6 @@ class ModelDrafter(Drafter):
         self._sequences = DraftSequences(context, self._new_sequence)
         self._drafted: list[DraftSequence] = []  # those of the last trees, in order
         self._places: dict[int, int] = {}  # where each request of the last call is in there
-        self._store: StateStore | None = None
         self._prompts: StateStore | None = None
         self.steps = self.rows = 0
         self._changing = False  # a call has begun and not ended
@@ -128,7 +127,7 @@ class ModelDrafter(Drafter):
         self._begin()
         # Draws are not candidates: none is learned from or reused.
         (drafted,) = self._drafted = self._sequences_for([(sequence, None, 0)])
-        self._recall(drafted, sequence)
+        self._recall(drafted, sequence, self._prompts)
         drafted.begin_candidates(None, None, None)
 
         def read(frontier: Frontier) -> tuple[list[int], FloatArray]:
@@ -191,23 +190,27 @@ class ModelDrafter(Drafter):
         self._context.close()
         self._model.close()
 
-    def save_to(self, folder: Path) -> None:
-        """Save the cache's state to a folder from now on, and restore it from there."""
-        self._store = self._store_in(CheckedFiles(folder))
+    def recall(self, sequence: Sequence[int], folder: Path) -> None:
+        """Restore as much of a long sequence as a folder holds, if more of it is unread than a block.
 
-    def save(self) -> None:
-        """Write the state of the sequence that was drafted for last; the last tree is forgotten."""
-        if self._store is not None:
+        Args:
+            sequence: all but its last token may be restored.
+        """
+        if len(sequence) - max(common_prefix(known.read, sequence) for known in self._sequences) > BLOCK:
             self._begin()
-            sequence = self._drafted[0] if self._drafted else self._sequences[0]
-            sequence.forget_tree()
-            self._store.save(sequence.cache, sequence.read, tail=True)
-            self._store.prune(sequence.read, parts=sequence.cache.saves_parts)
+            (drafted,) = self._drafted = self._sequences_for([(sequence, None, 0)])
+            self._recall(drafted, sequence, self._store_in(CheckedFiles(folder)))
             self._changing = False
 
-    def stop_saving(self) -> None:
-        """Undo `save_to`."""
-        self._store = None
+    def save(self, sequence: Sequence[int], folder: Path) -> None:
+        """Make a folder hold the state of as much of a sequence as was read, and of no other sequence."""
+        self._begin()
+        known, read = self._longest_read(sequence)
+        if read:
+            store = self._store_in(CheckedFiles(folder))
+            store.save(known.cache, read, tail=True)
+            store.prune(read, parts=known.cache.saves_parts)
+        self._changing = False
 
     def keep_prompts(self, files: CheckedFiles) -> None:
         """Find the states of sequences in these files from now on; `store_block` writes them."""
@@ -217,13 +220,19 @@ class ModelDrafter(Drafter):
         if self._prompts is None:
             return False
         self._begin()
+        known, read = self._longest_read(sequence)
+        stored = next(self._prompts.saving(known.cache, read, tail=False), _NO_STEP) is not _NO_STEP
+        self._changing = False
+        return stored
+
+    def _longest_read(self, sequence: Sequence[int]) -> tuple[DraftSequence, list[int]]:
+        """The cached sequence that has most of a sequence, and what it has of it that can be saved."""
         for known in self._sequences:  # their branches take the sequence ids
             known.forget_tree()
         best = max(self._sequences, key=lambda known: common_prefix(known.read, sequence))
-        read = best.read[: common_prefix(best.read, sequence)]
-        stored = next(self._prompts.saving(best.cache, read, tail=False), _NO_STEP) is not _NO_STEP
-        self._changing = False
-        return stored
+        shared = common_prefix(best.read, sequence)
+        can_be_saved = best.cache.saves_parts or shared == len(best.read)
+        return best, best.read[:shared] if can_be_saved else []
 
     def _store_in(self, files: CheckedFiles) -> StateStore:
         identity = cache_identity(
@@ -265,16 +274,15 @@ class ModelDrafter(Drafter):
         wanted = [(request.sequence, request.ranking, request.limits.branching) for request in requests]
         self._drafted = self._sequences_for(wanted)
         for drafted, request in zip(self._drafted, requests, strict=True):
-            self._recall(drafted, request.sequence)
+            self._recall(drafted, request.sequence, self._prompts)
             proposals = request.proposals(self._proposers)
             drafted.begin_candidates(request.limits, request.ranking, proposals)
 
-    def _recall(self, drafted: DraftSequence, sequence: Sequence[int]) -> None:
-        """Restore as much of a long sequence as the saved states hold."""
-        for store in (self._store, self._prompts):
-            if store is not None and len(drafted.pending) > BLOCK:
-                drafted.read[:] = sequence[: store.restore(drafted.cache, sequence[:-1])]
-                drafted.pending = list(sequence[len(drafted.read) :])
+    def _recall(self, drafted: DraftSequence, sequence: Sequence[int], store: StateStore | None) -> None:
+        """Restore as much of a long sequence as a store holds."""
+        if store is not None and len(drafted.pending) > BLOCK:
+            drafted.read[:] = sequence[: store.restore(drafted.cache, sequence[:-1])]
+            drafted.pending = list(sequence[len(drafted.read) :])
 
     def _expand(self, frontiers: Sequence[tuple[int, Frontier]]) -> list[Children]:
         """Expand several trees by a draft step."""

@@ -27,6 +27,7 @@ from edgespec.engine.plain_passes import PlainPasses
 from edgespec.engine.requests import AnswerCollector, Event, Request, RequestList, RequestSource, numbered
 from edgespec.engine.scheduler import Scheduler
 from edgespec.engine.sequence import Batch, Sizer
+from edgespec.engine.session_turn import SavedStates, SessionTurn
 from edgespec.engine.target import Target
 from edgespec.engine.usage import Usage
 from edgespec.errors import ContextLengthError, EdgeSpecError, UsageError
@@ -196,6 +197,44 @@ class Engine:
             return self._usage.held_steps(self._answer(tokens, room, config, raw, on_prefill))
 
         return self._usage.in_turn(begin)
+
+    def stream_turn(
+        self,
+        prepare: Callable[[], SessionTurn],
+        config: GenerationConfig | None = None,
+        *,
+        on_prefill: Callable[[int, int], None] | None = None,
+    ) -> Generator[Chunk, None, None]:
+        """`stream` for a conversation, whose state is restored before the answer and saved after it.
+
+        Args:
+            prepare: called when the iteration begins, before the turn is waited for.
+        """
+        config = config or GenerationConfig()
+
+        def begin() -> Generator[Chunk, None, None]:
+            turn = prepare()
+            tokens, room = self._checked(turn.tokens, config, turn.raw)
+            return self._usage.held_steps(self._answer(tokens, room, config, turn.raw, on_prefill, turn))
+
+        return self._usage.in_turn(begin)
+
+    def restore_conversation(self, tokens: Sequence[int], states: SavedStates) -> int:
+        """Restore a conversation from its saved states; returns how many tokens are in the cache then.
+
+        Raises:
+            UsageError: this thread has begun an answer and not ended it.
+            BackendError: the engine is closed.
+        """
+        return self._usage.run_in_turn(lambda: self.target.recall(tokens, store=states.target))
+
+    def save_conversation(self, tokens: Sequence[int], states: SavedStates) -> None:
+        """Save what the cache has of a conversation; raises as `restore_conversation`."""
+        self._usage.run_in_turn(lambda: self._save(tokens, states))
+
+    def _save(self, tokens: Sequence[int], states: SavedStates) -> None:
+        if self.target.save_state(states.target, tokens):
+            self.drafter.save(tokens, states.drafter)
 
     @checks_arguments
     def _checked(self, prompt: Prompt, config: GenerationConfig, raw: bool) -> tuple[list[int], int]:
@@ -408,22 +447,31 @@ class Engine:
         config: GenerationConfig,
         raw: bool,
         on_prefill: Callable[[int, int], None] | None,
+        turn: SessionTurn | None = None,
     ) -> Generator[Chunk, None, None]:
         """Read the prompt, then extend the text pass by pass until the answer ends."""
-        self._usage.clear_abort()
         answer = self._begin(prompt, room, config, raw)
         sequence = answer.sequence
+        states = turn.states if turn is not None else None
+        sequence.store = states.target if states is not None else None
         reason: FinishReason = "cancelled"
         try:
+            if self._abort.is_set:  # cancelled before it began
+                raise DecodeAborted
             try:
                 # A head drafts from hidden states of the whole prompt.
                 most_unread = 0 if self.drafter.reads_target else self.target.most_unread
                 sequence.unread = self.target.prefill(
-                    sequence.tokens[:-1], on_prefill, most_unread=max(most_unread - FIRST_BUDGET, 0)
+                    sequence.tokens[:-1],
+                    on_prefill,
+                    most_unread=max(most_unread - FIRST_BUDGET, 0),
+                    store=sequence.store,
                 )
             finally:
                 answer.prompt_was_read(len(prompt) - 1 - self.target.recalled)
             self._usage.check()  # the progress callback may have closed the engine
+            if states is not None:
+                self.drafter.recall(sequence.tokens, states.drafter)
             while not answer.is_full:
                 (record,) = self.step(Batch([sequence]))
                 if sequence.error is not None:
@@ -440,9 +488,18 @@ class Engine:
             raise
         finally:
             last = self._finish(answer, reason)
+            if turn is not None and answer.generation.passes:
+                self._end_turn(turn, answer.generation)
         if answer.generation.finish_reason == "cancelled":
             self._usage.check()
         yield last
+
+    def _end_turn(self, turn: SessionTurn, answer: Generation) -> None:
+        """Give a conversation its answer, and save its state while it is in the cache."""
+        turn.on_end(answer)
+        with self._usage.held_for_cleanup() as is_open:
+            if is_open and turn.states is not None and not turn.states.closed:
+                self._save([*turn.tokens, *answer.tokens], turn.states)
 
     def _begin(self, prompt: list[int], room: int, config: GenerationConfig, raw: bool) -> AnswerInProgress:
         """Begin an answer: how it is constrained and taken apart, drafted and accepted."""
@@ -497,7 +554,6 @@ class Engine:
         on_pass: Callable[[Sequence[PassRecord]], None] | None,
     ) -> Generator[Event, None, None]:
         """Answer the requests of a source, waiting for more while there are none."""
-        self._usage.clear_abort()
         scheduler = Scheduler(
             self.target,
             self.drafter,
@@ -564,8 +620,12 @@ class Engine:
         return self._usage.waiting
 
     def cancel(self) -> None:
-        """End the running answer; may be called from other threads and from signal handlers."""
-        self._abort.set()
+        """End all answers that were asked for so far; may be called from other threads and signal handlers.
+
+        That includes answers that wait for another one, and those of generators that nobody has iterated over
+        yet. Answers that are asked for later are not affected.
+        """
+        self._usage.cancel()
 
     def forget_texts(self) -> None:
         """Forget what was learned and kept of texts so far, in this engine and not on disk.

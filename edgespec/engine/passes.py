@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from edgespec.generation.expert_use import ExpertUse
 from edgespec.models.llama.cache.kv_cache import KVCache
+from edgespec.models.llama.cache.states import StateStore
 from edgespec.speculation.tree import FloatArray, TokenTree
 
 
@@ -35,12 +36,14 @@ class SequenceTree:
     Attributes:
         cached: where the sequence is cached, except its last tokens; None for the target's own sequence.
         unread: tokens before the last one that are not cached either, and are read in the tree's pass.
+        store: where the state of this sequence is kept on disk; None if it has no store of its own.
     """
 
     tokens: Sequence[int]
     tree: TokenTree
     cached: CachedSequence | None = None
     unread: int = 0
+    store: StateStore | None = None
 
 
 @dataclass(frozen=True)

@@ -279,8 +279,7 @@ class Scheduler:
         while self._cells.overflows(self._held):  # only now, as it may share cells of a finished sequence
             if not self._forget_finished():
                 break
-        stores = [] if self._states is None else [self._states]
-        self._target.recall(tokens, cached, stores)
+        self._target.recall(tokens, cached, self._states)
         running.started = False
         running.to_read = max(running.answer.missing, 0)
 
@@ -374,7 +373,7 @@ class Scheduler:
         if self._states is None:
             self._folder = tempfile.TemporaryDirectory(prefix="edgespec-texts-", ignore_cleanup_errors=True)
             files = CheckedFiles(Path(self._folder.name))
-            self._states = StateStore(files, repr(sorted(self._target.identity.items())))
+            self._states = self._target.store_in(files)
         self._target.save_sequence(self._states, running.place)
         self._target.close_sequence(running.place)
         running.answer.sequence.cached = None

@@ -10,6 +10,7 @@ import numpy as np
 from edgespec.engine.passes import CachedSequence, PromptChunk, SequenceTree
 from edgespec.errors import EdgeSpecError
 from edgespec.generation.result import PassTree
+from edgespec.models.llama.cache.states import StateStore
 from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.speculation.drafters.base import ProposedBy
 from edgespec.speculation.growth import TreeLimits
@@ -33,6 +34,7 @@ class RunningSequence:
         sizer: decides how large its trees are while it has passes to itself.
         cached: its entry in the target's cache; None for the target's own.
         unread: tokens before the last one that the target's cache lacks; the next pass reads them.
+        store: where the target's state of this sequence is kept on disk; None if it has no store of its own.
         last_round: its latest tree with drafted tokens, and what was accepted of it.
         error: what went wrong with this sequence alone in its latest pass.
         traced: note who proposes its tokens.
@@ -46,6 +48,7 @@ class RunningSequence:
     sizer: Sizer
     cached: CachedSequence | None = None
     unread: int = 0
+    store: StateStore | None = None
     last_round: tuple[TokenTree, Acceptance] | None = None
     error: EdgeSpecError | None = None
     traced: bool = False
@@ -131,6 +134,6 @@ class Batch:
     def trees(self, drafts: Sequence[DraftedTree]) -> list[SequenceTree]:
         """The trees that the target is to verify."""
         return [
-            SequenceTree(sequence.tokens, draft.tree, sequence.cached, sequence.unread)
+            SequenceTree(sequence.tokens, draft.tree, sequence.cached, sequence.unread, sequence.store)
             for sequence, draft in zip(self.sequences, drafts, strict=True)
         ]

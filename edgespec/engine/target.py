@@ -12,6 +12,7 @@ import numpy as np
 
 from edgespec.engine.hidden_states import HiddenFeed, HiddenReader, HiddenStates
 from edgespec.engine.passes import CachedSequence, PromptChunk, SequenceTree, TargetPass, VerifiedTree
+from edgespec.files.checked import CheckedFiles
 from edgespec.models.llama.cache.kv_cache import (
     KVCache,
     close_all_but,
@@ -51,7 +52,7 @@ class Target:
         pieces: under a row rule with a maximum, the longer pieces that prompts may be read in; None allows
             none.
         identity: everything that the contents of the cache depend on, except the tokens.
-        stores: where the states of sequences are kept on disk.
+        stores: where the states of all sequences are kept on disk.
     """
 
     def __init__(self, model: Model, context: Context, rule: RowRule | None) -> None:
@@ -84,6 +85,7 @@ class Target:
         on_progress: Callable[[int, int], None] | None = None,
         *,
         most_unread: int = 0,
+        store: StateStore | None = None,
     ) -> int:
         """Make the target's own sequence exactly `tokens`, reusing what the cache already has of them.
 
@@ -91,6 +93,7 @@ class Target:
             on_progress: called with the tokens read and to be read.
             most_unread: tokens at the end that may be left to the pass of the first tree, if one more pass
                 would read them.
+            store: where the state of this sequence alone is kept.
 
         Returns:
             How many tokens are left.
@@ -100,7 +103,7 @@ class Target:
                 recurrent state.
         """
         self.recalled = 0
-        self.recalled = self.recall(tokens)
+        self.recalled = self.recall(tokens, store=store)
         missing = len(tokens) - self.recalled
         read = 0
         while read < missing:
@@ -112,7 +115,7 @@ class Target:
             if leaves:
                 return left
             read += self.read_chunk(tokens, self.own)
-            self.store_blocks(self.own)
+            self._store_blocks(self.own, store)
             if on_progress is not None:
                 on_progress(read, missing)
         return 0
@@ -312,7 +315,7 @@ class Target:
             if path:
                 self._hidden.show(cached, start, rows[list(path)].tolist())
             if sequence_tree.unread:
-                self.store_blocks(cached)
+                self._store_blocks(cached, sequence_tree.store)
         self._guessing = self._changing = False
 
     def _padded(self, rows: int) -> int:
@@ -394,13 +397,13 @@ class Target:
         return longest
 
     def recall(
-        self, tokens: Sequence[int], cached: CachedSequence | None = None, stores: Sequence[StateStore] = ()
+        self, tokens: Sequence[int], cached: CachedSequence | None = None, store: StateStore | None = None
     ) -> int:
         """Make the cache hold as long a prefix of `tokens` as possible without a pass.
 
         Args:
             cached: the sequence that shall hold it; None for the target's own.
-            stores: where else to look for saved states.
+            store: where the state of this sequence alone is kept.
 
         Returns:
             How many tokens it now holds.
@@ -409,8 +412,8 @@ class Target:
         self._begin()
         cached.rewind(common_prefix(cached.tokens, tokens))
         _drop_pending(cached)
-        for store in [*self.stores, *stores]:
-            cached.tokens[:] = tokens[: store.restore(cached.cache, tokens)]
+        for place in self._stores_with(store):
+            cached.tokens[:] = tokens[: place.restore(cached.cache, tokens)]
         self._changing = False
         return cached.cache.length
 
@@ -425,7 +428,7 @@ class Target:
         """Make a store hold the state of as much of a sequence as is in the cache, and of no other sequence.
 
         Args:
-            tokens: the target's own.
+            tokens: of the target's own sequence.
 
         Returns:
             How many tokens that is. 0 if the cache holds nothing of the sequence, or if a recurrent state has
@@ -437,16 +440,24 @@ class Target:
         known = common_prefix(held, tokens)
         if not self.cache.saves_parts and known < self.cache.length:
             known = 0
-        if known or not tokens:
+        if known:
             store.save(self.cache, held[:known], tail=True)
             store.prune(held[:known], parts=self.cache.saves_parts)
         self._changing = False
         return known
 
-    def store_blocks(self, cached: CachedSequence) -> None:
-        """Write the whole blocks of a sequence that are not on disk yet to the stores."""
-        for store in self.stores:
-            store.save(cached.cache, cached.tokens, tail=False)
+    def store_in(self, files: CheckedFiles) -> StateStore:
+        """A store of states of this target's sequences."""
+        return StateStore(files, repr(sorted(self.identity.items())))
+
+    def _stores_with(self, store: StateStore | None) -> list[StateStore]:
+        """The stores of all sequences, and one sequence's own if it has one."""
+        return self.stores if store is None else [*self.stores, store]
+
+    def _store_blocks(self, cached: CachedSequence, store: StateStore | None) -> None:
+        """Write the whole blocks of a sequence that are not on disk yet."""
+        for place in self._stores_with(store):
+            place.save(cached.cache, cached.tokens, tail=False)
 
     def storing(self, cached: CachedSequence) -> Iterator[None]:
         """Write what is not on disk yet of a sequence to the stores, with a step for each block.

@@ -3,6 +3,9 @@
 A call that finds the engine taken by another thread waits for its turn. A generator may also be dropped or
 interrupted anywhere, so a turn ends with its generator, whether or not anybody has said so.
 
+Cancelling marks the calls that exist, whether they have the engine, wait for it or have not asked for it yet.
+A marked call ends as soon as it has the engine; calls that are made later are not marked.
+
 Closing frees memory that llama.cpp computes in, so it must wait until no thread is inside. It sets the abort
 flag first, so the wait is short. A thread that was generating an answer notices at its next step.
 """
@@ -13,7 +16,7 @@ import inspect
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -36,22 +39,24 @@ _NO_MORE = _NoMore()
 
 @dataclass(eq=False)
 class _Turn:
-    """A call that has the engine, or waits for it.
+    """A call that has the engine, waits for it, or was made and not begun.
 
     Attributes:
-        answer: the call's generator.
-        thread: that made the call.
+        answer: the call's generator. A strong reference would keep one that is dropped from being collected.
+        thread: that has begun the call; None before.
         said_to_end: whether the call has ended in good order.
+        cancelled: whether it shall end as soon as it has the engine.
     """
 
-    answer: weakref.ref[Answer]
-    thread: int
+    answer: weakref.ref[Answer] | None = None
+    thread: int | None = None
     said_to_end: bool = False
+    cancelled: bool = False
 
     @property
     def is_over(self) -> bool:
         """True if the generator has ended, however that happened."""
-        answer = self.answer()
+        answer = self.answer() if self.answer is not None else None
         return self.said_to_end or answer is None or inspect.getgeneratorstate(answer) == inspect.GEN_CLOSED
 
 
@@ -66,8 +71,9 @@ class Usage:
         self._abort = abort
         # Reentrant, because a callback of an answer may close the engine.
         self._inside = threading.RLock()
-        self._changed = threading.Condition()
-        self._turns: list[_Turn] = []  # the first one has the engine, the others wait
+        # Reentrant, because a signal handler may cancel.
+        self._changed = threading.Condition(threading.RLock())
+        self._turns: list[_Turn] = []  # of those that were begun, the first has the engine, the others wait
         self._closing = self._closed = self._forked = False
         forks.notify_of_forks(self)
 
@@ -91,44 +97,50 @@ class Usage:
     def waiting(self) -> int:
         """Calls that wait for their turn."""
         with self._changed:
-            return max(len(self._open_turns()) - 1, 0)
+            return max(len(self._begun_turns()) - 1, 0)
 
     def in_turn(self, begin: Callable[[], Generator[Step, None, None]]) -> Generator[Step, None, None]:
-        """The steps of a call, which has the engine as long as this generator exists; see `turn`.
+        """The steps of a call, which has the engine as long as this generator exists; see `_taken`.
 
         Args:
             begin: called before the turn is waited for.
         """
-        # A weak reference to the generator itself, as a strong one would keep it from being collected.
-        own: list[weakref.ref[Generator[Step, None, None]]] = []
+        turn = _Turn()
 
         def steps() -> Generator[Step, None, None]:
             inner = begin()
-            with self.turn(own[0]):
+            with self._taken(turn):
                 yield from inner
 
         generator = steps()
-        own.append(weakref.ref(generator))
+        turn.answer = weakref.ref(generator)
+        with self._changed:
+            self._turns = [*(turn for turn in self._turns if not turn.is_over), turn]
         return generator
 
-    @contextmanager
-    def turn(self, answer: weakref.ref[Answer]) -> Iterator[None]:
-        """A context in which a call has the engine; waits until the calls before it have ended.
+    def run_in_turn(self, work: Callable[[], Step]) -> Step:
+        """Do something for which a call must have the engine; raises as `_taken`, and what `work` does."""
 
-        Args:
-            answer: the call's generator, which is running. A strong reference would keep it from being
-                collected when it is dropped.
+        def steps() -> Generator[Step, None, None]:
+            yield work()
+
+        with closing(self.in_turn(lambda: self.held_steps(steps()))) as results:
+            return next(results)
+
+    @contextmanager
+    def _taken(self, turn: _Turn) -> Iterator[None]:
+        """A context in which a call has the engine; waits until the calls that began before have ended.
 
         Raises:
             UsageError: this thread has made an earlier call that has not ended, so waiting would never end.
             BackendError: as `check`.
         """
-        turn = _Turn(answer, threading.get_ident())
         try:
             with self._changed:
-                self._turns.append(turn)
-                while (open_turns := self._open_turns())[0] is not turn:
-                    before = open_turns[: open_turns.index(turn)]
+                turn.thread = threading.get_ident()
+                self._turns = [*(other for other in self._turns if other is not turn), turn]
+                while (begun := self._begun_turns())[0] is not turn:
+                    before = begun[: begun.index(turn)]
                     if any(other.thread == turn.thread for other in before):
                         raise UsageError(
                             "The engine is busy with another answer.",
@@ -137,21 +149,28 @@ class Usage:
                     self.check()
                     self._changed.wait(_LOOK_S)
                 self.check()
+                self._set_abort(turn.cancelled)
             yield
         finally:
             with self._changed:
                 turn.said_to_end = True
                 self._changed.notify_all()
 
-    def _open_turns(self) -> list[_Turn]:
-        self._turns = [turn for turn in self._turns if not turn.is_over]
-        return self._turns
+    def _begun_turns(self) -> list[_Turn]:
+        return [turn for turn in self._turns if turn.thread is not None and not turn.is_over]
 
-    def clear_abort(self) -> None:
-        """Allow passes to run again, unless the engine is being closed."""
+    def _set_abort(self, cancelled: bool) -> None:
+        """Let the call that has the engine run, or not."""
         self._abort.clear()
-        if self._closing:
+        if cancelled or self._closing:
             self._abort.set()
+
+    def cancel(self) -> None:
+        """End the calls that were made and have not ended; may be called from signal handlers."""
+        with self._changed:
+            for turn in self._turns:
+                turn.cancelled = True
+            self._abort.set()  # for the call that has the engine; the next one sets the flag anew
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -198,4 +217,4 @@ class Usage:
     def forked(self) -> None:
         """Called in a forked process, where the threads that held locks no longer exist to release them."""
         self._forked = True
-        self._inside, self._changed = threading.RLock(), threading.Condition()
+        self._inside, self._changed = threading.RLock(), threading.Condition(threading.RLock())

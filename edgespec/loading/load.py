@@ -45,7 +45,6 @@ from edgespec.models.gguf.footprint import require_cache_type
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub import catalog
-from edgespec.models.llama.cache.states import StateStore
 from edgespec.models.llama.row_rule import MOST_PADDED_ROWS
 from edgespec.models.llama.runtime.vetting import require_loadable
 from edgespec.models.text.encoding import Encoder
@@ -88,7 +87,7 @@ def open_engine(config: Config, on_progress: Progress | None = None) -> Engine:
 def _keep_prompts(engine: Engine, files: CheckedFiles) -> None:
     """Keep the states of sequences in files, those of the drafter too."""
     engine.prompt_files = files
-    engine.target.stores.append(StateStore(files, repr(sorted(engine.target.identity.items()))))
+    engine.target.stores.append(engine.target.store_in(files))
     if isinstance(engine.drafter, ModelDrafter):
         engine.drafter.keep_prompts(files)
 

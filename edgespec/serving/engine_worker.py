@@ -29,7 +29,6 @@ from edgespec.serving.served_model import ServedModel
 
 Open = Callable[[Progress], ServedModel]
 
-_AGAIN_S = 0.05
 _TELL_EVERY_S = 1.0
 _RETRY_S = 1.0
 _LONGEST_RETRY_S = 60.0
@@ -287,11 +286,7 @@ class EngineWorker(RequestSource):
     def close(self) -> None:
         """End everything and free the model."""
         self.stop()
-        while self._thread.is_alive():
-            model = self._model
-            if model is not None:
-                model.engine.cancel()
-            self._thread.join(_AGAIN_S)
+        self._thread.join()
         self._close_model()
 
     def _give_back(self) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from edgespec.drafters.draft_sequence import DraftSequence
 from edgespec.drafters.model import ModelDrafter
 from edgespec.engine.sessions.file import SessionFile, saved_sessions
 from edgespec.errors import SessionError, UsageError
+from edgespec.files.checked import CheckedFiles
+from edgespec.models.llama.cache.states import BLOCK, StateStore
 
 QUESTIONS = ["Hi", "Why is the sky blue?", "And at night?"]
 SHORT = GenerationConfig(max_tokens=16)
@@ -91,6 +94,74 @@ def test_what_is_undone_is_undone_on_disk(engine: Engine, tmp_path: Path) -> Non
     kept.resume(SessionFile(str(tmp_path / "talk.json")))
     assert [m["content"] for m in kept.messages] == [QUESTIONS[0], first], "nothing saved is erased"
     kept.close()
+
+
+@pytest.fixture(scope="module")
+def quick(short_path: Path) -> Iterator[Engine]:
+    with edgespec.load(
+        short_path, draft=short_path, exact=True, tree_budget=8, context=512, threads=1
+    ) as engine:
+        yield engine
+
+
+SYSTEMS = {"birds": "You know all birds. " * 30, "fish": "You like every fish. " * 30}
+
+
+def restorable(store: StateStore, session: Session) -> int:
+    """Tokens of a conversation that a store could restore."""
+    assert session._known is not None
+    chain = store._longest_chain(session._known.tokens, parts=True)
+    return chain[-1].end if chain else 0
+
+
+def check_folders(engine: Engine, sessions: Sequence[Session]) -> None:
+    """Each session's folder has its own conversation, and nothing of the other one."""
+    assert isinstance(engine.drafter, ModelDrafter)
+    for session, other in (sessions, sessions[::-1]):
+        assert session.file is not None
+        folder = session.file.states
+        drafter = engine.drafter._store_in(CheckedFiles(folder / "drafter"))
+        for store in (engine.target.store_in(CheckedFiles(folder)), drafter):
+            assert restorable(store, session) >= BLOCK
+            assert restorable(store, other) == 0
+
+
+def test_sessions_of_one_engine_keep_to_their_own_folders(quick: Engine, tmp_path: Path) -> None:
+    expected = []
+    for system in SYSTEMS.values():
+        alone = Session(quick, system)
+        expected.append([ask(alone, question) for question in QUESTIONS])
+    sessions = birds, fish = [Session(quick, system) for system in SYSTEMS.values()]
+    files = [str(tmp_path / f"{name}.json") for name in SYSTEMS]
+    for session, file in zip(sessions, files, strict=True):
+        session.save_to(SessionFile(file))
+    for turn, question in enumerate(QUESTIONS[:2]):
+        for session, answers in zip(sessions, expected, strict=True):
+            assert ask(session, question) == answers[turn]
+    check_folders(quick, sessions)
+    birds.close()
+    ask(fish, QUESTIONS[2])
+    fish.close()
+    quick.target.rewind(0)
+    for file, answers, turns in zip(files, expected, (2, 3), strict=True):
+        again = Session(quick)
+        resumed = again.resume(SessionFile(file))
+        assert resumed is not None
+        assert (resumed.turns, resumed.reason) == (turns, "")
+        assert resumed.restored >= resumed.tokens - 1
+        assert [message["content"] for message in again.messages[1::2]] == answers[:turns]
+        again.close()
+
+    # Two threads at once: each session takes its own answers.
+    sessions = [Session(quick, system) for system in SYSTEMS.values()]
+    for session, name in zip(sessions, SYSTEMS, strict=True):
+        session.save_to(SessionFile(str(tmp_path / f"{name} in a thread.json")))
+    with ThreadPoolExecutor(2) as threads:
+        answered = threads.map(lambda session: [ask(session, text) for text in QUESTIONS], sessions)
+        assert list(answered) == expected
+    check_folders(quick, sessions)
+    for session in sessions:
+        session.close()
 
 
 def test_a_drafter_takes_up_a_long_text_from_its_saved_state(

@@ -15,6 +15,7 @@ import numpy as np
 
 from edgespec.engine.engine import Engine
 from edgespec.engine.passes import PromptChunk, SequenceTree, TargetPass, VerifiedTree
+from edgespec.files.checked import CheckedFiles
 from edgespec.models.llama.cache.kv_cache import common_prefix
 from edgespec.models.llama.cache.states import StateStore
 from edgespec.models.llama.row_rule import RowRule
@@ -136,12 +137,15 @@ class FakeTarget:
         best = max(others, key=lambda other: common_prefix(other.tokens, tokens), default=None)
         return best, common_prefix(best.tokens, tokens) if best else 0
 
-    def recall(self, tokens: Sequence[int], cached: FakeSequence, stores: Sequence[StateStore] = ()) -> int:
+    def recall(self, tokens: Sequence[int], cached: FakeSequence, store: StateStore | None = None) -> int:
         assert tokens[: len(cached.tokens)] == cached.tokens
-        for saved in self._saved if stores else ():
+        for saved in self._saved if store is not None else ():
             if saved == tokens[: len(saved)] and len(saved) > len(cached.tokens):
                 cached.tokens = list(saved)
         return len(cached.tokens)
+
+    def store_in(self, files: CheckedFiles) -> StateStore:
+        return StateStore(files, "")
 
     def save_sequence(self, store: StateStore, cached: FakeSequence) -> None:
         self._saved.append(list(cached.tokens))
@@ -164,6 +168,7 @@ class FakeTarget:
         on_progress: Callable[[int, int], None] | None = None,
         *,
         most_unread: int = 0,
+        store: StateStore | None = None,
     ) -> int:
         self.own.tokens, self._verified = list(tokens), []
         if on_progress is not None:

@@ -10,6 +10,8 @@ import threading
 import pytest
 
 from edgespec.cli.interrupt import cancelling
+from edgespec.speculation.drafters.base import NoDrafter
+from tests.unit.fakes import fake_engine
 from tests.waiting import PATIENCE_S, wait_until
 
 
@@ -77,3 +79,13 @@ def test_outside_the_main_thread_nothing_is_touched() -> None:
     thread.start()
     thread.join()
     assert seen == [False, signal.default_int_handler]
+
+
+def test_a_signal_that_comes_before_an_answer_is_asked_for_ends_it() -> None:
+    engine, _ = fake_engine(NoDrafter(), 5, never_ends=True)
+    with engine:
+        with cancelling(engine) as interruption:
+            signal.raise_signal(signal.SIGINT)
+            (last,) = interruption.reach(engine.stream([1]), engine)
+        assert last.generation is not None
+        assert last.generation.finish_reason == "cancelled"

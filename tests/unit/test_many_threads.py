@@ -199,3 +199,62 @@ def test_what_is_in_the_queue_shares_every_pass() -> None:
         ended = [event.request.key for event in engine.stream_many(queue) if event.is_last]
     assert sorted(ended) == [0, 1, 2, 3]
     assert target.passes == target.shared_passes == 12
+
+
+def reason(answer: Generation) -> str:
+    return answer.finish_reason
+
+
+def test_an_answer_that_nobody_has_iterated_over_yet_can_be_cancelled() -> None:
+    engine, _ = fake_engine(NoDrafter(), 5, never_ends=True)
+    with engine:
+        stream = engine.stream([1], CONFIG)
+        engine.cancel()
+        (last,) = stream
+        assert last.generation is not None
+        assert (reason(last.generation), last.generation.tokens) == ("cancelled", [])
+        assert engine.generate([1], CONFIG).tokens == alone([1])
+
+
+def test_cancelling_between_the_start_and_the_first_token_is_not_lost() -> None:
+    engine, target = fake_engine(NoDrafter(), 5, never_ends=True)
+    with engine:
+        for cancel in (lambda *_: engine.cancel(), lambda *_: Call(engine.cancel).end()):
+            answer = engine.generate([1, 2, 3], CONFIG, on_prefill=cancel)
+            assert reason(answer) == "cancelled"
+            assert len(answer.tokens) <= 1
+            assert engine.generate([1], CONFIG).tokens == alone([1])
+        passes = target.passes
+        many = engine.stream_many([Request([1], CONFIG)])
+        engine.cancel()
+        assert list(many) == []
+        assert target.passes == passes
+
+
+def test_cancelling_ends_calls_that_wait_and_none_that_come_later() -> None:
+    engine, _ = fake_engine(FakeDrafter(5, 0.8), 5, never_ends=True)
+    with engine:
+        first = engine.stream([20], CONFIG)
+        next(first)
+        calls = [Call(lambda number=number: engine.generate([number], CONFIG)) for number in (1, 2)]
+        wait_until(lambda: engine.waiting == 2)
+        engine.cancel()
+        later = Call(lambda: engine.generate([3], CONFIG))
+        wait_until(lambda: engine.waiting == 3)
+        *_, last = first
+        assert last.generation is not None
+        assert reason(last.generation) == "cancelled"
+        assert [(reason(call.end()), call.end().tokens) for call in calls] == [("cancelled", [])] * 2
+        assert later.end().tokens == alone([3])
+
+
+def test_cancelling_when_nothing_runs_cancels_nothing_later() -> None:
+    engine, _ = fake_engine(NoDrafter(), 5, never_ends=True)
+    with engine:
+        engine.cancel()
+        assert engine.generate([1], CONFIG).tokens == alone([1])
+        finished, dropped = engine.stream([2], CONFIG), engine.stream([3], CONFIG)
+        list(finished)
+        del dropped
+        engine.cancel()
+        assert len(list(engine.stream_many([Request([1], CONFIG)]))) == CONFIG.max_tokens + 1

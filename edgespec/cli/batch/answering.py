@@ -82,7 +82,8 @@ def answer_all(
     """
     while not interruption:
         try:
-            yield from requests.watched(engine.stream_many(requests, parallel=parallel))
+            events = engine.stream_many(requests, parallel=parallel)
+            yield from requests.watched(interruption.reach(events, engine))
             return
         except (EdgeSpecError, *FATAL):
             raise
@@ -96,7 +97,8 @@ def answer_all(
             continue
         for request in suspects:
             try:
-                yield from requests.watched(engine.stream_many([request]))
+                events = engine.stream_many([request])
+                yield from requests.watched(interruption.reach(events, engine))
             except (EdgeSpecError, *FATAL):
                 raise
             except Exception as error:

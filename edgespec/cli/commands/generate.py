@@ -250,7 +250,8 @@ class _SinglePrompt:
         answer = None
         with cancelling(engine, signal.SIGTERM) as interruption, self.terminal.status() as status:
             thoughts = ThoughtDisplay(self.terminal, unfolded=self.terminal.verbose)
-            for chunk in engine.stream(asked, config, raw=self.raw, on_prefill=status.prefill):
+            chunks = engine.stream(asked, config, raw=self.raw, on_prefill=status.prefill)
+            for chunk in interruption.reach(chunks, engine):
                 answer = chunk.generation
                 if self.as_text:
                     thoughts.feed(chunk, status)

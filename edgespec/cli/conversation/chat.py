@@ -135,7 +135,7 @@ class Chat:
         try:
             with without_echo(), cancelling(self._engine) as interruption, self.terminal.status() as status:
                 status.waiting("Reading the prompt")
-                for chunk in begin(status):
+                for chunk in interruption.reach(begin(status), self._engine):
                     answer = chunk.generation
                     if as_json:
                         status.clear()

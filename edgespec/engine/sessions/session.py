@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from edgespec.arguments import checks_arguments
 from edgespec.engine.engine import Engine
+from edgespec.engine.session_turn import SavedStates, SessionTurn
 from edgespec.engine.sessions.file import Conversation, SessionFile
 from edgespec.engine.sessions.fit import misfit
 from edgespec.errors import SessionError, UsageError
 from edgespec.files.checked import CheckedFiles
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk, Generation
-from edgespec.models.llama.cache.states import StateStore
 from edgespec.models.text.encoding import EncodedConversation
 
 
@@ -52,7 +52,7 @@ class Session:
         self._system = system
         self._known: EncodedConversation | None = None
         self._pending: str | None = None
-        self._store: StateStore | None = None
+        self._states: SavedStates | None = None
 
     def __repr__(self) -> str:
         """Return, for example, <Session with big.gguf, 3 turns, saved in trip.json>."""
@@ -83,7 +83,7 @@ class Session:
 
         The conversation itself is saved.
         """
-        return self._store.failure if self._store is not None else ""
+        return self._states.target.failure if self._states is not None else ""
 
     @checks_arguments
     def ask(
@@ -110,10 +110,14 @@ class Session:
                 "A session cannot call tools.",
                 "Give the messages to Engine.generate, results of tools included.",
             )
-        encoded = self._encoded(text, config=config)
-        self._pending = text
-        self._save()
-        yield from self._stream(encoded, config, on_prefill, lambda answer: self._add(text, answer, encoded))
+
+        def prepare() -> SessionTurn:
+            encoded = self._encoded(text, config=config)
+            self._pending = text
+            self._save()
+            return self._turn(encoded, lambda answer: self._add(text, answer, encoded))
+
+        return self._stream(prepare, config, on_prefill)
 
     @checks_arguments
     def continue_answer(
@@ -133,37 +137,36 @@ class Session:
         """
         if not self.messages:
             raise SessionError("There is no answer to continue.", "Ask something first.")
-        begun, said = self._begun(config)
-        yield from self._stream(
-            begun,
-            config,
-            on_prefill,
-            lambda answer: self._extend(said, answer, begun),
-            raw=bool(said),  # the thought, if there was one, is over
-        )
+
+        def prepare() -> SessionTurn:
+            begun, said = self._begun(config)
+            # The thought, if there was one, is over.
+            return self._turn(begun, lambda answer: self._extend(said, answer, begun), raw=bool(said))
+
+        return self._stream(prepare, config, on_prefill)
+
+    def _turn(
+        self, encoded: EncodedConversation, keep: Callable[[Generation], None], *, raw: bool = False
+    ) -> SessionTurn:
+        return SessionTurn(encoded.tokens, raw, self._states, keep)
 
     def _stream(
         self,
-        encoded: EncodedConversation,
+        prepare: Callable[[], SessionTurn],
         config: GenerationConfig | None,
         on_prefill: Callable[[int, int], None] | None,
-        keep: Callable[[Generation], None],
-        *,
-        raw: bool = False,
     ) -> Iterator[Chunk]:
-        """Stream an answer; `keep` gets it in the end, also if it was stopped half-way."""
-        before = self.engine.last_generation
-        answered = False
-        try:
-            for chunk in self.engine.stream(encoded.tokens, config, raw=raw, on_prefill=on_prefill):
-                answered = answered or chunk.record is not None
-                yield chunk
-        finally:
-            self._pending = None
-            answer = self.engine.last_generation
-            if answered and answer is not None and answer is not before:
-                keep(answer)
-            self._save()
+        """Stream an answer, and save the conversation when it has ended."""
+        answer = self.engine.stream_turn(prepare, config, on_prefill=on_prefill)
+
+        def chunks() -> Iterator[Chunk]:
+            try:
+                yield from answer
+            finally:
+                self._pending = None
+                self._save()
+
+        return chunks()
 
     def undo(self) -> bool:
         """Drop the last question and its answer; False if there is none."""
@@ -216,6 +219,8 @@ class Session:
         self.close()
         self._attach(file)
         self._save()
+        if self._states is not None and self._known is not None and not self.engine.closed:
+            self.engine.save_conversation(self._known.tokens, self._states)
 
     @checks_arguments
     def resume(self, file: SessionFile) -> ResumedSession | None:
@@ -241,8 +246,9 @@ class Session:
         self.messages[:] = saved.messages
         self._attach(file)
         tokens = list(saved.known.tokens) if saved.known else []
-        with self.engine.held():
-            restored = 0 if reason or not tokens else self.engine.target.recall(tokens)
+        restored = 0
+        if tokens and self._states is not None and not reason:
+            restored = self.engine.restore_conversation(tokens, self._states)
         if saved.messages and not restored and not reason:
             reason = "The saved state is missing or damaged"
         return ResumedSession(self.turns, len(tokens), restored, reason, saved.pending)
@@ -272,10 +278,9 @@ class Session:
         self.file = None
 
     def _stop_keeping_states(self) -> None:
-        if self._store is not None and self._store in self.engine.target.stores:
-            self.engine.target.stores.remove(self._store)
-            self.engine.drafter.stop_saving()
-        self._store = None
+        if self._states is not None:
+            self._states.closed = True  # for an answer that has not ended
+        self._states = None
 
     def _begun(self, config: GenerationConfig | None) -> tuple[EncodedConversation, str]:
         """The conversation up to the end of its last answer, as tokens, and the text of that answer."""
@@ -326,27 +331,22 @@ class Session:
 
     def _attach(self, file: SessionFile) -> None:
         self.file = file
-        target = self.engine.target
-        self._store = StateStore(CheckedFiles(file.states), repr(sorted(target.identity.items())))
-        target.stores.append(self._store)
-        self.engine.drafter.save_to(file.states / "drafter")
+        store = self.engine.target.store_in(CheckedFiles(file.states))
+        self._states = SavedStates(store, file.states / "drafter")
 
     def _save(self) -> None:
-        if self.file is None or self._store is None:
+        if self.file is None or self._states is None:
             return
         target = self.engine.target
-        known = self._known
         self.file.write(
             Conversation(
                 target.identity,
                 self._system,
                 self.messages,
                 self._pending,
-                known,
+                self._known,
                 model_path=str(target.model.path.absolute()),
             )
         )
-        if self._pending is None and (known or not self.messages) and not self.engine.closed:
-            with self.engine.held():
-                if target.save_state(self._store, list(known.tokens) if known else []) or not self.messages:
-                    self.engine.drafter.save()
+        if not self.messages and self._pending is None:
+            self._states.clear()

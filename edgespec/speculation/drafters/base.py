@@ -104,20 +104,16 @@ class Drafter(Protocol):
         """
         del sequence, index
 
-    def save_to(self, folder: Path) -> None:
-        """Save the cache's state to a folder from now on, and restore it from there.
+    def recall(self, sequence: Sequence[int], folder: Path) -> None:
+        """Restore the state of a sequence, of which nothing is drafted for yet, from a folder.
 
         Drafters without a cache ignore this.
         """
-        del folder
+        del sequence, folder
 
-    def save(self) -> None:
-        """Write the state of the sequence that was drafted for last; see `save_to`."""
-        return
-
-    def stop_saving(self) -> None:
-        """Undo `save_to`."""
-        return
+    def save(self, sequence: Sequence[int], folder: Path) -> None:
+        """Make a folder hold the state of a sequence that was drafted for, and of no other; see `recall`."""
+        del sequence, folder
 
     def store_block(self, sequence: Sequence[int]) -> bool:
         """Write a block of the state of a sequence that was drafted for to disk, if states are kept there.

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
     from edgespec.models.text.encoding import Prompt
 
-_AGAIN_S = 0.05
-
 
 @dataclass(frozen=True)
 class NodeFacts:
@@ -138,10 +136,8 @@ class Node:
         """End all answers; what was generated of them is returned as far as there is something."""
         self._interruption.signal = signal.SIGINT
         self._queue.close()
-        while self._engine is not None and self._ended is None:
-            # An answer that is just beginning may miss the first call, so it is repeated.
+        if self._engine is not None:
             self._engine.cancel()
-            await asyncio.sleep(_AGAIN_S)
 
     async def close(self) -> None:
         """Keep what the engine learned, and free it."""

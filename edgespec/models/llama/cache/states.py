@@ -108,6 +108,11 @@ class StateStore:
         for name in self._names() - kept:
             self._files.discard(name)
 
+    def clear(self) -> None:
+        """Remove all blocks."""
+        for name in self._names():
+            self._files.discard(name)
+
     def _blocks(self, tokens: Sequence[int], parts: bool) -> Iterator[_StateBlock]:
         name = self._seed
         step = BLOCK if parts else max(len(tokens), 1)

@@ -1,0 +1,48 @@
+"""A turn of a saved conversation, as the engine sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgespec.files.checked import CheckedFiles
+from edgespec.generation.result import Generation
+from edgespec.models.llama.cache.states import StateStore
+
+
+@dataclass(eq=False)
+class SavedStates:
+    """The states of one conversation on disk.
+
+    Attributes:
+        target: those of the target.
+        drafter: the folder of the drafter's.
+        closed: whether nothing is saved here any more.
+    """
+
+    target: StateStore
+    drafter: Path
+    closed: bool = False
+
+    def clear(self) -> None:
+        """Remove all of them."""
+        self.target.clear()
+        StateStore(CheckedFiles(self.drafter), "").clear()
+
+
+@dataclass(frozen=True)
+class SessionTurn:
+    """A prompt that continues a conversation.
+
+    Attributes:
+        tokens: the conversation up to the answer.
+        raw: nothing in the answer is a thought or a call.
+        states: where the state of the conversation is kept; None if it is not.
+        on_end: called with the answer when it has ended, in whatever way, if there is any of it.
+    """
+
+    tokens: Sequence[int]
+    raw: bool
+    states: SavedStates | None
+    on_end: Callable[[Generation], None]
