@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from edgespec.config import NO_MODEL
+from edgespec.files.user_folders import expanded
 
 _PATH_AT_END = re.compile(r'(?:^|\s)@("?)([^"\s]*|(?<=")[^"]*)$')
 
@@ -58,7 +58,7 @@ class Completer:
 def paths(typed: str) -> list[str]:
     """Files and folders that begin with `typed`; folders end with a slash."""
     folder, _, start = typed.rpartition("/")
-    base = Path(folder + "/" if folder or typed.startswith("/") else ".").expanduser()
+    base = expanded(folder + "/" if folder or typed.startswith("/") else ".")
     prefix = typed[: len(typed) - len(start)]
     try:
         entries = sorted(base.iterdir())

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import UsageError
+from edgespec.files.user_folders import config_folder, expanded
 from edgespec.models.hub.external import FOLDERS
 
 MODELS_FOLDER = "models_folder"
@@ -45,10 +46,9 @@ def config_path() -> Path:
     """Return the path of the file: EDGESPEC_CONFIG, or the platform's place."""
     named = os.environ.get("EDGESPEC_CONFIG")
     if named:
-        return Path(named).expanduser()
-    from platformdirs import user_config_path
+        return expanded(named)
 
-    return user_config_path("edgespec") / "config.toml"
+    return config_folder() / "config.toml"
 
 
 def is_named() -> bool:

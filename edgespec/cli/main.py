@@ -81,10 +81,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _defaults_from_file(arguments: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Defaults of each command from the configuration file; help is shown even if that file is damaged."""
-    file = settings.config_path()
-    if not (file.exists() or settings.is_named()) or not arguments:
+    if not arguments or arguments[0].startswith("-") or _HELP & {*arguments}:
         return {}
-    if arguments[0].startswith("-") or _HELP & {*arguments} or arguments[0] in ("config", "doctor"):
+    file = settings.config_path()
+    if not (file.exists() or settings.is_named()) or arguments[0] in ("config", "doctor"):
         return {}
     from edgespec.cli.commands.config import WITHOUT_SETTINGS, defaults_from
 

@@ -10,11 +10,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from platformdirs import user_cache_path
-
 from edgespec.doctor.devices import DeviceCheck, examine_devices
 from edgespec.doctor.kernels import KernelFacts, examine_kernels
 from edgespec.errors import EdgeSpecError
+from edgespec.files.user_folders import cache_folder
 from edgespec.machine.disks import Disk, disk_of
 from edgespec.machine.probe import Machine, probe
 from edgespec.models.gguf.footprint import cells_for
@@ -141,7 +140,7 @@ def gather(
     from edgespec.models.hub.repository import Hub
 
     on_progress("Looking at this machine", 0.0)
-    cache = user_cache_path("edgespec")
+    cache = cache_folder()
     # First, while this program itself is idle.
     machine = probe(cache)
     cache_disk = machine.disk

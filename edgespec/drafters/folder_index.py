@@ -19,6 +19,7 @@ import numpy as np
 
 from edgespec.errors import UsageError
 from edgespec.files.cache_kind import CacheKind
+from edgespec.files.user_folders import expanded
 from edgespec.files.writing import atomic_large_write, remove_abandoned
 from edgespec.progress import Progress
 from edgespec.speculation.sources.corpus import BREAK, Corpus, CorpusBlock, Tokens, suffix_array
@@ -68,7 +69,7 @@ def open_corpus(
     Raises:
         UsageError: there is nothing to read, or it cannot be read, or the index cannot be written.
     """
-    source = source.expanduser()
+    source = expanded(source)
     if not source.exists():
         raise UsageError(
             f"{source} does not exist.", "Give --draft-from a folder with text files, or a file."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from pathlib import Path
 
-from platformdirs import user_cache_path
+from edgespec.files.user_folders import cache_folder
 
 
 class CacheKind(Enum):
@@ -26,7 +26,7 @@ class CacheKind(Enum):
     @property
     def folder(self) -> Path:
         """The path of the folder, which need not exist."""
-        return user_cache_path("edgespec") / self.value
+        return cache_folder() / self.value
 
     def forget(self) -> int:
         """Delete all of it; returns how many files there were, those of interrupted writes not counted.

@@ -9,8 +9,7 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
-from platformdirs import user_data_path
-
+from edgespec.files.user_folders import data_folder
 from edgespec.files.writing import atomic_write
 
 _BYTES = 16
@@ -39,4 +38,4 @@ def forget_secret() -> None:
 
 
 def _path() -> Path:
-    return user_data_path("edgespec") / "secret"
+    return data_folder() / "secret"

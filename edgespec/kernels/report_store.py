@@ -11,10 +11,10 @@ from pathlib import Path
 
 import llama_cpp
 from filelock import FileLock, Timeout
-from platformdirs import user_cache_path
 
 from edgespec.errors import BackendError
 from edgespec.files.small_json import read_json, remembered
+from edgespec.files.user_folders import cache_folder
 from edgespec.kernels.native.build import library_path
 from edgespec.kernels.rebuild import rebuild_command
 from edgespec.kernels.report import TrialReport
@@ -42,7 +42,7 @@ _found_of_sequences: TrialReport | None = None
 
 def reports_folder() -> Path:
     """The folder of the reports."""
-    return user_cache_path("edgespec") / "kernels"
+    return cache_folder() / "kernels"
 
 
 def stored_report() -> TrialReport | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.errors import ModelFileError, UsageError
+from edgespec.files.user_folders import expanded
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.types import GGUFHeader
 
@@ -48,10 +49,10 @@ def file_and_scale(name: str) -> tuple[Path, float]:
     try:
         number = float(scale) if colon else 1.0
     except ValueError:  # the colon belongs to the path
-        return Path(name).expanduser(), 1.0
+        return expanded(name), 1.0
     if not math.isfinite(number) or abs(number) > 100:
         raise UsageError(f"The scale of the LoRA adapter {file} is {scale}.", "It must be from -100 to 100.")
-    return Path(file if colon else name).expanduser(), number
+    return expanded(file if colon else name), number
 
 
 def _read(path: Path, scale: float, target: GGUFHeader) -> Adapter:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from platformdirs import user_cache_path
-
 from edgespec.costs.pass_time import USUAL_OVERLAP
 from edgespec.costs.planner import TargetPasses
 from edgespec.costs.prompts import usual_prompt
+from edgespec.files.user_folders import cache_folder
 from edgespec.loading.devices.assignment import read_rate
 from edgespec.measure.derived_passes import known_curve
 from edgespec.models.gguf.layers import ModelFiles
@@ -24,7 +23,7 @@ def expected_prefill(
     own_kernels: bool = False,
 ) -> PrefillFacts:
     """The grounds on which the pieces of prompts are sized, in a context of so many tokens."""
-    differ = lengths_that_differ(user_cache_path("edgespec") / "rows", files.headers[0].fingerprint)
+    differ = lengths_that_differ(cache_folder() / "rows", files.headers[0].fingerprint)
     passes = expected_passes(files, threads, store)
     return PrefillFacts(passes, usual_prompt(context), own_kernels, frozenset(differ))
 

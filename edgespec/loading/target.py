@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from platformdirs import user_cache_path
-
 from edgespec.engine.target import Target
 from edgespec.errors import BackendError
 from edgespec.files.state import FileState
+from edgespec.files.user_folders import cache_folder
 from edgespec.kernels.layouts import own_in_use
 from edgespec.loading.adapters import refuse_streaming
 from edgespec.loading.heads import Shown, require_hidden_states
@@ -218,7 +217,7 @@ def _try_branches(context: Context, fingerprint: str, plan: Plan, state: LoadSta
     if context.branches:
         state.on_progress("Trying branches of running states (once a model)", 0.0)
         held = f"{plan.kernels}{state.variant}{plan.places}"
-        outcome = BranchingStore(user_cache_path("edgespec") / "rows").get(fingerprint, held, context)
+        outcome = BranchingStore(cache_folder() / "rows").get(fingerprint, held, context)
     context.branches = outcome is not BranchExactness.WRONG
     if not context.branches:
         state.notes.append(
@@ -265,7 +264,7 @@ def _free_rule(context: Context, fingerprint: str, plan: Plan, state: LoadState)
     if not own_in_use():
         return None
     held = f"{plan.kernels}{state.variant}{plan.places}"
-    return RowRuleStore(user_cache_path("edgespec") / "rows").get(fingerprint, held, context, FREE)
+    return RowRuleStore(cache_folder() / "rows").get(fingerprint, held, context, FREE)
 
 
 def _alone(plan: Plan, state: LoadState) -> bool:
@@ -278,7 +277,7 @@ def _row_rule(context: Context, fingerprint: str, plan: Plan, state: LoadState) 
     state.on_progress("Finding the rule for exact decoding (once a model)", 0.0)
     held = f"{plan.kernels}{state.variant}{plan.places}"
     slow = plan.memory.layout is not None or state.workers is not None
-    rules = RowRuleStore(user_cache_path("edgespec") / "rows")
+    rules = RowRuleStore(cache_folder() / "rows")
     searches = (FREE_SPARING, SPARING) if slow else (FREE, THOROUGH)
     for search in searches if _alone(plan, state) else searches[1:]:
         rule = rules.get(fingerprint, held, context, search, state.first_layers)
@@ -303,7 +302,7 @@ def _allow_long_chunks(target: Target, fingerprint: str) -> None:
     if target.rule is None or target.rule == ANY_ROWS:
         return
     if target.model.weights.streamed_bytes and keep_row_attention(target.context):
-        path = outcomes_path(user_cache_path("edgespec") / "rows", fingerprint, target.identity)
+        path = outcomes_path(cache_folder() / "rows", fingerprint, target.identity)
         target.pieces = PrefillChunks(target.rule, target.context.n_rows, path)
 
 

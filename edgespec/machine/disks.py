@@ -12,6 +12,7 @@ import psutil
 
 from edgespec.errors import StreamError
 from edgespec.files.direct_reader import FileReader
+from edgespec.files.user_folders import expanded
 from edgespec.machine.cgroups import ROOT, read_number, read_text
 
 NVME, SSD, HDD, VIRTUAL = "nvme", "ssd", "hdd", "virtual"
@@ -74,9 +75,9 @@ def disk_of(path: Path, root: Path = ROOT, *, number_of: tuple[int, int] | None 
 
 def _nearest(path: Path) -> Path:
     try:
-        place = path.expanduser().absolute()
-    except (OSError, RuntimeError):  # the current folder was removed, or there is no such user
-        return Path(Path.home().anchor or "/")
+        place = expanded(path).absolute()
+    except OSError:  # the current folder was removed
+        return Path(path.anchor or os.sep)
     while not os.path.lexists(place) and place != place.parent:
         place = place.parent
     try:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from platformdirs import user_cache_path
-
 from edgespec.costs.curves import Curve
 from edgespec.costs.pass_time import SLOWDOWN_BESIDE_READS, USUAL_OVERLAP
 from edgespec.costs.planner import TargetPasses
+from edgespec.files.user_folders import cache_folder
 from edgespec.measure.derived_passes import DerivedPasses
 from edgespec.measure.throughput import measure_reading
 from edgespec.models.gguf.layers import ModelFiles
@@ -87,7 +86,7 @@ class PassCosts:
         """Bytes of weights that will arrive per second, and where that figure comes from."""
         if own is not None and own.read_rate:
             return own.read_rate, ", including reading"
-        place = model.path or _nearest_existing(user_cache_path("edgespec"))
+        place = model.path or _nearest_existing(cache_folder())
         disk = self._store.disk(disk_key(place))
         if disk is None and model.path is not None:
             disk = self._measured_disk(model.path)

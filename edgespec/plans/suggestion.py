@@ -13,13 +13,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from platformdirs import user_cache_path
-
 from edgespec.config import Config
 from edgespec.costs.pass_time import SLOWDOWN_BESIDE_READS, USUAL_OVERLAP
 from edgespec.costs.planner import DraftingCosts, TargetPasses, alternatives, best
 from edgespec.costs.yields import TreeYields, expected_yields
 from edgespec.errors import BackendError, MemoryLimitError
+from edgespec.files.user_folders import cache_folder, expanded
 from edgespec.loading.devices.machine import MachineSnapshot
 from edgespec.loading.plan import Plan, Planner
 from edgespec.measure.derived_passes import known_curve
@@ -84,7 +83,7 @@ class Resources:
     def of_this_machine(cls, config: Config | None = None, store: ProfileStore | None = None) -> Resources:
         """Read them as they are now."""
         store = store or ProfileStore()
-        profile = store.disk(disk_key(_nearest(user_cache_path("edgespec"))))
+        profile = store.disk(disk_key(_nearest(cache_folder())))
         return cls(
             MachineSnapshot.read(),
             disk=shutil.disk_usage(_nearest(downloads_folder())).free,
@@ -180,12 +179,12 @@ def downloads_folder() -> Path:
     """The folder in which huggingface-hub keeps downloads, without importing it, which takes long."""
     hub = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     if hub:
-        return Path(hub).expanduser()
+        return expanded(hub)
     home = os.environ.get("HF_HOME")
     if home:
-        return Path(home).expanduser() / "hub"
+        return expanded(home) / "hub"
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "huggingface" / "hub"
+    return expanded(base) / "huggingface" / "hub"
 
 
 def _folder(entry: CatalogEntry, name: str) -> Path:

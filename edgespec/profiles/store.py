@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
-from platformdirs import user_cache_path
 
 from edgespec.costs.curves import Curve
 from edgespec.costs.pass_time import USUAL_OVERLAP
 from edgespec.costs.yields import TreeYields
 from edgespec.files.small_json import read_json, save_json
+from edgespec.files.user_folders import cache_folder
 from edgespec.machine.contention import DISTURBED
 from edgespec.machine.cores import probe_cores
 from edgespec.profiles.device_profile import DeviceProfile
@@ -212,7 +212,7 @@ class ProfileStore:
     """Stores and loads profiles."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        self.folder = folder or user_cache_path("edgespec") / "profiles"
+        self.folder = folder or cache_folder() / "profiles"
 
     def passes(self, key: Key) -> PassProfile | None:
         """The passes of a target."""

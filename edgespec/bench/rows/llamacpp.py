@@ -18,6 +18,7 @@ from edgespec.bench.rows.capped import CappedResult
 from edgespec.bench.rows.figures import Row, spread
 from edgespec.bench.rows.row_spec import PLAIN, RowSpec
 from edgespec.errors import UsageError
+from edgespec.files.user_folders import expanded
 from edgespec.generation.config import GenerationConfig
 from edgespec.offload.layout import round_up
 
@@ -63,7 +64,7 @@ def find_programs(given: str, *, speculative: bool) -> LlamaCppPrograms:
             f"Comparing with '{name}' is not supported.",
             "Give --compare llama.cpp, or llama.cpp=PATH.",
         )
-    path = Path(place).expanduser() if place else None
+    path = expanded(place) if place else None
     if path is not None and not path.exists():
         raise UsageError(
             f"{path} does not exist.", "Give --compare llama.cpp=PATH the folder of its programs."
@@ -256,7 +257,7 @@ def failure(ended: CappedResult) -> str:
 
 def program_folder(given: str | None) -> Path | None:
     """The folder that `--compare` names; None for the PATH."""
-    place = Path((given or "").partition("=")[2]).expanduser()
+    place = expanded((given or "").partition("=")[2])
     if not place.name:
         return None
     return place.parent if place.is_file() else place

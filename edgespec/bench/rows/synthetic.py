@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from platformdirs import user_cache_path
 
 from edgespec.errors import OutputError, UsageError
+from edgespec.files.user_folders import cache_folder
 from edgespec.files.writing import remove_abandoned
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
@@ -149,7 +149,7 @@ def _made(
     on_progress: Progress,
 ) -> Iterator[Path]:
     """A target of about `n_bytes`, made of `source` in the CPU's fastest kernel layout."""
-    folder = user_cache_path("edgespec") / "bench-models"
+    folder = cache_folder() / "bench-models"
     folder.mkdir(parents=True, exist_ok=True)
     remove_leftovers(folder)
     owner = "" if keep else f"-for-{os.getpid()}"

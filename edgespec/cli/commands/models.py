@@ -13,6 +13,7 @@ from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal, is_terminal
 from edgespec.config import Config
 from edgespec.errors import UsageError
+from edgespec.files.user_folders import expanded
 from edgespec.progress import no_progress
 from edgespec.units import parse_size, readable_rate
 
@@ -223,7 +224,6 @@ def widen(
 ) -> None:
     """Make a model larger without changing its answers, for benchmarks."""
     wanted = parse_size(size)
-    from pathlib import Path
 
     from edgespec.models.gguf.header import read_header
     from edgespec.models.gguf.synthesis.widen import widen as make
@@ -231,7 +231,7 @@ def widen(
     from edgespec.units import readable
 
     terminal = Terminal(quiet=quiet)
-    output = Path(destination).expanduser()
+    output = expanded(destination)
     if output.exists() and not force:
         raise UsageError(f"{output} already exists.", "Choose another name, or give --force.")
     with terminal.working() as progress:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -19,6 +18,7 @@ from edgespec.cli.screen.terminal import Terminal
 from edgespec.cli.utf8 import as_text
 from edgespec.config import Config
 from edgespec.errors import OutputError, UsageError
+from edgespec.files.user_folders import expanded
 
 app = command_group("presets", "Save a model, a system prompt and settings under a name for --preset.")
 
@@ -108,8 +108,8 @@ def remove(
 
 def _lasting(key: str, value: Any) -> Any:
     """A value that means the same in any folder: paths of files are made absolute."""
-    if key in (*_FILES, "model", "draft") and isinstance(value, str) and Path(value).expanduser().is_file():
-        return str(Path(value).expanduser().absolute())
+    if key in (*_FILES, "model", "draft") and isinstance(value, str) and expanded(value).is_file():
+        return str(expanded(value).absolute())
     if isinstance(value, tuple | list):
         return [_lasting(key, item) for item in value]
     return as_text(value, f"--{key}") if isinstance(value, str) else value

@@ -6,7 +6,6 @@ import ipaddress
 import socket
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,6 +20,7 @@ from edgespec.cli.prompt.system import SystemFile, system_prompt
 from edgespec.cli.screen.terminal import Terminal
 from edgespec.config import Config
 from edgespec.errors import UsageError
+from edgespec.files.user_folders import expanded
 from edgespec.units import parse_size
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def serve(
     with ExitStack() as stack:
         listener = stack.enter_context(_listen(host, port))
         shown = terminal.note if terminal.verbose or terminal.is_watched else None
-        requests = RequestLog(Path(log).expanduser() if log else None, shown)
+        requests = RequestLog(expanded(log) if log else None, shown)
         stack.callback(requests.close)
         again = loading.with_(leave_out_missing=True)  # after a failure
 

@@ -10,6 +10,7 @@ from typing import Annotated
 from edgespec.cli.options.declaration import option
 from edgespec.cli.utf8 import decoded
 from edgespec.errors import UsageError
+from edgespec.files.user_folders import expanded
 
 MOST_BYTES = 4 << 20
 
@@ -33,7 +34,7 @@ def read_attachment(name: str) -> tuple[Path, str]:
     Raises:
         UsageError: it cannot be read, is too large, or is not text.
     """
-    path = Path(name).expanduser()
+    path = expanded(name)
     try:
         if path.stat().st_size > MOST_BYTES:
             raise UsageError(f"{name} has more than {MOST_BYTES >> 20} MiB.", "Attach a part of it.")
@@ -66,8 +67,8 @@ def with_attachments(text: str, files: list[tuple[Path, str]]) -> tuple[str, lis
         name = match[1] or match[2]
         # Punctuation after a path is not part of it, unless there is such a file.
         for spelled in dict.fromkeys([name, name.rstrip(".,;:!?)")]):
-            if spelled and Path(spelled).expanduser().is_file():
-                if not any(path.samefile(Path(spelled).expanduser()) for path, _ in files if path.exists()):
+            if spelled and expanded(spelled).is_file():
+                if not any(path.samefile(expanded(spelled)) for path, _ in files if path.exists()):
                     files.append(read_attachment(spelled))
                 break
     return after_files(text, files), [path for path, _ in files]

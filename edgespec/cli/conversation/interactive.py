@@ -19,6 +19,7 @@ from edgespec.cli.interrupt import Interruption
 from edgespec.cli.screen.formatting import count
 from edgespec.cli.utf8 import as_text
 from edgespec.errors import ContextLengthError, EdgeSpecError, WorkerError
+from edgespec.files.user_folders import data_folder
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -306,9 +307,8 @@ def _prompt_session(complete: Complete) -> PromptSession[str]:
 
 
 def _history_file() -> Path:
-    from platformdirs import user_data_path
 
-    path = user_data_path("edgespec") / "chat_history"
+    path = data_folder() / "chat_history"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch(mode=0o600)
     return path

@@ -13,6 +13,7 @@ from edgespec.cli.options.declaration import option
 from edgespec.cli.utf8 import as_text, decoded
 from edgespec.config import Config
 from edgespec.errors import ModelFileError, UsageError
+from edgespec.files.user_folders import expanded
 from edgespec.generation.config import GenerationConfig, Grammar
 from edgespec.generation.rules import KINDS
 from edgespec.generation.thinking import EFFORTS
@@ -259,7 +260,7 @@ def _read_grammar(flag: str, name: str) -> str:
     if flag == "--json-schema" and name.lstrip().startswith("{"):
         return as_text(name, "The schema")
     try:
-        data = Path(name).expanduser().read_bytes()
+        data = expanded(name).read_bytes()
     except OSError as error:
         raise UsageError(f"{name} cannot be read: {error.strerror}.", f"Give a file to {flag}.") from error
     return decoded(data, name)

@@ -21,6 +21,7 @@ from edgespec.cli.completion import complete_model
 from edgespec.cli.options.declaration import option
 from edgespec.config import OPTIONS
 from edgespec.errors import UsageError, similar
+from edgespec.files.user_folders import expanded
 
 FirstWord = Annotated[
     str | None,
@@ -96,7 +97,7 @@ def is_model(word: str) -> bool:
     from edgespec.models.hub import catalog
     from edgespec.models.hub.names import parse_hub_name
 
-    path = _as_path(word)
+    path = expanded(word)
     spaced = bool(re.search(r"\s", word))
     is_file = _holds(path.is_file)
     ends_as_model = word.lower().endswith(".gguf")
@@ -149,13 +150,6 @@ def _too_many(words: Sequence[str], *, model_is_given: bool, prompt: str | None,
 
 def _short(text: str) -> str:
     return text if len(text) <= 60 else text[:59] + "…"
-
-
-def _as_path(word: str) -> Path:
-    try:
-        return Path(word).expanduser()
-    except RuntimeError:  # "~name" of an unknown user
-        return Path(word)
 
 
 def _holds(question: Callable[[], bool]) -> bool:

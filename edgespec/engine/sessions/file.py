@@ -17,10 +17,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from platformdirs import user_data_path
-
 from edgespec.arguments import checks_arguments
 from edgespec.errors import SessionError
+from edgespec.files.user_folders import data_folder, expanded
 from edgespec.files.writing import atomic_write
 from edgespec.models.text.encoding import EncodedConversation
 
@@ -169,7 +168,7 @@ def session_path(name: str | os.PathLike[str]) -> Path:
     is_path = not isinstance(name, str)
     name = os.fspath(name)
     if is_path or name.endswith(".json") or "/" in name or os.sep in name or name.startswith("~"):
-        path = Path(name).expanduser()
+        path = expanded(name)
         return path if path.suffix == ".json" else path.with_name(path.name + ".json")
     if not re.fullmatch(r"[\w][\w .-]{0,99}", name):
         raise SessionError(
@@ -181,7 +180,7 @@ def session_path(name: str | os.PathLike[str]) -> Path:
 
 def sessions_folder() -> Path:
     """The folder of sessions that have a name."""
-    return user_data_path("edgespec") / "sessions"
+    return data_folder() / "sessions"
 
 
 def saved_sessions() -> Iterator[SavedSession]:

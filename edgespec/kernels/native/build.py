@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from platformdirs import user_cache_path
+from edgespec.files.user_folders import cache_folder
 
 SOURCES = Path(__file__).parent
 COMMAND = "python -m edgespec.kernels.native.build"
@@ -163,7 +163,7 @@ def _failure_note(compiler: Sequence[str]) -> Path:
     path = shutil.which(compiler[0]) or compiler[0]
     identity = " ".join([os.path.realpath(path), *compiler[1:], _run([*compiler, "--version"]).stdout])
     digest = hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
-    return user_cache_path("edgespec") / "native" / f"{sources_digest()}-{digest}.failed"
+    return cache_folder() / "native" / f"{sources_digest()}-{digest}.failed"
 
 
 def main() -> int:
@@ -280,7 +280,7 @@ def _library_name() -> str:
 
 def _folders() -> tuple[Path, ...]:
     """Return the folders that may hold a library, the preferred one first."""
-    return SOURCES / "compiled", user_cache_path("edgespec") / "native"
+    return SOURCES / "compiled", cache_folder() / "native"
 
 
 if __name__ == "__main__":

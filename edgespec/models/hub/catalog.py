@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import HubError, ModelFileError, UsageError, similar
+from edgespec.files.user_folders import expanded
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.synthesis.weightless import QUANTIZATIONS, ModelShape, hollow_files
-from edgespec.models.hub.external import expanded, external_models, find_external
+from edgespec.models.hub.external import external_models, find_external
 from edgespec.models.hub.names import (
     FoundModel,
     HubName,

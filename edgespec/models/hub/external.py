@@ -13,9 +13,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from platformdirs import user_data_path
-
 from edgespec.files.state import size_of
+from edgespec.files.user_folders import data_folder, expanded
 from edgespec.models.hub.names import ModelVariant, group_files, label_of
 
 FOLDERS = "EDGESPEC_MODELS_FOLDER"  # of one's own; several are separated as in PATH
@@ -95,7 +94,7 @@ def own_folders() -> list[Path]:
     """The folders that EDGESPEC_MODELS_FOLDER names, or else `models` in EdgeSpec's data folder."""
     names = os.environ.get(FOLDERS)
     if names is None:
-        return [user_data_path("edgespec") / "models"]
+        return [data_folder() / "models"]
     return [path for name in names.split(os.pathsep) if name.strip() and (path := expanded(name.strip()))]
 
 
@@ -112,7 +111,7 @@ def _of_folders() -> Iterator[ExternalModel]:
 
 def _of_ollama() -> Iterator[ExternalModel]:
     named = os.environ.get("OLLAMA_MODELS")
-    stores = [expanded(named)] if named else [_home() / ".ollama" / "models", _OLLAMA_SERVICE]
+    stores = [expanded(named)] if named else [expanded("~") / ".ollama" / "models", _OLLAMA_SERVICE]
     for store in stores:
         manifests = store / "manifests"
         for file in _files_below(manifests, _DEEPEST):
@@ -150,7 +149,7 @@ def _of_lm_studio() -> Iterator[ExternalModel]:
 
 def _lm_studio_folders() -> list[Path]:
     """Find its models folders: where the settings of each of its homes say, and in the homes themselves."""
-    home = _home()
+    home = expanded("~")
     homes = [home / ".lmstudio", home / ".cache" / "lm-studio"]
     with contextlib.suppress(OSError, ValueError):
         pointed = (home / ".lmstudio-home-pointer").read_text(encoding="utf-8").strip()
@@ -189,7 +188,7 @@ def _llama_cpp_folder() -> Path:
     if named:
         return expanded(named)
     if sys.platform == "darwin":
-        return _home() / "Library" / "Caches" / "llama.cpp"
+        return expanded("~") / "Library" / "Caches" / "llama.cpp"
     if sys.platform == "win32":
         return expanded(os.environ.get("LOCALAPPDATA") or "~") / "llama.cpp"
     return expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "llama.cpp"
@@ -233,15 +232,3 @@ def _resolved(path: Path) -> Path:
         return path.resolve()
     except (OSError, RuntimeError):
         return path.absolute()
-
-
-def expanded(name: str) -> Path:
-    """The path of that name, with ~ replaced."""
-    try:
-        return Path(name).expanduser()
-    except RuntimeError:  # "~name" of an unknown user
-        return Path(name)
-
-
-def _home() -> Path:
-    return expanded("~")

@@ -13,9 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from platformdirs import user_data_path
-
 from edgespec.files.state import size_of
+from edgespec.files.user_folders import data_folder, expanded
 from edgespec.files.writing import atomic_write, writing_to
 
 REGISTERED, MADE = "registered", "made"
@@ -52,11 +51,6 @@ class DrafterPair:
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON for scripts."""
         return asdict(self) | {"n_bytes": size_of(self.path)}
-
-
-def data_folder() -> Path:
-    """The folder of drafters, pairs and other data of EdgeSpec."""
-    return user_data_path("edgespec")
 
 
 def drafters_folder() -> Path:
@@ -147,7 +141,7 @@ def same_file(one: Path, other: Path) -> bool:
     try:
         return one.samefile(other)
     except OSError:  # one does not exist
-        return one.expanduser().absolute() == other.expanduser().absolute()
+        return expanded(one).absolute() == expanded(other).absolute()
 
 
 def _locked(path: Path) -> contextlib.AbstractContextManager[object]:

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from platformdirs import user_cache_path
-
 from edgespec.errors import ModelFileError, OutputError
+from edgespec.files.user_folders import cache_folder
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.split_files import split_paths
 from edgespec.models.gguf.types import GGUFHeader
@@ -137,7 +136,7 @@ def _add_cached(removal: Removal, path: Path) -> None:
 
 
 def _add_made(removal: Removal, header: GGUFHeader) -> None:
-    cache = user_cache_path("edgespec")
+    cache = cache_folder()
     for pack in packs_folder().glob(f"*-{header.fingerprint[:16]}*.pack*"):
         removal.files += _pack_files(pack)
     for rule in _row_rules(cache / "rows", header.fingerprint):
@@ -156,7 +155,7 @@ def _add_made(removal: Removal, header: GGUFHeader) -> None:
 
 def packs_folder() -> Path:
     """The folder of packed layer files."""
-    return user_cache_path("edgespec") / "packs"
+    return cache_folder() / "packs"
 
 
 def _pack_files(pack: Path) -> list[Removable]:

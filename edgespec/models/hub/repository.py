@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from edgespec.errors import EdgeSpecError, HubError, OutputError, similar
+from edgespec.files.user_folders import in_home
 from edgespec.models.hub.names import HubName, ModelVariant, group_files, parse_hub_name
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -57,7 +58,7 @@ class Hub:
 
         return cls(
             endpoint=constants.ENDPOINT,
-            cache=Path(constants.HF_HUB_CACHE).expanduser(),
+            cache=in_home(constants.HF_HUB_CACHE),
             offline=bool(constants.HF_HUB_OFFLINE),
             timeout=float(constants.HF_HUB_DOWNLOAD_TIMEOUT),
         )

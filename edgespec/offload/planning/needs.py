@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 import psutil
-from platformdirs import user_cache_path
 
+from edgespec.files.user_folders import cache_folder
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.kernels.layouts import kernel_layout, looks_up_rows
 from edgespec.machine.memory import PROCESS_BYTES
@@ -204,7 +204,7 @@ class PairSizes:
             Shape(context.n_cells, rows, context.n_outputs, context.n_sequences, context.kv)
             for rows in row_counts
         ]
-        store = AllocationStore(user_cache_path("edgespec") / "allocations")
+        store = AllocationStore(cache_folder() / "allocations")
         found = store.get(files.headers[0], shapes, beside, mtp=isinstance(files, MTPLayers | MTPFile))
         if found is None:
             return estimates

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from edgespec.config import NO_MODEL, Config
+from edgespec.files.user_folders import expanded
 from edgespec.machine.cores import default_threads
 from edgespec.machine.probe import available_memory
 
@@ -37,7 +36,7 @@ def _absolute(name: str | None) -> str | None:
     """A path as seen from everywhere; anything else is a name."""
     if name is None or name in NO_MODEL or not (_is_here(name) or name.lower().endswith(".gguf")):
         return name
-    return str(Path(name).expanduser().absolute())  # links stay, as they may lead elsewhere on other nodes
+    return str(expanded(name).absolute())  # links stay, as they may lead elsewhere on other nodes
 
 
 def _absolute_adapter(name: str) -> str:
@@ -49,6 +48,6 @@ def _absolute_adapter(name: str) -> str:
 
 def _is_here(name: str) -> bool:
     try:
-        return Path(name).expanduser().exists()
+        return expanded(name).exists()
     except (OSError, ValueError, RuntimeError):  # a name that no file can have
         return False

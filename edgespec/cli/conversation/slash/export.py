@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgespec.files.user_folders import expanded
 from edgespec.files.writing import atomic_write, writing_to
 
 
@@ -40,7 +41,7 @@ class Transcript:
 
 def export_path(name: str) -> Path:
     """The file of that name; one without an ending becomes Markdown."""
-    path = Path(name).expanduser()
+    path = expanded(name)
     return path if path.suffix else path.with_name(path.name + ".md")
 
 

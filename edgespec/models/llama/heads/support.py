@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from platformdirs import user_cache_path
-
 from edgespec.errors import BackendError, InconclusiveTrial
 from edgespec.files.small_json import remembered
+from edgespec.files.user_folders import cache_folder
 from edgespec.models.llama.heads.families import HeadFamily
 from edgespec.models.llama.runtime.backend import build_identity
 from edgespec.processes.trial import attempt_in_child
@@ -60,4 +59,4 @@ def _tried_fault(family: HeadFamily) -> str:
 def _place(family: HeadFamily) -> Path:
     tried = build_identity() + ("" if family is HeadFamily.EAGLE else f" {family.value}")
     digest = hashlib.blake2b(tried.encode(), digest_size=16).hexdigest()
-    return user_cache_path("edgespec") / "heads" / f"{digest}.json"
+    return cache_folder() / "heads" / f"{digest}.json"

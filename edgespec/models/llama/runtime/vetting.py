@@ -14,11 +14,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from platformdirs import user_cache_path
-
 from edgespec.errors import InconclusiveTrial, ModelFileError, UsageError
 from edgespec.files.small_json import read_json, remembered
 from edgespec.files.state import FileState
+from edgespec.files.user_folders import cache_folder
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.heads.eagle import is_head
 from edgespec.models.gguf.heads.mtp_file import is_mtp_file
@@ -161,4 +160,4 @@ def _subject(header: GGUFHeader) -> str:
 def _place(headers: Sequence[GGUFHeader], *, mtp: bool) -> Path:
     names = " ".join([build_identity(), *(header.fingerprint for header in headers), *["mtp"] * mtp])
     digest = hashlib.blake2b(names.encode(), digest_size=16).hexdigest()
-    return user_cache_path("edgespec") / "vetted" / f"{digest}.json"
+    return cache_folder() / "vetted" / f"{digest}.json"

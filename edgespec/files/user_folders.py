@@ -1,0 +1,53 @@
+"""EdgeSpec's folders in the user's home, and `~` in paths that people give."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import platformdirs
+
+from edgespec.errors import UsageError
+
+
+def cache_folder() -> Path:
+    """The folder of what can be made again; raises UsageError if the user has no home."""
+    return _folder(platformdirs.user_cache_path)
+
+
+def data_folder() -> Path:
+    """The folder of sessions, models and notes; raises UsageError if the user has no home."""
+    return _folder(platformdirs.user_data_path)
+
+
+def config_folder() -> Path:
+    """The folder of the configuration file; raises UsageError if the user has no home."""
+    return _folder(platformdirs.user_config_path)
+
+
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """A path with a home folder in place of `~` or `~user`; unchanged if there is no such user."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 (Path.expanduser raises RuntimeError)
+
+
+def in_home(path: str) -> Path:
+    """As `expanded`; raises UsageError if the path begins with the home folder and the user has none."""
+    found = expanded(path)
+    if found.parts[:1] == ("~",):
+        raise _homeless()
+    return found
+
+
+def _folder(find: Callable[[str], Path]) -> Path:
+    try:
+        return find("edgespec")
+    except RuntimeError as error:
+        raise _homeless() from error
+
+
+def _homeless() -> UsageError:
+    return UsageError(
+        "The home folder is unknown: HOME is not an absolute path, and the user has no entry in the system.",
+        "Set HOME to a folder that you can write to.",
+    )
