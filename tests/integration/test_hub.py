@@ -207,6 +207,16 @@ def test_a_body_that_is_too_short_is_no_model(server: HubServer, hub: Hub) -> No
     assert server.downloads()[-1].range == "bytes=5000-"
 
 
+def test_a_download_that_stops_near_its_end_says_how_near(server: HubServer, hub: Hub) -> None:
+    server.failures.append(on_bytes(too_short(DATA[:-2]), times=-1))
+    refused(
+        hub,
+        f"{REPO}:Q4_K_M",
+        f"The download of {Q4} stopped 2 bytes before its end: the connection ended early.",
+        "Try again, and the download resumes.",
+    )
+
+
 def test_a_server_that_hangs_is_left_and_tried_again(server: HubServer, hub: Hub) -> None:
     hub = replace(hub, timeout=2.0)
     server.failures.append(on_bytes(hang(DATA, 65_536, seconds=PATIENCE_S)))
@@ -540,6 +550,16 @@ def test_a_repository_without_models_lists_what_it_has(server: HubServer, hub: H
         "acme/Plain",
         "acme/Plain has no GGUF files. It has: config.json, model.safetensors.",
         "Look for a conversion: its name usually ends in -GGUF, such as Plain-GGUF.",
+    )
+
+
+def test_a_repository_of_conversions_is_not_told_to_be_converted(server: HubServer, hub: Hub) -> None:
+    server.repositories["acme/Empty-GGUF"] = {"README.md": b"soon"}
+    refused(
+        hub,
+        "acme/Empty-GGUF",
+        "acme/Empty-GGUF has no GGUF files. It has: README.md.",
+        "Look for another repository with the model.",
     )
 
 

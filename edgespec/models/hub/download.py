@@ -162,10 +162,11 @@ class _Transfer:
             hint = f"The Hub asks to wait {readable_time(wait)}."
         elif not self._resumable:
             hint = f"{self._hub.host} cannot resume downloads, so the next try starts over."
-        total = f" of {readable(self._file.n_bytes)}" if self._file.n_bytes else ""
-        return HubError(
-            f"The download of {self._file.path} stopped at {readable(self._done)}{total}: {problem}.", hint
-        )
+        done, total = readable(self._done), readable(self._file.n_bytes)
+        where = f"at {done} of {total}" if self._file.n_bytes else f"at {done}"
+        if done == total:
+            where = f"{self._file.n_bytes - self._done:,} bytes before its end"
+        return HubError(f"The download of {self._file.path} stopped {where}: {problem}.", hint)
 
     def _stream(self, out: BufferedRandom) -> None:
         """Request the rest of the file, and write what arrives.

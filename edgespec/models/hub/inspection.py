@@ -21,6 +21,7 @@ from edgespec.models.hub.model_choice import choose_model
 from edgespec.models.hub.registry import same_file
 from edgespec.models.hub.repository import Hub, HubFile, Repository, find_repository, translated
 from edgespec.progress import Progress
+from edgespec.units import readable
 
 _SMALLER = 2  # times, at least, that a drafter is smaller than its target
 _FILE_BYTES = 1.1  # of a file, relative to its weights: the header may add a little
@@ -66,7 +67,12 @@ def inspect_model(
         try:
             return _inspect_remote(model, hub or Hub.from_environment(), on_progress)
         except HubError as error:
-            known = catalog_model(model)
+            known, entry = catalog_model(model), catalog.entry_for(model)
+            if known is None and entry is not None:
+                listed = (
+                    f"The catalog lists only the file size of {entry.name}, about {readable(entry.n_bytes)}."
+                )
+                raise HubError(f"{error.what} {listed}", error.hint) from None
             if known is None:
                 raise
             note = f"{error.what} The figures are approximate: they follow from the catalog's sizes."

@@ -142,9 +142,12 @@ def find_repository(hub: Hub, repo: str) -> Repository:
     if not found.models:
         names = sorted(file.path for file in found.files)
         more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+        name = repo.split("/")[1]
         raise HubError(
             f"{repo} has no GGUF files. It has: {', '.join(names[:8]) or 'nothing'}{more}.",
-            f"Look for a conversion: its name usually ends in -GGUF, such as {repo.split('/')[1]}-GGUF.",
+            "Look for another repository with the model."
+            if name.upper().endswith("-GGUF")
+            else f"Look for a conversion: its name usually ends in -GGUF, such as {name}-GGUF.",
         )
     return found
 
