@@ -24,7 +24,7 @@ _MOST_SHOWN = 80  # characters of a value in a message
 
 _NAMES: dict[Any, str] = {
     bool: "true or false",
-    int: "a whole number",
+    int: "an integer",
     float: "a number",
     str: "a string",
     os.PathLike: "a path",
@@ -76,7 +76,7 @@ def check_type(name: str, value: object, hint: Any) -> None:
         UsageError: it does not.
     """
     if not _allows(hint, value):
-        raise UsageError(f"{name} is {shown(value)}.", f"It must be {_described(hint)}.")
+        raise UsageError(f"{name} must be {_described(hint)}, not {shown(value)}.")
 
 
 def shown(value: object) -> str:
@@ -84,7 +84,7 @@ def shown(value: object) -> str:
     try:
         text = repr(value)
     except Exception:  # a number with too many digits, or whatever an object's own repr raises
-        text = f"of type {type(value).__name__}"
+        text = f"an object of type {type(value).__name__}"
     return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 1] + "…"
 
 
@@ -165,4 +165,4 @@ def _described(hint: Any) -> str:
     return _NAMES.get(kind) or f"of type {kind.__name__}"
 
 
-_PLURALS: dict[Any, str] = {int: "whole numbers", str: "strings", Mapping: "mappings"}
+_PLURALS: dict[Any, str] = {int: "integers", str: "strings", Mapping: "mappings"}

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from edgespec.errors import UsageError
+from edgespec.errors import ContradictionError, UsageError
 from edgespec.option import (
     Group,
     Number,
@@ -21,6 +21,7 @@ from edgespec.option import (
     Text,
     Texts,
     listed,
+    named,
     option,
     options_of,
 )
@@ -285,21 +286,29 @@ class SpeculationConfig(Group):
         return self.kind != "lookup"
 
     def check_drafter(self) -> None:
-        """Refuse a kind of drafter that contradicts its name.
+        """Refuse options of drafting that exclude each other.
 
         Raises:
-            UsageError: it does.
+            ContradictionError: they do.
         """
         kind, draft = self.kind, self.draft
-        if self.draft_from is not None and (draft == NONE or kind == "model"):
-            raise UsageError(
-                "Files to draft from were named, and this drafter does not use them.",
-                f"Leave out --draft-from, or {'--draft none' if draft == NONE else '--drafter model'}.",
-            )
+        if draft == NONE:
+            for name in _OF_TREES:
+                if getattr(self, name) != OPTIONS[name].default:
+                    raise _excluded(named("draft", NONE), named(name), "draft", name)
+        if self.draft_from is not None and draft == NONE:
+            raise _excluded(named("draft", NONE), named("draft_from"), "draft", "draft_from")
+        if self.draft_from is not None and kind == "model":
+            raise _excluded(named("drafter", kind), named("draft_from"), "drafter", "draft_from")
         if kind == "lookup" and (self.names_a_model or self.uses_mtp):
-            raise UsageError("The lookup drafter needs no model.", "Leave out --draft, or --drafter lookup.")
+            raise _excluded(named("drafter", kind), named("draft", draft), "drafter", "draft")
         if kind in ("model", "merged") and draft in (NONE, "lookup"):
-            raise UsageError(f"The {kind} drafter needs a model.", "Name it with --draft PATH.")
+            raise ContradictionError(
+                f"{named('drafter', kind)} needs a model, but {named('draft', draft)} names none.",
+                f"Name one: {named('draft', 'PATH')}",
+                "drafter",
+                "draft",
+            )
 
     def require_exact_budget(self, most: int) -> None:
         """Refuse larger trees than exact decoding allows, if both were asked for.
@@ -312,9 +321,9 @@ class SpeculationConfig(Group):
         """
         if self.exact and self.tree_budget is not None and self.tree_budget > most:
             raise UsageError(
-                f"The tree budget is {self.tree_budget}, and exact decoding allows {most} with this model "
-                "here.",
-                f"Ask for --tree-budget {most} or less, or for --no-exact.",
+                f"{named('tree_budget', self.tree_budget)} is too large: exact decoding allows {most} nodes "
+                "with this model here.",
+                f"Use {named('tree_budget', most)} or less, or {named('exact', False)}.",
             )
 
 
@@ -358,14 +367,18 @@ class Config:
         if not self.devices.workers:
             return
         if self.memory.offload in ("stream", "mmap"):
-            raise UsageError(
-                f"--offload {self.memory.offload} and workers do not go together.",
-                "Leave out one of them: what no machine's memory holds is streamed in any case.",
+            raise ContradictionError(
+                f"{named('offload', self.memory.offload)} and {named('workers')} exclude each other.",
+                "Leave out one of them: layers that fit in no machine's memory are streamed in any case.",
+                "offload",
+                "workers",
             )
         if self.devices.gpu_layers not in (0, AUTO) or self.devices.draft_device not in (AUTO, NONE):
-            raise UsageError(
-                "This machine's GPU layers and workers do not go together.",
-                "Leave out --gpu-layers and --draft-device, or have 'edgespec worker' here lend the card.",
+            raise ContradictionError(
+                f"This machine's GPUs and {named('workers')} exclude each other.",
+                f"Leave out {named('gpu_layers')} and {named('draft_device')}, or lend the GPU with "
+                "'edgespec worker' on this machine.",
+                *("gpu_layers", "draft_device", "workers"),
             )
 
     @classmethod
@@ -396,6 +409,13 @@ _BY_GROUP = {group.name: options_of(type(group.default)) for group in fields(Con
 _GROUPS = {option.name: group for group, options in _BY_GROUP.items() for option in options}
 OPTIONS: Mapping[str, Option] = {option.name: option for options in _BY_GROUP.values() for option in options}
 """Every option by its name as an argument."""
+
+
+_OF_TREES = ("tree", "tree_budget", "tree_depth", "tree_width")
+
+
+def _excluded(first: str, second: str, *names: str) -> ContradictionError:
+    return ContradictionError(f"{first} and {second} exclude each other.", "Leave out one of them.", *names)
 
 
 def heading_of(name: str) -> str:

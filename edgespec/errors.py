@@ -2,6 +2,7 @@
 
     EdgeSpecError            exit code 1
     ├── UsageError           exit code 2: a wrong flag, number or input line
+    │   ├── ContradictionError  options that exclude each other
     │   └── GrammarError     a grammar or schema that is wrong, too large, or cannot be followed
     ├── ModelFileError       a path that is no model, a damaged or hostile GGUF
     ├── HubError             a model that cannot be fetched: no network, no access, a corrupted download
@@ -54,6 +55,18 @@ class UsageError(EdgeSpecError):
     """A wrong flag, an absurd number, or an input line that cannot be read."""
 
     exit_code = 2
+
+
+class ContradictionError(UsageError):
+    """Options that exclude each other.
+
+    Attributes:
+        options: their names as arguments.
+    """
+
+    def __init__(self, what: str, hint: str, *options: str) -> None:
+        super().__init__(what, hint)
+        self.options = options
 
 
 class GrammarError(UsageError):

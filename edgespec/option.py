@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral
 from typing import Any
@@ -18,12 +19,40 @@ from edgespec.arguments import shown
 from edgespec.errors import UsageError
 from edgespec.units import parse_size
 
+_flags_are_named = False
+
+
+@contextmanager
+def naming_flags() -> Iterator[None]:
+    """Have messages name options as flags while the block runs, as the program does; else as arguments."""
+    global _flags_are_named
+    before, _flags_are_named = _flags_are_named, True
+    try:
+        yield
+    finally:
+        _flags_are_named = before
+
+
+def named(name: str, value: object = None) -> str:
+    """An option in a message, for whoever reads it: `--draft none` of the program, or `draft="none"`.
+
+    Args:
+        name: as an argument.
+        value: one to give; None names the option alone.
+    """
+    if not _flags_are_named:
+        return name if value is None else f"{name}={shown(value)}"
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{flag}" if value else f"--no-{flag}"
+    return f"--{flag}" if value is None else f"--{flag} {value}"
+
 
 class Values(ABC):
     """The values that an option takes.
 
     Attributes:
-        wanted: the values in words, to follow "It must be".
+        wanted: the values in words, to follow "must be".
         metavar: the value in a usage line.
         words: values to complete.
         typed: the type that the command line reads.
@@ -192,7 +221,9 @@ class Option:
         try:
             return self.values.read(given)
         except (ValueError, TypeError):
-            raise UsageError(f"{self.name} is {shown(given)}.", f"It must be {self.values.wanted}.") from None
+            raise UsageError(
+                f"{named(self.name)} must be {self.values.wanted}, not {shown(given)}."
+            ) from None
 
 
 def option(default: Any, flags: str, summary: str, values: Values, **more: Any) -> Any:

@@ -82,7 +82,7 @@ def parse_size(text: str, *, least_bare: int = _LEAST_BARE) -> int:
         raise UsageError(f"'{text}' is not a size.", "Write it like 12GiB, 800MB or 4000000000.")
     size = int(Decimal(match[1]) * _UNITS[match[2]])
     if not 0 < size < 2**63:
-        raise UsageError(f"A size of {text} is not possible.", "It must be above 0 and below 8 EiB.")
+        raise UsageError(f"A size must be above 0 and below 8 EiB, not {text}.")
     if not match[2] and size < least_bare:
         raise UsageError(f"The size {text} has no unit.", f"Write {text}GiB or {text}MiB; {text}B is bytes.")
     return size

@@ -75,7 +75,7 @@ def models_folders(values: dict[str, Any]) -> list[str]:
     folders = [value] if isinstance(value, str) else value
     if not isinstance(folders, list) or not all(isinstance(folder, str) for folder in folders):
         raise UsageError(
-            f"{MODELS_FOLDER} is {value!r} in {config_path()}.", "It must be a folder, or a list."
+            f"{MODELS_FOLDER} must be a folder or a list of folders, not {value!r} in {config_path()}."
         )
     return folders
 

@@ -19,6 +19,7 @@ from edgespec.cli.command_table import RootGroup
 from edgespec.cli.options.rows import with_bare_json
 from edgespec.cli.standard_error import announce_crashes, never_fail
 from edgespec.errors import EdgeSpecError
+from edgespec.option import naming_flags
 from edgespec.version import __version__
 
 _IN_PYTHON_ALONE = {"config", "-h", "--help", "--version"}  # these run no native code, which could crash
@@ -64,12 +65,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = with_bare_json(arguments)
     _escape_unprintable()
     try:
-        code = app(
-            args=arguments,
-            prog_name="edgespec",
-            standalone_mode=False,
-            default_map=_defaults_from_file(arguments),
-        )
+        with naming_flags():
+            code = app(
+                args=arguments,
+                prog_name="edgespec",
+                standalone_mode=False,
+                default_map=_defaults_from_file(arguments),
+            )
         _flush_results()
     except Exception as error:
         _abandon_results()

@@ -21,6 +21,7 @@ from edgespec.errors import UsageError
 from edgespec.files.cache_kind import CacheKind
 from edgespec.files.user_folders import expanded
 from edgespec.files.writing import atomic_large_write, remove_abandoned
+from edgespec.option import named
 from edgespec.progress import Progress
 from edgespec.speculation.sources.corpus import BREAK, Corpus, CorpusBlock, Tokens, suffix_array
 
@@ -72,17 +73,17 @@ def open_corpus(
     source = expanded(source)
     if not source.exists():
         raise UsageError(
-            f"{source} does not exist.", "Give --draft-from a folder with text files, or a file."
+            f"{source} does not exist.", f"{named('draft_from')} takes a text file or a folder of them."
         )
     source = source.resolve()
     stamps = _stamps(source)
     if not stamps:
         raise UsageError(
-            f"{source} has no files to draft from.", "Give --draft-from a folder with text files."
+            f"{source} has no text files.", f"{named('draft_from')} takes a text file or a folder of them."
         )
     folder = CacheKind.FILES.folder
-    named = f"{source} {key}".encode("utf-8", "surrogateescape")
-    path = folder / f"{hashlib.blake2b(named, digest_size=16).hexdigest()}.index"
+    full_name = f"{source} {key}".encode("utf-8", "surrogateescape")
+    path = folder / f"{hashlib.blake2b(full_name, digest_size=16).hexdigest()}.index"
     old = _read(path)
     if old is None or old.stamps != stamps:
         try:
@@ -92,7 +93,7 @@ def open_corpus(
         except OSError as error:
             raise UsageError(
                 f"The index of {source} cannot be written to {folder}: {error.strerror or error}.",
-                "Make room there, or leave out --draft-from.",
+                f"Free some space there, or leave out {named('draft_from')}.",
             ) from error
         old = _read(path)
         if old is None:

@@ -24,7 +24,7 @@ from edgespec.drafting.agreement import (
 )
 from edgespec.drafting.recipe_search import CostModel, EvaluatedRecipe, Recipe, search
 from edgespec.drafting.recipes import RecipeMeter, RecipeState
-from edgespec.errors import BackendError, OutputError, UsageError
+from edgespec.errors import BackendError, EdgeSpecError, OutputError, UsageError
 from edgespec.files.writing import remove_abandoned
 from edgespec.machine.memory import FreeMemory
 from edgespec.models.gguf.header import read_header
@@ -124,14 +124,14 @@ def make_for(target: str, options: MakeOptions, on_progress: Progress | None = N
     report = on_progress or no_progress
     _check(options)
     header = read_header(catalog.find(target, on_progress))
-    folder = drafters_folder() / "work" / header.fingerprint[:16]
+    folder = _work_folder(header)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"{folder} cannot be made: {error.strerror}.", "Check its permissions.") from error
     for place in (drafters_folder(), folder):
         remove_abandoned(place)
-    state = RecipeState(folder / f"state-{options.tokens}.json")
+    state = _state(header, options)
 
     def report_writing(what: str, part: float) -> None:
         report(what, part * 0.2)
@@ -197,6 +197,23 @@ def make_for(target: str, options: MakeOptions, on_progress: Progress | None = N
     )
 
 
+def kept_of(target: str, options: MakeOptions) -> str:
+    """Describe what an interrupted `make_for` left, and how to continue."""
+    try:
+        kept = _state(read_header(catalog.find(target, fetch=False)), options).described
+    except EdgeSpecError:  # not downloaded yet
+        kept = ""
+    return f"Kept: {kept}. Run the same command to continue." if kept else "Nothing was measured yet."
+
+
+def _work_folder(header: GGUFHeader) -> Path:
+    return drafters_folder() / "work" / header.fingerprint[:16]
+
+
+def _state(header: GGUFHeader, options: MakeOptions) -> RecipeState:
+    return RecipeState(_work_folder(header) / f"state-{options.tokens}.json")
+
+
 def _check(options: MakeOptions) -> None:
     for name in options.quantizations:
         if name != KEEP and name not in QUANTIZATIONS:
@@ -207,7 +224,7 @@ def _check(options: MakeOptions) -> None:
         limit = "below 3600" if options.pass_s > 0 else "positive"
         raise UsageError(f"--pass-seconds must be {limit}, not {options.pass_s:g}.")
     if not 8 <= options.tokens <= 512:
-        raise UsageError(f"The number of tokens is {options.tokens}.", "It must be from 8 to 512.")
+        raise UsageError(f"--tokens must be from 8 to 512, not {options.tokens}.")
     if options.output is not None and not options.output.absolute().parent.is_dir():
         raise OutputError(f"There is no folder {options.output.absolute().parent}.", "Make it first.")
 

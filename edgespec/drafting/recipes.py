@@ -46,6 +46,13 @@ class RecipeState:
         except (OSError, ValueError):
             self.values = {}
 
+    @property
+    def described(self) -> str:
+        """The measurements in words; empty if there are none."""
+        recipes = sum(key.startswith("agreement ") for key in self.values)
+        measured = f" and {recipes} measured candidate{'' if recipes == 1 else 's'}" if recipes else ""
+        return f"the target's sample text{measured}" if "written" in self.values else ""
+
     def save(self, key: str, value: Any) -> None:
         """Save a value at once."""
         self.values[key] = value

@@ -37,6 +37,7 @@ from edgespec.generation.decisions import Decisions
 from edgespec.generation.result import Chunk, FinishReason, Generation, MemoryUse, PassRecord
 from edgespec.models.llama.runtime.abort import AbortFlag, DecodeAborted
 from edgespec.models.text.encoding import Encoder, Prompt
+from edgespec.option import named
 from edgespec.profiles.store import ProfileKeys
 from edgespec.profiles.updates import ProfileUpdates
 from edgespec.speculation.drafters.base import Drafter
@@ -243,7 +244,7 @@ class Engine:
             raise UsageError(
                 f"The text depends on the drafter with the rule '{config.rule.name}', and in exact decoding "
                 "it must not.",
-                "Choose another rule, or load the model without exact=True (--exact).",
+                f"Choose another rule, or load the model without {named('exact', True)}.",
             )
         with self._usage.held():
             tokens = self.encoder.encode(prompt, raw=raw, config=config)
@@ -253,7 +254,7 @@ class Engine:
         if room < 1:
             raise ContextLengthError(
                 f"The prompt has {len(tokens)} tokens, and the context holds {self.context}.",
-                f"Shorten it, or ask for --context {_round_up(len(tokens) + 512, 1024)}.",
+                f"Shorten it, or use {named('context', _round_up(len(tokens) + 512, 1024))}.",
             )
         return tokens, room
 
@@ -297,7 +298,7 @@ class Engine:
             BackendError: the engine is closed, or another thread closes it in the meantime.
         """
         if parallel is not None and parallel < 1:
-            raise UsageError(f"The number of parallel texts is {parallel}.", "It must be 1 or more.")
+            raise UsageError(f"parallel must be 1 or more, not {parallel}.")
         requests = RequestList(source) if isinstance(source, Iterable) else source
         return self._usage.in_turn(lambda: self._answer_many(requests, parallel, on_pass))
 
@@ -644,8 +645,8 @@ class Engine:
         """
         if budget is not None and not 1 <= budget <= self.target.max_nodes:
             raise UsageError(
-                f"The tree budget is {shown(budget)}.",
-                f"It must be from 1 to {self.target.max_nodes} now, or auto.",
+                f"{named('tree_budget')} must be from 1 to {self.target.max_nodes} here, or auto, "
+                f"not {shown(budget)}."
             )
         self.sizer = self._new_sizer(fixed=replace(self.limits, budget=budget) if budget else None)
 

@@ -156,7 +156,7 @@ class GenerationConfig:
             self.seed,
             f"from 0 to {MAX_SEED}",
         )
-        _check(all(self.stop), "stop", "", "a text that is not empty")
+        _check(all(self.stop), "stop", "", "a non-empty string")
         if parse_rule(self.verify).name == "greedy" and not self.greedy:
             raise UsageError(
                 f"The rule 'greedy' takes the likeliest token, and temperature is {self.temperature}.",
@@ -173,7 +173,7 @@ class GenerationConfig:
             self.logprobs is None or 0 <= self.logprobs <= MOST_LOGPROBS,
             "logprobs",
             self.logprobs,
-            f"a whole number from 0 to {MOST_LOGPROBS}",
+            f"an integer from 0 to {MOST_LOGPROBS}",
         )
 
     @property
@@ -223,4 +223,4 @@ def _within(value: float, low: float, high: float) -> bool:
 
 def _check(holds: bool, name: str, value: object, wanted: str) -> None:
     if not holds:
-        raise UsageError(f"{name} is {shown(value)}.", f"It must be {wanted}.")
+        raise UsageError(f"{name} must be {wanted}, not {shown(value)}.")

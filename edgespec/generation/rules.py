@@ -20,7 +20,7 @@ class RuleParameter:
     Attributes:
         default: its value unless it is set.
         low, high: its range.
-        whole: whether it must be a whole number.
+        whole: whether it must be an integer.
     """
 
     default: float
@@ -136,9 +136,9 @@ def _number(rule: str, key: str, text: str, parameter: RuleParameter) -> float:
     pattern = r"\d{1,9}" if parameter.whole else r"\d{1,9}(\.\d{1,18})?|\.\d{1,18}"
     readable = re.fullmatch(pattern, text, re.ASCII)
     if readable is None or not parameter.low <= float(text) <= parameter.high:
-        kind = "a whole number" if parameter.whole else "a number"
+        kind = "an integer" if parameter.whole else "a number"
         raise UsageError(
-            f"{key} of the rule '{rule}' is '{text}'.",
-            f"It must be {kind} from {parameter.low:g} to {parameter.high:g}.",
+            f"{key} of the rule '{rule}' must be {kind} from {parameter.low:g} to {parameter.high:g}, "
+            f"not '{text}'."
         )
     return float(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from edgespec.arguments import shown
 from edgespec.errors import UsageError
 
 EFFORTS = ("low", "medium", "high")
@@ -40,7 +41,7 @@ def think_text(value: object) -> str:
     if isinstance(value, str):
         return value
     raise UsageError(
-        "think is of the wrong kind.", "It must be true, false, a number, or a text such as 'off'."
+        f"think must be true, false, a number of tokens, or a string such as 'off', not {shown(value)}."
     )
 
 
@@ -59,9 +60,8 @@ def parse_think(text: str) -> ThinkingRequest:
         return ThinkingRequest(enabled=True, effort=word)
     match = _BUDGET.fullmatch(word)
     if match is None or int(match[1]) > MOST_BUDGET:
-        shown = text if len(text) <= 40 else text[:39] + "…"
         raise UsageError(
-            f"think is '{shown}'.",
-            f"It must be auto, on, off, {', '.join(EFFORTS)}, or the most tokens of a thought.",
+            f"think must be auto, on, off, {', '.join(EFFORTS)} or a maximum number of tokens, "
+            f"not {shown(text)}."
         )
     return ThinkingRequest(enabled=True, budget=int(match[1]))

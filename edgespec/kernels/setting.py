@@ -32,9 +32,7 @@ def kernels_setting() -> str:
     """
     value = os.environ.get(VARIABLE, "").strip().lower() or AUTO
     if value not in SETTINGS and value not in map(setting_for, _INSTRUCTION_SETS):
-        raise UsageError(
-            f"{VARIABLE} is '{os.environ[VARIABLE]}'.", f"It must be one of {', '.join(SETTINGS)}."
-        )
+        raise UsageError(f"{VARIABLE} must be one of {', '.join(SETTINGS)}, not '{os.environ[VARIABLE]}'.")
     return value
 
 

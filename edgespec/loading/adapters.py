@@ -11,6 +11,7 @@ from edgespec.errors import ModelFileError, UsageError
 from edgespec.files.user_folders import expanded
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.types import GGUFHeader
+from edgespec.option import named
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ def refuse_streaming() -> UsageError:
     """The error for adapters of a model whose weights are not all in memory."""
     return UsageError(
         "LoRA adapters need all weights in memory, and this model's are read from disk in every pass.",
-        "Leave out --lora, merge the adapter into the model, or give more --memory.",
+        f"Leave out {named('lora')}, merge the adapter into the model, or raise {named('memory')}.",
     )
 
 
@@ -51,7 +52,7 @@ def file_and_scale(name: str) -> tuple[Path, float]:
     except ValueError:  # the colon belongs to the path
         return expanded(name), 1.0
     if not math.isfinite(number) or abs(number) > 100:
-        raise UsageError(f"The scale of the LoRA adapter {file} is {scale}.", "It must be from -100 to 100.")
+        raise UsageError(f"The scale of LoRA adapter {file} must be from -100 to 100, not {scale}.")
     return expanded(file if colon else name), number
 
 

@@ -83,7 +83,9 @@ def checked_config(arguments: dict[str, Any]) -> Config:
         if name not in _TYPES:
             raise TypeError(f"load() got an unexpected keyword argument '{name}'")
         check_type(name, value, _TYPES[name])
-    return Config.of(**arguments)
+    config = Config.of(**arguments)
+    config.speculation.check_drafter()
+    return config
 
 
 def documentation(name: str) -> str:

@@ -25,6 +25,7 @@ from edgespec.models.hub.registry import PairRegistry
 from edgespec.models.llama.heads.families import HeadFamily
 from edgespec.models.llama.heads.support import require_support
 from edgespec.models.llama.runtime.vetting import require_loadable
+from edgespec.option import named
 from edgespec.profiles.store import ProfileKeys
 from edgespec.units import readable_rate
 
@@ -43,7 +44,7 @@ def read_model(path: Path) -> ModelFiles:
     if is_head(files.headers[0]) or is_mtp_file(read_header(path)):
         raise UsageError(
             f"{path.name} is a draft head: it writes nothing without the model that it was made for.",
-            f"Name that model, and this file with --draft {path}.",
+            f"Name that model, and this file with {named('draft', str(path))}.",
         )
     require_loadable(files.headers)
     return files
@@ -140,7 +141,7 @@ def _best_drafter(planner: Planner, state: LoadState) -> ModelFiles | None:
     if planner.config.speculation.kind is not None:
         raise UsageError(
             "No drafter is known for this target.",
-            "Name one with --draft PATH, or make one: edgespec draft make TARGET.",
+            f"Name one with {named('draft', 'PATH')}, or make one: edgespec draft make TARGET",
         )
     return None
 

@@ -32,6 +32,7 @@ from edgespec.models.llama.runtime.abort import AbortFlag
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 from edgespec.models.llama.tokenizer.compatibility import differs
+from edgespec.option import named
 from edgespec.speculation.sources.base import Proposer
 
 Shown = LayerTap | LastStates
@@ -129,7 +130,7 @@ def _open_assistant(files: ModelFiles, target: Target, plan: Plan, state: LoadSt
         raise UsageError(
             f"The assistant {files.paths[0].name} cannot draft: it reads the keys and values of its target's "
             "last layers, which are on a graphics card or another machine.",
-            "Use --gpu-layers 0 without --workers, or name an ordinary drafter.",
+            f"Use {named('gpu_layers', 0)} without {named('workers')}, or name an ordinary drafter.",
         )
     return state.register(
         AssistantContext(

@@ -14,6 +14,7 @@ from edgespec.machine.cores import default_threads
 from edgespec.models.llama.first_layers import FirstLayers
 from edgespec.models.llama.runtime.abort import AbortFlag
 from edgespec.models.llama.runtime.model import Closable, Model
+from edgespec.option import named
 from edgespec.progress import Progress
 from edgespec.units import readable
 from edgespec.workers.pool import WorkerPool
@@ -96,5 +97,5 @@ def _with_figures(error: MemoryLimitError, plan: Plan) -> MemoryLimitError:
     return MemoryLimitError(
         f"{error.what} About {readable(plan.needs.total)} are needed, and "
         f"{readable(plan.machine.free.available)} are available, unless the process has a lower limit.",
-        "Ask for a smaller --context or --tree-budget, close other programs, or take a smaller model.",
+        f"Lower {named('context')} or {named('tree_budget')}, close other programs, or use a smaller model.",
     )

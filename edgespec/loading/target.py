@@ -47,6 +47,7 @@ from edgespec.offload.experts.switch import UnknownRouting
 from edgespec.offload.paging import try_paging
 from edgespec.offload.planning.stream_plan import open_streamed_model, prepare_stream
 from edgespec.offload.store_reader import DamagedPack
+from edgespec.option import named
 
 
 def open_target(
@@ -141,7 +142,7 @@ def _open_context(
     if state.workers is not None:  # the workers are let go with the weights
         raise BackendError(
             f"How {plan.target.paths[0].name} chooses experts is not known: they cannot be streamed singly.",
-            "Use --experts never, which streams whole layers.",
+            f"Use {named('experts', 'never')}, which streams whole layers.",
         )
     state.notes.append("How this model chooses experts is not known: whole layers are streamed.")
     plan, model = _open_weights(plan.with_layout(layout.again(experts="never")), state)
@@ -234,7 +235,7 @@ def _decodes_exactly(context: Context, branching: BranchExactness | None, plan: 
             why = "whose branches round differently" if context.branches else "which cannot branch"
             raise BackendError(
                 f"'{model.path.name}' keeps a running state, {why} here, so decoding cannot be exact.",
-                "Use --no-exact.",
+                f"Use {named('exact', False)}.",
             )
         return False
     return exact
@@ -288,7 +289,7 @@ def _row_rule(context: Context, fingerprint: str, plan: Plan, state: LoadState) 
         raise BackendError(
             "No row rule gives identical results with this model on this machine, so decoding cannot "
             "be exact here.",
-            "Use --no-exact: the text may then differ at near-ties between tokens.",
+            f"Use {named('exact', False)}: the text may then differ at near-ties between tokens.",
         )
     state.notes.append("No row rule holds for this model here, so the text is not bit-exact.")
     return None

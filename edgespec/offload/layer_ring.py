@@ -26,6 +26,7 @@ from edgespec.kernels.watch import new_watch
 from edgespec.offload.layout import Read
 from edgespec.offload.slot_filler import SlotFiller, SlotLoad
 from edgespec.offload.store_reader import StoreReader
+from edgespec.option import named
 
 _VIEW, _VIEW_OFFSET = 10, 11  # after the ten sources
 _FAR = 8  # nodes between a layer's last use and the next streamed layer that justify a stop
@@ -133,7 +134,7 @@ class LayerSwitch:
     def _cannot_be_streamed(self, layer: int) -> BackendError:
         return BackendError(
             f"The model does not use its layers one after the other (layer {layer}).",
-            "Use --offload mmap.",
+            f"Use {named('offload', 'mmap')}.",
         )
 
     def _enter(self, layer: int) -> None:

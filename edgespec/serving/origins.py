@@ -81,5 +81,5 @@ def checked_origin(origin: str) -> str:
     """
     parts = urlsplit(origin)
     if origin != ANY and (parts.scheme not in ("http", "https") or not parts.netloc or parts.path.strip("/")):
-        raise UsageError(f"--cors is {origin}.", "It must be like https://example.com, or *.")
+        raise UsageError(f"--cors must be like https://example.com, or *, not {origin}.")
     return origin if origin == ANY else f"{parts.scheme}://{parts.netloc}".lower()

@@ -12,6 +12,7 @@ import numpy as np
 from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.rules import Rule
+from edgespec.option import named
 from edgespec.speculation.constraint import Constraint
 from edgespec.speculation.drafters.base import Drafter, DraftRequest, NoDrafter, TreeDrafting
 from edgespec.speculation.draws import DrawSource, SeededDraws
@@ -224,12 +225,12 @@ def method_for(
         raise UsageError(
             f"The rule '{rule.name}' cannot be combined with a grammar, tools or a thinking budget, "
             "which change what is drafted.",
-            "With any of them use --verify shared-noise or specexec.",
+            f"With any of them, use {named('verify', 'shared-noise')} or {named('verify', 'specexec')}.",
         )
     if rule.kind.drawn and not isinstance(drafter, DrawingDrafter | NoDrafter):
         raise UsageError(
             f"The rule '{rule.name}' needs tokens sampled from a model; {drafter.name} samples none.",
-            "Name a small model with --draft PATH, or use --verify specexec.",
+            f"Name a small model with {named('draft', 'PATH')}, or use {named('verify', 'specexec')}.",
         )
     source = draws or partial(SeededDraws, seed)
     # Rules that are defined at a temperature of 0 use the distribution at temperature 1 there.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from edgespec.cli.main import main
 from edgespec.drafting.agreement import PROMPTS, AgreementMeter, SampleAnswer, write_sample_answers
 from edgespec.drafting.layer_masking import MaskedCopy
 from edgespec.drafting.make import MakeOptions, make_for
+from edgespec.drafting.recipes import RecipeState
 from edgespec.errors import OutputError, UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.models.gguf.header import read_header
@@ -90,9 +93,26 @@ def test_a_drafter_is_made_registered_and_taken(smol_path: Path, capsys: pytest.
     assert PairRegistry().pairs() == []
 
 
-def test_a_search_is_taken_up_where_it_was_ended(smol_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_search_says_what_it_kept_and_continues(
+    smol_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     # With a budget of its own: what is free changes while other programs run.
     options = MakeOptions(memory=1 << 30, quantizations=("keep",), pass_s=1.0, tokens=8)
+    flags = ["--memory", "1GiB", "--quantization", "keep", "--pass-seconds", "1", "--tokens", "8"]
+    save = RecipeState.save
+
+    def save_and_interrupt(state: RecipeState, key: str, value: object) -> None:
+        save(state, key, value)
+        if key == "agreement keep [1]":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RecipeState, "save", save_and_interrupt)
+        assert main(["draft", "make", str(smol_path), *flags]) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "Interrupted. Kept: the target's sample text and 3 measured candidates. "
+        "Run the same command to continue."
+    )
     seen: list[str] = []
 
     def stop(what: str, _fraction: float) -> None:
@@ -100,12 +120,9 @@ def test_a_search_is_taken_up_where_it_was_ended(smol_path: Path, monkeypatch: p
         if what == "Trying keep without layer 2":
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        make_for(str(smol_path), options, stop)
     (state,) = (drafters_folder() / "work").rglob("state-8.json")
     before = json.loads(state.read_text())
     assert {"written", "agreement keep [0]", "agreement keep [1]"} <= before.keys()
-    seen.clear()
     with pytest.raises(KeyboardInterrupt):
         make_for(str(smol_path), options, stop)
     assert not any(what.startswith(("The target writes", "Loading")) for what in seen)
@@ -116,7 +133,7 @@ def test_wrong_wishes(smol_path: Path, tmp_path: Path) -> None:
     for options, message in (
         (MakeOptions(quantizations=("q9",)), "There is no quantization 'q9'."),
         (MakeOptions(pass_s=-1.0), "--pass-seconds must be positive, not -1."),
-        (MakeOptions(tokens=1), "The number of tokens is 1."),
+        (MakeOptions(tokens=1), "--tokens must be from 8 to 512, not 1."),
     ):
         with pytest.raises(UsageError) as caught:
             make_for(str(smol_path), options)

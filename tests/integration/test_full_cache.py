@@ -37,7 +37,7 @@ def test_a_full_cache_says_so_and_keeps_its_text(model: Model, ordered: bool) ->
     whole = context.n_cells - N_ROWS // 2
     read(0, whole)
     before = bytes(cache.save(0, whole))
-    with pytest.raises(NoRoomInCache, match=rf"{context.n_cells} cells.*--context") as refused:
+    with pytest.raises(NoRoomInCache, match=rf"{context.n_cells} cells.*context") as refused:
         read(whole, whole + N_ROWS)
     assert isinstance(refused.value, EdgeSpecError), "it is told like every other error"
     cache.recover()

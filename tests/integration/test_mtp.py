@@ -243,7 +243,7 @@ def test_a_model_without_the_layer_says_so(without: Path, smol_path: Path) -> No
     for path in (without, smol_path):
         with pytest.raises(UsageError, match=r"it has no layer for multi-token prediction") as caught:
             edgespec.load(path, draft="mtp")
-        assert caught.value.hint == "Leave out --draft mtp, or name a drafter."
+        assert caught.value.hint == "Leave out draft='mtp', or name a drafter."
 
 
 def test_a_layer_that_the_build_cannot_compute(
@@ -269,7 +269,7 @@ def test_a_layer_that_ends_the_process_is_refused(
     monkeypatch.setattr("edgespec.models.gguf.heads.mtp.SEVERAL", frozenset({"qwen35"}))
     with pytest.raises(UsageError, match=r"llama\.cpp ends by SIGABRT when it computes the layer") as caught:
         edgespec.load(tiny.path, draft="mtp")
-    assert "Leave out --draft mtp" in caught.value.hint
+    assert "Leave out draft='mtp'" in caught.value.hint
     with Model(tiny.path) as model, pytest.raises(BackendError, match="was loaded without its MTP layers"):
         MTPContext(model, n_cells=256, n_sequences=1, n_threads=1)
 

@@ -67,7 +67,7 @@ def test_chains_give_the_text_of_plain_decoding(mamba_path: Path, draft: str) ->
 def test_exact_is_refused_with_the_reason(mamba_path: Path) -> None:
     with pytest.raises(BackendError, match="keeps a running state") as error:
         edgespec.load(mamba_path, exact=True)
-    assert error.value.hint == "Use --no-exact."
+    assert error.value.hint == "Use exact=False."
 
 
 @pytest.fixture

@@ -176,7 +176,7 @@ def test_auto_streams_what_does_not_fit_and_pages_where_it_cannot(
         answer = generate(engine)
         assert len(answer.tokens) == len(expected)
         assert paged.read_bytes > layers / 2 * len(answer.passes)  # every layer, ahead of every pass
-    with pytest.raises(edgespec.errors.BackendError, match="--offload mmap"):
+    with pytest.raises(edgespec.errors.BackendError, match="offload='mmap'"):
         edgespec.load(q4_drafter_path, memory=budget, offload="stream", **options)
 
 

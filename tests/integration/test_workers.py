@@ -420,5 +420,5 @@ def test_a_build_without_rpc_says_so(smol_path: Path, monkeypatch: pytest.Monkey
 
 def test_what_does_not_go_together(smol_path: Path) -> None:
     for more in ({"offload": "stream"}, {"gpu_layers": 1}, {"draft_device": "CUDA0"}):
-        with pytest.raises(UsageError, match="do not go together"):
+        with pytest.raises(UsageError, match="exclude each other"):
             edgespec.load(smol_path, workers=["127.0.0.1:1"], **more)  # type: ignore[arg-type]

@@ -141,7 +141,7 @@ def test_a_wrong_argument_is_refused_by_name(
             if not (callable(value) and parameter.startswith("on_")):  # its own failure
                 pytest.fail(f"{kind}: {type(error).__name__}: {error}")
     for kind in ("object", "complex"):  # nothing takes these
-        with pytest.raises(UsageError, match=rf"^{parameter} is .*\. It must be .*\.$"):
+        with pytest.raises(UsageError, match=rf"^{parameter} must be .*, not .*\.$"):
             _called(name, engine, tmp_path, {parameter: WRONG[kind]})
     engine.set_tree_budget(None)
     assert engine.generate("Hi", GenerationConfig(max_tokens=2)).finish_reason == "length"

@@ -85,19 +85,20 @@ def test_requests_and_lines_of_our_own_in_one_file(
     assert chat["edgespec"]["fingerprint"].keys() == {"model", "prompt", "settings"}
 
 
+URL = f'"url" must be {CHAT} or {TEXT}, not'
 BAD_REQUESTS = {
-    "url": (request("bad") | {"url": "/v1/embeddings"}, 'The url is "/v1/embeddings".'),
-    "no url": ({"custom_id": "bad", "method": "POST", "body": {}}, "The url is null."),
-    "method": (request("bad") | {"method": "GET"}, 'The method is wrong. It must be "POST".'),
+    "url": (request("bad") | {"url": "/v1/embeddings"}, f'{URL} "/v1/embeddings".'),
+    "no url": ({"custom_id": "bad", "method": "POST", "body": {}}, f"{URL} null."),
+    "method": (request("bad") | {"method": "GET"}, '"method" must be "POST", not "GET".'),
     "body": (request("bad") | {"body": [1]}, "The body is not a JSON object."),
-    "stream": (request("bad", stream=True), "Answers in a batch are not streamed. Leave out 'stream'."),
+    "stream": (request("bad", stream=True), "A batch cannot stream its answers. Leave out 'stream'."),
     "messages": (request("bad", messages=[]), "The messages are not a list, or empty."),
     "tools": (request("bad", tools=[{}]), "A tool has no valid name. It must have 1 to 64 letters"),
-    "n": (request("bad", n=129), "n is 129. It must be a whole number from 1 to 128."),
-    "top_p": (request("bad", top_p=7), "top_p is 7. It must be above 0 and at most 1."),
+    "n": (request("bad", n=129), "n must be an integer from 1 to 128, not 129."),
+    "top_p": (request("bad", top_p=7), "top_p must be above 0 and at most 1, not 7."),
     "long": (request("bad", TEXT, prompt="too long"), "The prompt has 9 tokens. Shorten it."),
     "tokens": (request("bad", TEXT, prompt=[1, 99]), "There is no token 99. Tokens are 0 to 9."),
-    "twice": (request("good"), "The id 'good' is that of line 1 too."),
+    "twice": (request("good"), "Duplicate id 'good' (first on line 1)."),
 }
 
 
@@ -126,7 +127,7 @@ def test_a_bad_request_is_told_and_the_others_are_answered(
 def test_a_custom_id_that_is_no_text_fails_in_our_own_format(run: Run, answers: Path) -> None:
     assert run([request("a") | {"custom_id": 5}, request("b")])[0] == 1
     failed, answered = records(answers.read_text())
-    assert (failed["id"], failed["error"]) == (1, "line 1: The custom_id is not a text.")
+    assert (failed["id"], failed["error"]) == (1, 'line 1: "custom_id" must be a string, not 5.')
     assert outline(answered) == ("b", 200, [ANSWER])
 
 
@@ -194,7 +195,7 @@ def test_an_interruption_is_told_on_standard_output(
     assert (result["custom_id"], result["response"]) == ("a", None)
     assert result["error"] == {
         "code": "batch_cancelled",
-        "message": "The run was interrupted before this request was answered.",
+        "message": "Interrupted before this request was answered.",
     }
     engine.on_word = lambda _: None
     answers.write_text(out)

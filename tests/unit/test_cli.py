@@ -183,13 +183,13 @@ def test_variables_reach_the_options_of_every_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, value, command, message in [
-        ("EDGESPEC_PORT", "70000", ["serve"], "The port is 70000."),
-        ("EDGESPEC_QUEUE", "-1", ["serve"], "--queue is -1."),
+        ("EDGESPEC_PORT", "70000", ["serve"], "--port must be from 0 to 65535, not 70000."),
+        ("EDGESPEC_QUEUE", "-1", ["serve"], "--queue must be from 0 to 10000, not -1."),
         ("EDGESPEC_HOST", "0.0.0.0", ["serve"], "Other machines can reach this server at 0.0.0.0"),
-        ("EDGESPEC_SECONDS", "0", ["profile"], "--seconds is 0."),
+        ("EDGESPEC_SECONDS", "0", ["profile"], "--seconds must be "),
         ("EDGESPEC_MEMORY", "lots", ["draft", "make", "x.gguf"], "'lots' is not a size."),
-        ("EDGESPEC_N", "0", ["generate", "-p", "Hi"], "--answers is 0."),
-        ("EDGESPEC_ANSWERS", "0", ["generate", "-p", "Hi"], "--answers is 0."),
+        ("EDGESPEC_N", "0", ["generate", "-p", "Hi"], "--answers must be from 1 to 1000, not 0."),
+        ("EDGESPEC_ANSWERS", "0", ["generate", "-p", "Hi"], "--answers must be from 1 to 1000, not 0."),
     ]:
         with monkeypatch.context() as patch:
             patch.setenv(name, value)
@@ -381,11 +381,11 @@ def test_wrong_sizes(text: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("generate -p Hi --temperature -1", "temperature is -1.0.\nIt must be from 0 to 100."),
-        ("generate -p Hi --max-tokens 0", "max_tokens is 0.\nIt must be at least 1."),
+        ("generate -p Hi --temperature -1", "temperature must be from 0 to 100, not -1.0."),
+        ("generate -p Hi --max-tokens 0", "max_tokens must be at least 1, not 0."),
         ("generate -p Hi --memory 12XB", "'12XB' is not a size.\nWrite it like 12GiB, 800MB or 4000000000."),
-        ("generate -p Hi --memory 0", "A size of 0 is not possible.\nIt must be above 0 and below 8 EiB."),
-        ("generate -p Hi --tree-budget -2", "tree_budget is '-2'.\nIt must be from 1 to 4096 or auto."),
+        ("generate -p Hi --memory 0", "A size must be above 0 and below 8 EiB, not 0."),
+        ("generate -p Hi --tree-budget -2", "--tree-budget must be from 1 to 4096 or auto, not '-2'."),
         ("generate -p Hi --input x", "Both --prompt and --input were given.\nGive one of them."),
         ("generate -p Hi --raw --system x", "--system cannot be used with --raw.\nLeave one of them out."),
         (
@@ -420,8 +420,41 @@ def test_absurd_values_are_refused_by_name(flags: str, capsys: pytest.CaptureFix
     assert main(["generate", "-p", "Hi", *flags.split()]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    flag, value = flags.removeprefix("--").replace("-", "_").split()
-    assert err.replace("'", "").startswith(f"Error: {flag} is {value}.\nIt must be ")
+    flag, value = flags.split()
+    assert err.startswith(f"Error: {flag} must be ")
+    assert err.replace("'", "").endswith(f", not {value}.\n")
+
+
+@pytest.mark.parametrize(
+    ("flags", "first", "second"),
+    [
+        ("--draft none --tree-budget 8", "--draft none", "--tree-budget"),
+        ("--draft none --tree sequoia", "--draft none", "--tree"),
+        ("--draft none --draft-from .", "--draft none", "--draft-from"),
+        ("--drafter lookup --draft mtp", "--drafter lookup", "--draft mtp"),
+        ("--workers a:1 --offload mmap", "--offload mmap", "--workers"),
+        ("--quiet --verbose", "--quiet", "--verbose"),
+    ],
+)
+def test_flags_that_exclude_each_other_are_refused(
+    flags: str, first: str, second: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", "-p", "Hi", *flags.split()]) == 2
+    assert capsys.readouterr().err.startswith(f"Error: {first} and {second} exclude each other.\nLeave out ")
+
+
+def test_a_flag_prevails_over_a_variable_that_contradicts_it(
+    engine: TalkingEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EDGESPEC_TREE_BUDGET", "8")
+    monkeypatch.setenv("EDGESPEC_QUIET", "1")
+    assert main(["generate", "-p", "Hi", "--draft", "none", "--verbose"]) == 0
+    assert engine.loaded_with["draft"] == "none"
+    assert "tree_budget" not in engine.loaded_with
+    monkeypatch.setenv("EDGESPEC_DRAFT", "none")
+    capsys.readouterr()
+    assert main(["generate", "-p", "Hi"]) == 2
+    assert "--draft none and --tree-budget exclude each other." in capsys.readouterr().err
 
 
 def test_an_error_as_json_has_the_shape_of_an_answer(capsys: pytest.CaptureFixture[str]) -> None:
@@ -430,8 +463,8 @@ def test_an_error_as_json_has_the_shape_of_an_answer(capsys: pytest.CaptureFixtu
     (record,) = records(out)
     assert record.keys() == (Generation().to_json("Hi") | NO_ORIGIN).keys()
     assert (record["prompt"], record["finish_reason"]) == ("Hi", "error")
-    assert record["error"] == "top_p is 3.0. It must be above 0 and at most 1."
-    assert err == "Error: top_p is 3.0.\nIt must be above 0 and at most 1.\n"
+    assert record["error"] == "top_p must be above 0 and at most 1, not 3.0."
+    assert err == "Error: top_p must be above 0 and at most 1, not 3.0.\n"
 
 
 def test_an_unexpected_failure_is_called_a_bug(

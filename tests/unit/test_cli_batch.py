@@ -49,34 +49,34 @@ def nested(depth: int) -> str:
 BAD_LINES = {
     "{": "Invalid JSON at column 2: Expecting property name enclosed in double quotes.",
     '{"prompt": "a': "Invalid JSON at column 12: Unterminated string.",
-    "[1]": 'It is not a JSON object. Write {"prompt": "..."}.',
-    "{}": 'It must have either "prompt" or "messages".',
-    '{"prompt": "a", "messages": []}': 'It must have either "prompt" or "messages".',
-    '{"prompt": 3}': "The prompt is not a text, or empty.",
-    '{"prompt": "\\ud800"}': "The text holds half a surrogate pair.",
-    '{"messages": []}': "The messages are not a list, or empty.",
-    '{"messages": [{"role": "boss", "content": ""}]}': "A message is wrong. It must have a "
-    '"role" (system, user, assistant, tool) and a text as "content".',
+    "[1]": 'The line is not a JSON object. For example: {"prompt": "..."}',
+    "{}": 'Missing "prompt" or "messages".',
+    '{"prompt": "a", "messages": []}': 'Both "prompt" and "messages" are set.',
+    '{"prompt": 3}': '"prompt" must be a non-empty string.',
+    '{"prompt": "\\ud800"}': "The text contains half of a surrogate pair.",
+    '{"messages": []}': '"messages" must be a non-empty list.',
+    '{"messages": [{"role": "boss", "content": ""}]}': "Each message must have a "
+    '"role" (system, user, assistant, tool) and a string "content", and nothing else.',
     '{"prompt": "a", "temprature": 1}': "There is no field 'temprature'. Did you mean temperature?",
-    '{"prompt": "a", "top_k": "few"}': "The field 'top_k' is \"few\", which is of the wrong kind.",
-    '{"prompt": "a", "max_tokens": 1.5}': "The field 'max_tokens' is 1.5, which is of the wrong kind.",
-    '{"prompt": "a", "stop": [1]}': "The field 'stop' is [1], which is of the wrong kind.",
-    '{"prompt": "a", "n": 0}': "The field 'n' is 0. It must be from 1 to 1000.",
-    '{"prompt": "a", "top_p": 2}': "top_p is 2. It must be above 0 and at most 1.",
-    '{"prompt": "a", "id": true}': "The id is true. It must be a text or a whole number.",
-    '{"prompt": "a", "id": "good"}': "The id 'good' is that of line 1 too.",
+    '{"prompt": "a", "top_k": "few"}': "top_k must be an integer, not 'few'.",
+    '{"prompt": "a", "max_tokens": 1.5}': "max_tokens must be an integer, not 1.5.",
+    '{"prompt": "a", "stop": [1]}': "stop must be a list of strings, not [1].",
+    '{"prompt": "a", "n": 0}': '"n" must be from 1 to 1000, not 0.',
+    '{"prompt": "a", "top_p": 2}': "top_p must be above 0 and at most 1, not 2.",
+    '{"prompt": "a", "id": true}': '"id" must be a string or an integer, not true.',
+    '{"prompt": "a", "id": "good"}': "Duplicate id 'good' (first on line 1).",
     '{"prompt": "too long"}': "The prompt has 9 tokens. Shorten it.",
-    "[" * 100_000: "It is nested deeper than 200 levels.",
-    nested(974): "It is nested deeper than 200 levels.",
-    '{"prompt": "a", "id": ' + "[" * 500 + "]" * 500 + "}": "It is nested deeper than 200 levels.",
-    '{"prompt": "a", "temperature": 1' + "0" * 400 + "}": f"temperature is 1{'0' * 78}…. "
-    "It must be from 0 to 100.",
-    '{"prompt": "a", "temperature": 1e999}': "temperature is inf. It must be from 0 to 100.",
-    '{"prompt": "a", "min_p": NaN}': "min_p is nan. It must be from 0 to 1.",
-    '{"prompt": "a", "seed": 1' + "0" * 5000 + "}": "It holds a number of too many digits.",
-    '{"prompt": "a", "seed": 9223372036854775808}': "seed is 9223372036854775808. "
-    "It must be from 0 to 9223372036854775807.",
-    '{"prompt": "a", "stop": "\\ud800"}': "The text holds half a surrogate pair.",
+    "[" * 100_000: "The JSON is nested deeper than 200 levels.",
+    nested(974): "The JSON is nested deeper than 200 levels.",
+    '{"prompt": "a", "id": ' + "[" * 500 + "]" * 500 + "}": "The JSON is nested deeper than 200 levels.",
+    '{"prompt": "a", "temperature": 1' + "0" * 400 + "}": "temperature must be from 0 to 100, "
+    f"not 1{'0' * 78}….",
+    '{"prompt": "a", "temperature": 1e999}': "temperature must be from 0 to 100, not inf.",
+    '{"prompt": "a", "min_p": NaN}': "min_p must be from 0 to 1, not nan.",
+    '{"prompt": "a", "seed": 1' + "0" * 5000 + "}": "A number has too many digits.",
+    '{"prompt": "a", "seed": 9223372036854775808}': "seed must be from 0 to "
+    "9223372036854775807, not 9223372036854775808.",
+    '{"prompt": "a", "stop": "\\ud800"}': "The text contains half of a surrogate pair.",
 }
 
 
@@ -179,7 +179,7 @@ def test_several_answers_to_one_prompt(engine: TalkingEngine, capsys: pytest.Cap
     assert main(["generate", "-p", "Hi", "--n", "2"]) == 0
     assert capsys.readouterr().out == f"{ANSWER}\n\n{ANSWER}\n"
     assert main(["generate", "-p", "Hi", "--n", "0"]) == 2
-    assert capsys.readouterr().err == "Error: --answers is 0.\nIt must be from 1 to 1000.\n"
+    assert capsys.readouterr().err == "Error: --answers must be from 1 to 1000, not 0.\n"
 
 
 @pytest.mark.parametrize(

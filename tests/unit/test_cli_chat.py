@@ -218,7 +218,7 @@ def test_think_says_how_much(typed: Any, engine: TalkingEngine) -> None:
         "think set to off.",
         "think set to 200.",
         "think set to high.",
-        "think is 'deeply'. It must be auto, on, off, low, medium, high, or the most tokens of a thought.",
+        "think must be auto, on, off, low, medium, high or a maximum number of tokens, not 'deeply'.",
     ]
 
 

@@ -154,7 +154,7 @@ def test_a_rule_of_the_wrong_kind_on_a_line(
     engine: TalkingEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (job,) = read_jobs([b'{"prompt": "a", "verify": 3}'])
-    assert job.error == "The field 'verify' is 3, which is of the wrong kind."
+    assert job.error == "verify must be a string, not 3."
 
 
 def test_lossy_output_is_labelled(engine: TalkingEngine, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from edgespec.generation.result import Generation, MemoryUse, PassRecord, Timing
 from edgespec.generation.thinking import ThinkingRequest
 from edgespec.generation.tools import ToolCall
 
-THINK = "It must be auto, on, off, low, medium, high, or the most tokens of a thought."
+THINK = "think must be auto, on, off, low, medium, high or a maximum number of tokens, not"
 
 
 @pytest.mark.parametrize(
@@ -63,41 +63,41 @@ def test_thoughts_and_calls_are_in_the_record() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("max_tokens", 0, "max_tokens is 0. It must be at least 1."),
-        ("max_tokens", -5, "max_tokens is -5. It must be at least 1."),
-        ("temperature", -0.1, "temperature is -0.1. It must be from 0 to 100."),
-        ("temperature", 101, "temperature is 101. It must be from 0 to 100."),
-        ("temperature", math.nan, "temperature is nan. It must be from 0 to 100."),
-        ("temperature", math.inf, "temperature is inf. It must be from 0 to 100."),
-        ("top_k", -1, "top_k is -1. It must be 0 (all tokens) or more."),
-        ("top_p", 0.0, "top_p is 0.0. It must be above 0 and at most 1."),
-        ("top_p", 1.01, "top_p is 1.01. It must be above 0 and at most 1."),
-        ("top_p", math.nan, "top_p is nan. It must be above 0 and at most 1."),
-        ("min_p", -0.1, "min_p is -0.1. It must be from 0 to 1."),
-        ("min_p", 2, "min_p is 2. It must be from 0 to 1."),
-        ("repeat_penalty", 0, "repeat_penalty is 0. It must be from 0.01 to 100."),
-        ("repeat_penalty", math.inf, "repeat_penalty is inf. It must be from 0.01 to 100."),
-        ("frequency_penalty", 200, "frequency_penalty is 200. It must be from -100 to 100."),
-        ("presence_penalty", -200, "presence_penalty is -200. It must be from -100 to 100."),
-        ("penalty_window", -1, "penalty_window is -1. It must be 0 (everything) or more."),
-        ("seed", -1, f"seed is -1. It must be from 0 to {MAX_SEED}."),
-        ("seed", 2**63, f"seed is {2**63}. It must be from 0 to {MAX_SEED}."),
-        ("top_k", 2.5, "top_k is 2.5. It must be a whole number."),
-        ("max_tokens", 8.0, "max_tokens is 8.0. It must be a whole number."),
-        ("penalty_window", 1.5, "penalty_window is 1.5. It must be a whole number."),
-        ("seed", 1.0, "seed is 1.0. It must be a whole number."),
-        ("stop", ("a", ""), "stop is ''. It must be a text that is not empty."),
-        ("stop", "END", "stop is 'END'. It must be a list of strings."),
-        ("logprobs", 21, "logprobs is 21. It must be a whole number from 0 to 20."),
-        ("logprobs", True, "logprobs is True. It must be a whole number."),
-        ("think", "budget -1", f"think is 'budget -1'. {THINK}"),
-        ("think", "9999999", f"think is '9999999'. {THINK}"),
+        ("max_tokens", 0, "max_tokens must be at least 1, not 0."),
+        ("max_tokens", -5, "max_tokens must be at least 1, not -5."),
+        ("temperature", -0.1, "temperature must be from 0 to 100, not -0.1."),
+        ("temperature", 101, "temperature must be from 0 to 100, not 101."),
+        ("temperature", math.nan, "temperature must be from 0 to 100, not nan."),
+        ("temperature", math.inf, "temperature must be from 0 to 100, not inf."),
+        ("top_k", -1, "top_k must be 0 (all tokens) or more, not -1."),
+        ("top_p", 0.0, "top_p must be above 0 and at most 1, not 0.0."),
+        ("top_p", 1.01, "top_p must be above 0 and at most 1, not 1.01."),
+        ("top_p", math.nan, "top_p must be above 0 and at most 1, not nan."),
+        ("min_p", -0.1, "min_p must be from 0 to 1, not -0.1."),
+        ("min_p", 2, "min_p must be from 0 to 1, not 2."),
+        ("repeat_penalty", 0, "repeat_penalty must be from 0.01 to 100, not 0."),
+        ("repeat_penalty", math.inf, "repeat_penalty must be from 0.01 to 100, not inf."),
+        ("frequency_penalty", 200, "frequency_penalty must be from -100 to 100, not 200."),
+        ("presence_penalty", -200, "presence_penalty must be from -100 to 100, not -200."),
+        ("penalty_window", -1, "penalty_window must be 0 (everything) or more, not -1."),
+        ("seed", -1, f"seed must be from 0 to {MAX_SEED}, not -1."),
+        ("seed", 2**63, f"seed must be from 0 to {MAX_SEED}, not {2**63}."),
+        ("top_k", 2.5, "top_k must be an integer, not 2.5."),
+        ("max_tokens", 8.0, "max_tokens must be an integer, not 8.0."),
+        ("penalty_window", 1.5, "penalty_window must be an integer, not 1.5."),
+        ("seed", 1.0, "seed must be an integer, not 1.0."),
+        ("stop", ("a", ""), "stop must be a non-empty string, not ''."),
+        ("stop", "END", "stop must be a list of strings, not 'END'."),
+        ("logprobs", 21, "logprobs must be an integer from 0 to 20, not 21."),
+        ("logprobs", True, "logprobs must be an integer, not True."),
+        ("think", "budget -1", f"{THINK} 'budget -1'."),
+        ("think", "9999999", f"{THINK} '9999999'."),
         (
             "think",
             1.5,
-            "think is of the wrong kind. It must be true, false, a number, or a text such as 'off'.",
+            "think must be true, false, a number of tokens, or a string such as 'off', not 1.5.",
         ),
-        ("tools", "f", "tools is 'f'. It must be a list of tools."),
+        ("tools", "f", "tools must be a list of tools, not 'f'."),
         ("tools", ["f"], 'A tool is not a function. Write {"type": "function", "function": {...}}.'),
         (
             "tools",
@@ -167,9 +167,9 @@ def test_unknown_settings_are_named_with_the_known_ones() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"temperature": "hot"}, "temperature is 'hot'. It must be a number."),
-        ({"max_tokens": "5"}, "max_tokens is '5'. It must be a whole number."),
-        ({"stop": 3}, "stop is 3. It must be a list of strings."),
+        ({"temperature": "hot"}, "temperature must be a number, not 'hot'."),
+        ({"max_tokens": "5"}, "max_tokens must be an integer, not '5'."),
+        ({"stop": 3}, "stop must be a list of strings, not 3."),
     ],
 )
 def test_values_of_the_wrong_kind_are_refused(changes: dict[str, Any], message: str) -> None:

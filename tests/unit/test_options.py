@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,14 @@ from edgespec.cli.main import app
 from edgespec.config import OPTIONS, TREES, Config
 from edgespec.drafters.kinds import DRAFTER_KINDS, NO_DRAFTER
 from edgespec.errors import UsageError
+from edgespec.generation.config import GenerationConfig
 from edgespec.loading.arguments import LoadArguments
 from edgespec.models.gguf.footprint import CACHE_TYPES
+from edgespec.option import named, naming_flags
 from edgespec.speculation.policies import NAMES
+from tests.printed import strings
 
+FLAGS = {flag for option in OPTIONS.values() for flag in re.split("[ /]", option.flags) if flag}
 RECORD = Path(__file__).parent / "data" / "options.json"
 """Flags that scripts use, each with the commands that have it: they must stay."""
 
@@ -97,21 +103,21 @@ def test_values_are_read(name: str, given: Any, read: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "given", "what"),
     [
-        ("context", 15, "context is 15. It must be from 16 to 10000000."),
-        ("context", "١٦", "context is '١٦'. It must be from 16 to 10000000."),
-        ("context", True, "context is True. It must be from 16 to 10000000."),
-        ("context", None, "context is None. It must be from 16 to 10000000."),
-        ("threads", 1025, "threads is 1025. It must be from 1 to 1024."),
-        ("memory", 0, "memory is 0. It must be above 0 and below 8 EiB."),
+        ("context", 15, "context must be from 16 to 10000000, not 15."),
+        ("context", "١٦", "context must be from 16 to 10000000, not '١٦'."),
+        ("context", True, "context must be from 16 to 10000000, not True."),
+        ("context", None, "context must be from 16 to 10000000, not None."),
+        ("threads", 1025, "threads must be from 1 to 1024, not 1025."),
+        ("memory", 0, "memory must be above 0 and below 8 EiB, not 0."),
         ("memory", "lots", "'lots' is not a size. Write it like 12GiB, 800MB or 4000000000."),
         *(
-            ("gpu_layers", given, f"gpu_layers is {given!r}. It must be from 0 to 999999, auto or all.")
+            ("gpu_layers", given, f"gpu_layers must be from 0 to 999999, auto or all, not {given!r}.")
             for given in ("", "-2", "some", "1.5")
         ),
-        ("offload", "gpu", "offload is 'gpu'. It must be auto, stream, mmap or none."),
-        ("kv", "q4_0", "kv is 'q4_0'. It must be f16 or q8_0."),
-        ("exact", "yes", "exact is 'yes'. It must be true or false."),
-        ("lora", 3, "lora is 3. It must be a list of strings."),
+        ("offload", "gpu", "offload must be auto, stream, mmap or none, not 'gpu'."),
+        ("kv", "q4_0", "kv must be f16 or q8_0, not 'q4_0'."),
+        ("exact", "yes", "exact must be true or false, not 'yes'."),
+        ("lora", 3, "lora must be a list of strings, not 3."),
     ],
 )
 def test_what_is_out_of_range_is_refused_by_name(name: str, given: Any, what: str) -> None:
@@ -123,5 +129,49 @@ def test_what_is_out_of_range_is_refused_by_name(name: str, given: Any, what: st
 @pytest.mark.parametrize("other", [{"offload": "stream"}, {"gpu_layers": 3}, {"draft_device": "CUDA0"}])
 def test_options_that_contradict_each_other_are_refused(other: dict[str, Any]) -> None:
     Config.of(**other)
-    with pytest.raises(UsageError, match="do not go together"):
+    with pytest.raises(UsageError, match="exclude each other"):
         Config.of(workers=["localhost:1"]).with_(**other)
+
+
+def test_messages_name_options_as_their_reader_does() -> None:
+    """Arguments for callers of the library, flags for those who type them."""
+    assert [named("draft"), named("draft", "none"), named("exact", False), named("context", 8192)] == [
+        "draft",
+        "draft='none'",
+        "exact=False",
+        "context=8192",
+    ]
+    config = Config.of(exact=True, tree_budget=64)
+    with pytest.raises(UsageError) as refused:
+        config.speculation.require_exact_budget(60)
+    assert "--" not in str(refused.value)
+    with naming_flags():
+        assert [named("draft", "none"), named("exact", False)] == ["--draft none", "--no-exact"]
+        with pytest.raises(UsageError, match=r"Use --tree-budget 60 or less, or --no-exact\."):
+            config.speculation.require_exact_budget(60)
+
+
+def test_options_in_messages_exist() -> None:
+    """Every name that a message of the library gives is an option or a setting, with that flag."""
+    sources = "".join(path.read_text() for path in Path(edgespec.__file__).parent.rglob("*.py"))
+    names = set(re.findall(r"""\bnamed\(["'](\w+)["']""", sources))
+    settings = {field.name for field in dataclasses.fields(GenerationConfig)} | {"raw"}
+    assert len(names) > 10
+    assert names <= OPTIONS.keys() | settings
+    with naming_flags():
+        for option in OPTIONS.values():
+            assert not option.flags or named(option.name) in re.split("[ /]", option.flags)
+
+
+def test_library_messages_name_no_flags() -> None:
+    """What `edgespec.load` and an engine say is for callers of Python too."""
+    folder = Path(edgespec.__file__).parent
+    found = []
+    for package in ("loading", "engine", "drafters", "offload", "models/llama", "models/text", "speculation"):
+        for path in (folder / package).rglob("*.py"):
+            found += [
+                f"{path.name}: {text}"
+                for text in strings(path)
+                if FLAGS & set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
+            ]
+    assert found == []

@@ -91,5 +91,5 @@ def test_origins_are_taken_as_browsers_write_them(given: str, taken: str) -> Non
 
 @pytest.mark.parametrize("given", ["ours.example", "https://", "https://ours.example/page", "ftp://x"])
 def test_what_is_no_origin_is_refused(given: str) -> None:
-    with pytest.raises(UsageError, match="It must be like"):
+    with pytest.raises(UsageError, match="--cors must be like"):
         checked_origin(given)

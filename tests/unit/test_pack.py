@@ -235,7 +235,7 @@ def test_a_full_disk_leaves_nothing_behind(
         build(files, path)
     assert str(caught.value) == (
         f"The packed layer file '{path}' cannot be written: No space left on device. "
-        "Make room on the disk, or use --pack never."
+        "Free some disk space, or use pack='never'."
     )
     assert list(path.parent.iterdir()) == []
 

@@ -146,5 +146,5 @@ def test_a_rule_that_exactness_excludes_is_refused_at_the_recommended_temperatur
 
 
 def test_an_unknown_kind_of_sampling_is_refused() -> None:
-    with pytest.raises(UsageError, match="--sampling is 'wild'"):
+    with pytest.raises(UsageError, match="--sampling must be recommended or greedy, not 'wild'"):
         SamplingOptions(sampling="wild").config()

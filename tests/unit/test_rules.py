@@ -47,9 +47,9 @@ def test_a_rule_is_written_with_its_parameters() -> None:
         ),
         ("block:k=3", "The rule 'block' has no parameter 'k'. It has none."),
         ("topk-gap:q=3", "The rule 'topk-gap' has no parameter 'q'. It has k, gap."),
-        ("topk-gap:k=0", "k of the rule 'topk-gap' is '0'. It must be a whole number from 1 to 1000."),
-        ("lenience:factor=nan", "factor of the rule 'lenience' is 'nan'. It must be a number from 0 to 1."),
-        ("lenience:factor", "factor of the rule 'lenience' is ''. It must be a number from 0 to 1."),
+        ("topk-gap:k=0", "k of the rule 'topk-gap' must be an integer from 1 to 1000, not '0'."),
+        ("lenience:factor=nan", "factor of the rule 'lenience' must be a number from 0 to 1, not 'nan'."),
+        ("lenience:factor", "factor of the rule 'lenience' must be a number from 0 to 1, not ''."),
     ],
 )
 def test_what_is_no_rule_is_refused(text: str, message: str) -> None:
@@ -94,7 +94,7 @@ def test_every_rule_has_a_method_with_every_drafter_or_says_why_not(name: str) -
         method_for(config, 2, 1, lookup_drafter())
     assert str(refused.value) == (
         f"The rule '{name}' needs tokens sampled from a model; prompt lookup, token recycling samples none. "
-        "Name a small model with --draft PATH, or use --verify specexec."
+        "Name a small model with draft='PATH', or use verify='specexec'."
     )
     assert method_for(config.with_(temperature=0.0), 2, 1, lookup_drafter()).rule.name == "greedy"
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.config import Config
 from edgespec.errors import ContextLengthError, EdgeSpecError
+from edgespec.option import naming_flags
 from edgespec.progress import Progress
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ def main() -> None:
     task = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        result = _ROLES[task["role"]](task)
+        with naming_flags():  # what is printed comes from the program
+            result = _ROLES[task["role"]](task)
     except EdgeSpecError as error:
         result = {"error": str(error)}
     except MemoryError:

@@ -60,17 +60,17 @@ def check(request: BenchRequest) -> None:
     """
     for name, value in (("--prompts", request.prompts), ("--repetitions", request.repetitions)):
         if not 1 <= value <= 10_000:
-            raise UsageError(f"{name} is {value}.", "It must be from 1 to 10000.")
+            raise UsageError(f"{name} must be from 1 to 10000, not {value}.")
     for texts in request.texts:
         if not 1 <= texts <= _MOST_TEXTS:
-            raise UsageError(f"--parallel is {texts}.", f"It must be from 1 to {_MOST_TEXTS}.")
+            raise UsageError(f"--parallel must be from 1 to {_MOST_TEXTS}, not {texts}.")
     for percent in request.held or ():
         if not 1 <= percent <= 99:
-            raise UsageError(f"--held is {percent}.", "It must be from 1 to 99, in percent.")
+            raise UsageError(f"--held must be from 1 to 99, in percent, not {percent}.")
     if not 0 <= request.profile_s < 3600:
-        raise UsageError(f"--profile-seconds is {request.profile_s:g}.", "It must be from 0 to 3600.")
+        raise UsageError(f"--profile-seconds must be from 0 to 3600, not {request.profile_s:g}.")
     if not 0 < request.row_seconds < 1e6:
-        raise UsageError(f"--row-seconds is {request.row_seconds:g}.", "It must be above 0.")
+        raise UsageError(f"--row-seconds must be above 0, not {request.row_seconds:g}.")
     if request.keep and request.synthesize is None:
         raise UsageError("--keep applies only to --synthesize.", "Leave it out, or add --synthesize SIZE.")
     memory = request.load.memory.limit

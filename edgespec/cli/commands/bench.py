@@ -16,6 +16,7 @@ import typer
 from edgespec.cli.interrupt import cancelling
 from edgespec.cli.options.declaration import config_option, option, with_options
 from edgespec.cli.options.model_flag import ModelFlag
+from edgespec.cli.options.output import check_output
 from edgespec.cli.options.rows import check_no_model, form_and_file
 from edgespec.cli.options.sampling import SamplingOptions
 from edgespec.cli.screen.formatting import count
@@ -243,6 +244,7 @@ def bench(
         from edgespec.bench.report.plots import check_matplotlib
 
         check_matplotlib()
+    check_output(quiet=quiet, verbose=verbose)
     terminal = Terminal(quiet=quiet, verbose=verbose)
     code = _Bench(terminal, form, rows_path, json_path, html_name, share_name).run(request)
     if code:

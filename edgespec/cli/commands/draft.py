@@ -62,7 +62,7 @@ def make(
     interrupted, the same command resumes where it stopped.
     """
     limits = parse_size(memory) if memory else None, parse_size(size) if size else None
-    from edgespec.drafting.make import MakeOptions, make_for
+    from edgespec.drafting.make import MakeOptions, kept_of, make_for
     from edgespec.units import readable
 
     terminal = Terminal(quiet=quiet)
@@ -76,8 +76,12 @@ def make(
         tokens=tokens,
         threads=threads,
     )
-    with terminal.working(long=True) as progress:
-        made = make_for(target, options, progress)
+    try:
+        with terminal.working(long=True) as progress:
+            made = make_for(target, options, progress)
+    except KeyboardInterrupt:
+        terminal.note(f"Interrupted. {kept_of(target, options)}")
+        raise
     if as_json:
         results().record(made.to_json())
         return

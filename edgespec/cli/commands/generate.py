@@ -152,7 +152,7 @@ def generate(
     if system is not None and raw:
         raise UsageError("--system cannot be used with --raw.", "Leave one of them out.")
     if not 1 <= answers <= MOST_ANSWERS:
-        raise UsageError(f"--answers is {answers}.", f"It must be from 1 to {MOST_ANSWERS}.")
+        raise UsageError(f"--answers must be from 1 to {MOST_ANSWERS}, not {answers}.")
     if overwrite and (input_name is None or output_name is None):
         raise UsageError("--overwrite is for batches.", "Give it together with --input and --output.")
     if shard is not None and input_name is None:

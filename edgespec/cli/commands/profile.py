@@ -46,7 +46,7 @@ def profile(
     passes.
     """
     if not 1 <= seconds <= _LONGEST_S:
-        raise UsageError(f"--seconds is {seconds:g}.", f"It must be from 1 to {_LONGEST_S:g}.")
+        raise UsageError(f"--seconds must be from 1 to {_LONGEST_S:g}, not {seconds:g}.")
     loading = flag.on(loading, called)
     terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
     with terminal.load(loading) as engine:

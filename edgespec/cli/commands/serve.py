@@ -97,12 +97,12 @@ def serve(
     terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
     system = system_prompt(called, system, system_file)
     if not 0 <= port <= 65535:
-        raise UsageError(f"The port is {port}.", "It must be from 0 to 65535.")
+        raise UsageError(f"--port must be from 0 to 65535, not {port}.")
     if not 0 <= queue <= 10_000:
-        raise UsageError(f"--queue is {queue}.", "It must be from 0 to 10000.")
+        raise UsageError(f"--queue must be from 0 to 10000, not {queue}.")
     limit = parse_size(max_body, least_bare=0)
     if not 1024 <= limit <= 1 << 30:
-        raise UsageError(f"--max-body is {max_body}.", "It must be from 1KiB to 1GiB.")
+        raise UsageError(f"--max-body must be from 1KiB to 1GiB, not {max_body}.")
     if api_key is None and not _is_loopback(host):
         raise UsageError(
             f"Other machines can reach this server at {host}, and there is no API key.",

@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection
 from dataclasses import fields, is_dataclass
+from functools import partial
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from edgespec.cli.completion import complete_draft, complete_model, complete_words
 from edgespec.config import OPTIONS, TREES, Config, heading_of
+from edgespec.errors import ContradictionError
 
 
 def option(panel: str | None, flags: str, help_text: str = "", *, variable: bool = True, **more: Any) -> Any:
@@ -54,6 +56,7 @@ def is_on_command_line(context: typer.Context, name: str) -> bool:
 
 
 _ITS_GROUP = "its group"
+_CONTEXT = "context_of_call"
 
 
 def config_option(name: str, *, panel: str | None = _ITS_GROUP, help_text: str = "", **more: Any) -> Any:
@@ -96,6 +99,10 @@ def with_options(
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     own = [p for p in inspect.signature(command).parameters.values() if p.name not in groups]
     parameters = [p.replace(annotation=hints[p.name]) for p in own]
+    called = next((name for name, hint in hints.items() if hint is typer.Context), None)
+    if called is None:
+        kind = inspect.Parameter.KEYWORD_ONLY
+        parameters.append(inspect.Parameter(_CONTEXT, kind, annotation=typer.Context))
     taken: dict[str, list[str]] = {}
     for name, group in groups.items():
         its = _config_parameters(leave_out) if group is Config else _parameters(group, leave_out)
@@ -103,20 +110,43 @@ def with_options(
         parameters += its
 
     def run(**values: Any) -> None:
+        context = values[called] if called else values.pop(_CONTEXT)
         filled: dict[str, Any] = {}
         for name, group in groups.items():
             given = {option: values.pop(option) for option in taken[name]}
             if group is Config:
                 given = {option: value for option, value in given.items() if value not in (None, [])}
-                filled[name] = (defaults or Config()).with_(**given)
+                filled[name] = _strongest(partial(_config, defaults or Config()), given, context)
             else:
-                filled[name] = group(**given)
+                filled[name] = _strongest(group, given, context)
         command(**values, **filled)
 
     run.__name__, run.__doc__ = command.__name__, command.__doc__
     run.__annotations__ = {p.name: p.annotation for p in parameters}
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return run
+
+
+def _config(defaults: Config, **given: Any) -> Config:
+    config = defaults.with_(**given)
+    config.speculation.check_drafter()
+    return config
+
+
+def _strongest(make: Callable[..., Any], given: dict[str, Any], context: typer.Context) -> Any:
+    """Make a group of options; of two that exclude each other, one on the command line prevails.
+
+    Raises:
+        ContradictionError: both are on the command line, or neither is.
+    """
+    try:
+        return make(**given)
+    except ContradictionError as error:
+        weaker = {n for n in error.options if n in given and not is_on_command_line(context, n)}
+        if not weaker or weaker.issuperset(error.options):
+            raise
+        kept = {name: value for name, value in given.items() if name not in weaker}
+        return _strongest(make, kept, context)
 
 
 def _parameters(group: Any, leave_out: Collection[str]) -> list[inspect.Parameter]:

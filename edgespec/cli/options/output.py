@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from edgespec.cli.options.declaration import option
+from edgespec.errors import ContradictionError
 
 
 @dataclass(frozen=True)
@@ -15,3 +16,14 @@ class OutputOptions:
     as_json: Annotated[bool, option("Output", "--json", "Print JSON objects.")] = False
     quiet: Annotated[bool, option("Output", "--quiet", "Print only results and errors.")] = False
     verbose: Annotated[bool, option("Output", "--verbose", "Print details and statistics.")] = False
+
+    def __post_init__(self) -> None:
+        check_output(quiet=self.quiet, verbose=self.verbose)
+
+
+def check_output(*, quiet: bool, verbose: bool) -> None:
+    """Refuse contradictory options; raises ContradictionError."""
+    if quiet and verbose:
+        raise ContradictionError(
+            "--quiet and --verbose exclude each other.", "Leave out one of them.", "quiet", "verbose"
+        )

@@ -170,7 +170,7 @@ class SamplingOptions:
             GrammarError: the schema or grammar is wrong.
         """
         if self.sampling not in (None, *_SAMPLING):
-            raise UsageError(f"--sampling is '{self.sampling}'.", "It must be recommended or greedy.")
+            raise UsageError(f"--sampling must be recommended or greedy, not '{self.sampling}'.")
         if self.json_schema is not None and self.grammar is not None:
             raise UsageError("Both --json-schema and --grammar were given.", "Give one of them.")
         grammar: Grammar | None = None

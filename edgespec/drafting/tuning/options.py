@@ -134,11 +134,9 @@ def check(options: TuneOptions) -> None:
         limit = f"at most {_MOST_MINUTES:g}" if options.minutes > 0 else "positive"
         raise UsageError(f"--minutes must be {limit}, not {options.minutes:g}.")
     if not 8 <= options.tokens <= 384:
-        raise UsageError(f"The number of tokens is {options.tokens}.", "It must be from 8 to 384.")
+        raise UsageError(f"--tokens must be from 8 to 384, not {options.tokens}.")
     if options.answers is not None and options.answers < LEAST_ANSWERS:
-        raise UsageError(
-            f"The number of answers is {options.answers}.", f"It must be {LEAST_ANSWERS} or more."
-        )
+        raise UsageError(f"--answers must be {LEAST_ANSWERS} or more, not {options.answers}.")
     if options.pass_s is not None and not 0 < options.pass_s < 3600:
         limit = "below 3600" if options.pass_s > 0 else "positive"
         raise UsageError(f"--pass-seconds must be {limit}, not {options.pass_s:g}.")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from edgespec.engine.sessions.file import Conversation, SessionFile, model_name
 from edgespec.errors import SessionError
+from edgespec.option import named
 
 _REASONS = {
     "weights": "with other weights of this model, or from another copy of its file",
@@ -36,7 +37,7 @@ def misfit(saved: Conversation, file: SessionFile, now: Mapping[str, str], conte
         raise SessionError(
             f'Session "{file.path.stem}" has {len(saved.known.tokens)} tokens, but the context holds '
             f"{context}.",
-            f"Ask for --context {-(-(len(saved.known.tokens) + 512) // 1024) * 1024}.",
+            f"Use {named('context', -(-(len(saved.known.tokens) + 512) // 1024) * 1024)}.",
         )
     differing = [name for name in now if name != "model" and then.get(name) != now[name]]
     if not differing:

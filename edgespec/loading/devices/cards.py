@@ -9,6 +9,7 @@ from edgespec.costs.curves import Curve
 from edgespec.errors import BackendError
 from edgespec.kernels.ggml import Address
 from edgespec.kernels.ggml.devices import device_named
+from edgespec.option import named
 from edgespec.profiles.device_profile import DeviceProfile
 
 
@@ -59,7 +60,7 @@ class Card:
         """
         pointer = device_named(self.name)
         if pointer is None:
-            raise BackendError(f"The device {self.name} is gone.", "Leave out --gpu-layers.")
+            raise BackendError(f"The device {self.name} is gone.", f"Leave out {named('gpu_layers')}.")
         return pointer
 
 

@@ -14,6 +14,7 @@ from edgespec.loading.devices.cards import Card, Cards
 from edgespec.machine.contention import ContentionWatch
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.build import SHARED_GPU, BuildDevice, current_build
+from edgespec.option import named
 from edgespec.profiles.device_profile import DeviceProfile
 from edgespec.profiles.store import Key, ProfileStore, machine_identity
 from edgespec.progress import Progress, no_progress
@@ -33,7 +34,7 @@ def find_devices(names: Sequence[str]) -> tuple[BuildDevice, ...]:
             listed = ", ".join(f"{device.name} ({device.description})" for device in there)
             raise UsageError(
                 f"There is no device '{name}' here.",
-                f"The devices are: {listed}." if there else _why_none("Leave out --device"),
+                f"The devices are: {listed}." if there else _why_none(f"Leave out {named('device')}"),
             )
     return tuple(known[name] for name in names) or there
 
@@ -90,7 +91,7 @@ def open_cards(files: ModelFiles, request: PlacementRequest) -> Cards | None:
             why = "finds no GPU here" if current_build().offloads else "is compiled for the processor alone"
             raise UsageError(
                 f"The gpu layers are {request.layers}, and this llama.cpp build {why}.",
-                _why_none("Leave out --gpu-layers"),
+                _why_none(f"Leave out {named('gpu_layers')}"),
             )
         return None
     type_id = usual_type(files)
@@ -103,7 +104,7 @@ def open_cards(files: ModelFiles, request: PlacementRequest) -> Cards | None:
                 raise BackendError(
                     f"llama.cpp cannot compute on {device.name} ({device.description}): trying it, it ended "
                     f"({error}).",
-                    "Update the card's driver, or use --gpu-layers 0.",
+                    f"Update the card's driver, or use {named('gpu_layers', 0)}.",
                 ) from error
             request.notes.append(f"{device.name} is not used: trying it, llama.cpp ended ({error}).")
         except InconclusiveTrial as untried:

@@ -26,6 +26,7 @@ from edgespec.loading.devices.finding import PlacementRequest
 from edgespec.models.gguf.footprint import Footprint
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.offload.planning.needs import MemoryNeeds
+from edgespec.option import named
 from edgespec.units import readable
 
 MARGIN = 0.05  # of a card's free memory, left to other programs and to what drivers allocate
@@ -109,7 +110,7 @@ def drafter_card(cards: Cards, files: ModelFiles, size: Footprint, wanted: str) 
         if usable(card) < needed:
             raise MemoryLimitError(
                 f"The drafter needs {readable(needed)}, and {card.name} has {readable(card.free)} free.",
-                "Leave out --draft-device, or take a smaller drafter.",
+                f"Leave out {named('draft_device')}, or use a smaller drafter.",
             )
         return card
     own_s, *there_s = layer_seconds(cards, files)
@@ -172,5 +173,5 @@ def _no_room(cards: Sequence[Card], layer_bytes: int, places: Sequence[DeviceCap
     return MemoryLimitError(
         f"No layer fits on a device: one takes {readable(layer_bytes)} with its keys and values, buffers "
         f"take {readable(max(beside, 0))}, and {free}.",
-        "Close programs that use the card, ask for a smaller --context, or leave out --gpu-layers.",
+        f"Close programs that use the card, lower {named('context')}, or leave out {named('gpu_layers')}.",
     )

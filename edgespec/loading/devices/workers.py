@@ -21,6 +21,7 @@ from edgespec.loading.devices.assignment import (
 )
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.offload.planning.needs import MemoryNeeds
+from edgespec.option import named
 from edgespec.units import readable
 from edgespec.workers.address import parse_addresses
 from edgespec.workers.pool import WorkerPool
@@ -63,7 +64,7 @@ def assign_to_workers(
         raise MemoryLimitError(
             f"The model needs {readable(whole)} of memory; this machine has {readable(room)}, "
             f"and the workers lend {readable(lent)}.",
-            "Name more workers, or leave out --offload none, so that the rest is streamed from disk.",
+            f"Add workers, or leave out {named('offload', 'none')}: other layers are then streamed.",
             least=whole,
         )
     where = in_words(counts[0], counts[1:], [device.name for device in workers.devices])

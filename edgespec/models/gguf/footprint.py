@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from edgespec.errors import UsageError
 from edgespec.models.gguf.layers import LOOKED_UP, ModelFiles
 from edgespec.models.gguf.types import ArrayInfo, GGUFHeader
+from edgespec.option import named
 
 _SPARE_CELLS = 512  # for trees after the text, and for rejected cells until the next compaction
 USUAL_NODES = 64  # of the largest tree, by default
@@ -98,7 +99,7 @@ def require_cache_type(kv: str, header: GGUFHeader) -> None:
     if kv != "f16" and any(size % CACHE_BLOCK for size in sizes):
         raise UsageError(
             f"{header.path.name} has heads of {max(sizes)} elements, and {kv} stores {CACHE_BLOCK} together.",
-            "Leave out --kv, or take --kv f16.",
+            f"Leave out {named('kv')}, or use {named('kv', 'f16')}.",
         )
 
 

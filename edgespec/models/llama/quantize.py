@@ -95,7 +95,7 @@ def _check_request(
             "Choose a quantization, or layers to drop.",
         )
     if threads is not None and threads < 1:
-        raise UsageError(f"threads is {threads}.", "It must be at least 1.")
+        raise UsageError(f"threads must be at least 1, not {threads}.")
     if not target.is_file():
         raise ModelFileError(f"There is no model file {target}.", "Give the path of a GGUF file.")
     if output.exists() and output.samefile(target):

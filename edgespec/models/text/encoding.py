@@ -17,6 +17,7 @@ from edgespec.models.text.calls.gemma import with_results_in_calls
 from edgespec.models.text.calls.syntax import without_tools
 from edgespec.models.text.replay import Replay, WrittenAnswer
 from edgespec.models.text.template import ChatTemplate, Message, PromptSegment, render_segments
+from edgespec.option import named
 
 # Prompts are tokenized up to this multiple of the context, so that errors can state their length.
 _COUNTED = 4
@@ -123,7 +124,7 @@ class Encoder:
         if self._template is None:
             raise TemplateError(
                 "The model has no chat template, so it cannot hold a conversation.",
-                "Have it continue a text instead: edgespec generate --raw -p TEXT.",
+                f"Use {named('raw', True)}, which continues a text.",
             )
         config = config or GenerationConfig()
         for text in _texts([*messages]):

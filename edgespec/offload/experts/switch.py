@@ -19,6 +19,7 @@ from edgespec.kernels.ggml import Address, Indices
 from edgespec.kernels.watch import new_watch
 from edgespec.models.llama.runtime.graph import GraphObserver
 from edgespec.offload.experts.pool import ExpertPool
+from edgespec.option import named
 
 CHOICE = b"ffn_moe_topk-"  # llama.cpp's name for the chosen experts; the layer's number follows
 
@@ -31,7 +32,7 @@ class UnknownRouting(BackendError):
     def __init__(self, layer: int) -> None:
         super().__init__(
             f"The experts of layer {layer} are chosen in a way that is not known here.",
-            "Use --experts never, which streams whole layers.",
+            f"Use {named('experts', 'never')}, which streams whole layers.",
         )
 
 

@@ -39,6 +39,7 @@ from edgespec.offload.packing.sources import (
     current_states,
     header_fingerprint,
 )
+from edgespec.option import named
 
 _SYNC_EVERY = 256 << 20
 
@@ -82,7 +83,7 @@ def cannot_write(path: Path, error: OSError) -> OutputError:
     """The error for a packed file that the system refuses to write."""
     return OutputError(
         f"The packed layer file '{path}' cannot be written: {error.strerror or error}.",
-        "Make room on the disk, or use --pack never.",
+        f"Free some disk space, or use {named('pack', 'never')}.",
     )
 
 

@@ -13,6 +13,7 @@ from edgespec.models.hub.removal import packs_folder
 from edgespec.offload.packing.choice import packing_in_memory
 from edgespec.offload.planning.needs import MemoryNeeds, tied_bytes
 from edgespec.offload.planning.stream_layout import StreamLayout, streamable, wants_pack
+from edgespec.option import named
 from edgespec.units import readable
 
 
@@ -79,7 +80,7 @@ def plan_memory(
     warnings: tuple[str, ...] = ()
     if options.limit is not None and options.limit > budget:
         warnings = (
-            f"--memory is lowered from {readable(options.limit)} to {readable(budget)}: "
+            f"{named('memory')} is lowered from {readable(options.limit)} to {readable(budget)}: "
             "no more is available now.",
         )
     whole, weights = needs.total, needs.footprints[0].weights
@@ -89,7 +90,7 @@ def plan_memory(
         raise MemoryLimitError(
             f"A context of {config.model.context} tokens needs {readable(least)} of memory besides the "
             f"weights, and {had}.",
-            "Ask for a smaller --context, or for more --memory.",
+            f"Lower {named('context')}, or raise {named('memory')}.",
             least=least,
         )
     if budget >= whole and options.offload != "stream":
@@ -103,7 +104,7 @@ def plan_memory(
     if options.offload == "none":
         raise MemoryLimitError(
             f"The model needs {readable(whole)} of memory, and {had}.",
-            "Leave out --offload none, ask for more --memory, or take a smaller quantization.",
+            f"Leave out {named('offload', 'none')}, raise {named('memory')}, or use a smaller quantization.",
             least=whole,
         )
     notes: tuple[str, ...] = ()
@@ -116,7 +117,7 @@ def plan_memory(
         except UnsupportedBuild as error:
             if options.offload == "stream":
                 raise BackendError(
-                    f"Weights cannot be streamed here: {error}.", "Use --offload mmap."
+                    f"Weights cannot be streamed here: {error}.", f"Use {named('offload', 'mmap')}."
                 ) from error
             notes = (f"Weights cannot be streamed here: {error}.",)
     notes += (
@@ -159,7 +160,7 @@ def _streamed(
         raise MemoryLimitError(
             f"{error.what} The packed layer file takes {readable(pack_bytes)} of that, as '{packs_folder()}' "
             "lies in memory.",
-            "Set XDG_CACHE_HOME to a folder on a disk, or use --pack never.",
+            f"Set XDG_CACHE_HOME to a folder on a disk, or use {named('pack', 'never')}.",
             least=error.least,
         ) from error
     return MemoryPlan(budget, layout.holding, layout=layout, pack=pack, notes=tuple(notes))

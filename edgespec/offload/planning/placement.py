@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from edgespec.errors import MemoryLimitError
 from edgespec.offload.layout import PIECE_BYTES, READS_AHEAD
+from edgespec.option import named
 from edgespec.units import readable
 
 FEWEST_SLOTS = 2  # one in use, one being read
@@ -86,7 +87,7 @@ def place(
         raise MemoryLimitError(
             f"Streaming this model needs {readable(least)} of memory, and there are {readable(budget)} "
             "in the budget.",
-            f"Ask for --memory {_megabytes(least)}MiB or more, or for a smaller --context.",
+            f"Use {named('memory', f'{_megabytes(least)}MiB')} or more, or lower {named('context')}.",
             least=least,
         )
     if whole <= budget:

@@ -78,7 +78,7 @@ def _messages(value: object) -> list[dict[str, Any]]:
         elif role == "system":
             messages.append({"role": "system", "content": _text(_blocks("content", content), "\n\n")})
         else:
-            raise UsageError(f"A message has the role {shown(role)}.", "It must be user or assistant.")
+            raise UsageError(f"The role of a message must be user or assistant, not {shown(role)}.")
     if messages[-1]["role"] == "assistant":
         raise UsageError(
             "The last message is the assistant's: beginning an answer for the model is not supported.",
@@ -196,7 +196,7 @@ def _thinking(body: Mapping[str, Any]) -> dict[str, Any]:
     if kind == "enabled":
         budget = value.get("budget_tokens")
         if type(budget) is not int or budget < 0:
-            raise wrong("thinking.budget_tokens", budget, "a whole number")
+            raise wrong("thinking.budget_tokens", budget, "an integer")
         return {"think": budget}
     effort = (body.get("output_config") or {}).get("effort")
     return {"think": effort if effort in EFFORTS else "on"}

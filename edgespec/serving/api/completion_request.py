@@ -287,9 +287,7 @@ def _grammar(body: Mapping[str, Any]) -> Grammar | None:
                 _schema("response_format", wanted.get("schema", {}), closed=wanted.get("strict") is True)
             )
         elif kind != "text":
-            raise UsageError(
-                "response_format is of the wrong kind.", "It must be text, json_object or json_schema."
-            )
+            raise UsageError("response_format must be text, json_object or json_schema.")
     if len(forms) > 1:
         raise UsageError("Several formats were requested for the answer.", "Ask for one of them.")
     return forms[0] if forms else None

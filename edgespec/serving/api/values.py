@@ -19,7 +19,7 @@ def integer(body: Mapping[str, Any], name: str, least: int, most: int) -> int | 
     if value is None:
         return None
     if type(value) is not int or not least <= value <= most:
-        raise wrong(name, value, f"a whole number from {least} to {most}")
+        raise wrong(name, value, f"an integer from {least} to {most}")
     return value
 
 
@@ -39,7 +39,7 @@ def boolean(body: Mapping[str, Any], name: str, default: bool = False) -> bool:
 
 def wrong(name: str, value: object, wanted: str) -> UsageError:
     """The error for a field with another value than the wanted kind."""
-    return UsageError(f"{name} is {shown(value)}.", f"It must be {wanted}.")
+    return UsageError(f"{name} must be {wanted}, not {shown(value)}.")
 
 
 def shown(value: object) -> str:

@@ -124,7 +124,7 @@ def _messages(value: object) -> list[dict[str, Any]]:
     waiting: list[str] = []  # ids of calls whose results have not come yet
     for message in value:
         if not isinstance(message, dict):
-            raise UsageError(f"A message is {shown(message)}.", "It must be an object.")
+            raise UsageError(f"A message must be an object, not {shown(message)}.")
         if message.get("images"):
             raise UsageError("Images are not supported.", "Only text is.")
         told: dict[str, Any] = {"role": message.get("role"), "content": message.get("content") or ""}

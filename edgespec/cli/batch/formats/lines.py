@@ -30,7 +30,7 @@ def read_jobs(lines: Iterable[bytes], defaults: GenerationConfig | None = None) 
         job = _read_job(number, line, defaults)
         if job.identifier in seen:
             first = seen[job.identifier]
-            error = job.error or f"The id {shortened(repr(job.identifier))} is that of line {first} too."
+            error = job.error or f"Duplicate id {shortened(repr(job.identifier))} (first on line {first})."
             job = replace(job, error=error, duplicate_of=first)
         seen.setdefault(job.identifier, number)
         yield job
@@ -47,7 +47,7 @@ def _read_job(number: int, line: bytes, defaults: GenerationConfig) -> Job:
 
 
 def _parse_object(line: bytes) -> dict[str, Any]:
-    text = decoded(line, "It").strip()
+    text = decoded(line, "The line").strip()
     try:
         values = json.loads(text)
     except json.JSONDecodeError as error:
@@ -57,11 +57,11 @@ def _parse_object(line: bytes) -> dict[str, Any]:
     except RecursionError as error:
         raise _too_deep() from error
     except ValueError as error:  # Python's limit: parsing digits takes quadratic time
-        raise UsageError("It holds a number of too many digits.") from error
+        raise UsageError("A number has too many digits.") from error
     if _depth_exceeds(values, MOST_DEEP):
         raise _too_deep()
     if not isinstance(values, dict):
-        raise UsageError("It is not a JSON object.", 'Write {"prompt": "..."}.')
+        raise UsageError("The line is not a JSON object.", 'For example: {"prompt": "..."}')
     return values
 
 
@@ -82,4 +82,4 @@ def _depth_exceeds(value: object, most: int) -> bool:
 
 
 def _too_deep() -> UsageError:
-    return UsageError(f"It is nested deeper than {MOST_DEEP} levels.")
+    return UsageError(f"The JSON is nested deeper than {MOST_DEEP} levels.")

@@ -38,21 +38,22 @@ def read_request(values: dict[str, Any], line: int, defaults: GenerationConfig) 
     """
     identifier, endpoint = values["custom_id"], values.get("url")
     if not isinstance(identifier, str):
-        return Job(line, line, error="The custom_id is not a text.")
+        return Job(
+            line, line, error=f'"custom_id" must be a string, not {shortened(json.dumps(identifier))}.'
+        )
     try:
         if values.get("method") != "POST":
-            raise UsageError("The method is wrong.", 'It must be "POST".')
+            method = shortened(json.dumps(values.get("method")))
+            raise UsageError(f'"method" must be "POST", not {method}.')
         if endpoint not in (CHAT, TEXT):
-            raise UsageError(
-                f"The url is {shortened(json.dumps(endpoint))}.", f"Batches serve {CHAT} and {TEXT}."
-            )
+            raise UsageError(f'"url" must be {CHAT} or {TEXT}, not {shortened(json.dumps(endpoint))}.')
         body = values["body"]
         if isinstance(body, dict):
             # The file may have been written for a model of another name; the one that is loaded answers.
             body = body | {"model": None}
         request = completion_request.read_request(body, defaults, chat=endpoint == CHAT, model="")
         if request.stream:
-            raise UsageError("Answers in a batch are not streamed.", "Leave out 'stream'.")
+            raise UsageError("A batch cannot stream its answers.", "Leave out 'stream'.")
     except UsageError as error:
         return Job(line, identifier, endpoint=str(endpoint), error=str(error))
     answers = None if body.get("n") is None else request.answers
@@ -74,7 +75,7 @@ def failure_record(job: Job, error: EdgeSpecError, origin: Origin | None) -> dic
 
 def cancelled_record(job: Job, origin: Origin | None) -> dict[str, Any]:
     """The result of a line that was interrupted."""
-    message = "The run was interrupted before this request was answered."
+    message = "Interrupted before this request was answered."
     failed = {"response": None, "error": {"code": CANCELLED, "message": message}}
     return _record(job, origin, status=0, body={}) | failed
 

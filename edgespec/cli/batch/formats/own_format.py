@@ -67,18 +67,18 @@ def failure_record(
 def _identifier(value: object) -> str | int:
     if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
         return value
-    raise UsageError(f"The id is {_shown(value)}.", "It must be a text or a whole number.")
+    raise UsageError(f'"id" must be a string or an integer, not {_shown(value)}.')
 
 
 def _grammar(values: dict[str, Any]) -> dict[str, Grammar]:
     """The grammar that a line requests: "json_schema" (an object) or "grammar" (text)."""
     if "json_schema" in values and "grammar" in values:
-        raise UsageError('It has both "json_schema" and "grammar".')
+        raise UsageError('Both "json_schema" and "grammar" are set.', "Leave out one of them.")
     if (schema := values.pop("json_schema", None)) is not None:
         return {"grammar": Grammar.of_schema(schema)}
     if (text := values.pop("grammar", None)) is not None:
         if not isinstance(text, str):
-            raise UsageError("The field 'grammar' is not text.")
+            raise UsageError(f'"grammar" must be a string, not {_shown(text)}.')
         return {"grammar": Grammar("grammar", _unicode(text))}
     return {}
 
@@ -88,20 +88,24 @@ def _answers(value: object) -> int | None:
         isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST_ANSWERS
     ):
         return value
-    raise UsageError(f"The field 'n' is {_shown(value)}.", f"It must be from 1 to {MOST_ANSWERS}.")
+    raise UsageError(f'"n" must be from 1 to {MOST_ANSWERS}, not {_shown(value)}.')
 
 
 def _prompt(values: dict[str, Any]) -> str | Messages:
     if ("prompt" in values) == ("messages" in values):
-        raise UsageError('It must have either "prompt" or "messages".')
+        raise UsageError(
+            'Both "prompt" and "messages" are set.'
+            if "prompt" in values
+            else 'Missing "prompt" or "messages".'
+        )
     if "prompt" in values:
         prompt = values.pop("prompt")
         if not isinstance(prompt, str) or not prompt:
-            raise UsageError("The prompt is not a text, or empty.")
+            raise UsageError('"prompt" must be a non-empty string.')
         return _unicode(prompt)
     messages = values.pop("messages")
     if not isinstance(messages, list) or not messages:
-        raise UsageError("The messages are not a list, or empty.")
+        raise UsageError('"messages" must be a non-empty list.')
     return [_message(message) for message in messages]
 
 
@@ -113,7 +117,7 @@ def _message(message: object) -> dict[str, str]:
         or not isinstance(message["content"], str)
     ):
         raise UsageError(
-            "A message is wrong.", f'It must have a "role" ({", ".join(_ROLES)}) and a text as "content".'
+            f'Each message must have a "role" ({", ".join(_ROLES)}) and a string "content", and nothing else.'
         )
     return {"role": message["role"], "content": _unicode(message["content"])}
 
@@ -122,7 +126,7 @@ def _unicode(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise UsageError("The text holds half a surrogate pair.") from error
+        raise UsageError("The text contains half of a surrogate pair.") from error
     return text
 
 
@@ -134,20 +138,10 @@ def _shown(value: object) -> str:
 def _setting(name: str, value: Any) -> Any:
     if name not in _SETTINGS:
         raise UsageError(f"There is no field {shortened(repr(name))}.", did_you_mean(name, _SETTINGS, ""))
-    default = _SETTINGS[name]
     if name == "think":
         return think_text(value)
     if name == "stop":
         texts = [value] if isinstance(value, str) else value
-        fits = isinstance(texts, list) and all(isinstance(text, str) for text in texts)
-        value = tuple(map(_unicode, texts)) if fits else value
-    elif value is None:
-        fits = default is None
-    elif isinstance(default, str):
-        fits = isinstance(value, str)
-    else:
-        kinds = (int, float) if isinstance(default, float) else int
-        fits = isinstance(value, kinds) and not isinstance(value, bool)
-    if not fits:
-        raise UsageError(f"The field {name!r} is {_shown(value)}, which is of the wrong kind.")
+        if isinstance(texts, list) and all(isinstance(text, str) for text in texts):
+            return tuple(map(_unicode, texts))
     return value

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from edgespec.errors import UsageError
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers, mtp_count
+from edgespec.option import named
 
 ARCHITECTURES = frozenset(
     {
@@ -40,8 +41,6 @@ The graphs of all others assert that there is one layer.
 MTP_NAME = "MTP layer"
 """The name of such a drafter, for people."""
 
-_HINT = "Leave out --draft mtp, or name a drafter."
-
 
 def with_output(layers: ModelFiles, target: ModelFiles) -> ModelFiles:
     """The weights that a draft step multiplies by: those of layers or a head, and the target's output."""
@@ -63,7 +62,10 @@ def require_mtp(files: ModelFiles) -> MTPLayers:
         UsageError: it has none, or this llama.cpp cannot compute them.
     """
     if fault := mtp_fault(files):
-        raise UsageError(f"{files.paths[0].name} cannot draft for itself: {fault}.", _HINT)
+        raise UsageError(
+            f"{files.paths[0].name} cannot draft for itself: {fault}.",
+            f"Leave out {named('draft', 'mtp')}, or name a drafter.",
+        )
     assert files.mtp is not None
     return files.mtp
 

@@ -10,6 +10,7 @@ from edgespec.files.small_json import remembered
 from edgespec.files.user_folders import cache_folder
 from edgespec.models.llama.heads.families import HeadFamily
 from edgespec.models.llama.runtime.backend import build_identity
+from edgespec.option import named
 from edgespec.processes.trial import attempt_in_child
 
 _MOST_S = 20.0  # of processor time; it takes less than one
@@ -23,7 +24,9 @@ def require_support(family: HeadFamily) -> None:
         InconclusiveTrial: as `support_fault`.
     """
     if wrong := support_fault(family):
-        instead = "Leave out --draft mtp" if family is HeadFamily.MTP else "Name an ordinary drafter"
+        instead = (
+            f"Leave out {named('draft', 'mtp')}" if family is HeadFamily.MTP else "Name an ordinary drafter"
+        )
         raise BackendError(
             f"This llama.cpp build cannot draft with {family.title}: {wrong}.",
             f"{instead}, or reinstall llama-cpp-python in the version that EdgeSpec asks for.",

@@ -20,6 +20,7 @@ from edgespec.kernels.watch import new_watch
 from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context, FloatArray
 from edgespec.models.llama.runtime.graph import GraphObserver
+from edgespec.option import named
 
 _OUTPUT = b"l_out-%d"
 
@@ -89,7 +90,7 @@ class LayerTap:
         if len(parts) < len(self._layers) or len({len(part) for part in parts}) > 1:
             raise BackendError(
                 "This model does not show its hidden states, which the head reads.",
-                "Leave out --draft, or name an ordinary drafter.",
+                f"Leave out {named('draft')}, or name an ordinary drafter.",
             )
         return np.concatenate(parts, axis=1)
 

@@ -24,6 +24,7 @@ from edgespec.models.llama.runtime.compute_thread import ComputeThread
 from edgespec.models.llama.runtime.graph import GraphCallback, GraphObserver
 from edgespec.models.llama.runtime.model import Model
 from edgespec.models.llama.runtime.signals import DeferredSignals
+from edgespec.option import named
 
 FloatArray = NDArray[np.float32]
 
@@ -39,7 +40,7 @@ class NoRoomInCache(ContextLengthError):
 
     def __init__(self, n_cells: int) -> None:
         super().__init__(
-            f"The cache of {n_cells} cells has no room for another pass.", "Ask for a larger --context."
+            f"The cache of {n_cells} cells has no room for another pass.", f"Raise {named('context')}."
         )
 
 

@@ -24,6 +24,7 @@ from edgespec.models.gguf.heads.mtp_file import is_mtp_file
 from edgespec.models.gguf.split_files import parts_by_name
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.llama.runtime.backend import build_identity
+from edgespec.option import named
 from edgespec.processes.trial import attempt_in_child
 
 # Of processor time: the largest vocabularies take two seconds, and computing with zeros 0.1 s a gigabyte.
@@ -83,7 +84,7 @@ def require_loadable(
         raise UsageError(
             f"The MTP layer of {headers[0].path.name} cannot draft: llama.cpp ends by {failure} when it "
             "computes the layer.",
-            "Leave out --draft mtp, or get another conversion of the model.",
+            f"Leave out {named('draft', 'mtp')}, or get another conversion of the model.",
         )
     if failure:
         raise ModelFileError(

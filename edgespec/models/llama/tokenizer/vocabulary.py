@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from edgespec.errors import BackendError, ContextLengthError
 from edgespec.models.llama.tokenizer.deep_stack import on_deep_stack
 from edgespec.models.llama.tokenizer.text_chunks import split
+from edgespec.option import named
 
 _BYTE_PAIR = 2  # llama_vocab_type: the only one that splits texts by regular expressions
 _COVERING = (1, 2, 5)  # kinds whose tokens cover every byte of a text: SentencePiece, byte-pair, RWKV
@@ -155,7 +156,7 @@ class Vocabulary:
         if len(text) > longest:  # every character has at least one byte
             raise ContextLengthError(
                 f"The prompt has {len(text):,} characters, and {most:,} tokens hold {longest:,} at most.",
-                "Shorten it, or ask for a larger --context.",
+                f"Shorten it, or raise {named('context')}.",
             )
 
     def controls_in(self, text: str, most: int | None = None) -> list[str]:
@@ -223,6 +224,6 @@ class Vocabulary:
         if most is not None and len(tokens) > most:
             raise ContextLengthError(
                 f"The prompt has more than {most:,} tokens, several times what the context holds.",
-                "Shorten it, or ask for a larger --context.",
+                f"Shorten it, or raise {named('context')}.",
             )
         return tokens
