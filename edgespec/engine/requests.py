@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from edgespec.arguments import check_type
-from edgespec.errors import EdgeSpecError, UsageError
+from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk, Generation
 from edgespec.speculation.tree import Acceptance, FloatArray, TokenTree
@@ -49,12 +49,12 @@ class Event:
 
     Attributes:
         chunk: None if the request failed.
-        error: why it failed, which concerns no other request.
+        error: why it failed, which concerns no other request; a bug unless it is an EdgeSpecError.
     """
 
     request: Request
     chunk: Chunk | None = None
-    error: EdgeSpecError | None = None
+    error: Exception | None = None
 
     @property
     def is_last(self) -> bool:

@@ -21,7 +21,6 @@ from edgespec.engine.passes import CachedSequence, PromptChunk
 from edgespec.engine.requests import Event, Request, RequestSource
 from edgespec.engine.sequence import Batch
 from edgespec.engine.target import Target
-from edgespec.errors import EdgeSpecError
 from edgespec.files.checked import CheckedFiles
 from edgespec.generation.result import Chunk, FinishReason, PassRecord
 from edgespec.models.gguf.footprint import LARGE_NODES, USUAL_NODES
@@ -195,7 +194,7 @@ class Scheduler:
                 running = _InFlight(request, self._begin(request))
                 if request.on_accept is not None:
                     running.answer.sequence.on_accept = request.on_accept
-            except EdgeSpecError as error:
+            except Exception as error:  # a bug, too: the target has no part in how an answer begins
                 yield Event(request, error=error)
                 continue
             running.answer.sequence.traced = request.traced
@@ -325,15 +324,19 @@ class Scheduler:
                     running.to_read = max(running.answer.missing, 0)
 
     def _add(self, running: _InFlight, record: PassRecord) -> Generator[Event, None, None]:
-        answer = running.answer
-        if answer.sequence.error is not None:
+        answer, chunk, error = running.answer, None, running.answer.sequence.error
+        if error is None:
+            try:
+                chunk = answer.add(record)
+                if answer.sequence.traced:
+                    vocabulary = self._target.model.vocabulary
+                    chunk = replace(chunk, tree=answer.sequence.pass_tree(record.nodes, vocabulary))
+            except Exception as bug:  # in how its text is read
+                error = bug
+        if error is not None:
             self._close(running, "error")
-            yield Event(running.request, error=answer.sequence.error)
+            yield Event(running.request, error=error)
             return
-        chunk = answer.add(record)
-        if answer.sequence.traced:
-            vocabulary = self._target.model.vocabulary
-            chunk = replace(chunk, tree=answer.sequence.pass_tree(record.nodes, vocabulary))
         yield Event(running.request, chunk)
         if answer.builder.ended or answer.is_full:
             yield Event(running.request, self._close(running, "length"))

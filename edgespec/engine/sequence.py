@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from edgespec.engine.passes import CachedSequence, PromptChunk, SequenceTree
-from edgespec.errors import EdgeSpecError
 from edgespec.generation.result import PassTree
 from edgespec.models.llama.cache.states import StateStore
 from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
@@ -50,7 +49,7 @@ class RunningSequence:
     unread: int = 0
     store: StateStore | None = None
     last_round: tuple[TokenTree, Acceptance] | None = None
-    error: EdgeSpecError | None = None
+    error: Exception | None = None
     traced: bool = False
     proposed_by: list[ProposedBy] = field(default_factory=list)
     on_accept: Callable[[FloatArray, TokenTree, Acceptance], None] | None = None
@@ -70,7 +69,7 @@ class RunningSequence:
         length = len(self.tokens)
         try:
             accepted = self.method.accept(draft, logits, self.tokens)
-        except EdgeSpecError as error:
+        except Exception as error:  # a bug, too: it has changed nothing but the method of this sequence
             del self.tokens[length:]
             self.error = error
             return ()

@@ -22,7 +22,6 @@ from edgespec.serving.api.refusals import (
     log_bug,
     reason_of,
     refusal_for,
-    spares_engine,
 )
 from edgespec.serving.metrics import Metrics
 from edgespec.serving.served_model import ServedModel
@@ -337,8 +336,6 @@ class EngineWorker(RequestSource):
         try:
             for event in engine.stream_many(self, parallel=self._parallel, on_pass=count_pass):
                 pending: PendingAnswer = event.request.key
-                if event.error is not None and not spares_engine(event.error):
-                    raise event.error
                 if event.chunk is not None:
                     self._count(event.chunk, pending)
                     pending.deliver(event.chunk)

@@ -1,4 +1,4 @@
-"""A server whose model file is replaced by that of another model while clients talk to it."""
+"""When a server reloads its model, and what it then knows: the file may be that of another model by then."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import pytest
 
+from edgespec.engine.answer import AnswerInProgress
 from edgespec.engine.engine import Engine
+from edgespec.generation.config import GenerationConfig
 from edgespec.units import readable_count
 from tests.least_memory import load_in_least_memory
-from tests.serving import CHAT, RESPONSE, Running, serving
+from tests.serving import CHAT, RESPONSE, TEXT, Running, load, serving
 from tests.tiny import ARCHITECTURES, N_LAYER, write_tiny
 from tests.waiting import wait_until
 
@@ -36,6 +39,37 @@ def described(server: Running) -> tuple[dict[str, Any], dict[str, Any], float]:
     status, answer = server.post(RESPONSE, {"input": "Hi", "max_output_tokens": 1})
     assert status == 200, answer
     return listed, shown, answer["top_p"]
+
+
+def test_one_odd_request_ends_no_other(
+    short_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bug that one request meets is told to its client and in the log; the model is not reloaded for it."""
+
+    def loading() -> Engine:
+        engine = load(short_path, 1024)
+        begin = engine._begin
+
+        def fragile(prompt: list[int], room: int, config: GenerationConfig, raw: bool) -> AnswerInProgress:
+            if config.seed == 13:
+                raise KeyError("odd")
+            return begin(prompt, room, config, raw)
+
+        monkeypatch.setattr(engine, "_begin", fragile)
+        return engine
+
+    long = {"prompt": "la " * 50, "max_tokens": 300, "stream": True}
+    with serving(loading, parallel=2) as server, server.connect() as client:
+        client.send(TEXT, long)
+        received = client.socket.recv(65536)
+        status, answer = server.post(TEXT, {"prompt": "Hi", "seed": 13})
+        assert (status, answer["error"]["message"]) == (500, "This is a bug in EdgeSpec: KeyError: 'odd'.")
+        assert server.get("/health")[0] == 200
+        while b"[DONE]" not in received:
+            received += client.socket.recv(65536)
+        assert b'"error"' not in received
+        assert server.told == []
+    assert capfd.readouterr().err.count("Traceback (most recent call last)") == 1
 
 
 def test_everything_follows_the_file_after_a_reload(tmp_path: Path, short_path: Path) -> None:

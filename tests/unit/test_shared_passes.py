@@ -13,7 +13,7 @@ from edgespec import GenerationConfig
 from edgespec.engine.engine import Engine
 from edgespec.engine.requests import Request, RequestSource
 from edgespec.errors import ContextLengthError, GrammarError, UsageError
-from edgespec.generation.result import Generation
+from edgespec.generation.result import Chunk, Generation, PassRecord
 from edgespec.speculation.drafters.base import NoDrafter
 from tests.unit.fakes import CONTEXT, FakeDrafter, fake_engine
 
@@ -139,7 +139,12 @@ def test_a_request_that_fails_concerns_no_other() -> None:
         assert sorted(done) == [1, 2]
 
 
-def test_a_text_that_fails_in_the_middle_concerns_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("place", ["begin", "accept", "add"])
+@pytest.mark.parametrize("kind", [GrammarError, KeyError])
+def test_a_text_that_fails_concerns_no_other(
+    place: str, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether an error or a bug, and whether in its beginning, in the choice or in the reading of tokens."""
     engine, _ = fake_engine(NoDrafter(), 3, never_ends=True)
     with engine:
         config = GenerationConfig(max_tokens=9)
@@ -148,16 +153,25 @@ def test_a_text_that_fails_in_the_middle_concerns_no_other(monkeypatch: pytest.M
 
         def fragile(prompt: list[int], *more: Any) -> object:
             answer = begin(prompt, *more)
-            if prompt[0] == 7:
-                accept = answer.sequence.method.accept
+            if prompt[0] != 7:
+                return answer
+            if place == "begin":
+                raise kind("it is stuck")
+            accept, add = answer.sequence.method.accept, answer.add
 
-                def failing(drafted: object, logits: object, text: list[int]) -> object:
-                    if len(text) > 4:
-                        text.append(1)
-                        raise GrammarError("it is stuck", "")
-                    return accept(drafted, logits, text)  # type: ignore[arg-type]
+            def failing(drafted: object, logits: object, text: list[int]) -> object:
+                if len(text) > 4 and place == "accept":
+                    text.append(1)
+                    raise kind("it is stuck")
+                return accept(drafted, logits, text)  # type: ignore[arg-type]
 
-                monkeypatch.setattr(answer.sequence.method, "accept", failing)
+            def failing_too(record: PassRecord) -> Chunk:
+                if len(answer.sequence.tokens) > 4 and place == "add":
+                    raise kind("it is stuck")
+                return add(record)
+
+            monkeypatch.setattr(answer.sequence.method, "accept", failing)
+            monkeypatch.setattr(answer, "add", failing_too)
             return answer
 
         monkeypatch.setattr(engine, "_begin", fragile)
@@ -165,7 +179,7 @@ def test_a_text_that_fails_in_the_middle_concerns_no_other(monkeypatch: pytest.M
             engine.stream_many([Request([7, 8], config, key="bad"), Request([5, 6], config, key="good")])
         )
         last = {event.request.key: event for event in events if event.is_last}
-        assert isinstance(last["bad"].error, GrammarError)
+        assert isinstance(last["bad"].error, kind)
         assert last["good"].chunk is not None
         assert last["good"].chunk.generation is not None
         assert last["good"].chunk.generation.tokens == expected

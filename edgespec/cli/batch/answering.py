@@ -90,7 +90,7 @@ def answer_all(
         except Exception as error:
             if not requests.in_flight:
                 raise
-            bug = _bug(error)
+            bug = error
         suspects = list(requests.in_flight)
         if len(suspects) == 1:
             yield from requests.watched([Event(suspects[0], error=bug)])
@@ -102,10 +102,13 @@ def answer_all(
             except (EdgeSpecError, *FATAL):
                 raise
             except Exception as error:
-                yield from requests.watched([Event(request, error=_bug(error))])
+                yield from requests.watched([Event(request, error=error)])
             if interruption:
                 return
 
 
-def _bug(error: Exception) -> EdgeSpecError:
+def explained(error: Exception) -> EdgeSpecError:
+    """The error for people: as it is, or the bug that it is."""
+    if isinstance(error, EdgeSpecError):
+        return error
     return EdgeSpecError(f"This is a bug in EdgeSpec: {type(error).__name__}: {error}")

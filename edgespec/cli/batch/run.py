@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from edgespec.cli.batch.answering import FATAL, BatchEngine, BatchRequests, answer_all
+from edgespec.cli.batch.answering import FATAL, BatchEngine, BatchRequests, answer_all, explained
 from edgespec.cli.batch.engines import EngineLoader, load_here
 from edgespec.cli.batch.formats import openai_format
 from edgespec.cli.batch.formats.lines import read_jobs
@@ -164,7 +164,7 @@ class BatchRun:
                 if event.error is not None:
                     if isinstance(event.error, FATAL):
                         raise event.error
-                    self._fail(wanted, event.error)
+                    self._fail(wanted, explained(event.error))
                 elif event.chunk is not None and event.chunk.generation is not None:
                     self._finish(wanted, index, event.chunk.generation)
                 elif event.chunk is not None:

@@ -83,16 +83,6 @@ class ShuttingDown(Refusal):
         super().__init__(503, "The server is shutting down.", "shutting_down")
 
 
-def is_clients_fault(error: Exception) -> bool:
-    """True if the request is at fault, so that the engine can still be used."""
-    return isinstance(error, UsageError | ContextLengthError | TemplateError)
-
-
-def spares_engine(error: Exception) -> bool:
-    """True if one request failed and the engine can still be used."""
-    return is_clients_fault(error) or isinstance(error, InconclusiveTrial)
-
-
 def refusal_for(error: Exception) -> Refusal:
     """The refusal that reports an error to the client."""
     if isinstance(error, Refusal):
@@ -101,7 +91,7 @@ def refusal_for(error: Exception) -> Refusal:
         return Refusal(400, str(error), "context_length_exceeded")
     if isinstance(error, InconclusiveTrial):
         return Refusal(503, str(error), "trial_failed", retry=True)
-    if is_clients_fault(error):
+    if isinstance(error, UsageError | TemplateError):
         return Refusal(400, str(error))
     return Refusal(500, reason_of(error))
 

@@ -176,7 +176,7 @@ def _outcome(event: Event) -> RequestOutcome:
     if event.chunk is not None:
         return RequestOutcome(event.chunk.generation)
     assert event.error is not None, "an event without a chunk has an error"
-    return RequestOutcome(error=event.error, fatal=isinstance(event.error, FATAL))
+    return RequestOutcome(error=_told(event.error), fatal=isinstance(event.error, FATAL))
 
 
 def _told(error: BaseException) -> EdgeSpecError:
