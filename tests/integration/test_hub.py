@@ -92,6 +92,19 @@ def test_a_model_comes_into_the_cache_of_the_hub(server: HubServer, hub: Hub) ->
     assert len(server.downloads()) == 1
 
 
+def test_without_links_a_model_lies_in_its_snapshot(
+    server: HubServer, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("no links on this disk")
+
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    found = pull(name(f"{REPO}:Q4_K_M"), hub=hub)
+    assert (found.path.is_symlink(), found.path.read_bytes()) == (False, DATA)
+    assert pull(name(f"{REPO}:Q4_K_M"), hub=hub, refresh=True).path == found.path
+    assert len(server.downloads()) == 1
+
+
 def test_what_is_here_is_found_without_asking(server: HubServer, hub: Hub) -> None:
     first = pull(name(f"{REPO}:Q4_K_M"), hub=hub)
     server.requests.clear()

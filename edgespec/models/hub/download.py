@@ -271,7 +271,8 @@ def _check_room(hub: Hub, repository: Repository, files: Sequence[HubFile]) -> N
     needed = 0
     for file in files:
         blob, partial = blobs_folder(hub, repository) / file.digest, _partial(hub, repository, file)
-        if file.n_bytes and not blob.is_file():
+        place = snapshot_folder(hub, repository) / file.path
+        if file.n_bytes and not blob.is_file() and not place.exists():
             needed += file.n_bytes - (partial.stat().st_size if partial.exists() else 0)
     _require_room(hub, repository, needed)
 
