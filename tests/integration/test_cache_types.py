@@ -163,6 +163,7 @@ with edgespec.load(model, memory=budget, **options) as engine:
 """
 
 
+@pytest.mark.slow
 def test_a_long_context_is_planned_and_held_within_the_budget(short_path: Path) -> None:
     """Keys and values of 32,768 tokens in eight bits, and a prompt of thousands, in the least memory."""
     if not Path("/proc/self/smaps_rollup").exists():

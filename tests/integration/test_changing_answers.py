@@ -30,7 +30,7 @@ def answer(session: Session) -> str:
     return session.messages[-1]["content"]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.8])
 def test_an_answer_continues_as_if_it_had_not_stopped(engine: Engine, temperature: float) -> None:
     config = GenerationConfig(max_tokens=24, temperature=temperature, seed=3)
     whole = Session(engine)

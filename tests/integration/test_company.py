@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import edgespec
 from edgespec import GenerationConfig
 from edgespec.engine.requests import Request, RequestSource
@@ -14,6 +16,7 @@ from tests.integration.test_parallel import SYSTEM, alone
 from tests.tiny import write_tiny
 
 
+@pytest.mark.slow
 def test_48_texts_alone_and_in_company(smol_path: Path, tmp_path: Path) -> None:
     """Joins and leaves at random, and so few cells that texts are moved and wait; the model is random.
 

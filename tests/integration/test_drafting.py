@@ -142,6 +142,7 @@ def test_wrong_wishes(smol_path: Path, tmp_path: Path) -> None:
         make_for(str(smol_path), MakeOptions(output=tmp_path / "no" / "d.gguf"))
 
 
+@pytest.mark.slow
 def test_another_vocabulary_drafts_by_text_and_changes_nothing(smol_path: Path, gemma_path: Path) -> None:
     with edgespec.load(smol_path, draft="none", exact=True, context=256) as engine:
         plain = engine.generate(PROMPT, CONFIG)

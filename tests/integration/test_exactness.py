@@ -122,6 +122,7 @@ def test_text_does_not_depend_on_what_the_cache_held_before(plain: Engine) -> No
         assert plain.generate(STORY, config).tokens == fresh.tokens
 
 
+@pytest.mark.slow
 def test_a_second_architecture_with_sliding_windows_is_exact_too(gemma_path: Path) -> None:
     config = GenerationConfig(max_tokens=60)
     repeating = "The quick brown fox jumps over the lazy dog. " * 6 + "The quick"

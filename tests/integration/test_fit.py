@@ -22,6 +22,7 @@ from edgespec.units import readable
 CONTEXT = 256
 
 
+@pytest.mark.slow
 def test_a_verdict_holds_when_the_model_is_loaded(q4_drafter_path: Path) -> None:
     _check_in_a_child(_check_verdicts, q4_drafter_path)
 

@@ -39,7 +39,7 @@ def plain(smol_path: Path) -> Iterator[edgespec.Engine]:
         yield engine
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.9])
 def test_answers_have_the_form_whatever_drafts_them(
     smol_path: Path, q4_drafter_path: Path, plain: edgespec.Engine, temperature: float
 ) -> None:

@@ -15,20 +15,22 @@ from edgespec.generation.result import Generation
 from edgespec.offload.planning import rows
 from edgespec.offload.weights import StreamedWeights
 from tests.integration.test_streaming import load_streamed
+from tests.tiers import slow_except
 
-LONG = 2000
-CONTEXT = 2560
+LONG = 800
+ROWS = 256
+CONTEXT = 1024
 
 
-@pytest.fixture(scope="module", params=["f16", "q8_0"])
+@pytest.fixture(scope="module", params=slow_except(["q8_0"], ["f16", "q8_0"]))
 def engine(request: pytest.FixtureRequest, short_path: Path) -> Iterator[Engine]:
     """With keys and values of either type that EdgeSpec's own kernels read."""
     with pytest.MonkeyPatch.context() as patch:
         # A model this small is read in no time, so small pieces would do.
-        patch.setattr(rows, "best_rows", lambda *_: 1024)
+        patch.setattr(rows, "best_rows", lambda *_: ROWS)
         loaded = load_streamed(short_path, context=CONTEXT, threads=1, kv=request.param)
     with loaded:
-        assert loaded.target.context.n_rows == 1024
+        assert loaded.target.context.n_rows == ROWS
         yield loaded
 
 
@@ -58,7 +60,7 @@ def answers(engine: Engine, wanted: Sequence[Request]) -> dict[str, Generation]:
 
 def test_an_answer_continues_while_a_long_prompt_is_read(engine: Engine) -> None:
     letters = Grammar("regex", "[a-z ]{2000}")  # so that the answer does not end early
-    config = GenerationConfig(max_tokens=120, grammar=letters)
+    config = GenerationConfig(max_tokens=60, grammar=letters)
     few = GenerationConfig(max_tokens=3)
     short, long = prompt(engine, 1, 12), prompt(engine, 2, LONG)
     expected = [engine.generate(short, config).tokens, engine.generate(long, few).tokens]
@@ -85,7 +87,7 @@ def test_an_answer_continues_while_a_long_prompt_is_read(engine: Engine) -> None
 
 def test_prompts_of_several_requests_share_sweeps(engine: Engine) -> None:
     config = GenerationConfig(max_tokens=1)
-    wanted = [Request(prompt(engine, 10 + n, 700), config, key=str(n)) for n in range(3)]
+    wanted = [Request(prompt(engine, 10 + n, 500), config, key=str(n)) for n in range(3)]
     expected = []
     for request in wanted:
         engine.target.rewind(0)
@@ -95,6 +97,6 @@ def test_prompts_of_several_requests_share_sweeps(engine: Engine) -> None:
     found = answers(engine, wanted)
     taken = sweeps(engine) - before
     assert [found[str(n)].tokens for n in range(3)] == expected
-    longest = engine.target.shared_rows(1024)
+    longest = engine.target.shared_rows(ROWS)
     assert longest >= 192, "pieces beyond the padded passes of exact decoding are used"
-    assert taken <= 3 * 700 / longest + 12, "remainders, and passes that give each text its token"
+    assert taken <= 3 * 500 / longest + 12, "remainders, and passes that give each text its token"

@@ -403,6 +403,7 @@ def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_compiler")
 def test_without_a_library_ggml_serves_and_the_doctor_says_what_to_do(program: Callable[..., str]) -> None:
     said = " ".join(program(NOT_COMPILED, *_ASK).split())

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import openai
+import pytest
 
 import edgespec
 from edgespec import GenerationConfig
@@ -59,14 +60,19 @@ def together(engine: Engine, wanted: list[Request], parallel: int | None) -> lis
     return [answers[number] for number in range(len(wanted))]
 
 
-def test_company_changes_no_bit(q4_drafter_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("target", "drafter"),
+    [("short_path", "short_path"), pytest.param("smol_path", "q4_drafter_path", marks=pytest.mark.slow)],
+)
+def test_company_changes_no_bit(target: str, drafter: str, request: pytest.FixtureRequest) -> None:
     """With room for all, and with so few cells that texts are moved, set aside and taken up again."""
+    model, draft = request.getfixturevalue(target), request.getfixturevalue(drafter)
     wanted = requests(8)
-    with edgespec.load(draft=str(q4_drafter_path), tree_budget=8, exact=True, context=1024) as engine:
+    with edgespec.load(model, draft=str(draft), tree_budget=8, exact=True, context=1024) as engine:
         expected = alone(engine, wanted)
         assert together(engine, wanted, None) == expected
         assert together(engine, wanted, 3) == expected
-    with edgespec.load(draft="none", exact=True, context=256) as engine:
+    with edgespec.load(model, draft="none", exact=True, context=256) as engine:
         long = [
             Request(f"Count: {'one two three ' * 40}{n}", GenerationConfig(max_tokens=24)) for n in range(7)
         ]
@@ -78,6 +84,7 @@ def test_company_changes_no_bit(q4_drafter_path: Path) -> None:
         assert alone(engine, wanted[:2]) == expected[:2], "the engine answers single requests as before"
 
 
+@pytest.mark.slow
 def test_windows_of_attention_and_long_texts(gemma_path: Path) -> None:
     """Texts longer than the window, in cells that are moved."""
     story = "The keeper climbed the stairs, counted the ships and wrote their names down. " * 40
@@ -92,9 +99,9 @@ def test_windows_of_attention_and_long_texts(gemma_path: Path) -> None:
         assert [tokens for tokens, _ in together(engine, every, 4)] == expected
 
 
-def test_an_interruption_in_the_middle_loses_nothing(smol_path: Path) -> None:
+def test_an_interruption_in_the_middle_loses_nothing(short_path: Path) -> None:
     wanted = requests(6, seed=3)
-    with edgespec.load(draft="none", exact=True, context=512) as engine:
+    with edgespec.load(short_path, draft="none", exact=True, context=512) as engine:
         expected = alone(engine, wanted)
         for stop_after in (1, 4, 9):
             answers = engine.stream_many(wanted)

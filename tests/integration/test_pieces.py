@@ -17,12 +17,15 @@ from edgespec.offload.attention import RowAttention
 from edgespec.offload.planning import rows
 from edgespec.offload.weights import StreamedWeights
 from tests.integration.test_streaming import load_streamed
+from tests.tiers import slow_except
 
 PROMPT = "The river was high that spring, and nobody crossed it without a reason. " * 24
 CONTEXT = 768
 
 
-@pytest.fixture(scope="module", params=["q4_drafter_path", "gemma_path"])
+@pytest.fixture(
+    scope="module", params=slow_except(["short_path"], ["short_path", "q4_drafter_path", "gemma_path"])
+)
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     """With ggml's kernels, so that passes are padded."""
     path: Path = request.getfixturevalue(request.param)
@@ -106,6 +109,7 @@ def test_a_graph_that_is_used_again_has_its_own_shapes(engine: Engine) -> None:
     assert len(answer.tokens) > 0
 
 
+@pytest.mark.slow
 def test_own_kernels_give_the_same_bits_for_pieces_of_any_length(gemma_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rows, "best_rows", lambda *_: 512)

@@ -23,6 +23,7 @@ from tests.unit.talking import records, write_lines
 from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(
         importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install 'edgespec[ray]'"
     ),

@@ -55,6 +55,7 @@ def test_comments_tell_tokens_and_seconds_to_clients_of_openai(server: Running) 
     assert "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices)
 
 
+@pytest.mark.slow
 def test_pings_come_before_the_answer_to_clients_of_anthropic(server: Running) -> None:
     with anthropic.Anthropic(
         base_url=f"http://127.0.0.1:{server.port}", api_key="none", max_retries=0, timeout=PATIENCE_S

@@ -121,6 +121,7 @@ def test_the_drafter_is_loaded_while_layers_are_read(
     assert seen.index((target, 0.0)) < seen.index((drafter, 0.0)) < seen.index((target, 1.0))
 
 
+@pytest.mark.slow
 @pytest.mark.kernels
 def test_mixed_quantizations_and_sliding_windows(gemma_path: Path) -> None:
     with edgespec.load(gemma_path, draft="none", exact=True, context=CONTEXT) as engine:

@@ -23,6 +23,8 @@ from tests.unit.native_products import (
     sources,
 )
 
+pytestmark = pytest.mark.slow  # a library is compiled
+
 _ROWS = (1, 4, 5, 15, 16, 17, 32, 33, 49, 127, 130)
 _FILLS = (None, 0x00, 0x7F, 0x80, 0xFF)
 _ARM_COMPILER, _ARM_EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"

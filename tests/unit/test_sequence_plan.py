@@ -11,6 +11,7 @@ from edgespec.cli.batch.input.input_file import usual_tokens
 from edgespec.config import Config
 from edgespec.costs.curves import Curve
 from edgespec.errors import UsageError
+from edgespec.generation.config import GenerationConfig
 from edgespec.loading.devices import assignment
 from edgespec.loading.devices.assignment import usual_type
 from edgespec.loading.devices.cards import Card, Cards
@@ -131,7 +132,7 @@ def test_numbers_that_cannot_be_meant(parallel: int | str) -> None:
 
 def test_a_loaded_engine_has_the_cells_and_the_same_text(short_path: Path) -> None:
     with load(short_path, draft="none", exact=True, context=128) as engine:
-        expected = engine.generate("Count to ten.", raw=True).tokens
+        expected = engine.generate("Count to ten.", GenerationConfig(max_tokens=8), raw=True).tokens
         assert engine.target.context.n_cells >= cells_for(128)
         before = engine.target.context.n_cells
         identity = engine.target.identity
@@ -140,7 +141,7 @@ def test_a_loaded_engine_has_the_cells_and_the_same_text(short_path: Path) -> No
         assert engine.target.context.n_cells >= before + 8 * 128
         assert engine.context == 128, "a text is as long as before"
         assert engine.target.identity == identity, "and its states on disk are the same"
-        (answer,) = engine.generate_many(["Count to ten."], raw=True)
+        (answer,) = engine.generate_many(["Count to ten."], GenerationConfig(max_tokens=8), raw=True)
         assert answer.tokens == expected
 
 

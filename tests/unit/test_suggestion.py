@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from edgespec.models.gguf.types import BLOCK_SIZES
 from edgespec.models.hub import catalog
 from edgespec.plans.suggestion import USABLE, Resources, estimate, suggest
 from edgespec.profiles.store import ProfileStore, machine_identity
+from tests.tiers import slow_except
 
 GIB = 1 << 30
 BYTE_S = 1 / 25e9  # for a byte of weights
@@ -114,9 +116,10 @@ def test_the_lines_have_the_commands(machine: Machine) -> None:
     ]
 
 
-@pytest.mark.parametrize("byte_s", [BYTE_S, 20 * BYTE_S])
-@pytest.mark.parametrize("memory", [2, 16])
-@pytest.mark.parametrize("disk_rate", [1e8, 7e9])
+@pytest.mark.parametrize(
+    ("memory", "disk_rate", "byte_s"),
+    slow_except([(2, 7e9, BYTE_S)], itertools.product((2, 16), (1e8, 7e9), (BYTE_S, 20 * BYTE_S))),
+)
 def test_only_usable_models_are_suggested(
     memory: int, disk_rate: float, byte_s: float, machine: Machine
 ) -> None:
@@ -128,6 +131,7 @@ def test_a_machine_too_slow_for_all_of_them_is_told_so(machine: Machine) -> None
     assert suggest(machine(24 * GIB, byte_s=1e-8)) == []
 
 
+@pytest.mark.slow
 def test_measured_products_decide(machine: Machine) -> None:
     quick, slow = (suggest(machine(12 * GIB, byte_s=byte_s))[0] for byte_s in (BYTE_S / 4, 8 * BYTE_S))
     assert quick.entry.parameters > slow.entry.parameters
