@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -20,6 +21,8 @@ from openai.types.chat import ChatCompletion
 from edgespec.generation.result import Generation
 from tests.desk import STORY, Desk
 from tests.gate import Gate
+from tests.program import run_here
+from tests.tiers import slow_except
 from tests.waiting import PATIENCE_S
 
 PROGRAM = [sys.executable, "-m", "edgespec"]
@@ -28,12 +31,6 @@ SKY = "Why is the sky blue?"
 Reply = Callable[..., str]
 
 pytestmark = pytest.mark.usefixtures("at_a_desk")
-
-
-def run(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*PROGRAM, *arguments], input=text, capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
 
 
 def records(text: str) -> list[dict[str, Any]]:
@@ -46,12 +43,13 @@ def outline(value: Any) -> Any:
 
 
 def test_generate_prints_the_answer_only(reply: Reply) -> None:
-    done = run("generate", "-p", SKY, "--max-tokens", "6")
+    command = [*PROGRAM, "generate", "-p", SKY, "--max-tokens", "6"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, reply(SKY, 6) + "\n", "")
 
 
 def test_json_is_one_object_of_the_promised_shape(reply: Reply) -> None:
-    done = run("generate", "-p", SKY, "--max-tokens", "6", "--json")
+    done = run_here("generate", "-p", SKY, "--max-tokens", "6", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     (record,) = records(done.stdout)
     assert outline(record) == outline(Generation().to_json(SKY)) | {
@@ -66,25 +64,30 @@ def test_json_is_one_object_of_the_promised_shape(reply: Reply) -> None:
 
 
 def test_the_prompt_may_come_from_a_pipe(reply: Reply) -> None:
-    piped = run("generate", "--max-tokens", "4", "--json", text=SKY + "\n")
+    piped = run_here("generate", "--max-tokens", "4", "--json", text=SKY + "\n")
     assert records(piped.stdout)[0]["prompt"] == SKY
     assert records(piped.stdout)[0]["text"] == reply(SKY, 4)
 
 
 def test_raw_continues_with_the_text(reply: Reply) -> None:
-    done = run("generate", "--raw", "-p", "The capital of France is", "--max-tokens", "2")
+    done = run_here("generate", "--raw", "-p", "The capital of France is", "--max-tokens", "2")
     assert done.stdout == reply("The capital of France is", 2, raw=True) + "\n"
 
 
 def test_verbose_statistics_go_to_stderr(reply: Reply) -> None:
-    done = run("generate", "-p", SKY, "--max-tokens", "3", "--verbose")
+    done = run_here("generate", "-p", SKY, "--max-tokens", "3", "--verbose")
     assert done.stdout == reply(SKY, 3) + "\n"
     assert re.search(r"^3 tokens, \d+\.\d/s", done.stderr, re.MULTILINE)
     assert "\x1b" not in done.stderr
 
 
-@pytest.mark.parametrize("stderr", ["2>/dev/full", "2>&-"])
-@pytest.mark.parametrize("command", [f"generate -p '{SKY}'", f"chat <<<'{SKY}'"])
+@pytest.mark.parametrize(
+    ("command", "stderr"),
+    slow_except(
+        [(f"chat <<<'{SKY}'", "2>&-")],
+        itertools.product((f"generate -p '{SKY}'", f"chat <<<'{SKY}'"), ("2>/dev/full", "2>&-")),
+    ),
+)
 def test_an_answer_is_whole_where_standard_error_cannot_be_written(
     command: str, stderr: str, reply: Reply
 ) -> None:
@@ -98,7 +101,7 @@ def test_an_answer_is_whole_where_standard_error_cannot_be_written(
 
 
 def test_a_full_context_is_told() -> None:
-    done = run("generate", "--raw", "-p", "one two three four", "--context", "16")
+    done = run_here("generate", "--raw", "-p", "one two three four", "--context", "16")
     assert done.returncode == 0
     assert done.stderr == "The context of 16 tokens is full; --context makes it larger.\n"
 
@@ -108,7 +111,7 @@ def test_jsonl_with_bad_lines_continues_where_it_stopped(tmp_path: Path, reply: 
     lines = [{"id": "sky", "prompt": SKY}, {"id": "long", "prompt": "x " * 600}, {"prompt": SKY}]
     prompts.write_text("\n".join([json.dumps(line) for line in lines] + ["not JSON", ""]))
     arguments = ["generate", "--input", str(prompts), "--output", str(answers), "--max-tokens", "3"]
-    done = run(*arguments, "--context", "512")
+    done = run_here(*arguments, "--context", "512")
     assert (done.returncode, done.stdout) == (1, "")
     reasons = done.stderr.splitlines()
     assert re.fullmatch(r"line 2: The prompt has \d+ tokens, and the context holds 512\..*", reasons[0])
@@ -128,7 +131,7 @@ def test_jsonl_with_bad_lines_continues_where_it_stopped(tmp_path: Path, reply: 
     prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
     with answers.open("a") as file:
         file.write('{"id": "half')
-    done = run(*arguments, "--context", "2048")
+    done = run_here(*arguments, "--context", "2048")
     assert (done.returncode, done.stderr) == (0, "1 answered, 2 were there already.\n")
     again = records(answers.read_text())
     assert [r["id"] for r in again] == [4, "sky", "long", 3]  # results of other lines come first
@@ -138,7 +141,7 @@ def test_jsonl_with_bad_lines_continues_where_it_stopped(tmp_path: Path, reply: 
 
 def test_an_output_that_cannot_be_written_is_told_at_once(tmp_path: Path) -> None:
     output = tmp_path / "none" / "out.jsonl"
-    done = run("generate", "no-such-model.gguf", "-p", SKY, "--output", str(output))
+    done = run_here("generate", "no-such-model.gguf", "-p", SKY, "--output", str(output))
     assert (done.returncode, done.stdout) == (1, "")
     what = f"Error: {output} cannot be written: there is no folder {output.parent}."
     assert done.stderr == f"{what}\nMake the folder first.\n"
@@ -158,7 +161,10 @@ def test_a_closed_pipe_ends_quietly(tmp_path: Path) -> None:
         assert program.wait(PATIENCE_S) == 1
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
+)
 def test_a_signal_keeps_the_answer_so_far(
     number: signal.Signals, code: int, reply: Reply, tmp_path: Path
 ) -> None:
@@ -180,17 +186,17 @@ def test_a_signal_keeps_the_answer_so_far(
 
 def test_chat_from_a_pipe_answers_one_question() -> None:
     asked = f"/bye is no command here.\n\n{SKY}"
-    done = run("chat", "--max-tokens", "3", "--json", "--session", "piped", text=f"{asked}\n")
+    done = run_here("chat", "--max-tokens", "3", "--json", "--session", "piped", text=f"{asked}\n")
     assert (done.returncode, done.stderr) == (0, "")
     assert [r["prompt"] for r in records(done.stdout)] == [asked]
     chat = ("chat", "--max-tokens", "3", "--json", "--session", "piped")
-    done = run(*chat, "Briefly:", text="And at night?\n")
+    done = run_here(*chat, "Briefly:", text="And at night?\n")
     assert [r["prompt"] for r in records(done.stdout)] == ["And at night?\n\nBriefly:"]
     assert done.stderr.startswith("Resumed 1 turn")
 
 
 def test_text_from_a_pipe_goes_before_the_prompt() -> None:
-    done = run("generate", "Summarize:", "--max-tokens", "3", "--json", text="Buy milk.\n")
+    done = run_here("generate", "Summarize:", "--max-tokens", "3", "--json", text="Buy milk.\n")
     assert [r["prompt"] for r in records(done.stdout)] == ["Buy milk.\n\nSummarize:"]
 
 
@@ -209,7 +215,7 @@ def test_lines_that_nothing_can_be_done_with_end_nothing_else(tmp_path: Path) ->
     huge = {"max_tokens": 2, "top_k": 10**400, "penalty_window": 10**400, "repeat_penalty": 1.1}
     good = json.dumps({"prompt": SKY, "temperature": 1, "seed": 1, **huge})
     prompts.write_text("\n".join([*bad, good]))
-    done = run("generate", "--input", str(prompts))
+    done = run_here("generate", "--input", str(prompts))
     assert done.returncode == 1
     assert "bug" not in done.stderr
     results = [r["finish_reason"] for r in records(done.stdout)]
@@ -290,12 +296,14 @@ def test_requests_in_openais_format_get_the_text_that_the_prompt_gets_alone(
     ]
     prompts.write_text("\n".join(lines) + "\n")
     arguments = ["generate", "--exact", "--input", str(prompts), "--output", str(answers)]
-    done = run(*arguments)
+    done = run_here(*arguments)
     assert done.returncode == 1
     assert done.stderr.startswith("line 5: There is no token 1000000. Tokens are 0 to ")
     assert done.stderr.endswith("\n5 answered, 1 failed.\n")
-    alone = run("generate", "--exact", "-p", SKY, "--max-tokens", "6").stdout.rstrip("\n")
-    continued = run("generate", "--exact", "--raw", "-p", france, "--max-tokens", "6").stdout.rstrip("\n")
+    alone = run_here("generate", "--exact", "-p", SKY, "--max-tokens", "6").stdout.rstrip("\n")
+    continued = run_here("generate", "--exact", "--raw", "-p", france, "--max-tokens", "6").stdout.rstrip(
+        "\n"
+    )
     sky, text, own, two, tokens, half = records(answers.read_text())
     body = ChatCompletion.model_validate(sky["response"]["body"], strict=True)
     assert body.choices[0].message.content == own["text"] == alone == reply(SKY, 6)
@@ -308,7 +316,7 @@ def test_requests_in_openais_format_get_the_text_that_the_prompt_gets_alone(
     assert tokens["response"]["status_code"] == 400
     assert len(half["response"]["body"]["choices"]) == 2
     before = answers.read_bytes()
-    assert run(*arguments).stderr.endswith("\n0 answered, 5 were there already, 1 failed.\n")
+    assert run_here(*arguments).stderr.endswith("\n0 answered, 5 were there already, 1 failed.\n")
     assert answers.read_bytes() == before
 
 

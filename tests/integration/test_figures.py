@@ -120,6 +120,7 @@ def test_a_bench_counts_as_an_answer_does(smol_path: Path) -> None:
     assert result["tokens_per_pass"] * passes == pytest.approx(len(tokens) + 1)
 
 
+@pytest.mark.usefixtures("own_profiles")
 def test_a_speed_up_compares_with_passes_of_the_same_minutes(short_path: Path) -> None:
     """What was measured at another time, when passes took a thousandth as long, says nothing."""
     with edgespec.load(short_path, draft="none", context=128) as engine:

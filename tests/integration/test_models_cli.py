@@ -174,6 +174,7 @@ def test_removing_a_model_forgets_its_pairs(
         assert (code, "does not exist" in err) == (1, True)
 
 
+@pytest.mark.usefixtures("own_profiles")
 def test_a_plan_is_the_same_however_the_drafter_is_named(
     smol_path: Path, q4_drafter_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,7 @@ from edgespec.profiles.store import ProfileStore
 from tests.busy import busy_machine
 from tests.least_memory import least_memory
 
-pytestmark = pytest.mark.usefixtures("at_a_desk")
+pytestmark = pytest.mark.usefixtures("at_a_desk", "own_profiles")
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.cli.command_table import COMMANDS
+from tests.program import run_here
 
 ROOT = Path(__file__).parents[2]
 GROUPS = [name for name, command in COMMANDS.items() if command.name == "app"]
@@ -41,11 +42,7 @@ def test_every_command_is_one_that_exists(line: str) -> None:
             assert (ROOT / words[0]).is_file()
         elif words[0].endswith("edgespec"):
             called = words[1:3] if words[1] in GROUPS else words[1:2]
-            shown = subprocess.run(
-                [sys.executable, "-m", "edgespec", *called, "--help"],
-                capture_output=True,
-                text=True,
-                check=True,
-            )
+            shown = run_here(*called, "--help")
+            assert shown.returncode == 0
             for flag in (word for word in words[2:] if word.startswith("-")):
                 assert flag in shown.stdout

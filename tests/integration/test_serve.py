@@ -8,7 +8,6 @@ import json
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ import pytest
 
 from tests.desk import EDGESPEC
 from tests.gate import Gate
+from tests.program import run_here
 from tests.waiting import PATIENCE_S, wait_until
 
 SKY = "Why is the sky blue?"
@@ -249,8 +249,7 @@ def test_an_api_key_keeps_others_out_and_what_was_asked_is_logged(tmp_path: Path
 
 
 def test_a_log_that_cannot_be_written_is_said_before_the_model_is_loaded(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "edgespec", "serve", "--port", "0", "--log", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_here("serve", "--port", "0", "--log", str(tmp_path))
     assert done.returncode == 1
     assert done.stderr == (
         f"Error: {tmp_path} cannot be written: Is a directory.\nGive another name to --log.\n"
@@ -272,12 +271,7 @@ def test_web_pages_cannot_reach_it(url: str) -> None:
 
 
 def test_others_are_not_served_without_a_key() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "edgespec", "serve", "--host", "0.0.0.0"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_here("serve", "--host", "0.0.0.0")
     assert done.returncode == 2
     assert done.stderr == (
         "Error: Other machines can reach this server at 0.0.0.0, and there is no API key.\n"
