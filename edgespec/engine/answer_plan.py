@@ -13,6 +13,7 @@ from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.models.text.answer_format import AnswerFormat, ThoughtFormat
 from edgespec.models.text.answer_parts import AnswerParts, PartsReader, call_id
 from edgespec.models.text.calls import harmony
+from edgespec.models.text.calls.closed_arguments import closed
 from edgespec.models.text.calls.fenced import FenceReader
 from edgespec.models.text.calls.syntax import CallSyntax
 from edgespec.models.text.channels import ChannelParts
@@ -46,7 +47,7 @@ class AnswerPlanner:
         self._vocabulary = vocabulary
         self._grammars = Grammars(vocabulary)
         self._token_bytes: dict[frozenset[int], TokenBytes] = {}
-        self._marks: dict[AnswerFormat, frozenset[int]] = {}
+        self._marks: dict[tuple[AnswerFormat, bool], frozenset[int]] = {}
 
     def plan(
         self, encoder: Encoder, prompt: Sequence[int], config: GenerationConfig, *, raw: bool
@@ -68,7 +69,7 @@ class AnswerPlanner:
         thought = form.thought
         if thought is None and syntax is None and not shown_only:
             return AnswerPlan(self._constraint(len(prompt), config.grammar))
-        shown = self._shown(form)
+        shown = self._shown(form, calls=bool(config.tools))
         opened = encoder.begins_in_thought(prompt)
         fences = self._fences(syntax, config) if syntax is not None else None
         tools = config.tools if syntax is not None else ()
@@ -82,7 +83,7 @@ class AnswerPlanner:
             return AnswerPlan(None, parts, shown)
         calls = None
         if syntax is not None:
-            calls = _calls(syntax, config)
+            calls = self._calls(syntax, config)
         elif shown_only:
             calls = _no_calls(form.calls, config.tools)
         thinking = None if thought is None or not thinks else _thought(thought, syntax, config, opened=opened)
@@ -129,15 +130,31 @@ class AnswerPlanner:
             whole=whole,
         )
 
+    def _calls(self, syntax: CallSyntax, config: GenerationConfig) -> ToolCallGrammar:
+        required = config.tool_choice != "auto"
+        tools = [tool for tool in config.tools if tool.name == config.tool_choice] or config.tools
+        several = config.parallel_tool_calls and config.tool_choice in CHOICES
+        others = syntax.more_triggers(tools)
+        return ToolCallGrammar(
+            trigger=syntax.trigger.encode(),
+            steps=syntax.steps(tools, self._controls(syntax), several=several),
+            trigger_in_grammar=syntax.trigger_is_json,
+            first_only=syntax.first_only,
+            repeats=syntax.repeats and several,
+            required=required,
+            other_triggers=tuple((trigger.encode(), steps) for trigger, steps in others.items()),
+            prompt_end=harmony.ASSISTANT.encode() if syntax.in_channels else b"",
+        )
+
     def _fences(self, syntax: CallSyntax, config: GenerationConfig) -> FenceReader | None:
         """Return the judge of which code fences are calls; None if none is."""
         if not syntax.in_fences or config.tool_choice != "auto":
             return None
-        calls = _calls(syntax, config)
-        (step,) = _grammar_steps(calls)
+        steps = {tool.name: GrammarStep(closed(tool).parameters) for tool in config.tools}
 
-        def fits(call: str) -> bool:
-            matcher, tokens = self._matcher(step), self._vocabulary.tokenize(call, control=False)
+        def fits(name: str, arguments: str) -> bool:
+            matcher = self._matcher(steps[name])
+            tokens = self._vocabulary.tokenize(arguments, control=False)
             return matcher.try_consume_tokens(tokens) == len(tokens) and bool(matcher.is_accepting())
 
         return FenceReader(config.tools, fits, several=config.parallel_tool_calls)
@@ -151,19 +168,30 @@ class AnswerPlanner:
         begins_with_space = tokens and self._vocabulary.piece(tokens[0]) == b" " and not text.startswith(" ")
         return tokens[1:] if begins_with_space else tokens
 
-    def _shown(self, form: AnswerFormat) -> frozenset[int]:
-        """The control tokens in the marks of a format."""
-        if form not in self._marks:
+    def _shown(self, form: AnswerFormat, *, calls: bool) -> frozenset[int]:
+        """The control tokens in the marks of a format, and those of its calls."""
+        key = (form, calls)
+        if key not in self._marks:
             thought = form.thought
-            marks = [*form.calls.marks]
+            marks = [*form.calls.marks] if calls or form.in_channels else []
             if thought is not None:
                 marks += [thought.opens, thought.closes, thought.between, *thought.introductions]
             vocabulary = self._vocabulary
             tokens = {token for mark in marks if mark for token in vocabulary.tokenize(mark, control=True)}
-            self._marks[form] = frozenset(
+            self._marks[key] = frozenset(
                 t for t in tokens if vocabulary.is_control(t) and not vocabulary.is_end(t)
             )
-        return self._marks[form]
+        return self._marks[key]
+
+    def _controls(self, syntax: CallSyntax) -> dict[str, int]:
+        """The tokens of the marks of calls that are control tokens."""
+        vocabulary = self._vocabulary
+        found = {mark: vocabulary.tokenize(mark, control=True) for mark in syntax.marks}
+        return {
+            mark: tokens[0]
+            for mark, tokens in found.items()
+            if len(tokens) == 1 and vocabulary.is_control(tokens[0])
+        }
 
 
 def _parts(
@@ -176,7 +204,7 @@ def _parts(
 ) -> PartsReader:
     """Return the reader that takes an answer apart."""
     identify = partial(call_id, tuple(prompt))
-    if form.thought is not None and form.thought.again and (form.calls.in_channels or not tools):
+    if form.thought is not None and form.thought.again and (form.in_channels or not tools):
         return ChannelParts(opened=opened, calls_tools=bool(tools), call_id=identify)
     syntax = form.calls if tools else None
     return AnswerParts(
@@ -196,23 +224,6 @@ def _thought(
         cut=form.cut(calls=calls),
         between=form.behind(calls=calls),
         must=bool(form.introductions),
-    )
-
-
-def _calls(syntax: CallSyntax, config: GenerationConfig) -> ToolCallGrammar:
-    required = config.tool_choice != "auto"
-    tools = [tool for tool in config.tools if tool.name == config.tool_choice] or config.tools
-    several = config.parallel_tool_calls and config.tool_choice in CHOICES
-    others = syntax.more_triggers(tools)
-    return ToolCallGrammar(
-        trigger=syntax.trigger.encode(),
-        steps=syntax.steps(tools, several=several),
-        trigger_in_grammar=syntax.trigger_is_json,
-        first_only=syntax.first_only,
-        repeats=syntax.repeats and several,
-        required=required,
-        other_triggers=tuple((trigger.encode(), steps) for trigger, steps in others.items()),
-        prompt_end=harmony.ASSISTANT.encode() if syntax.in_channels else b"",
     )
 
 

@@ -88,6 +88,7 @@ LLAMA = (
     "{%- for t in tools %}{{ t | tojson }}{%- endfor %}{%- endif %}"
     "{%- for message in messages %}"
     "{%- if message.tool_calls %}{%- set call = message.tool_calls[0].function %}"
+    "{%- if message.tool_calls | length > 1 %}{{ raise_exception('one call at once') }}{%- endif %}"
     "{{ '{\"name\": \"' + call.name + '\", \"parameters\": ' }}{{ call.arguments | tojson }}{{ '}' }}"
     "{%- elif message.role == 'tool' %}{{ '<|start_header_id|>ipython<|end_header_id|>' + message.content }}"
     "{%- else %}{{ message.content }}{%- endif %}{%- endfor %}"
@@ -98,14 +99,22 @@ MISTRAL = (
     "{%- if message.role == 'user' %}{%- if tools %}{{ '[AVAILABLE_TOOLS]' + (tools | tojson) }}{%- endif %}"
     "{{ '[INST]' + message.content + '[/INST]' }}"
     "{%- elif message.tool_calls %}{{ '[TOOL_CALLS][' }}"
-    "{%- for call in message.tool_calls %}{{ call.function | tojson }}{%- endfor %}{{ ']' }}"
+    "{%- for call in message.tool_calls %}"
+    "{{ call.function | tojson }}{{ ', ' if not loop.last }}{%- endfor %}"
+    "{{ ']' + eos_token }}"
     "{%- elif message.role == 'tool' %}{{ '[TOOL_RESULTS]' + message.content + '[/TOOL_RESULTS]' }}"
+    "{%- elif message.role == 'assistant' %}{{ message.content + eos_token }}"
     "{%- endif %}{%- endfor %}"
 )
 
-MAGISTRAL = MISTRAL + (
-    "{{ '[THINK]' }}{{ '[/THINK]' }}"
-    "{%- for tool in tools or [] %}{{ '[TOOL_CALLS]' + tool.function.name + '[ARGS]' }}{%- endfor %}"
+MAGISTRAL = (
+    MISTRAL.replace("[TOOL_CALLS][", "")
+    .replace(
+        "{{ call.function | tojson }}{{ ', ' if not loop.last }}",
+        "{{ '[TOOL_CALLS]' + call.function.name + '[ARGS]' + (call.function.arguments | tojson) }}",
+    )
+    .replace("']' + eos_token", "eos_token")
+    + "{#- [THINK] [/THINK] -#}"
 )
 
 # Tools and calls in XML, an argument between tags.
@@ -286,3 +295,141 @@ GEMMA_4 = """\
 {{- '' if last.results else '<|turn>model\\n' -}}
 {{- '' if enable_thinking else '<|channel>thought\\n<channel|>' -}}
 {%- endif -%}"""
+
+
+def _calling(section: str, call: str, joint: str = "", end: str = "") -> str:
+    """A template with calls in a section: the text before it, of a call, between two, and behind the last.
+
+    `call` is an expression in which `name`, `values`, `id` and `n` are the call's.
+    """
+    return (
+        "{%- for message in messages %}"
+        "{%- if message.role == 'user' %}{%- if tools %}{{ (tools | tojson) + '\\n' }}{%- endif %}"
+        "{{ '<|user|>' + message.content + '<|end|>' }}"
+        "{%- elif message.tool_calls %}{{ '<|assistant|>' + (message.content or '') }}"
+        f"{{{{ {section!r} }}}}"
+        "{%- for c in message.tool_calls %}"
+        "{%- set name = c.function.name %}{%- set values = c.function.arguments %}"
+        "{%- set id = c.id %}{%- set n = loop.index0 | string %}"
+        f"{{{{ {call} }}}}"
+        f"{{{{ {joint!r} if not loop.last }}}}"
+        "{%- endfor %}"
+        f"{{{{ {end!r} + '<|end|>' }}}}"
+        "{%- elif message.role == 'tool' %}{{ '<|result|>' + message.content + '<|end|>' }}"
+        "{%- else %}{{ '<|assistant|>' + message.content + '<|end|>' }}{%- endif %}{%- endfor %}"
+        "{%- if add_generation_prompt %}{{ '<|assistant|>' }}{%- endif %}"
+    )
+
+
+def _tagged(opens: str, argument: str, closes: str, joint: str, section: str = "", end: str = "") -> str:
+    """The same with arguments one by one; `argument` is an expression of `key` and `value`."""
+    each = f"{{%- for key, value in values | items %}}{{{{ {argument} }}}}{{%- endfor %}}"
+    written = f"{opens} }}}}{each}{{{{ {closes}"
+    return _calling(section, written, joint, end)
+
+
+_JSON = "(values | tojson)"
+_TEXT = "(value if value is string else value | tojson)"
+_PYTHON = "(value if value is string else value | string)"
+
+# A list in which a call is an object with its name as the key.
+APERTUS = _calling("<|tools|>[", f"'{{\"' + name + '\": ' + {_JSON} + '}}'", ", ", "]<|tools_end|>")
+# A list with indices as ids before the name.
+COMMAND_R = _calling(
+    "<|START_ACTION|>[\n",
+    f'\'    {{"call_id": "\' + n + \'", "tool_name": "\' + name + \'", "parameters": \' + {_JSON} + \'}}\'',
+    ",\n",
+    "\n]<|END_ACTION|>",
+)
+# Objects in lines, within one pair of marks.
+MINIMAX_1 = _calling(
+    "<tool_calls>\n",
+    f"'{{\"name\": \"' + name + '\", \"arguments\": ' + {_JSON} + '}}\\n'",
+    "",
+    "</tool_calls>",
+)
+# A list with ids behind the arguments.
+NEMO = _calling(
+    "[TOOL_CALLS][",
+    f'\'{{"name": "\' + name + \'", "arguments": \' + {_JSON} + \', "id": "\' + id + \'"}}\'',
+    ", ",
+    "]",
+)
+# Names, ids and arguments between marks.
+MISTRAL_IDS = _calling("", f"'[TOOL_CALLS]' + name + '[CALL_ID]' + id + '[ARGS]' + {_JSON}")
+KIMI = _calling(
+    "<|calls_begin|>",
+    f"'<|call_begin|>functions.' + name + ':' + n + '<|argument_begin|>' + {_JSON} + '<|call_end|>'",
+    "",
+    "<|calls_end|>",
+)
+SOLAR = _calling(
+    "<|tool_calls|>",
+    f"'<|call:begin|>' + id + '<|call:name|>' + name + '<|call:args|>' + {_JSON} + '<|call:end|>'",
+)
+# A code fence for the arguments, and marks of letters other than ASCII.
+DEEPSEEK = _calling(
+    "<｜calls▁begin｜>",
+    f"'<｜call▁begin｜>function<｜sep｜>' + name + '\\n```json\\n' + {_JSON} + '\\n```<｜call▁end｜>'",
+    "\n",
+    "<｜calls▁end｜>",
+)
+FUNCTIONARY = _calling("", f"'<function=' + name + '>' + {_JSON} + '</function>'")
+# Words, and no mark at all.
+ACTIONS = _calling(
+    "\nAction:\n```json\n[\n",
+    f"'{{\"tool_name\": \"' + name + '\", \"parameters\": ' + {_JSON} + '}}'",
+    ",\n",
+    "\n]```",
+)
+# Several calls within a section, with attributes for names.
+MINIMAX_2 = _tagged(
+    "'<invoke name=\"' + name + '\">\\n'",
+    f"'<parameter name=\"' + key + '\">' + {_TEXT} + '</parameter>\\n'",
+    "'</invoke>\\n'",
+    "",
+    "<mm:call>\n",
+    "</mm:call>",
+)
+# The type of a value in its tag.
+DSML = _tagged(
+    "'<｜DSML｜invoke name=\"' + name + '\">\\n'",
+    "'<｜DSML｜parameter name=\"' + key + '\" string=\"' + ('true' if value is string else 'false') + "
+    f"'\">' + {_TEXT} + '</｜DSML｜parameter>\\n'",
+    "'</｜DSML｜invoke>\\n'",
+    "",
+    "<｜DSML｜calls>\n",
+    "</｜DSML｜calls>",
+)
+# Values other than texts as Python writes them.
+SEED_CALLS = _tagged(
+    "'<seed:call>\\n<function=' + name + '>\\n'",
+    f"'<parameter=' + key + '>' + {_PYTHON} + '</parameter>\\n'",
+    "'</function>\\n</seed:call>'",
+    "\n",
+)
+# A tag named after the argument.
+NAMED_TAGS = _tagged(
+    "'<do name=\"' + name + '\">'",
+    f"'<' + key + '>' + {_TEXT} + '</' + key + '>'",
+    "'</do>'",
+    "",
+    "<calls>",
+    "</calls>",
+)
+# Expressions of Python.
+PYTHONIC = _tagged(
+    "name + '('",
+    "key + '=' + ((value | tojson) if value is string else value | string) + (')' if loop.last else ', ')",
+    "('' if values else ')')",
+    ", ",
+    "<|call_start|>[",
+    "]<|call_end|>",
+)
+# Lists tools, and leaves calls to the text.
+LFM2 = (
+    "{%- if tools %}{{ 'List of tools: ' + (tools | tojson) }}{%- endif %}"
+    "{%- for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + message.content }}"
+    "{{ '<|im_end|>\\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{%- endif %}"
+)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec.models.text.answer_format import answer_format
+from edgespec.models.text.answer_format import AnswerFormat
 from edgespec.models.text.template import ChatTemplate
 from tests.unit import templates
+from tests.unit.syntaxes import format_of
 
 
 @pytest.mark.parametrize(
@@ -26,7 +27,7 @@ from tests.unit import templates
     ],
 )
 def test_thoughts_are_recognized(template: str, marks: tuple[str, str], switch: str) -> None:
-    thought = answer_format(template).thought
+    thought = format_of(template).thought
     assert thought is not None
     assert (thought.opens, thought.closes) == marks
     assert thought.switch == switch
@@ -38,49 +39,51 @@ def test_thoughts_are_recognized(template: str, marks: tuple[str, str], switch: 
 
 @pytest.mark.parametrize("template", [templates.PLAIN, templates.LLAMA, templates.MISTRAL])
 def test_most_models_do_not_think(template: str) -> None:
-    assert answer_format(template).thought is None
+    assert format_of(template).thought is None
 
 
 @pytest.mark.parametrize(
-    ("template", "name"),
+    ("template", "trigger", "name"),
     [
-        (templates.QWEN, "Hermes"),
-        (templates.QWEN_25, "Hermes or fences"),
-        (templates.LLAMA, "Llama 3"),
-        (templates.MISTRAL, "Mistral"),
-        (templates.MAGISTRAL, "Mistral with [ARGS]"),
-        (templates.QWEN_CODER, "Qwen3-Coder"),
-        (templates.GLM, "GLM"),
-        (templates.GPT_OSS, "gpt-oss"),
-        (templates.GEMMA_4, "Gemma 4"),
-        (templates.QWEN_38, "Qwen3-Coder"),
-        (templates.HARMONY, "generic"),
-        (templates.PLAIN, "generic"),
-        (templates.R1, "generic"),
+        (templates.QWEN, "<tool_call>", ""),
+        (templates.QWEN_25, "<tool_call>", ""),
+        (templates.LLAMA, '{"name":', ""),
+        (templates.MISTRAL, "[TOOL_CALLS]", ""),
+        (templates.MAGISTRAL, "[TOOL_CALLS]", ""),
+        (templates.QWEN_CODER, "<tool_call>", ""),
+        (templates.GLM, "<tool_call>", ""),
+        (templates.QWEN_38, "<tool_call>", ""),
+        (templates.GPT_OSS, "<|channel|>commentary to", "gpt-oss"),
+        (templates.GEMMA_4, "<|tool_call>", "Gemma 4"),
+        (templates.HARMONY, "<tool_call>", "generic"),
+        (templates.PLAIN, "<tool_call>", "generic"),
+        (templates.R1, "<tool_call>", "generic"),
     ],
 )
-def test_call_syntaxes_are_recognized(template: str, name: str) -> None:
-    calls = answer_format(template).calls
-    assert calls.name == name
+def test_call_syntaxes_are_recognized(template: str, trigger: str, name: str) -> None:
+    calls = format_of(template).calls
+    assert (calls.trigger, calls.name) == (trigger, name)
     assert calls.in_fences == (template is templates.QWEN_25)
     assert calls.results_in_calls == (template is templates.GEMMA_4)
+    assert calls.single == (template is templates.LLAMA)
+    assert calls.first_only == (template is templates.LLAMA)
 
 
 def test_a_template_that_finds_results_itself_gets_them_as_messages() -> None:
     later = templates.GEMMA_4 + "{#- by tool_call_id -#}"
-    assert not answer_format(later).calls.results_in_calls
+    assert not format_of(later).calls.results_in_calls
 
 
 @pytest.mark.parametrize("part", ["{{", "{%", "{{ '", '{{ "\\', "{% x %}{{ 'a' }}", "<think></think>"])
 def test_a_hostile_template_takes_no_time(part: str) -> None:
     """Quadratic time would take hours."""
-    found = answer_format(part * 400_000)
+    found = AnswerFormat(part * 400_000)
     assert (found.thought is not None) == ("think" in part)
 
 
 @pytest.mark.parametrize(
     "template",
-    [value for name, value in vars(templates).items() if name.isupper() and name not in ("R1", "_TURNS")],
+    [value for name, value in vars(templates).items() if name.isupper() and name[0] != "_" and name != "R1"],
 )
 def test_the_templates_render(template: str) -> None:
     with ChatTemplate(template, "", "") as chat:

@@ -19,23 +19,15 @@ from edgespec.generation.tools import Tool
 from edgespec.models.text.answer_parts import AnswerParts
 from edgespec.models.text.calls.closed_arguments import closed
 from edgespec.models.text.calls.gemma import spelled as spelled_by_gemma
-from edgespec.models.text.calls.syntax import (
-    GEMMA,
-    GENERIC,
-    GLM,
-    HARMONY,
-    HERMES,
-    LLAMA,
-    MISTRAL,
-    MISTRAL_NAMED,
-    QWEN_CODER,
-    CallSyntax,
-)
+from edgespec.models.text.calls.layout import KEY, OPTIONAL_OPENS
+from edgespec.models.text.calls.spelling import LayoutSpelling
+from edgespec.models.text.calls.syntax import GEMMA, GENERIC, HARMONY, CallSyntax
 from edgespec.models.text.channels import ChannelParts
 from edgespec.models.text.structured_output.answer_matcher import AnswerMatcher
 from edgespec.models.text.structured_output.steps import GrammarStep, Thought, ToolCallGrammar
 from edgespec.models.text.structured_output.token_bytes import TokenBytes
 from edgespec.speculation.constraint import Constraint
+from tests.unit.syntaxes import GLM, HERMES, LEARNED, LLAMA, MISTRAL, MISTRAL_NAMED, QWEN_CODER, learned
 
 END = 256
 MORE = (
@@ -65,7 +57,11 @@ CITY = Tool(
     ),
 )
 TIME = Tool("time", parameters='{"type": "object", "properties": {}, "additionalProperties": false}')
-SYNTAXES = (HERMES, GENERIC, LLAMA, MISTRAL, MISTRAL_NAMED, QWEN_CODER, GLM, HARMONY, GEMMA)
+SYNTAXES = (
+    *(HERMES, GENERIC, LLAMA, MISTRAL, MISTRAL_NAMED, QWEN_CODER, GLM, HARMONY, GEMMA),
+    *(learned(name, template) for name, template in LEARNED.items()),
+)
+TAGGED = [learned(name, LEARNED[name]) for name in ("MINIMAX_2", "DSML", "SEED_CALLS", "NAMED_TAGS")]
 
 
 class Words:
@@ -148,7 +144,7 @@ def follow(answer: AnswerMatcher, text: bytes | str) -> list[str]:
 
 
 def walk(
-    answer: AnswerMatcher, seed: int, most: int = 400, bias: bytes = b"", marks: Sequence[bytes] = ()
+    answer: AnswerMatcher, seed: int, most: int = 3000, bias: bytes = b"", marks: Sequence[bytes] = ()
 ) -> list[int]:
     """Random permitted tokens up to the end.
 
@@ -180,6 +176,15 @@ def walk(
 
 def spelled(tokens: list[int]) -> str:
     return b"".join(map(WORDS.piece, tokens)).decode()
+
+
+def closing(syntax: CallSyntax) -> tuple[bytes, ...]:
+    """The text that ends a section of calls, so that a walk finds its way out."""
+    spelling = syntax.spelling
+    if isinstance(spelling, LayoutSpelling):
+        closes = spelling.layout.closes.replace(OPTIONAL_OPENS, "")
+        return (closes.encode(), closes[closes.rfind("<") :].encode())
+    return (b"]",)
 
 
 def test_a_thought_is_closed_when_its_budget_is_spent() -> None:
@@ -229,7 +234,7 @@ def test_free_text_is_free_until_a_call(syntax: CallSyntax) -> None:
 
 
 def test_tokens_that_run_on_behind_a_trigger_must_fit() -> None:
-    after = follow(answer_matcher(calls=calls(HERMES)), "So <tool_cal")
+    after = follow(answer_matcher(calls=calls(QWEN_CODER)), "So <tool_cal")
     assert "l>\n" in after
     assert "l>{" not in after
 
@@ -240,7 +245,8 @@ def test_tokens_that_run_on_behind_a_trigger_must_fit() -> None:
 @given(seed=st.integers(0, 1 << 20))
 def test_whatever_is_permitted_is_a_valid_call(syntax: CallSyntax, required: bool, seed: int) -> None:
     answer = answer_matcher(calls=calls(syntax, required=required))
-    text = spelled(walk(answer, seed, bias=b"" if required else syntax.trigger.encode()))
+    bias = b"" if required else syntax.trigger.encode()
+    text = spelled(walk(answer, seed, bias=bias, marks=() if bias else closing(syntax)))
     _, parts = taken_apart(syntax, text)
     assert parts.calls
     for call in parts.calls:
@@ -343,8 +349,28 @@ def test_definitions_of_schemas_are_found() -> None:
         answer = answer_matcher(calls=calls(syntax, *tools, required=True, several=False))
         found = [taken_apart(syntax, spelled(walk(answer, seed)), tools)[1].calls[0] for seed in range(6)]
         assert any(json.loads(call.arguments) == {"x": "a"} for call in found)
-    with pytest.raises(UsageError, match="define 'thing' differently"):
-        HERMES.steps([tool("f", "a"), tool("g", "b")], several=False)
+
+
+@pytest.mark.parametrize("syntax", SYNTAXES)
+def test_each_tool_keeps_its_own_definitions(syntax: CallSyntax) -> None:
+    tools = [
+        Tool(
+            name,
+            parameters=json.dumps(
+                {
+                    "type": "object",
+                    "properties": {"x": {"$ref": "#/$defs/thing"}},
+                    "required": ["x"],
+                    "$defs": {"thing": {"enum": [kind]}},
+                }
+            ),
+        )
+        for name, kind in (("f", "a"), ("g", "b"))
+    ]
+    answer = answer_matcher(calls=calls(syntax, *tools, required=True, several=False))
+    for seed in range(6):
+        (call,) = taken_apart(syntax, spelled(walk(answer, seed)), tools)[1].calls
+        assert json.loads(call.arguments) == {"x": "a" if call.name == "f" else "b"}
 
 
 VALUES: dict[str, Any] = {
@@ -364,7 +390,18 @@ VALUES: dict[str, Any] = {
 }
 
 
-MARKS = (b"\n</parameter>", b"</arg_value>", b'<|"|>', b"<tool_call|>", b"a/b", b"}", b"]", b'"')
+MARKS = (
+    b"\n</parameter>",
+    b"</arg_value>",
+    b'<|"|>',
+    b"<tool_call|>",
+    b"a/b",
+    b"}",
+    b"]",
+    b'"',
+    b"',",
+    b"')",
+)
 
 
 def fits(value: object, name: str) -> bool:
@@ -387,7 +424,7 @@ def fits(value: object, name: str) -> bool:
     return bool(checks[name](value))
 
 
-@pytest.mark.parametrize("syntax", [QWEN_CODER, GLM, GEMMA])
+@pytest.mark.parametrize("syntax", [QWEN_CODER, GLM, GEMMA, *TAGGED, learned("Python", LEARNED["PYTHONIC"])])
 @settings(max_examples=40, deadline=None)
 @given(
     names=st.lists(st.sampled_from(sorted(VALUES)), unique=True, max_size=4),
@@ -405,7 +442,10 @@ def test_arguments_between_tags_fit_their_schemas(
     }
     tools = (Tool("f", parameters=json.dumps(schema)), TIME)
     answer = answer_matcher(calls=calls(syntax, *tools, required=True, several=False))
-    found = taken_apart(syntax, spelled(walk(answer, seed, most=3000, marks=MARKS)), tools)[1].calls
+    layout = syntax.spelling.layout if isinstance(syntax.spelling, LayoutSpelling) else None
+    tag = layout.tags.closes if layout is not None and layout.tags is not None else ""
+    marks = (*MARKS, *(tag.replace(KEY, name).encode() for name in names if tag))
+    found = taken_apart(syntax, spelled(walk(answer, seed, marks=marks)), tools)[1].calls
     assert len(found) == 1
     arguments = json.loads(found[0].arguments)
     if found[0].name == "f":
@@ -472,7 +512,7 @@ def test_what_gemma_nests_fits_its_schema(names: list[str], optional: bool, seed
     }
     tool = Tool("f", parameters=json.dumps(schema))
     answer = answer_matcher(calls=calls(GEMMA, tool, required=True, several=False))
-    said = spelled(walk(answer, seed, most=3000, marks=MARKS))
+    said = spelled(walk(answer, seed, marks=MARKS))
     (call,) = taken_apart(GEMMA, said, [tool])[1].calls
     arguments = json.loads(call.arguments)
     jsonschema.validate(arguments, schema)

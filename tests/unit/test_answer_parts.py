@@ -13,20 +13,9 @@ from edgespec.generation.tools import Tool, ToolCall
 from edgespec.models.text.answer_format import ThoughtFormat
 from edgespec.models.text.answer_parts import AnswerParts, PartsReader, call_id
 from edgespec.models.text.calls.fenced import FenceReader
-from edgespec.models.text.calls.syntax import (
-    GEMMA,
-    GENERIC,
-    GLM,
-    HARMONY,
-    HERMES,
-    HERMES_OR_FENCES,
-    LLAMA,
-    MISTRAL,
-    MISTRAL_NAMED,
-    QWEN_CODER,
-    CallSyntax,
-)
+from edgespec.models.text.calls.syntax import GEMMA, GENERIC, HARMONY, CallSyntax
 from edgespec.models.text.channels import ChannelParts
+from tests.unit.syntaxes import GLM, HERMES, HERMES_OR_FENCES, LLAMA, MISTRAL, MISTRAL_NAMED, QWEN_CODER
 
 THINK = ThoughtFormat("<think>", "</think>")
 TOOLS = (
@@ -50,9 +39,9 @@ TOOLS = (
 PARIS, ROME = '{"city": "Paris}]"}', '{"city": "Ro\\"me", "n": [1, {}]}'
 
 
-def fits(call: str) -> bool:
-    """Stands for the grammar of all calls; tests of whole answers have the real one."""
-    return "fault" not in call
+def fits(name: str, arguments: str) -> bool:
+    """Stands for the grammar of arguments; tests of whole answers have the real one."""
+    return "fault" not in arguments
 
 
 def taken_apart(

@@ -195,3 +195,8 @@ def test_a_line_of_a_batch_with_a_deep_schema_is_that_lines_error() -> None:
 def test_a_schema_within_a_grammar_is_not_taken_to_be_plain() -> None:
     assert is_plain(Grammar("grammar", 'start: "a" /[0-9]/'))
     assert not is_plain(Grammar("grammar", 'start: %json {"multipleOf": 1000003}'))
+    assert is_plain(Grammar("grammar", 'start: "a" %json {"properties": {"a{9999999}": {}}} "b"'))
+    assert not is_plain(
+        Grammar("grammar", 'start: %json {"pattern": "a{9999}"} %json {"x-guidance": {"lazy": 1}}')
+    )
+    assert not is_plain(Grammar("grammar", 'start: %json {"type": '))

@@ -6,11 +6,17 @@ drop earlier thoughts and to show earlier calls, so they are found in its source
 
 from __future__ import annotations
 
+import json
 import re
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import cached_property
+from typing import Any
 
 from edgespec.models.text.calls import harmony
-from edgespec.models.text.calls.syntax import CallSyntax, syntax_of
+from edgespec.models.text.calls.derivation import DerivedCalls
+from edgespec.models.text.calls.syntax import GENERIC, CallSyntax, family_of, learned, listing_family_of
 
 
 @dataclass(frozen=True)
@@ -55,17 +61,55 @@ class ThoughtFormat:
         return f"{self.opens}{space}{self.closes}{self.behind(calls=calls)}"
 
 
-@dataclass(frozen=True)
+Learn = Callable[[str], DerivedCalls | None]
+"""Learns from renderings how calls are shown, given the mark that ends a thought (empty if there is none)."""
+
+
 class AnswerFormat:
     """The format of answers.
 
+    Args:
+        template: the chat template (Jinja source).
+        learn: asked once, when tools are first used.
+
     Attributes:
         thought: None if the model does not think.
-        calls: how tools are called.
+        in_channels: thoughts, calls and answers are messages of their own (`harmony`).
     """
 
-    thought: ThoughtFormat | None
-    calls: CallSyntax
+    def __init__(self, template: str, learn: Learn = lambda closes: None) -> None:
+        self._template = template
+        self._code = _code(template)
+        self._learn = learn
+        self.thought = _thought(template, self._code)
+        self._family = family_of(template) if self._shows_tools else None
+        self.in_channels = self._family is not None and self._family.in_channels
+
+    @cached_property
+    def calls(self) -> CallSyntax:
+        """How tools are called; GENERIC if the template does not tell."""
+        if self._family is not None:
+            return self._family
+        if self._shows_tools or "tool_calls" in self._template:
+            derived = self._learn(self.thought.closes if self.thought is not None else "")
+            if derived is not None:
+                return replace(learned(derived, self._template), shows_tools=self._shows_tools)
+        return (listing_family_of(self._template) if self._shows_tools else None) or GENERIC
+
+    def tool_variables(self, definitions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """The variables by which the template gets the definitions of tools."""
+        found: dict[str, Any] = {name: definitions for name in ("tools", "xml_tools") if self._uses(name)}
+        if self._uses("functions") and not found:  # Firefunction
+            found["functions"] = json.dumps(list(definitions), indent=4)
+            found["datetime"] = f"{datetime.now():%Y-%m-%d}"
+        return found
+
+    @property
+    def _shows_tools(self) -> bool:
+        return any(map(self._uses, ("tools", "xml_tools", "functions")))
+
+    def _uses(self, name: str) -> bool:
+        return _uses(self._code, name)
 
 
 # The marks of the families, in the order in which they are looked for.
@@ -87,12 +131,6 @@ _SWITCHES = ("enable_thinking", "thinking")
 _NEXT_FINAL = f"{harmony.ASSISTANT}{harmony.FINAL}"
 _OPENS, _CLOSES = re.compile(r"\{[{%]"), re.compile(r"[%}]\}")
 _STRING = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
-
-
-def answer_format(template: str) -> AnswerFormat:
-    """Read the format of a model's answers from its chat template (Jinja source)."""
-    code = _code(template)
-    return AnswerFormat(_thought(template, code), syntax_of(template, knows_tools=_uses(code, "tools")))
 
 
 def _thought(template: str, code: str) -> ThoughtFormat | None:

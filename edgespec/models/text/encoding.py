@@ -12,9 +12,9 @@ from edgespec.errors import TemplateError, UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
 from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
-from edgespec.models.text.answer_format import AnswerFormat, ThoughtFormat, answer_format
-from edgespec.models.text.calls.gemma import with_results_in_calls
-from edgespec.models.text.calls.syntax import without_tools
+from edgespec.models.text.answer_format import AnswerFormat, ThoughtFormat
+from edgespec.models.text.calls.derivation import DerivedCalls, derive
+from edgespec.models.text.calls.messages import with_calls_for
 from edgespec.models.text.replay import Replay, WrittenAnswer
 from edgespec.models.text.template import ChatTemplate, Message, PromptSegment, render_segments
 from edgespec.option import named
@@ -61,7 +61,7 @@ class Encoder:
     @cached_property
     def format(self) -> AnswerFormat | None:
         """The format of the model's answers; None without a chat template."""
-        return None if self._template is None else answer_format(self._template.source)
+        return None if self._template is None else AnswerFormat(self._template.source, self._learn_calls)
 
     def begins_in_thought(self, tokens: Sequence[int]) -> bool:
         """True if a prompt ends with the mark that opens a thought, so that its answer begins within one."""
@@ -158,7 +158,7 @@ class Encoder:
         finished, and where a stop string has cut the text.
         """
         form = self.format
-        if form is None or form.calls.in_channels or answer.stop_string or not answer.tokens:
+        if form is None or form.in_channels or answer.stop_string or not answer.tokens:
             return None
         if answer.tool_calls and form.calls.results_in_calls:
             return None
@@ -248,14 +248,10 @@ class Encoder:
         assert self.format is not None, "there is a template"
         variables: dict[str, Any] = {}
         tools = config.tools  # also where none may be called: the beginning of the prompt stays the same
-        if not self.format.calls.in_template:
-            messages = without_tools(messages, tools)
-        elif tools:
-            variables["tools"] = [tool.definition for tool in tools]
-        if self.format.calls.results_in_calls:
-            messages = with_results_in_calls(messages)
-        if self.format.calls.in_channels:
-            messages = [_with_thought_by_its_name(message) for message in messages]
+        if tools or any(m.get("tool_calls") or m.get("role") == "tool" for m in messages):
+            messages = with_calls_for(self.format.calls, messages, tools)
+            if tools and self.format.calls.shows_tools:
+                variables |= self.format.tool_variables([tool.definition for tool in tools])
         thought, think = self.format.thought, config.thinking
         if thought is not None:
             if thought.switch and think.enabled is not None:
@@ -273,9 +269,27 @@ class Encoder:
         if thought is None or thought.switch or config.thinking.enabled is not False:
             return []
         opened = text.rstrip().endswith(thought.opens)
-        calls = config.offers_tools and self.format.calls.in_channels
+        calls = config.offers_tools and self.format.in_channels
         closed = thought.cut(calls=calls).lstrip() if opened else thought.skipped(calls=calls)
         return [PromptSegment(closed, literal=False)]
+
+    def _learn_calls(self, thought_closes: str) -> DerivedCalls | None:
+        """Learn how the chat template shows calls."""
+        assert self._template is not None, "only a template has a format"
+        template, form = self._template, self.format
+        assert form is not None, "only a template has a format"
+
+        def render(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str | None:
+            try:
+                return template.render(messages, False, variables=form.tool_variables(tools))
+            except TemplateError:
+                return None
+
+        def is_end(mark: str) -> bool:
+            tokens = self._vocabulary.tokenize(mark, control=True)
+            return len(tokens) == 1 and self._vocabulary.is_end(tokens[0])
+
+        return derive(render, thought_closes=thought_closes, is_end=is_end)
 
     def answered(
         self, encoded: EncodedConversation, text: str, tokens: Sequence[int]
@@ -290,14 +304,6 @@ class Encoder:
         """End the template's process."""
         if self._template is not None:
             self._template.close()
-
-
-def _with_thought_by_its_name(message: Message) -> Message:
-    """The message as gpt-oss' template takes it: a thought before a call is `thinking`."""
-    thought = message.get("reasoning_content")
-    if not thought or message.get("content") or not message.get("tool_calls"):
-        return message
-    return {**message, "thinking": thought}
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -22,7 +22,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from jinja2.sandbox import SandboxedEnvironment
 
 # In addition to what the process has after its imports. Compiling a template and rendering short messages
 # takes a few MiB; long messages are held about a dozen times: as JSON, as text, and as pieces of the result.
@@ -87,11 +87,11 @@ def make_renderer() -> Callable[[Mapping[str, Any]], str]:
     return render
 
 
-def _make_environment() -> ImmutableSandboxedEnvironment:
+def _make_environment() -> SandboxedEnvironment:
     from jinja2 import nodes
     from jinja2.ext import Extension, loopcontrols
     from jinja2.parser import Parser
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from jinja2.sandbox import SandboxedEnvironment
 
     class GenerationBlock(Extension):
         """`{% generation %}` marks the assistant's part for training; here it only wraps it."""
@@ -102,7 +102,7 @@ def _make_environment() -> ImmutableSandboxedEnvironment:
             next(parser.stream)
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
-    environment = ImmutableSandboxedEnvironment(
+    environment = SandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationBlock]
     )
     environment.filters["tojson"] = _to_json
@@ -186,6 +186,7 @@ def _to_json(
         indent=indent,
         separators=separators,
         sort_keys=sort_keys,
+        default=list,  # filters such as map give generators
     )
 
 

@@ -5,6 +5,7 @@ For spellings of calls that put each argument between tags of its own; see `call
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -157,6 +158,20 @@ def _bounded(least: int, most: int | str) -> str:
         inner = f"{max(least - 2, 0)},{'' if most == '' else int(most) - 2}"
         ways.append(rf"[^\n](?s:.{{{inner}}})[^\n]")
     return f"(?:{'|'.join(ways)})"
+
+
+def read_literal(text: str) -> str | None:
+    """The JSON of a literal of Python, such as True or {'a': 1}; None if it is none, or a string."""
+    try:
+        value = ast.literal_eval(text.strip())
+        return None if isinstance(value, str | bytes) else json.dumps(value, ensure_ascii=False)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return None
+
+
+def type_name(value: object) -> str:
+    """JSON's name of a value's type; of a whole number, "integer"."""
+    return min(_type_of(value))
 
 
 def _type_of(value: object) -> set[str]:

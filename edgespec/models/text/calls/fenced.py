@@ -27,8 +27,8 @@ _SHOWING = 512  # characters of a fence that show whether it may begin a call
 _BEGINS_LINE = re.compile(r"(?:\A|\n)[ \t]*\Z")
 _BETWEEN = re.compile(r"[\s,]*")
 
-FittingCalls = Callable[[str], bool]
-"""True if JSON is a call of a declared tool, with arguments that fit: {"name": ..., "arguments": {...}}."""
+FittingCalls = Callable[[str, str], bool]
+"""True if arguments (JSON) fit a declared tool, which is named first."""
 
 
 @dataclass(frozen=True)
@@ -133,8 +133,8 @@ class FenceReader:
         arguments = json.dumps(value["arguments"], ensure_ascii=False)
         arguments.encode()  # half a surrogate pair is a ValueError
         ordered = _ordered(value["arguments"], tool.schema, tool.schema)
-        call = json.dumps({"name": tool.name, "arguments": ordered}, ensure_ascii=False)
-        return FencedCall(tool.name, arguments) if self._fits(call) else None
+        fits = self._fits(tool.name, json.dumps(ordered, ensure_ascii=False))
+        return FencedCall(tool.name, arguments) if fits else None
 
 
 def begins_line(before: str) -> bool:

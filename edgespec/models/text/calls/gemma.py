@@ -39,12 +39,8 @@ class BraceSpelling:
         """The texts in it that may be control tokens."""
         return (ENDS, QUOTE)
 
-    def grammar(self, tools: Sequence[Tool]) -> str:
-        """The grammar of a call of one of these tools, behind the trigger.
-
-        Raises:
-            UsageError: the arguments of one cannot be spelled.
-        """
+    def grammar(self, tools: Sequence[Tool], controls: Mapping[str, int], *, several: bool) -> str:
+        """See `syntax.CallSpelling`; each call has a trigger of its own."""
         lines: list[str] = []
         calls = []
         for tool in tools:
@@ -57,6 +53,10 @@ class BraceSpelling:
     def reader(self, tools: Sequence[Tool]) -> CallReader:
         """Returns what reads a call behind the trigger."""
         return _BraceCallReader()
+
+    def written(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+        """See `syntax.CallSpelling`."""
+        return "".join(f"{TRIGGER}{_CALL}{name}{spelled(values)}{ENDS}" for name, values in calls)
 
 
 BRACES = BraceSpelling()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from typing import Protocol
@@ -35,15 +34,17 @@ class JsonCallReader:
     """Reads calls whose arguments are JSON.
 
     Args:
-        head: what stands before the arguments; group 1 is the name, in quotes if it is JSON.
-        ends: what follows the last call; empty if nothing does.
-        repeats: whether another call may follow with a trigger of its own.
+        head: matches the text before the arguments of the first call; group 1 is the name.
+        following: the same for further calls behind the same trigger; None if there are none.
+        ends: matches the text behind the last call; None if a call ends with its arguments.
     """
 
-    def __init__(self, head: re.Pattern[str], ends: str, *, repeats: bool) -> None:
+    def __init__(
+        self, head: re.Pattern[str], following: re.Pattern[str] | None, ends: re.Pattern[str] | None
+    ) -> None:
         self._head = head
-        self._ends = ends.strip()
-        self._repeats = repeats
+        self._following = following
+        self._ends = ends
         self._in_arguments = False
         self._had_arguments = False
         self._depth = 0
@@ -54,16 +55,19 @@ class JsonCallReader:
         if self._in_arguments:
             size = self._size_of_arguments(text)
             return text[:size], text[size:]
-        match = self._head.match(text)
-        # A head that ends with the text may still grow by space.
-        if match and match.end() < len(text):
+        head = self._following if self._had_arguments else self._head
+        found = head.match(text) if head is not None else None
+        if found is not None:
             self._in_arguments = True
-            name = match[1]
-            return CallName(json.loads(name) if name.startswith('"') else name), text[match.end() :]
-        if self._had_arguments and self._repeats:
-            at = text.find(self._ends)
-            if at >= 0:
-                return CallEnd(), text[at + len(self._ends) :]
+            return CallName(found[1]), text[found.end() :]
+        if self._had_arguments:
+            if self._ends is None:
+                if self._following is None:
+                    return CallEnd(), text
+            else:
+                end = self._ends.search(text)
+                if end is not None:
+                    return CallEnd(), text[end.end() :]
         return "", text
 
     def _size_of_arguments(self, text: str) -> int:

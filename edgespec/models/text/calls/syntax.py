@@ -1,125 +1,112 @@
-"""The syntaxes of tool calls in the model families, found by a model's chat template.
-
-A template that knows none of them gets the tools described in its system message, with Hermes' syntax.
-"""
+"""The syntaxes of tool calls: learned from chat templates, or known of families."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from edgespec.errors import UsageError
 from edgespec.generation.tools import Tool
-from edgespec.models.text.calls import gemma, harmony, tagged
+from edgespec.models.text.calls import gemma, harmony
 from edgespec.models.text.calls.closed_arguments import closed
-from edgespec.models.text.calls.reader import CallReader, JsonCallReader
-from edgespec.models.text.structured_output.steps import ChoiceStep, FixedStep, GrammarStep, Step
+from edgespec.models.text.calls.derivation import DerivedCalls
+from edgespec.models.text.calls.layout import CallLayout
+from edgespec.models.text.calls.pythonic import PythonicSpelling
+from edgespec.models.text.calls.reader import CallReader
+from edgespec.models.text.calls.spelling import LayoutSpelling
+from edgespec.models.text.structured_output.steps import GrammarStep, Step
 
 
 class CallSpelling(Protocol):
-    """Spells calls whose arguments are not JSON as a whole, by a grammar of their own."""
+    """Spells and reads calls, by a grammar of its own."""
 
     @property
     def marks(self) -> tuple[str, ...]:
         """The texts in it that may be control tokens."""
 
-    def grammar(self, tools: Sequence[Tool]) -> str:
-        """The grammar of a call of one of these tools, behind the trigger.
+    def grammar(self, tools: Sequence[Tool], controls: Mapping[str, int], *, several: bool) -> str:
+        """The grammar of a call of one of these tools behind the trigger, and of more behind the same one.
+
+        Args:
+            controls: the tokens of marks that are control tokens.
+            several: whether more than one call may come.
 
         Raises:
             UsageError: the arguments of one cannot be spelled.
         """
 
     def reader(self, tools: Sequence[Tool]) -> CallReader:
-        """Returns what reads a call behind the trigger."""
+        """Returns what reads the calls behind a trigger."""
+
+    def written(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+        """Calls (names and arguments) as the model writes them, for templates that do not show calls."""
 
 
 @dataclass(frozen=True)
 class CallSyntax:
-    """The syntax of a family's tool calls.
+    """The syntax of a model's tool calls.
 
     Attributes:
-        name: of the family.
+        name: of the family; empty if the syntax was learned from a template.
         trigger: the text with which a call begins.
-        lead: what has to follow the trigger, before the call itself.
-        ends: what has to follow the call; empty if nothing does.
+        spelling: of calls; None if they are messages of their own (`in_channels`).
         first_only: the trigger counts only at the beginning of the answer.
         trigger_is_json: the trigger is a part of the call's JSON.
-        is_list: calls are the items of a JSON list.
-        name_mark: where the name stands before the arguments instead of within JSON, what is between them.
-        arguments: what JSON calls the arguments.
-        in_template: the template shows the tools and earlier calls itself.
-        spelling: of calls whose arguments are not JSON as a whole.
+        shows_tools: the template shows the tools itself.
+        shows_calls: the template shows earlier calls itself.
+        shows_results: the template shows what tools return.
         in_channels: a call is a message of its own, with its name in the header (`harmony`).
         in_fences: models of the family also write calls as JSON in a code fence (`fenced`).
         results_in_calls: the template wants results in the message of the calls (`gemma`).
+        single: the template takes at most one call in a message.
+        arguments_as_text: the template takes arguments as JSON text.
+        empty_content: the content of a message that only calls, as the template takes it.
     """
 
     name: str
     trigger: str
-    lead: str = ""
-    ends: str = ""
+    spelling: CallSpelling | None
     first_only: bool = False
     trigger_is_json: bool = False
-    is_list: bool = False
-    name_mark: str = ""
-    arguments: str = "arguments"
-    in_template: bool = True
-    spelling: CallSpelling | None = None
+    shows_tools: bool = True
+    shows_calls: bool = True
+    shows_results: bool = True
     in_channels: bool = False
     in_fences: bool = False
     results_in_calls: bool = False
+    single: bool = False
+    arguments_as_text: bool = False
+    empty_content: str | None = ""
 
     @property
     def repeats(self) -> bool:
         """True if another call may follow, with a trigger of its own."""
-        return bool(self.ends or self.name_mark or self.spelling)
+        return self.spelling is not None and not self.first_only
 
     @property
     def marks(self) -> tuple[str, ...]:
         """The texts in it that may be control tokens."""
-        if self.in_channels:
+        if self.spelling is None:
             return harmony.MARKS
-        own = (self.trigger, self.ends, self.name_mark)
-        return tuple(mark for mark in (*own, *(self.spelling.marks if self.spelling else ())) if mark)
+        return (self.trigger, *self.spelling.marks)
 
-    def steps(self, tools: Sequence[Tool], *, several: bool) -> tuple[Step, ...]:
+    def steps(
+        self, tools: Sequence[Tool], controls: Mapping[str, int] | None = None, *, several: bool
+    ) -> tuple[Step, ...]:
         """Return the steps that have to follow the trigger.
 
         Args:
+            controls: the tokens of marks that are control tokens.
             several: whether an answer may call more than one.
 
         Raises:
             UsageError: the arguments of a tool cannot be spelled.
         """
         tools = [closed(tool) for tool in tools]
-        if self.in_channels:
+        if self.spelling is None:
             return (harmony.step_of({tool.name: tool.parameters for tool in tools}, self.trigger),)
-        if self.spelling is not None:
-            return (GrammarStep(self.spelling.grammar(tools), "grammar"),)
-        if self.name_mark:
-            return (
-                ChoiceStep(
-                    tuple(
-                        (FixedStep(tool.name + self.name_mark), GrammarStep(tool.parameters))
-                        for tool in tools
-                    )
-                ),
-            )
-        call = {"anyOf": [self._call(tool) for tool in tools]} if len(tools) > 1 else self._call(tools[0])
-        schema: dict[str, Any] = call
-        if self.is_list:
-            schema = {"type": "array", "items": call, "minItems": 1}
-            if not several:
-                schema["maxItems"] = 1
-        return (
-            *([FixedStep(self.lead)] if self.lead else []),
-            GrammarStep(json.dumps(_with_definitions(schema, tools))),
-            *([FixedStep(self.ends)] if self.ends else []),
-        )
+        return (GrammarStep(self.spelling.grammar(tools, controls or {}, several=several), "grammar"),)
 
     def more_triggers(self, tools: Sequence[Tool]) -> dict[str, tuple[Step, ...]]:
         """List other texts with which a call may begin, and what has to follow each."""
@@ -130,116 +117,81 @@ class CallSyntax:
 
     def reader(self, tools: Sequence[Tool]) -> CallReader:
         """Return the reader of the calls behind a trigger."""
-        if self.spelling is not None:
-            return self.spelling.reader(tools)
-        return JsonCallReader(self._head, self.ends, repeats=self.repeats)
-
-    @property
-    def _head(self) -> re.Pattern[str]:
-        """Match what stands before the arguments of a call; group 1 is the name, in quotes if it is JSON."""
-        if self.name_mark:
-            return re.compile(rf"\s*([\w.-]+){re.escape(self.name_mark)}\s*")
-        return re.compile(
-            rf'[\s\[,}}]*\{{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"{self.arguments}"\s*:\s*', re.DOTALL
-        )
-
-    def _call(self, tool: Tool) -> dict[str, Any]:
-        schema = tool.schema
-        schema.pop("$defs", None)
-        schema.pop("definitions", None)
-        return {
-            "type": "object",
-            "properties": {"name": {"const": tool.name}, self.arguments: {"type": "object", **schema}},
-            "required": ["name", self.arguments],
-            "additionalProperties": False,
-        }
+        assert self.spelling is not None, "channels are read otherwise"
+        return self.spelling.reader(tools)
 
 
-HERMES = CallSyntax("Hermes", "<tool_call>", lead="\n", ends="\n</tool_call>")
-LLAMA = CallSyntax("Llama 3", '{"name":', first_only=True, trigger_is_json=True, arguments="parameters")
-MISTRAL = CallSyntax("Mistral", "[TOOL_CALLS]", is_list=True)
-MISTRAL_NAMED = CallSyntax("Mistral with [ARGS]", "[TOOL_CALLS]", name_mark="[ARGS]")
-# Qwen2.5 and what was tuned from it. Their successors, which think, keep to the marks.
-HERMES_OR_FENCES = replace(HERMES, name="Hermes or fences", in_fences=True)
-QWEN_CODER = CallSyntax("Qwen3-Coder", "<tool_call>", spelling=tagged.QWEN_CODER)
-GLM = CallSyntax("GLM", "<tool_call>", spelling=tagged.GLM)
-GEMMA = CallSyntax("Gemma 4", gemma.TRIGGER, spelling=gemma.BRACES)
-HARMONY = CallSyntax("gpt-oss", harmony.TRIGGER, in_channels=True)
-GENERIC = CallSyntax("generic", "<tool_call>", lead="\n", ends="\n</tool_call>", in_template=False)
+HERMES_LAYOUT = CallLayout('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>")
+_GRANITE_LAYOUT = CallLayout('<|tool_call|>[{"name": "', '", "arguments": ', "}]", between='}, {"name": "')
 
 
-def syntax_of(template: str, *, knows_tools: bool) -> CallSyntax:
-    """The syntax that a chat template (Jinja source) teaches; GENERIC where it is none known here."""
-    if not knows_tools:
-        return GENERIC
-    if "[TOOL_CALLS]" in template:
-        return MISTRAL_NAMED if "[ARGS]" in template else MISTRAL
+def _laid_out(name: str, layout: CallLayout, trigger: str, **more: Any) -> CallSyntax:
+    return CallSyntax(name, trigger, LayoutSpelling(layout, trigger), **more)
+
+
+GEMMA = CallSyntax("Gemma 4", gemma.TRIGGER, gemma.BRACES)
+HARMONY = CallSyntax("gpt-oss", harmony.TRIGGER, None, in_channels=True)
+# These list tools and do not show calls.
+LFM2 = CallSyntax(
+    "LFM2",
+    "<|tool_call_start|>",
+    PythonicSpelling("<|tool_call_start|>", "<|tool_call_end|>"),
+    shows_calls=False,
+)
+GRANITE = _laid_out("Granite 3", _GRANITE_LAYOUT, "<|tool_call|>", shows_calls=False)
+SMOLLM3 = _laid_out("SmolLM3", HERMES_LAYOUT, "<tool_call>", shows_calls=False)
+GENERIC = _laid_out(
+    "generic", HERMES_LAYOUT, "<tool_call>", shows_tools=False, shows_calls=False, shows_results=False
+)
+
+
+def family_of(template: str) -> CallSyntax | None:
+    """The syntax of a family whose chat template (Jinja source) does not tell it by what it shows."""
     if harmony.is_harmony(template) and "functions." in template:
         return HARMONY
     if gemma.TRIGGER in template and gemma.QUOTE in template:
         return replace(GEMMA, results_in_calls="tool_call_id" not in template)
-    if "<tool_call>" in template:
-        if "<arg_key>" in template and "<arg_value>" in template:
-            return GLM
-        if "<function=" in template and "<parameter=" in template:
-            return QWEN_CODER
-        return HERMES if "</think>" in template else HERMES_OR_FENCES
-    if re.search(r"ipython|<\|python_tag\|>", template) and re.search(r"[\"']parameters\\?[\"']", template):
-        return LLAMA
-    return GENERIC
+    return None
 
 
-def described(tools: Sequence[Tool]) -> str:
-    """A system message that teaches GENERIC."""
-    lines = "\n".join(json.dumps(tool.definition, ensure_ascii=False) for tool in tools)
-    return (
-        "You may call functions. They are described within <tools></tools>:\n"
-        f"<tools>\n{lines}\n</tools>\n\n"
-        "To call one, answer with a JSON object that has its name and arguments, within "
-        "<tool_call></tool_call>:\n"
-        '<tool_call>\n{"name": "NAME", "arguments": {...}}\n</tool_call>'
+def listing_family_of(template: str) -> CallSyntax | None:
+    """The syntax of a family whose chat template (Jinja source) lists tools, and shows no calls."""
+    if "List of tools: " in template:
+        return LFM2
+    if "<|tool_call|>" in template and "available_tools" in template:
+        return GRANITE
+    if "xml_tools" in template and "<tool_call>" in template:
+        return SMOLLM3
+    return None
+
+
+def learned(derived: DerivedCalls, template: str) -> CallSyntax:
+    """The syntax that renderings of a chat template (Jinja source) have shown."""
+    # Qwen2.5 and what was tuned from it. Their successors, which think, keep to the marks.
+    spelling = derived.spelling
+    fences = isinstance(spelling, LayoutSpelling) and spelling.layout == HERMES_LAYOUT
+    fences = fences and "</think>" not in template
+    return CallSyntax(
+        "",
+        derived.trigger,
+        spelling,
+        first_only=derived.trigger_is_json,
+        trigger_is_json=derived.trigger_is_json,
+        in_fences=fences,
+        single=derived.single,
+        shows_results=derived.shows_results,
+        arguments_as_text=derived.arguments_as_text,
+        empty_content=derived.empty_content,
     )
 
 
-def without_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """Rewrite a conversation for a template that knows neither tools nor calls nor their results."""
-    plain: list[dict[str, Any]] = []
-    for message in messages:
-        if message.get("tool_calls"):
-            calls = [
-                json.dumps({"name": c["function"]["name"], "arguments": c["function"]["arguments"]})
-                for c in message["tool_calls"]
-            ]
-            blocks = [f"<tool_call>\n{call}\n</tool_call>" for call in calls]
-            text = "\n".join([*filter(None, [message.get("content")]), *blocks])
-            plain.append({"role": "assistant", "content": text})
-        elif message.get("role") == "tool":
-            result = f"<tool_response>\n{message['content']}\n</tool_response>"
-            if plain and plain[-1].get("results"):  # templates want questions and answers to alternate
-                plain[-1]["content"] += f"\n{result}"
-            else:
-                plain.append({"role": "user", "content": result, "results": True})
-        else:
-            plain.append(dict(message))
-    for message in plain:
-        message.pop("results", None)
-    if not tools:
-        return plain
-    if plain and plain[0].get("role") == "system":
-        return [{**plain[0], "content": f"{plain[0]['content']}\n\n{described(tools)}"}, *plain[1:]]
-    return [{"role": "system", "content": described(tools)}, *plain]
-
-
-def _with_definitions(schema: dict[str, Any], tools: Sequence[Tool]) -> dict[str, Any]:
-    """The schema with the definitions that the tools refer to, which references seek at the root."""
-    for key in ("$defs", "definitions"):
-        found: dict[str, Any] = {}
-        for tool in tools:
-            for name, definition in tool.schema.get(key, {}).items():
-                if found.setdefault(name, definition) != definition:
-                    raise UsageError(
-                        f"The schemas of two tools define '{name}' differently.", "Give one another name."
-                    )
-        if found:
-            schema = {**schema, key: found}
-    return schema
+def described(tools: Sequence[Tool], syntax: CallSyntax) -> str:
+    """A system message that describes tools, for a template that does not, and how to call them."""
+    assert syntax.spelling is not None, "channels show tools"
+    lines = "\n".join(json.dumps(tool.definition, ensure_ascii=False) for tool in tools)
+    example = syntax.spelling.written([("NAME", {"ARGUMENT": "VALUE"})])
+    return (
+        "You may call functions. They are described within <tools></tools>:\n"
+        f"<tools>\n{lines}\n</tools>\n\n"
+        f"To call one, answer with its name and arguments in this form:\n{example}"
+    )

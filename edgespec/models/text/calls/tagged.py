@@ -1,4 +1,4 @@
-"""Calls whose arguments stand between tags, one by one, as Qwen3-Coder and GLM write them.
+"""Arguments that stand between tags, one by one, as Qwen3-Coder, GLM and many others write them.
 
 A text stands there as it is; any other value is JSON. So what may be written follows from the schema of each
 argument: it is turned into a grammar (in llguidance's dialect of Lark), and read back into JSON.
@@ -10,113 +10,134 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from edgespec.errors import UsageError
 from edgespec.generation.tools import Tool
-from edgespec.models.text.calls.argument_values import ANYTHING_BUT_TEXT, ArgumentValue, parameters_of
-from edgespec.models.text.calls.reader import CallEnd, CallName, CallReader
+from edgespec.models.text.calls.argument_values import (
+    ANYTHING_BUT_TEXT,
+    ArgumentValue,
+    parameters_of,
+    read_literal,
+    type_name,
+)
+from edgespec.models.text.calls.layout import (
+    JSON_SPACE,
+    KEY,
+    TEXT_TYPE,
+    TaggedArguments,
+    pattern,
+    rule,
+)
+from edgespec.models.text.calls.reader import CallEnd, CallName
 
-_SPACE = {"x-guidance": {"whitespace_pattern": r"[ \n]{0,20}"}}
-_OPTIONAL = r"\n?"
-_BREAK = f"/{_OPTIONAL}/"
+_CLOSING = re.compile(r"(\s*)(\S+)(.*)", re.DOTALL)
+# XML's way to put a text with any characters between tags, which models write around such texts.
+_CDATA = ("<![CDATA[", "]]>")
 
 
 @dataclass(frozen=True)
-class TagSpelling:
-    """The tags around names and values; see `syntax.CallSpelling`.
+class ArgumentRules:
+    """Writes the rules of an argument.
 
     Attributes:
-        name: around the function's name.
-        key: around an argument's name.
-        closes: after its value; the line break before it is not part of the value.
-        ends: after the last argument.
+        controls: the tokens of marks that are control tokens.
+        name: of the rule of the argument; other rules have it as their prefix.
     """
 
-    name: tuple[str, str]
-    key: tuple[str, str]
-    closes: str
-    ends: str
+    tags: TaggedArguments
+    controls: Mapping[str, int]
+    name: str
 
-    @property
-    def marks(self) -> tuple[str, ...]:
-        """All of them, without line breaks."""
-        return tuple(mark.strip() for mark in (*self.name, *self.key, self.closes, self.ends) if mark.strip())
+    def rules(self, key: str, value: ArgumentValue) -> list[str]:
+        """The rule of the argument, and those that it uses."""
+        space, tag, rest = _closing(self.tags.closes.replace(KEY, key))
+        closing = " ".join(filter(None, [_optional(space), rule(tag, self.controls)]))
+        ways = [
+            f"{self._middle(type_name(item))} {json.dumps(written)} {closing}"
+            for word, item in value.words.items()
+            for written in self._written(word, item)
+        ]
+        for form in value.forms:
+            for kind in _types_of(form):
+                schema = {**form, "type": kind} if kind else form
+                ways.append(f"{self._middle(kind)} %json {json.dumps(schema | JSON_SPACE)} {closing}")
+                ways += [
+                    f"{self._middle(kind)} {json.dumps(written)} {closing}"
+                    for word, written in self.tags.words
+                    if kind == type_name(json.loads(word))
+                ]
+        terminals = []
+        for n, text in enumerate(value.texts):
+            terminal = f"{self.name}_text_{n}".upper()
+            way, line = self._text(terminal, text, space, tag)
+            ways.append(f"{self._middle(TEXT_TYPE)} {way}")
+            terminals.append(line)
+        opens, behind = rule(self.tags.opens + key, self.controls), rule(rest, self.controls)
+        return [
+            f"{self.name}: {opens} {self.name}_value {behind}",
+            f"{self.name}_value: {' | '.join(ways)}",
+            *terminals,
+        ]
 
-    def grammar(self, tools: Sequence[Tool]) -> str:
-        """The grammar of a call of one of these tools.
+    def _middle(self, kind: str) -> str:
+        """The text before a value; the white space at its end may be left out, and nothing may be added."""
+        text = self.tags.middle(kind)
+        bare = text.rstrip()
+        return " ".join(filter(None, [rule(bare, self.controls), _optional(text[len(bare) :])]))
 
-        Raises:
-            UsageError: the arguments of one cannot be written between these tags.
-        """
-        names = " | ".join(f"call_{n}" for n in range(len(tools)))
-        lines = [f"start: {_spaced(self.name[0])} ({names}) {_spaced(self.ends)}"]
-        for n, tool in enumerate(tools):
-            parameters = parameters_of(tool)
-            required = tool.schema.get("required", [])
-            arguments = [f"arg_{n}_{m}{'' if key in required else '?'}" for m, key in enumerate(parameters)]
-            lines.append(" ".join([f"call_{n}: {_spaced(tool.name + self.name[1])}", *arguments]))
-            for m, (key, value) in enumerate(parameters.items()):
-                if re.search(r"[<>\n]", key):
-                    raise UsageError(
-                        f"An argument of the tool {tool.name} is named {key!r}.",
-                        "This model cannot write '<', '>' and line breaks in the names of arguments.",
-                    )
-                opens = _spaced(f"{self.key[0]}{key}{self.key[1].rstrip()}")
-                lines.append(f"arg_{n}_{m}: {opens} value_{n}_{m} {_BREAK}")
-                lines += self._value(f"value_{n}_{m}", value)
-        return "\n".join(lines)
+    def _written(self, word: str, item: Any) -> list[str]:
+        """The ways to write a word: as in JSON, and as the template writes it."""
+        if isinstance(item, str):
+            return [word]
+        return [word, *(written for json_word, written in self.tags.words if json_word == word)]
 
-    def reader(self, tools: Sequence[Tool]) -> CallReader:
-        """Returns what reads a call behind the trigger."""
-        return TaggedCallReader(self, tools)
-
-    @property
-    def breaks(self) -> tuple[bool, bool]:
-        """True if a line break that is no part of a value may stand before it; and the same behind it."""
-        return self.key[1].endswith("\n"), self.closes.startswith("\n")
-
-    def _value(self, rule: str, value: ArgumentValue) -> list[str]:
-        """The rules of a value and of the tag that closes it."""
-        tag = self.closes.strip()
-        before, behind = self.breaks
-        closing = f"{_BREAK} {json.dumps(tag)}" if behind else json.dumps(tag)
-        ways = [f"{json.dumps(word)} {closing}" for word in value.words]
-        ways += [f"%json {json.dumps(form | _SPACE)} {closing}" for form in value.forms]
-        ways = [f"{_BREAK} {way}" for way in ways] if before else ways
-        lines = []
-        for n, pattern in enumerate(value.texts):
-            terminal = f"{rule}_text_{n}".upper()
-            ways.append(terminal)
-            closed = re.escape(tag).replace("/", r"\/")
-            whole = rf"{_OPTIONAL if before else ''}{pattern}{_OPTIONAL if behind else ''}{closed}"
-            # A text ends with the first tag, so it cannot contain one.
-            lines.append(rf"{terminal}: /{whole}/ & ~/(?s:.*){closed}(?s:.+)/")
-        return [f"{rule}: {' | '.join(ways)}", *lines]
-
-
-QWEN_CODER = TagSpelling(
-    ("\n<function=", ">\n"), ("<parameter=", ">\n"), "\n</parameter>\n", "</function>\n</tool_call>"
-)
-GLM = TagSpelling(("", "\n"), ("<arg_key>", "</arg_key>\n<arg_value>"), "</arg_value>\n", "</tool_call>")
+    def _text(self, terminal: str, text: str, space: str, tag: str) -> tuple[str, str]:
+        """How to write a text that matches a regular expression, and the terminal for it."""
+        optional = f"(?:{_escaped(space)})?" if space else ""
+        if any(tag.startswith(mark) for mark in self.controls):  # which no text can hold
+            return f"{terminal} {rule(tag, self.controls)}", f"{terminal}: /{text}{optional}/"
+        closes = _escaped(tag)
+        # A text ends with the first tag, so it cannot contain one.
+        return terminal, rf"{terminal}: /{text}{optional}{closes}/ & ~/(?s:.*){closes}(?s:.+)/"
 
 
 class TaggedCallReader:
-    """Reads calls between tags; see `reader.CallReader`. Texts are passed on as they come."""
+    """Reads calls between tags; see `reader.CallReader`. Texts are passed on as they come.
 
-    def __init__(self, tags: TagSpelling, tools: Sequence[Tool]) -> None:
-        opens, after = (re.escape(mark.strip()) for mark in tags.name)
-        self._head = re.compile(rf"\s*{opens}\s*([\w.-]+)\s*{after}(?=\s*<)")
-        key_opens, key_closes = (r"\s*".join(map(re.escape, mark.split())) for mark in tags.key)
-        # Whether a line break follows the tag must be certain, since it is not part of the value.
-        certain = r"(?:\n(?=.)|(?=[^\n]))" if tags.breaks[0] else ""
-        self._key = re.compile(rf"\s*{key_opens}([^<>\n]*){key_closes}{certain}", re.DOTALL)
-        self._last_break = "\n" if tags.breaks[1] else ""
-        self._closes = tags.closes.strip()
-        self._ends = re.compile(r"\s*" + r"\s*".join(map(re.escape, tags.ends.split())))
+    Args:
+        middle: the text between a call's name and its first argument.
+        first, following, ends: regular expressions of the text before the first name, before each further
+            one (empty if there is none), and behind the last call.
+    """
+
+    def __init__(
+        self,
+        tags: TaggedArguments,
+        middle: str,
+        tools: Sequence[Tool],
+        *,
+        first: str,
+        following: str,
+        ends: str,
+    ) -> None:
+        name = rf"([\w.-]+)(?=[^\w.-]){pattern(middle.rstrip())}"
+        self._head = re.compile(rf"\s*{first}{name}")
+        self._following = re.compile(rf"\s*{following}{name}") if following else None
+        self._ends = re.compile(rf"\s*{ends}")
+        self._words = tags.words
+        self._space, self._tag, rest = _closing(tags.closes)
+        opens = pattern(rest) + r"\s*" if rest.strip() else r"\s*"
+        kinds = {text: kind for kind, text in tags.middles}  # the last of those that are written alike
+        self._keys = [
+            (re.compile(_key_pattern(tags.opens, text), re.DOTALL), kind if tags.types_show else None)
+            for text, kind in kinds.items()
+        ]
+        self._rest = re.compile(opens)
         self._parameters = {tool.name: parameters_of(tool) for tool in tools}
         self._known: Mapping[str, ArgumentValue] = {}
         self._value: ArgumentValue | None = None  # of the argument that is being read
-        self._said = ""  # of a text
+        self._closes = ""  # its closing tag
+        self._began = False  # its first characters were read
         self._count = 0
         self._named = self._ended = False
 
@@ -124,52 +145,124 @@ class TaggedCallReader:
         """See `CallReader`."""
         if self._ended:
             return CallEnd(), text
-        if not self._named:
-            head = self._head.match(text)
-            if head is None:
-                return "", text
-            self._named = True
-            self._known = self._parameters.get(head[1], {})
-            return CallName(head[1]), text[head.end() :]
         if self._value is not None:
             return self._in_value(self._value, text)
+        if not self._named:
+            return self._in_head(text)
+        for key, kind in self._keys:
+            found = key.match(text)
+            if found is not None:
+                return self._begin_value(found[1], kind), text[found.end() :]
+        if self._following is not None and self._following.match(text):
+            self._head, self._named = self._following, False
+            return self._end_arguments(), text
         end = self._ends.match(text)
-        if end is not None:
-            self._ended = True
-            return "}" if self._count else "{}", text[end.end() :]
-        key = self._key.match(text)
-        if key is None:
+        if end is None:
             return "", text
-        self._value = self._known.get(key[1], ArgumentValue({}, ("",), types=ANYTHING_BUT_TEXT))
+        self._ended = True
+        return self._end_arguments(), text[end.end() :]
+
+    def _in_head(self, text: str) -> tuple[CallName | str, str]:
+        found = self._head.match(text)
+        if found is None:
+            return "", text
+        self._named = True
+        self._count = 0
+        self._known = self._parameters.get(found[1], {})
+        return CallName(found[1]), text[found.end() :]
+
+    def _end_arguments(self) -> str:
+        return "}" if self._count else "{}"
+
+    def _begin_value(self, key: str, kind: str | None) -> str:
+        """Begin an argument; `kind` is JSON's type of its value if the tag tells it."""
+        value = self._known.get(key, ArgumentValue({}, ("",), types=ANYTHING_BUT_TEXT))
+        if kind is not None:
+            is_text = kind == TEXT_TYPE
+            value = ArgumentValue({}, ("",)) if is_text else ArgumentValue({}, types=ANYTHING_BUT_TEXT)
+        self._value, self._began = value, False
+        self._closes = self._tag.replace(KEY, key)
         self._count += 1
-        self._said = ""
         before = "{" if self._count == 1 else ", "
-        quote = '"' if self._value.is_text else ""
-        return f"{before}{json.dumps(key[1])}: {quote}", text[key.end() :]
+        quote = '"' if value.is_text else ""
+        return f"{before}{json.dumps(key)}: {quote}"
 
     def _in_value(self, value: ArgumentValue, text: str) -> tuple[str, str]:
-        at = text.find(self._closes)
-        while at >= 0 and not value.ends_at_tag(text[:at].removesuffix(self._last_break)):
-            at = text.find(self._closes, at + 1)
-        if at >= 0:
-            said, rest = text[:at].removesuffix(self._last_break), text[at + len(self._closes) :]
+        opens, quote = _CDATA
+        closes = self._closes
+        if not self._began and (text.startswith(opens) or (value.is_text and opens.startswith(text))):
+            at = text.find(quote + closes)
+            if at < 0:
+                return "", text
             self._value = None
-            return (f'{_inner(said)}"' if value.is_text else value.read(said)), rest
+            said = text[len(opens) : at]
+            return (f'{_inner(said)}"' if value.is_text else self._json(value, said)), text[
+                at + len(quote + closes) :
+            ]
+        at = text.find(closes)
+        while at >= 0 and not self._may_end(value, text[:at]):
+            at = text.find(closes, at + 1)
+        if at >= 0:
+            said, rest = text[:at].removesuffix(self._space), text[at + len(closes) :]
+            self._value = None
+            return (f'{_inner(said)}"' if value.is_text else self._json(value, said)), rest
         if not value.is_text:
             return "", text
-        end = len(text)
-        sizes = range(min(len(self._closes) - 1, end), 0, -1)
-        end -= next((n for n in sizes if self._closes.startswith(text[end - n :])), 0)
-        end -= bool(self._last_break) and text[:end].endswith(self._last_break)
+        self._began = True
+        mark = self._space + closes
+        held = max(_overlap(text, mark), _overlap(text, closes))
+        end = len(text) - held
         return _inner(text[:end]), text[end:]
+
+    def _may_end(self, value: ArgumentValue, said: str) -> bool:
+        said = said.removesuffix(self._space)
+        return value.ends_at_tag(said) or (bool(self._words) and read_literal(said) is not None)
+
+    def _json(self, value: ArgumentValue, said: str) -> str:
+        """The JSON of a value that was written as this text."""
+        read = value.read(said)
+        # A template that writes True writes lists and objects as Python does, too.
+        if self._words and not value.is_text and read.startswith('"') and said not in value.words:
+            return read_literal(said) or read
+        return read
+
+
+def _key_pattern(opens: str, middle: str) -> str:
+    """The regular expression of an argument's name, which is group 1, and the tags around it."""
+    bare = middle.rstrip()
+    space = middle[len(bare) :]
+    # Whether white space belongs to the tag or to the value must be certain.
+    certain = rf"(?:{re.escape(space)}(?=.)|(?=[^{re.escape(space[0])}]))" if space else ""
+    return rf"\s*{pattern(opens.lstrip())}([^<>\n/][^<>\n]*?){pattern(bare)}{certain}"
+
+
+def _closing(closes: str) -> tuple[str, str, str]:
+    """The white space before a closing tag, the tag up to the next white space, and what follows it."""
+    found = _CLOSING.fullmatch(closes)
+    assert found is not None, "a tag has a text"
+    return found[1], found[2], found[3]
+
+
+def _optional(space: str) -> str:
+    """White space in a grammar that may be left out."""
+    return f"/(?:{_escaped(space)})?/" if space else ""
+
+
+def _escaped(text: str) -> str:
+    return re.escape(text).replace("/", r"\/").replace("\n", "n")
+
+
+def _types_of(form: Mapping[str, Any]) -> list[str]:
+    """JSON's types of what fits a schema; [""] if it does not say."""
+    kinds = form.get("type", "")
+    return [str(kind) for kind in kinds] if isinstance(kinds, list) else [str(kinds)]
+
+
+def _overlap(text: str, mark: str) -> int:
+    """The length of the text's end with which a mark begins."""
+    return next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if mark.startswith(text[-n:])), 0)
 
 
 def _inner(text: str) -> str:
     """A part of a text as JSON has it between its quotes."""
     return json.dumps(text)[1:-1]
-
-
-def _spaced(mark: str) -> str:
-    """A mark in a grammar; its line breaks may be left out."""
-    lines = [json.dumps(line) if line else "" for line in mark.split("\n")]
-    return f" {_BREAK} ".join(lines).strip()

@@ -60,8 +60,10 @@ def is_plain(grammar: Grammar) -> bool:
         return False
     if grammar.kind == "json_schema":
         return _is_plain_schema(text)
-    if "%json" in text:  # whose schemas are not looked at here
-        return False
+    if "%json" in text:
+        text, schemas = _without_schemas(text)
+        if "%json" in text or not all(map(_is_plain_schema, schemas)):
+            return False
     if _depth(_NESTED, text) > _PLAIN_REFERENCES or not _counts_are_small([text]):
         return False
     return grammar.kind == "regex" or text.count("\n") <= _PLAIN_REFERENCES
@@ -96,6 +98,25 @@ def wrong(grammar: Grammar, reason: str) -> GrammarError:
     if len(first) > 300:
         first = first[:297] + "..."
     return GrammarError(f"The {name} is wrong: {first}.", "Correct it.")
+
+
+def _without_schemas(text: str) -> tuple[str, list[str]]:
+    """A grammar without the schemas behind its "%json", and these; one that is no JSON stays there."""
+    decoder, schemas, rest = json.JSONDecoder(), [], []
+    at = 0
+    for found in re.finditer(r"%json\s*(?=\{)", text):
+        if found.start() < at:  # within a schema
+            continue
+        try:
+            schema, end = decoder.raw_decode(text, found.end())
+        except (ValueError, RecursionError):
+            continue
+        if schema.get("x-guidance") == _JSON_OPTIONS:
+            del schema["x-guidance"]
+        schemas.append(json.dumps(schema))
+        rest.append(text[at : found.start()])
+        at = end
+    return "".join(rest) + text[at:], schemas
 
 
 def _is_plain_schema(text: str) -> bool:

@@ -1,0 +1,72 @@
+"""Syntaxes of calls as they are learned from short templates in the style of well-known families."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from edgespec.models.text.answer_format import AnswerFormat
+from edgespec.models.text.calls.derivation import DerivedCalls, derive
+from edgespec.models.text.calls.syntax import CallSyntax
+from edgespec.models.text.template_worker import make_renderer
+from tests.unit import templates
+
+# Texts of tokens that end an answer.
+ENDS = ("<|im_end|>", "<|end|>", "<|eot|>", "<|call|>", "<turn|>", "</s>")
+
+_render = make_renderer()
+
+
+def rendered(
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    variables: Mapping[str, Any],
+    *,
+    begin_answer: bool = False,
+) -> str:
+    """A conversation as a template shows it."""
+    return _render(
+        {
+            **{"source": template, "bos": "<s>", "eos": "</s>", "messages": messages},
+            **{"add_generation_prompt": begin_answer, "variables": variables, "max_chars": 1 << 20},
+        }
+    )
+
+
+def format_of(template: str) -> AnswerFormat:
+    """The format of answers, learned in this process."""
+
+    def learn(thought_closes: str) -> DerivedCalls | None:
+        def render(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str | None:
+            try:
+                return rendered(template, messages, form.tool_variables(tools))
+            except Exception:  # whatever a template raises
+                return None
+
+        return derive(render, thought_closes=thought_closes, is_end=lambda mark: mark in ENDS)
+
+    form = AnswerFormat(template, learn)
+    return form
+
+
+def learned(name: str, template: str) -> CallSyntax:
+    """A syntax, with a name for the reports of tests."""
+    return replace(format_of(template).calls, name=name)
+
+
+# Those that only templates tell.
+LEARNED = {
+    name: getattr(templates, name)
+    for name in (
+        *("APERTUS", "COMMAND_R", "MINIMAX_1", "NEMO", "MISTRAL_IDS", "KIMI", "SOLAR", "DEEPSEEK"),
+        *("FUNCTIONARY", "ACTIONS", "MINIMAX_2", "DSML", "SEED_CALLS", "NAMED_TAGS", "PYTHONIC"),
+    )
+}
+HERMES = learned("Hermes", templates.QWEN)
+HERMES_OR_FENCES = learned("Hermes or fences", templates.QWEN_25)
+LLAMA = learned("Llama 3", templates.LLAMA)
+MISTRAL = learned("Mistral", templates.MISTRAL)
+MISTRAL_NAMED = learned("Mistral with [ARGS]", templates.MAGISTRAL)
+QWEN_CODER = learned("Qwen3-Coder", templates.QWEN_CODER)
+GLM = learned("GLM", templates.GLM)
