@@ -141,6 +141,16 @@ def test_a_form_holds_after_the_thought(loaded: Engine) -> None:
             assert answer.reasoning or template is not templates.OPENED
 
 
+# Marks that SmolLM2's vocabulary has as control tokens, as other vocabularies have those of their families.
+CONTROL_MARKS = (
+    templates.KIMI.replace("<|calls_begin|>", "<jupyter_start>")
+    .replace("<|call_begin|>", "<jupyter_code>")
+    .replace("<|argument_begin|>", "<jupyter_text>")
+    .replace("<|call_end|>", "<jupyter_output>")
+    .replace("<|calls_end|>", "<file_sep>")
+    .replace("<|end|>", "<|im_end|>")
+)
+CONTROL_TAGS = templates.MINIMAX_2.replace("</parameter>", "<file_sep>").replace("<|end|>", "<|im_end|>")
 CALLS = [
     (templates.PLAIN, "get_weather"),
     (templates.QWEN, "required"),
@@ -150,7 +160,27 @@ CALLS = [
     (templates.GLM, "get_weather"),
     (templates.GPT_OSS, "get_weather"),
     (templates.GEMMA_4, "get_weather"),
+    (CONTROL_MARKS, "get_weather"),
+    (CONTROL_TAGS, "get_weather"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("template", "marks"),
+    [(CONTROL_MARKS, ["<jupyter_start>", "<jupyter_output>", "<file_sep>"]), (CONTROL_TAGS, ["<file_sep>"])],
+)
+def test_marks_are_control_tokens_where_the_vocabulary_has_them(
+    loaded: Engine, template: str, marks: list[str]
+) -> None:
+    config = GenerationConfig(max_tokens=110, tools=(WEATHER,), tool_choice="get_weather")  # type: ignore[arg-type]
+    with speaking(loaded, template) as engine:
+        answer = engine.generate(ASKED, config)
+    vocabulary = loaded.target.model.vocabulary
+    for mark in marks:
+        (token,) = vocabulary.tokenize(mark, control=True)
+        assert vocabulary.is_control(token)
+        assert token in answer.tokens
+    assert answer.text == ""
 
 
 @pytest.mark.parametrize(("template", "choice"), slow_except([CALLS[1], CALLS[2], CALLS[6]], CALLS))
@@ -262,7 +292,7 @@ def test_what_cannot_be_done_is_said(loaded: Engine) -> None:
         with pytest.raises(UsageError, match="cannot call tools"):
             next(Session(engine).ask("Hi", GenerationConfig(tools=(WEATHER,))))  # type: ignore[arg-type]
         bad = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "nonsense"}}}}
-        with pytest.raises(GrammarError, match="JSON schema is wrong"):
+        with pytest.raises(GrammarError, match="Invalid type: nonsense"):
             engine.generate(ASKED, GenerationConfig(tools=(bad,)))  # type: ignore[arg-type]
 
 
