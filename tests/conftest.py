@@ -16,12 +16,18 @@ from pathlib import Path
 import platformdirs
 import pytest
 from filelock import FileLock
+from hypothesis import settings
 
 import edgespec
 from edgespec.kernels import setting as kernels_setting
 from edgespec.kernels.report_store import ensure_report, reports_folder
 from edgespec.models.gguf.synthesis.widen import widen
 from edgespec.models.llama.quantize import KEEP, make_drafter
+from tests.tiers import QUICK, THOROUGH
+
+settings.register_profile(QUICK, max_examples=25)
+settings.register_profile(THOROUGH)
+settings.load_profile(QUICK)  # before tests are collected; --hypothesis-profile loads another one
 
 # Before any test moves the user folders. Kept between runs, because the files take seconds to make.
 TEST_MODELS = Path(platformdirs.user_cache_dir("edgespec")) / "test-models"

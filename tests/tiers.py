@@ -1,4 +1,4 @@
-"""The cases of a test that `scripts/test` runs, and those that it leaves to `scripts/test --all`."""
+"""What `scripts/test` runs of a test with many cases, and what it leaves to `scripts/test --all`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,15 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import pytest
+from hypothesis import settings
 
 Case = TypeVar("Case")
+QUICK, THOROUGH = "quick", "thorough"  # profiles of Hypothesis
+
+
+def examples(thorough: int) -> int:
+    """How many examples a property is tried with: a tenth of these unless the profile is the thorough one."""
+    return thorough if settings.get_current_profile_name() == THOROUGH else max(thorough // 10, 5)
 
 
 def slow_except(quick: Iterable[Case], cases: Iterable[Case]) -> list[Any]:

@@ -23,6 +23,7 @@ from edgespec.offload.packing.pack import gains_from_packing
 from edgespec.offload.planning import stream_layout
 from edgespec.offload.weights import StreamedWeights
 from tests.integration.test_streaming import load_streamed
+from tests.tiers import slow_except
 from tests.tiny import ARCHITECTURES, MIXTURES, N_LAYER, write_tiny
 
 pytestmark = pytest.mark.kernels
@@ -60,7 +61,7 @@ def llama(smol_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny(tmp_path_factory.mktemp("tiny") / "plain.gguf", "llama", smol_path)
 
 
-@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+@pytest.mark.parametrize("architecture", slow_except(["gemma3", "qwen3moe"], sorted(ARCHITECTURES)))
 def test_architectures(
     architecture: str, smol_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,7 +73,8 @@ def test_architectures(
 
 
 @pytest.mark.parametrize(
-    "quantization", ["f16", "bf16", "q8_0", "q5_1", "q6_k", "q2_k", "iq4_nl", "iq3_s", "q4_0"]
+    "quantization",
+    slow_except(["iq3_s"], ["f16", "bf16", "q8_0", "q5_1", "q6_k", "q2_k", "iq4_nl", "iq3_s", "q4_0"]),
 )
 def test_quantizations(quantization: str, llama: Path, tmp_path: Path) -> None:
     path = llama
@@ -90,7 +92,7 @@ def test_split_files(smol_path: Path, tmp_path: Path) -> None:
     check(first)
 
 
-@pytest.mark.parametrize("architecture", ["gemma3n", "gemma4"])
+@pytest.mark.parametrize("architecture", slow_except(["gemma4"], ["gemma3n", "gemma4"]))
 def test_tables_stay_in_the_file(architecture: str, smol_path: Path, tmp_path: Path) -> None:
     """Per-layer embeddings are neither streamed nor in memory: their rows are read from the mapped file."""
     path = made(architecture, smol_path, tmp_path / f"{architecture}.gguf")

@@ -97,6 +97,7 @@ def test_an_answer_after_a_thought_continues_without_one(
         assert answer(session)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("at_a_desk")
 def test_editing_going_on_and_another_model_at_a_terminal(
     short_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -13,6 +13,7 @@ import pytest
 from edgespec.engine.sessions.file import sessions_folder
 from tests.desk import EDGESPEC, STORY, Desk
 from tests.gate import Gate
+from tests.tiers import slow_except
 
 pytestmark = pytest.mark.usefixtures("at_a_desk")
 
@@ -46,6 +47,7 @@ def test_a_chat_into_a_pipe_has_its_prompt_and_its_answer(tmp_path: Path) -> Non
     assert not any(word in log.read_text() for word in (">>>", "\x1b", " tokens, ", "/nope"))
 
 
+@pytest.mark.slow
 def test_bytes_that_are_no_text_are_refused_and_the_chat_continues(tmp_path: Path) -> None:
     with contextlib.closing(Desk("-c", f"{CHAT} | cat", program=["bash"])) as desk:
         desk.wait_for(">>>")
@@ -121,7 +123,7 @@ def test_only_what_was_written_in_the_editor_is_sent(tmp_path: Path, monkeypatch
 # Job control
 
 
-@pytest.mark.parametrize("moment", ["typing", "answering"])
+@pytest.mark.parametrize("moment", slow_except(["answering"], ["typing", "answering"]))
 def test_ctrl_z_suspends_and_fg_continues(
     moment: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -157,6 +159,7 @@ def test_ctrl_z_suspends_and_fg_continues(
         desk.leave()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("dash") is None, reason="there is no dash here")
 def test_ctrl_z_hands_over_the_terminal_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not every shell sets modes of its own: dash leaves them as the program did."""
@@ -183,6 +186,7 @@ def test_ctrl_z_hands_over_the_terminal_as_it_was(monkeypatch: pytest.MonkeyPatc
 # History
 
 
+@pytest.mark.slow
 def test_a_message_of_several_lines_is_one_entry_of_the_history() -> None:
     with contextlib.closing(Desk(*QUICK, "--max-tokens", "4", "--session", "lines")) as desk:
         desk.wait_for(">>>")

@@ -15,6 +15,7 @@ from tests.desk import STORY, Desk
 from tests.gate import DRAFT, PROMPT, Gate
 from tests.least_memory import least_memory
 from tests.templated import with_template
+from tests.tiers import slow_except
 from tests.unit import templates
 
 pytestmark = pytest.mark.usefixtures("at_a_desk", "fixed_trees")
@@ -75,6 +76,7 @@ def test_a_thought_is_folded_until_it_is_asked_for(smol_path: Path, tmp_path: Pa
         assert desk.leave() == 0
 
 
+@pytest.mark.slow
 def test_without_colour_nothing_is_drawn_twice(monkeypatch: pytest.MonkeyPatch, reply: Reply) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     with contextlib.closing(Desk("chat", "--max-tokens", "24", columns=40)) as desk:
@@ -117,7 +119,7 @@ def test_ctrl_c_while_the_prompt_is_read(long_question: str, tmp_path: Path) -> 
         desk.ask("/retry", until=" tokens, ")
 
 
-@pytest.fixture(params=["in memory", "streaming"])
+@pytest.fixture(params=slow_except(["in memory"], ["in memory", "streaming"]))
 def held(request: pytest.FixtureRequest, smol_path: Path) -> list[str]:
     """Options for a model in memory, and for one in so little of it that layers are streamed."""
     if request.param == "in memory":
@@ -163,6 +165,7 @@ def test_a_killed_chat_loses_only_the_answer_it_was_writing(held: list[str], tmp
     assert len(killed) == 4
 
 
+@pytest.mark.slow
 def test_a_chat_killed_while_it_drafts_keeps_all_but_that_answer(
     q4_drafter_path: Path, tmp_path: Path
 ) -> None:
@@ -185,6 +188,7 @@ def test_a_chat_killed_while_it_drafts_keeps_all_but_that_answer(
     assert session_messages("trip")[:3] == [*kept, STORY]
 
 
+@pytest.mark.slow
 def test_a_chat_killed_while_it_reads_keeps_the_question(long_question: str, tmp_path: Path) -> None:
     gate = Gate(tmp_path / "gate", PROMPT)
     arguments = ["chat", "--session", "long", "--max-tokens", "4"]
@@ -250,6 +254,7 @@ def test_run_with_a_prompt_answers_it_and_ends(reply: Reply) -> None:
         assert ">>>" not in "\n".join(desk.screen)
 
 
+@pytest.mark.slow
 def test_a_chat_without_a_model_says_which_it_is_and_which_would_be_better(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -395,7 +395,9 @@ def test_a_mirror_gives_the_verified_file_once_or_the_message_names_the_cause(
     assert server.requests == []
 
 
-@pytest.mark.parametrize("lacks", [{"sizes"}, {"sizes", "checksum"}, {"commit", "HEAD"}], ids=str)
+@pytest.mark.parametrize(
+    "lacks", [{"sizes"}, {"sizes", "checksum"}, {"commit", "HEAD"}], ids=lambda parts: " ".join(sorted(parts))
+)
 def test_damage_by_a_mirror_is_noticed(server: HubServer, hub: Hub, lacks: set[str]) -> None:
     server.lacks = frozenset(lacks)
     server.digests[Q4] = "ab" * 32
@@ -404,7 +406,9 @@ def test_damage_by_a_mirror_is_noticed(server: HubServer, hub: Hub, lacks: set[s
     assert list(cached_models(hub, REPO)) == []
 
 
-@pytest.mark.parametrize("more", [set(), {"ranges"}, {"HEAD", "commit"}], ids=str)
+@pytest.mark.parametrize(
+    "more", [set(), {"ranges"}, {"HEAD", "commit"}], ids=lambda parts: " ".join(sorted(parts))
+)
 def test_a_download_of_unknown_size_resumes_after_a_kill(server: HubServer, hub: Hub, more: set[str]) -> None:
     server.lacks = frozenset({"sizes", "endurance", *more})
     with pytest.raises(KeyboardInterrupt):
@@ -438,7 +442,7 @@ def test_the_checksum_of_an_artifact_store_is_used(server: HubServer, hub: Hub) 
     assert pull(name(f"{REPO}:Q4_K_M"), hub=hub).path.read_bytes() == DATA
 
 
-@pytest.mark.parametrize("lacks", [set(), {"sizes"}], ids=str)
+@pytest.mark.parametrize("lacks", [set(), {"sizes"}], ids=lambda parts: " ".join(sorted(parts)))
 def test_a_small_file_is_verified_by_its_git_hash(server: HubServer, hub: Hub, lacks: set[str]) -> None:
     server.lacks = frozenset(lacks)
     repository = find_repository(hub, REPO)

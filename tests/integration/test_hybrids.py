@@ -29,6 +29,7 @@ from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.ranking import Ranking
 from edgespec.speculation.tree import TokenTree
 from tests.least_memory import load_in_least_memory
+from tests.tiers import slow_except
 from tests.tiny import write_tiny
 from tests.tiny_hybrids import HYBRIDS
 
@@ -80,7 +81,7 @@ def answers(engine: Engine) -> list[list[int]]:
     return [engine.generate(PROMPT, config).tokens for config in CONFIGS]
 
 
-@pytest.fixture(params=HYBRIDS)
+@pytest.fixture(params=slow_except(["qwen35", "lfm2", "falcon-h1"], HYBRIDS))
 def path(hybrids: dict[str, Path], request: pytest.FixtureRequest) -> Path:
     return hybrids[request.param]
 

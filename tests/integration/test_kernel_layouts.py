@@ -21,7 +21,7 @@ from edgespec.kernels import report_store
 from edgespec.kernels.layouts import available_layouts, kernel_layout, kernel_layouts, kernels_identity
 from edgespec.kernels.products import quantized
 from edgespec.kernels.report import TrialReport
-from edgespec.kernels.setting import PLAIN, VARIABLE, owner
+from edgespec.kernels.setting import PLAIN, VARIABLE, kernels_of
 from edgespec.kernels.trial import run_sequences_trial
 from edgespec.models.gguf.footprint import Footprint
 from edgespec.models.gguf.header import read_header
@@ -132,7 +132,7 @@ def test_a_faulty_layout_is_left_out_and_the_program_answers(
     done = program(first_layout, fate, *ask)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
-    assert f"{owner(first_layout)} {first_layout} kernels are not used" in done.stderr
+    assert f"{kernels_of(first_layout)} are not used" in done.stderr
     (file,) = report_store.reports_folder().glob("*.json")
     assert words in json.loads(file.read_text())["problems"][first_layout]
     written = file.stat().st_mtime_ns

@@ -88,7 +88,7 @@ def test_a_long_header_is_read_in_steps(
 @pytest.mark.parametrize(
     "lacks",
     [set(), {"sizes"}, {"ranges"}, {"sizes", "ranges", "HEAD", "commit", "checksum"}, {"endurance"}],
-    ids=str,
+    ids=lambda parts: " ".join(sorted(parts)),
 )
 def test_the_header_is_read_from_mirrors_too(
     server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacks: set[str]

@@ -50,8 +50,7 @@ def test_a_profile_is_measured_kept_and_planned_with(
     assert found["passes"]["read_rate"] > 0
     rows = [row for row, _ in found["passes"]["compute"]]
     assert rows[0] == 1
-    assert len(rows) > 1, "how many more there are is a question of time"
-    assert max(rows) <= 60, "longer pieces are timed where they are known to be exact"
+    assert len(rows) > 1, "how many more there are is a question of time, and of what is exact here"
     assert [prompt["tokens"] for prompt in before["prompts"]] == [1000, 10_000, 50_000]
     assert found["disk"]["direct"] + found["disk"]["buffered"] > 0
     assert found["memory_bandwidth"] > 1e8

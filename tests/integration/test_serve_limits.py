@@ -20,6 +20,7 @@ from edgespec.serving.api.limits import Limits
 from edgespec.serving.api.refusals import Refusal
 from edgespec.serving.request_bodies import parse
 from tests.serving import CHAT, RESPONSE, TEXT, Running, load, serving
+from tests.tiers import examples
 from tests.waiting import PATIENCE_S, wait_until
 
 MIB = 1 << 20
@@ -218,7 +219,9 @@ _FIELDS = [
 ]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     st.sampled_from([CHAT, TEXT, RESPONSE]),
     st.sampled_from(_FIELDS),

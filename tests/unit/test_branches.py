@@ -14,6 +14,7 @@ from edgespec.models.llama.cache.shared_cells import SharedCells
 from edgespec.models.llama.cache.tree_cache import BranchingCache
 from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.speculation.growth import Children, Frontier
+from tests.tiers import examples
 
 N_SEQUENCES = 8
 
@@ -156,7 +157,7 @@ class _Drafted:
                 assert self.context.seen(sequence, len(tokens) - 1) == tokens
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.data())
 def test_every_branch_holds_its_own_path_however_often_the_text_continues(data: st.DataObject) -> None:
     drafted = _Drafted()

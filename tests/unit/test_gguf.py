@@ -19,12 +19,13 @@ from edgespec.errors import ModelFileError
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.split_files import split_paths
 from edgespec.models.gguf.types import BLOCK_SIZES, ArrayInfo, GGUFHeader
+from tests.tiers import examples
 from tests.tiny import finish
 
 AGAIN = "Download the file again."
 U32, U64, STRING, ARRAY = 4, 10, 8, 9
 in_one_folder = settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 

@@ -24,6 +24,7 @@ from edgespec.models.gguf.types import BLOCK_SIZES, ArrayInfo, GGUFHeader, Tenso
 from edgespec.offload.planning.budget import least_budget
 from edgespec.profiles.device_profile import DeviceProfile
 from edgespec.profiles.store import ProfileStore
+from tests.tiers import examples
 from tests.unit.planning_oracle import carry_out, decide, predict_on
 
 MIB = 1 << 20
@@ -180,8 +181,7 @@ def planned(case: Case) -> Plan | None:
         return None
 
 
-@pytest.mark.slow
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(cases())
 def test_a_plan_is_what_a_load_did(case: Case) -> None:
     planner = case.planner
@@ -225,8 +225,7 @@ def test_a_plan_is_what_a_load_did(case: Case) -> None:
     assert plan.holding.resident_bytes + plan.holding.streamed_bytes >= 0
 
 
-@pytest.mark.slow
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(cases(), st.integers(0, 6))
 def test_a_plan_is_what_was_predicted(case: Case, doubled: int) -> None:
     config = case.config.with_(

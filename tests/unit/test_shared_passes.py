@@ -15,6 +15,7 @@ from edgespec.engine.requests import Request, RequestSource
 from edgespec.errors import ContextLengthError, GrammarError, UsageError
 from edgespec.generation.result import Chunk, Generation, PassRecord
 from edgespec.speculation.drafters.base import NoDrafter
+from tests.tiers import examples
 from tests.unit.fakes import CONTEXT, FakeDrafter, fake_engine
 
 PREFIXES = ((), tuple(range(1, 21)), tuple([3] * 40))
@@ -40,7 +41,7 @@ def alone(prompt: list[int], config: GenerationConfig, seed: int) -> Generation:
         return engine.generate(prompt, config)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     requests=st.lists(st.tuples(prompts, configs), min_size=1, max_size=14),
     parallel=st.integers(1, 9),
