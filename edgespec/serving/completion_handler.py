@@ -20,6 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from edgespec.errors import UsageError
 from edgespec.generation.result import Generation
+from edgespec.models.text.replay import WrittenAnswer
 from edgespec.serving.api.completion_request import (
     CompletionRequest,
     check_size,
@@ -58,12 +59,14 @@ class _Exchange:
         raw: the answer continues a text.
         tokens: the prompt.
         model: the one whose tokens these are.
+        begun: the answer that is continued, if the prompt ends with the tokens that the model wrote.
     """
 
     request: CompletionRequest
     raw: bool
     tokens: list[int]
     model: ServedModel
+    begun: WrittenAnswer | None = None
     answers: list[Generation] = field(default_factory=list)
 
 
@@ -208,10 +211,14 @@ class CompletionHandler:
                 request = with_system(request, self._system)
             n_vocab = engine.target.model.vocabulary.n_tokens
             check_size(request.prompt, context=engine.context, n_vocab=n_vocab, limits=limits)
+            begun: WrittenAnswer | None = None
             if chat:
                 messages: Any = request.prompt
                 found = served.written.find(messages)
                 encoder, config = engine.encoder, request.config
+            if request.continues:
+                tokens, begun = encoder.continued(messages, config=config, written=found)
+            elif chat:
                 tokens = list(encoder.conversation(messages, config=config, written=found).tokens)
             else:
                 tokens = engine.encoder.encode(request.prompt, raw=True, config=request.config)
@@ -221,17 +228,20 @@ class CompletionHandler:
                 raise too_long(f"{len(tokens)} tokens", engine.context)
         if endpoint.counts:
             return _DirectReply(endpoint.counted(len(tokens)))
-        return _Exchange(request, translated.raw, tokens, served)
+        return _Exchange(request, translated.raw or request.continues, tokens, served, begun)
 
     def _answered(self, exchange: _Exchange, answer: Generation) -> None:
         """Note an answer, and keep it before the client can send it back."""
         exchange.answers.append(answer)
-        if exchange.raw:
+        if exchange.raw and exchange.begun is None:
             return
         with suppress(Unavailable), self.worker.borrowed(exchange.model) as model:
-            written = model.engine.encoder.written(exchange.tokens, answer)
+            messages: Any = exchange.request.prompt
+            if exchange.begun is not None:
+                messages, written = messages[:-1], exchange.begun.extended(answer)
+            else:
+                written = model.engine.encoder.written(exchange.tokens, answer)
             if written is not None:
-                messages: Any = exchange.request.prompt
                 model.written.add(messages, written)
 
     @contextmanager

@@ -239,6 +239,49 @@ def test_an_answer_can_be_stopped(page: Browser) -> None:
     assert ask(page, "And then?")
 
 
+MORE = "[...document.querySelectorAll('.answer .more')].filter((button) => button.checkVisibility())"
+
+
+@in_a_browser
+def test_an_answer_that_was_cut_or_stopped_can_be_continued(page: Browser, server: Running) -> None:
+    page.run("settings = { max_tokens: 6, temperature: 0 }")
+    cut = ask(page)
+    assert page.run(f"{MORE}.length") == 1
+    page.run(f"{MORE}[0].click()")
+    page.wait_for("!running && !document.querySelector('.busy')")
+    whole = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 12, "temperature": 0}
+    expected = server.post(CHAT, whole)[1]["choices"][0]["message"]["content"]
+    assert page.run("current.messages.map((m) => m.content)") == [QUESTION, expected]
+    assert expected.startswith(cut)
+    assert len(expected) > len(cut)
+
+    page.run("settings = { max_tokens: 400, temperature: 0 }")
+    page.run(STOP_SOON)
+    page.run(f"{MORE}[0].click()")
+    page.wait_for("!running && document.querySelector('.figures')?.textContent === 'stopped'")
+    stopped = str(page.run("current.messages.at(-1).content"))
+    page.run("settings = { max_tokens: 6, temperature: 0 }")
+    page.run(f"{MORE}[0].click()")
+    page.wait_for("!running && !document.querySelector('.busy')")
+    assert str(page.run("current.messages.at(-1).content")).startswith(stopped)
+    assert page.run("current.messages.length") == 2
+    ask(page, "And then?")
+    assert page.run(f"{MORE}.length") <= 1, "only the last answer can be continued"
+    page.run("settings = {}")
+    assert page.troubles == []
+
+
+@in_a_browser
+def test_passes_are_named_with_their_tokens(page: Browser) -> None:
+    ask(page)
+    names = page.run("[...document.querySelectorAll('#bars button')].map((bar) => bar.title)")
+    tokens = page.run("passes.map((pass) => pass.accepted + 1)")
+    assert names == [
+        f"Pass {n}: {count} token{'s' if count > 1 else ''}" for n, count in enumerate(tokens, start=1)
+    ]
+    assert 1 in tokens
+
+
 @in_a_browser
 def test_conversations_stay_in_the_browser(page: Browser, server: Running) -> None:
     first = ask(page, "First")

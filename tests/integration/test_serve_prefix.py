@@ -279,6 +279,55 @@ def test_ollama_texts_are_read_as_they_were_written(server: Running) -> None:
     assert cached_so_far(server) - before >= first.prompt_eval_count + first.eval_count - 1
 
 
+@pytest.mark.parametrize("think", [False, BUDGET])
+def test_a_cut_answer_continues_as_if_it_had_not_been_cut(server: Running, think: bool | int) -> None:
+    """The model reads its own tokens, its thought included, whatever the client sends back of them."""
+    story = [{"role": "user", "content": f"Tell me a long story ({think})."}]
+
+    def said(messages: Any, *, limit: int, **more: Any) -> Any:
+        return asked(server, messages, max_tokens=limit, extra_body={"think": think, **more})
+
+    text = said(story, limit=30).choices[0].message.content
+    begun = said(story, limit=20)
+    cut = begun.choices[0].message.content
+    rest = said([*story, {"role": "assistant", "content": cut}], limit=10, continue_final_message=True)
+    assert rest.usage.prompt_tokens == written(begun)
+    assert cut + rest.choices[0].message.content == text
+    following = said([*story, {"role": "assistant", "content": text}, *story], limit=1)
+    if think is False:  # otherwise the template leaves the thought out
+        assert cached(following) >= written(rest) - 1
+
+
+def test_what_somebody_else_began_is_continued_too(server: Running) -> None:
+    sky = [{"role": "user", "content": "Why is the sky blue?"}]
+    begun = [*sky, {"role": "assistant", "content": "Because of the"}]
+    settings: Any = {"max_tokens": 6, "extra_body": {"think": False, "continue_final_message": True}}
+    answer = asked(server, begun, **settings)
+    other = asked(server, begun, max_tokens=6)
+    assert answer.usage.prompt_tokens < other.usage.prompt_tokens, "no further answer is begun"
+    assert answer.choices[0].message.content
+    pieces = asked(server, begun, stream=True, **settings)
+    assert (
+        "".join(piece.choices[0].delta.content or "" for piece in pieces) == answer.choices[0].message.content
+    )
+
+
+@pytest.mark.parametrize(
+    ("messages", "more", "reason"),
+    [
+        (ASKED, {}, "There is no answer to continue."),
+        ([*ASKED, {"role": "assistant", "content": ""}], {}, "There is no answer to continue."),
+        ([{"role": "assistant", "content": "Hi"}], {}, "There is no answer to continue."),
+        ([*ASKED, {"role": "assistant", "content": "Hi"}], {"tools": [TOOL]}, "Only a plain text"),
+        ([*ASKED, {"role": "assistant", "content": "Hi"}], {"json_schema": {}}, "Only a plain text"),
+    ],
+)
+def test_what_cannot_be_continued_is_refused(server: Running, messages: Any, more: Any, reason: str) -> None:
+    status, answer = server.post(CHAT, {"messages": messages, "continue_final_message": True, **more})
+    assert status == 400
+    assert answer["error"]["message"].startswith(reason)
+
+
 def test_the_next_turn_of_two_conversations_in_turn_is_all_that_is_read(smol_path: Path) -> None:
     talks = [
         [{"role": "system", "content": SYSTEM}, {"role": "user", "content": f"Tell me about {what}."}]

@@ -204,13 +204,39 @@ class Encoder:
             tail = tail[-len(closes) :]
         return None
 
-    def begun(self, messages: Sequence[Message], answer: str) -> EncodedConversation:
+    def continued(
+        self, messages: Sequence[Message], *, config: GenerationConfig, written: Mapping[int, WrittenAnswer]
+    ) -> tuple[list[int], WrittenAnswer | None]:
+        """The tokens of a conversation to the end of its last message, an answer that the model continues.
+
+        Args:
+            config, written: as `conversation`.
+
+        Returns:
+            The tokens; and that answer, if its own tokens are among them.
+
+        Raises:
+            TemplateError, ContextLengthError: as `conversation`.
+        """
+        *before, last = messages
+        earlier = {index: answer for index, answer in written.items() if index < len(before)}
+        own = written.get(len(before))
+        if own is not None and not own.calls:
+            spelled = b"".join(self._vocabulary.piece(token) for token in own.tokens)
+            if spelled.endswith(own.text.encode()):  # and not with half a character
+                prompt = self.conversation(before, config=config, written=earlier)
+                return [*prompt.tokens, *own.tokens], own
+        return list(self.begun(before, last["content"], earlier).tokens), None
+
+    def begun(
+        self, messages: Sequence[Message], answer: str, written: Mapping[int, WrittenAnswer] | None = None
+    ) -> EncodedConversation:
         """A conversation with the beginning of an answer, without its thought, which the model continues.
 
         Raises:
             TemplateError, ContextLengthError: as `conversation`.
         """
-        encoded = self.conversation(messages, config=GenerationConfig(think="off"))
+        encoded = self.conversation(messages, config=GenerationConfig(think="off"), written=written)
         self._vocabulary.refuse_longer(answer, self._context)
         tokens = self._vocabulary.tokenize(answer, control=False, most=self._most)
         return EncodedConversation(encoded.text + answer, (*encoded.tokens, *tokens))

@@ -12,9 +12,10 @@ import json
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from edgespec.generation.result import Generation
 from edgespec.models.text.answer_format import ThoughtFormat
 from edgespec.models.text.template import Message, PromptSegment
 
@@ -39,6 +40,12 @@ class WrittenAnswer:
     thought: int = 0
     opened: bool = False
     lead: tuple[int, ...] = ()
+
+    def extended(self, more: Generation) -> WrittenAnswer | None:
+        """The answer with its continuation; None if a stop string has cut the text of that."""
+        if more.stop_string:
+            return None
+        return replace(self, tokens=(*self.tokens, *more.tokens), text=self.text + more.text)
 
     def restored(self, message: Message) -> Message:
         """A message that a client sent back, with the text, thought and arguments that it had."""

@@ -49,7 +49,7 @@ _OTHERS = (
     *("model", "messages", "prompt", "n", "best_of", "stream", "stream_options", "stop", "seed"),
     *("response_format", "grammar", "json_schema", "tools", "tool_choice", "parallel_tool_calls"),
     *("logprobs", "top_logprobs", "think", "reasoning_effort", "chat_template_kwargs"),
-    "speculation",
+    *("speculation", "continue_final_message"),
 )
 CHAT_FIELDS = (*_INTEGERS, *_NUMBERS, *_UNSUPPORTED, *_OTHERS)
 """Fields that mean something in a request for a chat or a completion, if only that they are refused."""
@@ -75,6 +75,7 @@ class CompletionRequest:
         with_speculation: the pieces of a stream report what was drafted and accepted.
         model: the name by which the model was asked for; empty if it was not named.
         warnings: what of the request has no effect, in sentences.
+        continues: the last message is the beginning of the answer.
     """
 
     chat: bool
@@ -86,6 +87,7 @@ class CompletionRequest:
     with_speculation: bool = False
     model: str = ""
     warnings: tuple[str, ...] = ()
+    continues: bool = False
 
 
 def read_request(
@@ -126,17 +128,33 @@ def read_request(
     if not isinstance(options, dict | None):
         raise wrong("stream_options", options, "an object")
     prompt: Prompt = read_messages(body.get("messages"), limits) if chat else _text_prompt(body.get("prompt"))
+    config = _config(body, defaults, limits, chat=chat)
+    continues = boolean(body, "continue_final_message")
+    if continues:
+        _check_continuation(prompt, config, chat=chat)
     return CompletionRequest(
         chat=chat,
         prompt=prompt,
-        config=_config(body, defaults, limits, chat=chat),
+        config=config,
         answers=answers,
         stream=boolean(body, "stream"),
         with_usage=boolean(options or {}, "include_usage"),
         with_speculation=boolean(body, "speculation"),
         model=asked if isinstance(asked, str) else "",
         warnings=warnings,
+        continues=continues,
     )
+
+
+def _check_continuation(prompt: Any, config: GenerationConfig, *, chat: bool) -> None:
+    """Refuse to continue what is no text of an assistant behind another message."""
+    if not chat or len(prompt) < 2 or prompt[-1]["role"] != "assistant" or not prompt[-1]["content"]:
+        raise UsageError(
+            "There is no answer to continue.",
+            "The last of several messages must be an assistant's, with text.",
+        )
+    if config.tools or config.grammar is not None or prompt[-1].get("tool_calls"):
+        raise UsageError("Only a plain text can be continued.", "Leave out the tools and the format.")
 
 
 def names_model(asked: object, names: Collection[str]) -> bool:

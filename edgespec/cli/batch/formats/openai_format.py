@@ -54,6 +54,8 @@ def read_request(values: dict[str, Any], line: int, defaults: GenerationConfig) 
         request = completion_request.read_request(body, defaults, chat=endpoint == CHAT, model="")
         if request.stream:
             raise UsageError("A batch cannot stream its answers.", "Leave out 'stream'.")
+        if request.continues:
+            raise UsageError("A batch cannot continue answers.", "Leave out 'continue_final_message'.")
     except UsageError as error:
         return Job(line, identifier, endpoint=str(endpoint), error=str(error))
     answers = None if body.get("n") is None else request.answers
