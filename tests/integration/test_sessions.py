@@ -250,7 +250,7 @@ def test_a_path_is_a_file_wherever_it_is(tmp_path: Path, monkeypatch: pytest.Mon
         file = SessionFile(given)
         file.close()
         assert file.path.absolute() == tmp_path / path
-    with pytest.raises(UsageError, match="name is 3"):
+    with pytest.raises(UsageError, match="name must be a string or a path, not 3"):
         SessionFile(3)  # type: ignore[arg-type]
 
 
