@@ -161,7 +161,8 @@ def plan_on_paper(model: Path, memory: int) -> None:
         passes = {size.nodes: size.pass_s for size in plan.sizes}
         row = (f"{passes[nodes]:.2f} s" for nodes in (1, 8, 32))
         streamed = readable(plan.plain.holding.streamed_bytes)
-        print(f"| {label} | {where[0]} | {streamed} | {' | '.join(row)} | {plan.plain.bound} |")
+        limit = plan.comparison.bottleneck.resource
+        print(f"| {label} | {where[0]} | {streamed} | {' | '.join(row)} | {limit} |")
 
 
 def on_paper(name: str, files: ModelFiles, own: tuple[float, ...]) -> Cards:

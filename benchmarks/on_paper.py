@@ -55,7 +55,7 @@ def cell(model: Path, drafter: Path, memory: int, store: ProfileStore) -> str:
     """Tokens a second, and in brackets those of plain decoding; bold where weights are streamed."""
     try:
         asked = Config.of(model=model, draft=drafter, memory=memory, gpu_layers=0)
-        plan = plan_for(asked, no_progress, store)
+        plan = plan_for(asked, no_progress, store, estimated=True)
     except MemoryLimitError:
         return "too little"
     best, plain = plan.chosen.tokens_per_second, plan.plain.tokens_per_second

@@ -32,8 +32,9 @@ _MOST_PARALLEL = 1000  # sequences
 _MOST_TOKENS = 10_000_000
 TREES = ("calibrated", "specexec", "sequoia", "opt-tree", "eagle2", "chain", "sequences")
 """The policies of `speculation.policies`, which takes too long to import for help and completion."""
+LOOKUP = "lookup"
 MTP = "mtp"
-NO_MODEL = (AUTO, NONE, "lookup", MTP)
+NO_MODEL = (AUTO, NONE, LOOKUP, MTP)
 """Values of --draft that name no model."""
 
 

@@ -26,6 +26,14 @@ def readable(n_bytes: float) -> str:
     return f"{size:.1f} TiB"
 
 
+def rounded_up(n_bytes: int) -> int:
+    """The next size that `readable` writes so that `parse_size` gives as many bytes."""
+    unit = 1 << (10 * min(max(n_bytes.bit_length() - 1, 0) // 10, 4))
+    tenths = -(-10 * n_bytes // unit)
+    size = tenths * unit // 10
+    return size if size >= n_bytes else (tenths + 1) * unit // 10
+
+
 def readable_count(count: int) -> str:
     """A number of parameters: 8.03 B."""
     for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
@@ -56,7 +64,7 @@ def readable_rate(tokens_per_second: float, unit: str = " tokens/s", *, digits: 
     """
     if 0 < tokens_per_second < _SLOW:
         seconds = 1 / tokens_per_second
-        return f"{readable_time(seconds) if seconds >= 10 else _significant(seconds, 2) + ' s'} per token"
+        return f"{readable_time(seconds) if seconds >= 600 else _significant(seconds, 2) + ' s'} per token"
     return _significant(tokens_per_second, digits) + unit
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgespec.costs.curves import Curve
-from edgespec.costs.pass_time import pass_seconds, read_seconds, round_seconds
+from edgespec.costs.pass_time import read_seconds, round_seconds
 from edgespec.costs.planned_weights import PlannedWeights
-from edgespec.costs.planner import Bound, TargetPasses
+from edgespec.costs.planner import TargetPasses
 
 SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 60)
 """Numbers of sequences that are considered if none is asked for. Padded exact passes have at most 60 rows."""
@@ -70,21 +70,15 @@ class BatchPrediction:
         """Tokens of each sequence."""
         return 1 / self.round_s
 
-    @property
-    def bound(self) -> Bound:
-        """The part of the pass that takes longer."""
-        return "disk" if self.read_s > self.compute_s else "compute"
-
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON for scripts."""
         return {
             "texts": self.sequences,
-            "tokens_per_second": round(self.tokens_per_second, 3),
-            "tokens_per_second_a_text": round(self.tokens_per_second_a_sequence, 3),
+            "tokens_per_second": round(self.tokens_per_second, 6),
+            "tokens_per_second_a_text": round(self.tokens_per_second_a_sequence, 6),
             "pass_s": round(self.pass_s, 5),
             "read_s": round(self.read_s, 5),
             "compute_s": round(self.compute_s, 5),
-            "bound": self.bound,
             "resident_bytes": self.holding.resident_bytes,
             "streamed_bytes_per_pass": self.holding.pass_bytes(self.sequences),
         }
@@ -98,9 +92,7 @@ def predict_batch(holding: PlannedWeights, passes: TargetPasses, sequences: int)
     """
     compute_s = passes.compute.at(sequences)
     read_s = read_seconds(holding.pass_bytes(sequences), passes.read_rate)
-    # A layer's experts are known only when they are needed, so nothing hides their reading.
-    overlap = passes.overlap if holding.experts is None else 1.0
-    pass_s = pass_seconds(read_s, compute_s, overlap)
+    pass_s = passes.seconds(holding, read_s, compute_s)
     return BatchPrediction(
         sequences, holding, pass_s, read_s, compute_s, round_seconds(0.0, pass_s, passes.accept_s)
     )

@@ -16,7 +16,9 @@ from edgespec.costs.pass_time import draft_seconds, pass_seconds, read_seconds, 
 from edgespec.costs.planned_weights import PlannedWeights
 from edgespec.costs.yields import BUDGETS, TreeYields
 
-Bound = Literal["disk", "compute", "drafter"]
+Resource = Literal["disk", "compute", "drafter"]
+
+_WORTH_SAYING = 0.05  # of a change's gain
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,11 @@ class TargetPasses:
     accept_s: float = 0.0
     overlap: float = math.inf
     measured: bool = True
+
+    def seconds(self, holding: PlannedWeights, read_s: float, compute_s: float) -> float:
+        """Seconds of a pass from those of its reading and of its arithmetic."""
+        # A layer's experts are known only when they are needed, so nothing hides their reading.
+        return pass_seconds(read_s, compute_s, self.overlap if holding.experts is None else 1.0)
 
 
 @dataclass(frozen=True)
@@ -75,7 +82,6 @@ class Prediction:
     Attributes:
         pass_s, draft_s: seconds of a pass and of a draft.
         read_s, compute_s: seconds of reading and of arithmetic in a pass.
-        bound: what most of the time is spent on.
     """
 
     holding: PlannedWeights
@@ -93,25 +99,17 @@ class Prediction:
         """Speed of generation."""
         return self.tokens_per_pass / self.round_s
 
-    @property
-    def bound(self) -> Bound:
-        """The part of a round that takes most of the time."""
-        if self.draft_s > self.pass_s:
-            return "drafter"
-        return "disk" if self.read_s > self.compute_s else "compute"
-
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON for scripts."""
         return {
             "drafter": self.drafter,
             "tree_budget": self.nodes,
-            "tokens_per_second": round(self.tokens_per_second, 3),
+            "tokens_per_second": round(self.tokens_per_second, 6),
             "tokens_per_pass": round(self.tokens_per_pass, 3),
             "pass_s": round(self.pass_s, 5),
             "draft_s": round(self.draft_s, 5),
             "read_s": round(self.read_s, 5),
             "compute_s": round(self.compute_s, 5),
-            "bound": self.bound,
             "memory_bytes": self.holding.budget,
             "needed_bytes": self.holding.needed,
             "resident_bytes": self.holding.resident_bytes,
@@ -143,7 +141,7 @@ def predict(holding: PlannedWeights, passes: TargetPasses, drafting: DraftingCos
         ring_bytes=holding.n_slots * holding.slot_bytes,
         drafting_s=draft_s,
     )
-    pass_s = pass_seconds(read_s, compute_s, passes.overlap)
+    pass_s = passes.seconds(holding, read_s, compute_s)
     tokens = drafting.yields.at(nodes) if drafting.yields is not None else 1.0
     return Prediction(
         holding=holding,
@@ -183,82 +181,116 @@ def best(predictions: Iterable[Prediction]) -> Prediction:
 
 
 @dataclass(frozen=True)
-class PlanComparison:
-    """Every way to run that was compared: the choice and all tables of a plan are read off this one list.
+class Change:
+    """Something else to run with, and how much faster the plan would be: 0.6 means 60 %.
 
     Attributes:
-        plain: plain decoding.
-        trees: for each drafter, every tree size with it.
+        resource: what would be twice as fast; None for other changes.
     """
-
-    plain: Prediction
-    trees: tuple[tuple[Prediction, ...], ...] = ()
-
-    @property
-    def all(self) -> list[Prediction]:
-        """All predictions, plain decoding first."""
-        return [self.plain, *(size for sizes in self.trees for size in sizes)]
-
-    @property
-    def by_drafter(self) -> list[Prediction]:
-        """Plain decoding, and the fastest tree of each drafter: the fastest first."""
-        rows = [self.plain, *(best(sizes) for sizes in self.trees if sizes)]
-        return sorted(rows, key=lambda row: -row.tokens_per_second)
-
-    @property
-    def fastest(self) -> Prediction:
-        """The fastest of all."""
-        return self.by_drafter[0]
-
-    @property
-    def gain(self) -> float:
-        """The speed of the fastest, in times that of plain decoding."""
-        return self.fastest.tokens_per_second / self.plain.tokens_per_second
-
-    def beside(self, row: Prediction) -> list[Prediction]:
-        """Plain decoding, and every tree size with the drafter of a row."""
-        sizes = next((sizes for sizes in self.trees if any(size is row for size in sizes)), ())
-        return [self.plain, *sizes]
-
-
-@dataclass(frozen=True)
-class Advice:
-    """A change, and how much faster the best plan would be with it: 0.6 means 60 %."""
 
     what: str
     gain: float
+    resource: Resource | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON for scripts."""
-        return {"what": self.what, "gain": round(self.gain, 3)}
+        return {"what": self.what, "gain": round(self.gain, 3), "resource": self.resource}
 
 
-def advise(
+@dataclass(frozen=True)
+class PlanComparison:
+    """All that was compared: every figure and sentence of a plan is read off this one object.
+
+    Attributes:
+        sizes: what a load would run: each size of tree with its drafter, from one node on.
+        plain: decoding without a drafter.
+        others: the best tree of each drafter that a load would not take unless it was named.
+        changes: to the machine, with what each would gain; some resource is among them.
+    """
+
+    sizes: tuple[Prediction, ...]
+    plain: Prediction
+    others: tuple[Prediction, ...] = ()
+    changes: tuple[Change, ...] = ()
+
+    @property
+    def chosen(self) -> Prediction:
+        """The fastest way to run what is loaded."""
+        return best(self.sizes)
+
+    @property
+    def alternatives(self) -> list[Prediction]:
+        """The ways to run with another drafter, or none, the fastest first."""
+        without = [] if self.plain.holding == self.chosen.holding else [self.plain]
+        return sorted((*without, *self.others), key=lambda way: -way.tokens_per_second)
+
+    @property
+    def gain(self) -> float:
+        """The speed of the chosen way, in times that of plain decoding."""
+        return self.chosen.tokens_per_second / self.plain.tokens_per_second
+
+    @property
+    def bottleneck(self) -> Change:
+        """The resource of which twice as much would gain most."""
+        return max((c for c in self.changes if c.resource), key=lambda change: change.gain)
+
+    @property
+    def advice(self) -> list[Change]:
+        """The changes that gain at least 5 %, the best first."""
+        speed = self.chosen.tokens_per_second
+        named = [
+            Change(
+                "--draft none" if way is self.plain else f"{way.drafter} as drafter (--draft)",
+                way.tokens_per_second / speed - 1,
+            )
+            for way in self.alternatives
+        ]
+        found = [change for change in (*self.changes, *named) if change.gain >= _WORTH_SAYING]
+        return sorted(found, key=lambda change: -change.gain)
+
+
+def possible_changes(
     chosen: Prediction,
     passes: TargetPasses,
     drafting: DraftingCosts,
     most: int,
     more_memory: Sequence[tuple[str, PlannedWeights]] = (),
-) -> list[Advice]:
-    """The changes that would help most, best first; a gain of less than 5 % is left out.
+    *,
+    drafter_elsewhere: bool = False,
+) -> tuple[Change, ...]:
+    """Changes to the machine, each with the best tree that it would have.
 
     Args:
         more_memory: plans for larger budgets, each with its description.
+        drafter_elsewhere: the drafter is not on the processor.
     """
 
-    def speed(holding: PlannedWeights, passes: TargetPasses, drafting: DraftingCosts) -> float:
-        return best(alternatives(holding, passes, drafting, most)).tokens_per_second
+    def change(
+        what: str,
+        resource: Resource | None = None,
+        *,
+        holding: PlannedWeights = chosen.holding,
+        passes: TargetPasses = passes,
+        drafting: DraftingCosts = drafting,
+    ) -> Change:
+        speed = best(alternatives(holding, passes, drafting, most)).tokens_per_second
+        return Change(what, speed / chosen.tokens_per_second - 1, resource)
 
-    holding = chosen.holding
-    tried = [(name, speed(other, passes, drafting)) for name, other in more_memory]
     quick = drafting
+    found = [change(name, holding=other) for name, other in more_memory]
     if drafting.step is not None:
         quick = replace(drafting, step=drafting.step.scaled(0.5))
-        tried.append(("a drafter half as large that agrees as often", speed(holding, passes, quick)))
-    faster = replace(passes, compute=passes.compute.scaled(0.5))
-    tried.append(("twice the processor", speed(holding, faster, quick)))
-    if holding.streamed_bytes and passes.read_rate:
+        what = "a drafter half as large that agrees as often"
+        found.append(change(what, "drafter" if drafter_elsewhere else None, drafting=quick))
+    found.append(
+        change(
+            "a processor twice as fast",
+            "compute",
+            passes=replace(passes, compute=passes.compute.scaled(0.5)),
+            drafting=drafting if drafter_elsewhere else quick,
+        )
+    )
+    if chosen.holding.streamed_bytes and passes.read_rate:
         quicker = replace(passes, read_rate=2 * passes.read_rate)
-        tried.append(("a disk twice as fast", speed(holding, quicker, drafting)))
-    advice = [Advice(what, there / chosen.tokens_per_second - 1) for what, there in tried]
-    return sorted((a for a in advice if a.gain >= 0.05), key=lambda a: -a.gain)
+        found.append(change("a disk twice as fast", "disk", passes=quicker))
+    return tuple(found)

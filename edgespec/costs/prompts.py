@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edgespec.costs.pass_time import pass_seconds, read_seconds
+from edgespec.costs.pass_time import read_seconds
 from edgespec.costs.planned_weights import PlannedWeights
-from edgespec.costs.planner import Bound, TargetPasses
+from edgespec.costs.planner import TargetPasses
 
 USUAL_ANSWER = 128
 """Passes of a usual answer, which pay for what larger pieces displace."""
@@ -44,11 +44,6 @@ class PromptTime:
     read_s: float
     seconds: float
 
-    @property
-    def bound(self) -> Bound:
-        """The part that takes longer."""
-        return "disk" if self.read_s > self.compute_s else "compute"
-
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON for scripts."""
         return {
@@ -58,7 +53,6 @@ class PromptTime:
             "compute_s": round(self.compute_s, 4),
             "read_s": round(self.read_s, 4),
             "seconds": round(self.seconds, 4),
-            "bound": self.bound,
         }
 
 
@@ -84,7 +78,7 @@ def predict_prompt(
         sum(compute),
         sum(sweeps),
         sum(
-            pass_seconds(read_s, compute_s, passes.overlap)
+            passes.seconds(holding, read_s, compute_s)
             for read_s, compute_s in zip(sweeps, compute, strict=True)
         ),
     )
@@ -104,7 +98,7 @@ def best_rows(holdings: Mapping[int, PlannedWeights], passes: TargetPasses, toke
     def seconds(rows: int) -> float:
         holding = holdings[rows]
         read_s = read_seconds(holding.pass_bytes(1), passes.read_rate)
-        answer_s = USUAL_ANSWER * pass_seconds(read_s, passes.compute.at(1), passes.overlap)
+        answer_s = USUAL_ANSWER * passes.seconds(holding, read_s, passes.compute.at(1))
         return predict_prompt(holding, passes, tokens, rows).seconds + answer_s
 
     taken = {rows: seconds(rows) for rows in holdings}

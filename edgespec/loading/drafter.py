@@ -14,6 +14,7 @@ from edgespec.files.secret import user_secret
 from edgespec.loading.models import open_drafting_model
 from edgespec.loading.plan import Plan
 from edgespec.loading.state import LoadState
+from edgespec.loading.tree_sizes import most_nodes
 from edgespec.measure.initial_costs import initial_costs
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
@@ -34,7 +35,6 @@ from edgespec.speculation.sources.base import Proposer
 from edgespec.speculation.sources.corpus import FileSource
 
 _MODEL_DRAFT_DEPTH = 16
-_EXPERT_NODES = 8  # every node needs experts of its own, so that larger trees lose
 
 
 def drafter_name(files: ModelFiles | None, state: LoadState) -> str:
@@ -58,9 +58,7 @@ def tree_limits(plan: Plan, policy: TreePolicy, *, experts: bool = False) -> Tre
     Args:
         experts: whether passes read the experts that their rows need.
     """
-    speculation, nodes = plan.config.speculation, plan.context.n_outputs
-    if experts and speculation.tree_budget is None:
-        nodes = _EXPERT_NODES
+    speculation, nodes = plan.config.speculation, most_nodes(plan, experts=experts)
     limits = TreeLimits(nodes, depth=nodes, width=max(8, nodes // 8))
     if plan.drafter is not None:
         limits = replace(limits, depth=_MODEL_DRAFT_DEPTH)

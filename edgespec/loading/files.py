@@ -9,7 +9,6 @@ from pathlib import Path
 from edgespec.costs.planner import DraftingCosts, alternatives, best
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.loading.plan import Planner
-from edgespec.loading.state import LoadState
 from edgespec.models.gguf.footprint import USUAL_NODES
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.heads.assistant import is_assistant, read_assistant, require_assistant_fits
@@ -27,6 +26,7 @@ from edgespec.models.llama.heads.support import require_support
 from edgespec.models.llama.runtime.vetting import require_loadable
 from edgespec.option import named
 from edgespec.profiles.store import ProfileKeys
+from edgespec.progress import Progress
 from edgespec.units import readable_rate
 
 _ENOUGH = 32  # passes after which what trees yield is known well enough
@@ -98,8 +98,23 @@ def read_mtp(target: ModelFiles) -> MTPLayers:
     return layers
 
 
-def find_drafter(planner: Planner, state: LoadState) -> ModelFiles | None:
-    """The files of the drafter; None if it is no model.
+@dataclass(frozen=True)
+class FoundDrafter:
+    """The drafter to load.
+
+    Attributes:
+        files: None if it is no model.
+        notes: why it is taken, or another one is not.
+        named: whether it was asked for; one that was not is left out where it has no room.
+    """
+
+    files: ModelFiles | None = None
+    notes: tuple[str, ...] = ()
+    named: bool = False
+
+
+def find_drafter(planner: Planner, on_progress: Progress) -> FoundDrafter:
+    """The drafter for the options of a load.
 
     Raises:
         UsageError: the kind of drafter and its name contradict each other, or no drafter is known.
@@ -109,44 +124,44 @@ def find_drafter(planner: Planner, state: LoadState) -> ModelFiles | None:
     speculation, target = planner.config.speculation, planner.target
     speculation.check_drafter()
     if speculation.uses_mtp:
-        return read_mtp(target)
+        return FoundDrafter(read_mtp(target), named=True)
     if speculation.names_a_model:
-        return read_drafter(catalog.find(speculation.draft, state.on_progress), target)
+        path = catalog.find(speculation.draft, on_progress)
+        return FoundDrafter(read_drafter(path, target), named=True)
     searched = speculation.draft == "auto" and speculation.may_use_a_model
-    return _best_drafter(planner, state) if searched else None
+    return _best_drafter(planner) if searched else FoundDrafter()
 
 
-def _best_drafter(planner: Planner, state: LoadState) -> ModelFiles | None:
+def _best_drafter(planner: Planner) -> FoundDrafter:
     """The best drafter on this machine for the target, and a note that says which.
 
     A drafter that a person has registered or made comes before the target's own layers. These come before
     models of the same family.
     """
     target, context = planner.target, planner.context
-    state.notes += (
+    notes = [
         f"The drafter {gone.path} of this target no longer exists. "
         f"'edgespec models remove {gone.path}' forgets it."
         for gone in PairRegistry().missing(target.headers[0].fingerprint)
-    )
+    ]
     found = drafters_that_fit(
         target, budget=planner.budget, n_cells=context.n_cells, n_outputs=context.n_outputs
     )
-    if all(candidate.kind == FAMILY for candidate in found) and (layers := _own_layers(planner, state)):
-        state.notes.append("Drafting with the target's own MTP layer.")
-        return layers
+    if all(candidate.kind == FAMILY for candidate in found) and (layers := _own_layers(planner, notes)):
+        return FoundDrafter(layers, (*notes, "Drafting with the target's own MTP layer."))
     if found:
         choice = choose_candidate(found, planner)
-        state.notes.append(f"Drafting with {choice.candidate.path.name}, {choice.reason}.")
-        return read_drafter(choice.candidate.path, target)
+        notes.append(f"Drafting with {choice.candidate.path.name}, {choice.reason}.")
+        return FoundDrafter(read_drafter(choice.candidate.path, target), tuple(notes))
     if planner.config.speculation.kind is not None:
         raise UsageError(
             "No drafter is known for this target.",
             f"Name one with {named('draft', 'PATH')}, or make one: edgespec draft make TARGET",
         )
-    return None
+    return FoundDrafter(None, tuple(notes))
 
 
-def _own_layers(planner: Planner, state: LoadState) -> MTPLayers | None:
+def _own_layers(planner: Planner, notes: list[str]) -> MTPLayers | None:
     """The target's own layers for further tokens, if they can draft and leave its weights where they are."""
     target = planner.target
     if mtp_fault(target):
@@ -159,7 +174,7 @@ def _own_layers(planner: Planner, state: LoadState) -> MTPLayers | None:
         why = "there is no memory for it without streaming weights"
     except EdgeSpecError as error:
         why = error.what.rstrip(".")
-    state.notes.append(f"The target's own MTP layer does not draft: {why}.")
+    notes.append(f"The target's own MTP layer does not draft: {why}.")
     return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Unpack
 
@@ -23,6 +24,7 @@ from edgespec.kernels.report_store import ensure_report, report_notes, stored_re
 from edgespec.kernels.setting import OWN, cost_of_missing, own_allowed
 from edgespec.loading.adapters import read_adapters
 from edgespec.loading.arguments import LoadArguments, checked_config, takes_options
+from edgespec.loading.decision import Decision, decide, plan_with_sequences
 from edgespec.loading.devices.finding import PlacementRequest, open_cards
 from edgespec.loading.devices.machine import MachineSnapshot
 from edgespec.loading.drafter import (
@@ -35,12 +37,11 @@ from edgespec.loading.drafter import (
 from edgespec.loading.files import find_drafter, read_model
 from edgespec.loading.heads import Shown, hidden_states, open_head
 from edgespec.loading.models import open_drafting_model
-from edgespec.loading.plan import Plan, Planner, SequencePlan
-from edgespec.loading.sequences import plan_sequences
+from edgespec.loading.plan import Plan, Planner
 from edgespec.loading.state import LoadState
 from edgespec.loading.target import open_target
-from edgespec.loading.tree_sizes import usual_nodes
 from edgespec.loading.workers import connect
+from edgespec.measure.threads import known_threads
 from edgespec.models.gguf.footprint import require_cache_type
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
@@ -100,6 +101,7 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
     _try_kernels(state)  # their outcome is part of what a file is vetted for
     target_files = read_model(path)
     require_cache_type(config.model.kv, target_files.headers[0])
+    state.n_threads = config.devices.threads or known_threads(target_files.headers[0].fingerprint)
     state.adapters = read_adapters(config.model.lora, target_files.headers[0])
     for adapter in state.adapters:
         require_loadable([adapter.header], target_files.headers[0])
@@ -109,12 +111,12 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
     )
     machine = MachineSnapshot.read(state.n_threads, cards, state.workers)
     adapter_bytes = sum(adapter.header.file_bytes for adapter in state.adapters)
-    planner = Planner(target_files, config, machine, beside=adapter_bytes)
-    drafter_files = find_drafter(planner, state)
-    planner = replace(planner, usual_nodes=usual_nodes(planner))
-    planner = replace(planner, sequences=plan_sequences(planner, drafter_files), measured=True)
+    planner = Planner(target_files, config, machine, beside=adapter_bytes, measured=True)
+    decision = decide(planner, partial(find_drafter, on_progress=state.on_progress))
+    state.notes += decision.notes
+    drafter_files = decision.plan.drafter
     shown = hidden_states(drafter_files)
-    plan, target, template = _open_planned(planner, drafter_files, shown, state)
+    plan, target, template = _open_planned(decision, shown, state)
 
     drafted_by = drafter_name(drafter_files, state)
     policy = open_policy(target_files, drafted_by, state)
@@ -155,7 +157,7 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
 
 
 def _open_planned(
-    planner: Planner, drafter: ModelFiles | None, shown: Shown | None, state: LoadState
+    decision: Decision, shown: Shown | None, state: LoadState
 ) -> tuple[Plan, Target, ChatTemplate | None]:
     """The target, opened by a plan: with fewer layers on devices, if these have too little memory.
 
@@ -167,36 +169,24 @@ def _open_planned(
         if drafter is not None and shown is None and state.drafter is None:
             state.drafter = open_drafting_model(drafter, plan, state, devices=plan.on_cards.drafter)
 
+    planner, plan, drafter = decision.planner, decision.plan, decision.plan.drafter
     while True:
-        plan: Plan | None = None
-        state.drafter = None
+        state.plan, state.drafter = plan, None
         try:
             with state.undone_on_memory_limit():
-                plan = state.plan = _plan_with_sequences(planner, drafter)
                 state.notes += plan.notes
                 state.warnings += plan.warnings
                 return open_target(plan, state, shown, load_meanwhile)
         except MemoryLimitError as error:
-            if plan is None or not plan.on_cards.n_layers:
+            if not plan.on_cards.n_layers:
                 raise
             fewer = plan.on_cards.n_layers * 3 // 4
             planner = replace(planner, most_on_cards=fewer)
+            plan = plan_with_sequences(planner, drafter)
             state.warnings.append(
                 f"The memory of a device ran out ({error.what.rstrip('.')}): trying again with "
                 f"{fewer} layers there."
             )
-
-
-def _plan_with_sequences(planner: Planner, drafter: ModelFiles | None) -> Plan:
-    """The plan with cells for several sequences; or for a single one, if what was estimated does not fit."""
-    sequences = planner.sequences
-    try:
-        plan = planner.plan(drafter)
-    except MemoryLimitError:
-        if not sequences.more_cells:
-            raise
-        return replace(planner, sequences=SequencePlan(sequences.sequences)).plan(drafter)
-    return replace(plan, notes=(*plan.notes, sequences.note)) if sequences.note else plan
 
 
 def _try_kernels(state: LoadState) -> None:

@@ -23,7 +23,7 @@ from edgespec.loading.devices.card_placement import NO_CARDS, CardPlacement, dra
 from edgespec.loading.devices.finding import PlacementRequest, describe
 from edgespec.loading.devices.machine import MachineSnapshot
 from edgespec.loading.devices.workers import assign_to_workers
-from edgespec.loading.pass_costs import expected_prefill
+from edgespec.loading.pass_costs import expected_prefill, passes_of
 from edgespec.measure.threads import known_threads
 from edgespec.models.gguf.footprint import USUAL_NODES, cells_for
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
@@ -164,6 +164,7 @@ class Planner:
     Attributes:
         beside: bytes of LoRA adapters.
         measured: whether contexts are tried by dry runs, as when they are about to be loaded.
+        process_bytes: of the process; None measures them where contexts are measured.
         most_on_cards: layers that may be there, after a load has run out of their memory; None for any.
         usual_nodes: nodes that trees may have if no other number is asked for.
         sequences: how many are to be answered at once, and their cells.
@@ -175,6 +176,7 @@ class Planner:
     store: ProfileStore = field(default_factory=ProfileStore)
     beside: int = 0
     measured: bool = False
+    process_bytes: int | None = None
     most_on_cards: int | None = None
     usual_nodes: int = USUAL_NODES
     sequences: SequencePlan = SequencePlan()
@@ -207,7 +209,7 @@ class Planner:
         )
         if profile is None or (streams and not profile.read_rate):
             return None
-        return TargetPasses(profile.compute, profile.read_rate, profile.accept_s, profile.overlap)
+        return passes_of(profile, streams=streams)
 
     @property
     def context(self) -> ContextShape:
@@ -307,7 +309,14 @@ class Planner:
     def sizes(self, drafter: ModelFiles | None = None) -> PairSizes:
         """The needs of the target and a drafter by the rows of a pass; raises as PairSizes."""
         copied = self.config.memory.offload == NONE
-        return PairSizes(self.target, drafter, self.context, measured=self.measured, copied=copied)
+        return PairSizes(
+            self.target,
+            drafter,
+            self.context,
+            measured=self.measured,
+            copied=copied,
+            process_bytes=self.process_bytes,
+        )
 
     def needs(self, drafter: ModelFiles | None = None) -> MemoryNeeds:
         """The needs with passes of as few rows as any target can do with."""

@@ -11,12 +11,13 @@ from collections.abc import Iterable
 
 from edgespec.costs.curves import Curve
 from edgespec.costs.pass_time import read_seconds
-from edgespec.loading.plan import Planner
+from edgespec.loading.plan import Plan, Planner
 from edgespec.models.gguf.experts import layer_weights
 from edgespec.models.gguf.footprint import LARGE_NODES, USUAL_NODES
 
 _LARGEST_NODES = 256  # where passes of LARGE_NODES were measured, and wait for the disk
 _SHARE = 1 / 64  # of the budget, for the logits of nodes beyond the usual
+_EXPERT_NODES = 8  # every node needs experts of its own, so that larger trees lose
 _LOGIT_BYTES = 2 * 4  # in the graph and in the output buffer
 
 
@@ -36,6 +37,16 @@ def usual_nodes(planner: Planner) -> int:
     read_s = 0.0 if passes is None else read_seconds(max(files.tensor_bytes - room, 0), passes.read_rate)
     affordable = USUAL_NODES + int(room * _SHARE) // (_LOGIT_BYTES * header.n_vocab)
     return _allowed(affordable, passes.compute if passes is not None and read_s else None, read_s)
+
+
+def most_nodes(plan: Plan, *, experts: bool) -> int:
+    """Nodes that a tree may have under a plan.
+
+    Args:
+        experts: whether passes read the experts that their rows need.
+    """
+    fixed = plan.config.speculation.tree_budget is not None
+    return _EXPERT_NODES if experts and not fixed else plan.context.n_outputs
 
 
 def _allowed(affordable: int, compute: Curve | None, read_s: float) -> int:

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edgespec.config import NO_MODEL
+from edgespec.config import LOOKUP, NONE
 from edgespec.costs.curves import Curve
 from edgespec.costs.planner import DraftingCosts
 from edgespec.costs.yields import TreeYields, expected_yields
 from edgespec.errors import EdgeSpecError
 from edgespec.loading.plan import Plan
+from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.heads.assistant import is_assistant
 from edgespec.models.gguf.heads.block import BlockHead, read_any_head
 from edgespec.models.gguf.heads.eagle import is_head
-from edgespec.models.gguf.heads.mtp import MTP_NAME, mtp_fault, require_mtp, with_output
-from edgespec.models.gguf.heads.mtp_file import is_mtp_file, read_mtp_file
-from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.gguf.heads.mtp import MTP_NAME, mtp_fault, with_output
+from edgespec.models.gguf.heads.mtp_file import MTPFile, drafter_files
+from edgespec.models.gguf.layers import ModelFiles, MTPLayers
 from edgespec.models.hub.drafter_choice import agreement_of, candidates
-from edgespec.models.hub.inspection import InspectedModel, inspect_model
+from edgespec.models.hub.inspection import InspectedModel
+from edgespec.models.hub.registry import same_file
 from edgespec.plans.pass_costs import PassCosts
 from edgespec.profiles.store import ProfileKeys, ProfileStore
-from edgespec.progress import Progress
 
+_LOOKUP_NAME = "prompt lookup"
 _USUAL_AGREEMENT, _LOOKUP_AGREEMENT = 0.7, 0.2
 _WIDTH = 8
 
@@ -48,83 +50,75 @@ class DraftCosts:
         self._threads = threads
         self._temperature = temperature
 
-    def of_drafters(self, draft: str, on_progress: Progress) -> list[tuple[DraftingCosts, ModelFiles | None]]:
-        """The drafters to compare, each with its model if it has one.
+    def of_load(self, drafter: ModelFiles | None, draft: str) -> DraftingCosts:
+        """Drafting as a load does it.
 
-        The yield of prompt lookup depends on the text. Until it was measured it is a guess, and nothing
-        is compared with a guess unless a person asks for prompt lookup.
+        The yield of prompt lookup depends on the text. Until it was measured it is a guess, and nothing is
+        compared with a guess unless a person asks for prompt lookup.
 
         Args:
+            drafter: its model, if it has one.
             draft: as for loading: "auto", "none", "lookup", "mtp", or the name of a model.
-
-        Raises:
-            EdgeSpecError: the named drafter cannot be found.
         """
-        target, files = self._target, ModelFiles.of_headers(self._target.headers)
-        if draft == "none":
-            return []
-        found: list[tuple[DraftingCosts, ModelFiles | None]] = []
-        if draft == "mtp" or (draft == "auto" and not mtp_fault(files)):
-            layers = require_mtp(files)
-            found.append((self._of_model(layers, MTP_NAME, None, with_output(layers, files)), layers))
-        if draft not in NO_MODEL:
-            model = inspect_model(draft, on_progress)
-            top1 = agreement_of(target.headers[0], model.path) if target.path and model.path else None
-            found.append(self._named(model, draft, top1))
-        elif draft == "auto":
-            for candidate in candidates(target.headers[0]) if target.path else ():
-                try:
-                    model = inspect_model(str(candidate.path))
-                except EdgeSpecError:
-                    continue
-                found.append(self._named(model, draft, candidate.top1))
-        lookup = self._of_lookup()
-        if lookup.measured or draft == "lookup":
-            found.append((lookup, None))
-        return found
+        if drafter is not None:
+            return self.of_model(drafter, draft)
+        if draft == NONE:
+            return DraftingCosts(NONE)
+        yields = self._yields(LOOKUP)
+        if yields is not None:
+            return DraftingCosts(_LOOKUP_NAME, yields, source="measured on this machine")
+        if draft == LOOKUP:
+            guess = expected_yields(_LOOKUP_AGREEMENT)
+            source = "a guess, as the yield depends on the text"
+            return DraftingCosts(_LOOKUP_NAME, guess, source=source, measured=False)
+        source = "not known, as the yield depends on the text; the speed is that without drafts"
+        return DraftingCosts(_LOOKUP_NAME, source=source)
 
-    def on_device(self, drafting: DraftingCosts, model: ModelFiles, plan: Plan) -> DraftingCosts:
+    def others(self, taken: ModelFiles | None) -> list[ModelFiles]:
+        """The drafters of the target on this machine besides the one that is taken, and its own layers."""
+        files = ModelFiles.of_headers(self._target.headers)
+        found: list[ModelFiles] = [] if files.mtp is None or mtp_fault(files) else [files.mtp]
+        for candidate in candidates(self._target.headers[0]) if self._target.path else ():
+            try:
+                found.append(drafter_files(read_header(candidate.path)))
+            except EdgeSpecError:
+                continue  # it cannot be read
+        return [each for each in found if taken is None or _differ(each, taken)]
+
+    def on_device(self, drafting: DraftingCosts, plan: Plan) -> DraftingCosts:
         """A drafter on a device: as measured there, or derived from its steps on the processor."""
-        if not plan.on_cards.drafter_name or drafting.step is None:
+        if plan.drafter is None or not plan.on_cards.drafter_name or drafting.step is None:
             return drafting
-        fingerprint = model.headers[0].fingerprint
+        fingerprint = plan.drafter.headers[0].fingerprint
         steps = self._store.drafts(self._keys(fingerprint, plan.on_cards.drafter_name).drafts)
         if steps is None:
             return replace(drafting, step=plan.draft_steps(drafting.step), measured=False)
         measured = self._yields(fingerprint) is not None
         return replace(drafting, step=steps.step, overhead=steps.overhead, measured=measured)
 
-    def _of_lookup(self) -> DraftingCosts:
-        yields = self._yields("lookup")
-        source = "measured on this machine" if yields else "a guess, as the yield depends on the text"
-        return DraftingCosts(
-            "prompt lookup",
-            yields or expected_yields(_LOOKUP_AGREEMENT),
-            source=source,
-            measured=yields is not None,
-        )
+    def of_model(self, files: ModelFiles, draft: str = "") -> DraftingCosts:
+        """Drafting with a model, a head of the target, or its layers for further tokens.
 
-    def _named(
-        self, model: InspectedModel, draft: str, top1: float | None
-    ) -> tuple[DraftingCosts, ModelFiles]:
-        files = ModelFiles.of_headers(model.headers)
-        name = model.path.name if model.path else draft
-        if is_mtp_file(model.headers[0]):
-            files, name = read_mtp_file(model.headers), f"{name} ({MTP_NAME})"
-            return self._of_model(files, name, top1, files), files
-        if not is_head(model.headers[0]):
-            drafting = self._of_model(files, name, top1, files)
-            if model.approximate:
-                drafting = replace(drafting, source=f"{drafting.source}; its size is approximate")
-            return drafting, files
-        if is_assistant(model.headers[0]):
-            return self._of_model(files, f"{name} (assistant)", top1, files), files
-        head = read_any_head(model.headers[0])
-        multiplied = files
-        if head.borrows_output:
-            multiplied = with_output(files, ModelFiles.of_headers(self._target.headers))
-        drafting = self._of_model(files, f"{name} (head)", top1, multiplied)
-        return (_in_one_pass(drafting, head) if isinstance(head, BlockHead) else drafting), files
+        Args:
+            draft: its name where it is not on this machine.
+        """
+        header, target = files.headers[0], ModelFiles.of_headers(self._target.headers)
+        if isinstance(files, MTPLayers):
+            return self._of_model(files, MTP_NAME, None, with_output(files, target))
+        here = header.path.exists()
+        name = header.path.name if here else draft
+        top1 = agreement_of(target.headers[0], header.path) if here and self._target.path else None
+        if isinstance(files, MTPFile):
+            return self._of_model(files, f"{name} ({MTP_NAME})", top1, files)
+        if not is_head(header):
+            return self._of_model(files, name, top1, files)
+        if is_assistant(header):
+            return self._of_model(files, f"{name} (assistant)", top1, files)
+        head = read_any_head(header)
+        drafting = self._of_model(
+            files, f"{name} (head)", top1, with_output(files, target) if head.borrows_output else files
+        )
+        return _in_one_pass(drafting, head) if isinstance(head, BlockHead) else drafting
 
     def _of_model(
         self, model: ModelFiles, name: str, top1: float | None, multiplied: ModelFiles
@@ -174,3 +168,9 @@ def _in_one_pass(drafting: DraftingCosts, head: BlockHead) -> DraftingCosts:
     once = dict.fromkeys(drafting.yields.steps, 1.0)
     step = Curve.through([(1, drafting.step.at(head.block_size))])
     return replace(drafting, yields=replace(drafting.yields, steps=once, rows=once), step=step)
+
+
+def _differ(one: ModelFiles, other: ModelFiles) -> bool:
+    if isinstance(one, MTPLayers) or isinstance(other, MTPLayers):
+        return type(one) is not type(other)
+    return not same_file(one.paths[0], other.paths[0])

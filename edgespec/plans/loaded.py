@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgespec.costs.planned_weights import PlannedWeights
-from edgespec.costs.planner import DraftingCosts, PlanComparison, TargetPasses, alternatives
+from edgespec.costs.planner import DraftingCosts, alternatives, best, predict
 from edgespec.generation.result import MemoryUse
+from edgespec.loading.pass_costs import passes_of
 from edgespec.models.gguf.footprint import USUAL_NODES
 from edgespec.profiles.store import ProfileKeys, ProfileStore
 
@@ -40,11 +41,11 @@ def expected_speed(
     holding = PlannedWeights(
         memory.budget_bytes, memory.budget_bytes, memory.resident_bytes, memory.streamed_bytes_per_pass
     )
-    passes = TargetPasses(profile.compute, profile.read_rate, profile.accept_s, profile.overlap)
-    (plain,) = alternatives(holding, passes, DraftingCosts("none"), 1)
+    passes = passes_of(profile, streams=memory.streamed_bytes_per_pass > 0)
+    plain = predict(holding, passes, DraftingCosts("none"), 1)
     yields, steps = store.yields_at(keys, temperature), store.drafts(keys.drafts)
     if yields is None or steps is None:
         return ExpectedSpeed(plain.tokens_per_second, drafted=False)
     drafting = DraftingCosts("drafter", yields, steps.step, steps.overhead)
-    trees = tuple(alternatives(holding, passes, drafting, USUAL_NODES)[1:])
-    return ExpectedSpeed(PlanComparison(plain, (trees,)).fastest.tokens_per_second, drafted=True)
+    fastest = best(alternatives(holding, passes, drafting, USUAL_NODES))
+    return ExpectedSpeed(fastest.tokens_per_second, drafted=True)

@@ -2,40 +2,47 @@
 
 from __future__ import annotations
 
+from bisect import bisect
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
-from edgespec.config import Config
-from edgespec.costs.batches import SIZES, BatchPrediction, SequenceCells, fewest_sequences, predict_batch
+from edgespec.config import AUTO, NONE, Config
+from edgespec.costs.batches import SIZES, SequenceCells, predict_batch
 from edgespec.costs.planned_weights import PlannedWeights
 from edgespec.costs.planner import (
     DraftingCosts,
     PlanComparison,
     Prediction,
     TargetPasses,
-    advise,
     alternatives,
     best,
+    possible_changes,
 )
 from edgespec.costs.prompts import PromptTime, predict_prompt
-from edgespec.errors import MemoryLimitError
+from edgespec.errors import BackendError, MemoryLimitError
+from edgespec.kernels.report_store import ensure_report
 from edgespec.loading.adapters import read_adapters, refuse_streaming
+from edgespec.loading.decision import Finder, decide
 from edgespec.loading.devices.cards import Cards
 from edgespec.loading.devices.finding import PlacementRequest, open_cards
 from edgespec.loading.devices.machine import MachineSnapshot
 from edgespec.loading.devices.workers import measure_workers, workers_in_words
+from edgespec.loading.files import FoundDrafter, find_drafter
 from edgespec.loading.plan import Plan, Planner
 from edgespec.loading.sequences import with_cells
-from edgespec.loading.tree_sizes import usual_nodes
+from edgespec.loading.tree_sizes import most_nodes
 from edgespec.measure.threads import known_threads
 from edgespec.models.gguf.footprint import USUAL_TEXT, cell_bytes, require_cache_type
+from edgespec.models.gguf.heads.mtp_file import is_mtp_file, read_mtp_file
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub import catalog
 from edgespec.models.hub.inspection import InspectedModel, inspect_model
 from edgespec.models.llama.row_rule import MOST_PADDED_ROWS
 from edgespec.offload.packing.pack import gains_from_packing
-from edgespec.offload.planning.budget import least_budget
 from edgespec.plans.draft_costs import DraftCosts
-from edgespec.plans.pass_costs import NO_OVERLAP, PassCosts
+from edgespec.plans.pass_costs import PassCosts
 from edgespec.plans.report import BatchPlan, PlanReport
 from edgespec.profiles.store import ProfileStore
 from edgespec.progress import Progress
@@ -52,18 +59,67 @@ def plan_for(
     cards: Cards | None = None,
     *,
     temperature: float = 0.0,
+    estimated: bool = False,
 ) -> PlanReport:
     """The report on a model that is here, or for one on the Hub, of which only the header is read.
 
     Args:
         config: its memory limit may be more than the machine has, to see what that would give.
         cards: to plan for cards that are not here.
+        estimated: estimate what contexts take even if the model is here.
 
     Raises:
         EdgeSpecError: the model or the drafter cannot be found.
-        MemoryLimitError: the memory is too small; says how much would do.
+        MemoryLimitError: the memory is too small; names a size that suffices.
     """
-    return _Planning(config, on_progress, store or ProfileStore(), cards, temperature).plan()
+    named = config.model
+    model = inspect_model(named.name or str(catalog.find(None)), on_progress)
+    header, notes = model.headers[0], list(model.notes)
+    require_cache_type(named.kv, header)
+    if model.path is not None:
+        ensure_report()  # part of what a file is vetted for
+    machine = _machine(model, config, store or ProfileStore(), cards, on_progress, notes)
+    adapter_bytes = sum(adapter.header.file_bytes for adapter in read_adapters(named.lora, header))
+    planner = Planner(
+        ModelFiles.of_headers(model.headers),
+        config,
+        machine,
+        store or ProfileStore(),
+        beside=adapter_bytes,
+        measured=model.path is not None and not estimated,
+    )
+    find = partial(_find, on_progress=on_progress)
+    return report_on(model, planner, find, on_progress, temperature=temperature, notes=notes)
+
+
+def report_on(
+    model: InspectedModel,
+    planner: Planner,
+    find: Finder,
+    on_progress: Progress,
+    *,
+    temperature: float = 0.0,
+    notes: Sequence[str] = (),
+) -> PlanReport:
+    """The report on a model, on the machine of a planner; raises as `decide`.
+
+    Args:
+        find: finds the drafter of a load.
+        notes: what is known already.
+    """
+    return _Planning(model, planner, on_progress, temperature, notes).report(find)
+
+
+def _find(planner: Planner, on_progress: Progress) -> FoundDrafter:
+    """The drafter that a load would take; one that is named may be on the Hub."""
+    speculation = planner.config.speculation
+    if speculation.names_a_model:
+        model = inspect_model(speculation.draft, on_progress)
+        if model.path is None:
+            is_mtp = is_mtp_file(model.headers[0])
+            files = read_mtp_file(model.headers) if is_mtp else ModelFiles.of_headers(model.headers)
+            return FoundDrafter(files, model.notes, named=True)
+    return find_drafter(planner, on_progress)
 
 
 @dataclass(frozen=True)
@@ -74,6 +130,7 @@ class _Candidate:
         here: passes of the whole target on the processor.
         passes: of the target with its weights where they are.
         most: nodes that a tree may have.
+        sizes: one node comes first: the drafter rests.
     """
 
     drafting: DraftingCosts
@@ -83,65 +140,81 @@ class _Candidate:
     most: int
     sizes: tuple[Prediction, ...]
 
+    @property
+    def measured(self) -> bool:
+        """True if all that the predictions rest on was measured with these models."""
+        experts = self.plan.holding.experts
+        return self.passes.measured and self.drafting.measured and (experts is None or experts.measured)
+
 
 class _Planning:
     """The steps of a report, with what they share."""
 
     def __init__(
         self,
-        config: Config,
+        model: InspectedModel,
+        planner: Planner,
         on_progress: Progress,
-        store: ProfileStore,
-        cards: Cards | None,
         temperature: float,
+        notes: Sequence[str],
     ) -> None:
-        self._config = config
+        self._model = model
+        self._planner = planner
+        self._config = planner.config
         self._temperature = temperature
-        self._on_progress = on_progress
-        self._store = store
-        self._notes: list[str] = []
-        self._cards = cards
+        self._notes = list(notes)
+        self._pass_costs = PassCosts(planner.store, planner.machine.n_threads, on_progress)
 
-    def plan(self) -> PlanReport:
-        named = self._config.model
-        model = inspect_model(named.name or str(catalog.find(None)), self._on_progress)
-        header, files = model.headers[0], ModelFiles.of_headers(model.headers)
-        self._notes += model.notes
-        require_cache_type(named.kv, header)
-        adapter_bytes = sum(a.header.file_bytes for a in read_adapters(named.lora, header))
-        machine = self._machine(files)
-        planner = Planner(files, self._config, machine, self._store, beside=adapter_bytes)
-        pass_costs = PassCosts(self._store, machine.n_threads, self._on_progress)
-        plan = planner.plan()
-        if plan.streams:
-            if named.lora:
-                raise refuse_streaming()
-            # What this measures decides how many rows a pass has.
+    def report(self, find: Finder) -> PlanReport:
+        """Raise as `decide`."""
+        model, pass_costs, planner, named = self._model, self._pass_costs, self._planner, self._config.model
+        machine, header, files = planner.machine, self._model.headers[0], planner.target
+        if files.tensor_bytes > planner.budget:  # what this measures decides how many rows a pass has
             pass_costs.of_target(model, streams=True, padded=False)
-            planner = replace(planner, usual_nodes=usual_nodes(planner))
-            plan = planner.plan()
-        draft_costs = DraftCosts(model, self._store, pass_costs, machine.n_threads, self._temperature)
-        candidates = self._candidates(model, draft_costs, pass_costs, planner, plan)
-        plain, *drafters = candidates
-        comparison = PlanComparison(plain.sizes[0], tuple(candidate.sizes for candidate in drafters))
-        chosen = comparison.fastest
-        way = next(candidate for candidate in candidates if any(chosen is size for size in candidate.sizes))
-        self._notes += way.plan.notes
+        decision = decide(planner, find)
+        planner, plan = decision.planner, decision.plan
+        if plan.streams and named.lora:
+            raise refuse_streaming()
+        draft_costs = DraftCosts(model, planner.store, pass_costs, machine.n_threads, self._temperature)
+        draft = self._config.speculation.draft
+
+        def candidate(drafting: DraftingCosts, plan: Plan) -> _Candidate:
+            return self._candidate(draft_costs.on_device(drafting, plan), plan)
+
+        way = candidate(draft_costs.of_load(plan.drafter, draft), plan)
+        plain = candidate(DraftingCosts(NONE), plan if plan.drafter is None else planner.plan())
+        self._notes += [*decision.notes, *plan.notes]
+        others = [
+            candidate(draft_costs.of_model(drafter), with_drafter)
+            for drafter in (draft_costs.others(plan.drafter) if draft == AUTO else ())
+            if (with_drafter := self._beside(planner, drafter)) is not None
+        ]
+        chosen = best(way.sizes)
+        comparison = PlanComparison(
+            way.sizes,
+            plain.sizes[0],
+            tuple(best(other.sizes[1:]) for other in others if other.sizes[1:]),
+            possible_changes(
+                chosen,
+                way.passes,
+                way.drafting,
+                way.most,
+                self._more_memory(planner, way),
+                drafter_elsewhere=bool(plan.on_cards.drafter_name),
+            ),
+        )
         self._notes += [
-            f"Tokens a pass with {candidate.drafting.name}: {candidate.drafting.source}."
-            for candidate in drafters
-            if candidate.sizes
+            f"Tokens a pass with {each.drafting.name}: {each.drafting.source}."
+            for each in (way, *others)
+            if each.drafting.source
         ]
         if plan.holding.experts is not None and not planner.hits.measured:
             self._notes.append(
                 "How often experts are found in memory is assumed. Runs with this model measure it."
             )
-        if way.plan.streams:
+        if plan.streams:
             self._note_packing(files, chosen, way)
-        sure = way.passes.measured and (way.drafting.yields is None or way.drafting.measured)
-        if chosen.holding.experts is not None:
-            sure = sure and planner.hits.measured
-        if not sure:
+        if not way.measured:
             self._notes.append(
                 "Derived figures may be off by half: 'edgespec profile' with this model and drafter "
                 "measures them."
@@ -149,70 +222,36 @@ class _Planning:
         return PlanReport(
             model=named.name or header.path.stem,
             comparison=comparison,
-            advice=advise(chosen, way.passes, way.drafting, way.most, self._more_memory(planner, way)),
             batch=self._batch(planner, plain),
+            drafter=way.drafting.name,
+            exact=True if plan.exact else self._config.speculation.exact,
+            threads=machine.n_threads,
             kv=named.kv,
             cache_bytes=named.context * cell_bytes(header, named.kv),
-            adapter_bytes=adapter_bytes,
+            adapter_bytes=planner.beside,
             prompts=self._prompts(planner, way, pass_costs.attend_s(model)),
             notes=list(dict.fromkeys(self._notes)),
-            uncertain=not sure,
+            uncertain=not way.measured,
         )
 
-    def _machine(self, files: ModelFiles) -> MachineSnapshot:
-        """Describe this machine, with the memory that was named if it has less, and the workers or cards."""
-        devices, limit = self._config.devices, self._config.memory.limit
-        threads = devices.threads or known_threads(files.headers[0].fingerprint, self._store)
-        workers, cards = None, self._cards
-        if devices.workers:
-            self._on_progress("Connecting to workers", 0.0)
-            workers = measure_workers(devices.workers, files, threads)
-            self._notes += workers_in_words(workers, files)
-        elif cards is None:
-            cards = open_cards(files, PlacementRequest(devices, threads, self._on_progress, self._notes))
-        machine = MachineSnapshot.read(threads, cards, workers)
-        room = machine.free.budget()
-        if limit is None or limit <= room:
-            return machine
-        self._notes.append(f"The plan is for {readable(limit)} of memory; {readable(room)} are free now.")
-        return replace(machine, free=replace(machine.free, available=max(limit, machine.free.available)))
+    def _candidate(self, drafting: DraftingCosts, plan: Plan) -> _Candidate:
+        # Beside a drafter, a model may have to be streamed that fits without it.
+        padded = plan.streams and plan.exact and not plan.machine.own_kernels
+        here, source = self._pass_costs.of_target(self._model, streams=plan.streams, padded=padded)
+        self._notes.append(source)
+        passes = plan.over(here)
+        most = most_nodes(plan, experts=plan.holding.experts is not None)
+        most = min(most, MOST_PADDED_ROWS) if padded else most
+        sizes = alternatives(plan.holding, passes, drafting, most)
+        return _Candidate(drafting, plan, here, passes, most, tuple(sizes))
 
-    def _candidates(
-        self,
-        model: InspectedModel,
-        costs: DraftCosts,
-        pass_costs: PassCosts,
-        planner: Planner,
-        without_drafter: Plan,
-    ) -> list[_Candidate]:
-        """Plain decoding, and every drafter that there is room for."""
-
-        def candidate(drafting: DraftingCosts, plan: Plan) -> _Candidate:
-            # Beside a drafter, a model may have to be streamed that fits without it.
-            exact = plan.streams and plan.exact
-            padded = exact and not plan.machine.own_kernels
-            here, source = pass_costs.of_target(model, streams=plan.streams, padded=padded)
-            self._notes.append(source)
-            if plan.holding.experts is not None:
-                here = replace(here, overlap=NO_OVERLAP)
-            passes = plan.over(here)
-            most = MOST_PADDED_ROWS if padded else plan.context.n_outputs
-            sizes = alternatives(plan.holding, passes, drafting, most)
-            drawn = sizes if drafting.yields is None else sizes[1:]  # one node is plain decoding
-            return _Candidate(drafting, plan, here, passes, most, tuple(drawn))
-
-        found = [candidate(DraftingCosts("none"), without_drafter)]
-        for drafting, drafter in costs.of_drafters(self._config.speculation.draft, self._on_progress):
-            if drafter is None:
-                found.append(candidate(drafting, without_drafter))
-                continue
-            try:
-                plan = planner.plan(drafter)
-            except MemoryLimitError:
-                self._notes.append(f"There is no room for {drafting.name}.")
-            else:
-                found.append(candidate(costs.on_device(drafting, drafter, plan), plan))
-        return found
+    def _beside(self, planner: Planner, drafter: ModelFiles) -> Plan | None:
+        """The plan with another drafter than a load would take; None if there is no room for it."""
+        try:
+            return replace(planner, measured=False).plan(drafter)
+        except MemoryLimitError:
+            self._notes.append(f"There is no room for the drafter {drafter.paths[0].name}.")
+            return None
 
     def _note_packing(self, files: ModelFiles, chosen: Prediction, way: _Candidate) -> None:
         """The bytes of the packed file, and what it gains."""
@@ -240,32 +279,44 @@ class _Planning:
             found[tokens] = None
             if most and tokens >= most:
                 continue
-            context = max(self._config.model.context, tokens + USUAL_TEXT)
-            try:
-                plan = replace(planner, config=self._config.with_(context=context)).plan(way.plan.drafter)
-            except MemoryLimitError:
-                continue
+            context, plan = max(self._config.model.context, tokens + USUAL_TEXT), way.plan
+            if context > self._config.model.context:
+                larger = replace(planner, config=self._config.with_(context=context), measured=False)
+                try:
+                    plan = larger.plan(plan.drafter)
+                except (MemoryLimitError, BackendError):
+                    continue
             passes, rows = plan.over(way.here), plan.needs.rows
             found[tokens] = predict_prompt(plan.holding, passes, tokens, rows, attend_s)
         return found
 
     def _batch(self, planner: Planner, plain: _Candidate) -> BatchPlan:
         """Plan many sequences at once, without drafts: the speed for each number that there is room for."""
-        model, streams = self._config.model, plain.plan.streams
+        model = self._config.model
         cells = SequenceCells(cell_bytes(planner.target.headers[0], model.kv), min(USUAL_TEXT, model.context))
-        one = planner.needs()
-        sizes: list[BatchPrediction] = []
-        for sequences in SIZES:
-            try:
-                plan = planner.place(with_cells(one, (sequences - 1) * cells.sequence_bytes))
-            except MemoryLimitError:
-                break
-            if sizes and plan.streams and not streams:
+        streams = plain.plan.streams
+        needs = plain.plan.needs, planner.needs()  # shorter pieces of prompts leave more memory
+
+        def plan_of(sequences: int) -> Plan | None:
+            """The plan with so many sequences; None if there is no room without streaming for their sake."""
+            for each in needs:
+                with suppress(MemoryLimitError, BackendError):
+                    plan = planner.place(with_cells(each, (sequences - 1) * cells.sequence_bytes))
+                    if streams or not plan.streams:
+                        return plan
+            return None
+
+        sizes = [predict_batch(plain.plan.holding, plain.passes, 1)]
+        too_many = SIZES[-1] + plain.plan.memory.budget // max(cells.sequence_bytes, 1)
+        for sequences in SIZES[1:]:
+            plan = plan_of(sequences)
+            if plan is None:
+                too_many = sequences
                 break
             sizes.append(predict_batch(plan.holding, plan.over(plain.here), sequences))
-        budget = plain.plan.holding.budget
-        least = least_budget(one, planner.target, self._config) if streams else plain.plan.holding.needed
-        return BatchPlan(cells, 1 + cells.sequences_in(budget - least), fewest_sequences(sizes), sizes)
+        known = sizes[-1].sequences
+        most = known + bisect(range(known + 1, too_many), False, key=lambda n: plan_of(n) is None)
+        return BatchPlan(cells, most, sizes)
 
     def _more_memory(self, planner: Planner, way: _Candidate) -> list[tuple[str, PlannedWeights]]:
         """Half as much memory again, and enough for everything."""
@@ -282,3 +333,29 @@ class _Planning:
             (name, planner.place(plan.needs, plan.drafter, budget=budget).holding)
             for name, budget in more.items()
         ]
+
+
+def _machine(
+    model: InspectedModel,
+    config: Config,
+    store: ProfileStore,
+    cards: Cards | None,
+    on_progress: Progress,
+    notes: list[str],
+) -> MachineSnapshot:
+    """Describe this machine, with the memory that was named if it has less, and the workers or cards."""
+    files, devices, limit = ModelFiles.of_headers(model.headers), config.devices, config.memory.limit
+    threads = devices.threads or known_threads(model.headers[0].fingerprint, store)
+    workers = None
+    if devices.workers:
+        on_progress("Connecting to workers", 0.0)
+        workers = measure_workers(devices.workers, files, threads)
+        notes += workers_in_words(workers, files)
+    elif cards is None:
+        cards = open_cards(files, PlacementRequest(devices, threads, on_progress, notes))
+    machine = MachineSnapshot.read(threads, cards, workers)
+    room = machine.free.budget()
+    if limit is None or limit <= room:
+        return machine
+    notes.append(f"The plan is for {readable(limit)} of memory; {readable(room)} are free now.")
+    return replace(machine, free=replace(machine.free, available=max(limit, machine.free.available)))

@@ -5,15 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from edgespec.costs.curves import Curve
-from edgespec.costs.pass_time import SLOWDOWN_BESIDE_READS, USUAL_OVERLAP
 from edgespec.costs.planner import TargetPasses
 from edgespec.files.user_folders import cache_folder
+from edgespec.loading.pass_costs import passes_of
 from edgespec.measure.derived_passes import DerivedPasses
 from edgespec.measure.throughput import measure_reading
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub import catalog
 from edgespec.models.hub.inspection import InspectedModel
-from edgespec.models.llama.row_rule import SPARING
 from edgespec.profiles.store import (
     DiskProfile,
     PassProfile,
@@ -23,8 +22,6 @@ from edgespec.profiles.store import (
 from edgespec.progress import Progress
 from edgespec.units import readable
 
-DIRECT_SHARE = 0.95  # of the disk's speed that reaches passes
-NO_OVERLAP = 1.0  # a layer's experts are known only when they are needed, so nothing hides their reading
 _DISK_S = 1.0
 
 
@@ -48,14 +45,10 @@ class PassCosts:
             padded: whether passes are padded to the rows of exact decoding.
         """
         own = self._store.preferred_passes(model.headers[0].fingerprint, self._threads, streams=streams)
-        compute = own.compute if own else self._derived.curve(model.headers)
-        streamed = own is not None and own.streamed
-        if streams and not streamed:
-            compute = compute.scaled(SLOWDOWN_BESIDE_READS)
-            compute = _padded(compute) if padded else compute
+        known = own or self._derived.curve(model.headers)
         rate, rate_source = 0.0, ""
         if streams:
-            rate, rate_source = self._read_rate(model, own)
+            rate, rate_source = self._disk_rate(model, own)
         source = (
             "Passes: measured with this model on this machine"
             if own
@@ -64,14 +57,8 @@ class PassCosts:
         if own and own.quick:
             source += ", quickly"
         if own.disturbed if own else self._derived.disturbed:
-            source += ", while other programs kept the processor busy (so they may be faster)"
-        passes = TargetPasses(
-            compute,
-            rate,
-            own.accept_s if own else 0.0,
-            own.overlap if own and streamed else USUAL_OVERLAP,
-            measured=own is not None and not own.disturbed,
-        )
+            source += ", while other programs kept the processor busy (the real speed may be higher)"
+        passes = passes_of(known, rate, streams=streams, padded=padded)
         return passes, f"{source}{rate_source}."
 
     def derived_curve(self, model: ModelFiles) -> Curve:
@@ -82,32 +69,22 @@ class PassCosts:
         """Seconds in which a row of a model attends to a cell."""
         return self._derived.attend_s(model.headers[0])
 
-    def _read_rate(self, model: InspectedModel, own: PassProfile | None) -> tuple[float, str]:
-        """Bytes of weights that will arrive per second, and where that figure comes from."""
+    def _disk_rate(self, model: InspectedModel, own: PassProfile | None) -> tuple[float, str]:
+        """Bytes that the disk reads per second, unless passes were timed with it; and the figure's source."""
         if own is not None and own.read_rate:
-            return own.read_rate, ", including reading"
+            return 0.0, ", including reading"
         place = model.path or _nearest_existing(cache_folder())
         disk = self._store.disk(disk_key(place))
         if disk is None and model.path is not None:
             disk = self._measured_disk(model.path)
         if disk is None:
             disk = self._measured_disk(catalog.find(None))
-        return disk.speed * DIRECT_SHARE, f"; the disk reads {readable(disk.speed)}/s"
+        return disk.speed, f"; the disk reads {readable(disk.speed)}/s"
 
     def _measured_disk(self, path: Path) -> DiskProfile:
         disk = measure_reading(path, _DISK_S, self._on_progress)
         self._store.put(disk_key(path), disk)
         return disk
-
-
-def _padded(compute: Curve) -> Curve:
-    """Seconds of passes that are padded, from those that are not."""
-    rule = SPARING.rules[0]
-    padded = [(rows, compute.at(rule.padded(rows))) for rows in range(1, rule.maximum + 1)]
-    longer = [point for point in zip(compute.rows, compute.seconds, strict=True) if point[0] > rule.maximum]
-    if not longer:
-        longer = [(2 * rule.maximum, compute.at(2 * rule.maximum))]
-    return Curve.through([*padded, *longer])
 
 
 def _nearest_existing(folder: Path) -> Path:

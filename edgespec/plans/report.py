@@ -5,27 +5,35 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgespec.costs.batches import BatchPrediction, SequenceCells
-from edgespec.costs.planner import Advice, PlanComparison, Prediction
+from edgespec.costs.batches import BatchPrediction, SequenceCells, fewest_sequences
+from edgespec.costs.planner import PlanComparison, Prediction
 from edgespec.costs.prompts import PromptTime
 
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """The number of texts answered at once.
+    """The number of sequences answered at once.
 
     Attributes:
-        cells: the memory of a text in the KV cache.
-        most: texts that the memory has room for beside the weights that stay in it for a single text; where
-            weights are streamed, beside as few weights as possible.
-        chosen: the fewest texts that come close to the highest speed.
-        sizes: what other numbers of texts would give.
+        cells: the memory of a sequence in the KV cache.
+        most: sequences that the memory has room for beside the weights that stay in it for a single one;
+            where weights are streamed, beside as few weights as possible.
+        sizes: the speed with each number of sequences; a single one is plain decoding.
     """
 
     cells: SequenceCells
     most: int
-    chosen: BatchPrediction
     sizes: list[BatchPrediction]
+
+    @property
+    def fastest(self) -> BatchPrediction:
+        """The number with the highest speed."""
+        return max(self.sizes, key=lambda size: size.tokens_per_second)
+
+    @property
+    def chosen(self) -> BatchPrediction:
+        """The fewest sequences that come close to that."""
+        return fewest_sequences(self.sizes)
 
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON for scripts."""
@@ -33,6 +41,7 @@ class BatchPlan:
             "cell_bytes": self.cells.cell_bytes,
             "text_tokens": self.cells.tokens,
             "most_texts": self.most,
+            "fastest": self.fastest.to_json(),
             "chosen": self.chosen.to_json(),
             "sizes": [size.to_json() for size in self.sizes],
         }
@@ -40,25 +49,29 @@ class BatchPlan:
 
 @dataclass(frozen=True)
 class PlanReport:
-    """A report on how a model would run on this machine, and on the ways that were compared.
+    """A report on how a load would run on this machine.
 
     Attributes:
-        comparison: the ways to run that were compared; the choice is the fastest of them.
-        advice: what would help most.
-        prompts: how long prompts take to be read, each in a context that holds it, by their tokens; None for
-            those that the model or the memory has no room for.
-        batch: many texts at once.
+        comparison: the ways to run, and what would help.
+        batch: many sequences at once.
+        drafter: that a load takes; "none" if none could draft.
+        exact: whether decoding is exact; None if that is found out while loading.
+        threads: that passes compute with.
         kv: type of cached keys and values.
         cache_bytes: of the target's keys and values, for a text that fills the context.
         adapter_bytes: of LoRA adapters.
+        prompts: how long prompts take to be read, each in a context that holds it, by their tokens; None for
+            those that the model or the memory has no room for.
         notes: where the figures come from, and how far they can be trusted.
         uncertain: some of them are derived, and may be off by half.
     """
 
     model: str
     comparison: PlanComparison
-    advice: list[Advice]
     batch: BatchPlan
+    drafter: str = "none"
+    exact: bool | None = None
+    threads: int = 1
     kv: str = "f16"
     cache_bytes: int = 0
     adapter_bytes: int = 0
@@ -68,40 +81,33 @@ class PlanReport:
 
     @property
     def chosen(self) -> Prediction:
-        """The fastest way to run."""
-        return self.comparison.fastest
+        """The fastest way to run what is loaded."""
+        return self.comparison.chosen
 
     @property
     def plain(self) -> Prediction:
-        """Decoding without drafts."""
+        """Decoding without a drafter."""
         return self.comparison.plain
 
     @property
-    def ways(self) -> list[Prediction]:
-        """Plain decoding and the best tree of every drafter, the fastest first."""
-        return self.comparison.by_drafter
-
-    @property
     def sizes(self) -> list[Prediction]:
-        """Plain decoding, and every tree size with every drafter."""
-        return self.comparison.all
-
-    @property
-    def drafter(self) -> str:
-        """The drafter whose trees are the fastest; "none" if none could draft."""
-        plain = self.plain
-        return next((way.drafter for way in self.ways if way is not plain), plain.drafter)
+        """Every tree size with the drafter that is loaded."""
+        return list(self.comparison.sizes)
 
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON for scripts."""
+        compared = self.comparison
         return {
             "model": self.model,
             "chosen": self.chosen.to_json(),
             "plain": self.plain.to_json(),
             "drafter": self.drafter,
-            "ways": [way.to_json() for way in self.ways],
+            "exact": self.exact,
+            "threads": self.threads,
             "sizes": [size.to_json() for size in self.sizes],
-            "advice": [advice.to_json() for advice in self.advice],
+            "alternatives": [way.to_json() for way in compared.alternatives],
+            "bottleneck": compared.bottleneck.to_json(),
+            "advice": [change.to_json() for change in compared.advice],
             "batch": self.batch.to_json(),
             "kv": self.kv,
             "cache_bytes": self.cache_bytes,

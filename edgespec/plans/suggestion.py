@@ -14,17 +14,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edgespec.config import Config
-from edgespec.costs.pass_time import SLOWDOWN_BESIDE_READS, USUAL_OVERLAP
-from edgespec.costs.planner import DraftingCosts, TargetPasses, alternatives, best
+from edgespec.costs.planner import DraftingCosts, alternatives, best
 from edgespec.costs.yields import TreeYields, expected_yields
 from edgespec.errors import BackendError, MemoryLimitError
 from edgespec.files.user_folders import cache_folder, expanded
 from edgespec.loading.devices.machine import MachineSnapshot
+from edgespec.loading.pass_costs import passes_of
 from edgespec.loading.plan import Plan, Planner
 from edgespec.measure.derived_passes import known_curve
 from edgespec.models.hub import catalog
 from edgespec.models.hub.catalog import CatalogEntry
-from edgespec.plans.pass_costs import DIRECT_SHARE, NO_OVERLAP
 from edgespec.profiles.store import ProfileStore, disk_key
 
 _AS_FAST_AS_READING = 5.0  # tokens a second
@@ -156,12 +155,7 @@ def tokens_per_second(plan: Plan, resources: Resources) -> float:
     """The speed with trees of the best size, as `edgespec plan` predicts it from the same plan."""
     threads, store = resources.machine.n_threads, resources.store
     compute = known_curve(plan.target.headers, store, threads)
-    passes = TargetPasses(
-        compute.scaled(SLOWDOWN_BESIDE_READS) if plan.streams else compute,
-        read_rate=resources.disk_rate * DIRECT_SHARE if plan.streams else 0.0,
-        overlap=USUAL_OVERLAP if plan.holding.experts is None else NO_OVERLAP,
-        measured=False,
-    )
+    passes = passes_of(compute, resources.disk_rate, streams=plan.streams)
     drafting = DraftingCosts("none")
     if plan.drafter is not None:
         step = known_curve(plan.drafter.headers, store, threads)

@@ -1,19 +1,40 @@
-"""A plan's choice, its sentences and its tables say the same, whatever the costs."""
+"""A plan's figures, sentences and tables agree, read as a person or a script reads them."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
+from typing import Any
 
-from hypothesis import given
+import pytest
+from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
+from platformdirs import user_cache_path
 
 from edgespec.cli.commands.plan import plan_report
-from edgespec.costs.batches import SequenceCells, predict_batch
+from edgespec.costs.batches import SIZES, SequenceCells, predict_batch
 from edgespec.costs.curves import Curve
 from edgespec.costs.planned_weights import PlannedWeights
-from edgespec.costs.planner import DraftingCosts, PlanComparison, TargetPasses, alternatives
+from edgespec.costs.planner import (
+    DraftingCosts,
+    PlanComparison,
+    TargetPasses,
+    alternatives,
+    best,
+    possible_changes,
+)
 from edgespec.costs.yields import expected_yields
+from edgespec.errors import BackendError, MemoryLimitError
+from edgespec.kernels.layouts import kernel_layouts
+from edgespec.loading.files import FoundDrafter
+from edgespec.loading.plan import Planner
+from edgespec.models.hub.inspection import InspectedModel
+from edgespec.plans.model_plan import report_on
 from edgespec.plans.report import BatchPlan, PlanReport
+from edgespec.profiles.store import DiskProfile, ProfileStore, disk_key, machine_identity
+from edgespec.progress import no_progress
+from edgespec.units import parse_size
+from tests.unit.test_plan import F32, Q4_0, Q4_K, Q6_K, Q8_0, Case, cases
 
 GB = 1_000_000_000
 
@@ -26,7 +47,7 @@ drafters = st.lists(st.tuples(st.floats(0.01, 0.99), curves), max_size=3)
 
 @st.composite
 def plans(draw: st.DrawFn) -> PlanReport:
-    """Plans for random costs, acceptances, memory and numbers of drafters."""
+    """Plans for random costs, acceptances, memory and numbers of drafters, of which the first is loaded."""
     whole = draw(st.integers(1, 40)) * GB
     passes = TargetPasses(
         draw(curves), read_rate=draw(st.floats(1e8, 1e10)), overlap=draw(st.floats(1.5, 16))
@@ -39,53 +60,215 @@ def plans(draw: st.DrawFn) -> PlanReport:
 
     alone = holding(0)
     (plain,) = alternatives(alone, passes, DraftingCosts("none"), 60)
-    trees = []
-    for number, (agreement, step) in enumerate(draw(drafters)):
-        drafting = DraftingCosts(f"drafter{number}", expected_yields(agreement), step)
-        most = draw(st.integers(1, 128))
-        trees.append(tuple(alternatives(holding(GB), passes, drafting, most)[1:]))
-    size = predict_batch(alone, passes, 1)
-    batch = BatchPlan(SequenceCells(1000, 512), 1, size, [size])
-    return PlanReport("a-model", PlanComparison(plain, tuple(trees)), [], batch)
+    found = [
+        (DraftingCosts(f"drafter{number}", expected_yields(agreement), step), holding(GB))
+        for number, (agreement, step) in enumerate(draw(drafters))
+    ]
+    most = draw(st.integers(2, 128))
+    taken, beside = found[0] if found else (DraftingCosts("none"), alone)
+    sizes = tuple(alternatives(beside, passes, taken, most))
+    others = tuple(best(alternatives(where, passes, other, most)[1:]) for other, where in found[1:])
+    changes = possible_changes(
+        best(sizes),
+        passes,
+        taken,
+        most,
+        [("1.0 GiB more memory", alone)],
+        drafter_elsewhere=draw(st.booleans()),
+    )
+    batch = [
+        predict_batch(alone, passes, sequences) for sequences in SIZES[: draw(st.integers(1, len(SIZES)))]
+    ]
+    return PlanReport(
+        "a-model",
+        PlanComparison(sizes, plain, others, changes),
+        BatchPlan(SequenceCells(1000, 512), batch[-1].sequences, batch),
+        drafter=taken.name,
+        exact=draw(st.sampled_from([None, True, False])),
+    )
 
 
-def tables(report: str) -> dict[str, list[tuple[str, int, float]]]:
-    """Each table with trees, by its title: names, nodes and tokens per second."""
-    found: dict[str, list[tuple[str, int, float]]] = {}
-    for part in report.strip().split("\n\n"):
-        title, *lines = part.splitlines()
-        if " NODES " in title:
-            rows = (line.split() for line in lines)
-            found[title.partition("  ")[0]] = [(row[0], int(row[1]), float(row[2])) for row in rows]
-    return found
+@dataclass
+class Read:
+    """A plan as it is printed: its facts, tables by the first heading, and the advice in percent."""
+
+    facts: dict[str, str]
+    tables: dict[str, list[list[str]]]
+    advice: dict[str, int]
+
+    @classmethod
+    def of(cls, text: str) -> Read:
+        first, *parts = text.strip().split("\n\n")
+        facts = dict(re.split(r"  +", line, maxsplit=1) for line in first.splitlines())
+        tables, advice = {}, {}
+        for part in parts:
+            title, *lines = part.splitlines()
+            if title == "What would help:":
+                found = (re.fullmatch(r"  (.+): \+(\d+)%", line) for line in lines)
+                advice = {match[1]: int(match[2]) for match in found if match}
+                assert len(advice) == len(lines)
+            elif title.isupper() or title.startswith("WITH --draft"):
+                tables[re.split(r"  +", title)[0]] = [re.split(r"  +", line) for line in lines]
+        return cls(facts, tables, advice)
+
+
+def rate_of(said: str) -> float:
+    """Tokens per second of a speed that is printed."""
+    number, _, rest = said.removeprefix("about ").partition(" ")
+    value = float(number)
+    if "per token" not in rest:
+        return value
+    return 1 / (value * (60 if rest.startswith("min") else 3600 if rest.startswith("h") else 1))
+
+
+def check(plan: PlanReport) -> None:
+    """Find no contradiction in what is printed, within the record, and between the two."""
+    read, record = Read.of(plan_report(plan)), plan.to_json()
+    speed = read.facts["speed"].removeprefix("about ")
+    _check_trees(read, record, speed)
+    _check_alternatives(read, record)
+    _check_bottleneck(read, record)
+    _check_batch(read, record)
+    assert read.facts["drafter"] == record["drafter"]
+    assert ("exact" in read.facts) == (record["exact"] is True)
+    assert read.facts["threads"] == str(record["threads"])
+
+
+def _check_trees(read: Read, record: dict[str, Any], speed: str) -> None:
+    chosen, sizes = record["chosen"], record["sizes"]
+    assert chosen in sizes
+    assert chosen["tokens_per_second"] == max(size["tokens_per_second"] for size in sizes)
+    assert {size["drafter"] for size in sizes} == {record["drafter"]}
+    trees = read.tables.get("ALL TREES", [])
+    assert len(trees) == (len(sizes) if len(sizes) > 1 else 0)
+    if trees:
+        nodes = re.match(r"(\d+) nodes", read.facts["tree"])
+        (row,) = (row for row in trees if row[1] == (nodes[1] if nodes else "1"))
+        assert row[2] == readable_rate_cell(speed)
+        assert rate_of(row[2]) == max(rate_of(other[2]) for other in trees)
+        assert {row[0] for row in trees} == {read.facts["drafter"]}
+    plain = read.tables["SEQUENCES AT ONCE, NO DRAFTS"][0][1]
+    if "without drafts" not in read.facts:
+        assert readable_rate_cell(speed) == plain
+        return
+    match = re.fullmatch(r"(.+); with them ([\d.]+) times that", read.facts["without drafts"])
+    assert match is not None
+    assert readable_rate_cell(match[1]) == plain
+    assert float(match[2]) == pytest.approx(rate_of(speed) / rate_of(match[1]), rel=0.12, abs=0.006)
+
+
+def _check_alternatives(read: Read, record: dict[str, Any]) -> None:
+    rows = read.tables.get("WITH --draft", [])
+    assert [row[0] for row in rows] == [way["drafter"] for way in record["alternatives"]]
+    advised = {change["what"]: change["gain"] for change in record["advice"]}
+    for way, row in zip(record["alternatives"], rows, strict=True):
+        assert rate_of(row[2]) == pytest.approx(way["tokens_per_second"], rel=0.15, abs=0.002)
+        what = "--draft none" if way["drafter"] == "none" else f"{way['drafter']} as drafter (--draft)"
+        gain = way["tokens_per_second"] / record["chosen"]["tokens_per_second"] - 1
+        if gain > 0.06:
+            assert advised[what] == pytest.approx(gain, rel=0.01, abs=0.01)
+        elif gain < 0.04:
+            assert what not in advised
+
+
+def _check_bottleneck(read: Read, record: dict[str, Any]) -> None:
+    names = {"disk": "the disk: ", "compute": "the processor: ", "drafter": "the drafter's device: "}
+    bottleneck = record["bottleneck"]
+    said = read.facts["bottleneck"].removeprefix(names[bottleneck["resource"]])
+    match = re.fullmatch(r"(.+) would give (\d+)% more", said)
+    assert match is not None
+    assert match[1] == bottleneck["what"]
+    gains = {change["what"]: change["gain"] for change in record["advice"]}
+    resources = [change["gain"] for change in record["advice"] if change["resource"]]
+    assert bottleneck["gain"] >= max(resources, default=0)
+    assert list(gains) == list(read.advice)
+    assert sorted(read.advice.values(), reverse=True) == list(read.advice.values())
+    if match[1] in read.advice:
+        assert read.advice[match[1]] == int(match[2])
+    else:
+        assert int(match[2]) <= 5
+    for what, percent in read.advice.items():
+        assert percent == pytest.approx(100 * gains[what], abs=0.6)
+
+
+def _check_batch(read: Read, record: dict[str, Any]) -> None:
+    rows = {int(row[0]): row for row in read.tables["SEQUENCES AT ONCE, NO DRAFTS"]}
+    match = re.fullmatch(
+        r"(?:about )?(.+) with (\d+) sequences? at once(?:; (\d+) are nearly as fast \((.+)\))?",
+        read.facts["a batch"],
+    )
+    assert match is not None
+    assert readable_rate_cell(match[1]) == rows[int(match[2])][1]
+    assert rate_of(match[1]) == max(rate_of(row[1]) for row in rows.values())
+    if match[3]:
+        assert readable_rate_cell(match[4]) == rows[int(match[3])][1]
+        assert rate_of(match[4]) <= rate_of(match[1])
+    batch = record["batch"]
+    assert batch["sizes"][0]["tokens_per_second"] == record["plain"]["tokens_per_second"]
+    assert batch["fastest"]["tokens_per_second"] == max(size["tokens_per_second"] for size in batch["sizes"])
+    assert [size["texts"] for size in batch["sizes"]] == list(rows)
+    (room,) = re.findall(r"room for (\d+) sequences? of", read.facts["KV cache per token"])
+    assert int(room) == batch["most_texts"] >= max(rows)
+    assert all(size in rows for size in SIZES if size <= int(room))
+
+
+def readable_rate_cell(said: str) -> str:
+    """A speed as tables have it, whose heading names the unit."""
+    return said.removesuffix(" tokens/s")
 
 
 @given(plans())
-def test_the_stated_best_is_the_fastest_of_the_listed_rows(plan: PlanReport) -> None:
-    report = plan_report(plan)
-    listed = tables(report)
-    (speed,) = re.findall(r"^speed +([\d.]+) tokens/s$", report, re.MULTILINE)
-    (drafter,) = re.findall(r"^drafter +(\w+)", report, re.MULTILINE)
-    for rows in listed.values():
-        assert float(speed) == max(row[2] for row in rows)
-        assert any(row[0] == drafter and row[2] == float(speed) for row in rows)
-    by_drafter = listed.get("DRAFTER, BEST TREE", [])
-    assert len(by_drafter) == (len(plan.ways) if len(plan.ways) > 1 else 0)
-    if "plain decoding is the fastest" in report:
-        assert max(by_drafter, key=lambda row: row[2])[2] == round(plan.plain.tokens_per_second, 2)
-        assert drafter == "none"
-    if drafter != "none":
-        (nodes,) = re.findall(r"^tree +(\d+) nodes", report, re.MULTILINE)
-        assert (drafter, int(nodes), float(speed)) in listed["ALL TREES"]
-        (plain,) = re.findall(r"^plain decoding +([\d.]+) tokens/s", report, re.MULTILINE)
-        assert ("none", 1, float(plain)) in listed["ALL TREES"]
+def test_figures_and_sentences_agree_whatever_the_costs(plan: PlanReport) -> None:
+    check(plan)
 
 
-@given(plans())
-def test_scripts_see_the_same_choice(plan: PlanReport) -> None:
-    record = plan.to_json()
-    fastest = max(size["tokens_per_second"] for size in record["sizes"])
-    assert record["chosen"]["tokens_per_second"] == fastest == record["ways"][0]["tokens_per_second"]
-    assert record["chosen"] in record["sizes"]
-    assert record["plain"] in record["ways"]
-    assert record["drafter"] in [way["drafter"] for way in record["ways"]]
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> ProfileStore:
+    """All that plans would measure of this machine."""
+    store = ProfileStore(tmp_path_factory.mktemp("profiles"))
+    for threads in range(1, 9):
+        key = machine_identity() | {"threads": str(threads)}
+        for type_id in (F32, Q4_0, Q8_0, Q4_K, Q6_K):
+            store.put_products(key | {"type": str(type_id)}, (1e-10, 2e-10, 4e-10))
+        store.put_attention(key | {"kernels": " ".join(layout.name for layout in kernel_layouts())}, 1e-10)
+    return store
+
+
+def reported(case: Case, store: ProfileStore, named: bool) -> PlanReport:
+    planner = Planner(case.target, case.config, case.machine, store)
+    model = InspectedModel(case.target.headers, None, None)
+    return report_on(model, planner, lambda _: FoundDrafter(case.drafter, named=named), no_progress)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cases(), st.sampled_from(["auto", "lookup", "none"]), st.booleans())
+def test_plans_of_simulated_machines_contradict_themselves_nowhere(
+    store: ProfileStore, case: Case, draft: str, named: bool
+) -> None:
+    cache = user_cache_path("edgespec")
+    while not cache.exists():
+        cache = cache.parent
+    store.put(disk_key(cache), DiskProfile(1e9, 1e9, 1 << 20, 1))
+    asked = Case(
+        case.target, case.drafter, case.config.with_(draft="d" if case.drafter else draft), case.machine
+    )
+    try:
+        plan = reported(asked, store, named)
+    except BackendError:
+        event("cannot be streamed")
+        return
+    except MemoryLimitError as error:
+        size = re.search(r" needs ([\d.]+ \w+) of memory", error.what)
+        if size is None:
+            event("no memory helps")
+            return
+        event("refused")
+        n_bytes = parse_size(size[1])
+        free = type(case.machine.free)(max(n_bytes, case.machine.free.available))
+        machine = type(case.machine)(**{**vars(case.machine), "free": free})
+        plan = reported(
+            Case(case.target, case.drafter, asked.config.with_(memory=n_bytes), machine), store, named
+        )
+        assert plan.chosen.holding.budget >= n_bytes
+    event("streamed" if plan.chosen.holding.streamed_bytes else "in memory")
+    check(plan)

@@ -28,6 +28,7 @@ from edgespec.units import readable_duration, readable_rate
         (0.5, "0.500 tokens/s"),
         (0.42, "2.4 s per token"),
         (1 / 24, "24 s per token"),
+        (1 / 240, "240 s per token"),
         (1 / 600, "10 min per token"),
     ],
 )
@@ -62,7 +63,7 @@ def test_slow_answers_have_a_speed_everywhere() -> None:
     assert of_answer(answer)["speculation"]["timings"]["tokens_per_second"] == 0.04
     slow = Row("slow", "stream", "none", tokens_per_second=0.04, tokens_per_second_a_text=0.004)
     slow.tokens_per_second_min = slow.tokens_per_second_max = 0.04
-    assert re.search(r"\| +25 s per token \| +4 min per token \|", format_rows([slow], {}, "md"))
+    assert re.search(r"\| +25 s per token \| +250 s per token \|", format_rows([slow], {}, "md"))
 
 
 def test_where_nothing_was_drafted_there_is_no_factor_and_no_share() -> None:

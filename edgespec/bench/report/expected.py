@@ -6,7 +6,6 @@ from functools import lru_cache
 
 from edgespec.bench.rows.row_spec import AUTO, PLAIN, RowSpec
 from edgespec.config import Config
-from edgespec.costs.planner import best
 from edgespec.errors import EdgeSpecError
 from edgespec.machine.cores import default_threads
 from edgespec.plans.model_plan import plan_for
@@ -31,11 +30,10 @@ def expected(spec: RowSpec, temperature: float) -> float | None:
         return next((size.tokens_per_second for size in sizes if size.sequences == spec.texts), None)
     if spec.tree == PLAIN:
         return plan.plain.tokens_per_second
-    drafted = [size for size in plan.sizes if size.drafter == plan.drafter or size.nodes == 1]
     if spec.tree == AUTO:
-        return best(drafted).tokens_per_second
+        return plan.chosen.tokens_per_second
     nodes = int(spec.tree)
-    return next((size.tokens_per_second for size in drafted if size.nodes == nodes), None)
+    return next((size.tokens_per_second for size in plan.sizes if size.nodes == nodes), None)
 
 
 @lru_cache(maxsize=32)

@@ -17,7 +17,7 @@ from edgespec.cli.screen.formatting import count, table
 from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal
 from edgespec.config import OPTIONS, Config
-from edgespec.units import readable, readable_duration
+from edgespec.units import readable, readable_duration, readable_rate
 
 if TYPE_CHECKING:
     from edgespec.costs.planned_weights import PlannedExperts, PlannedWeights
@@ -72,40 +72,49 @@ def plan_report(plan: PlanReport) -> str:
     rows.append(("the context", f"{readable(plan.cache_bytes)} of keys and values as {plan.kv}"))
     if plan.adapter_bytes:
         rows.append(("LoRA adapters", readable(plan.adapter_bytes)))
+    rows.append(("drafter", plan.drafter))
     if chosen.nodes > 1:
-        rows.append(("drafter", chosen.drafter))
         rows.append(("tree", f"{chosen.nodes} nodes, {chosen.tokens_per_pass:.1f} tokens a pass"))
-    else:
-        compared = len(plan.ways) > 1
-        rows.append(("drafter", f"none{': plain decoding is the fastest' if compared else ''}"))
-    rows.append(("speed", f"{about}{chosen.tokens_per_second:.2f} tokens/s"))
-    if chosen.nodes > 1:
-        plain = f"{plan.plain.tokens_per_second:.2f} tokens/s"
-        rows.append(("plain decoding", f"{plain}; this is {plan.comparison.gain:.1f} times that"))
-    rows.append(("bottleneck", _BOUNDS[chosen.bound]))
-    many, cells = plan.batch.chosen, plan.batch.cells
-    rows.append(
-        (
-            "a batch",
-            f"{about}{many.tokens_per_second:.2f} tokens/s with {count(many.sequences, 'text')} at once, "
-            f"{many.tokens_per_second_a_sequence:.2f} each",
-        )
-    )
-    room = f"room for {count(plan.batch.most, 'text')} of {cells.tokens} tokens"
-    rows.append(("KV cache per token", f"{readable(cells.cell_bytes)}; {room}"))
+    elif len(plan.sizes) > 1:
+        rows.append(("tree", "none: a single token a pass is faster than any tree"))
+    rows.append(("speed", f"{about}{readable_rate(chosen.tokens_per_second)}"))
+    if plan.plain.holding != chosen.holding or chosen.nodes > 1:
+        rate = readable_rate(plan.plain.tokens_per_second)
+        rows.append(("without drafts", f"{rate}; with them {plan.comparison.gain:.2f} times that"))
+    bottleneck = plan.comparison.bottleneck
+    gain = f"{bottleneck.what} would give {bottleneck.gain:.0%} more"
+    rows.append(("bottleneck", f"the {_RESOURCES[bottleneck.resource]}: {gain}"))
+    if plan.exact:
+        rows.append(("exact", "yes: the text does not depend on the drafter"))
+    rows.append(("threads", str(plan.threads)))
+    rows += _batch_rows(plan.batch, about)
     text = table((), rows)
-    if len(plan.ways) > 1:
-        text += "\n" + _table([(way.drafter, way) for way in plan.ways], "DRAFTER, BEST TREE")
-    sizes = [(size.drafter, size) for size in plan.comparison.beside(chosen)]
+    sizes = [(size.drafter, size) for size in plan.sizes]
     if len(sizes) > 1:
         text += "\n" + _table(sizes, "ALL TREES")
+    if others := plan.comparison.alternatives:
+        text += "\n" + _table([(way.drafter, way) for way in others], "WITH --draft")
     if plan.prompts:
         text += "\n" + _prompts(plan.prompts)
     text += "\n" + _batches(plan.batch)
-    if plan.advice:
+    if advice := plan.comparison.advice:
         text += "\nWhat would help:\n"
-        text += "".join(f"  {advice.what}: +{advice.gain:.0%}\n" for advice in plan.advice)
+        text += "".join(f"  {change.what}: +{change.gain:.0%}\n" for change in advice)
     return text + "\n" + "".join(f"{note}\n" for note in plan.notes)
+
+
+_RESOURCES = {"disk": "disk", "compute": "processor", "drafter": "drafter's device", None: ""}
+
+
+def _batch_rows(batch: BatchPlan, about: str) -> list[tuple[str, str]]:
+    """The best number of sequences, the fewest that are nearly as fast, and how many there is room for."""
+    most, cells = batch.fastest, batch.cells
+    said = f"{about}{readable_rate(most.tokens_per_second)} with {count(most.sequences, 'sequence')} at once"
+    if batch.chosen is not most:
+        close = readable_rate(batch.chosen.tokens_per_second)
+        said += f"; {batch.chosen.sequences} are nearly as fast ({close})"
+    room = f"room for {count(batch.most, 'sequence')} of {cells.tokens} tokens"
+    return [("a batch", said), ("KV cache per token", f"{readable(cells.cell_bytes)}; {room}")]
 
 
 def _streamed(holding: PlannedWeights) -> str:
@@ -125,18 +134,11 @@ def _experts(experts: PlannedExperts) -> str:
     )
 
 
-_BOUNDS = {
-    "disk": "the disk: passes wait for weights",
-    "compute": "the processor: passes take as long as their arithmetic",
-    "drafter": "the drafter: drafting takes longer than passes",
-}
-
-
 def _prompts(prompts: Mapping[int, PromptTime | None]) -> str:
     return table(
-        ("A PROMPT OF", "TAKES", "PIECES", "OF", "ARITHMETIC", "READING", "BOUND BY"),
+        ("A PROMPT OF", "TAKES", "PIECES", "OF", "ARITHMETIC", "READING"),
         [
-            (f"{tokens} tokens", *(("no room", *[""] * 5) if time is None else _prompt(time)))
+            (f"{tokens} tokens", *(("no room", *[""] * 4) if time is None else _prompt(time)))
             for tokens, time in prompts.items()
         ],
     )
@@ -150,21 +152,19 @@ def _prompt(time: PromptTime) -> tuple[str, ...]:
         *pieces,
         readable_duration(time.compute_s),
         readable_duration(time.read_s),
-        time.bound,
     )
 
 
 def _batches(batch: BatchPlan) -> str:
     return table(
-        ("TEXTS AT ONCE", "TOKENS/S", "EACH", "PASS", "READ A PASS", "BOUND BY"),
+        ("SEQUENCES AT ONCE, NO DRAFTS", "TOKENS/S", "EACH", "PASS", "READ A PASS"),
         [
             (
                 str(size.sequences),
-                f"{size.tokens_per_second:.2f}",
-                f"{size.tokens_per_second_a_sequence:.2f}",
+                readable_rate(size.tokens_per_second, ""),
+                readable_rate(size.tokens_per_second_a_sequence, ""),
                 readable_duration(size.pass_s),
                 readable(size.holding.pass_bytes(size.sequences)),
-                size.bound,
             )
             for size in batch.sizes
         ],
@@ -173,16 +173,17 @@ def _batches(batch: BatchPlan) -> str:
 
 def _table(rows: list[tuple[str, Prediction]], name: str) -> str:
     return table(
-        (name, "NODES", "TOKENS/S", "TOKENS A PASS", "PASS", "DRAFT", "BOUND BY"),
+        (name, "NODES", "TOKENS/S", "TOKENS A PASS", "PASS", "ARITHMETIC", "READING", "DRAFT"),
         [
             (
                 label,
                 str(way.nodes),
-                f"{way.tokens_per_second:.2f}",
+                readable_rate(way.tokens_per_second, ""),
                 f"{way.tokens_per_pass:.2f}",
                 readable_duration(way.pass_s),
+                readable_duration(way.compute_s),
+                readable_duration(way.read_s),
                 readable_duration(way.draft_s),
-                way.bound,
             )
             for label, way in rows
         ],

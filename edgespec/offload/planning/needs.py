@@ -98,6 +98,7 @@ class PairSizes:
         measured: find by dry runs what contexts allocate, and measure this process; otherwise estimate it.
         copied: count a tied embedding's second copy as the target's weights. A stream's layout counts it
             itself, and a mapped file has none.
+        process_bytes: of the process; None measures them, or assumes the usual.
 
     Raises:
         ModelFileError: llama.cpp cannot load a model.
@@ -112,8 +113,12 @@ class PairSizes:
         *,
         measured: bool,
         copied: bool = False,
+        process_bytes: int | None = None,
     ) -> None:
-        own = _process_bytes() if measured else PROCESS_BYTES  # before dry runs, which leave memory allocated
+        own = process_bytes
+        if own is None:
+            # Before dry runs, which leave memory allocated.
+            own = measured_process_bytes() if measured else PROCESS_BYTES
         self.context = context
         self._target = target
         self._measured = measured
@@ -250,7 +255,7 @@ def _with_second_copy(size: Footprint, files: ModelFiles) -> Footprint:
 
 
 @cache
-def _process_bytes() -> int:
+def measured_process_bytes() -> int:
     """The process's memory when this was first called; models that were closed since leave some allocated."""
     return min(psutil.Process().memory_info().rss, PROCESS_BYTES)
 

@@ -87,7 +87,7 @@ def place(
         raise MemoryLimitError(
             f"Streaming this model needs {readable(least)} of memory, and there are {readable(budget)} "
             "in the budget.",
-            f"Use {named('memory', f'{_megabytes(least)}MiB')} or more, or lower {named('context')}.",
+            f"Lower {named('context')}, or raise {named('memory')}.",
             least=least,
         )
     if whole <= budget:
@@ -156,7 +156,3 @@ def _topped_up(layers: Mapping[int, int], resident: tuple[int, ...], room: int, 
             chosen.add(index)
             held += layers[index]
     return tuple(sorted(chosen))
-
-
-def _megabytes(n_bytes: int) -> int:
-    return -(-n_bytes // (1 << 20))
