@@ -28,7 +28,6 @@ def test_a_pass_that_waits_for_the_disk_gives_every_text_a_token() -> None:
     assert (one.read_s, one.compute_s, one.pass_s) == (2.0, 0.1, 2.0)
     assert many.tokens_per_second == 16 * one.tokens_per_second
     assert many.tokens_per_second_a_sequence == one.tokens_per_second
-    assert one.bound == many.bound == "disk"
 
 
 def test_cells_that_displace_weights_are_paid_with_reading() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
-from platformdirs import user_cache_path
 
 from edgespec.cli.commands.plan import plan_report
 from edgespec.costs.batches import SIZES, SequenceCells, predict_batch
@@ -25,11 +24,12 @@ from edgespec.costs.planner import (
 )
 from edgespec.costs.yields import expected_yields
 from edgespec.errors import BackendError, MemoryLimitError
+from edgespec.files.user_folders import cache_folder
 from edgespec.kernels.layouts import kernel_layouts
 from edgespec.loading.files import FoundDrafter
 from edgespec.loading.plan import Planner
 from edgespec.models.hub.inspection import InspectedModel
-from edgespec.plans.model_plan import report_on
+from edgespec.plans.predictions import report_on
 from edgespec.plans.report import BatchPlan, PlanReport
 from edgespec.profiles.store import DiskProfile, ProfileStore, disk_key, machine_identity
 from edgespec.progress import no_progress
@@ -245,7 +245,7 @@ def reported(case: Case, store: ProfileStore, named: bool) -> PlanReport:
 def test_plans_of_simulated_machines_contradict_themselves_nowhere(
     store: ProfileStore, case: Case, draft: str, named: bool
 ) -> None:
-    cache = user_cache_path("edgespec")
+    cache = cache_folder()
     while not cache.exists():
         cache = cache.parent
     store.put(disk_key(cache), DiskProfile(1e9, 1e9, 1 << 20, 1))

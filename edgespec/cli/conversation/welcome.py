@@ -53,6 +53,8 @@ def announce_download(terminal: Terminal, loading: Config) -> None:
 
 def _download_lines(name: str, loading: Config, progress: Progress) -> list[str]:
     from edgespec.errors import HubError, MemoryLimitError
+    from edgespec.loading.decision import decide
+    from edgespec.loading.files import FoundDrafter
     from edgespec.loading.plan import Planner
     from edgespec.models.gguf.layers import ModelFiles
     from edgespec.models.hub import catalog
@@ -76,7 +78,8 @@ def _download_lines(name: str, loading: Config, progress: Progress) -> list[str]
     said = f"{name} is not installed. Downloading {readable(n_bytes)} from {hub_name}."
     resources = Resources.of_this_machine(loading)
     try:
-        plan = Planner(files, loading, resources.machine, resources.store).plan()
+        planner = Planner(files, loading, resources.machine, resources.store)
+        plan = decide(planner, lambda _planner: FoundDrafter()).plan
     except MemoryLimitError as error:
         return [said, f"It will not fit in memory: {error.what} {error.hint}"]
     return [said, placement_line(plan, tokens_per_second(plan, resources))]
