@@ -75,7 +75,8 @@ def _find(planner: Planner, on_progress: Progress) -> FoundDrafter:
         if model.path is None:
             is_mtp = is_mtp_file(model.headers[0])
             files = read_mtp_file(model.headers) if is_mtp else ModelFiles.of_headers(model.headers)
-            return FoundDrafter(files, model.notes, named=True)
+            approximate = (f"{speculation.draft}: its size is approximate.",) if model.approximate else ()
+            return FoundDrafter(files, (*model.notes, *approximate), named=True)
     return find_drafter(planner, on_progress)
 
 

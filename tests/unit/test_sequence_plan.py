@@ -126,7 +126,7 @@ def test_models_whose_cache_has_one_size_keep_it(model: ModelFiles, key: str) ->
 
 @pytest.mark.parametrize("parallel", [0, 1001, "many"])
 def test_numbers_that_cannot_be_meant(parallel: int | str) -> None:
-    with pytest.raises(UsageError, match=r"^parallel is"):
+    with pytest.raises(UsageError, match=r"^parallel must be"):
         load(parallel=parallel)
 
 
