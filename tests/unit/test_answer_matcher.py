@@ -27,6 +27,7 @@ from edgespec.models.text.structured_output.answer_matcher import AnswerMatcher
 from edgespec.models.text.structured_output.steps import GrammarStep, Thought, ToolCallGrammar
 from edgespec.models.text.structured_output.token_bytes import TokenBytes
 from edgespec.speculation.constraint import Constraint
+from tests.tiers import examples
 from tests.unit.syntaxes import GLM, HERMES, LEARNED, LLAMA, MISTRAL, MISTRAL_NAMED, QWEN_CODER, learned
 
 END = 256
@@ -425,7 +426,7 @@ def fits(value: object, name: str) -> bool:
 
 
 @pytest.mark.parametrize("syntax", [QWEN_CODER, GLM, GEMMA, *TAGGED, learned("Python", LEARNED["PYTHONIC"])])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     names=st.lists(st.sampled_from(sorted(VALUES)), unique=True, max_size=4),
     optional=st.booleans(),
@@ -487,7 +488,7 @@ NESTED: dict[str, Any] = {
 }
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     names=st.lists(st.sampled_from(sorted(NESTED)), unique=True, min_size=1, max_size=3),
     optional=st.booleans(),

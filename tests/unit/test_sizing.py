@@ -19,6 +19,7 @@ from edgespec.speculation.growth import Children, Frontier, TreeLimits
 from edgespec.speculation.sizing.running_costs import OnlineCostCurve
 from edgespec.speculation.sizing.sizers import AdaptiveSizer, FixedSizer, PassRoom
 from edgespec.speculation.tree_search import grow
+from tests.tiers import slow_except
 
 Cost = Callable[[int], float]
 
@@ -451,7 +452,7 @@ class _Steps:
         )
 
 
-@pytest.mark.parametrize("step_s", [0.01, 0.1, 0.3])
+@pytest.mark.parametrize("step_s", slow_except([0.1], [0.01, 0.1, 0.3]))
 def test_depth_follows_from_what_a_step_costs(step_s: float) -> None:
     rng = np.random.default_rng(0)
 
