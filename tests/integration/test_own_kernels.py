@@ -42,6 +42,7 @@ from edgespec.offload.planning.stream_plan import open_streamed_model, prepare_s
 from edgespec.offload.weights import StreamedWeights
 from tests.integration.test_streaming import load_streamed
 from tests.least_memory import load_in_least_memory
+from tests.tiers import slow_except
 from tests.tiny import write_tiny
 
 _LENGTH = 96
@@ -81,7 +82,7 @@ def own_layout(own: library.NativeLibrary) -> KernelLayout:
     return kernel_layouts()[0]
 
 
-@pytest.fixture(params=["smol_path", "gemma_path"])
+@pytest.fixture(params=slow_except(["smol_path"], ["smol_path", "gemma_path"]))
 def model_path(request: pytest.FixtureRequest) -> Path:
     """Q4_1 with heads of 64, three to a head of keys; and Q4_K_M with heads of 256, and sliding windows."""
     path: Path = request.getfixturevalue(request.param)

@@ -16,6 +16,7 @@ import pytest
 from edgespec.errors import BackendError, ModelFileError, OutputError, UsageError
 from edgespec.models.gguf.header import read_header
 from edgespec.models.llama.quantize import KEEP, QUANTIZATIONS, make_drafter
+from tests.tiers import slow_except
 from tests.tiny import N_LAYER, finish, write_tiny
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -95,7 +96,7 @@ def test_every_quantization_is_known_to_llama_cpp() -> None:
     assert missing == []
 
 
-@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+@pytest.mark.parametrize("quantization", slow_except(["f16", "q4_k_m", "iq4_xs", "q2_k"], QUANTIZATIONS))
 def test_every_quantization_can_be_made(quantization: str, tiny_path: Path, tmp_path: Path) -> None:
     output = tmp_path / "drafter.gguf"
     make_drafter(tiny_path, output, quantization=quantization, drop_layers=[1])
