@@ -20,7 +20,7 @@ from edgespec.kernels.layouts import kernel_layouts, use_own
 from edgespec.kernels.native import library
 from edgespec.kernels.native.library import NativeLibrary
 from edgespec.kernels.products import FloatArray, Processor, quantized
-from edgespec.kernels.setting import OWN
+from edgespec.kernels.setting import OWN, instruction_set
 from edgespec.processes.trial import attempt_in_child
 
 _PAGE = 4096
@@ -87,8 +87,7 @@ class Attention:
             graph = f["ggml_new_graph_custom"](scratch.handle, _NODES, False)
             f["ggml_build_forward_expand"](graph, node)
             if own is not None:
-                own.take_unpacked(True)
-                stack.callback(own.take_unpacked, False)
+                stack.enter_context(own.new_planner(instruction_set()))
             begun = time.perf_counter()
             f["ggml_backend_graph_compute"](processor.handle, graph)
             taken = time.perf_counter() - begun

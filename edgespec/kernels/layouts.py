@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 
@@ -19,6 +21,7 @@ from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address
 from edgespec.kernels.native import library
 from edgespec.kernels.native.build import sources_digest
+from edgespec.kernels.native.library import NodePlanner
 from edgespec.kernels.report_store import (
     ensure_report,
     faulty_with_sequences,
@@ -123,13 +126,12 @@ def _supporting(
         return tuple(layout for layout in layouts if _supports(layout, weight, product))
 
 
-def may_rearrange_stack(name: str, type_id: int, shape: tuple[int, ...]) -> bool:
-    """True if llama.cpp's loader may give a layout in use to a stack that is not chosen from by index.
+def may_rearrange_stack(
+    name: str, type_id: int, shape: tuple[int, ...], layouts: Sequence[KernelLayout]
+) -> bool:
+    """True if llama.cpp's loader may give one of these layouts to a stack that is not chosen from by index.
 
     AMX does so, and then computes wrong products, as was found with Gemma 3n.
-
-    Raises:
-        UsageError, BackendError: as kernel_layouts.
     """
     if len(shape) != 3 or _EXPERTS.search(name):
         return False
@@ -137,7 +139,7 @@ def may_rearrange_stack(name: str, type_id: int, shape: tuple[int, ...]) -> bool
         weight = scratch.tensor(type_id, shape)
         rows = scratch.tensor(ggml.F32, (shape[0], _ROWS, shape[2]))
         product = ggml.functions()["ggml_mul_mat"](scratch.handle, weight, rows)
-        return any(_supports(layout, weight, product) for layout in kernel_layouts())
+        return any(_supports(layout, weight, product) for layout in layouts)
 
 
 @cache
@@ -160,37 +162,39 @@ def _supports(layout: KernelLayout, weight: Address, node: Address) -> bool:
     return answer
 
 
-def kernel_layouts() -> tuple[KernelLayout, ...]:
+def kernel_layouts(*, sequences_with_states: bool = False) -> tuple[KernelLayout, ...]:
     """The layouts in use, in ggml's order: those that are allowed and not known to fail.
 
     EdgeSpec's own is used once it has been tried.
+
+    Args:
+        sequences_with_states: without those that compute several sequences of a model with a running state
+            wrongly.
 
     Raises:
         UsageError: EDGESPEC_KERNELS names a layout that is not available.
         BackendError: it names a layout that does not work here.
     """
-    if _only is not None:
-        _let_own_take_unpacked(_only)
-        return _only
+    if (chosen := _only.get()) is not None:
+        return chosen
     report = stored_report()
     names = layouts_in_use([layout.name for layout in available_layouts()], report)
-    names = tuple(name for name in names if name not in _left_out and not (name == OWN and report is None))
+    faulty = _faulty() if sequences_with_states else frozenset()
+    names = tuple(name for name in names if name not in faulty and not (name == OWN and report is None))
     if OWN in names:
         use_own()
-    layouts = tuple(layout for layout in available_layouts() if layout.name in names)
-    _let_own_take_unpacked(layouts)
-    return layouts
+    return tuple(layout for layout in available_layouts() if layout.name in names)
 
 
 def use_own() -> None:
-    """Compute with EdgeSpec's own kernels from now on, where weights are in their layout.
+    """Have ggml ask EdgeSpec's own kernels about nodes from now on: they compute those with packed weights.
 
     Raises:
         UsageError: EDGESPEC_KERNELS names an instruction set that this processor or the library lacks.
     """
     global _own_in_use
     own = library.load()
-    if not own.use(wanted := instruction_set()):
+    if (wanted := instruction_set()) and wanted not in own.instruction_sets():
         raise UsageError(
             f"{VARIABLE} asks for the instruction set {wanted}, which cannot be used here.",
             f"It can be {', '.join(own.instruction_sets())}.",
@@ -200,18 +204,76 @@ def use_own() -> None:
         _own_in_use = True
 
 
-def kernel_layout(type_id: int, shape: tuple[int, ...]) -> KernelLayout | None:
+@dataclass(frozen=True)
+class ModelKernels:
+    """The kernels that compute a model, as they were chosen when it was loaded.
+
+    Attributes:
+        layouts: that its weights may be in.
+        instruction_set: of EdgeSpec's own kernels; None for the best.
+    """
+
+    layouts: tuple[KernelLayout, ...] = ()
+    instruction_set: str | None = None
+
+    @classmethod
+    def chosen(cls, *, sequences_with_states: bool = False) -> ModelKernels:
+        """The kernels in use now.
+
+        Raises:
+            UsageError, BackendError: as kernel_layouts.
+        """
+        return cls(kernel_layouts(sequences_with_states=sequences_with_states), instruction_set())
+
+    def new_planner(self) -> NodePlanner | None:
+        """Return a planner for a context of the model; None if ggml alone plans its nodes."""
+        if all(layout.name != OWN for layout in self.layouts):
+            return None
+        return library.load().new_planner(self.instruction_set)
+
+    @contextmanager
+    def offered(self) -> Iterator[None]:
+        """A block in which llama.cpp's loader has these layouts to choose from.
+
+        Its list of layouts belongs to the process, so other loads wait meanwhile.
+
+        Raises:
+            BackendError: the loader cannot be restricted.
+        """
+        with _offering:
+            try:
+                ggml.offer_buffer_types([layout.address for layout in self.layouts])
+            except ggml.UnsupportedBuild as error:
+                raise BackendError(
+                    f"Kernel layouts cannot be chosen with this llama.cpp build: {error}.",
+                    "Set EDGESPEC_KERNELS=plain, or install the llama-cpp-python that EdgeSpec asks for.",
+                ) from error
+            yield
+
+
+_offering = threading.RLock()
+
+
+def kernel_layout(
+    type_id: int, shape: tuple[int, ...], layouts: Sequence[KernelLayout] | None = None
+) -> KernelLayout | None:
     """The fastest layout for a matrix of a layer; None if that is the file's own.
+
+    Args:
+        layouts: to choose from; None for those in use.
 
     Raises:
         UsageError, BackendError: as kernel_layouts.
     """
-    layouts = kernel_layouts()
+    if layouts is None:
+        layouts = kernel_layouts()
     able = {layout.name: layout for layout in supporting_layouts(type_id, shape) if layout in layouts}
     return able.get(_preferred(type_id, tuple(able)))
 
 
-def weight_layout(name: str, type_id: int, shape: tuple[int, ...]) -> KernelLayout | None:
+def weight_layout(
+    name: str, type_id: int, shape: tuple[int, ...], layouts: Sequence[KernelLayout] | None = None
+) -> KernelLayout | None:
     """The layout for a weight of this name; None if that is the file's own.
 
     Of the stacks of matrices, only experts are multiplied by index. Others, such as DeepSeek's attn_k_b, are
@@ -222,7 +284,7 @@ def weight_layout(name: str, type_id: int, shape: tuple[int, ...]) -> KernelLayo
     """
     if len(shape) == 3 and not _EXPERTS.search(name):
         return None
-    return kernel_layout(type_id, shape)
+    return kernel_layout(type_id, shape, layouts)
 
 
 def measured_products(type_id: int) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
@@ -256,24 +318,9 @@ def kernels_identity() -> str:
     return " ".join(["+".join(versions) or PLAIN, *(f"{t}={name}" for t, name in _unusual(names))])
 
 
-def follows_ggml() -> bool:
-    """True if each weight takes the first layout in use that can hold it, as llama.cpp's loader does."""
-    return not _unusual(tuple(layout.name for layout in kernel_layouts()))
-
-
-@contextmanager
-def for_sequences_with_states() -> Iterator[None]:
-    """Leave out layouts that compute several sequences of a model with a running state wrongly.
-
-    Raises:
-        BackendError, UsageError: as `report_store.faulty_with_sequences`.
-    """
-    global _left_out
-    before, _left_out = _left_out, _left_out | _faulty()
-    try:
-        yield
-    finally:
-        _left_out = before
+def follows_ggml(layouts: Sequence[KernelLayout]) -> bool:
+    """True if each weight takes the first of these layouts that can hold it, as llama.cpp's loader does."""
+    return not _unusual(tuple(layout.name for layout in layouts))
 
 
 def check_sequences_with_states(layouts: Sequence[str]) -> None:
@@ -297,31 +344,18 @@ def check_sequences_with_states(layouts: Sequence[str]) -> None:
 
 def _faulty() -> frozenset[str]:
     """Return the layouts found faulty with several sequences; none within the process that tries them."""
-    return frozenset() if _only is not None else faulty_with_sequences()
+    return frozenset() if _only.get() is not None else faulty_with_sequences()
 
 
-def offer_to_loader() -> bool:
-    """Restrict llama.cpp's loader to the layouts in use, which are tried first if they have not been yet.
-
-    Returns:
-        Whether there are any, which is the value for `use_extra_bufts`.
+def try_layouts() -> None:
+    """Try the layouts if they have not been yet, before a model is loaded.
 
     Raises:
         UsageError: as kernel_layouts.
-        BackendError: as kernel_layouts; or the loader cannot be restricted, or llama.cpp does not work here.
+        BackendError: llama.cpp does not work here.
     """
-    if _only is None:
+    if _only.get() is None:
         ensure_report()
-    layouts = kernel_layouts()
-    if layouts:
-        try:
-            ggml.offer_buffer_types([layout.address for layout in layouts])
-        except ggml.UnsupportedBuild as error:
-            raise BackendError(
-                f"Kernel layouts cannot be chosen with this llama.cpp build: {error}.",
-                "Set EDGESPEC_KERNELS=plain, or install the llama-cpp-python that EdgeSpec asks for.",
-            ) from error
-    return bool(layouts)
 
 
 def own_in_use() -> bool:
@@ -333,50 +367,24 @@ def own_in_use() -> bool:
     return any(layout.name == OWN for layout in kernel_layouts())
 
 
-def watch_own() -> Callable[[], bool]:
-    """Begin to watch who computes products and attention.
-
-    Returns:
-        Whether EdgeSpec's own kernels have computed all of them since then, and there was any attention.
-    """
-    own = library.loaded() if _own_in_use else None
-    if own is None:
-        return lambda: False
-    ours_before, left_before = own.answers()
-
-    def all_own() -> bool:
-        ours, left = own.answers()
-        return ours > ours_before and left == left_before
-
-    return all_own
-
-
-def _let_own_take_unpacked(layouts: Sequence[KernelLayout]) -> None:
-    """Compute attention and float products by EdgeSpec's own kernels if their layout is in use."""
-    if _own_in_use:
-        library.load().take_unpacked(any(layout.name == OWN for layout in layouts))
-
-
 @contextmanager
 def only(layouts: Sequence[KernelLayout]) -> Iterator[None]:
-    """Use these layouts whatever is known and allowed; for trying them in a process of their own."""
-    global _only
-    before, _only = _only, tuple(layouts)
+    """Use these layouts in this thread whatever is known and allowed, to try them."""
+    before = _only.set(tuple(layouts))
     try:
         yield
     finally:
-        _only = before
+        _only.reset(before)
 
 
-_only: tuple[KernelLayout, ...] | None = None
+_only: ContextVar[tuple[KernelLayout, ...] | None] = ContextVar("layouts that are being tried", default=None)
 _own_in_use = False
-_left_out: frozenset[str] = frozenset()
 
 
 def _unusual(names: tuple[str, ...]) -> list[tuple[int, str]]:
     """Quantizations that do not take the first of these layouts that can hold them, and the one they take."""
     report = stored_report()
-    if report is None or _only is not None:
+    if report is None or _only.get() is not None:
         return []
     found = []
     for type_id, by_layout in sorted(report.seconds.items()):
@@ -388,6 +396,6 @@ def _unusual(names: tuple[str, ...]) -> list[tuple[int, str]]:
 
 def _preferred(type_id: int, able: tuple[str, ...]) -> str:
     report = stored_report()
-    if _only is not None or report is None or not able:
+    if _only.get() is not None or report is None or not able:
         return able[0] if able else PLAIN
     return report.fastest(type_id, able)

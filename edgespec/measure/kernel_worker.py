@@ -198,8 +198,7 @@ def _float_product(processor: Processor, rows: int, own: library.NativeLibrary |
     activations = rng.standard_normal((_MANY, length), dtype=np.float32)[:rows]
     with ExitStack() as stack:
         if own is not None:
-            own.take_unpacked(True)
-            stack.callback(own.take_unpacked, False)
+            stack.enter_context(own.new_planner())
         given = (processor, F32, _FLOAT_SHAPE, weights.tobytes(), None, activations)
         made = stack.enter_context(Product(*given))
         made.compute()

@@ -18,7 +18,7 @@ from edgespec.errors import BackendError, EdgeSpecError
 from edgespec.generation.expert_use import ExpertUse
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address, UnbackedBufferType
-from edgespec.kernels.layouts import kernel_layouts
+from edgespec.kernels.layouts import available_layouts
 from edgespec.models.gguf.layers import ModelFiles, pattern_of
 from edgespec.models.llama.runtime.graph import GraphObserver
 from edgespec.models.llama.runtime.weight_store import BufferTypes, WeightStore
@@ -162,7 +162,7 @@ class StreamedWeights:
     @contextmanager
     def loading(self, path: Path, params: Any, buffer_types: BufferTypes) -> Iterator[Path]:
         """Make llama.cpp create the layers' tensors without memory, and load the rest."""
-        kernel_types = {layout.name: layout.address for layout in kernel_layouts()}
+        kernel_types = {layout.name: layout.address for layout in available_layouts()}
         groups: dict[str, list[str]] = {}
         stored = [layer.places for layer in self.store.layers.values()]
         stored += [experts.places for experts in self.store.experts.values()]

@@ -20,7 +20,7 @@ from edgespec.generation.config import GenerationConfig
 from edgespec.generation.decisions import Decisions
 from edgespec.kernels import ggml, products
 from edgespec.kernels.attention import Attention
-from edgespec.kernels.layouts import KernelLayout, kernel_layouts, looks_up_rows, watch_own
+from edgespec.kernels.layouts import KernelLayout, kernel_layouts, looks_up_rows
 from edgespec.kernels.native import library
 from edgespec.kernels.products import Processor
 from edgespec.kernels.setting import OWN, PLAIN, VARIABLE, setting_for
@@ -96,9 +96,11 @@ def logits(model: Model, *, rows: int, n_threads: int = 2, n_tokens: int = _LENG
     )
     tokens = np.random.default_rng(0).integers(0, model.vocabulary.n_tokens, n_tokens, dtype=np.int32)
     found = []
+    all_own = context.watch_own()
     for start in range(0, n_tokens, rows):
         context.decode(TokenBatch.run(tokens[start : start + rows], start, n_sequences=1, logits="all"))
         found.append(context.logits().copy())
+    assert all_own() == (OWN in model.layouts)
     context.close()
     return np.concatenate(found)
 
@@ -106,10 +108,8 @@ def logits(model: Model, *, rows: int, n_threads: int = 2, n_tokens: int = _LENG
 def test_the_number_of_rows_changes_no_bit(own: library.NativeLibrary, model_path: Path) -> None:
     with Model(model_path) as model:
         expected = logits(model, rows=_LENGTH)
-        all_own = watch_own()
         for rows in (1, 5, 33, 63, 64):
             assert np.array_equal(logits(model, rows=rows), expected), f"{rows} rows"
-        assert all_own()
 
 
 def test_neither_threads_nor_the_instruction_set_change_a_bit(
@@ -349,7 +349,6 @@ def test_attention_to_any_number_of_cells_by_any_number_of_rows(
     for cells in (1, 31, 33, 200):
         attention = Attention(64, 2 * group, 2, cells, cap, kept_as)
         with Processor(3) as processor:
-            own.take_unpacked(False)
             expected = attention.compute(processor, cells, None)
             found = attention.compute(processor, cells, own)
             assert np.abs(found - expected).max() < 0.03 * np.abs(expected).max()

@@ -13,11 +13,11 @@ import pytest
 from edgespec.errors import UsageError
 from edgespec.kernels import ggml
 from edgespec.kernels.layouts import (
+    ModelKernels,
     available_layouts,
     kernel_layout,
     kernel_layouts,
     kernels_identity,
-    offer_to_loader,
     weight_layout,
 )
 from edgespec.kernels.setting import PLAIN, SETTINGS, VARIABLE, allowed_layouts
@@ -90,7 +90,7 @@ def test_plain_has_no_layouts(monkeypatch: pytest.MonkeyPatch, loader: None) -> 
     monkeypatch.setenv(VARIABLE, "plain")
     assert kernel_layouts() == ()
     assert kernel_layout(Q4_0, (256, 64)) is None
-    assert not offer_to_loader()
+    assert ModelKernels.chosen() == ModelKernels()
     assert kernels_identity() == "plain"
 
 

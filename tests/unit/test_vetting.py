@@ -14,7 +14,7 @@ from edgespec.errors import ModelFileError
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.runtime import vetting
-from edgespec.models.llama.runtime.backend import log
+from edgespec.models.llama.runtime.backend import LogLines
 from edgespec.models.llama.runtime.model import Model
 from edgespec.models.llama.runtime.vetting import reading_order, require_survived
 from edgespec.models.llama.trials.dry_run import AllocationStore, Shape
@@ -200,6 +200,5 @@ def test_names_from_a_file_are_not_taken_for_a_lack_of_memory(smol_path: Path, t
         "llama_model_load: error loading model: std::bad_alloc",
     ],
 )
-def test_a_lack_of_memory_is_recognized(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log, "errors", ["a warning before", line])
-    assert log.memory_ran_out
+def test_a_lack_of_memory_is_recognized(line: str) -> None:
+    assert LogLines(["a warning before", line]).memory_ran_out

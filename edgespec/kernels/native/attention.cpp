@@ -3,6 +3,7 @@
 // Its vectors hold queries, not values: of each head of keys and values, those of several rows and of all heads that
 // share it. Where these are few, vectors hold cells and values instead.
 #include "attention.h"
+#include "planner.h"
 #include "products.h"
 #include <atomic>
 #include <cstring>
@@ -90,7 +91,7 @@ class Attention : public TensorTraits {
 
     bool compute_forward(ComputeParams * params, Tensor * op) override {
         const Plan plan(op);
-        const AttentionKernels & run = *kernels[isa_in_use()];
+        const AttentionKernels & run = *kernels[isa_of(op)];
         char * work = (char *) aligned((size_t) params->work);
         auto * next = (std::atomic<int64_t> *) work;
         char * slots = work + ALIGNMENT;
@@ -148,18 +149,18 @@ bool readable(const Tensor * cache) {
                                  : false;
 }
 
-bool is_ours(const Tensor * op) {
+}  // namespace
+
+TensorTraits & attention_traits() { return attention; }
+
+bool can_attend(const Tensor * op, int isa) {
     const Tensor *q = op->src[0], *k = op->src[1], *v = op->src[2], *mask = op->src[3];
     float bias;
     memcpy(&bias, op->op_params + 1, sizeof bias);
-    return kernels[isa_in_use()] && q->type == F32 && readable(k) && readable(v) && bias == 0.0f &&
+    return kernels[isa] && q->type == F32 && readable(k) && readable(v) && bias == 0.0f &&
            k->ne[2] == v->ne[2] && q->ne[2] % k->ne[2] == 0 && q->nb[0] == sizeof(float) &&
            op->nb[0] == sizeof(float) && (!mask || (mask->type == F16 && mask->nb[0] == 2 && mask->ne[2] == 1));
 }
-
-}  // namespace
-
-TensorTraits * attention_traits(const Tensor * op) { return is_ours(op) ? &attention : nullptr; }
 
 void add_attention(const AttentionKernels & added, const int * isas, int n_isas) {
     for (int i = 0; i < n_isas; i++) kernels[isas[i]] = &added;

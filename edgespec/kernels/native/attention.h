@@ -4,11 +4,11 @@
 
 namespace edgespec {
 
-// How an attention node is computed; null if ggml is to compute it.
-TensorTraits * attention_traits(const Tensor * op);
+// How attention nodes are computed, and whether a node can be with an instruction set.
+TensorTraits & attention_traits();
+bool can_attend(const Tensor * op, int isa);
 
-// What attention.cpp needs: which instruction set is in use, and ggml's barrier for the threads of a computation.
-int isa_in_use();
+// ggml's barrier for the threads of a computation.
 void wait_for_all(const ComputeParams * params);
 
 // Queries that share the keys and values of a head: as many as fit into one vector, from several rows of a pass and
@@ -16,7 +16,10 @@ void wait_for_all(const ComputeParams * params);
 constexpr int LANES = 16;
 constexpr int CELLS = 32;  // that are converted and skipped together
 
+// In an anonymous namespace, as each file that includes this is compiled for another instruction set.
+namespace {
 inline int64_t padded_cells(int64_t cells) { return (cells + LANES - 1) / LANES * LANES; }
+}  // namespace
 
 struct Tile {
     int64_t k_size, v_size, n_cells;

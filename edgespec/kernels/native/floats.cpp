@@ -1,7 +1,7 @@
 // Products of F32 matrices that are part of a model and lie in plain memory: routers of mixtures above all. ggml adds
 // their products in an order that depends on the number of rows; see float_kernels.h for the order here.
 #include "floats.h"
-#include "attention.h"
+#include "planner.h"
 #include "products.h"
 
 namespace edgespec {
@@ -21,7 +21,7 @@ class FloatTraits : public TensorTraits {
     bool compute_forward(ComputeParams * params, Tensor * op) override {
         const Tensor *w = op->src[0], *x = op->src[1];
         const int64_t n = w->ne[1], first = n * params->ith / params->nth, last = n * (params->ith + 1) / params->nth;
-        const FloatKernel kernel = kernels[isa_in_use()];
+        const FloatKernel kernel = kernels[isa_of(op)];
         FloatProduct p{};
         p.k = w->ne[0], p.rows = x->ne[1];
         p.weight_stride = (int64_t) (w->nb[1] / sizeof(float));
@@ -45,10 +45,12 @@ bool dense_rows(const Tensor * t) { return t->type == F32 && t->nb[0] == sizeof(
 
 }  // namespace
 
-TensorTraits * float_product_traits(const Tensor * op) {
+TensorTraits & float_product_traits() { return traits; }
+
+bool can_multiply_floats(const Tensor * op, int isa) {
     const Tensor *w = op->src[0], *x = op->src[1];
     const bool of_model = w->op == NONE && !w->view_src;
-    return of_model && kernels[isa_in_use()] && dense_rows(w) && dense_rows(x) && dense_rows(op) ? &traits : nullptr;
+    return of_model && kernels[isa] && dense_rows(w) && dense_rows(x) && dense_rows(op);
 }
 
 void add_float_kernel(FloatKernel kernel, const int * isas, int n_isas) {

@@ -4,8 +4,9 @@
 
 namespace edgespec {
 
-// How a product is computed; null if ggml is to compute it.
-TensorTraits * float_product_traits(const Tensor * op);
+// How such products are computed, and whether a product can be with an instruction set.
+TensorTraits & float_product_traits();
+bool can_multiply_floats(const Tensor * op, int isa);
 
 // Rows of activations times rows of a matrix, both dense floats of length k; strides are in floats.
 struct FloatProduct {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -34,9 +36,10 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "edgespec_register": (ctypes.c_char_p, [ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(_Operations)]),
     "edgespec_buffer_type": (ctypes.c_void_p, []),
     "edgespec_activate": (None, []),
-    "edgespec_use_isa": (ctypes.c_int, [ctypes.c_int]),
-    "edgespec_take_unpacked": (None, [ctypes.c_int]),
-    "edgespec_answers": (None, [ctypes.POINTER(ctypes.c_int64)] * 2),
+    "edgespec_planner_new": (ctypes.c_void_p, [ctypes.c_int, ctypes.c_int]),
+    "edgespec_planner_free": (None, [ctypes.c_void_p]),
+    "edgespec_plan_with": (ctypes.c_void_p, [ctypes.c_void_p]),
+    "edgespec_answers": (None, [ctypes.c_void_p, *[ctypes.POINTER(ctypes.c_int64)] * 2]),
     "edgespec_isa_name": (ctypes.c_char_p, [ctypes.c_int]),
     "edgespec_isa_id": (ctypes.c_int, [ctypes.c_char_p]),
     "edgespec_isa_usable": (ctypes.c_int, [ctypes.c_int]),
@@ -90,18 +93,20 @@ class NativeLibrary:
             number += 1
         return tuple(found)
 
-    def use(self, instruction_set: str | None) -> bool:
-        """Compute with this instruction set from now on, None for the best.
+    def new_planner(self, instruction_set: str | None = None) -> NodePlanner:
+        """Return a planner by which attention and products of F32 matrices are computed here, too.
 
-        Returns:
-            Whether it can be used here.
+        Args:
+            instruction_set: for all nodes that are computed here; None for the best.
+
+        Raises:
+            UnsupportedBuild: this library or this processor lacks it.
         """
         number = self._f["edgespec_isa_id"](instruction_set.encode()) if instruction_set else _BEST
-        return bool((number >= 0 or not instruction_set) and self._f["edgespec_use_isa"](number))
-
-    def take_unpacked(self, take: bool) -> None:
-        """Compute attention and products of F32 matrices as well from now on, or leave them to ggml."""
-        self._f["edgespec_take_unpacked"](take)
+        known = number >= 0 or not instruction_set
+        if not known or not (handle := self._f["edgespec_planner_new"](number, True)):
+            raise UnsupportedBuild(f"there is no instruction set {instruction_set}")
+        return NodePlanner(self._f, handle)
 
     def new_branching(self) -> StateBranching:
         """Return the branching for a context whose running states are to branch.
@@ -117,11 +122,46 @@ class NativeLibrary:
         self.activate()
         return StateBranching(self._f, handle)
 
+
+class NodePlanner:
+    """Decides how the nodes of one context's graphs are computed; see planner.h.
+
+    Entered by the thread that has ggml compute them, and in force until it is left. Freed with this object,
+    which must outlive the context.
+    """
+
+    def __init__(self, functions: dict[str, Any], handle: Address) -> None:
+        self._f = functions
+        self._handle = handle
+        self._before: list[Address | None] = []
+        weakref.finalize(self, functions["edgespec_planner_free"], handle).atexit = False
+
+    def __enter__(self) -> NodePlanner:
+        self._before.append(self._f["edgespec_plan_with"](self._handle))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._f["edgespec_plan_with"](self._before.pop())
+
     def answers(self) -> tuple[int, int]:
         """Count the attention nodes taken from ggml, and the attention nodes and products left to it."""
         ours, left = ctypes.c_int64(), ctypes.c_int64()
-        self._f["edgespec_answers"](ctypes.byref(ours), ctypes.byref(left))
+        self._f["edgespec_answers"](self._handle, ctypes.byref(ours), ctypes.byref(left))
         return ours.value, left.value
+
+    def watch(self) -> Callable[[], bool]:
+        """Begin to watch who computes products and attention.
+
+        Returns:
+            Whether EdgeSpec's own kernels have computed all of them since then, and there was any attention.
+        """
+        ours_before, left_before = self.answers()
+
+        def all_own() -> bool:
+            ours, left = self.answers()
+            return ours > ours_before and left == left_before
+
+        return all_own
 
 
 class StateBranching:

@@ -3,6 +3,7 @@
 #include "attention.h"
 #include "floats.h"
 #include "ggml_abi.h"
+#include "planner.h"
 #include "products.h"
 #include "recurrent.h"
 #include <atomic>
@@ -10,7 +11,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <dlfcn.h>
+#include <exception>
 #include <new>
+#include <sched.h>
 #include <sys/mman.h>
 #include <thread>
 #include <unistd.h>
@@ -25,9 +28,7 @@ constexpr int GRABS = 8;          // a thread's shares of a product, so that one
 constexpr int64_t MOST_PANELS = 16;  // of a share
 
 edgespec_operations ops;
-std::atomic<int> chosen_isa{-1};
-std::atomic<bool> takes_unpacked{false};
-std::atomic<int64_t> attention_taken{0}, left_to_ggml{0};
+thread_local Planner * planner = nullptr;  // of the graphs that this thread has ggml compute
 Buffer * (*alloc_plain)(BufferType *, size_t);
 BufferType * plain_type;
 void (*barrier)(void * threadpool);
@@ -53,6 +54,9 @@ bool holds(const Tensor * w) {
 // The share of `count` that begins the range of thread `ith`.
 int64_t share(int64_t count, int ith, int nth) { return count * ith / nth; }
 
+// Notes how a node is computed, when ggml plans it.
+void mark(const Tensor * op, Planner * by) { ((Tensor *) op)->extra = by; }
+
 // Hands out ranges of panels to threads; lies in the work memory.
 struct Counter {
     std::atomic<int64_t> next;
@@ -69,6 +73,7 @@ int64_t panels_at_once(int64_t panels, int nth) {
 class Product : public TensorTraits {
   public:
     bool work_size(int, const Tensor * op, size_t & size) override {
+        mark(op, planner);
         const Tensor * x = op->src[1];
         const int64_t rows = x->ne[1] * x->ne[2] * x->ne[3];
         const int kind = edgespec_activation_kind(op->src[0]->type);
@@ -78,7 +83,7 @@ class Product : public TensorTraits {
 
     bool compute_forward(ComputeParams * params, Tensor * op) override {
         const Tensor *w = op->src[0], *x = op->src[1];
-        const int isa = isa_in_use(), kind = edgespec_activation_kind(w->type);
+        const int isa = isa_of(op), kind = edgespec_activation_kind(w->type);
         const int64_t k = w->ne[0], n = w->ne[1], slice = x->ne[1], slices = x->ne[2] * x->ne[3], rows = slice * slices;
         char * work = (char *) aligned((size_t) params->work);
         auto * counter = (Counter *) work;
@@ -134,6 +139,7 @@ class IndexedProduct : public TensorTraits {
 
   public:
     bool work_size(int, const Tensor * op, size_t & size) override {
+        mark(op, planner);
         const Tensor *w = op->src[0], *indices = op->src[2];
         const int64_t slots = indices->ne[0] * indices->ne[1], most = slots < w->ne[2] ? slots : w->ne[2];
         const int kind = edgespec_activation_kind(w->type);
@@ -147,7 +153,7 @@ class IndexedProduct : public TensorTraits {
 
     bool compute_forward(ComputeParams * params, Tensor * op) override {
         const Tensor *w = op->src[0], *x = op->src[1], *indices = op->src[2];
-        const int isa = isa_in_use(), kind = edgespec_activation_kind(w->type);
+        const int isa = isa_of(op), kind = edgespec_activation_kind(w->type);
         const int64_t k = w->ne[0], n = w->ne[1], matrices = w->ne[2];
         const int64_t per_token = indices->ne[0], n_slots = per_token * indices->ne[1];
         Plan plan(params->work, matrices, n_slots);
@@ -223,9 +229,33 @@ class Rows : public TensorTraits {
     }
 };
 
+// A node without packed weights, which is computed here if its planner takes such nodes.
+class Unpacked : public TensorTraits {
+    TensorTraits & kernels;
+    bool (*possible)(const Tensor *, int isa);
+    bool is_attention;
+
+  public:
+    Unpacked(TensorTraits & kernels_, bool (*possible_)(const Tensor *, int), bool is_attention_)
+        : kernels(kernels_), possible(possible_), is_attention(is_attention_) {}
+
+    bool work_size(int n_threads, const Tensor * op, size_t & size) override {
+        const bool taken = planner && planner->takes_unpacked && possible(op, planner->isa);
+        mark(op, taken ? planner : nullptr);
+        if (planner) (taken ? planner->attention : planner->left) += !taken || is_attention;
+        return taken && kernels.work_size(n_threads, op, size);
+    }
+
+    bool compute_forward(ComputeParams * params, Tensor * op) override {
+        return op->extra && kernels.compute_forward(params, op);
+    }
+};
+
 Product product;
 IndexedProduct indexed_product;
 Rows rows_of;
+Unpacked float_product(float_product_traits(), can_multiply_floats, false);
+Unpacked attention(attention_traits(), can_attend, true);
 
 class Packed : public ExtraBufferType {
   public:
@@ -239,27 +269,20 @@ class Packed : public ExtraBufferType {
     }
 
     TensorTraits * get_tensor_traits(const Tensor * op) override {
-        if (op->extra) {
-            if (TensorTraits * traits = recurrent_traits(op)) return traits;
-        }
-        const bool unpacked = takes_unpacked.load(std::memory_order_relaxed);
         if (op->op == ops.product) {
             if (is_packed(op->src[0])) return &product;
-            TensorTraits * traits = unpacked ? float_product_traits(op) : nullptr;
-            return traits ? traits : left();
+            return op->src[0]->type == F32 ? &float_product : left();
         }
         if (op->op == ops.indexed_product) return is_packed(op->src[0]) ? &indexed_product : left();
         if (op->op == ops.rows) return is_packed(op->src[0]) ? &rows_of : nullptr;
-        if (op->op != ops.attention) return nullptr;
-        TensorTraits * traits = unpacked ? attention_traits(op) : nullptr;
-        if (!traits) return left();
-        attention_taken.fetch_add(1, std::memory_order_relaxed);
-        return traits;
+        if (op->op == ops.attention) return &attention;
+        return op->extra ? recurrent_traits(op) : nullptr;
     }
 
   private:
+    // Asked by the thread with the planner, and by others when they compute.
     static TensorTraits * left() {
-        left_to_ggml.fetch_add(1, std::memory_order_relaxed);
+        if (planner) planner->left++;
         return nullptr;
     }
 };
@@ -269,6 +292,16 @@ Packed packed;
 [[noreturn]] void refuse(const char * what) {
     fprintf(stderr, "EdgeSpec's kernels: %s\n", what);
     abort();
+}
+
+// Processors that this process may use.
+int usable_cores() {
+#ifdef __linux__
+    cpu_set_t allowed;
+    if (!sched_getaffinity(0, sizeof allowed, &allowed)) return CPU_COUNT(&allowed);
+#endif
+    const unsigned cores = std::thread::hardware_concurrency();
+    return cores < 1 ? 1 : (int) cores;
 }
 
 // Packs a weight from its bytes in a file, with all processors that this process may use.
@@ -283,14 +316,21 @@ void set_tensor(Buffer *, Tensor * t, const void * data, size_t offset, size_t s
             first += count;
         }
     };
-    const unsigned cores = std::thread::hardware_concurrency();
-    const int n_threads = size < (1 << 20) || cores < 1 ? 1 : (int) cores;
-    const int64_t total = panels * matrices;
+    const int n_threads = size < (1 << 20) ? 1 : usable_cores();
+    const int64_t total = panels * matrices, step = panels_at_once(total, n_threads);
+    std::atomic<int64_t> next{0};
+    const auto work = [&] {
+        for (int64_t p; (p = next.fetch_add(step, std::memory_order_relaxed)) < total;) {
+            pack(p, p + step < total ? p + step : total);
+        }
+    };
     std::vector<std::thread> others;
-    for (int i = 1; i < n_threads; i++) {
-        others.emplace_back([&, i] { pack(share(total, i, n_threads), share(total, i + 1, n_threads)); });
+    try {
+        for (int i = 1; i < n_threads; i++) others.emplace_back(work);
+    } catch (const std::exception &) {
+        // The system has no more threads or memory: those that there are do all of it.
     }
-    pack(0, share(total, 1, n_threads));
+    work();
     for (auto & thread : others) thread.join();
 }
 
@@ -333,7 +373,10 @@ const void * virtual_entry(const void * table, int number) { return ((const void
 
 }  // namespace
 
-int isa_in_use() { return chosen_isa.load(std::memory_order_relaxed); }
+int isa_of(const Tensor * op) {
+    static const int best = edgespec_best_isa();
+    return op->extra ? ((const Planner *) op->extra)->isa : best;
+}
 
 void wait_for_all(const ComputeParams * params) {
     if (params->nth > 1) barrier(params->threadpool);
@@ -374,19 +417,23 @@ const char * edgespec_register(const void * within, void * device, const edgespe
 
 void * edgespec_buffer_type(void) { return &packed_type; }
 
-void edgespec_activate(void) {
-    if (chosen_isa.load() < 0) chosen_isa = edgespec_best_isa();
-    packed_type.context = &packed;
+void edgespec_activate(void) { packed_type.context = &packed; }
+
+void * edgespec_planner_new(int isa, int takes_unpacked) {
+    const int chosen = isa < 0 ? edgespec_best_isa() : isa;
+    if (chosen < 0 || !edgespec_isa_usable(chosen)) return nullptr;
+    return new Planner{chosen, takes_unpacked != 0};
 }
 
-int edgespec_use_isa(int isa) {
-    const int wanted = isa < 0 ? edgespec_best_isa() : isa;
-    if (wanted < 0 || !edgespec_isa_usable(wanted)) return 0;
-    chosen_isa = wanted;
-    return 1;
+void edgespec_planner_free(void * freed) { delete (Planner *) freed; }
+
+void * edgespec_plan_with(void * next) {
+    Planner * before = planner;
+    planner = (Planner *) next;
+    return before;
 }
 
-void edgespec_take_unpacked(int take) { takes_unpacked = take != 0; }
-
-void edgespec_answers(int64_t * ours, int64_t * left) { *ours = attention_taken, *left = left_to_ggml; }
+void edgespec_answers(const void * asked, int64_t * ours, int64_t * left) {
+    *ours = ((const Planner *) asked)->attention, *left = ((const Planner *) asked)->left;
+}
 }

@@ -24,15 +24,20 @@ struct edgespec_operations {
 const char * edgespec_register(const void * within, void * device, const struct edgespec_operations * operations);
 /* The buffer type; valid whether or not it is registered. */
 void * edgespec_buffer_type(void);
-/* Has ggml ask about nodes from now on; products use the best instruction set unless another was chosen. */
+/* Has ggml ask about nodes from now on. Products of packed weights are computed with the best instruction set where no
+ * planner says otherwise. */
 void edgespec_activate(void);
-/* Chooses the instruction set of all products from now on; -1 for the best. Returns 0 if it cannot be used here. */
-int edgespec_use_isa(int isa);
-/* Computes attention, and products of F32 matrices, as well from now on (1), or leaves them to ggml (0). */
-void edgespec_take_unpacked(int take);
-/* How often ggml has asked about attention that is computed here (`ours`), and about attention and products that are
- * left to it (`left`). */
-void edgespec_answers(int64_t * ours, int64_t * left);
+/* How the nodes of a context are computed: with which instruction set (-1: the best one), and whether attention and
+ * products of F32 matrices are computed here as well or left to ggml. Null if the instruction set cannot be used here.
+ * To be freed after the context. */
+void * edgespec_planner_new(int isa, int takes_unpacked);
+void edgespec_planner_free(void * planner);
+/* Plans the graphs that this thread has ggml compute from now on; null: nothing but products of packed weights is
+ * computed here. Returns the planner before. */
+void * edgespec_plan_with(void * planner);
+/* How often ggml has asked about attention of a planner's graphs that is computed here (`ours`), and about attention and
+ * products that are left to it (`left`). */
+void edgespec_answers(const void * planner, int64_t * ours, int64_t * left);
 
 #ifdef __cplusplus
 }

@@ -319,9 +319,9 @@ void hide_others(Tree & tree, const Tensor * mask) {
         return;
     }
     const bool half = mask->type == F16;
-    const auto hidden = [&](const char * at) {
-        return half ? *(const uint16_t *) at == F16_MINUS_INFINITY : *(const uint32_t *) at == F32_MINUS_INFINITY;
-    };
+    const size_t size = half ? sizeof F16_MINUS_INFINITY : sizeof F32_MINUS_INFINITY;
+    const void * never = half ? (const void *) &F16_MINUS_INFINITY : &F32_MINUS_INFINITY;
+    const auto hidden = [&](const char * at) { return !memcmp(at, never, size); };
     for (int64_t i = 0; i < tree.rows; i++) {
         char * row = mask->data + i * mask->nb[1] + tree.first_cell * mask->nb[0];
         if (hidden(row + i * mask->nb[0]) ||
@@ -331,8 +331,7 @@ void hide_others(Tree & tree, const Tensor * mask) {
         }
         for (int64_t j = 0; j < tree.rows; j++) {
             if (tree.sees[i * tree.rows + j]) continue;
-            if (half) *(uint16_t *) (row + j * mask->nb[0]) = F16_MINUS_INFINITY;
-            else *(uint32_t *) (row + j * mask->nb[0]) = F32_MINUS_INFINITY;
+            memcpy(row + j * mask->nb[0], never, size);
         }
     }
     tree.masks.push_back(mask);

@@ -84,6 +84,9 @@ template <int ID_> struct Float {
 using F16 = Float<1>;
 using BF16 = Float<30>;
 
+// In an anonymous namespace, as each file that includes this is compiled for another instruction set.
+namespace {
+
 template <class T> constexpr bool is_float = T::BLOCK == 1;
 template <class T> constexpr size_t panel_bytes(int64_t k) {
     size_t bytes = 0;
@@ -113,6 +116,9 @@ template <class F> bool with_type(int id, F && f) {
         default: return false;
     }
 }
+
+}  // namespace
+
 inline constexpr int TYPE_IDS[] = {1, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 23, 30, 39};
 
 }  // namespace edgespec

@@ -64,6 +64,10 @@ class FirstLayers:
         layouts.append(None if self._head is None else kernel_layout(self._head.type_id, self._head.shape))
         return all(layout is not None and layout.name == OWN for layout in layouts)
 
+    def watch_own(self) -> Callable[[], bool]:
+        """As Context.watch_own."""
+        return self._context.watch_own()
+
     def decode(self, rows: int) -> FloatArray | None:
         """(rows, width) hidden states after these layers; None if the graph does not name them.
 

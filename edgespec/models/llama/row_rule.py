@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 
 from edgespec.files.small_json import remembered
-from edgespec.kernels.layouts import watch_own
 from edgespec.models.llama.cache.state_cache import StateCache
 from edgespec.models.llama.first_layers import FirstLayers
 from edgespec.models.llama.runtime.backend import build_identity
@@ -103,7 +102,7 @@ def _rows_with_logits(context: Context) -> int:
 
 def _computed_by_own(context: Context) -> bool:
     """True if EdgeSpec's own kernels compute all products and attention in a context; found by a pass."""
-    all_own = watch_own()
+    all_own = context.watch_own()
     try:
         context.decode(TokenBatch.run([0, 0], 0, n_sequences=1, logits="all"))
     finally:
@@ -115,7 +114,7 @@ def _own_kernels_agree(first_layers: FirstLayers) -> bool:
     """True if own kernels compute all of a model, and its first layers with any number of rows alike."""
     if not first_layers.all_own:
         return False
-    all_own = watch_own()
+    all_own = first_layers.watch_own()
     found = [
         first_layers.decode(rows) for rows in (*FEW_PASSES, _LONG_PASS) if rows <= first_layers.most_rows
     ]

@@ -9,7 +9,7 @@ from typing import Any
 import llama_cpp
 
 from edgespec.errors import ModelFileError
-from edgespec.models.llama.runtime.backend import log
+from edgespec.models.llama.runtime.backend import log_lines
 from edgespec.models.llama.runtime.model import Model
 
 
@@ -19,8 +19,9 @@ def load_adapter(model: Model, path: Path) -> Any:
     Raises:
         ModelFileError: llama.cpp cannot apply it to this model.
     """
-    log.errors.clear()
-    handle = llama_cpp.llama_adapter_lora_init(model.handle, os.fsencode(path))
+    # Adapters go to plain memory where a matrix is in one of the layouts that are offered.
+    with log_lines() as log, model.kernels.offered():
+        handle = llama_cpp.llama_adapter_lora_init(model.handle, os.fsencode(path))
     if not handle:
         raise ModelFileError(
             f"The LoRA adapter '{path}' cannot be applied to '{model.path.name}': {log.cause()}.",

@@ -1,4 +1,4 @@
-"""llama.cpp's process-wide state: started once, silenced, its log kept for error messages."""
+"""llama.cpp's process-wide state: started once, and silenced. Each call keeps its own lines of the log."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
 import llama_cpp
@@ -25,32 +27,27 @@ _NO_MEMORY = re.compile(
 _QUOTED = re.compile(r"'.*'", re.DOTALL)
 
 
-class _Log:
-    """llama.cpp's log: printed nowhere, with its first error lines kept for messages."""
+@dataclass
+class LogLines:
+    """What llama.cpp has logged during a block.
 
-    def __init__(self) -> None:
-        self.errors: list[str] = []
-        self.info: list[str] | None = None  # collected while `info_lines` is active
-        self._callback: Any = None
+    Attributes:
+        errors: the first error lines.
+        info: lines of information.
+    """
 
-    def install(self) -> None:
-        if self._callback is not None:
-            return
+    errors: list[str] = field(default_factory=list)
+    info: list[str] = field(default_factory=list)
 
-        @llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
-        def receive(level: int, text: bytes, _data: object) -> None:
-            if level == _ERROR_LEVEL and len(self.errors) < _KEPT_ERRORS:
-                self.errors.append(text.decode("utf-8", "replace").strip())
-            elif level == _INFO_LEVEL and self.info is not None:
-                self.info.append(text.decode("utf-8", "replace").strip())
-
-        self._callback = receive  # C keeps only the address, so Python must keep the object
-        llama_cpp.llama_log_set(receive, None)
-        llama_cpp.llama_backend_init()
-        available_layouts()  # before llama.cpp reads the list of layouts, which it does once
+    def add(self, level: int, text: str) -> None:
+        """Keep a line, if its level is one of those that are kept."""
+        if level == _ERROR_LEVEL and len(self.errors) < _KEPT_ERRORS:
+            self.errors.append(text)
+        elif level == _INFO_LEVEL:
+            self.info.append(text)
 
     def cause(self) -> str:
-        """The first error line since `errors` was cleared; later ones only repeat it."""
+        """The first error line; later ones only repeat it."""
         return one_line(self.errors[0]).rstrip(".") if self.errors else "it gave no reason"
 
     @property
@@ -59,23 +56,38 @@ class _Log:
         return any(_NO_MEMORY.search(_QUOTED.sub("", line)) for line in self.errors)
 
 
-log = _Log()
+# Those that are being kept for this thread, or for the one that it computes for.
+_kept: ContextVar[tuple[LogLines, ...]] = ContextVar("kept log lines", default=())
+_callback: Any = None  # C keeps only the address, so Python must keep the object
 
 
 def start_backend() -> None:
-    """Initialise llama.cpp once and silence its log."""
-    log.install()
+    """Initialise llama.cpp once, and print its log nowhere."""
+    global _callback
+    if _callback is not None:
+        return
+
+    @llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
+    def receive(level: int, text: bytes, _data: object) -> None:
+        for lines in _kept.get():
+            lines.add(level, text.decode("utf-8", "replace").strip())
+
+    _callback = receive
+    llama_cpp.llama_log_set(receive, None)
+    llama_cpp.llama_backend_init()
+    available_layouts()  # before llama.cpp reads the list of layouts, which it does once
 
 
 @contextmanager
-def info_lines() -> Iterator[list[str]]:
-    """The lines that llama.cpp logs during the block; for one thread at a time."""
+def log_lines() -> Iterator[LogLines]:
+    """Yield what llama.cpp logs in this thread during the block."""
     start_backend()
-    lines = log.info = []
+    lines = LogLines()
+    before = _kept.set((*_kept.get(), lines))
     try:
         yield lines
     finally:
-        log.info = None
+        _kept.reset(before)
 
 
 def build_identity() -> str:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 
-from edgespec.kernels.layouts import kernel_layouts
+from edgespec.kernels.layouts import ModelKernels
 
 _OTHERS = ("torch", "tensorflow", "onnxruntime", "openvino")  # libraries whose products may use tiles
 _TILES = "AMX"  # ggml's name of the layout whose kernels use them
@@ -21,10 +22,17 @@ class ComputeThread:
     """Calls functions of llama.cpp that compute, in a thread of their own where that is necessary.
 
     The thread starts with the first call that needs it.
+
+    Args:
+        kernels: of the model that is computed.
+
+    Attributes:
+        planner: of the graphs that these functions compute; None if ggml alone plans them.
     """
 
-    def __init__(self) -> None:
-        self._uses_tiles = any(layout.name == _TILES for layout in kernel_layouts())
+    def __init__(self, kernels: ModelKernels) -> None:
+        self._uses_tiles = any(layout.name == _TILES for layout in kernels.layouts)
+        self.planner = kernels.new_planner()
         self._executor: ThreadPoolExecutor | None = None
 
     @property
@@ -38,10 +46,17 @@ class ComputeThread:
         Signal handlers must be deferred (see signals), as an exception would not end the call.
         """
         if not self.needed:
-            return function(*arguments)
+            return self._planned(function, *arguments)
         if self._executor is None:
             self._executor = ThreadPoolExecutor(1, thread_name_prefix="edgespec-compute")
-        return self._executor.submit(function, *arguments).result()
+        # The log's lines are kept for the caller.
+        return self._executor.submit(copy_context().run, self._planned, function, *arguments).result()
+
+    def _planned(self, function: Callable[..., int], *arguments: object) -> int:
+        if self.planner is None:
+            return function(*arguments)
+        with self.planner:
+            return function(*arguments)
 
     def close(self) -> None:
         """End the thread, if there is one."""

@@ -18,7 +18,7 @@ from edgespec.kernels.native import library
 from edgespec.kernels.native.library import StateBranching
 from edgespec.models.llama.runtime import forks
 from edgespec.models.llama.runtime.abort import AbortFlag, DecodeAborted
-from edgespec.models.llama.runtime.backend import log
+from edgespec.models.llama.runtime.backend import LogLines, log_lines
 from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.compute_thread import ComputeThread
 from edgespec.models.llama.runtime.graph import GraphCallback, GraphObserver
@@ -108,7 +108,7 @@ class Context:
         self._memory_handle: Any = None
         self._forked = False
         self._n_outputs = self.n_decoded = 0
-        self._compute_thread = ComputeThread()
+        self._compute_thread = ComputeThread(model.kernels)
         self._abort = abort  # C keeps the flag's address, so it must live as long as the context
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = n_cells
@@ -135,8 +135,8 @@ class Context:
         watching = [] if mtp else model.weights.observers
         self.graph = GraphCallback([*watching, *observers], self._branching)
         self.graph.install(params)
-        log.errors.clear()
-        self._handle = llama_cpp.llama_init_from_model(model.handle, params)
+        with log_lines() as log:
+            self._handle = llama_cpp.llama_init_from_model(model.handle, params)
         if not self._handle:
             self._end_branching()
             self._require_weights()
@@ -194,8 +194,15 @@ class Context:
         """
         handles = (llama_cpp.llama_adapter_lora_p_ctypes * len(adapters))(*(handle for handle, _ in adapters))
         scales = (ctypes.c_float * len(adapters))(*(scale for _, scale in adapters))
-        if llama_cpp.llama_set_adapters_lora(self.handle, handles, len(adapters), scales) != 0:
+        with log_lines() as log:
+            refused = llama_cpp.llama_set_adapters_lora(self.handle, handles, len(adapters), scales)
+        if refused:
             raise BackendError(f"llama.cpp refuses the LoRA adapters: {log.cause()}.")
+
+    def watch_own(self) -> Callable[[], bool]:
+        """Begin to watch who computes products and attention in this context; see NodePlanner.watch."""
+        planner = self._compute_thread.planner
+        return (lambda: False) if planner is None else planner.watch()
 
     def set_threads(self, n_threads: int) -> None:
         """Compute with this many CPU threads from now on."""
@@ -219,9 +226,8 @@ class Context:
             raise change
         forks.has_computed()
         struct, keep_alive = batch.to_llama()
-        log.errors.clear()
         error: BaseException | None = None
-        with self._uninterrupted(), self._branched(batch) as problems:
+        with log_lines() as log, self._uninterrupted(), self._branched(batch) as problems:
             if not self.graph.installed:
                 code = self._compute_thread.call(llama_cpp.llama_decode, handle, struct)
             else:
@@ -236,7 +242,7 @@ class Context:
         del keep_alive
         if error is not None:
             raise error
-        self._require_success(code)
+        self._require_success(code, log)
         if problems:
             raise BranchesFailed(f"Branches of '{self.model.path.name}' cannot be computed: {problems[0]}.")
         self._n_outputs, self.n_decoded = batch.n_outputs, len(batch)
@@ -257,10 +263,15 @@ class Context:
             if problem := self._branching.end():
                 problems.append(problem)
 
-    def _compute(self, function: Callable[..., int], *arguments: object) -> int:
-        """Call a function of llama.cpp that computes."""
-        with self._uninterrupted():
-            return self._compute_thread.call(function, *arguments)
+    def _compute(self, function: Callable[..., int], *arguments: object) -> None:
+        """Call a function of llama.cpp that computes.
+
+        Raises:
+            NoRoomInCache, DecodeAborted, BackendError: as `decode`.
+        """
+        with log_lines() as log, self._uninterrupted():
+            code = self._compute_thread.call(function, *arguments)
+        self._require_success(code, log)
 
     def _uninterrupted(self) -> AbstractContextManager[object]:
         """Hold back signal handlers in a block in which llama.cpp calls back, or computes in a thread."""
@@ -268,7 +279,7 @@ class Context:
             return DeferredSignals(self._interrupt)
         return nullcontext()
 
-    def _require_success(self, code: int) -> None:
+    def _require_success(self, code: int, log: LogLines) -> None:
         """Raise what a return code means."""
         if code == 1:
             raise NoRoomInCache(self.n_cells)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address
 from edgespec.kernels.layouts import (
+    KernelLayout,
     follows_ggml,
-    kernel_layouts,
     may_rearrange_stack,
     supporting_layouts,
     weight_layout,
@@ -21,8 +22,10 @@ from edgespec.models.gguf.types import TensorInfo
 _OUTPUT, _LAYERS = "output.weight", "blk."
 
 
-def layout_overrides(path: Path, gpu_layers: int) -> list[tuple[str, Address]]:
-    """Overrides (regular expression, buffer type) for a model that is loaded with the layouts in use.
+def layout_overrides(
+    path: Path, gpu_layers: int, layouts: Sequence[KernelLayout]
+) -> list[tuple[str, Address]]:
+    """Overrides (regular expression, buffer type) for a model that is loaded with these layouts.
 
     llama.cpp gives each weight the first layout that can hold it; these are the weights for which another one
     was measured to be faster, and those that no layout holds correctly. Usually there are none. The two uses
@@ -34,7 +37,7 @@ def layout_overrides(path: Path, gpu_layers: int) -> list[tuple[str, Address]]:
     Raises:
         ModelFileError: the model's files cannot be read.
     """
-    header, as_measured = read_header(path), follows_ggml()
+    header, as_measured = read_header(path), follows_ggml(layouts)
     count = header.block_count or 0
     # llama.cpp counts the output as one more layer, the first that it hands to the GPU.
     first_on_gpu = max(count + 1 - gpu_layers, 0)
@@ -44,11 +47,11 @@ def layout_overrides(path: Path, gpu_layers: int) -> list[tuple[str, Address]]:
         for tensor in part.tensors:
             if _layer_of(tensor, count) >= first_on_gpu:
                 continue
-            if may_rearrange_stack(tensor.name, tensor.type_id, tensor.shape):
+            if may_rearrange_stack(tensor.name, tensor.type_id, tensor.shape, layouts):
                 groups.setdefault(ggml.plain_buffer_type(), []).append(tensor.name)
             elif not as_measured:
-                able = [x for x in supporting_layouts(tensor.type_id, tensor.shape) if x in kernel_layouts()]
-                chosen = weight_layout(tensor.name, tensor.type_id, tensor.shape)
+                able = [x for x in supporting_layouts(tensor.type_id, tensor.shape) if x in layouts]
+                chosen = weight_layout(tensor.name, tensor.type_id, tensor.shape, layouts)
                 if able and chosen != able[0]:
                     buffer_type = chosen.address if chosen else ggml.plain_buffer_type()
                     groups.setdefault(buffer_type, []).append(tensor.name)

@@ -13,13 +13,13 @@ import llama_cpp
 
 from edgespec.errors import BackendError, EdgeSpecError, MemoryLimitError, ModelFileError
 from edgespec.files.state import FileState, states_of
-from edgespec.kernels.layouts import for_sequences_with_states, kernel_layouts, offer_to_loader
+from edgespec.kernels.layouts import ModelKernels, try_layouts
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import mtp_layers
 from edgespec.models.gguf.split_files import parts_by_name
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.llama.runtime import forks
-from edgespec.models.llama.runtime.backend import log, start_backend
+from edgespec.models.llama.runtime.backend import log_lines, start_backend
 from edgespec.models.llama.runtime.device_layers import ON_PROCESSOR, DeviceLayers
 from edgespec.models.llama.runtime.layout_overrides import layout_overrides
 from edgespec.models.llama.runtime.signals import DeferredSignals
@@ -59,6 +59,7 @@ class Model:
 
     Attributes:
         states: of the model's files, as they were loaded.
+        kernels: what computes it.
         layouts: ggml's names of the kernel layouts that its weights may be in.
         mtp: as given.
 
@@ -101,7 +102,6 @@ class Model:
         self._mapped = memory_map and not may_be_rewritten and not vocabulary_only
         self._forked = False
         self._contexts: weakref.WeakSet[Closable] = weakref.WeakSet()
-        log.errors.clear()
         params = llama_cpp.llama_model_default_params()
         further = mtp_layers(path) if devices.devices and not vocabulary_only else ()
         patterns, keep_alive = devices.amend(params, further)
@@ -111,14 +111,17 @@ class Model:
             overrides = _without_token_texts(read_header(path))
             params.kv_overrides = overrides
         params.load_mode = llama_cpp.LLAMA_LOAD_MODE_MMAP if memory_map else llama_cpp.LLAMA_LOAD_MODE_NONE
-        self.layouts: tuple[str, ...] = ()
-        params.use_extra_bufts = False
+        self.kernels = ModelKernels()
         if repack and not vocabulary_only:
-            left_out = several_sequences and read_header(path).keeps_running_state
-            with for_sequences_with_states() if left_out else nullcontext():
-                params.use_extra_bufts = offer_to_loader()
-                patterns = layout_overrides(path, params.n_gpu_layers) + patterns
-                self.layouts = tuple(layout.name for layout in kernel_layouts())
+            try_layouts()
+        if not vocabulary_only:
+            states = repack and several_sequences and read_header(path).keeps_running_state
+            self.kernels = ModelKernels.chosen(sequences_with_states=states)
+        layouts = self.kernels.layouts if repack else ()
+        self.layouts = tuple(layout.name for layout in layouts)
+        params.use_extra_bufts = bool(layouts)
+        if layouts:
+            patterns = layout_overrides(path, params.n_gpu_layers, layouts) + patterns
         params.vocab_only = vocabulary_only
         params.no_alloc = not allocate
         failed: list[BaseException] = []
@@ -136,7 +139,12 @@ class Model:
 
         params.progress_callback = report
         try:
-            with signals, self.weights.loading(path, params, patterns) as load_path:
+            with (
+                self.kernels.offered() if layouts else nullcontext(),
+                log_lines() as log,
+                signals,
+                self.weights.loading(path, params, patterns) as load_path,
+            ):
                 self._handle = llama_cpp.llama_model_load_from_file(os.fsencode(load_path), params)
             del keep_alive, overrides
             if failed:

@@ -22,7 +22,7 @@ from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.llama.cache.state_cache import N_SEQUENCES
 from edgespec.models.llama.heads.context import MTPContext
 from edgespec.models.llama.heads.opening import head_context
-from edgespec.models.llama.runtime.backend import build_identity, info_lines
+from edgespec.models.llama.runtime.backend import build_identity, log_lines
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 
@@ -126,9 +126,9 @@ def dry_run(
             cells = max(shape.n_cells for shape in shapes)
             target = _open(stack.enter_context(large), Shape(cells, 64, 64, 1))
         for shape in shapes:
-            with info_lines() as lines:
+            with log_lines() as lines:
                 _open(model, shape, target).close()
-            text = "\n".join(lines)
+            text = "\n".join(lines.info)
             cache = [float(size) for size in _CACHE.findall(text)]
             buffers = [float(size) for size in _BUFFER.findall(text)]
             if not cache or not buffers:
