@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import edgespec
 from edgespec.errors import EdgeSpecError, ModelFileError
+from edgespec.generation.config import GenerationConfig
 from edgespec.kernels import report_store
 from edgespec.kernels.layouts import kernel_layouts
 from edgespec.kernels.report import TrialReport
@@ -85,6 +87,27 @@ def test_loads_and_passes_of_two_engines_change_no_bit_of_each_other(
         running = {path: pool.submit(answers, path, rounds=_ROUNDS, meet=meet) for path in alone}
         for path, answer in running.items():
             assert answer.result() == alone[path] * _ROUNDS
+
+
+def test_engines_that_are_loaded_and_answer_at_once_give_the_answers_they_give_alone(
+    hybrid: Path, short_path: Path, hybrid_leaves_out: Callable[[list[str]], None]
+) -> None:
+    start_backend()
+    hybrid_leaves_out([layout.name for layout in kernel_layouts()][:1])
+    config = GenerationConfig(max_tokens=8, logprobs=3)
+
+    def answer(path: Path, rounds: int = 1) -> list[object]:
+        found: list[object] = []
+        for _ in range(rounds):
+            with edgespec.load(path, draft="none", context=256, threads=1, exact=False) as engine:
+                found += [engine.generate("one two three", config, raw=True) for _ in range(2)]
+        return [(each.tokens, each.logprobs) for each in found]
+
+    alone = {path: answer(path) for path in (hybrid, short_path)}
+    with ThreadPoolExecutor(len(alone)) as pool:
+        running = {path: pool.submit(answer, path, rounds=2) for path in alone}
+        for path, answered in running.items():
+            assert answered.result() == alone[path] * 2
 
 
 def test_each_load_is_explained_by_its_own_log(smol_path: Path, tmp_path: Path) -> None:
