@@ -13,11 +13,12 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import edgespec
 from edgespec.engine.engine import Engine
+from edgespec.engine.passes import CachedSequence
 from edgespec.engine.requests import Event, Request, RequestSource
+from edgespec.models.llama.cache.state_file import StateFile
 from tests.integration.test_parallel import alone, requests
 
 Answer = tuple[list[int], str]
@@ -87,13 +88,14 @@ def together(
     outcome = Outcome()
     patience = {chance.randrange(len(wanted)): chance.randint(1, 6) for _ in range(leaving)}
     said: dict[int, list[int]] = {}
-    save, before = engine.target.save_sequence, engine.target.cache.compactions
+    set_aside, before = engine.target.set_aside, engine.target.cache.compactions
+    states: list[StateFile] = []
 
-    def counted(*arguments: Any) -> None:
-        outcome.set_aside += 1
-        save(*arguments)
+    def noted(cached: CachedSequence, folder: Path) -> StateFile:
+        states.append(set_aside(cached, folder))
+        return states[-1]
 
-    engine.target.save_sequence = counted  # type: ignore[method-assign,assignment]
+    engine.target.set_aside = noted  # type: ignore[method-assign]
     try:
         events = engine.stream_many(
             Arrivals([replace(request, cancelled=False) for request in wanted], chance, 8.0),
@@ -112,7 +114,9 @@ def together(
                 assert finished == expected[number], f"request {number}"
                 outcome.identical += 1
     finally:
-        engine.target.save_sequence = save  # type: ignore[method-assign]
+        engine.target.set_aside = set_aside  # type: ignore[method-assign]
+    outcome.set_aside = len(states)
+    assert all(state.closed for state in states), "nothing is left on disk"
     assert list(engine.target.sequences) == [engine.target.own], "all places are given back"
     assert outcome.identical + outcome.left == len(wanted)
     outcome.compactions = engine.target.cache.compactions - before

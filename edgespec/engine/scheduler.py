@@ -9,11 +9,9 @@ sequences are scheduled by speed alone.
 
 from __future__ import annotations
 
-import tempfile
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from edgespec.engine.answer import AnswerInProgress
 from edgespec.engine.pass_plan import CellBudget, PassLimits, PrefillLimiter, plan_pass
@@ -21,11 +19,11 @@ from edgespec.engine.passes import CachedSequence, PromptChunk
 from edgespec.engine.requests import Event, Request, RequestSource
 from edgespec.engine.sequence import Batch
 from edgespec.engine.target import Target
-from edgespec.files.checked import CheckedFiles
+from edgespec.files.cache_kind import CacheKind
 from edgespec.generation.result import Chunk, FinishReason, PassRecord
 from edgespec.models.gguf.footprint import LARGE_NODES, USUAL_NODES
 from edgespec.models.llama.cache.kv_cache import common_prefix
-from edgespec.models.llama.cache.states import StateStore
+from edgespec.models.llama.cache.state_file import StateFile
 from edgespec.models.llama.row_rule import MOST_PADDED_ROWS
 from edgespec.speculation.drafters.base import Drafter
 
@@ -42,6 +40,7 @@ class _InFlight:
         started: whether any of its tokens were read for it alone.
         read: tokens of its prompt that were read for it.
         to_read: tokens of its prompt that were not known when it began.
+        state: what the cache had of its sequence, while it waits for room there.
     """
 
     request: Request
@@ -49,6 +48,7 @@ class _InFlight:
     started: bool = False
     read: int = 0
     to_read: int = 0
+    state: StateFile | None = None
 
     @property
     def prompt(self) -> list[int]:
@@ -61,6 +61,12 @@ class _InFlight:
         cached = self.answer.sequence.cached
         assert cached is not None, "only waiting sequences are not in the cache"
         return cached
+
+    def discard_state(self) -> None:
+        """Free the disk space of what was set aside."""
+        if self.state is not None:
+            self.state.close()
+            self.state = None
 
     def tell_progress(self) -> None:
         """Say how much of the prompt was read, to whom it may concern."""
@@ -104,8 +110,6 @@ class Scheduler:
         self._idle: deque[CachedSequence] = deque()  # of finished answers, for requests that begin alike
         self._storing: dict[CachedSequence, Iterator[None]] = {}  # what is left to be written of sequences
         self._drafted: deque[Sequence[int]] = deque(maxlen=_MOST_DRAFTED)  # finished, not yet written
-        self._states: StateStore | None = None
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     @property
     def is_idle(self) -> bool:
@@ -278,7 +282,8 @@ class Scheduler:
         while self._cells.overflows(self._held):  # only now, as it may share cells of a finished sequence
             if not self._forget_finished():
                 break
-        self._target.recall(tokens, cached, self._states)
+        self._target.recall(tokens, cached, running.state)
+        running.discard_state()
         running.started = False
         running.to_read = max(running.answer.missing, 0)
 
@@ -346,6 +351,7 @@ class Scheduler:
             yield Event(running.request, self._close(running, "cancelled"))
         for running in [running for running in self._waiting if running.request.cancelled]:
             self._waiting.remove(running)
+            running.discard_state()
             yield Event(running.request, self._finish(running.answer, "cancelled"))
 
     def _close(self, running: _InFlight, reason: FinishReason) -> Chunk:
@@ -373,20 +379,15 @@ class Scheduler:
 
     def _set_aside(self, running: _InFlight) -> None:
         """Move a sequence's state to disk until there is room for it again."""
-        if self._states is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="edgespec-texts-", ignore_cleanup_errors=True)
-            files = CheckedFiles(Path(self._folder.name))
-            self._states = self._target.store_in(files)
-        self._target.save_sequence(self._states, running.place)
-        self._target.close_sequence(running.place)
+        running.state = self._target.set_aside(running.place, CacheKind.PROMPTS.folder)
         running.answer.sequence.cached = None
         self._in_flight.remove(running)
         self._waiting.appendleft(running)
 
     def _forget_everything(self) -> None:
         """Give all cells back, and remove what was set aside."""
-        if self._folder is not None:
-            self._folder.cleanup()
+        for running in self._waiting:
+            running.discard_state()
         if not self._target.closed:
             for cached in tuple(self._target.sequences):
                 self._target.close_sequence(cached)

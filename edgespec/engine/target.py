@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
+from pathlib import Path
 
 import numpy as np
 
@@ -24,7 +25,8 @@ from edgespec.models.llama.cache.kv_cache import (
     placement,
 )
 from edgespec.models.llama.cache.state_cache import same_states
-from edgespec.models.llama.cache.states import StateStore
+from edgespec.models.llama.cache.state_file import StateFile
+from edgespec.models.llama.cache.states import SavedState, StateStore
 from edgespec.models.llama.cache.tree_rows import tree_batch
 from edgespec.models.llama.prefill_chunks import PrefillChunks
 from edgespec.models.llama.row_rule import ANY_ROWS, RowRule
@@ -397,13 +399,13 @@ class Target:
         return longest
 
     def recall(
-        self, tokens: Sequence[int], cached: CachedSequence | None = None, store: StateStore | None = None
+        self, tokens: Sequence[int], cached: CachedSequence | None = None, store: SavedState | None = None
     ) -> int:
         """Make the cache hold as long a prefix of `tokens` as possible without a pass.
 
         Args:
             cached: the sequence that shall hold it; None for the target's own.
-            store: where the state of this sequence alone is kept.
+            store: where the state of this sequence alone was saved.
 
         Returns:
             How many tokens it now holds.
@@ -412,17 +414,23 @@ class Target:
         self._begin()
         cached.rewind(common_prefix(cached.tokens, tokens))
         _drop_pending(cached)
-        for place in self._stores_with(store):
+        for place in [*self.stores, *([] if store is None else [store])]:
             cached.tokens[:] = tokens[: place.restore(cached.cache, tokens)]
         self._changing = False
         return cached.cache.length
 
-    def save_sequence(self, store: StateStore, cached: CachedSequence) -> None:
-        """Write the state of a whole sequence to a store."""
+    def set_aside(self, cached: CachedSequence, folder: Path) -> StateFile:
+        """Move a sequence that was opened to a file; `recall` moves it back.
+
+        Args:
+            folder: on the disk that is to hold the file.
+        """
         self._begin()
         _drop_pending(cached)
-        store.save(cached.cache, cached.tokens, tail=True)
+        state = StateFile(folder, cached.cache, cached.tokens)
         self._changing = False
+        self.close_sequence(cached)
+        return state
 
     def save_state(self, store: StateStore, tokens: Sequence[int]) -> int:
         """Make a store hold the state of as much of a sequence as is in the cache, and of no other sequence.
@@ -450,13 +458,9 @@ class Target:
         """A store of states of this target's sequences."""
         return StateStore(files, repr(sorted(self.identity.items())))
 
-    def _stores_with(self, store: StateStore | None) -> list[StateStore]:
-        """The stores of all sequences, and one sequence's own if it has one."""
-        return self.stores if store is None else [*self.stores, store]
-
     def _store_blocks(self, cached: CachedSequence, store: StateStore | None) -> None:
         """Write the whole blocks of a sequence that are not on disk yet."""
-        for place in self._stores_with(store):
+        for place in [*self.stores, *([] if store is None else [store])]:
             place.save(cached.cache, cached.tokens, tail=False)
 
     def storing(self, cached: CachedSequence) -> Iterator[None]:

@@ -114,7 +114,7 @@ def test_editing_going_on_and_another_model_at_a_terminal(
         desk.wait_for(" tokens, ")
         desk.ask(f"/model {tmp_path / 'none.gguf'}", until="none.gguf")
         desk.ask("/model", until="smol")
-        desk.ask(f"/model {short_path}", until="reads the conversation so far with the next question.")
+        desk.ask(f"/model {short_path}", until="it will read the conversation with your next question")
         desk.ask("And a tree?", until=" tokens, ")
         desk.ask(f"/export {tmp_path / 'talk.md'}", until="was written to")
         desk.wait_for(">>>")

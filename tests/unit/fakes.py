@@ -7,7 +7,7 @@ verifies after a text that the cache does not hold, or commits what was not veri
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +15,6 @@ import numpy as np
 
 from edgespec.engine.engine import Engine
 from edgespec.engine.passes import PromptChunk, SequenceTree, TargetPass, VerifiedTree
-from edgespec.files.checked import CheckedFiles
 from edgespec.models.llama.cache.kv_cache import common_prefix
 from edgespec.models.llama.cache.states import StateStore
 from edgespec.models.llama.row_rule import RowRule
@@ -95,12 +94,7 @@ class FakeTarget:
         self._seed = seed
         self._never_ends = never_ends
         self._verified: list[SequenceTree] = []
-        self._saved: list[list[int]] = []
-
-    @property
-    def set_aside(self) -> int:
-        """The number of times a text was moved to disk."""
-        return len(self._saved)
+        self.states: list[FakeState] = []  # of texts that were moved to disk
 
     @property
     def tokens(self) -> list[int]:
@@ -137,18 +131,18 @@ class FakeTarget:
         best = max(others, key=lambda other: common_prefix(other.tokens, tokens), default=None)
         return best, common_prefix(best.tokens, tokens) if best else 0
 
-    def recall(self, tokens: Sequence[int], cached: FakeSequence, store: StateStore | None = None) -> int:
+    def recall(self, tokens: Sequence[int], cached: FakeSequence, store: FakeState | None = None) -> int:
         assert tokens[: len(cached.tokens)] == cached.tokens
-        for saved in self._saved if store is not None else ():
-            if saved == tokens[: len(saved)] and len(saved) > len(cached.tokens):
-                cached.tokens = list(saved)
+        if store is not None:
+            assert not store.closed
+            assert store.tokens == tokens[: len(store.tokens)]
+            cached.tokens = list(store.tokens)
         return len(cached.tokens)
 
-    def store_in(self, files: CheckedFiles) -> StateStore:
-        return StateStore(files, "")
-
-    def save_sequence(self, store: StateStore, cached: FakeSequence) -> None:
-        self._saved.append(list(cached.tokens))
+    def set_aside(self, cached: FakeSequence, folder: Path) -> FakeState:
+        self.states.append(FakeState(list(cached.tokens)))
+        self.close_sequence(cached)
+        return self.states[-1]
 
     def read_chunk(self, tokens: Sequence[int], cached: FakeSequence) -> int:
         self.on_pass()
@@ -214,6 +208,17 @@ class FakeTarget:
     def truncate_to(self, length: int, cached: FakeSequence | None = None) -> None:
         del (cached or self.own).tokens[length:]
         self._verified = []
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class FakeState:
+    """A text that a fake target has moved to disk."""
+
+    tokens: list[int]
+    closed: bool = False
 
     def close(self) -> None:
         self.closed = True

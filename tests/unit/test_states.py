@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from hypothesis import strategies as st
 
 from edgespec.errors import BackendError
 from edgespec.files.checked import CheckedFiles
+from edgespec.models.llama.cache.state_file import StateFile
 from edgespec.models.llama.cache.states import BLOCK, StateStore
 
 
@@ -148,3 +152,36 @@ def test_a_file_larger_than_the_limit_displaces_nothing(tmp_path: Path) -> None:
     files.write("large", b"x" * 200)
     assert files.names() == {"small"}
     assert files.failure == ""
+
+
+def test_a_state_in_a_file_comes_back_and_leaves_nothing_on_disk(tmp_path: Path) -> None:
+    state = StateFile(tmp_path / "new", cells(TEXT), TEXT)
+    assert not list((tmp_path / "new").iterdir()), "no end of the program leaves it there"
+    for known in ([], TEXT[:BLOCK], TEXT[: BLOCK + 7]):
+        cache = cells(known)
+        assert state.restore(cache, [*TEXT, 1]) == len(TEXT)
+        assert cache.text == TEXT
+    assert state.restore(cells([]), TEXT[1:]) == 0
+    state.close()
+    assert state.closed
+    assert state.restore(cells([]), TEXT) == 0
+
+
+def test_a_state_that_the_disk_refuses_is_read_again(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert StateFile(tmp_path / "file", cells(TEXT), TEXT).restore(cells([]), TEXT) == 0
+    with largest_file(2 * BLOCK + 5):
+        state = StateFile(tmp_path, cells(TEXT), TEXT)
+    assert state.restore(cells([]), TEXT) == 2 * BLOCK
+    state.close()
+
+
+@contextmanager
+def largest_file(n_bytes: int) -> Iterator[None]:
+    """A disk that refuses what a file has beyond so many bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -13,6 +13,7 @@ import hashlib
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from edgespec.errors import BackendError
 from edgespec.files.checked import CheckedFiles
@@ -22,6 +23,13 @@ from edgespec.models.llama.runtime.context import NoRoomInCache
 BLOCK = 128  # tokens
 
 _SUFFIX = ".kv"
+
+
+class SavedState(Protocol):
+    """Something from which sequences are restored."""
+
+    def restore(self, cache: KVCache, tokens: Sequence[int]) -> int:
+        """Extend the cache, which holds a prefix of `tokens`; returns how many tokens it holds then."""
 
 
 @dataclass(frozen=True)
