@@ -7,12 +7,13 @@ another one, those go first that were of no use for the longest time.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import threading
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from edgespec.files.writing import atomic_write
@@ -31,14 +32,20 @@ class CheckedFiles:
         folder: created when the first file is written.
         limit: most bytes in the folder; None for any number. They are never more than half of what the disk
             has room for beside them.
+        retry_s: seconds after a failed write until the next one is tried.
 
     Attributes:
-        failure: why nothing can be written here; empty if nothing has failed.
+        failure: why the last write failed; empty if it did not.
+        on_change: called, from any thread, with `failure` when writing fails and when it works again.
     """
 
-    def __init__(self, folder: Path, limit: int | None = None) -> None:
+    def __init__(self, folder: Path, limit: int | None = None, *, retry_s: float = 30.0) -> None:
         self.folder = folder
         self.failure = ""
+        self.on_change: Callable[[str], None] = lambda _failure: None
+        self._retry_s = retry_s
+        self._retry_at = 0.0
+        self._failed_bytes = 0
         self._limit = limit
         self._total: int | None = None  # bytes in the folder; None until they were counted
         self._most = 0  # bytes that may be in it
@@ -78,8 +85,11 @@ class CheckedFiles:
         return None
 
     def write(self, name: str, content: bytes | memoryview) -> None:
-        """Write a file, unless it is larger than the limit; sets `failure` if that is impossible."""
-        if self.failure:
+        """Write a file, unless it is larger than the limit; sets `failure` if that is impossible.
+
+        After a failure, nothing is tried for a while.
+        """
+        if self.is_resting:
             return
         data = memoryview(content).cast("B")
         try:
@@ -90,7 +100,25 @@ class CheckedFiles:
                 file.write(_MAGIC + zlib.crc32(data).to_bytes(4, "little"))
                 file.write(data)
         except OSError as error:
-            self.failure = f"{self.folder} cannot be written: {error.strerror}"
+            self._retry_at = time.monotonic() + self._retry_s
+            with self._lock:
+                self._total = None  # the disk may have less room than it had
+            self._failed_bytes = len(data)
+            self._changed_to(f"{self.folder} cannot be written: {error.strerror}")
+        else:
+            if len(data) >= self._failed_bytes:  # a nearly full disk takes small files only
+                self._changed_to("")
+
+    @property
+    def is_resting(self) -> bool:
+        """True if a write has failed lately, so that none is tried."""
+        return bool(self.failure) and time.monotonic() < self._retry_at
+
+    def _changed_to(self, failure: str) -> None:
+        with self._lock:
+            before, self.failure = self.failure, failure
+        if bool(before) != bool(failure):
+            self.on_change(failure)
 
     def discard(self, name: str) -> None:
         """Remove a file if it is there."""
@@ -113,8 +141,10 @@ class CheckedFiles:
             total = sum(n_bytes for _, n_bytes, _ in files)
             if self._limit is not None:
                 self._most = min(self._limit, total + shutil.disk_usage(self.folder).free // 2)
-                if size > self._most:
+                if size > self._limit:
                     return False
+                if size > self._most:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 kept = len(files) if total + size <= self._most else len(files) - len(files) // _AT_ONCE
                 for gone, (_, n_bytes, name) in enumerate(sorted(files)):
                     if total + size <= self._most and len(files) - gone <= kept:

@@ -183,7 +183,7 @@ class CompletionHandler:
                 await sender.stream(self._events(exchange, slot, builder, sender), builder)
             else:
                 async for answer in self._answers(exchange, slot):
-                    self._answered(exchange, answer)
+                    await self._answered(exchange, answer)
                 await sender.whole(builder.whole(exchange.answers))
 
     def _prepare(self, content: bytearray, endpoint: Endpoint) -> _Exchange | _DirectReply:
@@ -230,11 +230,14 @@ class CompletionHandler:
             return _DirectReply(endpoint.counted(len(tokens)))
         return _Exchange(request, translated.raw or request.continues, tokens, served, begun)
 
-    def _answered(self, exchange: _Exchange, answer: Generation) -> None:
+    async def _answered(self, exchange: _Exchange, answer: Generation) -> None:
         """Note an answer, and keep it before the client can send it back."""
         exchange.answers.append(answer)
-        if exchange.raw and exchange.begun is None:
-            return
+        if not exchange.raw or exchange.begun is not None:
+            await asyncio.to_thread(self._keep, exchange, answer)
+
+    def _keep(self, exchange: _Exchange, answer: Generation) -> None:
+        """Keep an answer for the conversation's next turn; called in a thread, as the disk may be slow."""
         with suppress(Unavailable), self.worker.borrowed(exchange.model) as model:
             messages: Any = exchange.request.prompt
             if exchange.begun is not None:
@@ -293,7 +296,7 @@ class CompletionHandler:
                         for event in builder.piece(index, chunk):
                             yield event
                         if chunk.generation is not None:
-                            self._answered(exchange, chunk.generation)
+                            await self._answered(exchange, chunk.generation)
                             for event in builder.end(index, chunk.generation):
                                 yield event
             if exchange.request.with_usage:

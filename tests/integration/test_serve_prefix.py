@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import itertools
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import platformdirs
 import pytest
 
 from edgespec.engine.engine import Engine
+from edgespec.files.checked import CheckedFiles
 from edgespec.models.llama.cache.states import BLOCK
 from tests.integration.test_serve_api import TEMPLATE
 from tests.serving import CHAT, Running, load, serving, started
@@ -328,7 +331,21 @@ def test_what_cannot_be_continued_is_refused(server: Running, messages: Any, mor
     assert answer["error"]["message"].startswith(reason)
 
 
-def test_the_next_turn_of_two_conversations_in_turn_is_all_that_is_read(smol_path: Path) -> None:
+def test_the_next_turn_of_two_conversations_in_turn_is_all_that_is_read(
+    smol_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is written by the thread of the event loop, which has all streams to serve."""
+    writers: set[str] = set()
+    write = CheckedFiles.write
+
+    def noted(files: CheckedFiles, name: str, content: bytes | memoryview) -> None:
+        with suppress(RuntimeError):
+            asyncio.get_running_loop()
+            writers.add("event loop")
+        writers.add(Path(name).suffix)
+        write(files, name, content)
+
+    monkeypatch.setattr(CheckedFiles, "write", noted)
     talks = [
         [{"role": "system", "content": SYSTEM}, {"role": "user", "content": f"Tell me about {what}."}]
         for what in ("ships", "harbours")
@@ -345,6 +362,7 @@ def test_the_next_turn_of_two_conversations_in_turn_is_all_that_is_read(smol_pat
                 ends[which] = written(answer)
                 said = answer.choices[0].message.content
                 talk += [{"role": "assistant", "content": said}, {"role": "user", "content": "And then?"}]
+    assert writers == {".answer", ".kv"}
 
 
 OPTIONS = ("--name", "model", "--draft", "none", "--context", "1024", "--threads", "1", "--exact")

@@ -21,6 +21,7 @@ class TalkingEngine:
     """Answers every prompt with the same words, one a pass."""
 
     has_chat_template = True
+    prompt_files = None
     can_think = True
     context = 4096
     vocabulary_size = 100

@@ -8,12 +8,14 @@ import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgespec.cli.screen.terminal import Terminal
 from edgespec.errors import BackendError
 from edgespec.files.checked import CheckedFiles
 from edgespec.models.llama.cache.state_file import StateFile
@@ -152,6 +154,40 @@ def test_a_file_larger_than_the_limit_displaces_nothing(tmp_path: Path) -> None:
     files.write("large", b"x" * 200)
     assert files.names() == {"small"}
     assert files.failure == ""
+
+
+def test_a_moment_of_a_full_disk_is_told_and_passes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = CheckedFiles(tmp_path, limit=1 << 20, retry_s=0)
+    engine: Any = SimpleNamespace(prompt_files=files)
+    Terminal().watch_prompt_cache(engine)
+    store = StateStore(files, "x")
+    with largest_file(BLOCK // 2):
+        for _ in range(3):
+            store.save(cells(TEXT), TEXT, tail=True)
+    assert {path.stat().st_size for path in tmp_path.iterdir()} == {52}, "the last, short block"
+    assert store.failure
+    said = " ".join(capsys.readouterr().err.split())
+    assert said == f"{store.failure}. Prompts are not cached until that is possible again."
+    for _ in range(2):
+        store.save(cells(TEXT), TEXT, tail=True)
+    assert store.failure == ""
+    assert " ".join(capsys.readouterr().err.split()) == "Prompts are cached on disk again."
+    assert store.restore(cells([]), TEXT) == len(TEXT)
+
+
+def test_after_a_failure_nothing_is_tried_for_a_while(tmp_path: Path) -> None:
+    folder = tmp_path / "file"
+    folder.touch()
+    told: list[str] = []
+    files = CheckedFiles(folder, retry_s=1e9)
+    files.on_change = told.append
+    files.write("one", b"x")
+    folder.unlink()
+    files.write("one", b"x")
+    assert not folder.exists()
+    assert told == [files.failure]
 
 
 def test_a_state_in_a_file_comes_back_and_leaves_nothing_on_disk(tmp_path: Path) -> None:

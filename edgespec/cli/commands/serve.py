@@ -139,6 +139,7 @@ def serve(
             sampled = sampling_in_words(chosen.config, chosen.sources)
             terminal.detail(f"Sampling, unless a request says otherwise: {sampled}.")
             terminal.thinking(engine, chosen.config)
+            terminal.watch_prompt_cache(engine)
             return ServedModel(engine, chosen.config)
 
         first = served(terminal.load(loading))

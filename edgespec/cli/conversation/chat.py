@@ -158,9 +158,12 @@ class Chat:
     def _report(self, answer: Generation, continue_hint: str) -> None:
         if answer.passes:
             self.terminal.statistics(answer, continue_hint)
-        if self.session.unsaved and not self._warned_unsaved:
-            self._warned_unsaved = True
-            self.terminal.warn(f"{self.session.unsaved}. Resuming will process the conversation again.")
+        unsaved = self.session.unsaved
+        if unsaved and not self._warned_unsaved:
+            self.terminal.warn(f"{unsaved}. Resuming will process the conversation again.")
+        elif self._warned_unsaved and not unsaved:
+            self.terminal.note("What was read of the conversation is saved again.")
+        self._warned_unsaved = bool(unsaved)
 
     def undo(self) -> bool:
         """Remove the last turn; False if there is none."""

@@ -105,7 +105,20 @@ class Terminal:
             self.detail(line)
         if loading.speculation.collect:
             self._collect(engine)
+        self.watch_prompt_cache(engine)
         return engine
+
+    def watch_prompt_cache(self, engine: Engine) -> None:
+        """Say when the prompt cache on disk fails, and when it works again."""
+
+        def tell(failure: str) -> None:
+            if failure:
+                self.warn(f"{failure}. Prompts are not cached until that is possible again.")
+            else:
+                self.note("Prompts are cached on disk again.")
+
+        if engine.prompt_files is not None:
+            engine.prompt_files.on_change = tell
 
     def _collect(self, engine: Engine) -> None:
         """Keep what is said for `draft tune`, and say so."""

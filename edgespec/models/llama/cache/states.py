@@ -59,7 +59,7 @@ class StateStore:
 
     @property
     def failure(self) -> str:
-        """The reason why nothing can be written here; empty if nothing has failed."""
+        """The reason why the last write failed; empty if it did not."""
         return self._files.failure
 
     def restore(self, cache: KVCache, tokens: Sequence[int]) -> int:
@@ -103,7 +103,7 @@ class StateStore:
         parts = cache.saves_parts
         blocks = [block for block in self._blocks(tokens, parts) if tail or (parts and block.is_whole)]
         for block in blocks:
-            if self.failure:
+            if self._files.is_resting:
                 return
             if not self._files.has(block.name):
                 self._files.write(block.name, memoryview(cache.save(block.start, block.end)))
