@@ -32,6 +32,7 @@ from edgespec.offload.planning.needs import ContextShape, PairSizes
 from edgespec.speculation.growth import Children, Frontier
 from tests.head_answers import GREEDY, PROMPT, SAMPLED, check_cancelled_answer, check_own_text
 from tests.least_memory import load_in_least_memory
+from tests.tiers import examples
 from tests.tiny import add_vocabulary, write_tiny
 from tests.tiny_assistant import ASSISTANT, TARGET, TinyPair, write_pair
 
@@ -137,7 +138,7 @@ def test_drafts_in_the_middle_of_an_answer_are_those_of_numpy(
         assert engine.target.cache.compactions > 0
     monkeypatch.setattr(Target, "commit", commit)
     assert len(steps) > 20
-    check_steps(pair, steps[::2])
+    check_steps(pair, steps[:: max(2, len(steps) // examples(80))])
 
 
 def test_trees_branch(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +164,7 @@ def test_texts_share_passes(pair: TinyPair, monkeypatch: pytest.MonkeyPatch) -> 
         assert [answer.tokens for answer in answers] == expected
         assert sum(answer.tokens_per_pass for answer in answers) > 3.3
     assert {tuple(step.text[:30]) for step in steps} == {tuple(prompt) for prompt in prompts}
-    check_steps(pair, steps[::4])
+    check_steps(pair, steps[:: max(2, len(steps) // examples(40))])
 
 
 def test_sources_are_merged_and_trees_drawn(pair: TinyPair, texts: dict[GenerationConfig, list[int]]) -> None:

@@ -37,6 +37,7 @@ from edgespec.profiles.store import ProfileStore
 from tests.hanging_reads import cancelled_while_reading, fail_a_read
 from tests.leaks import held_around
 from tests.least_memory import load_in_least_memory, weights_of
+from tests.tiers import slow_except
 from tests.tiny import MIXTURES, N_EXPERT, N_EXPERT_USED, N_LAYER, write_tiny
 
 pytestmark = pytest.mark.kernels
@@ -83,7 +84,7 @@ def mixture(plain: Path) -> Path:
     return make_drafter(plain, plain.with_name("q4_0.gguf"), quantization="q4_0")
 
 
-@pytest.mark.parametrize("architecture", sorted(MIXTURES))
+@pytest.mark.parametrize("architecture", slow_except(["qwen3next"], sorted(MIXTURES)))
 def test_mixtures_of_every_make(architecture: str, smol_path: Path, tmp_path: Path) -> None:
     model = write_tiny(tmp_path / f"{architecture}.gguf", architecture, smol_path)
     path = make_drafter(model, tmp_path / "quantized.gguf", quantization="q4_k_m")
@@ -320,6 +321,7 @@ def test_a_file_cut_while_in_use_ends_the_answer_and_not_the_process(plain: Path
             list(chunks)
 
 
+@pytest.mark.slow
 def test_opening_and_closing_leaks_nothing(mixture: Path) -> None:
     before, after = held_around(mixture, context=64)
     assert (after.descriptors, after.threads) == (before.descriptors, before.threads)

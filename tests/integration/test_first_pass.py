@@ -17,6 +17,7 @@ from edgespec.models.llama.cache.states import BLOCK
 from edgespec.models.llama.row_rule import ANY_ROWS
 from tests.interrupting import Intruder
 from tests.least_memory import load_in_least_memory
+from tests.tiers import slow_except
 
 PROMPT = "Name the planets."
 CONFIG = GenerationConfig(max_tokens=20)
@@ -38,7 +39,10 @@ def apart(engine: Engine, monkeypatch: pytest.MonkeyPatch, config: GenerationCon
         return engine.generate(PROMPT, config)
 
 
-@pytest.fixture(scope="module", params=[{"draft": "none"}, {"draft": "lookup"}, {"tree_budget": 8}, {}])
+ENGINES: list[dict[str, Any]] = [{"draft": "none"}, {"draft": "lookup"}, {"tree_budget": 8}, {}]
+
+
+@pytest.fixture(scope="module", params=slow_except([ENGINES[0], ENGINES[2]], ENGINES))
 def engine(request: pytest.FixtureRequest, smol_path: Path, q4_drafter_path: Path) -> Iterator[Engine]:
     """Plain, drafted for by lookup, by trees of one size, and by trees sized by cost."""
     options = {"draft": q4_drafter_path, **request.param}

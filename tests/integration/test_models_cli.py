@@ -364,6 +364,7 @@ def test_vocabularies_of_files_are_compared_but_for_padding(smol_path: Path, gem
     assert not same_vocabulary(smol, other)
 
 
+@pytest.mark.slow
 def test_pairing_says_in_words_what_was_compared_and_how_far_it_is(
     q4_drafter_path: Path, smol_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

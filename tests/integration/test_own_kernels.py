@@ -306,6 +306,7 @@ def test_first_layers_compute_what_whole_passes_do(own: library.NativeLibrary, g
         assert np.array_equal(found, tap.rows())
 
 
+@pytest.mark.slow
 def test_first_layers_show_nothing_of_kernels_that_round_by_rows(
     own: library.NativeLibrary, gemma_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -387,6 +388,7 @@ def program(at_a_desk: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 _ASK = ("generate", "-p", "Hello", "--max-tokens", "4", "--draft", "none")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_a_plug_that_crashes_is_left_out(own: library.NativeLibrary, program: Callable[..., str]) -> None:
     said = program(SABOTAGE, *_ASK, "--verbose")
