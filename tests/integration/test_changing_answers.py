@@ -116,7 +116,7 @@ def test_editing_going_on_and_another_model_at_a_terminal(
         desk.ask("/model", until="smol")
         desk.ask(f"/model {short_path}", until="it will read the conversation with your next question")
         desk.ask("And a tree?", until=" tokens, ")
-        desk.ask(f"/export {tmp_path / 'talk.md'}", until="was written to")
+        desk.ask(f"/export {tmp_path / 'talk.md'}", until="Wrote the conversation to")
         desk.wait_for(">>>")
         desk.type("/bye\r")
         assert desk.leave() == 0
