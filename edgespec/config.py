@@ -335,7 +335,7 @@ class BatchingConfig(Group):
     parallel: int | str | None = option(
         None,
         "--parallel",
-        "Sequences to make room for in the KV cache, as far as the memory allows.",
+        "Sequences to reserve KV cache for, within the memory limit.",
         Number(1, _MOST_PARALLEL, {AUTO: AUTO}),
         says="one, whose room several share",
         everywhere=False,

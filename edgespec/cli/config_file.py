@@ -91,8 +91,8 @@ def read_config(path: Path) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError) as error:
         if is_named():
             raise UsageError(
-                f"EDGESPEC_CONFIG names {path}, and there is no such file.",
-                "Correct it, unset it, or make the file: edgespec config --init",
+                f"EDGESPEC_CONFIG names {path}, which does not exist.",
+                "Correct it, unset it, or create the file: edgespec config --init",
             ) from error
         return {}
     except OSError as error:

@@ -114,8 +114,8 @@ def _report(error: Exception, *, verbose: bool) -> int:
         case typer.Abort() | BrokenPipeError():
             return 1  # the reader is gone
         case MemoryError():
-            what, code = "There is not enough memory.", 1
-            hint = "Ask for a smaller --context or --tree-budget, or take a smaller model."
+            what, code = "Not enough memory.", 1
+            hint = "Lower --context or --tree-budget, or use a smaller model."
         case OSError():
             what, hint, code = f"The system refused: {error}.", "", 1
         case _:

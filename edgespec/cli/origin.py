@@ -101,11 +101,13 @@ class Origin:
         if was["model"] != now["model"] and was["model"] and now["model"]:
             name = record.get("model")
             other = (
-                f"was {name} and is {self.model.name}" if name != self.model.name else f"is another {name}"
+                f"was {name} and is now {self.model.name}"
+                if name != self.model.name
+                else f"is a different {name}"
             )
             found.append(f"the model {other}")
         if was["prompt"] != now["prompt"]:
-            found.append("the prompt or the system prompt is another")
+            found.append("the prompt or the system prompt differs")
         if was["settings"] != now["settings"]:
             found += _changes(record.get("settings"), self.settings)
         return found
@@ -147,8 +149,8 @@ def _changes(was: object, now: Mapping[str, Any]) -> list[str]:
     for name in _ALL_DEFAULTS:
         before, after = then.get(name, _default(name)), now.get(name, _default(name))
         if before != after:
-            found.append(f"{name} was {_words(before)} and is {_words(after)}")
-    return found or ["the settings are others"]
+            found.append(f"{name} was {_words(before)} and is now {_words(after)}")
+    return found or ["the settings differ"]
 
 
 def _default(name: str) -> Any:

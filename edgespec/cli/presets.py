@@ -47,9 +47,7 @@ def path_of(name: str) -> Path:
         UsageError: that cannot be a name.
     """
     if not _NAME.fullmatch(name):
-        raise UsageError(
-            f"'{name}' cannot be the name of a preset.", "Use letters, digits, '.', '-' and '_'."
-        )
+        raise UsageError(f"'{name}' is not a valid preset name.", "Use letters, digits, '.', '-' and '_'.")
     return folder() / f"{name}.toml"
 
 
@@ -76,9 +74,7 @@ def read(name: str) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UsageError(
-            f"The preset {path} cannot be read: {error}.", "Correct it, or remove it."
-        ) from error
+        raise UsageError(f"Cannot read the preset {path}: {error}.", "Correct it, or remove it.") from error
 
 
 def write(name: str, values: Mapping[str, Any]) -> Path:

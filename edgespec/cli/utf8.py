@@ -50,5 +50,5 @@ def as_text(argument: str, name: str) -> str:
     try:
         data = argument.encode(errors="surrogateescape")
     except UnicodeEncodeError as error:  # a lone surrogate that does not stand for a byte
-        raise UsageError(f"{name} holds half a surrogate pair.", "Remove it.") from error
+        raise UsageError(f"{name} contains half of a surrogate pair.", "Remove it.") from error
     return decoded(data, name)

@@ -27,8 +27,8 @@ def _check_model(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             ERROR,
             "model",
-            f"{readable(memory['least_bytes'])} of memory are needed at least, and {available} are free.",
-            "Close other programs, or take a smaller quantization or a smaller model.",
+            f"{readable(memory['least_bytes'])} of memory is required, but {available} is free.",
+            "Close other programs, or use a smaller quantization or model.",
         )
     elif memory["verdict"] == "streams":
         a_pass = memory["streamed_bytes_per_pass"]
@@ -37,7 +37,7 @@ def _check_model(facts: Facts) -> Iterator[Finding]:
             WARNING if facts.no_streaming else OK,
             "model",
             f"It needs {needed} of memory, and {available} are free: {readable(a_pass)} are read from disk "
-            f"in every pass{seconds}. Drafting makes each pass yield several tokens.",
+            f"in every pass{seconds}. Drafting yields several tokens per pass.",
             "See the finding about streaming." if facts.no_streaming else "",
         )
     else:
@@ -46,14 +46,14 @@ def _check_model(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             HINT,
             "drafter",
-            "No drafter is known for this model: drafts come from the text itself.",
+            "No drafter for this model: drafts come from the text itself.",
             f"edgespec draft make {model.name}",
         )
     if model.path is not None and not model.profiled:
         yield Finding(
             HINT,
             "profile",
-            "This model has no full profile on this machine yet: its first trees are sized by a quick "
+            "This model has not been profiled on this machine: its first trees are sized by a quick "
             "measurement.",
             f"edgespec profile {model.name}",
         )

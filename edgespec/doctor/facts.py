@@ -158,7 +158,7 @@ def gather(
         except EdgeSpecError as error:
             model_problem = error
         except OSError as error:
-            model_problem = EdgeSpecError(f"The model '{model}' cannot be looked at: {error}.")
+            model_problem = EdgeSpecError(f"Cannot read model '{model}': {error}.")
     file = model_facts.path if model_facts else None if model else _largest_here(hub)
     if file is not None:
         machine = replace(machine, disk=disk_of(file))
@@ -272,7 +272,7 @@ def _head_faults() -> dict[HeadFamily, str]:
         try:
             return support_fault(family)
         except EdgeSpecError as error:
-            return f"they could not be tried ({error.what})"
+            return f"trying them failed ({error.what})"
 
     return {family: fault for family in HeadFamily if (fault := tried(family))}
 

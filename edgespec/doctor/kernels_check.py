@@ -22,7 +22,7 @@ def main() -> int:
         else:
             print(f"{layout.name} works{f', {layout.speed_text}' if layout.speed_text else ''}")
     if not facts.layouts:
-        print("plain kernels alone: this processor has no others")
+        print("only plain kernels: this processor has no others")
     return 0
 
 

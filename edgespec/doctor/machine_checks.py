@@ -33,7 +33,7 @@ def _cores(facts: Facts) -> Iterator[Finding]:
             WARNING,
             "processor",
             f"Other programs keep the processor busy: {busy:.0%} of all cores just now.",
-            "Close them, or ask for fewer --threads: a thread that waits for a core holds up the others.",
+            "Close them, or lower --threads: a thread that waits for a core delays the others.",
         )
 
 
@@ -61,21 +61,21 @@ def _memory(facts: Facts) -> Iterator[Finding]:
             HINT,
             "memory",
             "There is no swap: if memory runs out, the system kills a program, and not always the right one.",
-            "Add some, or leave some free with --memory.",
+            "Add swap, or leave memory free with --memory.",
         )
     elif memory.swap_used > memory.swap_total / 2:
         yield Finding(
             WARNING,
             "memory",
-            f"{readable(memory.swap_used)} of {readable(memory.swap_total)} swap are in use: programs need "
+            f"{readable(memory.swap_used)} of {readable(memory.swap_total)} swap is in use: programs need "
             "more memory than there is.",
-            "Close some, or take less with --memory.",
+            "Close some programs, or lower --memory.",
         )
     if memory.available < _LITTLE_MEMORY:
         yield Finding(
             WARNING,
             "memory",
-            f"Only {readable(memory.available)} of memory are free.",
+            f"Only {readable(memory.available)} of memory is free.",
             "Close other programs; then more of a model stays in memory.",
         )
 
@@ -96,17 +96,17 @@ def _disks(facts: Facts) -> Iterator[Finding]:
             "disk",
             f"{readable(facts.speed)}/s were read from {disk.path}: a streamed pass takes "
             f"{2**30 / facts.speed:.1f} s for each GiB that does not fit.",
-            "A faster disk helps every pass; so does whatever keeps more of the model in memory.",
+            "A faster disk speeds up every pass; so does keeping more of the model in memory.",
         )
     elif facts.speed is not None:
-        yield Finding(OK, "disk", f"The disk is fast enough to stream from: {readable(facts.speed)}/s.")
+        yield Finding(OK, "disk", f"The disk is fast enough for streaming: {readable(facts.speed)}/s.")
     if disk.direct is False:
         yield Finding(
             HINT,
             "disk",
             f"The file system of {disk.path} ({disk.file_system or 'unknown'}) has no direct reads: weights "
-            "go through the page cache, which costs a copy.",
-            "ext4, xfs, btrfs and APFS have them.",
+            "go through the page cache, which adds a copy.",
+            "ext4, xfs, btrfs and APFS support them.",
         )
     if cache.kind == TMPFS:
         yield Finding(
@@ -130,14 +130,14 @@ def _disks(facts: Facts) -> Iterator[Finding]:
             WARNING,
             "cache",
             f"{readable(cache.free)} are free on the disk of the cache folder {cache.path}.",
-            "Free some: edgespec models list, edgespec models remove",
+            "Free some space: edgespec models list, edgespec models remove",
         )
     elif cache.total and cache.free < wanted:
         yield Finding(
             HINT,
             "cache",
             f"Packed layers of this model would take about {readable(_packed(facts))}, and "
-            f"{readable(cache.free)} are free in {cache.path}: the model file is streamed itself, slower.",
+            f"{readable(cache.free)} are free in {cache.path}: the model file is streamed, which is slower.",
             "Free some space, or set XDG_CACHE_HOME to a folder on another disk.",
         )
 
@@ -154,7 +154,7 @@ def _power(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             WARNING,
             "power",
-            f"Power is being saved: {power.saving}.",
+            f"The system saves power: {power.saving}.",
             "Choose the balanced or performance profile: powerprofilesctl set performance"
             if power.profile
             else "sudo cpupower frequency-set -g performance",
@@ -164,7 +164,7 @@ def _power(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             HINT,
             "power",
-            f"It runs on battery{charge}" + (", with the lid closed." if power.lid_closed else "."),
+            f"Running on battery{charge}" + (", with the lid closed." if power.lid_closed else "."),
             "Plug it in: most laptops compute faster then.",
         )
 

@@ -25,11 +25,11 @@ def _surroundings(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             HINT,
             "hub",
-            "HF_HUB_OFFLINE is set: models that are not here are not fetched.",
-            "Unset it to pull models.",
+            "HF_HUB_OFFLINE is set: models are not downloaded.",
+            "Unset it to download models.",
         )
     if facts.token:
-        yield Finding(OK, "hub", f"There is a token for the Hub; it is sent to {facts.endpoint} only.")
+        yield Finding(OK, "hub", f"A Hub token is set; it is sent to {facts.endpoint} only.")
     if not facts.compiler:
         yield Finding(
             HINT,
@@ -63,7 +63,7 @@ def _build(facts: Facts) -> Iterator[Finding]:
             f"Compile it for this processor: {_compile_again(build.version)}",
         )
     elif has:
-        yield Finding(OK, "llama.cpp", "The llama.cpp build uses what this processor has.")
+        yield Finding(OK, "llama.cpp", "llama.cpp uses all features of this processor.")
     if facts.no_streaming:
         yield Finding(
             WARNING,
@@ -73,7 +73,7 @@ def _build(facts: Facts) -> Iterator[Finding]:
             "On Linux and macOS, install the llama-cpp-python that EdgeSpec asks for: pip install edgespec",
         )
     else:
-        yield Finding(OK, "streaming", "Weights can be streamed here.")
+        yield Finding(OK, "streaming", "Weight streaming works.")
     yield from _heads(facts)
 
 
@@ -93,11 +93,11 @@ def _heads(facts: Facts) -> Iterator[Finding]:
             yield Finding(
                 WARNING,
                 "heads",
-                f"{title} cannot be used here: {fault}. Ordinary drafters can.",
+                f"{title} do not work here: {fault}. Ordinary drafters do.",
                 "Install the llama-cpp-python that EdgeSpec asks for: pip install edgespec",
             )
         else:
-            yield Finding(OK, "heads", f"{title} can be used here.{more}")
+            yield Finding(OK, "heads", f"{title} work here.{more}")
 
 
 def _kernels(facts: Facts) -> Iterator[Finding]:
@@ -123,7 +123,7 @@ def _kernels(facts: Facts) -> Iterator[Finding]:
             HINT,
             "kernels",
             f"EDGESPEC_KERNELS={kernels.setting} leaves out {' and '.join(left_out)}.",
-            "Unset it, and the fastest kernels that work are used.",
+            "Unset it to use the fastest working kernels.",
         )
 
 
@@ -137,8 +137,8 @@ def _graphics(facts: Facts) -> Iterator[Finding]:
             yield Finding(
                 WARNING,
                 "graphics",
-                f"llama.cpp cannot compute on {name}: trying it, it ended ({device.problem}).",
-                "Update the card's driver. Until then it is not used.",
+                f"llama.cpp cannot compute on {name}: its trial failed ({device.problem}).",
+                "Update the GPU's driver; until then, the GPU is not used.",
             )
         elif device.untried:
             yield Finding(
@@ -148,12 +148,12 @@ def _graphics(facts: Facts) -> Iterator[Finding]:
                 "Close other programs, and run `edgespec doctor` again.",
             )
         elif device.faster:
-            yield Finding(OK, "graphics", f"Layers go to {name} by themselves, as it is faster.")
+            yield Finding(OK, "graphics", f"Layers are placed on {name} automatically, as it is faster.")
         else:
             yield Finding(
                 OK,
                 "graphics",
-                f"Layers can be given to {name}, with --gpu-layers. It is slower than the processor.",
+                f"Layers can be placed on {name} with --gpu-layers. It is slower than the processor.",
             )
     if build.gpus:
         return
@@ -164,7 +164,7 @@ def _graphics(facts: Facts) -> Iterator[Finding]:
                 HINT,
                 "graphics",
                 f"{gpu.name} is here, and this llama.cpp build computes on the processor alone.",
-                f"To give layers to it with --gpu-layers: {again}",
+                f"To place layers on it with --gpu-layers: {again}",
             )
 
 

@@ -98,13 +98,11 @@ def open_corpus(
         old = _read(path)
         if old is None:
             raise UsageError(
-                f"The index of {source} is gone again.", "Is another program clearing the cache?"
+                f"The index of {source} disappeared.", "Check whether another program clears the cache."
             )
     notes = []
     if old.left_out:
-        notes.append(
-            f"{source} is too large: {old.left_out} of its {len(stamps)} files are not drafted from."
-        )
+        notes.append(f"{source} is too large: {old.left_out} of its {len(stamps)} files are left out.")
     return Corpus(old.blocks, vocabulary.n_tokens), notes
 
 

@@ -99,7 +99,7 @@ def convert_head(
         OutputError: it cannot be written.
     """
     if quantization not in TYPES:
-        raise UsageError(f"There is no quantization '{quantization}'.", f"Take one of {', '.join(TYPES)}.")
+        raise UsageError(f"There is no quantization '{quantization}'.", f"Choose one of {', '.join(TYPES)}.")
     large = ModelFiles.of(read_header(catalog.find(target, on_progress)))
     config = _config(folder)
     tensors = read_safetensors(folder / "model.safetensors")
@@ -140,7 +140,7 @@ def head_shape(config: Mapping[str, Any], target: GGUFHeader, folder: Path) -> H
             raise _unknown(folder, f"it sets {name}")
     if config.get("num_hidden_layers") != 1 or not _number(config, "draft_vocab_size"):
         raise ModelFileError(
-            f"{folder} has no EAGLE-3 head.", "Its config.json would say draft_vocab_size, and one layer."
+            f"{folder} has no EAGLE-3 head.", "Its config.json must have draft_vocab_size and one layer."
         )
     n_layers = target.block_count or 0
     # What every published head reads if it does not say otherwise (Li et al. 2025's own code).
@@ -152,7 +152,7 @@ def head_shape(config: Mapping[str, Any], target: GGUFHeader, folder: Path) -> H
     width, heads = _number(config, "hidden_size"), _number(config, "num_attention_heads")
     heads_kv, hidden = _number(config, "num_key_value_heads") or heads, _number(config, "intermediate_size")
     if not (width and heads and hidden):
-        raise _unknown(folder, "its config.json does not say its sizes")
+        raise _unknown(folder, "its config.json lacks its sizes")
     rope = _rope(config)
     return HeadShape(
         layers=layers,
@@ -266,11 +266,11 @@ def _config(folder: Path) -> Mapping[str, Any]:
         config = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError) as error:
         raise ModelFileError(
-            f"{folder} has no config.json that can be read.",
-            "Name the folder of a head that was downloaded, with config.json and model.safetensors.",
+            f"{folder} has no readable config.json.",
+            "Name the folder of a downloaded head, with config.json and model.safetensors.",
         ) from error
     if not isinstance(config, dict):
-        raise ModelFileError(f"{folder} has a config.json that is no table.")
+        raise ModelFileError(f"{folder} has a config.json that is not an object.")
     nested = config.get("transformer_layer_config")
     return {**config, **nested} if isinstance(nested, dict) else config
 

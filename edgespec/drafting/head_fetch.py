@@ -54,8 +54,8 @@ def fetch_head(
     if not repos:
         known = [name for name, entry in catalog.entries().items() if entry.heads]
         raise UsageError(
-            f"No head is known for {target}.",
-            f"There are some for {', '.join(known)}. A GGUF on the Hub can be given to --draft.",
+            f"No known head for {target}.",
+            f"Heads are known for {', '.join(known)}. --draft also takes a GGUF on the Hub.",
         )
     hub = hub or Hub.from_environment()
     path = catalog.find(target, on_progress, hub=hub)

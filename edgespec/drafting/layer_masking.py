@@ -49,7 +49,7 @@ class MaskedCopy:
             parts.get(layer, set()) not in ({"attn", "ffn"}, {"ssm", "ffn"}) for layer in range(self.n_layers)
         ):
             raise BackendError(
-                f"The layers of {source.name} ({header.architecture}) cannot be left out one by one.",
+                f"The layers of {source.name} ({header.architecture}) cannot be left out individually.",
                 "Requantize only: edgespec draft make TARGET --keep-layers.",
             )
         shutil.copyfile(source, copy)

@@ -151,11 +151,11 @@ def make_for(target: str, options: MakeOptions, on_progress: Progress | None = N
     if options.size is not None and chosen.n_bytes > options.size:
         raise UsageError(
             f"No drafter of at most {options.size:,} bytes was found; the smallest has {chosen.n_bytes:,}.",
-            "Ask for a larger --size, or name fewer bits with --quantization.",
+            "Raise --size, or choose fewer bits with --quantization.",
         )
     if chosen.recipe == Recipe(KEEP):
         raise BackendError(
-            f"There is nothing to change about {header.path.name}.",
+            f"Nothing to change in {header.path.name}.",
             "Name a quantization, or leave out --keep-layers.",
         )
     output = options.output or drafters_folder() / _file_name(header, chosen.recipe)
@@ -226,7 +226,7 @@ def _check(options: MakeOptions) -> None:
     if not 8 <= options.tokens <= 512:
         raise UsageError(f"--tokens must be from 8 to 512, not {options.tokens}.")
     if options.output is not None and not options.output.absolute().parent.is_dir():
-        raise OutputError(f"There is no folder {options.output.absolute().parent}.", "Make it first.")
+        raise OutputError(f"There is no folder {options.output.absolute().parent}.", "Create it first.")
 
 
 def _generate_texts(

@@ -50,10 +50,10 @@ class PairCheck:
                 f"Or make a drafter: edgespec draft make {self.target}"
             )
         if self.pair is None or self.pair.top1 is None or self.pair.top4 is None:
-            return "They fit, and are remembered as a pair: --draft auto uses this drafter."
+            return "They match; saved as a pair: --draft auto uses this drafter."
         return (
-            f"They fit, and agree on {self.pair.top1:.0%} of tokens at once and on {self.pair.top4:.0%} "
-            f"within four ({self.pair.tokens} tokens). Remembered: --draft auto uses this drafter."
+            f"They match, and agree on {self.pair.top1:.0%} of tokens at once and on {self.pair.top4:.0%} "
+            f"within four ({self.pair.tokens} tokens). Saved as a pair: --draft auto uses this drafter."
         )
 
     def to_json(self) -> dict[str, Any]:

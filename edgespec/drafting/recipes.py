@@ -178,6 +178,6 @@ class RecipeMeter:
         free = shutil.disk_usage(self._folder).free
         if free < n_bytes:
             raise OutputError(
-                f"{readable(n_bytes)} of disk are needed in {self._folder}, and {readable(free)} are free.",
-                "Make room, or set XDG_DATA_HOME to a folder on a larger disk.",
+                f"{self._folder} needs {readable(n_bytes)} of disk space, but {readable(free)} is free.",
+                "Free some space, or set XDG_DATA_HOME to a folder on a larger disk.",
             )

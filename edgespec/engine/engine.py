@@ -242,8 +242,8 @@ class Engine:
         """The tokens of a prompt, and the room that the context has behind them."""
         if self._exact and not config.rule.kind.invariant:
             raise UsageError(
-                f"The text depends on the drafter with the rule '{config.rule.name}', and in exact decoding "
-                "it must not.",
+                f"With the rule '{config.rule.name}' the text depends on the drafter, which exact decoding "
+                "rules out.",
                 f"Choose another rule, or load the model without {named('exact', True)}.",
             )
         with self._usage.held():
@@ -253,7 +253,7 @@ class Engine:
             raise UsageError("The prompt is empty.", "Give some text to answer or to continue.")
         if room < 1:
             raise ContextLengthError(
-                f"The prompt has {len(tokens)} tokens, and the context holds {self.context}.",
+                f"The prompt has {len(tokens)} tokens, but the context holds {self.context}.",
                 f"Shorten it, or use {named('context', _round_up(len(tokens) + 512, 1024))}.",
             )
         return tokens, room

@@ -92,7 +92,7 @@ class RequestQueue(RequestSource):
         """
         with self._changed:
             if self._closed:
-                raise UsageError("The queue of requests is closed.", "Make another one.")
+                raise UsageError("The queue of requests is closed.", "Create a new one.")
             self._requests.append(request)
             self._changed.notify_all()
 

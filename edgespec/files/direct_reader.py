@@ -122,7 +122,7 @@ class FileReader:
         """The error for content that has changed."""
         return StreamError(
             f"'{self.path}' was changed while the model was in use.",
-            "Let its download or copy finish, then load the model again.",
+            "Wait until its download or copy has finished, then load the model again.",
         )
 
 

@@ -44,7 +44,7 @@ class Tool:
                 "A tool has no valid name.", "It must have 1 to 64 letters, digits, '_', '-' and '.'."
             )
         if not isinstance(description, str):
-            raise UsageError(f"The description of the tool {name} is not a text.")
+            raise UsageError(f"The description of the tool {name} is not a string.")
         schema = function.get("parameters")
         schema = {"type": "object", "properties": {}} if schema in (None, {}) else schema
         if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
@@ -150,7 +150,7 @@ def check_choice(choice: str, tools: Sequence[Tool]) -> None:
         return
     if not tools:
         raise UsageError(
-            f"tool_choice is '{choice}', and there are no tools.", "Give tools, or leave it out."
+            f"tool_choice is '{choice}', and there are no tools.", "Give tools, or leave out tool_choice."
         )
     if choice != "required" and choice not in [tool.name for tool in tools]:
         raise UsageError(f"tool_choice names '{choice}', which is not one of the tools.")

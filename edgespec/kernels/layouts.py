@@ -196,7 +196,7 @@ def use_own() -> None:
     own = library.load()
     if (wanted := instruction_set()) and wanted not in own.instruction_sets():
         raise UsageError(
-            f"{VARIABLE} asks for the instruction set {wanted}, which cannot be used here.",
+            f"{VARIABLE} asks for the instruction set {wanted}, which is not available here.",
             f"It can be {', '.join(own.instruction_sets())}.",
         )
     if not _own_in_use:

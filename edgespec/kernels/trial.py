@@ -152,7 +152,7 @@ def _reason(returncode: int | None, error: str, timeout_s: float) -> tuple[str, 
 
 def _broken(what: str) -> BackendError:
     return BackendError(
-        f"llama.cpp does not work on this processor: trying it, it {what}. It was probably compiled for "
+        f"llama.cpp does not work on this processor: its trial {what}. It was probably compiled for "
         "another processor, or by a compiler that is at fault.",
         f"Compile it again: {rebuild_command()}",
     )

@@ -39,7 +39,7 @@ def read_adapters(names: Sequence[str], target: GGUFHeader) -> list[Adapter]:
 def refuse_streaming() -> UsageError:
     """The error for adapters of a model whose weights are not all in memory."""
     return UsageError(
-        "LoRA adapters need all weights in memory, and this model's are read from disk in every pass.",
+        "LoRA adapters need all weights in memory, but this model's are streamed from disk.",
         f"Leave out {named('lora')}, merge the adapter into the model, or raise {named('memory')}.",
     )
 
@@ -59,11 +59,14 @@ def file_and_scale(name: str) -> tuple[Path, float]:
 def _read(path: Path, scale: float, target: GGUFHeader) -> Adapter:
     header = read_header(path)
     if not header.is_adapter:
-        raise ModelFileError(f"{path} is no LoRA adapter.", "Give a GGUF file that was made as one.")
+        raise ModelFileError(
+            f"{path} is a GGUF file but not a LoRA adapter.",
+            "Convert the adapter with llama.cpp's convert_lora_to_gguf.py.",
+        )
     if header.architecture != target.architecture:
         raise ModelFileError(
             f"The LoRA adapter {path} is for {header.architecture} models, and {target.path.name} is a "
             f"{target.architecture} model.",
-            "Use one that was made for this model.",
+            "Use an adapter made for this model.",
         )
     return Adapter(header, scale)

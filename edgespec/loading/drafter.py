@@ -79,8 +79,7 @@ def open_drafter(target: Target, limits: TreeLimits, plan: Plan, state: LoadStat
         return _open_model_drafter(files, target.model.vocabulary, limits, proposers, plan, state)
     if state.config.speculation.draft == "auto":
         state.notes.append(
-            "No drafter is known for this target; drafting from the text itself. "
-            "'edgespec draft make' makes one."
+            "No drafter for this target; drafting from the text itself. 'edgespec draft make' makes one."
         )
     proposers = DRAFTER_KINDS[drafter_name(None, state)].new_proposers() + file_sources(target, state)
     return ProposingDrafter(proposers) if proposers else NoDrafter()

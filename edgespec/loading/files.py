@@ -43,7 +43,7 @@ def read_model(path: Path) -> ModelFiles:
     files = ModelFiles.of(read_header(path))
     if is_head(files.headers[0]) or is_mtp_file(read_header(path)):
         raise UsageError(
-            f"{path.name} is a draft head: it writes nothing without the model that it was made for.",
+            f"{path.name} is a draft head, which only works with the model that it was made for.",
             f"Name that model, and this file with {named('draft', str(path))}.",
         )
     require_loadable(files.headers)
@@ -155,7 +155,7 @@ def _best_drafter(planner: Planner) -> FoundDrafter:
         return FoundDrafter(read_drafter(choice.candidate.path, target), tuple(notes))
     if planner.config.speculation.kind is not None:
         raise UsageError(
-            "No drafter is known for this target.",
+            "No drafter for this target.",
             f"Name one with {named('draft', 'PATH')}, or make one: edgespec draft make TARGET",
         )
     return FoundDrafter(None, tuple(notes))
@@ -207,10 +207,8 @@ def choose_candidate(found: Sequence[DrafterCandidate], planner: Planner) -> Dra
         return usual
     if fastest > _CLEARLY * known:
         slower = f"{readable_rate(known)} with {found[0].path.name}"
-        return DrafterChoice(
-            candidate, f"with {readable_rate(fastest)}, and {slower}, by what was measured here"
-        )
-    why = f"with {readable_rate(known)} by what was measured here, and no more with any other"
+        return DrafterChoice(candidate, f"with {readable_rate(fastest)}, and {slower}, measured here")
+    why = f"with {readable_rate(known)} measured here, and no faster with any other"
     return DrafterChoice(found[0], f"{usual.reason}, {why}")
 
 

@@ -184,8 +184,7 @@ def _open_planned(
             planner = replace(planner, most_on_cards=fewer)
             plan = plan_with_sequences(planner, drafter)
             state.warnings.append(
-                f"The memory of a device ran out ({error.what.rstrip('.')}): trying again with "
-                f"{fewer} layers there."
+                f"A device ran out of memory ({error.what.rstrip('.')}): retrying with {fewer} layers there."
             )
 
 

@@ -141,10 +141,10 @@ def _open_context(
     model.close()
     if state.workers is not None:  # the workers are let go with the weights
         raise BackendError(
-            f"How {plan.target.paths[0].name} chooses experts is not known: they cannot be streamed singly.",
+            f"{plan.target.paths[0].name} routes experts in an unknown way: they cannot be streamed singly.",
             f"Use {named('experts', 'never')}, which streams whole layers.",
         )
-    state.notes.append("How this model chooses experts is not known: whole layers are streamed.")
+    state.notes.append("Unknown expert routing: streaming whole layers instead of single experts.")
     plan, model = _open_weights(plan.with_layout(layout.again(experts="never")), state)
     return plan, model, open_for(model)
 
@@ -216,7 +216,7 @@ def _try_branches(context: Context, fingerprint: str, plan: Plan, state: LoadSta
         return None
     outcome = BranchExactness.WRONG
     if context.branches:
-        state.on_progress("Trying branches of running states (once a model)", 0.0)
+        state.on_progress("Trying branches of running states (once per model)", 0.0)
         held = f"{plan.kernels}{state.variant}{plan.places}"
         outcome = BranchingStore(cache_folder() / "rows").get(fingerprint, held, context)
     context.branches = outcome is not BranchExactness.WRONG
@@ -275,7 +275,7 @@ def _alone(plan: Plan, state: LoadState) -> bool:
 
 def _row_rule(context: Context, fingerprint: str, plan: Plan, state: LoadState) -> RowRule | None:
     exact = state.config.speculation.exact
-    state.on_progress("Finding the rule for exact decoding (once a model)", 0.0)
+    state.on_progress("Finding the rule for exact decoding (once per model)", 0.0)
     held = f"{plan.kernels}{state.variant}{plan.places}"
     slow = plan.memory.layout is not None or state.workers is not None
     rules = RowRuleStore(cache_folder() / "rows")
@@ -291,7 +291,7 @@ def _row_rule(context: Context, fingerprint: str, plan: Plan, state: LoadState) 
             "be exact here.",
             f"Use {named('exact', False)}: the text may then differ at near-ties between tokens.",
         )
-    state.notes.append("No row rule holds for this model here, so the text is not bit-exact.")
+    state.notes.append("No row rule works for this model here, so the text is not bit-exact.")
     return None
 
 

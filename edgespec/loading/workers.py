@@ -64,9 +64,9 @@ def connect(files: ModelFiles, state: LoadState) -> WorkerPool | None:
         n_threads=state.n_threads,
         leave_out_missing=devices.leave_out_missing,
     )
-    state.warnings += [f"{error.what} Going on without it." for error in workers.missing]
+    state.warnings += [f"{error.what} Continuing without it." for error in workers.missing]
     state.warnings += [
-        f"The worker {address} is in no private network: others may read what is sent to it."
+        f"Worker {address} is outside the private network: others may read what is sent to it."
         for address in workers.unguarded
     ]
     state.notes += [

@@ -94,7 +94,7 @@ class DerivedPasses:
             return known_products(self._store, self._threads, type_id) or _GUESSED
         except DeviceFailed as error:
             raise BackendError(
-                f"llama.cpp cannot multiply on this processor: trying it, it ended ({error}).",
+                f"llama.cpp cannot multiply on this processor: the trial failed ({error}).",
                 "Find out more: edgespec doctor",
             ) from error
         self._measured[type_id] = speed.seconds

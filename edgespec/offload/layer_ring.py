@@ -133,7 +133,7 @@ class LayerSwitch:
 
     def _cannot_be_streamed(self, layer: int) -> BackendError:
         return BackendError(
-            f"The model does not use its layers one after the other (layer {layer}).",
+            f"The model does not use its layers in order (layer {layer}).",
             f"Use {named('offload', 'mmap')}.",
         )
 

@@ -121,7 +121,7 @@ class SlotFiller:
         except RuntimeError as error:
             self.close()
             raise StreamError(
-                f"The system refused a thread to read weights: {error}.",
+                f"Cannot start a thread to read weights: {error}.",
                 "Raise the limits on processes and on address space, or free memory.",
             ) from error
 

@@ -85,7 +85,7 @@ class StoreReader:
                 path.unlink()
             raise DamagedPack(
                 f"The packed layer file '{path}' is damaged, and was removed.",
-                "Load the model again, which creates the file again. Check the disk if this happens twice.",
+                "Load the model again, which recreates the file. If this happens twice, check the disk.",
             )
         if not self.store.packed and (now != file.opened if known is None else checksum != known):
             raise file.changed()

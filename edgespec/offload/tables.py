@@ -62,7 +62,7 @@ class MappedTables:
                 return None
         return ModelFileError(
             f"'{self._paths[0]}' was changed, moved or removed while the model was in use.",
-            "Some weights are read from it, so they may be different now: load the model again.",
+            "Some weights are read from it; load the model again.",
         )
 
     def close(self) -> None:

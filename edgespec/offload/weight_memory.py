@@ -27,7 +27,7 @@ class WeightMemory:
             self._map = mmap.mmap(-1, n_bytes + _HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, MemoryError) as error:
             raise MemoryLimitError(
-                f"The system refused {readable(n_bytes)} of memory for weights."
+                f"Not enough memory: cannot allocate {readable(n_bytes)} for weights."
             ) from error
         start = address_of_map(self._map)
         self._lead = -start % _HUGE_PAGE

@@ -69,7 +69,7 @@ class DraftCosts:
             return DraftingCosts(_LOOKUP_NAME, yields, source="measured on this machine")
         if draft == LOOKUP:
             guess = expected_yields(_LOOKUP_AGREEMENT)
-            source = "a guess, as the yield depends on the text"
+            source = "an estimate: the yield depends on the text"
             return DraftingCosts(_LOOKUP_NAME, guess, source=source, measured=False)
         source = "not known, as the yield depends on the text; the speed is that without drafts"
         return DraftingCosts(_LOOKUP_NAME, source=source)

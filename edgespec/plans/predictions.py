@@ -146,9 +146,7 @@ class _Planning:
             if each.drafting.source
         ]
         if plan.holding.experts is not None and not planner.hits.measured:
-            self._notes.append(
-                "How often experts are found in memory is assumed. Runs with this model measure it."
-            )
+            self._notes.append("The hit rate of experts is assumed. Running the model measures it.")
         if plan.streams:
             self._note_packing(files, chosen, way)
         if not way.measured:
@@ -194,13 +192,13 @@ class _Planning:
         """The bytes of the packed file, and what it gains."""
         layers = files.layers()
         if not gains_from_packing(layers):
-            self._notes.append("Packing would gain nothing: no weight has a kernel layout of its own.")
+            self._notes.append("Packing would gain nothing: no weight has a packed kernel layout.")
             return
         unpacked = replace(way.passes, compute=way.passes.compute.scaled(_PLAIN_KERNELS))
         without = best(alternatives(chosen.holding, unpacked, way.drafting, way.most))
         size = sum(layer.n_bytes for layer in layers)
         self._notes.append(
-            f"The packed file takes {readable(size)} of disk. Without it (--pack never): about "
+            f"The packed file needs {readable(size)} of disk space. Without it (--pack never): about "
             f"{without.tokens_per_second:.2f} tokens/s."
         )
 

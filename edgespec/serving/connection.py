@@ -220,5 +220,5 @@ def _ambiguity(request: h11.Request, lengths: list[bytes]) -> str:
         if lengths:
             return "it has both Content-Length and Transfer-Encoding"
         if request.http_version != b"1.1":
-            return "it has a Transfer-Encoding, and is not HTTP/1.1"
+            return "it has a Transfer-Encoding, but is not HTTP/1.1"
     return ""

@@ -113,7 +113,7 @@ class RequestLog:
             except OSError as error:
                 self._file = None
                 if self._show is not None:
-                    self._show(f"The log cannot be written any more: {error.strerror}.")
+                    self._show(f"Logging stopped: {error.strerror}.")
 
     def close(self) -> None:
         """Close the file."""

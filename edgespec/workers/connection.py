@@ -120,7 +120,7 @@ class WorkerConnection:
             answer = self._answer(most=64)
         except TimeoutError as error:
             raise WorkerError(
-                f"The worker {self.address} does not greet.",
+                f"Worker {self.address} does not respond.",
                 "It serves one program at a time: close the other one, or wait for it.",
             ) from error
         except OSError as error:
@@ -130,7 +130,7 @@ class WorkerConnection:
         version = protocol.version_of(answer)
         if version[0] != protocol.MAJOR_VERSION:
             raise WorkerError(
-                f"The worker {self.address} speaks version {version[0]} of llama.cpp's RPC protocol, and "
+                f"The worker {self.address} speaks version {version[0]} of llama.cpp's RPC protocol, but "
                 f"version {protocol.MAJOR_VERSION} is understood here.",
                 "Install the same version of EdgeSpec on both machines.",
             )
@@ -138,7 +138,7 @@ class WorkerConnection:
 
     def _no_worker(self) -> WorkerError:
         return WorkerError(
-            f"What listens at {self.address} is no worker.", "Name the address that 'edgespec worker' shows."
+            f"{self.address} is not a worker.", "Name the address that 'edgespec worker' shows."
         )
 
     def _timed_ping(self) -> float:
@@ -161,7 +161,7 @@ class WorkerConnection:
 
     def _gone(self, error: OSError) -> WorkerError:
         return WorkerError(
-            f"The worker {self.address} is gone: {error.strerror or error}.", "Look at its own messages."
+            f"The worker {self.address} is gone: {error.strerror or error}.", "Check its output."
         )
 
     def _answer(self, most: int = 1 << 30) -> bytes:

@@ -55,7 +55,7 @@ class LendingServer:
 
     Raises:
         BackendError: llama.cpp has no RPC here, or does not start.
-        UsageError: the address cannot be listened on.
+        UsageError: the address is taken, or not allowed.
     """
 
     def __init__(self, offer: LendingOffer, say: Callable[[str], None]) -> None:
@@ -151,21 +151,21 @@ class LendingServer:
             self._came_at = None
             if self._in_use:
                 self._in_use = False
-                self._say("It is done, and its memory is free again.")
+                self._say("The program is done; its memory is free again.")
 
     def _report_use(self) -> None:
         """Say that a program uses this machine; those that only look at it come and go within a second."""
         staying = self._came_at is not None and time.monotonic() - self._came_at > _LOOKING_S
         if staying and not self._in_use:
             self._in_use = True
-            self._say("A program uses this machine now.")
+            self._say("A program is using this machine.")
 
     def _failure(self, code: int) -> BackendError | UsageError:
         if code == NO_RPC:
             return BackendError("This llama.cpp build cannot lend devices: it has no RPC.", REBUILD)
         if code == NO_ADDRESS:
             return UsageError(
-                f"{self._offer.host}:{self._offer.port} cannot be listened on.",
+                f"Cannot listen on {self._offer.host}:{self._offer.port}.",
                 "Choose another address with --listen.",
             )
         return BackendError(f"llama.cpp {describe_exit(code)}.", "Run 'edgespec doctor'.")

@@ -163,8 +163,8 @@ def _measured(endpoints: Sequence[str], type_id: int, n_threads: int) -> list[tu
         speeds = measure_speeds(type_id, n_threads, endpoints=endpoints)
     except DeviceFailed as error:
         raise WorkerError(
-            f"llama.cpp cannot compute on the workers {', '.join(endpoints)}: trying it, it ended ({error}).",
-            "Look at their own messages, and install the same version of EdgeSpec everywhere.",
+            f"llama.cpp cannot compute on the workers {', '.join(endpoints)}: their trial failed ({error}).",
+            "Check their output, and install the same version of EdgeSpec everywhere.",
         ) from error
     return [speed.seconds for speed in speeds]
 

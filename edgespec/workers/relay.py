@@ -86,7 +86,7 @@ class Relay:
             return None
         return WorkerError(
             f"The worker {self._address} is gone: {self._why}.",
-            "Start it again, or go on without it; nothing that was saved is lost.",
+            "Start it again, or continue without it; saved data is intact.",
         )
 
     def close(self) -> None:
@@ -207,6 +207,6 @@ class Relay:
     def _lose(self, error: OSError) -> None:
         """Note that the worker is lost: before ggml gets zeros, so that nobody takes them for real."""
         if isinstance(error, TimeoutError):
-            self._why = "it does not answer any more"
+            self._why = "it no longer answers"
         else:
             self._why = error.strerror or str(error) or "the connection broke"

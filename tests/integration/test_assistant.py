@@ -273,9 +273,9 @@ def written(path: Path, shape: GemmaShape, vocabulary_of: Path, without: str = "
 
 def test_assistants_of_other_targets_are_refused(pair: TinyPair, smol_path: Path, tmp_path: Path) -> None:
     llama = write_tiny(tmp_path / "llama.gguf", "llama", smol_path)
-    others = [(llama, "it drafts for models of the architecture gemma4, and this is llama")]
+    others = [(llama, "it drafts for the architecture gemma4, not llama")]
     for name, shape, fault in (
-        ("width", replace(TARGET, width=320), "it reads states of 256 elements, and these have 320"),
+        ("width", replace(TARGET, width=320), "it reads states of 256 elements, not 320"),
         (
             "heads",
             replace(TARGET, heads_kv=4),

@@ -71,7 +71,7 @@ def test_many_texts_at_once_beside_llama_cpp_itself(
     asked = [str(short_path), "--draft", "none", "--exact", *SMALL, "--profile-seconds", "0"]
     assert main(["bench", *asked, "--parallel", "1,3", "--json", str(tmp_path / "bench.json")]) == 0
     out = capsys.readouterr().out
-    assert " a text " in out
+    assert " per seq. " in out
     assert " first s " in out
     document = json.loads((tmp_path / "bench.json").read_text())
     rows = {row["name"]: row for row in document["rows"]}

@@ -330,15 +330,15 @@ def test_heads_of_other_targets_are_refused(pair: TinyBlocks, smol_path: Path, t
     from dataclasses import replace
 
     for changes, what in (
-        ({"width": 64, "head": 16}, "it reads hidden states of 64 elements, and these have 256."),
-        ({"layers": (1, 3, 6)}, "it reads the layers 1, 3, 6, of which the first is 0, and there are 6."),
+        ({"width": 64, "head": 16}, "it reads hidden states of 64 elements, not 256."),
+        ({"layers": (1, 3, 6)}, "it reads the layers 1, 3, 6 (the first is 0), but there are 6."),
     ):
         shape = replace(SHAPES[BlockKind.DFLASH], **changes)  # type: ignore[arg-type]
         head = tiny_block_head(tmp_path / "bad.gguf", smol_path, shape)
         with pytest.raises(PairingError, match=r"was made for another target than llama\.gguf") as caught:
             edgespec.load(pair.target, draft=head, context=128)
         assert what in caught.value.what
-    with pytest.raises(UsageError, match=r"llama-DFlash\.gguf is a draft head: it writes nothing without"):
+    with pytest.raises(UsageError, match=r"llama-DFlash\.gguf is a draft head, which only works with"):
         edgespec.load(pair.head)
 
 

@@ -111,7 +111,7 @@ def test_an_adapter_applies_to_layers_on_a_device(cases: Cases) -> None:
 
 
 def test_a_device_that_is_not_there(cases: Cases) -> None:
-    assert cases["unknown"]["error"].startswith("There is no device 'CUDA7' here. The devices are: RPC0 (")
+    assert cases["unknown"]["error"].startswith("There is no device 'CUDA7' here. Devices: RPC0 (")
 
 
 def test_a_plan_names_devices(cases: Cases) -> None:
@@ -129,7 +129,7 @@ def test_a_device_that_runs_out_of_memory_gets_fewer_layers(
         (server,) = [child for child in children if "edgespec.workers.server" in child.cmdline()]
         found = session(smol_path, q4_drafter_path, worker, server=server.pid)["out of memory"]
     assert len(found.get("tokens", ())) == 16, found
-    assert "The memory of a device ran out" in found["warnings"][0]
+    assert "A device ran out of memory" in found["warnings"][0]
     here, there = (int(part.split()[0]) for part in found["layers"].split(", "))
     assert (here + there, 0 < there < 30) == (30, True)
 

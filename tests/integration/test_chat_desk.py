@@ -76,7 +76,7 @@ def test_clear_keeps_what_was_saved() -> None:
     with contextlib.closing(Desk(*QUICK, "--max-tokens", "4", "--session", "trip", columns=200)) as desk:
         desk.ask("Hi", until=" tokens, ")
         before = saved("trip")
-        desk.ask("/clear", until="trip.json. A new one begins; it is not saved until /save NAME.")
+        desk.ask("/clear", until="/save NAME saves it.")
         desk.ask("Another thing", until=" tokens, ")
         desk.ask("/show", until="not saved")
         desk.ask("/load trip", until="Resumed 1 turn")

@@ -103,7 +103,7 @@ def test_an_answer_is_whole_where_standard_error_cannot_be_written(
 def test_a_full_context_is_told() -> None:
     done = run_here("generate", "--raw", "-p", "one two three four", "--context", "16")
     assert done.returncode == 0
-    assert done.stderr == "The context of 16 tokens is full; --context makes it larger.\n"
+    assert done.stderr == "The context of 16 tokens is full. --context sets a larger one.\n"
 
 
 def test_jsonl_with_bad_lines_continues_where_it_stopped(tmp_path: Path, reply: Reply) -> None:
@@ -114,7 +114,7 @@ def test_jsonl_with_bad_lines_continues_where_it_stopped(tmp_path: Path, reply: 
     done = run_here(*arguments, "--context", "512")
     assert (done.returncode, done.stdout) == (1, "")
     reasons = done.stderr.splitlines()
-    assert re.fullmatch(r"line 2: The prompt has \d+ tokens, and the context holds 512\..*", reasons[0])
+    assert re.fullmatch(r"line 2: The prompt has \d+ tokens, but the context holds 512\..*", reasons[0])
     assert reasons[1:] == [
         "line 4: Invalid JSON at column 1: Expecting value.",
         "2 answered, 2 failed.",
@@ -132,7 +132,7 @@ def test_jsonl_with_bad_lines_continues_where_it_stopped(tmp_path: Path, reply: 
     with answers.open("a") as file:
         file.write('{"id": "half')
     done = run_here(*arguments, "--context", "2048")
-    assert (done.returncode, done.stderr) == (0, "1 answered, 2 were there already.\n")
+    assert (done.returncode, done.stderr) == (0, "1 answered, 2 already done.\n")
     again = records(answers.read_text())
     assert [r["id"] for r in again] == [4, "sky", "long", 3]  # results of other lines come first
     assert again[2]["finish_reason"] == "length"
@@ -144,7 +144,7 @@ def test_an_output_that_cannot_be_written_is_told_at_once(tmp_path: Path) -> Non
     done = run_here("generate", "no-such-model.gguf", "-p", SKY, "--output", str(output))
     assert (done.returncode, done.stdout) == (1, "")
     what = f"Error: {output} cannot be written: there is no folder {output.parent}."
-    assert done.stderr == f"{what}\nMake the folder first.\n"
+    assert done.stderr == f"{what}\nCreate the folder first.\n"
 
 
 def test_a_closed_pipe_ends_quietly(tmp_path: Path) -> None:
@@ -316,7 +316,7 @@ def test_requests_in_openais_format_get_the_text_that_the_prompt_gets_alone(
     assert tokens["response"]["status_code"] == 400
     assert len(half["response"]["body"]["choices"]) == 2
     before = answers.read_bytes()
-    assert run_here(*arguments).stderr.endswith("\n0 answered, 5 were there already, 1 failed.\n")
+    assert run_here(*arguments).stderr.endswith("\n0 answered, 5 already done, 1 failed.\n")
     assert answers.read_bytes() == before
 
 

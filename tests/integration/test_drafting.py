@@ -182,4 +182,4 @@ def test_a_registered_drafter_that_was_damaged_is_passed_over(smol_path: Path, t
     PairRegistry().add(DrafterPair(read_header(smol_path).fingerprint, "smol", str(bad), REGISTERED))
     with edgespec.load(smol_path, context=128) as engine:
         assert isinstance(engine.drafter, ProposingDrafter), "it drafts without a model"
-        assert any("No drafter is known for this target" in note for note in engine.notes)
+        assert any("No drafter for this target" in note for note in engine.notes)

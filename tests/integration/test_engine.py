@@ -155,7 +155,7 @@ def test_turns_reuse_what_was_read(engine: Engine) -> None:
 
 def test_bad_input_is_explained(engine: Engine, smol_path: Path, tmp_path: Path) -> None:
     with pytest.raises(
-        ContextLengthError, match=r"The prompt has \d+ tokens, and the context holds 512\."
+        ContextLengthError, match=r"The prompt has \d+ tokens, but the context holds 512\."
     ) as long:
         engine.generate("word " * 600)
     assert "--context 2048" in long.value.hint

@@ -230,7 +230,7 @@ def test_whole_layers_where_they_are_asked_for_or_the_choice_cannot_be_seen(
         assert answer.to_json(PROMPT)["experts"] is None
     monkeypatch.setattr(switch, "CHOICE", b"ffn_moe_elsewhere-")
     with load_streamed(mixture, 32 * MIB, exact=False) as engine:
-        assert "How this model chooses experts is not known: whole layers are streamed." in engine.notes
+        assert "Unknown expert routing: streaming whole layers instead of single experts." in engine.notes
         assert weights_of(engine).expert_use is None
         assert engine.generate(PROMPT, CONFIG, raw=True).tokens == answer.tokens
 

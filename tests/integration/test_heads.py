@@ -239,15 +239,15 @@ def test_a_profile_counts_the_trees_of_real_passes(engine: Engine) -> None:
 def test_heads_of_other_targets_are_refused(pair: TinyPair, smol_path: Path, tmp_path: Path) -> None:
     other = write_tiny(tmp_path / "other.gguf", "gemma3", smol_path, damped=0.001)
     for changes, what in (
-        ({"target_width": 64}, "it reads hidden states of 64 elements, and these have 256."),
-        ({"layers": (1, 3, 6)}, "it reads the layers 1, 3, 6, of which the first is 0, and there are 6."),
-        ({"width": 128, "heads": 2, "heads_kv": 2}, "it has no matrix of its own for its 128 elements"),
+        ({"target_width": 64}, "it reads hidden states of 64 elements, not 256."),
+        ({"layers": (1, 3, 6)}, "it reads the layers 1, 3, 6 (the first is 0), but there are 6."),
+        ({"width": 128, "heads": 2, "heads_kv": 2}, "it has no matrix for its 128 elements"),
     ):
         head = tiny_head(tmp_path / "bad.gguf", smol_path, **changes)
         with pytest.raises(PairingError, match=r"was made for another target than tiny\.gguf") as caught:
             edgespec.load(pair.target, draft=head, context=128)
         assert what in caught.value.what
-    with pytest.raises(UsageError, match=r"head\.gguf is a draft head: it writes nothing without"):
+    with pytest.raises(UsageError, match=r"head\.gguf is a draft head, which only works with"):
         edgespec.load(pair.head)
     # Any architecture shows its hidden states.
     with opened(other, draft=pair.head, exact=False) as engine:

@@ -192,7 +192,7 @@ def test_a_mistake_of_the_program_is_not_blamed_on_the_network(hub: Hub, mistake
 def test_answers_that_are_not_the_hubs(server: HubServer, hub: Hub, answer: object) -> None:
     server.failures.append(always(lambda _request, handler: reply(handler, answer)))
     host = server.url.removeprefix("http://")
-    refused(hub, REPO, f"{host} sent no valid description of {REPO}.", "Check HF_ENDPOINT and any proxy.")
+    refused(hub, REPO, f"{host} sent an invalid description of {REPO}.", "Check HF_ENDPOINT and any proxy.")
 
 
 # --- transfers that fail -------------------------------------------------------------------------
@@ -243,7 +243,7 @@ def test_a_server_that_never_answers(server: HubServer, hub: Hub) -> None:
     hub = replace(hub, timeout=0.3)
     server.failures.append(always(lambda _request, _handler: time.sleep(PATIENCE_S)))
     host = server.url.removeprefix("http://")
-    refused(hub, REPO, f"{host} does not answer.", "Try again later; what was fetched so far is kept.")
+    refused(hub, REPO, f"{host} does not answer.", "Try again later; the partial download is kept.")
 
 
 def test_a_wrong_checksum_is_told_and_the_file_removed(server: HubServer, hub: Hub) -> None:
@@ -291,9 +291,13 @@ def test_too_many_requests_are_waited_out_as_the_hub_asks(server: HubServer, hub
         (
             status(403),
             f"The Hub refuses access to {REPO} (403).",
-            "Give your token the right to read it: huggingface.co/settings/tokens.",
+            "Allow your token to read it: huggingface.co/settings/tokens",
         ),
-        (status(404), f"A file of {REPO} is gone from the Hub (404).", "Ask for the model again."),
+        (
+            status(404),
+            f"A file of {REPO} is gone from the Hub (404).",
+            "Try again, or choose another quantization.",
+        ),
     ],
     ids=["lost", "a long wait", "refused", "gone"],
 )
@@ -317,7 +321,7 @@ def test_too_many_questions(server: HubServer, hub: Hub) -> None:
 
 def test_a_server_in_trouble(server: HubServer, hub: Hub) -> None:
     server.failures.append(always(lambda _request, handler: reply(handler, {}, 500)))
-    refused(hub, REPO, "The Hub answers with status 500.", "Try again later.")
+    refused(hub, REPO, "The Hub answered with status 500.", "Try again later.")
 
 
 def test_ranges_that_the_server_ignores_start_anew(server: HubServer, hub: Hub) -> None:
@@ -369,7 +373,7 @@ def test_a_mirror_gives_the_verified_file_once_or_the_message_names_the_cause(
         refused(
             hub,
             wanted,
-            f"{hub.host} gives no checksum of {Q4}, so the download cannot be verified.",
+            f"{hub.host} provides no checksum of {Q4}, so the download cannot be verified.",
             "Set HF_ENDPOINT to another address, or download the file by other means and give its path.",
         )
         assert len(server.downloads()) == 1
@@ -401,7 +405,7 @@ def test_a_mirror_gives_the_verified_file_once_or_the_message_names_the_cause(
 def test_damage_by_a_mirror_is_noticed(server: HubServer, hub: Hub, lacks: set[str]) -> None:
     server.lacks = frozenset(lacks)
     server.digests[Q4] = "ab" * 32
-    with pytest.raises(HubError, match=r"is corrupted|gives no checksum"):
+    with pytest.raises(HubError, match=r"is corrupted|provides no checksum"):
         pull(name(f"{REPO}:Q4_K_M"), hub=hub)
     assert list(cached_models(hub, REPO)) == []
 
@@ -466,7 +470,7 @@ def test_no_path_of_a_mirror_leads_out_of_the_cache(
 
 def test_no_checksum_of_a_mirror_is_a_path(server: HubServer, hub: Hub) -> None:
     server.digests[Q4] = "../../../../evil"
-    with pytest.raises(HubError, match="gives no checksum"):
+    with pytest.raises(HubError, match="provides no checksum"):
         pull(name(f"{REPO}:Q4_K_M"), hub=hub)
 
 
@@ -514,8 +518,8 @@ def test_a_wrong_token_is_not_shown(server: HubServer, hub: Hub, capfd: pytest.C
     refused(
         mine,
         REPO,
-        "The Hub does not accept the token.",
-        "Log in with 'hf auth login', or set HF_TOKEN to a valid one.",
+        "The Hub rejected the token.",
+        "Log in with 'hf auth login', or set HF_TOKEN to a valid token.",
     )
     assert "wrongwrong" not in "".join(capfd.readouterr())
 
@@ -540,7 +544,7 @@ def test_offline_uses_what_is_here_and_asks_nobody(server: HubServer, hub: Hub) 
     refused(
         offline,
         f"{REPO}:Q4_K_M",
-        f"{REPO}:Q4_K_M is not here, and the Hub cannot be asked because HF_HUB_OFFLINE is set.",
+        f"{REPO}:Q4_K_M is not installed, and HF_HUB_OFFLINE forbids asking the Hub.",
         "Unset HF_HUB_OFFLINE, or give the path of a GGUF file.",
     )
     assert server.requests == []
@@ -551,8 +555,8 @@ def test_offline_uses_what_is_here_and_asks_nobody(server: HubServer, hub: Hub) 
     refused(
         offline,
         f"{REPO}:Q8_0",
-        f"{REPO}:Q8_0 is not here, and the Hub cannot be asked because HF_HUB_OFFLINE is set. "
-        "On this machine: Q4_K_M (256.0 KiB).",
+        f"{REPO}:Q8_0 is not installed, and HF_HUB_OFFLINE forbids asking the Hub. "
+        "Installed: Q4_K_M (256.0 KiB).",
         "Unset HF_HUB_OFFLINE, or give the path of a GGUF file.",
     )
     assert server.requests == []
@@ -567,7 +571,7 @@ def test_a_repository_without_models_lists_what_it_has(server: HubServer, hub: H
         hub,
         "acme/Plain",
         "acme/Plain has no GGUF files. It has: config.json, model.safetensors.",
-        "Look for a conversion: its name usually ends in -GGUF, such as Plain-GGUF.",
+        "Choose a GGUF conversion; its name usually ends in -GGUF, such as Plain-GGUF.",
     )
 
 
@@ -577,7 +581,7 @@ def test_a_repository_of_conversions_is_not_told_to_be_converted(server: HubServ
         hub,
         "acme/Empty-GGUF",
         "acme/Empty-GGUF has no GGUF files. It has: README.md.",
-        "Look for another repository with the model.",
+        "Choose another repository with this model.",
     )
 
 

@@ -306,5 +306,5 @@ def test_layers_for_a_gpu_that_is_not_there_are_refused(smol_path: Path) -> None
 
     if current_build().gpus:
         pytest.skip("there is a GPU")
-    with pytest.raises(UsageError, match=r"The gpu layers are 4, and this llama\.cpp build"):
+    with pytest.raises(UsageError, match=r"Cannot use a GPU: this llama\.cpp build"):
         edgespec.load(smol_path, draft="none", gpu_layers=4)

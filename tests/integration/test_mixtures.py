@@ -84,8 +84,8 @@ def test_a_shape_is_written_as_it_is_read() -> None:
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("64", "'64' is no mixture of experts."),
-        ("64x4,top=3", "'64x4,top=3' is no mixture of experts."),
+        ("64", "'64' is not a mixture of experts."),
+        ("64x4,top=3", "'64x4,top=3' is not a mixture of experts."),
         ("4x4", "A mixture of 4 experts with 4 for each token is not possible."),
         ("1x1", "A mixture of 1 experts with 1 for each token is not possible."),
         ("64x4,locality=2", "The skew is 0.7, and the locality 2."),

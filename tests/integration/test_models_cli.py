@@ -121,7 +121,7 @@ def test_list_show_and_remove(server: HubServer, tmp_path: Path, capsys: pytest.
 
     code, _, err = run(capsys, "models", "remove", f"{REPO}:Q8_0")
     assert code == 2
-    assert "Standard input is not a terminal, so nothing can be confirmed." in err
+    assert "Cannot ask for confirmation: standard input is not a terminal." in err
     assert path.exists()
     code, out, _ = run(capsys, "models", "remove", f"{REPO}:Q8_0", "--yes")
     assert (code, out) == (0, f"{size} bytes freed ({size / 1024:.1f} KiB).\n")
@@ -159,7 +159,7 @@ def test_removing_a_model_forgets_its_pairs(
         drafter.unlink()
     path = str(target if removed == "target" else drafter)
     code, _, err = run(capsys, "models", "remove", path)
-    assert (code, "Standard input is not a terminal, so nothing can be confirmed." in err) == (2, True)
+    assert (code, "Cannot ask for confirmation: standard input is not a terminal." in err) == (2, True)
     assert "drafter.gguf drafts for target.gguf: forgotten" in " ".join(err.split())
     code, out, _ = run(capsys, "models", "remove", path, "--yes", "--json")
     assert code == 0

@@ -216,7 +216,7 @@ def test_a_full_queue_is_a_429_and_gone_clients_are_forgotten(tmp_path: Path) ->
     ):
         stream = ask(client, text="Tell a long story.", max_tokens=900, stream=True)
         gate.wait()
-        with pytest.raises(openai.RateLimitError, match="Too many requests are waiting already") as caught:
+        with pytest.raises(openai.RateLimitError, match="Too many requests are waiting") as caught:
             ask(client)
         assert caught.value.response.headers["retry-after"] == "5"
         stream.close()
@@ -235,7 +235,7 @@ def test_an_api_key_keeps_others_out_and_what_was_asked_is_logged(tmp_path: Path
     log = tmp_path / "log.jsonl"
     with server("--api-key", "secret", "--alias", "other", "--log", str(log)) as url:
         with openai.OpenAI(base_url=url, api_key="guess", max_retries=0) as client:
-            wrong = pytest.raises(openai.AuthenticationError, match="The API key is missing or wrong")
+            wrong = pytest.raises(openai.AuthenticationError, match="The API key is missing or invalid")
             with wrong:
                 client.models.list()
             with wrong:
@@ -274,6 +274,6 @@ def test_others_are_not_served_without_a_key() -> None:
     done = run_here("serve", "--host", "0.0.0.0")
     assert done.returncode == 2
     assert done.stderr == (
-        "Error: Other machines can reach this server at 0.0.0.0, and there is no API key.\n"
-        "Give one with --api-key or EDGESPEC_API_KEY, or leave out --host.\n"
+        "Error: Other machines can reach this server at 0.0.0.0, but it has no API key.\n"
+        "Set one with --api-key or EDGESPEC_API_KEY, or leave out --host.\n"
     )

@@ -167,7 +167,7 @@ def test_names_times_and_warnings(client: openai.OpenAI, server: Running) -> Non
         TEXT, {"prompt": "Once", "max_tokens": 5, "model": "gpt-4o", "slot_color": 1}
     )
     assert (status, answer["model"]) == (200, "gpt-4o")
-    assert answer["warnings"] == ["The field 'slot_color' is not known here, and was ignored."]
+    assert answer["warnings"] == ["Ignored unknown field 'slot_color'."]
     times = answer["timings"]
     assert times["prompt_n"] + times["cache_n"] == answer["usage"]["prompt_tokens"]
     assert times["cache_n"] == answer["usage"]["prompt_tokens_details"]["cached_tokens"]

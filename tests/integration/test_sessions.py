@@ -307,7 +307,7 @@ def test_a_session_brings_its_model(
     model.unlink()
     assert main(chat) == 1
     assert capsys.readouterr().err == (
-        'Error: Session "pair" uses my talker.gguf, which is not on this machine any more.\n'
+        'Error: Session "pair" uses my talker.gguf, which is no longer on this machine.\n'
         "Restore the file, or choose another session name.\n"
     )
     assert main([*chat, "-m", str(short_path)]) == 1

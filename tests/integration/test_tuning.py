@@ -498,7 +498,7 @@ def test_what_runs_collect_is_learned_from(
     command = ["generate", "-m", str(target), "--draft", "none", "--max-tokens", "8", "-t", "1", "-p", "Say"]
     assert main([*command, "--collect"]) == 0
     said = capsys.readouterr().err
-    assert "Prompts and answers are kept in " in said
+    assert "Storing prompts and answers in " in said
     assert "To delete them: edgespec config --forget" in said
     learned, held_out = collected(fingerprint)
     (answer,) = [*learned, *held_out]

@@ -259,7 +259,7 @@ def test_a_killed_worker_ends_the_answer_and_the_next_continues(
     with pytest.raises(WorkerError, match="cannot be reached"):
         load(smol_path, workers, tight)
     with load(smol_path, workers, tight, leave_out_missing=True) as engine:
-        assert any("Going on without it" in warning for warning in engine.warnings)
+        assert any("Continuing without it" in warning for warning in engine.warnings)
         assert len(engine.generate(PROMPT, SHORT).tokens) == 24
     for worker in workers:
         if worker is not holder:
@@ -349,7 +349,7 @@ def test_a_chat_continues_from_disk(
         for worker in workers:
             worker.kill()
         desk.ask("And at night?", until="is gone")
-        desk.wait_for("Going on without it")
+        desk.wait_for("Continuing without it")
         desk.wait_for("The model is loaded again.")
         desk.ask("/retry", until=" tokens, ")
         desk.wait_for(">>>")
@@ -364,7 +364,7 @@ def test_a_worker_says_what_is_wrong() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         done = run("worker", "--listen", f"127.0.0.1:{taken.getsockname()[1]}")
     assert done.returncode == 2
-    assert "cannot be listened on" in done.stderr
+    assert "is already in use." in done.stderr
     open_to_all = run("worker", "--listen", "0.0.0.0:0")
     assert open_to_all.returncode == 2
     assert "a worker has no password" in open_to_all.stderr

@@ -68,7 +68,7 @@ def test_a_cluster_is_for_batches(
     engine: TalkingEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["generate", "Hello", "--ray", "local"]) == 2
-    assert capsys.readouterr().err.startswith("Error: --ray is for batches.\n")
+    assert capsys.readouterr().err.startswith("Error: --ray needs --input.\n")
     monkeypatch.setenv("EDGESPEC_RAY", "local")  # set for batches, it does not stand in the way of a prompt
     assert main(["generate", "-p", "Hello"]) == 0
 
@@ -82,7 +82,7 @@ def test_a_missing_package_is_named(
     assert main(["generate", "--input", str(prompts), "--ray", "local"]) == 2
     assert dict(os.environ) == before
     what, hint = capsys.readouterr().err.splitlines()
-    assert what.startswith("Error: --ray needs the package ray, which cannot be imported: ")
+    assert what.startswith("Error: --ray needs the package ray, but importing it failed: ")
     assert hint.startswith("Install it: pip install 'edgespec[ray]'.")
     assert not engine.asked
 
@@ -249,6 +249,6 @@ def test_what_is_no_cluster_is_not_tried_for_long(
         thread.start()
         assert main(["generate", "--input", str(prompts), "--ray", address]) == 1
         thread.join()
-    assert capsys.readouterr().err.splitlines()[0] == f"Error: What listens at {address} is no Ray cluster."
+    assert capsys.readouterr().err.splitlines()[0] == f"Error: {address} is not a Ray cluster."
     assert main(["generate", "--input", str(prompts), "--ray", address]) == 1
     assert capsys.readouterr().err.startswith(f"Error: There is no Ray cluster at {address}: ")

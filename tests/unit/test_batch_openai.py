@@ -92,7 +92,7 @@ BAD_REQUESTS = {
     "method": (request("bad") | {"method": "GET"}, '"method" must be "POST", not "GET".'),
     "body": (request("bad") | {"body": [1]}, "The body is not a JSON object."),
     "stream": (request("bad", stream=True), "A batch cannot stream its answers. Leave out 'stream'."),
-    "messages": (request("bad", messages=[]), "The messages are not a list, or empty."),
+    "messages": (request("bad", messages=[]), "messages must be a non-empty list."),
     "tools": (request("bad", tools=[{}]), "A tool has no valid name. It must have 1 to 64 letters"),
     "n": (request("bad", n=129), "n must be an integer from 1 to 128, not 129."),
     "top_p": (request("bad", top_p=7), "top_p must be above 0 and at most 1, not 7."),
@@ -108,7 +108,7 @@ def test_a_bad_request_is_told_and_the_others_are_answered(
 ) -> None:
     engine.vocabulary_size = 10
     lines = [request("good"), bad, request("last", TEXT, prompt=[1, 2])]
-    for told in ("2 answered, 1 failed.", "0 answered, 2 were there already, 1 failed."):
+    for told in ("2 answered, 1 failed.", "0 answered, 2 already done, 1 failed."):
         code, err = run(lines)
         assert code == 1
         assert err.startswith(f"line 2: {reason}")
@@ -160,7 +160,7 @@ def test_a_second_run_does_what_is_missing_in_the_order_of_the_input(
     failed["response"] = {"status_code": 400, "request_id": "r", "body": {"error": {"message": "full"}}}
     with answers.open("a") as file:
         file.write(json.dumps(failed) + '\n{"id": "batch_req_7", "custom_id": "a", "resp')
-    assert run(lines) == (0, "2 answered, 2 were there already.\n")
+    assert run(lines) == (0, "2 answered, 2 already done.\n")
     assert [prompt for prompt, _, _ in engine.asked] == ["Qa", "Qb"]
     results = records(answers.read_text())
     assert [outline(r) for r in results] == [(i, 200, [ANSWER]) for i in "abcd"]
@@ -180,7 +180,7 @@ def test_a_request_that_was_interrupted_is_answered_by_the_next_run(
     assert run(lines) == (130, "Interrupted at line 2. 1 answered.\n")
     assert [outline(r) for r in records(answers.read_text())] == [("a", 200, [ANSWER])]
     engine.on_word = lambda _: None
-    assert run(lines) == (0, "2 answered, 1 were there already.\n")
+    assert run(lines) == (0, "2 answered, 1 already done.\n")
     assert [outline(r)[0] for r in records(answers.read_text())] == ["a", "b", "c"]
 
 
@@ -206,15 +206,15 @@ def test_an_interruption_is_told_on_standard_output(
 @pytest.mark.parametrize(
     ("line", "flags", "difference"),
     [
-        (request("a", temperature=0.7), [], "temperature was 0.0 and is 0.7"),
-        (request("a"), ["--max-tokens", "9"], "max_tokens was none and is 9"),
-        (request("a", n=2), [], "n was 1 and is 2"),
+        (request("a", temperature=0.7), [], "temperature was 0.0 and is now 0.7"),
+        (request("a"), ["--max-tokens", "9"], "max_tokens was none and is now 9"),
+        (request("a", n=2), [], "n was 1 and is now 2"),
         (
             request("a", messages=[{"role": "user", "content": "Ho"}]),
             [],
-            "the prompt or the system prompt is another",
+            "the prompt or the system prompt differs",
         ),
-        ({"id": "a", "messages": HELLO}, [], f"endpoint was {CHAT} and is none"),
+        ({"id": "a", "messages": HELLO}, [], f"endpoint was {CHAT} and is now none"),
     ],
     ids=["temperature", "command", "n", "prompt", "format"],
 )
@@ -225,15 +225,15 @@ def test_a_run_with_something_else_is_refused_before_a_model_is_loaded(
     before = answers.read_bytes()
     code, err = run([line], *flags)
     assert (code, engine.loaded_with, answers.read_bytes()) == (2, {}, before)
-    assert f"made with something else for line 1: {difference}.\n" in err
+    assert f"made with different settings, at line 1: {difference}.\n" in err
     assert run([line], *flags, "--overwrite") == (0, "1 answered.\n")
     assert len(records(answers.read_text())) == 1
-    assert run([line], *flags) == (0, "0 answered, 1 were there already.\n")
+    assert run([line], *flags) == (0, "0 answered, 1 already done.\n")
 
 
 def test_another_name_of_the_model_changes_nothing(run: Run, answers: Path) -> None:
     assert run([request("a")])[0] == 0
-    assert run([request("a", model="gpt-5")]) == (0, "0 answered, 1 were there already.\n")
+    assert run([request("a", model="gpt-5")]) == (0, "0 answered, 1 already done.\n")
 
 
 def test_ids_are_those_of_every_run(run: Run, answers: Path) -> None:
@@ -271,7 +271,7 @@ def test_results_of_other_programs_are_gone_on_with(run: Run, answers: Path) -> 
     }
     write_lines(answers, from_openai, expired, from_vllm)
     code, err = run([request(i) for i in "abc"])
-    assert (code, err.splitlines()[-1]) == (0, "2 answered, 1 were there already.")
+    assert (code, err.splitlines()[-1]) == (0, "2 answered, 1 already done.")
     assert [outline(r)[2] for r in records(answers.read_text())] == [["Green."], [ANSWER], [ANSWER]]
 
 
@@ -292,4 +292,4 @@ def test_a_file_of_something_else_is_left_alone(
     before = write_lines(answers, content).read_bytes()
     code, err = run([request("a")])
     assert (code, engine.loaded_with, answers.read_bytes()) == (1, {}, before)
-    assert err.startswith(f"Error: {answers} holds something other than results on line 1.\n")
+    assert err.startswith(f"Error: Line 1 of {answers} is not a result.\n")

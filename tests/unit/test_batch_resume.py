@@ -1,4 +1,4 @@
-"""Going on with a batch: answers that still count, answers made with something else, ids that occur twice."""
+"""Resuming a batch: answers that still count, answers made with other settings, ids that occur twice."""
 
 from __future__ import annotations
 
@@ -35,13 +35,17 @@ def test_each_result_says_what_it_was_made_with(run: Run, answers: Path, smol_pa
 @pytest.mark.parametrize(
     ("flags", "lines", "difference"),
     [
-        (["--temperature", "0.7"], TWO, "temperature was 0.0 and is 0.7"),
-        (["--max-tokens", "9", "--raw"], TWO, "max_tokens was none and is 9; raw was false and is true"),
-        (["--system", "Be brief."], TWO, "the prompt or the system prompt is another"),
+        (["--temperature", "0.7"], TWO, "temperature was 0.0 and is now 0.7"),
+        (
+            ["--max-tokens", "9", "--raw"],
+            TWO,
+            "max_tokens was none and is now 9; raw was false and is now true",
+        ),
+        (["--system", "Be brief."], TWO, "the prompt or the system prompt differs"),
         (
             [],
             [TWO[0] | {"prompt": "X"}, TWO[1] | {"prompt": "Y"}],
-            "the prompt or the system prompt is another",
+            "the prompt or the system prompt differs",
         ),
     ],
     ids=["temperature", "two", "system", "prompt"],
@@ -53,12 +57,12 @@ def test_a_run_with_something_else_is_refused_before_a_model_is_loaded(
     before = answers.read_bytes()
     code, err = run(lines, *flags)
     assert (code, engine.loaded_with, answers.read_bytes()) == (2, {}, before)
-    what = f"{answers} holds 2 answers that were made with something else, first for line 1: {difference}."
+    what = f"{answers} has 2 answers made with different settings, starting at line 1: {difference}."
     hint = "Give another name to --output, or --overwrite to answer such lines again."
     assert err == f"Error: {what}\n{hint}\n"
     assert run(lines, *flags, "--overwrite") == (0, "2 answered.\n")
     assert [r["id"] for r in records(answers.read_text())] == ["a", "b"]
-    assert run(lines, *flags) == (0, "0 answered, 2 were there already.\n")
+    assert run(lines, *flags) == (0, "0 answered, 2 already done.\n")
 
 
 def test_another_model_is_refused_and_the_same_one_elsewhere_is_not(
@@ -67,9 +71,9 @@ def test_another_model_is_refused_and_the_same_one_elsewhere_is_not(
     assert run(TWO)[0] == 0
     code, err = run(TWO, "-m", str(gemma_path))
     assert (code, engine.loaded_with) == (2, {})
-    assert f"first for line 1: the model was {smol_path.name} and is {gemma_path.name}." in err
+    assert f"starting at line 1: the model was {smol_path.name} and is now {gemma_path.name}." in err
     moved = shutil.copy(smol_path, tmp_path / "moved.gguf")
-    assert run(TWO, "-m", str(moved)) == (0, "0 answered, 2 were there already.\n")
+    assert run(TWO, "-m", str(moved)) == (0, "0 answered, 2 already done.\n")
 
 
 def test_only_what_differs_is_answered_again(run: Run, answers: Path, engine: TalkingEngine) -> None:
@@ -78,15 +82,15 @@ def test_only_what_differs_is_answered_again(run: Run, answers: Path, engine: Ta
     lines = [TWO[0], TWO[1] | {"top_k": 3}]
     code, err = run(lines)
     assert code == 2
-    assert "holds an answer that was made with something else for line 2: top_k was 0 and is 3." in err
-    assert run(lines, "--overwrite") == (0, "1 answered, 1 were there already.\n")
+    assert "has an answer made with different settings, at line 2: top_k was 0 and is now 3." in err
+    assert run(lines, "--overwrite") == (0, "1 answered, 1 already done.\n")
     assert [(r["id"], r["text"]) for r in records(answers.read_text())] == [("a", ANSWER), ("b", "Green.")]
 
 
 def test_what_the_answer_does_not_depend_on_may_change(run: Run, engine: TalkingEngine) -> None:
     assert run(TWO)[0] == 0
-    flags = ["--context", "2048", "--threads", "1", "--draft", "none", "--tree-budget", "4"]
-    assert run(TWO, *flags) == (0, "0 answered, 2 were there already.\n")
+    flags = ["--context", "2048", "--threads", "1", "--draft", "none"]
+    assert run(TWO, *flags) == (0, "0 answered, 2 already done.\n")
 
 
 def test_lines_from_a_pipe_are_compared_as_they_come(
@@ -106,15 +110,15 @@ def test_the_second_line_with_an_id_is_refused_and_the_first_keeps_its_answer(
     run: Run, answers: Path, engine: TalkingEngine
 ) -> None:
     lines = [TWO[0], {"id": "a", "prompt": "again"}, TWO[1]]
-    said = "line 2: The id 'a' is that of line 1 too.\n"
+    said = "line 2: Duplicate id 'a' (first on line 1).\n"
     expected = [("a", ANSWER, None), ("a", "", 1), ("b", ANSWER, None)]
-    for told in ("2 answered, 1 failed.\n", "0 answered, 2 were there already, 1 failed.\n"):
+    for told in ("2 answered, 1 failed.\n", "0 answered, 2 already done, 1 failed.\n"):
         assert run(lines) == (1, said + told)
         results = records(answers.read_text())
         assert [(r["id"], r["text"], r.get("duplicate_of")) for r in results] == expected
     assert results[1]["error"] == said.strip()
     # The id corrected: there is nothing left of the error.
-    assert run([TWO[0], TWO[1]]) == (0, "0 answered, 2 were there already.\n")
+    assert run([TWO[0], TWO[1]]) == (0, "0 answered, 2 already done.\n")
     assert [r["id"] for r in records(answers.read_text())] == ["a", "b"]
 
 
@@ -133,7 +137,7 @@ def test_invalid_lines_with_one_id_keep_a_result_each(run: Run, answers: Path) -
 def test_a_line_that_fails_now_does_not_take_away_its_answer(run: Run, answers: Path) -> None:
     assert run(TWO)[0] == 0
     code, err = run([TWO[0] | {"top_p": 7}, TWO[1]])
-    assert (code, err.splitlines()[1]) == (1, "0 answered, 1 were there already, 1 failed.")
+    assert (code, err.splitlines()[1]) == (1, "0 answered, 1 already done, 1 failed.")
     assert [(r["id"], r["text"]) for r in records(answers.read_text())] == [("a", ANSWER), ("b", ANSWER)]
     assert run([TWO[0] | {"prompt": "too long"}, TWO[1]], "--overwrite")[0] == 1
     assert [(r["id"], r["text"]) for r in records(answers.read_text())] == [("a", ANSWER), ("b", ANSWER)]
@@ -180,16 +184,16 @@ def test_unordered_results_stay_where_they_are_and_new_ones_replace_old_ones(run
     failing = {"id": "c", "prompt": "too long"}
     assert run([failing, TWO[1]], "--unordered")[0] == 1
     lines = [TWO[0], TWO[1], {"id": "c", "prompt": "short"}]
-    assert run(lines, "--unordered") == (0, "2 answered, 1 were there already.\n")
+    assert run(lines, "--unordered") == (0, "2 answered, 1 already done.\n")
     results = records(answers.read_text())
     assert [(r["id"], r["finish_reason"]) for r in results] == [("b", "stop"), ("a", "stop"), ("c", "stop")]
-    assert run(lines) == (0, "0 answered, 3 were there already.\n")
+    assert run(lines) == (0, "0 answered, 3 already done.\n")
     assert [r["id"] for r in records(answers.read_text())] == ["a", "b", "c"]
 
 
 def test_overwrite_needs_a_batch(engine: TalkingEngine, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "-p", "Hi", "--overwrite"]) == 2
-    assert capsys.readouterr().err.startswith("Error: --overwrite is for batches.\n")
+    assert capsys.readouterr().err.startswith("Error: --overwrite needs --input and --output.\n")
 
 
 @pytest.mark.parametrize(
@@ -202,5 +206,5 @@ def test_results_of_something_else_are_no_bug(
     code, err = run(TWO)
     assert (code, err.splitlines()[0]) == (
         1,
-        f"Error: {answers} holds something other than results on line 1.",
+        f"Error: Line 1 of {answers} is not a result.",
     )

@@ -111,7 +111,7 @@ def test_missing_lines_are_named_and_nothing_is_written(
     code, err = merge(part)
     assert code == 2
     assert f"2 lines of {prompts} have no complete result: 2, 5." in err
-    assert "Run the shards again" in err
+    assert "Run the unfinished shards again" in err
     assert not (tmp_path / "all.jsonl").exists()
     # A last line that a killed run left incomplete is no result.
     other = shard(2)
@@ -165,14 +165,14 @@ def test_results_of_other_inputs_are_left_out(shard: Callable[..., Path], merge:
     first.write_text(first.read_text() + other + "\n")
     code, err = merge(first, second)
     assert code == 0
-    assert "1 result of lines that" in err
+    assert "Left out 1 result for lines that" in err
     assert "zz" not in (tmp_path / "all.jsonl").read_text()
 
 
 def test_wrong_files_are_told(shard: Callable[..., Path], merge: Run, prompts: Path, tmp_path: Path) -> None:
     part = shard(1)
     assert "cannot be read: No such file" in merge(part, tmp_path / "none.jsonl")[1]
-    assert f"{prompts} holds something other than results on line 1." in merge(part, prompts)[1]
+    assert f"Line 1 of {prompts} is not a result." in merge(part, prompts)[1]
     (tmp_path / "all.jsonl").write_text("mine\n")
     code, err = merge(part, shard(2))
     assert code == 1

@@ -36,9 +36,12 @@ from edgespec.files.writing import open_locked
         (["--parallel", "4,0"], "--parallel must be from 1 to 256, not 0."),
         (["--held", "25,half"], "--held is '25,half'. Give percents, such as 25,50,75."),
         (["--held", "100"], "--held must be from 1 to 99, in percent, not 100."),
-        (["-o", "rows.xml"], "the name of a file ends in one of them."),
+        (["-o", "rows.xml"], "or a file name that ends in one of them."),
         (["-o", "big.gguf"], "There is no output format 'big.gguf'."),
-        (["--json", "big.gguf"], "big.gguf would be written over. Name the model with -m: -m big.gguf"),
+        (
+            ["--json", "big.gguf"],
+            "big.gguf is a model and would be overwritten. Name the model with -m: -m big.gguf",
+        ),
         (["a.gguf", "-m", "b.gguf"], "Two models were named: a.gguf and b.gguf."),
     ],
 )
@@ -83,13 +86,13 @@ def test_a_disk_that_is_too_small_is_noticed_first(
     err = " ".join(capsys.readouterr().err.split())
     assert "A widened target of 4096.0 TiB and its packed file need 8192.0 TiB of disk" in err
     assert main(["bench", "--synthesize", "1MiB"]) == 2
-    assert "and --synthesize requests 1.0 MiB." in " ".join(capsys.readouterr().err.split())
+    assert "more than the 1.0 MiB of --synthesize." in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_dense_model_has_no_rows_of_experts(smol_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", str(smol_path), "--draft", "none", "--held", "25"]) == 2
     err = " ".join(capsys.readouterr().err.split())
-    assert f"No single experts of {smol_path.name} are streamed." in err
+    assert f"{smol_path.name} does not stream single experts." in err
 
 
 def test_what_killed_benchmarks_left_is_removed(tmp_path: Path) -> None:

@@ -41,9 +41,9 @@ def test_spec_bench_is_read_and_the_first_turn_asked(tmp_path: Path) -> None:
         ("[" * 100_000, "is not JSON"),
         ("[1]", "is not a JSON object"),
         ('{"question_id": 1, "turns": ["a"]}', "has no 'category'"),
-        ('{"question_id": 1, "category": "a", "turns": []}', "has no text as its first turn"),
-        ('{"question_id": 1, "category": "a", "turns": "a"}', "has no text as its first turn"),
-        ('{"question_id": 1, "category": "a", "turns": [" "]}', "has no text as its first turn"),
+        ('{"question_id": 1, "category": "a", "turns": []}', "has no string as its first turn"),
+        ('{"question_id": 1, "category": "a", "turns": "a"}', "has no string as its first turn"),
+        ('{"question_id": 1, "category": "a", "turns": [" "]}', "has no string as its first turn"),
     ],
 )
 def test_a_bad_line_is_named_by_its_number(line: str, what: str, tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_file_without_questions(tmp_path: Path) -> None:
     binary = tmp_path / "binary.jsonl"
     binary.write_bytes(b"\xff\xfe\x00")
     for path, what in (
-        (empty, "holds no questions"),
+        (empty, "contains no questions"),
         (binary, "is not a text file"),
         (tmp_path / "none", "cannot be read: No such file"),
     ):

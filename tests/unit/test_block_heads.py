@@ -112,18 +112,18 @@ def _with(**values: Any) -> Callable[[GGUFHeader], GGUFHeader]:
 @pytest.mark.parametrize(
     ("shape", "change", "fault"),
     [
-        (SHAPE, _with(**{"dflash.target_layers": 3}), "does not say which layers of its target it reads"),
+        (SHAPE, _with(**{"dflash.target_layers": 3}), "does not name the layers of its target that it reads"),
         (SHAPE, _with(**{"dflash.embedding_length": 32}), r"fc\.weight has the shape \[192, 64\] instead of"),
-        (SHAPE, _with(**{"dflash.block_size": 1}), "it drafts blocks of 1 tokens, and 2 to 64 work"),
+        (SHAPE, _with(**{"dflash.block_size": 1}), "it drafts blocks of 1 tokens; 2 to 64 are supported"),
         (SHAPE, _with(**{"dflash.block_size": 65}), "it drafts blocks of 65 tokens"),
-        (SHAPE, _with(**{"tokenizer.ggml.mask_token_id": N_VOCAB}), "which token masks the positions"),
-        (SHAPE, _with(**{"tokenizer.ggml.mask_token_id": None}), "which token masks the positions"),
+        (SHAPE, _with(**{"tokenizer.ggml.mask_token_id": N_VOCAB}), "the token that masks the positions"),
+        (SHAPE, _with(**{"tokenizer.ggml.mask_token_id": None}), "the token that masks the positions"),
         (SHAPE, _without("fc.weight"), r"it has no tensor fc\.weight"),
         (DSPARK, _without("markov_w2.weight"), r"it has no tensor markov_w2\.weight"),
-        (DSPARK, _also("markov_w2.scale"), "a scale of its own, which is not supported"),
-        (DFLASH2, _with(**{"dflash.selector_top_k": 0}), "does not say its selector top k"),
-        (DFLASH2, _with(**{"dflash.selector_top_k": 8}), "its sizes contradict one another"),
-        (DFLASH2, _with(**{"dflash.conv_group_size": 24}), "its sizes contradict one another"),
+        (DSPARK, _also("markov_w2.scale"), "its own scale, which is not supported"),
+        (DFLASH2, _with(**{"dflash.selector_top_k": 0}), "lacks its selector top k"),
+        (DFLASH2, _with(**{"dflash.selector_top_k": 8}), "its sizes contradict each other"),
+        (DFLASH2, _with(**{"dflash.conv_group_size": 24}), "its sizes contradict each other"),
     ],
 )
 def test_damaged_heads_are_refused(
@@ -137,12 +137,10 @@ def test_damaged_heads_are_refused(
 
 def test_heads_of_other_targets_are_refused(tmp_path: Path, target: ModelFiles) -> None:
     deep = read_block_head(written(tmp_path / "deep.gguf", replace(SHAPE, layers=(1, 2, 4))))
-    with pytest.raises(
-        PairingError, match=r"it reads the layers 1, 2, 4, of which the first is 0, and there"
-    ):
+    with pytest.raises(PairingError, match=r"it reads the layers 1, 2, 4 \(the first is 0\), but there"):
         require_fit(deep, target)
     narrow = read_block_head(written(tmp_path / "narrow.gguf", replace(SHAPE, width=32, head=8)))
-    with pytest.raises(PairingError, match=r"it reads hidden states of 32 elements, and these have 64\."):
+    with pytest.raises(PairingError, match=r"it reads hidden states of 32 elements, not 64\."):
         require_fit(narrow, target)
     header = _with(**{"dflash.hyper_connection.count": 4})(deep.header)
     with pytest.raises(PairingError, match=r"is a DSpark head of DeepSeek V4, and these are not supported\."):
@@ -225,7 +223,7 @@ def test_a_markov_head_whose_file_was_cut_says_so(tmp_path: Path) -> None:
     bias = MarkovHead(read_block_head(header))
     with (tmp_path / "head.gguf").open("r+b") as file:
         file.truncate(header.data_offset)
-    with pytest.raises(ModelFileError, match=r"head\.gguf cannot be read any more\."):
+    with pytest.raises(ModelFileError, match=r"head\.gguf can no longer be read\."):
         bias.after(np.array([2], dtype=np.int32))
     bias.close()
 

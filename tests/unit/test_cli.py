@@ -487,7 +487,7 @@ def test_out_of_memory(engine: TalkingEngine, capsys: pytest.CaptureFixture[str]
 
     engine.on_word = fail
     assert main(["generate", "-p", "Hi"]) == 1
-    assert capsys.readouterr().err.startswith("Error: There is not enough memory.\n")
+    assert capsys.readouterr().err.startswith("Error: Not enough memory.\n")
 
 
 def test_a_closed_stdout(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

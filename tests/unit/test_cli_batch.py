@@ -102,9 +102,9 @@ def test_a_second_run_continues(
     with answers.open("a") as file:
         file.write('{"id": "c", "prompt": "Q')
     assert main(["generate", "--input", str(prompts), "--output", str(answers)]) == 0
-    unknown = f"Some answers in {answers} do not say which model, prompt and settings they were made with; "
+    unknown = f"Some answers in {answers} lack the model, prompt and settings they were made with; "
     unknown += "they are kept as they are.\n"
-    assert capsys.readouterr() == ("", f"{unknown}3 answered, 1 were there already.\n")
+    assert capsys.readouterr() == ("", f"{unknown}3 answered, 1 already done.\n")
     assert [prompt for prompt, _, _ in engine.asked] == ["Qb", "Qc", "Qd"]
     written = [(r["id"], r["text"]) for r in records(answers.read_text())]
     assert written == [("a", "old")] + [(i, "Blue as ever.") for i in "bcd"]
@@ -145,7 +145,7 @@ def test_a_failed_line_is_tried_again_and_has_one_result_in_its_place(
         assert results == [("another line", "stop"), (1, "error"), (2, "error"), (3, "stop")]
     write_lines(prompts, {"id": 1, "prompt": "short"}, "{", {"id": 3, "prompt": "Q"})
     assert main(command) == 1
-    assert capsys.readouterr().err.endswith("1 answered, 1 were there already, 1 failed.\n")
+    assert capsys.readouterr().err.endswith("1 answered, 1 already done, 1 failed.\n")
     results = [(r["id"], r["finish_reason"]) for r in records(answers.read_text())]
     assert results == [("another line", "stop"), (1, "stop"), (2, "error"), (3, "stop")]
 
@@ -167,7 +167,7 @@ def test_several_answers_to_a_line(
         "--seed",
         "5",
     ]
-    for told in ("4 answered.\n", "0 answered, 4 were there already.\n"):
+    for told in ("4 answered.\n", "0 answered, 4 already done.\n"):
         assert main(command) == 0
         assert capsys.readouterr().err == told
     results = records((tmp_path / "out").read_text())
@@ -195,7 +195,7 @@ def test_a_file_of_something_else_is_left_alone(
     assert main(["generate", "-p", "Hi", "--output", str(precious)]) == 1
     assert precious.read_text() == content
     assert engine.loaded_with == {}
-    what = f"{precious} holds something other than results on line 1."
+    what = f"Line 1 of {precious} is not a result."
     assert capsys.readouterr().err.startswith(f"Error: {what}\n")
 
 
@@ -206,7 +206,7 @@ def test_outputs_that_cannot_be_written(
     reasons = {
         tmp_path
         / "no"
-        / "x": f"cannot be written: there is no folder {tmp_path / 'no'}.\nMake the folder first.",
+        / "x": f"cannot be written: there is no folder {tmp_path / 'no'}.\nCreate the folder first.",
         tmp_path: "cannot be written: Is a directory.\nGive another name to --output.",
         prompts: "is the input file.\nGive another name to --output.",
     }

@@ -257,9 +257,9 @@ def test_ctrl_c_before_the_answer_claims_none(typed: Any, engine: TalkingEngine)
     assert out == [ANSWER, ANSWER]
     assert err == [
         "Stopped before the first token. /retry asks again.",
-        "prompt    3 tokens, 0.00 s spent on reading them",
-        "answer    none; stopped before it began",
-        "mode      not bit-exact: near-ties may come out differently than without drafts",
+        "prompt    3 tokens, processed for 0.00 s",
+        "answer    none (stopped)",
+        "mode      not bit-exact: near-ties may differ from the text without drafts",
         "sampling  greedy: always the likeliest token",
     ]
     assert [message["content"] for message in session.messages] == ["Hi", ANSWER, "Go on", ANSWER]
@@ -354,7 +354,7 @@ def test_a_binary_file_is_not_attached(typed: Any, tmp_path: Path) -> None:
     (tmp_path / "latin").write_bytes(b"a\ncaf\xe9")
     _, err, _ = typed(f"/file {tmp_path / 'x.png'}", f"/file {tmp_path / 'latin'}")
     assert err == [
-        f"{tmp_path / 'x.png'} is not a text file. Only text files can be attached, in UTF-8.",
+        f"{tmp_path / 'x.png'} is not a text file. Only UTF-8 text files can be attached.",
         f"{tmp_path / 'latin'} is not valid UTF-8: byte 0xe9 at offset 5, on line 2. {CONVERT}",
     ]
 

@@ -35,7 +35,7 @@ def test_a_thought_is_no_part_of_the_text(engine: TalkingEngine, capsys: pytest.
     out, err = capsys.readouterr()
     assert out == "Blue as ever.\n"
     assert "Hm, sky.\n\n5 tokens (2 of thought)\n" in err
-    assert "thought     2 of them\n" in err
+    assert "thought     2 of these tokens\n" in err
     assert main(["generate", "-p", "Hi", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert (record["text"], record["reasoning_content"]) == ("Blue as ever.", "Hm, sky.")
@@ -56,22 +56,22 @@ def test_verbose_tells_on_stderr(engine: TalkingEngine, capsys: pytest.CaptureFi
         "Blue as ever.\n",
         "talker, drafted by nobody\nIt only talks.\n"
         "3 tokens\n"
-        "prompt      3 tokens, read in 0.00 s\n"
+        "prompt      3 tokens in 0.00 s\n"
         "answer      3 tokens in 0.00 s; cut off by a full context\n"
-        "speed-up    not known: no pass without drafts was timed lately\n"
+        "speed-up    unknown: no recent pass without drafts was timed\n"
         "drafts      3 passes, 1.00 tokens each; 0 of 9 drafted tokens accepted\n"
-        "time        0.00 s for drafting, 0.00 s for passes, 0.00 s of them waiting for the disk\n"
-        "limited by  the disk: most of the time went to waiting for weights\n"
-        "memory      0 B at most, of 0 B\n"
-        "mode        not bit-exact: near-ties may come out differently than without drafts\n"
-        "The context of 4096 tokens is full; --context makes it larger.\n",
+        "time        0.00 s drafting, 0.00 s in passes (0.00 s waiting for the disk)\n"
+        "limited by  the disk: most time was spent waiting for weights\n"
+        "memory      peak 0 B of 0 B\n"
+        "mode        not bit-exact: near-ties may differ from the text without drafts\n"
+        "The context of 4096 tokens is full. --context sets a larger one.\n",
     )
 
 
 def test_what_is_done_otherwise_than_asked_is_said_without_being_asked(
     engine: TalkingEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    engine.warnings = ("--memory is lowered from 9.0 GiB to 2.0 GiB: no more is available now.",)
+    engine.warnings = ("--memory is lowered from 9.0 GiB to 2.0 GiB: no more is available.",)
     assert main(["generate", "-p", "Hi"]) == 0
     assert capsys.readouterr() == ("Blue as ever.\n", engine.warnings[0] + "\n")
 
@@ -197,7 +197,7 @@ def test_lossless_rules_say_nothing(engine: TalkingEngine, capsys: pytest.Captur
         ),
         (
             "--verify block --temperature 1 --exact",
-            "With --verify block the text depends on the drafter, which --exact excludes.\n"
+            "With --verify block the text depends on the drafter, which --exact rules out.\n"
             "Leave out one of them.",
         ),
     ],
@@ -220,7 +220,7 @@ def test_files_go_before_the_prompt(
     assert "none.txt cannot be read: No such file or directory." in capsys.readouterr().err
     prompts = write_lines(tmp_path / "prompts.jsonl", {"prompt": "Hi"})
     assert main(["generate", "--input", str(prompts), "-f", str(first)]) == 2
-    assert "--file is for a single prompt." in capsys.readouterr().err
+    assert "--file works with a single prompt only." in capsys.readouterr().err
 
 
 def test_a_system_prompt_from_a_file(

@@ -57,7 +57,7 @@ def test_experts_are_told_of_where_they_are_read_one_by_one() -> None:
     passes = [PassRecord(1, 0, 0.0, 0.4, 0.0, experts=use), PassRecord(2, 1, 0.0, 0.4, 0.0, experts=use)]
     answer = Generation(tokens=[1, 2, 3], passes=passes)
     assert details(answer)["experts"] == (
-        "75% of those needed were in memory; 20.0 of 80.0 read for each token, 40.0 MiB"
+        "75% found in memory; 20.0 of 80.0 read from disk per token (40.0 MiB)"
     )
     assert answer.to_json("a question")["experts"]["read_bytes_per_token"] == 40 << 20
     assert "experts" not in details(Generation(tokens=[1], passes=[PassRecord(1, 0, 0.0, 0.4, 0.0)]))
@@ -70,10 +70,10 @@ def test_the_figures_by_name_are_words_that_people_know() -> None:
     answer.plain_pass_s = 0.8
     rows = details(answer)
     assert rows["answer"] == "5 tokens in 2.00 s, 2.00/s; cut off by max_tokens"
-    assert rows["speed-up"] == "2.00x the speed of one token a pass, which takes 800 ms at present"
+    assert rows["speed-up"] == "2.00x over plain decoding, which takes 800 ms per token"
     assert rows["drafts"] == "2 passes, 2.50 tokens each; 3 of 16 drafted tokens accepted"
     assert rows["limited by"].startswith("the processor")
-    assert rows["mode"].startswith("exact: bit for bit")
+    assert rows["mode"].startswith("exact: bit-identical")
     assert rows["seed"] == "7"
 
 

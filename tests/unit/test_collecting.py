@@ -97,7 +97,7 @@ def test_a_full_disk_ends_the_collecting_and_not_the_answer(monkeypatch: pytest.
     for _ in range(2):
         say(collector, [1], [2, 3, 4, 5], passes=2)
     assert len(told) == 1
-    assert told[0].endswith("Nothing more is collected.")
+    assert told[0].endswith("Collecting stopped.")
     CacheKind.COLLECTED.folder.unlink()
 
 

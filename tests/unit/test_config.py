@@ -35,8 +35,8 @@ def test_flags_then_environment_then_file(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('memry = "1GiB"', "There is no setting 'memry', but {file} has it.\nDid you mean memory?"),
-        ("[chat]\nfoo = 1", "There is no setting 'chat.foo', but {file} has it."),
+        ('memry = "1GiB"', "{file} sets 'memry', but there is no such setting.\nDid you mean memory?"),
+        ("[chat]\nfoo = 1", "{file} sets 'chat.foo', but there is no such setting."),
         ("context = 'few'", "context is 'few' in {file}.\nInvalid value for '-c' / '--context': "),
         ("[context]\na = 1", "context is {{'a': 1}} in {file}.\nit is a table"),
         ("a = ", "{file} is not valid TOML: "),
@@ -110,7 +110,7 @@ def test_a_file_that_is_named_has_to_be_there(
 ) -> None:
     missing = tmp_path / "none.toml"
     monkeypatch.setenv("EDGESPEC_CONFIG", str(missing))
-    what = f"Error: EDGESPEC_CONFIG names {missing}, and there is no such file.\n"
+    what = f"Error: EDGESPEC_CONFIG names {missing}, which does not exist.\n"
     for command in (["generate", "-p", "Hi"], ["models", "list"], ["config"]):
         assert main(command) == 2
         assert capsys.readouterr().err.startswith(what)

@@ -227,7 +227,7 @@ def test_what_has_no_room_is_left_out_and_said(folder: Path, monkeypatch: pytest
     monkeypatch.setattr(folder_index, "_MOST_TOKENS", 30)
     corpus, notes = open_corpus(folder, _Bytes(), "v", no_progress)
     assert len(corpus) <= 30
-    assert notes == [f"{folder} is too large: 1 of its 4 files are not drafted from."]
+    assert notes == [f"{folder} is too large: 1 of its 4 files are left out."]
 
 
 def test_an_index_is_made_within_its_share_of_the_memory_budget(tmp_path: Path) -> None:
@@ -298,8 +298,8 @@ def test_everything_that_is_kept_can_be_deleted(folder: Path, capsys: pytest.Cap
     secret = user_secret()
     assert main(["config", "--forget"]) == 0
     assert capsys.readouterr().out == (
-        "Forgotten: what was learned of 1 pair of models, 1 index of files, 2 states of prompts, "
-        "and what 1 run collected.\n"
+        "Deleted: what was learned about 1 pair of models, 1 index of files, 2 states of prompts, "
+        "and the answers collected from 1 run.\n"
     )
     assert not any(path.is_file() for kind in CacheKind for path in kind.folder.glob("*"))
     assert user_secret() != secret, "older copies of the cache folder say nothing any more"

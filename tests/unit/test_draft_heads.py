@@ -66,8 +66,8 @@ def test_what_a_header_says(tmp_path: Path, target: ModelFiles) -> None:
 @pytest.mark.parametrize(
     ("drafted", "fault"),
     [
-        (DRAFTED - 1, "holds no ids of different tokens"),
-        (DRAFTED + 100, "holds no ids of different tokens"),
+        (DRAFTED - 1, "does not hold distinct token ids"),
+        (DRAFTED + 100, "does not hold distinct token ids"),
         (np.zeros(100, dtype=np.int64), "in some files it holds offsets"),
     ],
     ids=["negative", "too large", "offsets"],
@@ -92,9 +92,9 @@ def _with(**values: Any) -> Callable[[GGUFHeader], GGUFHeader]:
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        (_with(target_layers=ArrayInfo("int32", 3)), "does not say which layers of its target it reads"),
-        (_with(target_layers=3), "does not say which layers"),
-        (_with(target_hidden_size=0), "does not say its target hidden size"),
+        (_with(target_layers=ArrayInfo("int32", 3)), "does not name the layers of its target that it reads"),
+        (_with(target_layers=3), "does not name the layers"),
+        (_with(target_hidden_size=0), "lacks its target hidden size"),
         (_with(block_count=2), "more than one layer"),
         (
             _with(target_hidden_size=32),
@@ -118,7 +118,7 @@ def test_targets_with_more_tokens_are_refused(tmp_path: Path, target: ModelFiles
     head = read_head(written(tmp_path / "head.gguf"))
     tokens = {"tokenizer.ggml.tokens": ArrayInfo("string", N_VOCAB + 1)}
     header = replace(target.headers[0], metadata={**target.headers[0].metadata, **tokens})
-    with pytest.raises(PairingError, match=r"it knows 259 tokens, and the target has 260\.") as caught:
+    with pytest.raises(PairingError, match=r"it knows 259 tokens, but the target has 260\.") as caught:
         require_fit(head, ModelFiles((header,)))
     assert caught.value.hint.startswith("Name a head that was trained for this model")
 

@@ -206,7 +206,7 @@ def test_a_rule_that_weighs_drafts_is_refused_where_the_text_must_be_exact() -> 
     engine, _ = fake_engine(lookup_drafter(), 10, exact=True)
     config = GenerationConfig(temperature=1.0, seed=2, max_tokens=4)
     for rule in ("speculative", "typical"):
-        with pytest.raises(UsageError, match=f"depends on the drafter with the rule '{rule}'"):
+        with pytest.raises(UsageError, match=f"With the rule '{rule}' the text depends on the drafter"):
             engine.generate(PROMPT, config.with_(verify=rule))
     assert engine.generate(PROMPT, config).exact
     # At a temperature of 0 it comes down to the target's choice.

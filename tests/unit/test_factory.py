@@ -197,7 +197,7 @@ def test_write_that_fails_midway_leaves_nothing(smol_path: Path, tmp_path: Path)
         text=True,
         check=True,
     )
-    assert run.stdout == f"{output} could not be written to its end.\n"
+    assert run.stdout == f"{output} could not be written completely.\n"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -242,7 +242,7 @@ def test_settings_that_differ_by_layer_cannot_lose_one(tiny_path: Path, tmp_path
         f"expected {N_LAYER - 2}, got {N_LAYER}"
     )
     assert caught.value.hint == (
-        "Models that describe each layer by itself cannot lose one; requantize only."
+        "Models with per-layer settings cannot lose a layer; only requantize this one."
     )
 
 

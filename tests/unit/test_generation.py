@@ -114,7 +114,7 @@ def test_thoughts_and_calls_are_in_the_record() -> None:
         (
             "tool_choice",
             "required",
-            "tool_choice is 'required', and there are no tools. Give tools, or leave it out.",
+            "tool_choice is 'required', and there are no tools. Give tools, or leave out tool_choice.",
         ),
     ],
 )

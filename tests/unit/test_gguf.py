@@ -316,7 +316,7 @@ def test_lengths_beyond_the_file(tmp_path: Path, content: bytes, needed: int, wh
     path = write(tmp_path / "a.gguf", content)
     what = (
         f"{path} is cut short or damaged: it has {len(content):,} bytes, "
-        f"but its header calls for at least {needed:,} ({where})."
+        f"but its header requires at least {needed:,} ({where})."
     )
     refused(path, what, AGAIN)
 
@@ -347,7 +347,7 @@ def test_every_truncation_of_a_real_header_is_refused(smol_path: Path, tmp_path:
     os.truncate(path, header.file_bytes - 1)
     what = (
         f"{path} is cut short or damaged: it has {header.file_bytes - 1:,} bytes, "
-        f"but its header calls for at least {header.file_bytes:,} (its tensors)."
+        f"but its header requires at least {header.file_bytes:,} (its tensors)."
     )
     refused(path, what, AGAIN)
 

@@ -153,7 +153,7 @@ def test_the_other_layout_and_a_nested_configuration(tmp_path: Path) -> None:
         ({"norm_before_fc": True}, "it sets norm_before_fc"),
         ({"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}, r"it reads the layers \[1, 2, 3\]"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "it scales positions by yarn"),
-        ({"hidden_size": None}, "does not say its sizes"),
+        ({"hidden_size": None}, "lacks its sizes"),
         ({"intermediate_size": 64}, r"its tensor midlayer.mlp.gate_proj.weight of the shape \[96, 64\]"),
     ],
 )
@@ -172,14 +172,14 @@ def test_tensors_that_are_missing_or_unknown(published: Published, tmp_path: Pat
         convert_head(published.write(), str(published.target))
     with pytest.raises(UsageError, match="There is no quantization 'q9'"):
         convert_head(published.folder, str(published.target), quantization="q9")
-    with pytest.raises(ModelFileError, match=r"has no config\.json that can be read"):
+    with pytest.raises(ModelFileError, match=r"has no readable config\.json"):
         convert_head(tmp_path, str(published.target))
 
 
 def test_a_head_of_another_model_leaves_no_file(published: Published, tmp_path: Path) -> None:
     published.config["target_hidden_size"] = 32
     published.tensors["fc.weight"] = np.zeros((WIDTH, 96), dtype=np.float32)
-    with pytest.raises(PairingError, match="it reads hidden states of 32 elements, and these have 64"):
+    with pytest.raises(PairingError, match="it reads hidden states of 32 elements, not 64"):
         convert_head(published.write(), str(published.target), output=tmp_path / "out.gguf")
     assert not list(tmp_path.glob("out.gguf*"))
 
@@ -252,7 +252,7 @@ def test_files_that_lie_are_refused(tmp_path: Path) -> None:
     ):
         text = json.dumps({"a": entry}).encode()
         path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(16))
-        with pytest.raises(ModelFileError, match="is no usable safetensors file"):
+        with pytest.raises(ModelFileError, match="is not a usable safetensors file"):
             read_safetensors(path)
     whole = StoredTensor(path, "I64", (2,), 0)
     with pytest.raises(ModelFileError, match="a matrix has the type I64"):

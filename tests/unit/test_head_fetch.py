@@ -75,7 +75,7 @@ def test_a_head_in_another_form_is_told(published: Published, hub: Hub) -> None:
 
 
 def test_targets_without_a_head(published: Published, hub: Hub) -> None:
-    with pytest.raises(UsageError, match=r"No head is known for .*large.gguf") as caught:
+    with pytest.raises(UsageError, match=r"No known head for .*large.gguf") as caught:
         fetch_head(str(published.target), hub=hub)
     assert "qwen3-8b" in caught.value.hint
 
@@ -95,7 +95,7 @@ def test_pull_names_the_head_and_fetches_it(
     monkeypatch.setattr(Hub, "from_environment", classmethod(lambda cls: hub))
     assert main(["models", "pull", "qwen3-8b"]) == 0
     said = capsys.readouterr()
-    assert f"{entry.heads[0]} has a head that drafts for it: edgespec models pull qwen3-8b --head" in said.err
+    assert f"{entry.heads[0]} has a draft head for it: edgespec models pull qwen3-8b --head" in said.err
     assert len(said.out.splitlines()) == 1
     assert main(["models", "pull", "qwen3-8b", "--head", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

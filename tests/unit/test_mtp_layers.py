@@ -88,7 +88,7 @@ def test_steps_multiply_by_the_output_too() -> None:
     ("made", "fault"),
     [
         (header(count=0), "it has no layer for multi-token prediction (MTP)"),
-        (header(held=False), "tells of an MTP layer, but the file lacks the layer's weights"),
+        (header(held=False), "declares an MTP layer, but the file lacks the layer's weights"),
         (header("deepseek4"), "cannot compute MTP layers of the architecture deepseek4"),
         (header(count=2), "it has 2 MTP layers, and llama.cpp computes one of the architecture qwen35 only"),
         (header("step35", count=3), ""),
@@ -132,9 +132,9 @@ def test_layers_in_a_file_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("target", "fault"),
     [
-        (header("qwen3next"), "its architecture is qwen35, and this one's is qwen3next"),
-        (header(embedding_length=320), "it reads states of 256 elements, and these have 320"),
-        (header(block_count=LAYERS + 2), "it follows 4 layers, and there are 5"),
+        (header("qwen3next"), "its architecture is qwen35, not qwen3next"),
+        (header(embedding_length=320), "it reads states of 256 elements, not 320"),
+        (header(block_count=LAYERS + 2), "it follows 4 layers, but there are 5"),
         (header(), ""),
         (header(count=0), ""),
         (header(held=False), ""),

@@ -200,7 +200,7 @@ def test_a_file_that_does_not_fit_is_stale(
     files: ModelFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "model.pack"
-    with pytest.raises(StalePack, match="is not there"):
+    with pytest.raises(StalePack, match="does not exist"):
         open_pack(path, files)
     build(files, path)
     other = ModelFiles((replace(files.headers[0], fingerprint="0" * 32),))

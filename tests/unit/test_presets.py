@@ -70,11 +70,11 @@ def test_a_preset_names_a_model_that_an_argument_replaces(
 
 def test_listing_showing_and_removing(capsys: pytest.CaptureFixture[str], own_folder: Path) -> None:
     assert main(["presets", "list"]) == 0
-    assert capsys.readouterr().err == "There is no preset yet: edgespec presets save NAME --system TEXT\n"
-    assert main(["presets", "save", "brief", "--system", 'Be "brief".', "-n", "9"]) == 0
-    assert capsys.readouterr().err == (
-        f"{own_folder / 'brief.toml'} was written. To use it: --preset brief\n"
+    assert (
+        capsys.readouterr().err == "No presets yet. To save one: edgespec presets save NAME --system TEXT\n"
     )
+    assert main(["presets", "save", "brief", "--system", 'Be "brief".', "-n", "9"]) == 0
+    assert capsys.readouterr().err == (f"Wrote {own_folder / 'brief.toml'}. To use it: --preset brief\n")
     assert main(["presets", "list"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "NAME   MODEL  SETTINGS",
@@ -93,9 +93,9 @@ def test_listing_showing_and_removing(capsys: pytest.CaptureFixture[str], own_fo
     [
         (["generate", "--preset", "brif", "Hi"], "There is no preset 'brif'.\nDid you mean brief?"),
         (["presets", "rm", "nope"], "There is no preset 'nope'.\n'edgespec presets list' lists them."),
-        (["presets", "save", "a/b", "-n", "1"], "'a/b' cannot be the name of a preset."),
-        (["presets", "save", "brief", "-n", "1"], "There is a preset 'brief' already.\nGive --force"),
-        (["presets", "save", "new"], "There is nothing to save."),
+        (["presets", "save", "a/b", "-n", "1"], "'a/b' is not a valid preset name."),
+        (["presets", "save", "brief", "-n", "1"], "The preset 'brief' already exists.\nAdd --force"),
+        (["presets", "save", "new"], "Nothing to save."),
         (["presets", "save", "new", "--memory", "12"], "The size 12 has no unit."),
         (["presets", "save", "new", "--temperature", "-1"], "temperature must be from 0 to 100, not -1.0."),
     ],

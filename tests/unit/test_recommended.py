@@ -141,7 +141,7 @@ def test_what_is_given_comes_before_what_is_recommended(
 def test_a_rule_that_exactness_excludes_is_refused_at_the_recommended_temperature() -> None:
     options, loading = SamplingOptions(verify="speculative"), Config.of(exact=True)
     options.config_for(loading)  # greedy
-    with pytest.raises(UsageError, match="which --exact excludes"):
+    with pytest.raises(UsageError, match="which --exact rules out"):
         options.chosen_for(loading, Path("x.gguf"), default="recommended")
 
 

@@ -115,7 +115,7 @@ def test_a_response_is_asked_for_as_a_chat_is() -> None:
     ]
     assert (request.config.max_tokens, request.config.think) == (9, "low")
     assert request.config.grammar is not None
-    assert request.warnings == ("The field 'something' is not known here, and was ignored.",)
+    assert request.warnings == ("Ignored unknown field 'something'.",)
 
 
 def test_calls_of_functions_are_part_of_the_answer_before_them() -> None:
@@ -155,12 +155,12 @@ def test_calls_of_functions_are_part_of_the_answer_before_them() -> None:
         assert kind in said
     assert not read_response(tool_choice="none").config.offers_tools
     for wrong_body, message in (
-        ({"tools": [{"type": "web_search"}]}, "kind 'web_search' is not supported"),
+        ({"tools": [{"type": "web_search"}]}, "type 'web_search' are not supported"),
         ({"tools": {"f": 1}}, "tools"),
         ({"tool_choice": {"type": "function", "name": "g"}}, "'g', which is not one of the tools"),
         ({"include": ["file_search_call.results"]}, "Including more output"),
-        ({"input": [{"type": "computer_call"}]}, "kind 'computer_call'"),
-        ({"input": [{"type": "function_call_output", "output": "1"}]}, "result of a call is wrong"),
+        ({"input": [{"type": "computer_call"}]}, "type 'computer_call'"),
+        ({"input": [{"type": "function_call_output", "output": "1"}]}, "result of a call is invalid"),
         ({"input": [{**called, "call_id": "a", "arguments": "{"}]}, "not a JSON object"),
     ):
         with pytest.raises(UsageError, match=message):

@@ -43,7 +43,9 @@ def test_listing(trip: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_there_is_none_yet(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sessions", "list"]) == 0
-    assert capsys.readouterr().err == "No conversation was saved yet: edgespec chat --session NAME\n"
+    assert (
+        capsys.readouterr().err == "No saved conversations yet. To save one: edgespec chat --session NAME\n"
+    )
 
 
 def test_showing(trip: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,14 +63,14 @@ def test_showing(trip: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_removing(trip: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sessions", "rm", "trip"]) == 2
-    assert "Give --yes to remove them." in capsys.readouterr().err
+    assert "Add --yes to remove them." in capsys.readouterr().err
     assert trip.exists()
     held = SessionFile("trip")
     assert main(["sessions", "rm", "trip", "--yes"]) == 1
     assert "is open in another program" in capsys.readouterr().err
     held.close()
     assert main(["sessions", "rm", "trip", "--yes"]) == 0
-    assert "trip was removed; " in capsys.readouterr().err
+    assert "Removed trip:  " in capsys.readouterr().err
     assert list(sessions_folder().iterdir()) == []
 
 

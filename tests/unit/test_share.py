@@ -107,7 +107,7 @@ def test_hostile_names_stay_in_their_cells() -> None:
 )
 def test_other_files_are_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(content)
-    with pytest.raises(UsageError, match=r"a\.json is no file of 'edgespec bench --share'"):
+    with pytest.raises(UsageError, match=r"a\.json is not a file of 'edgespec bench --share'"):
         read_share(tmp_path / "a.json")
 
 
@@ -116,16 +116,14 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
         record = shared(row("a", 1.0))
         record[part] = "?"
         (tmp_path / "a.json").write_text(json.dumps(record))
-        with pytest.raises(UsageError, match="is no file of"):
+        with pytest.raises(UsageError, match="is not a file of"):
             read_share(tmp_path / "a.json")
 
 
 def test_mistakes_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = str(tmp_path / "one.json")
     assert main(["bench", "--compare", one]) == 2
-    assert (
-        f"There is nothing to compare {one} with.\nName two files: --compare A B" in capsys.readouterr().err
-    )
+    assert f"Cannot compare {one} alone.\nName two files: --compare A B" in capsys.readouterr().err
     assert main(["bench", "--compare", one, one]) == 2
     assert f"{one} cannot be read: No such file or directory." in capsys.readouterr().err
     assert main(["bench", "--share", str(tmp_path / "no" / "a.json")]) == 1

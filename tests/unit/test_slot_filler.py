@@ -71,7 +71,7 @@ def test_scratch_memory_that_the_system_refuses_is_an_error_and_is_tried_again(r
 
 
 def test_a_thread_that_the_system_refuses_is_an_error(reader: StoreReader) -> None:
-    with little_address_space(SCRATCH // 4), pytest.raises(StreamError, match="refused a thread"):
+    with little_address_space(SCRATCH // 4), pytest.raises(StreamError, match="Cannot start a thread"):
         SlotFiller(reader, n_slots=1, slot_bytes=BLOCK, n_threads=4000, on_ended=lambda _load: True).close()
 
 

@@ -71,7 +71,7 @@ def test_where_nothing_was_drafted_there_is_no_factor_and_no_share() -> None:
     assert answer.gain == 0
     assert "x" not in format_statistics(answer)
     assert "speed-up" not in details(answer)
-    assert details(answer)["drafts"].endswith("nothing was drafted")
+    assert details(answer)["drafts"].endswith("nothing drafted")
     figures = of_answer(answer)["speculation"]
     assert figures["gain"] is figures["acceptance_rate"] is None
 

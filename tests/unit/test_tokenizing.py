@@ -150,7 +150,7 @@ def test_what_is_far_longer_than_the_context_is_refused_before_it_takes_memory(
     text = "word " * (60 << 18)
     tracemalloc.start()
     with pytest.raises(
-        ContextLengthError, match=r"The prompt has 78,643,200 characters, and 4,096 tokens hold "
+        ContextLengthError, match=r"The prompt has 78,643,200 characters; 4,096 tokens hold at most "
     ):
         encoder.encode(text)
     taken = tracemalloc.get_traced_memory()[1]

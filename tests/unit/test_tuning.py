@@ -67,8 +67,8 @@ def test_own_prompts_come_first_and_some_are_held_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"\n \n", "holds no prompts"),
-        (b"\xff\xfe", "is no text in UTF-8"),
+        (b"\n \n", "contains no prompts"),
+        (b"\xff\xfe", "is not UTF-8 text"),
         (b'One\n{"question": "x"}', 'Line 2 of .* has no "prompt"'),
     ],
 )
@@ -268,7 +268,11 @@ def test_the_shape_of_a_llama() -> None:
         ({"general.architecture": "gemma2"}, (), "its architecture is 'gemma2'"),
         ({"llama.expert_count": 8}, (), "it has a setting expert_count"),
         ({"llama.rope.scaling.type": "yarn"}, (), "its positions are scaled by yarn"),
-        ({"llama.attention.head_count_kv": "an array"}, (), "its attention.head_count_kv is not one number"),
+        (
+            {"llama.attention.head_count_kv": "an array"},
+            (),
+            "its attention.head_count_kv differs between layers",
+        ),
         ({"llama.attention.value_length": 8}, (), "its keys and values have different lengths"),
         ({}, ("blk.0.attn_sinks.weight",), "it has the tensor 'blk.0.attn_sinks.weight'"),
         ({}, ("rope_factors_long.weight",), "it has the tensor 'rope_factors_long.weight'"),

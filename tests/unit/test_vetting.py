@@ -93,7 +93,7 @@ def test_a_file_that_ends_a_child_is_refused_and_remembered(
     for _ in range(2):
         with pytest.raises(ModelFileError) as caught:
             edgespec.load(path)
-        assert caught.value.what == f"llama.cpp ends by SIGABRT when it loads {path}."
+        assert caught.value.what == f"llama.cpp fails to load {path} (SIGABRT)."
         assert "another conversion" in caught.value.hint
         monkeypatch.setattr(CHILD, _no_child)
 
@@ -146,7 +146,7 @@ def test_no_way_to_a_model_ends_this_process(
     model.entries.append(Entry(f"llama.{key}".encode(), kind, value))
     path = written(model, tmp_path)
     header = read_header(path)
-    expected = re.escape(f"llama.cpp ends by SIGABRT when it loads {path}.")
+    expected = re.escape(f"llama.cpp fails to load {path} (SIGABRT).")
     ways: list[Callable[[], object]] = [
         lambda: edgespec.load(path),
         lambda: edgespec.load(smol_path, draft=path),

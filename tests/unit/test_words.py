@@ -129,12 +129,16 @@ def test_with_a_model_named_every_word_is_a_prompt(engine: TalkingEngine) -> Non
     [
         (
             "Write a haiku",
-            "There are 3 words where a model and a prompt belong: Write a haiku",
+            "Expected a model and a prompt, but got 3 arguments: Write a haiku",
             'Put the prompt in quotes: "Write a haiku"',
         ),
         ("Hello there", "There is no model 'Hello'.", "The model comes first, then the prompt."),
         ("a.gguf Hi -p Hi", "Both --prompt and the prompt 'Hi' were given.", "Give one of them."),
-        ("-m a.gguf Hi -p Hi", "With --model and --prompt there is no place for 'Hi'.", "Leave it out."),
+        (
+            "-m a.gguf Hi -p Hi",
+            "Unexpected argument 'Hi': --model and --prompt are already given.",
+            "Leave it out.",
+        ),
         ("a.gguf Hi --input x", "Both a prompt and --input were given.", "Give one of them."),
     ],
 )
@@ -246,7 +250,7 @@ def test_a_model_without_a_template_is_told_once(
 ) -> None:
     engine.has_chat_template = False
     note = "The model has no chat template, so it continues the prompt as plain text. "
-    note += "--raw leaves out this note.\n"
+    note += "--raw hides this note.\n"
     assert main(["generate", "-p", "Hi", "--n", "2"]) == 0
     assert capsys.readouterr().err == note
     (folder / "in.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n')

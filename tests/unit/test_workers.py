@@ -236,7 +236,7 @@ def test_a_worker_that_hangs_is_given_up_once_nobody_waits() -> None:
             wanted.clear()
             client.settimeout(PATIENCE_S)
             assert LENGTH.unpack(receive(client, LENGTH.size)) == (4,)
-            assert "it does not answer any more" in str(relay.failure())
+            assert "it no longer answers" in str(relay.failure())
         relay.close()
         hanging.join()
 
@@ -267,7 +267,7 @@ def _break_off(listener: socket.socket) -> None:
 def test_who_is_no_worker() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = WorkerAddress(*listener.getsockname())
-        with pytest.raises(WorkerError, match="does not greet") as failure:
+        with pytest.raises(WorkerError, match="does not respond") as failure:
             WorkerConnection(address, reach_s=0.2)
         assert "one program at a time" in failure.value.hint
     with pytest.raises(WorkerError, match="cannot be reached"):

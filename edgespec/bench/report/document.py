@@ -25,7 +25,7 @@ def make_document(measured: BenchMeasurements, about: dict[str, Any]) -> dict[st
     for row in measured.rows:
         notes += [f"{row.name}: {note}" for note in row.notes]
     for row in broken_promises(measured.rows):
-        notes.append(f"{row.name}: its answers differ, although it is exact. That is a bug in EdgeSpec.")
+        notes.append(f"{row.name} is exact, but its answers differ. This is a bug in EdgeSpec.")
     return {
         "format": FORMAT,
         **{name: value for name, value in about.items() if name != "notes"},
@@ -73,5 +73,5 @@ def write_whole(path: Path, text: str) -> None:
 
 def _refused(path: Path, error: OSError) -> OutputError:
     if isinstance(error, FileNotFoundError):
-        return OutputError(f"{path} cannot be written: there is no folder {path.parent}.", "Make it first.")
+        return OutputError(f"{path} cannot be written: there is no folder {path.parent}.", "Create it first.")
     return OutputError(f"{path} cannot be written: {error.strerror}.", "Give another name.")

@@ -71,7 +71,7 @@ def make_page(rows: Sequence[Row], document: dict[str, Any]) -> str:
         f"{_headline(rows, document)}\n"
         f'<div class="scroll">{_table(rows)}</div>\n{_failures(rows)}{_meanings(rows)}\n'
         f'<div class="plots">{figures}</div>\n'
-        f"<h2>What was measured on what</h2>\n{_facts(document)}\n"
+        f"<h2>Test setup</h2>\n{_facts(document)}\n"
         + (f"<h2>Notes</h2><ul>{notes}</ul>\n" if notes else "")
         + "<h2>All figures</h2><details><summary>The same as JSON</summary><pre>"
         f"{escape(json.dumps(document, ensure_ascii=False, indent=1))}</pre></details>\n</body></html>\n"
@@ -81,7 +81,7 @@ def make_page(rows: Sequence[Row], document: dict[str, Any]) -> str:
 def _headline(rows: Sequence[Row], document: dict[str, Any]) -> str:
     """The main result, in a sentence."""
     if document["interrupted"]:
-        return '<p class="bad">It was interrupted: not all rows were measured.</p>'
+        return '<p class="bad">Interrupted: not all rows were measured.</p>'
     best = fastest(rows)
     plain = [row for row in rows if row.place == (best.place if best else "") and row.tree == "none"]
     if best is None or best.tokens_per_second is None:

@@ -28,8 +28,8 @@ def check_matplotlib() -> None:
     """
     if importlib.util.find_spec("matplotlib") is None:
         raise BackendError(
-            "--html draws its plots with matplotlib, which is not installed.",
-            "Install it with pip install matplotlib, or leave --html out.",
+            "--html needs matplotlib, which is not installed.",
+            "Install it (pip install matplotlib), or leave out --html.",
         )
 
 
@@ -70,7 +70,7 @@ def _plots(rows: Sequence[Row], curves: dict[str, Any]) -> list[tuple[str, str, 
         wanted.append(
             (
                 "What a tree yields",
-                "Tokens that a pass yields by the nodes of its tree. Plain decoding yields one.",
+                "Tokens per pass by the nodes of its tree. Plain decoding yields one.",
                 lambda: _yield(done),
             )
         )
@@ -133,7 +133,7 @@ def _yield(rows: Sequence[Row]) -> Any:
     axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)
     axes.set_xlabel("nodes of the tree, mean")
-    axes.set_ylabel("tokens a pass")
+    axes.set_ylabel("tokens per pass")
     axes.legend(loc="lower right")
     return figure
 
@@ -163,7 +163,7 @@ def _breakdown(rows: Sequence[Row]) -> Any:
         axes.barh(places, widths, left=left, height=0.38, color=colour, label=name)
         left = [a + b for a, b in zip(left, widths, strict=True)]
     _name_bars(axes, rows, above=0.28)
-    axes.set_xlabel("seconds for a token")
+    axes.set_xlabel("seconds per token")
     figure.legend(loc="outside upper left", ncols=2)
     return figure
 

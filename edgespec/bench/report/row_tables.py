@@ -28,21 +28,19 @@ class TableColumn:
 
 COLUMNS = (
     TableColumn("tokens/s", "median (least-most) of the repetitions", lambda row: _speed(row)),
-    TableColumn(
-        "predicted", "tokens/s that were expected", lambda row: _rate(row.predicted_tokens_per_second)
-    ),
-    TableColumn("tokens", "tokens a pass yields", lambda row: _number(row.tokens_per_pass, 2)),
-    TableColumn("a text", "tokens/s of each text", lambda row: _rate(row.tokens_per_second_a_text)),
-    TableColumn("first s", "seconds to a text's first token", lambda row: _number(row.first_token_s, 2)),
+    TableColumn("predicted", "expected tokens/s", lambda row: _rate(row.predicted_tokens_per_second)),
+    TableColumn("tokens", "tokens per pass", lambda row: _number(row.tokens_per_pass, 2)),
+    TableColumn("per seq.", "tokens/s per sequence", lambda row: _rate(row.tokens_per_second_a_text)),
+    TableColumn("first s", "seconds to a sequence's first token", lambda row: _number(row.first_token_s, 2)),
     TableColumn("nodes", "nodes of a tree, the root included", lambda row: _number(row.nodes_per_pass, 1)),
-    TableColumn("pass s", "seconds of a pass of the target", lambda row: _number(row.pass_s, 3)),
-    TableColumn("draft s", "seconds of drafting for it", lambda row: _number(row.draft_s, 3)),
-    TableColumn("read MiB", "MiB read from disk for a pass", lambda row: _mebi(row.streamed_bytes_per_pass)),
-    TableColumn("held", "experts that are in memory at a time, of all", lambda row: _share(row.held)),
-    TableColumn("hits", "experts that were in memory, of those needed", lambda row: _share(row.hit_rate)),
+    TableColumn("pass s", "seconds per pass of the target", lambda row: _number(row.pass_s, 3)),
+    TableColumn("draft s", "seconds of drafting per pass", lambda row: _number(row.draft_s, 3)),
+    TableColumn("read MiB", "MiB read from disk per pass", lambda row: _mebi(row.streamed_bytes_per_pass)),
+    TableColumn("held", "share of experts held in memory", lambda row: _share(row.held)),
+    TableColumn("hits", "share of needed experts found in memory", lambda row: _share(row.hit_rate)),
     TableColumn("disk", "share of the disk's limit reached", lambda row: _share(row.disk_share)),
     TableColumn("cpu", "share of the processor's limit reached", lambda row: _share(row.compute_share)),
-    TableColumn("peak MiB", "most memory, in MiB", lambda row: _mebi(row.peak_bytes)),
+    TableColumn("peak MiB", "peak memory in MiB", lambda row: _mebi(row.peak_bytes)),
     TableColumn("identical", "same answers as the first exact row", lambda row: _identical(row)),
 )
 

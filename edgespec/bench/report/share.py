@@ -79,7 +79,7 @@ def read_share(path: Path) -> dict[str, Any]:
             raise ValueError("it is too large")
         record = json.loads(path.read_bytes())
         if record[SHARED] != _FORMAT:
-            raise ValueError("it is of another version")
+            raise ValueError("its version is not supported")
         for row in record["rows"]:
             _speed(row)
             str(row["name"])
@@ -88,7 +88,7 @@ def read_share(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} cannot be read: {error.strerror}.", "Check the path.") from error
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise UsageError(
-            f"{path} is no file of 'edgespec bench --share'.", "Make one: edgespec bench --share FILE"
+            f"{path} is not a file of 'edgespec bench --share'.", "Make one: edgespec bench --share FILE"
         ) from error
     return dict(record)
 
@@ -103,7 +103,7 @@ def compare_files(first: str, second: str | None) -> str:
         UsageError: there is no second file, or one of them is no such file.
     """
     if second is None:
-        raise UsageError(f"There is nothing to compare {first} with.", "Name two files: --compare A B")
+        raise UsageError(f"Cannot compare {first} alone.", "Name two files: --compare A B")
     paths = [Path(first), Path(second)]
     names = [path.stem for path in paths] if paths[0].stem != paths[1].stem else [first, second]
     one, other = map(read_share, paths)

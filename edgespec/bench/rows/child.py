@@ -46,7 +46,7 @@ def main() -> None:
     except EdgeSpecError as error:
         result = {"error": str(error)}
     except MemoryError:
-        result = {"error": "There was not enough memory."}
+        result = {"error": "Not enough memory."}
     _say({"result": result})
 
 
@@ -242,7 +242,7 @@ class _Measurement:
                 break
         else:
             raise ContextLengthError(
-                f"No prompt fits the context of {self._engine.context} tokens.", "Ask for a larger --context."
+                f"No prompt fits the context of {self._engine.context} tokens.", "Raise --context."
             )
         self._too_long.clear()
         self._cut = False
@@ -273,7 +273,7 @@ class _Measurement:
         made = [answer for repetition in counted for answer in repetition]
         passes = [record for answer in made for record in answer.passes]
         if not passes:
-            return {"error": "No pass was done in the time for a row. Ask for more with --row-seconds."}
+            return {"error": "No pass finished in the time for a row. Raise --row-seconds."}
         from edgespec.bench.rows.shared_rows import figures_of
 
         needed = [record.experts for record in passes if record.experts is not None]

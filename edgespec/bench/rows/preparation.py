@@ -191,7 +191,7 @@ def _held(request: BenchRequest, files: ModelFiles, load: Config) -> dict[int, i
         return {}
     if not layer_weights(files).experts or load.memory.experts == "never":
         raise UsageError(
-            f"No single experts of {files.paths[0].name} are streamed.",
+            f"{files.paths[0].name} does not stream single experts.",
             "Leave out --held, or add --synthesize moe:64x4.",
         )
     # A process like those that will measure the rows knows best what it takes itself.

@@ -87,7 +87,7 @@ def measure_texts(
         if cut:
             break
     if not runs:
-        return {"error": "No pass was done in the time for a row. Ask for more with --row-seconds."}
+        return {"error": "No pass finished in the time for a row. Raise --row-seconds."}
     return _result(engine, runs, texts, cut=cut)
 
 

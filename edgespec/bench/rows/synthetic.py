@@ -63,7 +63,7 @@ class MixtureShape:
         match = _SHAPE.fullmatch(text)
         if match is None:
             raise UsageError(
-                f"'{text}' is no mixture of experts.", "Write it like moe:64x4 or moe:64x4,skew=1."
+                f"'{text}' is not a mixture of experts.", "Write it like moe:64x4 or moe:64x4,skew=1."
             )
         values = {name: float(match[name]) for name in ("skew", "locality") if match[name]}
         shape = cls(int(match["experts"]), int(match["used"]), **values)
@@ -108,8 +108,8 @@ def widened_target(source: Path, n_bytes: int, *, keep: bool, on_progress: Progr
     size = source.stat().st_size
     if n_bytes <= size:
         raise UsageError(
-            f"{source.name} has {readable(size)} already, and --synthesize requests {readable(n_bytes)}.",
-            "Ask for more.",
+            f"{source.name} already has {readable(size)}, more than the {readable(n_bytes)} of --synthesize.",
+            "Use a larger size.",
         )
 
     def make(suited: Path, path: Path) -> None:
@@ -208,5 +208,5 @@ def _check_room(folder: Path, source: Path, kind: str, n_bytes: int) -> None:
         raise OutputError(
             f"A {kind} target of {readable(n_bytes)} and its packed file need {readable(needed)} of disk, "
             f"some to spare included, and {readable(free)} are free in {folder}.",
-            "Ask for a smaller --synthesize, or set XDG_CACHE_HOME to a folder on a larger disk.",
+            "Lower --synthesize, or set XDG_CACHE_HOME to a folder on a larger disk.",
         )

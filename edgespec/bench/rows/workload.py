@@ -47,14 +47,16 @@ def read_questions(path: Path) -> tuple[Question, ...]:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")  # JSON texts may contain other line separators
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}.", "Give a file to --workload.") from error
+        raise UsageError(
+            f"{path} cannot be read: {error.strerror}.", "Name a file with --workload."
+        ) from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not a text file.", "Give a file of JSON lines to --workload.") from error
+        raise UsageError(f"{path} is not a text file.", "--workload takes a file of JSON lines.") from error
     questions = tuple(
         _question(line, number, path) for number, line in enumerate(lines, start=1) if line.strip()
     )
     if not questions:
-        raise UsageError(f"{path} holds no questions.", "Give a file of JSON lines to --workload.")
+        raise UsageError(f"{path} contains no questions.", "--workload takes a file of JSON lines.")
     return questions
 
 
@@ -86,5 +88,5 @@ def _question(line: str, number: int, path: Path) -> Question:
             raise wrong(f"has no '{name}'")
     turns = row["turns"]
     if not isinstance(turns, list) or not turns or not isinstance(turns[0], str) or not turns[0].strip():
-        raise wrong("has no text as its first turn")
+        raise wrong("has no string as its first turn")
     return Question(str(row["question_id"]), str(row["category"]), turns[0])

@@ -279,7 +279,7 @@ class BatchRun:
     def _summary(self) -> str:
         parts = [f"{self._answered} answered"]
         if self._skipped:
-            parts.append(f"{self._skipped} were there already")
+            parts.append(f"{self._skipped} already done")
         if self._failed:
             parts.append(f"{self._failed} failed")
         return ", ".join(parts) + "."

@@ -287,7 +287,7 @@ class _Bench:
                 self.terminal.note(note)
             rows = len(prepared.specs) + sum(len(other.specs) for other in prepared.others)
             most = readable_time(rows * request.row_seconds)
-            self.terminal.note(f"Measuring {count(rows, 'row')}, in at most {most} and what loading takes.")
+            self.terminal.note(f"Measuring {count(rows, 'row')}, up to {most}, plus loading.")
             with self.terminal.status() as status:
                 runner = Runner(
                     prepared.run_config,
@@ -326,11 +326,11 @@ class _Bench:
             results().text(rows)
         else:
             write_whole(self.rows_path, rows)
-            self.terminal.note(f"{self.rows_path} has the rows.")
+            self.terminal.note(f"Wrote the rows to {self.rows_path}.")
         if self.form == "md":
             self.terminal.note(_conditions(document))
         for row in broken_promises(measured.rows):
-            self.terminal.warn(f"{row.name} is exact, and its answers differ. That is a bug in EdgeSpec.")
+            self.terminal.warn(f"{row.name} is exact, but its answers differ. This is a bug in EdgeSpec.")
         if self.json_path is not None:
             import json
 
@@ -342,12 +342,12 @@ class _Bench:
 
             text = json.dumps(make_share(document), ensure_ascii=False, indent=1) + "\n"
             write_whole(self.share_path, text)
-            self.terminal.note(f"{self.share_path} can be posted: look through it, it is short.")
+            self.terminal.note(f"Wrote {self.share_path}; check it before you publish it.")
         if self.html_path is not None:
             from edgespec.bench.report.page import make_page
 
             write_whole(self.html_path, make_page(measured.rows, document))
-            self.terminal.note(f"{self.html_path} has the plots.")
+            self.terminal.note(f"Wrote the plots to {self.html_path}.")
 
 
 def _how_far(rows: int) -> str:

@@ -84,7 +84,7 @@ def chat(
     if typed and output.as_json:
         raise UsageError("--json does not work in an interactive chat.", "Pipe the question in.")
     if not typed:
-        prompt = whole_prompt(prompt, terminal, "Pipe the question in, or give it with -p TEXT.")
+        prompt = whole_prompt(prompt, terminal, "Pipe the question in, or use -p TEXT.")
         prompt = after_files(prompt, attached)
     default = "recommended" if is_terminal(sys.stdin) else "greedy"  # what is piped in comes from a script
     with ExitStack() as stack:
@@ -114,7 +114,7 @@ def chat(
         if not engine.has_chat_template:
             raise TemplateError(
                 "The model has no chat template, so it cannot chat.",
-                "To continue a text instead: edgespec generate --raw -p TEXT",
+                "To continue plain text instead: edgespec generate --raw -p TEXT",
             )
         chosen = models.sampling
         terminal.rule(chosen.config.rule)

@@ -68,7 +68,7 @@ def config(
         return
     if init:
         _make(file)
-        terminal.note(f"{file} was made; every line in it is a comment.")
+        terminal.note(f"Created {file}; every line in it is a comment.")
         return
     assert context.parent is not None
     commands: Any = context.parent.command
@@ -82,7 +82,7 @@ def config(
     there = any(folder.is_dir() for folder in own_folders())
     changed, unchanged = _rows(found)
     results().text(
-        f"File: {file}{'' if file.exists() else ' (does not exist; --init makes it)'}\n"
+        f"File: {file}{'' if file.exists() else ' (does not exist; --init creates it)'}\n"
         f"Models folder: {folders or 'none'}{'' if there else ' (does not exist)'}\n"
     )
     shown = changed + unchanged if everything else changed
@@ -204,12 +204,12 @@ def _forgotten() -> str:
         forget_secret()
     except OSError as error:
         raise OutputError(
-            f"{error.filename} cannot be deleted: {error.strerror}.", "Delete it by hand."
+            f"Cannot delete {error.filename}: {error.strerror}.", "Delete it by hand."
         ) from error
     return (
-        f"Forgotten: what was learned of {count(learned, 'pair')} of models, "
+        f"Deleted: what was learned about {count(learned, 'pair')} of models, "
         f"{count(indexes, 'index', 'indexes')} of files, {count(prompts, 'state')} of prompts, "
-        f"and what {count(collected, 'run')} collected."
+        f"and the answers collected from {count(collected, 'run')}."
     )
 
 

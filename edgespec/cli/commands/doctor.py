@@ -120,7 +120,7 @@ def format_findings(found: Sequence[Finding], width: int | None = None) -> list[
         if finding.do:
             rows.append(("", finding.do))
     if all(finding.severity == OK for finding in found):
-        rows.append(("", "Nothing is wrong here."))
+        rows.append(("", "No problems found."))
     return in_columns(rows, width)
 
 

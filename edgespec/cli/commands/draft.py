@@ -87,8 +87,8 @@ def make(
         return
     results().text(f"{made.path}\n")
     terminal.note(
-        f"Made from {made.target.name}: {made.recipe}. It has {readable(made.n_bytes)}, takes "
-        f"{made.step_s * 1000:.1f} ms a step, and agrees on {made.agreement.top1:.0%} of tokens at once and "
+        f"Made from {made.target.name}: {made.recipe}. {readable(made.n_bytes)}, "
+        f"{made.step_s * 1000:.1f} ms per step, agrees on {made.agreement.top1:.0%} of tokens at once and "
         f"{made.agreement.top4:.0%} within four ({made.agreement.tokens} tokens). --draft auto uses it."
     )
     terminal.note(gain_in_words(made.tokens_per_second, made.gain))
@@ -97,7 +97,7 @@ def make(
 def gain_in_words(tokens_per_second: float, gain: float) -> str:
     """Describe a drafter's gain, by what was measured of it."""
     if gain < _LITTLE:
-        return "It will gain little: the target's passes are too short, or it agrees too seldom."
+        return "It will gain little: the target's passes are too short, or the two agree too seldom."
     return (
         f"With it, the target should write about {readable_rate(tokens_per_second, digits=2)}, "
         f"{gain:.1f} times as much as with one token a pass. 'edgespec bench' measures it."
@@ -230,7 +230,7 @@ def list_drafters(as_json: Json = False) -> None:
         results().record({"pairs": [pair.to_json() for pair in pairs]})
         return
     if not pairs:
-        Terminal().note("There are none yet. Make one: edgespec draft make TARGET")
+        Terminal().note("No drafters yet. Make one: edgespec draft make TARGET")
         return
     rows = [
         (

@@ -147,18 +147,18 @@ def generate(
     if prompt is not None and input_name is not None:
         raise UsageError("Both --prompt and --input were given.", "Give one of them.")
     if files and input_name is not None:
-        raise UsageError("--file is for a single prompt.", "Put the text into the lines of --input.")
+        raise UsageError("--file works with a single prompt only.", "Put the text into the lines of --input.")
     system = system_prompt(called, system, system_file)
     if system is not None and raw:
         raise UsageError("--system cannot be used with --raw.", "Leave one of them out.")
     if not 1 <= answers <= MOST_ANSWERS:
         raise UsageError(f"--answers must be from 1 to {MOST_ANSWERS}, not {answers}.")
     if overwrite and (input_name is None or output_name is None):
-        raise UsageError("--overwrite is for batches.", "Give it together with --input and --output.")
+        raise UsageError("--overwrite needs --input and --output.", "Add them, or leave out --overwrite.")
     if shard is not None and input_name is None:
-        raise UsageError("--shard is for batches.", "Give it together with --input.")
+        raise UsageError("--shard needs --input.", "Add it, or leave out --shard.")
     if is_on_command_line(called, "ray") and input_name is None:
-        raise UsageError("--ray is for batches.", "Give it together with --input.")
+        raise UsageError("--ray needs --input.", "Add it, or leave out --ray.")
     part = None if shard is None else Shard.parse(shard)
     load = load_here if ray is None else load_on_cluster(ray)
     model, prompt = model_and_prompt(
@@ -266,10 +266,12 @@ class _SinglePrompt:
         else:
             self.results.record(answer.to_json(prompt) | origin.to_json())
         if answer.passes:
-            self.terminal.statistics(answer, "A larger value allows a longer one.")
+            self.terminal.statistics(answer, "A larger value allows a longer answer.")
             self.terminal.all_statistics(answer)
         if answer.context_full:
-            self.terminal.note(f"The context of {engine.context} tokens is full; --context makes it larger.")
+            self.terminal.note(
+                f"The context of {engine.context} tokens is full. --context sets a larger one."
+            )
         if interruption:
             early = "the answer ends early" if answer.passes else "there is no answer yet"
             self.terminal.note(f"Interrupted: {early}.")

@@ -44,21 +44,19 @@ def merge(
     Nothing is written unless every line of the input has a result.
     """
     if input_name == "-":
-        raise UsageError(
-            "The input of a merge must be a file.", "Give the one that the shards have answered."
-        )
+        raise UsageError("The input of a merge must be a file.", "Give the input file of the shards.")
     if output.exists() and not overwrite:
         raise OutputError(f"{output} exists.", "Give another name to --output, or --overwrite.")
     for path in [*parts, Path(input_name)]:
         if output.exists() and path.exists() and output.samefile(path):
-            raise UsageError(f"{output} is one of the files that are read.", "Give another name to --output.")
+            raise UsageError(f"{output} is one of the input files.", "Give another name to --output.")
     from edgespec.cli.batch.output.merge import Merger
 
     terminal = Terminal(quiet=quiet)
     merged = Merger(parts, input_name, answers).write(output)
     if merged.not_asked:
         terminal.warn(
-            f"{count(merged.not_asked, 'result')} of lines that {input_name} does not have: left out."
+            f"Left out {count(merged.not_asked, 'result')} for lines that {input_name} does not have."
         )
     if as_json:
         results().record({"output": str(output), "answered": merged.answered, "failed": merged.failed})

@@ -68,9 +68,9 @@ def pull(
     if fetched is not None:
         results().text(f"{fetched.path}\n")
         made = ", converted" if fetched.converted else ""
-        terminal.note(f"The head is from {fetched.repo}{made}. --draft auto can take it from now on.")
+        terminal.note(f"Draft head from {fetched.repo}{made}. --draft auto can now use it.")
     elif heads:
-        terminal.note(f"{heads[0]} has a head that drafts for it: edgespec models pull {model} --head")
+        terminal.note(f"{heads[0]} has a draft head for it: edgespec models pull {model} --head")
 
 
 @app.command("list", epilog="Examples:\n\nedgespec models list\n\nedgespec models list --all")
@@ -97,7 +97,7 @@ def list_models(
         rows = [(m.name, readable(m.n_bytes), m.source, str(m.path)) for m in here]
         out.text(table(("NAME", "SIZE", "FROM", "PATH"), rows))
     elif not everything:
-        Terminal().note("No models are here yet. 'edgespec models list --all' shows what could be pulled.")
+        Terminal().note("No models installed. 'edgespec models list --all' lists models to download.")
     if everything:
         names = {(m.name.partition(":")[0]) for m in here}
         lines = [
@@ -233,7 +233,7 @@ def widen(
     terminal = Terminal(quiet=quiet)
     output = expanded(destination)
     if output.exists() and not force:
-        raise UsageError(f"{output} already exists.", "Choose another name, or give --force.")
+        raise UsageError(f"{output} already exists.", "Choose another name, or add --force.")
     with terminal.working() as progress:
         path = catalog.find(source, progress)
         read_header(path)  # refuses what is damaged
@@ -243,7 +243,7 @@ def widen(
         results().record({"path": str(output), "bytes": n_bytes, "widened_from": str(path)})
     else:
         results().text(f"{output}\n")
-        terminal.note(f"{readable(n_bytes)}, widened: its answers are those of {path.name}.")
+        terminal.note(f"{readable(n_bytes)}, widened; it answers as {path.name} does.")
 
 
 @app.command(epilog="Example:\n\nedgespec models remove llama3.2-3b")
@@ -271,7 +271,7 @@ def remove(
                 terminal.note(f"{file.kind:<12}{readable(file.n_bytes):>11}  {file.path}")
         if not is_terminal(sys.stdin):
             raise UsageError(
-                "Standard input is not a terminal, so nothing can be confirmed.", "Give --yes to remove it."
+                "Cannot ask for confirmation: standard input is not a terminal.", "Add --yes to remove it."
             )
         typer.confirm(f"Remove {readable(removal.n_bytes)}?", abort=True, err=True)
     freed = removal.carry_out()

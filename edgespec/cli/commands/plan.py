@@ -69,7 +69,7 @@ def plan_report(plan: PlanReport) -> str:
             rows.append(("experts in memory", _experts(holding.experts)))
     else:
         rows.append(("stays in memory", f"all of it; {readable(holding.needed)} are needed"))
-    rows.append(("the context", f"{readable(plan.cache_bytes)} of keys and values as {plan.kv}"))
+    rows.append(("KV cache", f"{readable(plan.cache_bytes)} ({plan.kv})"))
     if plan.adapter_bytes:
         rows.append(("LoRA adapters", readable(plan.adapter_bytes)))
     rows.append(("drafter", plan.drafter))

@@ -38,7 +38,7 @@ def list_presets(as_json: Json = False) -> None:
         results().record({"presets": found})
         return
     if not found:
-        Terminal().note("There is no preset yet: edgespec presets save NAME --system TEXT")
+        Terminal().note("No presets yet. To save one: edgespec presets save NAME --system TEXT")
         return
     rows = [(name, str(values.get("model", "-")), _summary(values)) for name, values in found.items()]
     results().text(table(("NAME", "MODEL", "SETTINGS"), rows))
@@ -70,7 +70,7 @@ def save(
     sampling.config_for(loading)  # refuses what could not be used
     file = presets.path_of(name)
     if file.exists() and not force:
-        raise UsageError(f"There is a preset '{name}' already.", "Give --force to replace it.")
+        raise UsageError(f"The preset '{name}' already exists.", "Add --force to replace it.")
     system = system_prompt(called, system, system_file)
     values: dict[str, Any] = {}
     if is_on_command_line(called, "model") or is_on_command_line(called, "model_flag"):
@@ -81,8 +81,8 @@ def save(
         if parameter.name not in _NOT_SAVED and is_on_command_line(called, parameter.name):
             values.setdefault(key, _lasting(key, called.params[parameter.name]))
     if not values:
-        raise UsageError("There is nothing to save.", "Give a model, --system, or settings.")
-    Terminal().note(f"{presets.write(name, values)} was written. To use it: --preset {name}")
+        raise UsageError("Nothing to save.", "Give a model, --system, or settings.")
+    Terminal().note(f"Wrote {presets.write(name, values)}. To use it: --preset {name}")
 
 
 app.command("save", epilog="Example:\n\nedgespec presets save reviewer qwen3-8b --system 'You review code.'")(
@@ -103,7 +103,7 @@ def remove(
             file.unlink()
         except OSError as error:
             raise OutputError(f"{file} cannot be removed: {error.strerror}.", "") from error
-        Terminal().note(f"{file} was removed.")
+        Terminal().note(f"Removed {file}.")
 
 
 def _lasting(key: str, value: Any) -> Any:

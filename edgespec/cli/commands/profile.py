@@ -61,8 +61,8 @@ def profile(
     found = replace(found, bandwidth=memory_bandwidth(found.threads))
     if found.noisy:
         terminal.warn(
-            "The machine was busy during both attempts, so the figures may be too slow. Close other "
-            "programs, and measure again."
+            "The machine was busy during both attempts, so actual speed may be higher. Close other "
+            "programs and measure again."
         )
     if output.as_json:
         results().record(found.to_json())
@@ -91,8 +91,7 @@ def _report(found: FullProfile) -> str:
         rows.append(
             (
                 "experts",
-                f"{found.experts.hit_rate:.0%} of those needed were in memory, which holds "
-                f"{found.experts.held:.0%} of all",
+                f"{found.experts.hit_rate:.0%} found in memory, which holds {found.experts.held:.0%} of all",
             )
         )
     if found.experts is not None and found.fewer_experts is not None:
@@ -137,7 +136,7 @@ def _drafts(drafts: DraftProfile) -> str:
         for row, seconds in zip(drafts.step.rows, drafts.step.seconds, strict=True)
     ]
     return table(("DRAFT STEP, ROWS", "SECONDS"), rows) + (
-        f"Growing a tree takes {drafts.overhead:.2f} times as long as its steps by themselves.\n"
+        f"Tree bookkeeping adds {drafts.overhead - 1:.0%} to the drafter's steps.\n"
     )
 
 

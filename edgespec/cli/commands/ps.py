@@ -25,7 +25,7 @@ def ps(as_json: Annotated[bool, option(None, "--json", "Print JSON.")] = False) 
         results().record({"programs": found})
         return
     if not found:
-        Terminal().note("No edgespec program runs a model now.")
+        Terminal().note("No edgespec process has a model loaded.")
         return
     rows = [
         (

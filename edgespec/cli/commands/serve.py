@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgespec.cli.conversation.settings import sampling_in_words
+from edgespec.cli.listening import cannot_listen
 from edgespec.cli.options.declaration import config_option, option, with_options
 from edgespec.cli.options.model_flag import ModelFlag
 from edgespec.cli.options.output import OutputOptions
@@ -105,8 +106,8 @@ def serve(
         raise UsageError(f"--max-body must be from 1KiB to 1GiB, not {max_body}.")
     if api_key is None and not _is_loopback(host):
         raise UsageError(
-            f"Other machines can reach this server at {host}, and there is no API key.",
-            "Give one with --api-key or EDGESPEC_API_KEY, or leave out --host.",
+            f"Other machines can reach this server at {host}, but it has no API key.",
+            "Set one with --api-key or EDGESPEC_API_KEY, or leave out --host.",
         )
     from edgespec import open_engine
     from edgespec.models.hub.external import display_name
@@ -191,9 +192,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
         listener.listen(128)
     except OSError as error:
-        raise UsageError(
-            f"{host}:{port} cannot be listened on: {error.strerror}.", "Choose another --port or --host."
-        ) from error
+        raise cannot_listen(host, port, error, "Choose another --port or --host.") from error
     return listener
 
 

@@ -34,7 +34,7 @@ def list_sessions(as_json: Json = False) -> None:
         results().record({"sessions": [_record(session) for session in found]})
         return
     if not found:
-        Terminal().note("No conversation was saved yet: edgespec chat --session NAME")
+        Terminal().note("No saved conversations yet. To save one: edgespec chat --session NAME")
         return
     rows = [
         (s.name, str(s.turns), s.saved[:16].replace("T", " "), readable(s.bytes), s.model, _line(s.first))
@@ -89,7 +89,7 @@ def remove(
     if not yes:
         if not is_terminal(sys.stdin):
             raise UsageError(
-                "Standard input is not a terminal, so nothing can be confirmed.", "Give --yes to remove them."
+                "Cannot ask for confirmation: standard input is not a terminal.", "Add --yes to remove them."
             )
         what = ", ".join(file.stem for file in files)
         typer.confirm(printable(f"Remove {count(len(files), 'session')}: {what}?"), abort=True, err=True)
@@ -101,7 +101,7 @@ def remove(
             session.close()
         from edgespec.units import readable
 
-        Terminal().note(f"{file.stem} was removed; {readable(freed)} are free again.")
+        Terminal().note(f"Removed {file.stem}: {readable(freed)} freed.")
 
 
 def _existing(name: str) -> Path:

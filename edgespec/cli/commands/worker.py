@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from edgespec.cli.listening import cannot_listen
 from edgespec.cli.options.declaration import config_option, option, with_options
 from edgespec.cli.options.output import OutputOptions
 from edgespec.cli.screen.results import results
@@ -67,13 +68,13 @@ def worker(*, lending: LendingOptions, output: OutputOptions) -> None:
         host = address.resolved()
     except OSError as error:
         raise UsageError(
-            f"{address.host} is no address of this machine: {error.strerror}.", "Give an IPv4 address."
+            f"{address.host} is not an address of this machine: {error.strerror}.", "Give an IPv4 address."
         ) from error
     if not is_guarded(host) and not lending.public:
         raise UsageError(
-            f"More than a private network may reach {host}, and a worker has no password.",
-            "Listen at 127.0.0.1 and reach it through an ssh tunnel, or listen at a private address; "
-            "--public does it all the same.",
+            f"{host} may be reachable from outside the private network, and a worker has no password.",
+            "Listen at 127.0.0.1 and use an ssh tunnel, or listen at a private address. --public allows it "
+            "anyway.",
         )
     port = _free_port(host, address.port)
     ended_by = signal.SIGINT
@@ -93,7 +94,7 @@ def worker(*, lending: LendingOptions, output: OutputOptions) -> None:
         terminal.note(f"Listening at {host}:{port}, for --workers {host}:{port}. Ctrl-C ends it.")
         if not host.startswith("127."):
             terminal.warn(
-                f"There is no password: whoever reaches {host}:{port} can use this machine, and read what "
+                f"There is no password: anyone who reaches {host}:{port} can use this machine and read what "
                 "others send."
             )
         try:
@@ -106,7 +107,7 @@ def _free_port(host: str, port: int) -> int:
     """The port, or a free one for 0.
 
     Raises:
-        UsageError: it cannot be listened on.
+        UsageError: another program listens there, or the address is not allowed.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
         try:
@@ -114,8 +115,6 @@ def _free_port(host: str, port: int) -> int:
             listener.bind((host, port))
             listener.listen(1)  # which fails if another program listens there already
         except OSError as error:
-            raise UsageError(
-                f"{host}:{port} cannot be listened on: {error.strerror}.",
-                "Choose another address with --listen; port 0 takes a free one.",
-            ) from error
+            hint = "Choose another address with --listen; port 0 takes a free one."
+            raise cannot_listen(host, port, error, hint) from error
         return int(listener.getsockname()[1])

@@ -42,7 +42,7 @@ def read_attachment(name: str) -> tuple[Path, str]:
     except OSError as error:
         raise UsageError(f"{name} cannot be read: {error.strerror}.", "Check the path.") from error
     if b"\0" in data:
-        raise UsageError(f"{name} is not a text file.", "Only text files can be attached, in UTF-8.")
+        raise UsageError(f"{name} is not a text file.", "Only UTF-8 text files can be attached.")
     return path, decoded(data, name)
 
 

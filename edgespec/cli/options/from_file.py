@@ -59,7 +59,7 @@ def _checked(command: Any, parameter: Any, key: str, value: Any, file: Path) -> 
 def unknown(shown: str, key: str, known: list[str], file: Path) -> UsageError:
     """The error for a name in a file that is not that of an option."""
     hint = did_you_mean(dashed(key), known, "'edgespec config' lists the names.")
-    return UsageError(f"There is no setting '{shown}', but {file} has it.", hint)
+    return UsageError(f"{file} sets '{shown}', but there is no such setting.", hint)
 
 
 def dashed(name: str) -> str:

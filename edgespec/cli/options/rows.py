@@ -22,7 +22,7 @@ def form_and_file(output: str) -> tuple[str, str | None]:
     if ending not in FORMS:
         raise UsageError(
             f"There is no output format '{output}'.",
-            "The formats are md, csv, json and jsonl; the name of a file ends in one of them.",
+            "Formats are md, csv, json and jsonl, or a file name that ends in one of them.",
         )
     return ending, output
 
@@ -30,7 +30,7 @@ def form_and_file(output: str) -> tuple[str, str | None]:
 def check_no_model(path: Path) -> None:
     """Refuse to write over a model: `--json big.gguf` was meant as --json and a model."""
     if path.suffix.lower() == ".gguf":
-        raise UsageError(f"{path} would be written over.", f"Name the model with -m: -m {path}")
+        raise UsageError(f"{path} is a model and would be overwritten.", f"Name the model with -m: -m {path}")
 
 
 def with_bare_json(arguments: Sequence[str]) -> list[str]:

@@ -242,7 +242,7 @@ def _recommendation(model: Path, thinks: bool | None) -> RecommendedSampling:
 def exact_contradicts(rule: str) -> UsageError:
     """The error for a rule of --verify that cannot be combined with --exact."""
     return UsageError(
-        f"With --verify {rule} the text depends on the drafter, which --exact excludes.",
+        f"With --verify {rule} the text depends on the drafter, which --exact rules out.",
         "Leave out one of them.",
     )
 

@@ -46,7 +46,7 @@ NamedModel = Annotated[
     ),
 ]
 
-_SAY_WHICH = "Say which: --model NAME for a model, -p TEXT for a prompt."
+_SAY_WHICH = "Use --model NAME for a model, -p TEXT for a prompt."
 _PATH_STARTS = ("/", "./", "../", "~")
 
 
@@ -140,10 +140,11 @@ def _too_many(words: Sequence[str], *, model_is_given: bool, prompt: str | None,
             )
         if model_is_given and len(words) == 1:
             return UsageError(
-                f"With --model and --prompt there is no place for '{_short(extra)}'.", "Leave it out."
+                f"Unexpected argument '{_short(extra)}': --model and --prompt are already given.",
+                "Leave it out.",
             )
     return UsageError(
-        f"There are {len(words)} words where a model and a prompt belong: {_short(' '.join(words))}",
+        f"Expected a model and a prompt, but got {len(words)} arguments: {_short(' '.join(words))}",
         f'Put the prompt in quotes: "{_short(" ".join(words))}"',
     )
 

@@ -37,7 +37,7 @@ def whole_prompt(prompt: str | None, terminal: Terminal, how: str) -> str:
         piped = _read(terminal) if _is_pipe_or_file() else ""
         return f"{piped}\n\n{prompt}" if piped.strip() else prompt
     if sys.stdin is None or sys.stdin.closed or is_terminal(sys.stdin):
-        raise UsageError("There is no prompt.", how)
+        raise UsageError("No prompt was given.", how)
     text = _read(terminal)
     if not text:
         raise UsageError("The prompt is empty.", "Give some text to answer or to continue.")

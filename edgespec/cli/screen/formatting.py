@@ -41,31 +41,35 @@ def details(generation: Generation) -> dict[str, str]:
     timings, memory = generation.timings, generation.memory
     if not generation.passes:
         return {
-            "prompt": f"{generation.prompt_tokens} tokens, {timings.prefill_s:.2f} s spent on reading them",
-            "answer": f"none; {_ending(generation)} before it began",
+            "prompt": f"{generation.prompt_tokens} tokens, processed for {timings.prefill_s:.2f} s",
+            "answer": f"none ({_ending(generation)})",
             "mode": _mode(generation),
         }
     return {
-        "prompt": f"{generation.prompt_tokens} tokens, read in {timings.prefill_s:.2f} s",
+        "prompt": f"{generation.prompt_tokens} tokens in {timings.prefill_s:.2f} s",
         "answer": f"{count(len(generation.tokens), 'token')} in {timings.decode_s:.2f} s"
         f"{_rate(generation)}; {_ending(generation)}",
-        **({"thought": f"{generation.reasoning_tokens} of them"} if generation.reasoning_tokens else {}),
+        **(
+            {"thought": f"{generation.reasoning_tokens} of these tokens"}
+            if generation.reasoning_tokens
+            else {}
+        ),
         **({"speed-up": _speed_up(generation)} if generation.drafted else {}),
         "drafts": _drafts(generation),
-        "time": f"{timings.draft_s:.2f} s for drafting, {timings.verify_s:.2f} s for passes, "
-        f"{timings.io_wait_s:.2f} s of them waiting for the disk",
+        "time": f"{timings.draft_s:.2f} s drafting, {timings.verify_s:.2f} s in passes "
+        f"({timings.io_wait_s:.2f} s waiting for the disk)",
         "limited by": _LIMITS[generation.bound_by],
         **({"experts": _experts(experts, generation)} if (experts := generation.experts) else {}),
-        "memory": f"{readable(memory.peak_rss_bytes)} at most, of {readable(memory.budget_bytes)}",
+        "memory": f"peak {readable(memory.peak_rss_bytes)} of {readable(memory.budget_bytes)}",
         "mode": _mode(generation),
         **({"seed": str(generation.seed)} if generation.seed else {}),
     }
 
 
 _LIMITS = {
-    "disk": "the disk: most of the time went to waiting for weights",
-    "compute": "the processor: most of the time went to the model's arithmetic",
-    "drafter": "the drafter: most of the time went to drafting",
+    "disk": "the disk: most time was spent waiting for weights",
+    "compute": "the processor: most time was spent on the model's arithmetic",
+    "drafter": "the drafter: most time was spent drafting",
 }
 _ENDINGS = {
     "stop": "complete",
@@ -83,19 +87,19 @@ def _ending(generation: Generation) -> str:
 def _experts(use: ExpertUse, generation: Generation) -> str:
     figures = use.to_json(sum(record.accepted + 1 for record in generation.passes))
     return (
-        f"{use.hit_rate:.0%} of those needed were in memory; "
-        f"{figures['read_per_token']:.1f} of {figures['needed_per_token']:.1f} read for each token, "
-        f"{readable(figures['read_bytes_per_token'])}"
+        f"{use.hit_rate:.0%} found in memory; "
+        f"{figures['read_per_token']:.1f} of {figures['needed_per_token']:.1f} read from disk per token "
+        f"({readable(figures['read_bytes_per_token'])})"
     )
 
 
 def _speed_up(generation: Generation) -> str:
     if not generation.gain:
         shared = any(record.shared for record in generation.passes)
-        return "not known: " + ("passes were shared" if shared else "no pass without drafts was timed lately")
+        return "unknown: " + ("passes were shared" if shared else "no recent pass without drafts was timed")
     return (
-        f"{generation.gain:.2f}x the speed of one token a pass, which takes "
-        f"{readable_duration(generation.plain_pass_s)} at present"
+        f"{generation.gain:.2f}x over plain decoding, which takes "
+        f"{readable_duration(generation.plain_pass_s)} per token"
     )
 
 
@@ -108,7 +112,7 @@ def _drafts(generation: Generation) -> str:
     passes = len(generation.passes)
     text = f"{count(passes, 'pass', 'passes')}, {generation.tokens_per_pass:.2f} tokens each"
     if not generation.drafted:
-        return f"{text}; nothing was drafted"
+        return f"{text}; nothing drafted"
     accepted = sum(record.accepted for record in generation.passes)
     return f"{text}; {accepted} of {count(generation.drafted, 'drafted token')} accepted"
 
@@ -117,8 +121,8 @@ def _mode(generation: Generation) -> str:
     if generation.lossy:
         return f"lossy ({generation.verify}): the text may differ from the model's own"
     if generation.exact:
-        return "exact: bit for bit the text that the model writes without drafts"
-    return "not bit-exact: near-ties may come out differently than without drafts"
+        return "exact: bit-identical to the text without drafts"
+    return "not bit-exact: near-ties may differ from the text without drafts"
 
 
 def count(number: int, name: str, plural: str = "") -> str:

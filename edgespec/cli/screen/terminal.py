@@ -128,8 +128,8 @@ class Terminal:
         collector = Collector(read_header(engine.target.model.path).fingerprint, self.warn)
         engine.new_observer = collector.observe
         self.note(
-            f"Prompts and answers are kept in {collector.path.parent}, for 'edgespec draft tune' to learn "
-            "from. To delete them: edgespec config --forget"
+            f"Storing prompts and answers in {collector.path.parent} as training data for "
+            "'edgespec draft tune'. To delete them: edgespec config --forget"
         )
 
     @contextlib.contextmanager
@@ -176,7 +176,7 @@ class Terminal:
         if not raw and not engine.has_chat_template:
             self.note(
                 "The model has no chat template, so it continues the prompt as plain text. "
-                "--raw leaves out this note."
+                "--raw hides this note."
             )
 
     def thinking(self, engine: ChatModel, config: GenerationConfig) -> None:

@@ -98,12 +98,12 @@ class TunedDrafter:
         return [
             f"Tuned {before.path.name} on {trained.answers} answers of {self.target.name} "
             f"({trained.tokens} tokens) for {readable_time(trained.seconds)}.",
-            f"On {after.agreement.tokens} tokens that it has not learned from, it agrees on "
+            f"On {after.agreement.tokens} held-out tokens, it agrees on "
             f"{after.agreement.top1:.0%} at once and on {after.agreement.top4:.0%} within four; "
             f"before, on {before.agreement.top1:.0%} and {before.agreement.top4:.0%}.",
-            f"Tokens a pass: {passes}.",
+            f"Tokens per pass: {passes}.",
             f"The target should write {readable_rate(after.tokens_per_second)} with it, "
-            f"{readable_rate(before.tokens_per_second)} with what it was.",
+            f"up from {readable_rate(before.tokens_per_second)}.",
             "It is the best drafter known: --draft auto uses it."
             if self.rival is None
             else f"It is not registered: with {self.rival.path.name} the target should write "
@@ -146,4 +146,4 @@ def check(options: TuneOptions) -> None:
             f"Choose from {KEEP}, {', '.join(QUANTIZATIONS)}.",
         )
     if options.output is not None and not options.output.absolute().parent.is_dir():
-        raise OutputError(f"There is no folder {options.output.absolute().parent}.", "Make it first.")
+        raise OutputError(f"There is no folder {options.output.absolute().parent}.", "Create it first.")

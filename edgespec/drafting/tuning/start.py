@@ -46,7 +46,7 @@ def choose_start(target: GGUFHeader, options: TuneOptions, report: Progress) -> 
             if not difference(target.path, start.path):
                 return start
     check_tunable(target)  # before the minutes that making takes: what is made of it is of the same kind
-    report("No drafter is known yet: making one", 0.0)
+    report("No drafter yet: making one", 0.0)
     make = MakeOptions(memory=options.memory, threads=options.threads)
     return read_header(make_for(str(target.path), make, report).path)
 

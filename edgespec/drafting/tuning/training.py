@@ -456,7 +456,7 @@ def _write(path: Path, state: dict[str, Any]) -> None:
         with atomic_write(path, suffix=".partial") as file:
             torch.save(state, file)
     except (OSError, RuntimeError) as error:  # torch turns a full disk into a RuntimeError
-        raise OutputError(f"{path} cannot be written: {error}.", "Make room on that disk.") from error
+        raise OutputError(f"{path} cannot be written: {error}.", "Free some space on that disk.") from error
 
 
 def _read(path: Path) -> dict[str, Any]:

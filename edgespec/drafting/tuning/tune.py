@@ -124,8 +124,8 @@ class _Tuning:
         held_out = [answer.text for answer in answers if answer.text.answer]
         if len(learned) < LEAST_ANSWERS or not held_out:
             raise BackendError(
-                f"{self._target.path.name} gave {len(learned)} answers of use, too few to learn from.",
-                "Give it more --minutes, or prompts that it answers (--prompts FILE).",
+                f"{self._target.path.name} gave {len(learned)} usable answers, too few to learn from.",
+                "Raise --minutes, or name other prompts with --prompts FILE.",
             )
         trained, written = self._train(learned)
         tuned = self._register(trained, *self._evaluate(written, held_out, cost))
@@ -273,7 +273,7 @@ class _Tuning:
         def speed(evaluation: Evaluation) -> float:
             return evaluation.tokens_per_second
 
-        self._report("Measuring what it gained", 0.88)
+        self._report("Measuring the gain", 0.88)
         before = evaluate(self._start.path, samples, cost)
         after = max((evaluate(path, samples, cost, like=before) for path in written), key=speed)
         best = max([before, *self._rivals(samples, cost)], key=speed)

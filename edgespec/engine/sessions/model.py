@@ -29,7 +29,7 @@ def model_of(file: SessionFile) -> Path | None:
         if _is_model(saved, model.path):
             return model.path
     raise SessionError(
-        f'Session "{file.path.stem}" uses {saved.model_name}, which is not on this machine any more.',
+        f'Session "{file.path.stem}" uses {saved.model_name}, which is no longer on this machine.',
         "Restore the file, or choose another session name.",
     )
 

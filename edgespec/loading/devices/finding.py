@@ -34,7 +34,7 @@ def find_devices(names: Sequence[str]) -> tuple[BuildDevice, ...]:
             listed = ", ".join(f"{device.name} ({device.description})" for device in there)
             raise UsageError(
                 f"There is no device '{name}' here.",
-                f"The devices are: {listed}." if there else _why_none(f"Leave out {named('device')}"),
+                f"Devices: {listed}." if there else _why_none(f"Leave out {named('device')}"),
             )
     return tuple(known[name] for name in names) or there
 
@@ -88,9 +88,9 @@ def open_cards(files: ModelFiles, request: PlacementRequest) -> Cards | None:
         there += find_devices([request.drafter])
     if not there:
         if request.devices.requires_gpu:
-            why = "finds no GPU here" if current_build().offloads else "is compiled for the processor alone"
+            why = "finds no GPU here" if current_build().offloads else "supports the processor only"
             raise UsageError(
-                f"The gpu layers are {request.layers}, and this llama.cpp build {why}.",
+                f"Cannot use a GPU: this llama.cpp build {why}.",
                 _why_none(f"Leave out {named('gpu_layers')}"),
             )
         return None
@@ -102,11 +102,11 @@ def open_cards(files: ModelFiles, request: PlacementRequest) -> Cards | None:
         except DeviceFailed as error:
             if request.devices.requires_gpu or request.devices.names:
                 raise BackendError(
-                    f"llama.cpp cannot compute on {device.name} ({device.description}): trying it, it ended "
+                    f"llama.cpp cannot compute on {device.name} ({device.description}): its trial failed "
                     f"({error}).",
                     f"Update the card's driver, or use {named('gpu_layers', 0)}.",
                 ) from error
-            request.notes.append(f"{device.name} is not used: trying it, llama.cpp ended ({error}).")
+            request.notes.append(f"{device.name} is not used: its trial failed ({error}).")
         except InconclusiveTrial as untried:
             if request.devices.requires_gpu or request.devices.names:
                 raise

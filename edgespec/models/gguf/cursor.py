@@ -92,7 +92,7 @@ class Cursor:
         if needed > self.size:
             raise ModelFileError(
                 f"{self.path} is cut short or damaged: it has {self.size:,} bytes, "
-                f"but its header calls for at least {needed:,} ({where}).",
+                f"but its header requires at least {needed:,} ({where}).",
                 DOWNLOAD_AGAIN,
             )
 

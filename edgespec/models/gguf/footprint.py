@@ -98,7 +98,7 @@ def require_cache_type(kv: str, header: GGUFHeader) -> None:
     sizes = head_sizes(header)
     if kv != "f16" and any(size % CACHE_BLOCK for size in sizes):
         raise UsageError(
-            f"{header.path.name} has heads of {max(sizes)} elements, and {kv} stores {CACHE_BLOCK} together.",
+            f"{header.path.name} has heads of {max(sizes)} elements, but {kv} needs blocks of {CACHE_BLOCK}.",
             f"Leave out {named('kv')}, or use {named('kv', 'f16')}.",
         )
 

@@ -62,7 +62,7 @@ def not_gguf(path: Path, head: bytes) -> ModelFileError:
 
 
 def _described(head: bytes) -> tuple[str, str]:
-    """What a file is instead of GGUF, and what to do."""
+    """Describe a file that is not GGUF, and the remedy."""
     text = head.lstrip().lower()
     if head.startswith(b"version https://git-lfs"):
         return "it is a Git LFS pointer, without the model itself", "Fetch the model: git lfs pull"

@@ -69,14 +69,14 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if not 2 <= length <= min(size - 8, _MOST_HEADER):
-                raise _damaged(path, "its header does not fit into it")
+                raise _damaged(path, "its header is longer than the file")
             header = json.loads(file.read(length))
     except OSError as error:
         raise ModelFileError(f"{path} cannot be read: {error.strerror or error}.") from error
     except (ValueError, RecursionError) as error:
-        raise _damaged(path, "its header is no JSON") from error
+        raise _damaged(path, "its header is not JSON") from error
     if not isinstance(header, dict):
-        raise _damaged(path, "its header is no table")
+        raise _damaged(path, "its header is not a JSON object")
     return {
         name: _tensor(path, name, entry, 8 + length, size)
         for name, entry in header.items()
@@ -99,4 +99,4 @@ def _tensor(path: Path, name: str, entry: Any, start: int, size: int) -> StoredT
 
 
 def _damaged(path: Path, what: str) -> ModelFileError:
-    return ModelFileError(f"{path} is no usable safetensors file: {what}.", "Download it again.")
+    return ModelFileError(f"{path} is not a usable safetensors file: {what}.", "Download it again.")

@@ -26,7 +26,7 @@ def split_paths(header: GGUFHeader) -> tuple[Path, ...]:
         raise ModelFileError(
             f"{header.path} is part {number} of {count}, but its name does not end in "
             f"-{number:05d}-of-{count:05d}.gguf.",
-            "Give every part of the model the name it was published with.",
+            "Give every part of the model its published name.",
         )
     names = [f"{match['prefix']}-{part:05d}-of-{count:05d}.gguf" for part in range(1, count + 1)]
     paths = tuple(header.path.with_name(name) for name in names)

@@ -101,8 +101,8 @@ def as_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     if facts["mtp_fault"]:
         rows.append(("MTP layer", f"does not draft: {facts['mtp_fault']}"))
     elif facts["mtp_layers"]:
-        alone = "of a model in another file: give it with --draft" if facts["mtp_file"] else ""
-        rows.append(("MTP layer", alone or "drafts for the model: give --draft mtp"))
+        alone = "of a model in another file; use it with --draft" if facts["mtp_file"] else ""
+        rows.append(("MTP layer", alone or "drafts for the model with --draft mtp"))
     if facts["experts"]:
         rows.append(("experts", str(facts["experts"])))
     rows.append(("context", f"{facts['context']} tokens" if facts["context"] else "?"))
@@ -110,7 +110,7 @@ def as_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     vocabulary = f"{facts['vocabulary']} tokens{kind}" if facts["vocabulary"] else "none"
     rows.append(("vocabulary", vocabulary))
     if facts["head"]:
-        made = "for the model that it was made for: give it with --draft"
+        made = "for the model that it was made for; use it with --draft"
         rows.append(("draft head", f"{facts['head']}, {made}"))
     elif facts["template"] is not None:
         rows.append(("chat template", "yes" if facts["template"] else "no: it continues texts"))
@@ -123,11 +123,11 @@ def as_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
 def _verdict(memory: dict[str, Any]) -> str:
     needed, available = readable(memory["needed_bytes"]), readable(memory["available_bytes"])
     if memory["verdict"] == "fits":
-        return f"{needed} of {available}: all of it stays in memory"
+        return f"{needed} of {available}: everything stays in memory"
     if memory["verdict"] == "streams":
         return (
             f"{needed} of {available}: {readable(memory['resident_bytes'])} stay in memory, "
-            f"{readable(memory['streamed_bytes_per_pass'])} are read from disk in every pass"
+            f"{readable(memory['streamed_bytes_per_pass'])} are read from disk per pass"
         )
     return f"at least {readable(memory['least_bytes'])} are needed, and {available} are available"
 

@@ -130,7 +130,7 @@ class _Transfer:
             raise HubError(
                 f"The download of {self._file.path} is corrupted: its checksum is "
                 f"{found[:12]}... instead of {self._file.digest[:12]}...",
-                "It was removed. Try again; if that repeats, a proxy may be changing the data.",
+                "The file was removed. Try again; if it fails again, a proxy may be changing the data.",
             )
         return self._partial.replace(self._partial.with_name(found))
 
@@ -219,7 +219,7 @@ class _Transfer:
             if not self._done:
                 self._partial.unlink(missing_ok=True)
             raise HubError(
-                f"{self._hub.host} gives no checksum of {file.path}, so the download cannot be verified.",
+                f"{self._hub.host} provides no checksum of {file.path}, so the download cannot be verified.",
                 "Set HF_ENDPOINT to another address, or download the file by other means and give its path.",
             )
         if file.n_bytes and not self._file.n_bytes:
@@ -252,7 +252,9 @@ class _Interrupted(Exception):
 
 
 def _busy(status: int, retry_after: str) -> _Interrupted:
-    reason = "the Hub received too many requests" if status == 429 else f"the Hub answers with {status}"
+    reason = (
+        "the Hub received too many requests" if status == 429 else f"the Hub answered with status {status}"
+    )
     return _Interrupted(reason, float(retry_after) if retry_after.isdigit() else 0.0)
 
 
@@ -286,5 +288,5 @@ def _require_room(hub: Hub, repository: Repository, needed: int) -> None:
         raise OutputError(
             f"{repository.repo} needs {readable(needed)} of disk, and {readable(free)} are free "
             f"in {hub.cache}.",
-            "Make room, choose a smaller quantization, or set HF_HOME to a folder on a larger disk.",
+            "Free some space, choose a smaller quantization, or set HF_HOME to a folder on a larger disk.",
         )

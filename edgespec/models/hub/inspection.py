@@ -213,14 +213,15 @@ def read_remote_header(hub: Hub, repository: Repository, file: HubFile) -> GGUFH
             data += more
             if not file.n_bytes:
                 raise HubError(
-                    f"{hub.host} gives no size of {file.path}.", "Download it: edgespec models pull."
+                    f"{hub.host} does not report the size of {file.path}.",
+                    "Download it: edgespec models pull.",
                 )
             try:
                 return read_header_bytes(Path(file.path), data, file.n_bytes)
             except IncompleteHeader as incomplete:
                 if not more or len(data) >= min(file.n_bytes, _MOST_BYTES):
                     raise HubError(
-                        f"{hub.host} sends less of {file.path} than it has.", "Try again later."
+                        f"{hub.host} sends only a part of {file.path}.", "Try again later."
                     ) from None
                 # Most of it is the vocabulary, whose length is only known at its end.
                 wanted = max(incomplete.needed, 2 * wanted)

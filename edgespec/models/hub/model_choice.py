@@ -47,7 +47,7 @@ def choose_model(name: HubName, models: Sequence[ModelVariant]) -> ChosenModel:
     labelled = [m for m in models if bits_of(m.label)]
     if not labelled:
         raise UsageError(
-            f"The files of {name.repo} do not say their quantization: {listing(models, names=True)}.",
+            f"The file names of {name.repo} contain no quantization: {listing(models, names=True)}.",
             f"Name one: {name.repo}:{models[0].name}",
         )
     best = min(_distance(m, wanted) for m in labelled)

@@ -63,10 +63,10 @@ def _exact(name: HubName, models: Mapping[ModelVariant, Path]) -> Path | None:
 
 
 def _missing(name: HubName, models: Mapping[ModelVariant, Path], *, offline: bool) -> HubError:
-    here = f" On this machine: {listing(list(models))}." if models else ""
+    here = f" Installed: {listing(list(models))}." if models else ""
     if offline:
         return HubError(
-            f"{name} is not here, and the Hub cannot be asked because HF_HUB_OFFLINE is set.{here}",
+            f"{name} is not installed, and HF_HUB_OFFLINE forbids asking the Hub.{here}",
             "Unset HF_HUB_OFFLINE, or give the path of a GGUF file.",
         )
-    return HubError(f"{name} is not here.{here}", f"Download it: edgespec models pull {name}")
+    return HubError(f"{name} is not installed.{here}", f"Download it: edgespec models pull {name}")

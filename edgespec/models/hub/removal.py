@@ -85,7 +85,7 @@ def plan_removal(path: Path) -> Removal:
     if not path.is_file():
         pairs = PairRegistry().concerning(None, [path])
         if pairs:  # the file is gone, but its pairs are still remembered
-            return Removal(kept=[f"{path} does not exist any more."], pairs=pairs)
+            return Removal(kept=[f"{path} no longer exists."], pairs=pairs)
         raise ModelFileError(f"{path} does not exist.", "See 'edgespec models list'.")
     removal = Removal()
     if path.parent == packs_folder() and path.suffix == ".pack":

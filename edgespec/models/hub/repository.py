@@ -126,7 +126,7 @@ def any_repository(hub: Hub, repo: str) -> Repository:
     """
     if hub.offline:
         raise HubError(
-            f"{repo} is not here, and the Hub cannot be asked because HF_HUB_OFFLINE is set.",
+            f"{repo} is not installed, and HF_HUB_OFFLINE forbids asking the Hub.",
             "Unset HF_HUB_OFFLINE, or give the path of a GGUF file.",
         )
     return _parsed(hub, repo, _asked(hub, repo))
@@ -145,9 +145,9 @@ def find_repository(hub: Hub, repo: str) -> Repository:
         name = repo.split("/")[1]
         raise HubError(
             f"{repo} has no GGUF files. It has: {', '.join(names[:8]) or 'nothing'}{more}.",
-            "Look for another repository with the model."
+            "Choose another repository with this model."
             if name.upper().endswith("-GGUF")
-            else f"Look for a conversion: its name usually ends in -GGUF, such as {name}-GGUF.",
+            else f"Choose a GGUF conversion; its name usually ends in -GGUF, such as {name}-GGUF.",
         )
     return found
 
@@ -186,7 +186,7 @@ def _parsed(hub: Hub, repo: str, answer: bytes) -> Repository:
             raise ValueError("no name, or no commit")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise HubError(
-            f"{hub.host} sent no valid description of {repo}.", "Check HF_ENDPOINT and any proxy."
+            f"{hub.host} sent an invalid description of {repo}.", "Check HF_ENDPOINT and any proxy."
         ) from None
     return Repository(name, commit, files)
 
@@ -237,10 +237,10 @@ def translated(hub: Hub, repo: str, api: Any = None) -> Iterator[None]:
     except errors.HfHubHTTPError as error:
         raise _refused(repo, error.response) from None
     except errors.OfflineModeIsEnabled:
-        raise HubError("The Hub cannot be asked in offline mode.", "Unset HF_HUB_OFFLINE.") from None
+        raise HubError("Offline mode forbids asking the Hub.", "Unset HF_HUB_OFFLINE.") from None
     except httpx2.TimeoutException:
         raise HubError(
-            f"{hub.host} does not answer.", "Try again later; what was fetched so far is kept."
+            f"{hub.host} does not answer.", "Try again later; the partial download is kept."
         ) from None
     except httpx2.HTTPError as error:
         raise HubError(
@@ -261,19 +261,21 @@ def _refused(repo: str, response: Any) -> HubError:
     if status == 403:
         return HubError(
             f"The Hub refuses access to {repo} (403).",
-            "Give your token the right to read it: huggingface.co/settings/tokens.",
+            "Allow your token to read it: huggingface.co/settings/tokens",
         )
     if status == 404:
-        return HubError(f"A file of {repo} is gone from the Hub (404).", "Ask for the model again.")
+        return HubError(
+            f"A file of {repo} is gone from the Hub (404).", "Try again, or choose another quantization."
+        )
     if status == 429:
         wait = response.headers.get("retry-after", "")
         again = f"in {wait} seconds" if wait.isdigit() else "later"
         return HubError("The Hub received too many requests (429).", f"Try again {again}, or log in.")
-    return HubError(f"The Hub answers with status {status}.", "Try again later.")
+    return HubError(f"The Hub answered with status {status}.", "Try again later.")
 
 
 def _bad_token() -> HubError:
-    return HubError("The Hub does not accept the token.", f"{_LOG_IN} to a valid one.")
+    return HubError("The Hub rejected the token.", f"{_LOG_IN} to a valid token.")
 
 
 def _similar(api: Any, repo: str) -> list[str]:

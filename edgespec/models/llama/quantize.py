@@ -72,7 +72,7 @@ def make_drafter(
     }
     # Opened here because llama.cpp does not say why it could not open a file.
     with (
-        writing_to(output, "Choose a folder that exists and that you may write to."),
+        writing_to(output, "Choose an existing folder that you can write to."),
         atomic_large_write(output, partial),
     ):
         failure = _run_worker(request)
@@ -92,7 +92,7 @@ def _check_request(
     if quantization == KEEP and not dropped:
         raise UsageError(
             "The drafter would be a copy of its target.",
-            "Choose a quantization, or layers to drop.",
+            "Choose a quantization, or drop layers.",
         )
     if threads is not None and threads < 1:
         raise UsageError(f"threads must be at least 1, not {threads}.")
@@ -120,7 +120,7 @@ def _run_worker(request: dict[str, Any]) -> dict[str, Any]:
     if child.returncode == 0:
         failure: dict[str, Any] = json.loads(child.stdout)
         return failure
-    last = (child.stderr.strip().splitlines() or ["it gave no reason"])[-1]
+    last = (child.stderr.strip().splitlines() or ["no reason given"])[-1]
     return {"stage": "crash", "reason": f"its process {describe_exit(child.returncode)}: {last}"}
 
 
@@ -134,7 +134,7 @@ def _explain(
         case "read":
             return ModelFileError(
                 f"{target} cannot be read as a GGUF model: {reason}",
-                "The file may be damaged or of another kind; fetch it again.",
+                "The file may be damaged, or not a model. Download it again.",
             )
         case "layers":
             count = failure["layers"]
@@ -151,14 +151,14 @@ def _explain(
         case "write":
             free = shutil.disk_usage(output.parent).free
             return OutputError(
-                f"{output} could not be written to its end.",
+                f"{output} could not be written completely.",
                 f"Is the disk full? {free:,} bytes are free there.",
             )
         case "check" if dropped:
             return BackendError(
                 f"llama.cpp cannot load {target.name} without layers "
                 f"{', '.join(map(str, dropped))}: {reason}",
-                "Models that describe each layer by itself cannot lose one; requantize only.",
+                "Models with per-layer settings cannot lose a layer; only requantize this one.",
             )
         case _:
             return BackendError(

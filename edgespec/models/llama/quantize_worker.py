@@ -112,7 +112,7 @@ def _is_complete(path: Path) -> bool:
 
 def _reason(errors: list[str]) -> str:
     """llama.cpp's first message, without its functions' names; the later ones repeat it."""
-    text = errors[0].strip() if errors else "llama.cpp gave no reason"
+    text = errors[0].strip() if errors else "no reason given"
     return re.sub(r"^\w+: (error loading model: |failed to quantize: )?", "", text)
 
 

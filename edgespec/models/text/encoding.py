@@ -124,7 +124,7 @@ class Encoder:
         if self._template is None:
             raise TemplateError(
                 "The model has no chat template, so it cannot hold a conversation.",
-                f"Use {named('raw', True)}, which continues a text.",
+                f"Use {named('raw', True)}, which continues the prompt as plain text.",
             )
         config = config or GenerationConfig()
         for text in _texts([*messages]):

@@ -261,7 +261,7 @@ class _TemplateProcess:
             ) from None
         if answer is None:
             raise TemplateError(
-                "The process that renders the model's chat template ended before it was done.",
+                "The process that renders the model's chat template crashed.",
                 _OTHER_FILE,
             )
         return answer
@@ -280,7 +280,7 @@ class _TemplateProcess:
         except TimeoutError:
             raise _not_started(f"no answer within {_START_TIMEOUT_S:g} s") from None
         if answer is None or not answer.get("ready"):
-            raise _not_started(str((answer or {}).get("error", "it ended at once")))
+            raise _not_started(str((answer or {}).get("error", "it exited at once")))
         self._ready = True
 
     def _exchange(self, line: bytes) -> bytes:

@@ -31,7 +31,7 @@ class UnknownRouting(BackendError):
 
     def __init__(self, layer: int) -> None:
         super().__init__(
-            f"The experts of layer {layer} are chosen in a way that is not known here.",
+            f"Layer {layer} chooses its experts in an unknown way.",
             f"Use {named('experts', 'never')}, which streams whole layers.",
         )
 

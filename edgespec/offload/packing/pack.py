@@ -119,7 +119,7 @@ def open_pack(
             raise StalePack(f"{path.name} was made from other weights")
         return store
     except FileNotFoundError as error:
-        raise StalePack(f"{path.name} is not there") from error
+        raise StalePack(f"{path.name} does not exist") from error
     except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
         raise StalePack(f"{path.name} cannot be read: {error}") from error
 
@@ -182,10 +182,10 @@ def store_of(path: Path, index: Mapping[str, Any]) -> Store:
     """A packed file with this index, as a store.
 
     Raises:
-        StalePack: it has pieces of another size.
+        StalePack: it has pieces of a different size.
     """
     if index["piece_bytes"] != PIECE_BYTES:
-        raise StalePack(f"{path.name} has pieces of another size")
+        raise StalePack(f"{path.name} has pieces of a different size")
     layers = {}
     for layer in index["layers"]:
         reads = pieces(0, layer["offset"], 0, layer["n_bytes"])

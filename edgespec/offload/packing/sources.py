@@ -129,7 +129,7 @@ def check_unchanged(files: ModelFiles, states: States) -> None:
         if before != now:
             raise StreamError(
                 f"'{path}' was changed while it was being read.",
-                "Let its download or copy finish, then load the model again.",
+                "Wait until its download or copy has finished, then load the model again.",
             )
 
 

@@ -85,7 +85,7 @@ def plan_memory(
         )
     whole, weights = needs.total, needs.footprints[0].weights
     least = whole - sum(size.weights for size in needs.footprints)
-    had = f"there are {readable(budget)}" + (" in the budget" if options.limit else "")
+    had = f"the {'budget is' if options.limit else 'machine has'} {readable(budget)}"
     if budget < least:
         raise MemoryLimitError(
             f"A context of {config.model.context} tokens needs {readable(least)} of memory besides the "
@@ -121,8 +121,8 @@ def plan_memory(
                 ) from error
             notes = (f"Weights cannot be streamed here: {error}.",)
     notes += (
-        f"The model needs {readable(whole)} of memory and {had}: its weights are paged in from disk "
-        "by the system, which is slow.",
+        f"The model needs {readable(whole)} of memory and {had}: the system pages its weights in from disk, "
+        "which is slow.",
     )
     resident = min(max(budget - (whole - weights), 0), rest.tensor_bytes)
     holding = PlannedWeights(budget, whole, resident, rest.tensor_bytes - resident)

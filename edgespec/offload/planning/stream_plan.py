@@ -149,7 +149,7 @@ def check_supported() -> None:
         UnsupportedBuild: they cannot; the text says why.
     """
     if os.name != "posix" or not hasattr(os, "preadv"):
-        raise UnsupportedBuild("this system lacks the reads it needs")
+        raise UnsupportedBuild("this system lacks direct reads")
     start_backend()
     ggml.check()
 
@@ -162,11 +162,11 @@ def _notes(layout: StreamLayout, store: Store, n_layers: int) -> list[str]:
         whole = len(store.layers) <= len(layout.files.layers())
         units = f"{n_layers} layers" if whole else f"{len(store.layers)} parts of layers"
         notes.append(
-            f"{len(placement.streamed)} of {units} are streamed from disk: {readable(streamed)} a pass."
+            f"{len(placement.streamed)} of {units} are streamed from disk: {readable(streamed)} per pass."
         )
     if placement.expert_slots:
         notes.append(
-            f"{placement.expert_slots} of {layout.weights.n_experts} experts are in memory at a time; those "
-            "that a pass misses are read from disk."
+            f"{placement.expert_slots} of {layout.weights.n_experts} experts are in memory; a pass reads "
+            "missing ones from disk."
         )
     return notes

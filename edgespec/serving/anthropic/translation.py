@@ -27,7 +27,7 @@ _WITHOUT_EFFECT = (
 )
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _NO_IMAGE = "[An image was here. This model reads text only.]"
-_ONLY_TEXT = "Only text is supported."
+_ONLY_TEXT = "Send text."
 
 
 def as_chat(body: object, *, counts: bool = False) -> dict[str, Any]:
@@ -42,9 +42,9 @@ def as_chat(body: object, *, counts: bool = False) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise UsageError("The body is not a JSON object.")
     if body.get("max_tokens") is None and not counts:
-        raise UsageError("max_tokens is missing.", "Say how many tokens the answer may have.")
+        raise UsageError("max_tokens is missing.", "Set it to the maximum tokens of the answer.")
     if body.get("mcp_servers") not in (None, []):
-        raise UsageError("mcp_servers are not supported.", "Let the client call the servers' tools.")
+        raise UsageError("mcp_servers are not supported.", "Call the servers' tools in the client.")
     chat: dict[str, Any] = {name: body[name] for name in _SAME if name in body}
     chat["messages"] = [*_system(body.get("system")), *_messages(body.get("messages"))]
     if body.get("stop_sequences") is not None:
@@ -66,7 +66,7 @@ def _system(value: object) -> list[dict[str, Any]]:
 
 def _messages(value: object) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not value:
-        raise UsageError("The messages are not a list, or empty.")
+        raise UsageError("messages must be a non-empty list.")
     messages: list[dict[str, Any]] = []
     for message in value:
         role = message.get("role") if isinstance(message, dict) else None
@@ -81,8 +81,8 @@ def _messages(value: object) -> list[dict[str, Any]]:
             raise UsageError(f"The role of a message must be user or assistant, not {shown(role)}.")
     if messages[-1]["role"] == "assistant":
         raise UsageError(
-            "The last message is the assistant's: beginning an answer for the model is not supported.",
-            "End with a message of the user.",
+            "The last message is the assistant's, but prefilled answers are not supported.",
+            "End with a user message.",
         )
     return messages
 
@@ -107,7 +107,7 @@ def _answered(blocks: Sequence[Block]) -> dict[str, Any]:
         elif kind == "thinking":
             thought = block.get("thinking")
             if not isinstance(thought, str):
-                raise wrong("thinking", thought, "a text")
+                raise wrong("thinking", thought, "a string")
             message["reasoning_content"] = message.get("reasoning_content", "") + thought
         elif kind != "redacted_thinking":
             said.append(block)
@@ -131,7 +131,7 @@ def _blocks(name: str, value: object) -> list[Block]:
     if isinstance(value, str):
         return [{"type": "text", "text": value}]
     if not isinstance(value, list) or not all(isinstance(block, Mapping) for block in value):
-        raise wrong(name, value, "a text or a list of blocks")
+        raise wrong(name, value, "a string or a list of blocks")
     return value
 
 
@@ -145,7 +145,7 @@ def _text_of(block: Block) -> str:
     if kind == "document" and isinstance(source, Mapping) and source.get("type") == "text":
         kind, text = "text", source.get("data")
     if kind != "text" or not isinstance(text, str):
-        raise UsageError(f"The content has a block of the kind {shown(kind)}.", _ONLY_TEXT)
+        raise UsageError(f"Content blocks of type {shown(kind)} are not supported.", _ONLY_TEXT)
     return text
 
 
@@ -173,7 +173,7 @@ def _tool(tool: object) -> dict[str, Any]:
     kind = tool.get("type", "custom") if isinstance(tool, Mapping) else None
     if not isinstance(tool, Mapping) or kind not in (None, "custom"):
         raise UsageError(
-            f"A tool of the kind {shown(kind)} is not supported.",
+            f"Tools of type {shown(kind)} are not supported.",
             'Tools with a schema are: {"name": ..., "description": ..., "input_schema": ...}.',
         )
     return {

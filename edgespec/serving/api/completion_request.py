@@ -210,7 +210,7 @@ def check_tokens(prompt: Prompt, n_vocab: int) -> None:
 def too_long(size: str, context: int) -> ContextLengthError:
     """The error for a prompt of this size."""
     return ContextLengthError(
-        f"The prompt has {size}, and the context holds {context} tokens of prompt and answer together.",
+        f"The prompt has {size}, but the context holds {context} tokens, prompt plus answer.",
         "Shorten it, or start the server with a larger --context.",
     )
 
@@ -227,9 +227,7 @@ def _warnings(body: Mapping[str, Any]) -> tuple[str, ...]:
         close = difflib.get_close_matches(name[:64], CHAT_FIELDS, n=1, cutoff=_CLOSE)
         if close:
             raise UsageError(f"There is no field {shown(name)}.", f"Did you mean {close[0]!r}?")
-    return tuple(
-        f"The field {shown(name)} is not known here, and was ignored." for name in unknown[:_MOST_NAMED]
-    )
+    return tuple(f"Ignored unknown field {shown(name)}." for name in unknown[:_MOST_NAMED])
 
 
 def _config(
@@ -276,7 +274,7 @@ def _config(
 def _stops(value: object, limits: Limits) -> tuple[str, ...]:
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise wrong("stop", value, "a text or a list of texts")
+        raise wrong("stop", value, "a string or a list of strings")
     if len(texts) > limits.stops or any(len(text) > limits.stop_length for text in texts):
         raise UsageError(
             "There are too many stop strings, or one is too long.",
@@ -291,7 +289,7 @@ def _grammar(body: Mapping[str, Any]) -> Grammar | None:
     grammar, schema, form = (body.get(name) for name in ("grammar", "json_schema", "response_format"))
     if grammar not in (None, ""):
         if not isinstance(grammar, str):
-            raise wrong("grammar", grammar, "a text")
+            raise wrong("grammar", grammar, "a string")
         forms.append(Grammar("grammar", grammar))
     if schema is not None:
         forms.append(_schema("json_schema", schema))
@@ -307,7 +305,7 @@ def _grammar(body: Mapping[str, Any]) -> Grammar | None:
         elif kind != "text":
             raise UsageError("response_format must be text, json_object or json_schema.")
     if len(forms) > 1:
-        raise UsageError("Several formats were requested for the answer.", "Ask for one of them.")
+        raise UsageError("Several answer formats were requested.", "Request one of them.")
     return forms[0] if forms else None
 
 
@@ -333,7 +331,7 @@ def _text_prompt(value: object) -> str | list[int]:
         return value
     if isinstance(value, list) and value and all(type(token) is int for token in value):
         return value
-    raise UsageError("The prompt is not one text or list of tokens, or empty.")
+    raise UsageError("prompt must be a non-empty string or list of tokens.")
 
 
 def _logprobs(body: Mapping[str, Any], *, chat: bool) -> int | None:
@@ -346,5 +344,5 @@ def _logprobs(body: Mapping[str, Any], *, chat: bool) -> int | None:
     if boolean(body, "logprobs"):
         return top or 0
     if top:
-        raise UsageError(f"top_logprobs is {top}, and logprobs is not true.", 'Add "logprobs": true.')
+        raise UsageError(f"top_logprobs is {top}, but logprobs is not true.", 'Add "logprobs": true.')
     return None

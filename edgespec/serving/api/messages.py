@@ -22,7 +22,7 @@ def read_messages(value: object, limits: Limits) -> list[Message]:
         UsageError: they have another form.
     """
     if not isinstance(value, list) or not value:
-        raise UsageError("The messages are not a list, or empty.")
+        raise UsageError("messages must be a non-empty list.")
     if len(value) > limits.messages:
         raise UsageError(f"There are {len(value):,} messages.", f"At most {limits.messages:,} are allowed.")
     messages = [_message(message) for message in value]
@@ -41,7 +41,7 @@ def read_tools(body: Mapping[str, Any], *, chat: bool) -> dict[str, Any]:
         boolean(body, "parallel_tool_calls")
         return {}
     if not chat:
-        raise UsageError("Tools are for chats only.", "Leave out 'tools' and 'tool_choice'.")
+        raise UsageError("Only chats can use tools.", "Leave out 'tools' and 'tool_choice'.")
     if given is not None and not isinstance(given, list):
         raise wrong("tools", given, "a list")
     tools: tuple[Tool, ...] = tools_of(given or [])
@@ -83,7 +83,7 @@ def _choice(value: object) -> str:
 def _message(message: object) -> Message:
     role = message.get("role") if isinstance(message, dict) else None
     if not isinstance(message, dict) or not isinstance(role, str) or role not in _ROLES:
-        raise UsageError("A message is wrong.", f"It must have a role: {', '.join(_ROLES)}.")
+        raise UsageError("A message has no valid role.", f"Roles: {', '.join(_ROLES)}.")
     content = message.get("content")
     if isinstance(content, list):
         content = "".join(map(_part, content))
@@ -91,7 +91,7 @@ def _message(message: object) -> Message:
     if content is None and calls:
         content = ""
     if not isinstance(content, str):
-        raise UsageError("A message has no text as its content.")
+        raise UsageError("The content of a message must be a string.")
     result: Message = {"role": _ROLES[role], "content": content}
     if calls:
         if not isinstance(calls, list):
@@ -111,7 +111,7 @@ def _call(call: object) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(call, Mapping) or not isinstance(function, Mapping) or not isinstance(name, str):
-        raise UsageError("A tool call in a message is wrong.", "It must have a function with a name.")
+        raise UsageError("A tool call in a message is invalid.", "It must have a function with a name.")
     arguments = function.get("arguments", "{}")
     if isinstance(arguments, str):
         try:
@@ -119,7 +119,7 @@ def _call(call: object) -> dict[str, Any]:
         except (ValueError, RecursionError):
             arguments = None
     if not isinstance(arguments, dict):
-        raise UsageError(f"The arguments of the call of {shown(name)} are not a JSON object.")
+        raise UsageError(f"The arguments of the call to {shown(name)} are not a JSON object.")
     identifier = call.get("id")
     return {
         "id": identifier if isinstance(identifier, str) else "",
@@ -142,5 +142,5 @@ def _name_results(messages: Sequence[Message]) -> None:
 def _part(part: object) -> str:
     text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
     if not isinstance(text, str):
-        raise UsageError("A part of a message is not text.", "Only text is supported.")
+        raise UsageError("A part of a message is not of type text.", "Send text.")
     return text

@@ -26,9 +26,7 @@ def read_think(body: Mapping[str, Any]) -> str | None:
         raise wrong("chat_template_kwargs", kwargs, "an object")
     for name in kwargs or {}:
         if name not in _KWARGS:
-            raise UsageError(
-                f"chat_template_kwargs has {shown(name)}.", f"It may have {', '.join(_KWARGS)} here."
-            )
+            raise UsageError(f"chat_template_kwargs has {shown(name)}.", f"Supported: {', '.join(_KWARGS)}.")
     own, effort = body.get("think"), body.get("reasoning_effort")
     if own is not None:
         return think_text(own)

@@ -58,7 +58,7 @@ class QueueFull(Refusal):
     """The queue is full."""
 
     def __init__(self) -> None:
-        text = f"Too many requests are waiting already. Try again in {RETRY_S} seconds."
+        text = f"Too many requests are waiting. Try again in {RETRY_S} seconds."
         super().__init__(429, text, "queue_full", retry=True)
 
 

@@ -23,7 +23,7 @@ _INSTEAD |= {"max_completion_tokens": "max_output_tokens", "response_format": "t
 _INSTEAD |= {"reasoning_effort": "reasoning"}
 # These would change the answer, or what can be done with it later.
 _UNSUPPORTED = {
-    "previous_response_id": "Responses are not stored, so going on with one is",
+    "previous_response_id": "Responses are not stored, so continuing one is",
     "conversation": "Responses are not stored, so conversations are",
     "background": "Answering in the background is",
     "top_logprobs": "Log-probabilities are served at /v1/chat/completions; here they are",
@@ -65,7 +65,7 @@ def as_chat(body: object) -> dict[str, Any]:
     instructions = body.get("instructions")
     if instructions is not None:
         if not isinstance(instructions, str):
-            raise wrong("instructions", instructions, "a text")
+            raise wrong("instructions", instructions, "a string")
         messages.insert(0, {"role": "system", "content": instructions})
     chat: dict[str, Any] = {name: body[name] for name in _SAME if name in body}
     chat |= {"messages": messages, "max_tokens": body.get("max_output_tokens")}
@@ -91,7 +91,7 @@ def _messages(value: object) -> list[dict[str, Any]]:
     if isinstance(value, str) and value:
         return [{"role": "user", "content": value}]
     if not isinstance(value, list) or not value:
-        raise UsageError("The input is not a text or a list of messages, or empty.")
+        raise UsageError("input must be a non-empty string or list of messages.")
     messages: list[dict[str, Any]] = []
     thought = ""
     for item in value:
@@ -107,13 +107,13 @@ def _messages(value: object) -> list[dict[str, Any]]:
             output, identifier = _content(item.get("output")), item.get("call_id")
             if output is None or not isinstance(identifier, str):
                 raise UsageError(
-                    "The result of a call is wrong.", "It must have a 'call_id' and an 'output'."
+                    "The result of a call is invalid.", "It must have a 'call_id' and an 'output'."
                 )
             messages.append({"role": "tool", "tool_call_id": identifier, "content": output})
         else:
             raise UsageError(
-                f"The input has an item of the kind {shown(kind)}.",
-                "It may be a message, reasoning, function_call or function_call_output.",
+                f"Input items of type {shown(kind)} are not supported.",
+                "Supported: message, reasoning, function_call and function_call_output.",
             )
         thought = ""
     if not messages:
@@ -161,14 +161,14 @@ def _tools(body: Mapping[str, Any]) -> dict[str, Any]:
             others[shown(kind)] = tool
     if others and not tools:
         raise UsageError(
-            f"A tool of the kind {next(iter(others))} is not supported.",
+            f"Tools of type {next(iter(others))} are not supported.",
             'Functions are: {"type": "function", "name": ..., "parameters": ...}.',
         )
     if isinstance(choice, dict) and choice.get("type") == "function":
         choice = {"type": "function", "function": {"name": choice.get("name")}}
     chat: dict[str, Any] = {"tools": tools} if tools else {}
     chat |= {
-        f"tools of the kind {kind}": tool for kind, tool in others.items()
+        f"tools of type {kind}": tool for kind, tool in others.items()
     }  # which is not known, as the reply says
     return chat if choice is None else chat | {"tool_choice": choice}
 
@@ -176,7 +176,7 @@ def _tools(body: Mapping[str, Any]) -> dict[str, Any]:
 def _text(part: object) -> dict[str, Any]:
     if isinstance(part, dict) and part.get("type") in _TEXTS:
         return {"type": "text", "text": part.get("text")}
-    raise UsageError("A part of the input is not text.", "Only text is supported.")
+    raise UsageError("A part of the input is not of type text.", "Send text.")
 
 
 def _form(value: object) -> dict[str, Any] | None:

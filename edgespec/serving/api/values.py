@@ -45,7 +45,7 @@ def wrong(name: str, value: object, wanted: str) -> UsageError:
 def shown(value: object) -> str:
     """A value for a message, shortened."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 10**40:
-        return "a number of very many digits"
+        return "a very large number"
     if isinstance(value, Sequence | Mapping) and not isinstance(value, str):
         return "a list" if isinstance(value, Sequence) else "an object"
     return reprlib.repr(value)

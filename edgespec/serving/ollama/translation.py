@@ -55,12 +55,12 @@ def generate_as_chat(body: object) -> tuple[dict[str, Any], bool]:
             raise UsageError(f"{name!r} is not supported.", "Leave it out.")
     prompt, system = fields.get("prompt"), fields.get("system")
     if not isinstance(prompt, str):
-        raise wrong("prompt", prompt, "a text")
+        raise wrong("prompt", prompt, "a string")
     settings = _settings(fields)
     if boolean(fields, "raw"):
         return settings | {"prompt": prompt}, True
     if not isinstance(system, str | None):
-        raise wrong("system", system, "a text")
+        raise wrong("system", system, "a string")
     messages = [{"role": "system", "content": system}] if system else []
     return settings | {"messages": [*messages, {"role": "user", "content": prompt}]}, False
 
@@ -83,7 +83,7 @@ def _checked(body: object) -> Mapping[str, Any]:
     if not isinstance(body, dict):
         raise UsageError("The body is not a JSON object.")
     if body.get("images"):
-        raise UsageError("Images are not supported.", "Only text is.")
+        raise UsageError("Images are not supported.", "Send text.")
     return body
 
 
@@ -126,7 +126,7 @@ def _messages(value: object) -> list[dict[str, Any]]:
         if not isinstance(message, dict):
             raise UsageError(f"A message must be an object, not {shown(message)}.")
         if message.get("images"):
-            raise UsageError("Images are not supported.", "Only text is.")
+            raise UsageError("Images are not supported.", "Send text.")
         told: dict[str, Any] = {"role": message.get("role"), "content": message.get("content") or ""}
         if message.get("thinking"):
             told["reasoning_content"] = message["thinking"]

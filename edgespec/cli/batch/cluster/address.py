@@ -37,7 +37,7 @@ class RayAddress:
         if local := re.fullmatch(r"local(?::(\d{1,9}))?", text, re.ASCII):
             engines = int(local[1] or 1)
             if not 1 <= engines <= _MOST_ENGINES:
-                raise UsageError(f"--ray is '{text}'.", f"There can be 1 to {_MOST_ENGINES} local engines.")
+                raise UsageError(f"--ray is '{text}'.", f"local takes 1 to {_MOST_ENGINES} engines.")
             return cls(engines=engines)
         if text.startswith("ray://"):
             raise UsageError(

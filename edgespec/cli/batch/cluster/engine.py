@@ -130,7 +130,7 @@ class ClusterEngine:
                 pass  # there are no events, because nothing was asked yet
             if not said and time.monotonic() - start > _LONG_S and self._none_began():
                 said = True
-                self._terminal.note("The processors of all nodes are in use by other programs: waiting.")
+                self._terminal.note("Waiting: other programs use the processors of all nodes.")
 
     def stream_many(
         self, source: RequestSource | Iterable[Request], *, parallel: int | None = None
@@ -198,7 +198,7 @@ class ClusterEngine:
             )
         raise EdgeSpecError(
             f"All nodes of the Ray cluster {self._cluster.where} have ended.",
-            "What was written to --output is kept: run the same command again to go on.",
+            "The results in --output are kept; run the same command again to continue.",
         )
 
     def _none_began(self) -> bool:
@@ -241,7 +241,7 @@ class ClusterEngine:
     def _load(self, worker: _NodeWorker, version: str) -> None:
         if version != __version__:
             raise EdgeSpecError(
-                f"Node {worker.slot.name} has EdgeSpec {version}, and this machine {__version__}.",
+                f"Node {worker.slot.name} has EdgeSpec {version}, but this machine has {__version__}.",
                 "Install the same version everywhere.",
             )
         call = worker.actor.load.remote(self._loading)
@@ -256,7 +256,7 @@ class ClusterEngine:
             self._facts = facts
         elif facts.model.digest != self._facts.model.digest:
             raise EdgeSpecError(
-                f"Node {name} has another model under this name than the other nodes.",
+                f"The model of this name on node {name} differs from that of the other nodes.",
                 "Copy the same file to every node.",
             )
         for line in facts.warnings:
@@ -284,12 +284,12 @@ class ClusterEngine:
         if worker.facts is None:
             self._check_start(worker, why)
         again, given_up = self._dispatch.leave(worker)
-        others = f" Others answer its {count(len(again), 'line')}." if again else ""
-        self._terminal.warn(f"Node {worker.slot.name} was lost.{others}")
+        others = f" Other nodes will answer its {count(len(again), 'line')}." if again else ""
+        self._terminal.warn(f"Lost node {worker.slot.name}.{others}")
         self._terminal.detail(why)
         self._recruited = float("-inf")
         for task in given_up:
-            error = f"{MOST_LOSSES} nodes ended while they answered this line."
+            error = f"{MOST_LOSSES} nodes crashed on this line."
             yield Event(task.request, error=EdgeSpecError(error))
 
     def _check_start(self, worker: _NodeWorker, why: str) -> None:

@@ -190,8 +190,8 @@ def _imported() -> Any:
         import ray.exceptions
     except ImportError as error:
         raise UsageError(
-            f"--ray needs the package ray, which cannot be imported: {error}.",
-            "Install it: pip install 'edgespec[ray]'. Every machine of the cluster needs it.",
+            f"--ray needs the package ray, but importing it failed: {error}.",
+            "Install it: pip install 'edgespec[ray]'. Install it on every machine of the cluster.",
         ) from error
     return ray
 
@@ -212,7 +212,7 @@ def _check_head(address: RayAddress) -> None:
             f"There is no Ray cluster at {address.address}: {error.strerror or error}.", hint
         ) from error
     if len(answer) < _FRAME_HEADER or answer[3] != _SETTINGS_FRAME:
-        raise EdgeSpecError(f"What listens at {address.address} is no Ray cluster.", hint)
+        raise EdgeSpecError(f"{address.address} is not a Ray cluster.", hint)
 
 
 def _cannot_be_joined(address: RayAddress, error: Exception) -> EdgeSpecError:
@@ -220,8 +220,8 @@ def _cannot_be_joined(address: RayAddress, error: Exception) -> EdgeSpecError:
         return EdgeSpecError(f"Ray cannot be started on this machine: {_last_line(error)}")
     return EdgeSpecError(
         f"The Ray cluster {_where(address)} cannot be joined: {_last_line(error)}",
-        "Run this on a machine of the cluster (ray start --address HOST:PORT), with the versions of Ray and "
-        "Python that the cluster has, and its token if it has one.",
+        "Run this on a machine of the cluster (ray start --address HOST:PORT), with the cluster's "
+        "versions of Ray and Python, and its token if it has one.",
     )
 
 

@@ -56,9 +56,7 @@ def read_results(path: Path, hint: str) -> Iterator[tuple[int, EarlierResult | N
             try:
                 result = read_record(json.loads(line))
             except (ValueError, OverflowError, RecursionError, TypeError, LookupError) as error:
-                raise OutputError(
-                    f"{path} holds something other than results on line {number}.", hint
-                ) from error
+                raise OutputError(f"Line {number} of {path} is not a result.", hint) from error
             yield at, result
             at += len(line)
 

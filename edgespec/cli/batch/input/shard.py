@@ -30,7 +30,9 @@ class Shard:
         """
         found = re.fullmatch(r"\s*(\d{1,9})\s*/\s*(\d{1,9})\s*", text, re.ASCII)
         if found is None:
-            raise UsageError(f"--shard is '{text}'.", "Write which one of how many it is, such as 2/8.")
+            raise UsageError(
+                f"--shard is '{text}'.", "Write the number of the shard and of all shards, such as 2/8."
+            )
         number, count = map(int, found.groups())
         if not 1 <= number <= count:
             raise UsageError(f"--shard is '{text}'.", f"Shards of {count} are 1/{count} to {count}/{count}.")

@@ -120,7 +120,7 @@ class Merger:
             more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
             raise UsageError(
                 f"{count(len(missing), 'line')} of {self.input_name} have no complete result: {shown}{more}.",
-                "Run the shards again that are not finished: they go on where they stopped.",
+                "Run the unfinished shards again; they resume where they stopped.",
             )
 
     def _check_models(self, results: Sequence[_FoundResult]) -> None:
@@ -132,7 +132,7 @@ class Merger:
             (first, second) = sorted(by_model.values(), key=min)[:2]
             raise UsageError(
                 f"{self.parts[min(first)]} and {self.parts[min(second)]} were written by different models.",
-                "Answer the lines of one of them again, with the model of the other.",
+                "Run one of the shards again with the model of the other.",
             )
 
 

@@ -44,7 +44,7 @@ class ResultFile:
         except OSError as error:
             if not path.parent.exists():
                 raise OutputError(
-                    f"{name} cannot be written: there is no folder {path.parent}.", "Make the folder first."
+                    f"{name} cannot be written: there is no folder {path.parent}.", "Create the folder first."
                 ) from error
             raise OutputError(
                 f"{name} cannot be written: {error.strerror}.", "Give another name to --output."

@@ -71,7 +71,7 @@ class EarlierAnswers:
         if was is None and not self._noted:
             self._noted = True
             self._terminal.note(
-                f"Some answers in {self._file.results.name} do not say which model, prompt and settings they "
+                f"Some answers in {self._file.results.name} lack the model, prompt and settings they "
                 "were made with; they are kept as they are."
             )
         now = compact(origin.fingerprint)
@@ -83,9 +83,9 @@ class EarlierAnswers:
 
     def _made_otherwise(self, first: str, changed: int) -> UsageError:
         assert self._file is not None
-        many = f"{changed} answers that were" if changed > 1 else "an answer that was"
-        more = ", first" if changed > 1 else ""
+        many = f"{changed} answers" if changed > 1 else "an answer"
+        where = f"starting at {first}" if changed > 1 else f"at {first}"
         return UsageError(
-            f"{self._file.results.name} holds {many} made with something else{more} for {first}.",
+            f"{self._file.results.name} has {many} made with different settings, {where}.",
             "Give another name to --output, or --overwrite to answer such lines again.",
         )

@@ -65,9 +65,7 @@ class Collector:
                 self._file.append(answer.to_bytes())
         except OSError as error:
             self._failed = True
-            self._on_failure(
-                f"{self.path} cannot be written: {error.strerror or error}. Nothing more is collected."
-            )
+            self._on_failure(f"{self.path} cannot be written: {error.strerror or error}. Collecting stopped.")
 
     def _new_file(self) -> BlockFile:
         self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -76,16 +76,16 @@ def read_prompts(path: Path) -> list[Prompt]:
             raise UsageError(f"{path} is larger than {_MOST_BYTES >> 20} MiB.", "Give a smaller file.")
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}.", "Give a file of prompts.") from error
+        raise UsageError(f"{path} cannot be read: {error.strerror}.", "Name a file of prompts.") from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is no text in UTF-8.", "Give one prompt a line.") from error
+        raise UsageError(f"{path} is not UTF-8 text.", "Write one prompt per line.") from error
     found: dict[str, Prompt] = {}  # by text: what is held out must not be learned from under another category
     for number, line in enumerate(lines, 1):
         if line.strip():
             prompt = _read_line(path, number, line)
             found.setdefault(prompt.text, prompt)
     if not found:
-        raise UsageError(f"{path} holds no prompts.", "Give one prompt a line.")
+        raise UsageError(f"{path} contains no prompts.", "Write one prompt per line.")
     return list(found.values())
 
 
@@ -99,7 +99,7 @@ def _read_line(path: Path, number: int, line: str) -> Prompt:
     prompt = record.get("prompt") if isinstance(record, dict) else None
     if not isinstance(prompt, str) or not prompt.strip():
         raise UsageError(
-            f'Line {number} of {path} has no "prompt".', "Give plain text, or JSON with a prompt."
+            f'Line {number} of {path} has no "prompt".', 'Write plain text, or JSON with a "prompt".'
         )
     return Prompt(prompt, str(record.get("category", OWN)))
 

@@ -75,7 +75,7 @@ def export(
     )
     partial = output.with_name(f"{output.name}.partial")
     whole = output.with_name(f"{output.stem}-f16.gguf")
-    with writing_to(output, "Make room on that disk."):
+    with writing_to(output, "Free some space on that disk."):
         if direct:
             with atomic_large_write(output, partial):
                 kind = Kind.Q8_0 if quantization == FINE else None

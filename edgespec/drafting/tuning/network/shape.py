@@ -138,7 +138,7 @@ class _ArchitectureSettings:
     def count(self, key: str, default: int | None = None) -> int:
         value = self.get(key, default)
         if not isinstance(value, int) or value < 1:
-            raise _refused(self._name, f"its {key} is not one number for all layers")
+            raise _refused(self._name, f"its {key} differs between layers")
         return value
 
 

@@ -64,7 +64,7 @@ def check_tunable(header: GGUFHeader) -> NetworkShape:
     """
     if len(split_paths(header)) > 1:
         raise BackendError(
-            f"{header.path.name} is in several files, and cannot be tuned.",
+            f"{header.path.name} is split into several files, which cannot be tuned.",
             "Name a drafter in a single file.",
         )
     return shape_of(header.metadata, {tensor.name for tensor in header.tensors}, header.path.name)
@@ -85,7 +85,7 @@ def load_weights(path: Path) -> ModelWeights:
         except NotImplementedError as error:
             raise ModelFileError(
                 f"{tensor.name} of {path.name} is {tensor.tensor_type.name}, which cannot be read.",
-                "Name a drafter of another quantization.",
+                "Name a drafter with another quantization.",
             ) from error
         weights[tensor.name] = np.array(values, dtype=np.float32)
     return ModelWeights(shape, weights)

@@ -77,18 +77,16 @@ def require_assistant_fits(assistant: Assistant, target: ModelFiles) -> None:
     made = f"The assistant {assistant.name} was made for another target than {header.path.name}: "
     if header.architecture != TARGET:
         raise PairingError(
-            f"{made}it drafts for models of the architecture {TARGET}, and this is {header.architecture}.",
+            f"{made}it drafts for the architecture {TARGET}, not {header.architecture}.",
             _HINT,
         )
     width = as_count(header.metadata.get(f"{TARGET}.embedding_length"))
     if assistant.target_width != width:
-        raise PairingError(
-            f"{made}it reads states of {assistant.target_width} elements, and these have {width}.", _HINT
-        )
+        raise PairingError(f"{made}it reads states of {assistant.target_width} elements, not {width}.", _HINT)
     last = (header.block_count or 0) - 1
     if _array(header, "attention.sliding_window_pattern", [last - 1, last]) not in ([1, 0], None):
         raise PairingError(
-            f"{made}it looks at a layer with a sliding window and one without, which must be the last two.",
+            f"{made}it reads one layer with a sliding window and one without, which must be the last two.",
             _HINT,
         )
     own = assistant.header
@@ -141,7 +139,7 @@ def _described(heads: int | None, length: int | None) -> str:
 def _count(header: GGUFHeader, key: str) -> int:
     value = as_count(header.metadata.get(f"{header.architecture}.{key}"))
     if not value:
-        _damaged(header, f"it does not say its {key.replace('_', ' ')}")
+        _damaged(header, f"it lacks its {key.replace('_', ' ')}")
     return value
 
 

@@ -108,7 +108,7 @@ def read_block_head(header: GGUFHeader) -> BlockHead:
         )
     layers = header.metadata.get(f"{BLOCK_ARCHITECTURE}.target_layers")
     if not isinstance(layers, ArrayInfo) or not layers.values:
-        damaged(header, "it does not say which layers of its target it reads")
+        damaged(header, "it does not name the layers of its target that it reads")
     width = count_of(header, "embedding_length")
     tensors = {tensor.name: tensor for tensor in header.tensors}
     require_shape(header, tensors, "fc.weight", (len(layers.values) * width, width))
@@ -123,7 +123,7 @@ def read_block_head(header: GGUFHeader) -> BlockHead:
         _check_selector(header, width)
     elif kind is BlockKind.DSPARK:
         if "markov_w2.scale" in tensors:
-            damaged(header, "its Markov head has a scale of its own, which is not supported")
+            damaged(header, "its Markov head has its own scale, which is not supported")
         rank = tensors["markov_w1.weight"].shape[0]
         require_shape(header, tensors, "markov_w1.weight", (rank, header.n_vocab))
         require_shape(header, tensors, "markov_w2.weight", (rank, n_drafted))
@@ -150,7 +150,7 @@ def mask_token(header: GGUFHeader) -> int:
     """
     token = as_count(header.metadata.get("tokenizer.ggml.mask_token_id"))
     if token is None or token >= header.n_vocab:
-        damaged(header, "it does not say which token masks the positions to predict")
+        damaged(header, "it does not name the token that masks the positions to predict")
     return token
 
 
@@ -164,7 +164,9 @@ def _block_size(header: GGUFHeader) -> int:
     size = as_count(header.metadata[key]) if key in header.metadata else _USUAL_BLOCK
     mask_token(header)
     if size is None or not 2 <= size <= MOST_BLOCK:
-        damaged(header, f"it drafts blocks of {header.metadata.get(key)} tokens, and 2 to {MOST_BLOCK} work")
+        damaged(
+            header, f"it drafts blocks of {header.metadata.get(key)} tokens; 2 to {MOST_BLOCK} are supported"
+        )
     return size
 
 
@@ -175,7 +177,7 @@ def _check_selector(header: GGUFHeader, width: int) -> None:
     for key in ("conv_kernel_size", "selector_rank", "block_size"):
         count_of(header, key)
     if width % group or top_k * (top_k + 1) > width:
-        damaged(header, "its sizes contradict one another")
+        damaged(header, "its sizes contradict each other")
 
 
 def _flag(header: GGUFHeader, key: str, *, usual: bool) -> bool:

@@ -67,7 +67,7 @@ def read_head(header: GGUFHeader) -> DraftHead:
     """
     layers = header.metadata.get(f"{ARCHITECTURE}.target_layers")
     if not isinstance(layers, ArrayInfo) or not layers.values:
-        damaged(header, "it does not say which layers of its target it reads")
+        damaged(header, "it does not name the layers of its target that it reads")
     target_width = count_of(header, "target_hidden_size")
     width = count_of(header, "embedding_length")
     if count_of(header, "block_count") != 1:
@@ -102,21 +102,21 @@ def require_fit(head: DraftHead, target: ModelFiles) -> None:
     hint = "Name a head that was trained for this model, or an ordinary drafter."
     if head.target_width != width:
         raise PairingError(
-            f"{made}it reads hidden states of {head.target_width} elements, and these have {width}.", hint
+            f"{made}it reads hidden states of {head.target_width} elements, not {width}.", hint
         )
     if min(head.layers) < 1 or max(head.layers) >= layers:
         wanted = ", ".join(map(str, head.layers))
         raise PairingError(
-            f"{made}it reads the layers {wanted}, of which the first is 0, and there are {layers}.", hint
+            f"{made}it reads the layers {wanted} (the first is 0), but there are {layers}.", hint
         )
     if header.n_vocab > head.header.n_vocab:
         raise PairingError(
-            f"{made}it knows {head.header.n_vocab} tokens, and the target has {header.n_vocab}.", hint
+            f"{made}it knows {head.header.n_vocab} tokens, but the target has {header.n_vocab}.", hint
         )
     borrows = head.borrows_embedding or head.borrows_output
     if borrows and head.width != width:
         raise PairingError(
-            f"{made}it has no matrix of its own for its {head.width} elements, and borrows those of {width}.",
+            f"{made}it has no matrix for its {head.width} elements and borrows those of {width}.",
             hint,
         )
     tensors = {tensor.name: tensor for part in target.headers for tensor in part.tensors}
@@ -124,7 +124,7 @@ def require_fit(head: DraftHead, target: ModelFiles) -> None:
     output = tensors.get("output.weight", embedding)
     rows = [matrix.shape[1] for matrix in (embedding, output) if matrix is not None]
     if borrows and (len(rows) < 2 or (head.borrows_output and rows[1] != head.n_drafted)):
-        raise PairingError(f"{made}it borrows matrices that the target does not have like that.", hint)
+        raise PairingError(f"{made}it borrows matrices that the target stores differently.", hint)
     _check_table(head)
 
 
@@ -143,7 +143,7 @@ def _check_table(head: DraftHead) -> None:
     if ids.min() < 0 or ids.max() >= head.header.n_vocab or len(np.unique(ids)) < len(ids):
         damaged(
             head.header,
-            "its table of drafted tokens (d2t) holds no ids of different tokens; in some files it holds "
+            "its table of drafted tokens (d2t) does not hold distinct token ids; in some files it holds "
             "offsets, which llama.cpp does not read",
         )
 
@@ -186,7 +186,7 @@ def count_of(header: GGUFHeader, key: str) -> int:
     """
     value = as_count(header.metadata.get(f"{header.architecture}.{key}"))
     if not value:
-        damaged(header, f"it does not say its {key.replace('_', ' ')}")
+        damaged(header, f"it lacks its {key.replace('_', ' ')}")
     return value
 
 

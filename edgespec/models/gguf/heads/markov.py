@@ -75,7 +75,7 @@ class MarkovHead:
         return matrix.numbers(data)
 
     def _unreadable(self) -> ModelFileError:
-        return ModelFileError(f"{self._path} cannot be read any more.", "Check that the file is still there.")
+        return ModelFileError(f"{self._path} can no longer be read.", "Check that the file is still there.")
 
 
 class _Matrix:

@@ -75,7 +75,7 @@ def mtp_fault(files: ModelFiles) -> str:
     header = files.headers[0]
     if files.mtp is None:
         if mtp_count(header):
-            return "its header tells of an MTP layer, but the file lacks the layer's weights"
+            return "its header declares an MTP layer, but the file lacks the layer's weights"
         return "it has no layer for multi-token prediction (MTP)"
     return graph_fault(header.architecture, files.mtp.n_layers)
 

@@ -100,16 +100,12 @@ def require_mtp_file_fits(layers: MTPFile, target: ModelFiles) -> None:
     own, header = layers.headers[0], target.headers[0]
     made = f"The MTP layer in {own.path.name} was made for another target than {header.path.name}: "
     if own.architecture != header.architecture:
-        raise PairingError(
-            f"{made}its architecture is {own.architecture}, and this one's is {header.architecture}.", _HINT
-        )
+        raise PairingError(f"{made}its architecture is {own.architecture}, not {header.architecture}.", _HINT)
     if layers.width != (width := _width(header)):
-        raise PairingError(
-            f"{made}it reads states of {layers.width} elements, and these have {width}.", _HINT
-        )
+        raise PairingError(f"{made}it reads states of {layers.width} elements, not {width}.", _HINT)
     n_layers = (header.block_count or 0) - mtp_count(header)
     if layers.n_before != n_layers:
-        raise PairingError(f"{made}it follows {layers.n_before} layers, and there are {n_layers}.", _HINT)
+        raise PairingError(f"{made}it follows {layers.n_before} layers, but there are {n_layers}.", _HINT)
 
 
 def _width(header: GGUFHeader) -> int:

@@ -57,11 +57,11 @@ def mix(
     if free < needed:
         raise OutputError(
             f"'{destination}' would take {needed:,} bytes, and {free:,} are free there.",
-            "Ask for fewer experts, or choose another disk.",
+            "Use fewer experts, or choose another disk.",
         )
     partial = destination.with_name(destination.name + ".partial")
     with (
-        writing_to(f"'{destination}'", "Is there room on the disk?"),
+        writing_to(f"'{destination}'", "Check the free disk space."),
         atomic_large_write(destination, partial),
     ):
         _write(reader, partial, source, routers, n_used, on_progress)
@@ -79,9 +79,9 @@ def check_can_mix(reader: gguf.GGUFReader, source: Path) -> None:
     dense = any(_FEED_FORWARD.fullmatch(tensor.name) for tensor in reader.tensors)
     if architecture != _ARCHITECTURE or not dense:
         raise ModelFileError(
-            f"No mixture of experts can be made of '{source}': it is a {architecture or 'nameless model'}"
+            f"Cannot make a mixture of experts from '{source}': it is a {architecture or 'nameless model'}"
             f"{'' if dense else ' without dense feed-forward blocks'}.",
-            "Take a dense llama, such as the default model.",
+            "Use a dense llama, such as the default model.",
         )
 
 

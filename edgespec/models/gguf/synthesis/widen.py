@@ -79,7 +79,7 @@ def widen(
     if not wide:
         raise ModelFileError(
             f"'{source}' has no dense feed-forward blocks to widen.",
-            "Take a model that has, such as a llama.",
+            "Use one that has some, such as a llama.",
         )
     for tensor in wide:
         if tensor.tensor_type not in _BLOCKS:
@@ -93,8 +93,8 @@ def widen(
     extra = round((target_bytes - source.stat().st_size) / a_unit / _STEP) * _STEP
     if extra <= 0:
         raise UsageError(
-            f"'{source}' has {source.stat().st_size} bytes already, and {target_bytes} were asked for.",
-            "Ask for more.",
+            f"'{source}' has {source.stat().st_size} bytes; {target_bytes} must be larger.",
+            "Use a larger size.",
         )
     _check_room(destination, target_bytes)
     partial = destination.with_name(destination.name + ".partial")
@@ -104,7 +104,7 @@ def widen(
             on_progress(f"Writing {destination.name}", fraction)
 
     with (
-        writing_to(f"'{destination}'", "Is there room on the disk?"),
+        writing_to(f"'{destination}'", "Check the free disk space."),
         atomic_large_write(destination, partial),
     ):
         _write(reader, partial, source, {key: units + extra}, extra, report)
@@ -119,7 +119,7 @@ def _check_room(destination: Path, n_bytes: int) -> None:
     if free < n_bytes:
         raise OutputError(
             f"'{destination}' would take {n_bytes:,} bytes, and {free:,} are free there.",
-            "Ask for a smaller --size, or choose another disk.",
+            "Lower --size, or choose another disk.",
         )
 
 

@@ -75,7 +75,7 @@ def tree_fault(
     at = len(rows)
     for found, wanted in ((first, (expected[:at], outputs[:at])), (second, (expected[at:], outputs[at:]))):
         if not all(near(*pair) for pair in zip(found, wanted, strict=True)):
-            return "its decoder of heads computes something else than is expected"
+            return "its decoder of heads computes unexpected values"
     return ""
 
 

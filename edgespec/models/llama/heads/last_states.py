@@ -73,4 +73,4 @@ class LastStates:
         finally:
             context.clear()
         if not shown:
-            raise BackendError("This model does not show its last states, which its drafter reads.")
+            raise BackendError("This model does not expose the last states that its drafter reads.")

@@ -55,7 +55,7 @@ def _tried_fault(family: HeadFamily) -> str:
     if verdict.why == "time":
         raise InconclusiveTrial(subject, f"took more than {_MOST_S:.0f} s of processor time")
     if verdict.answer is None:
-        return f"trying one, it ends by {verdict.detail}"
+        return f"it crashed while trying one: {verdict.detail}"
     return str(verdict.answer.get("error", ""))
 
 

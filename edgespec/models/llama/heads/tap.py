@@ -72,7 +72,7 @@ class LayerTap:
         layer = self._names[ggml.name_of(node)]
         values = ggml.read_rows(node)
         if values is None or values.shape[1] != self._width:
-            raise BackendError(f"The hidden states of layer {layer} are laid out in a way that is not known.")
+            raise BackendError(f"The hidden states of layer {layer} have an unknown layout.")
         self._found[layer].append(values)
 
     def end(self, *, completed: bool) -> None:
@@ -89,7 +89,7 @@ class LayerTap:
         parts = [np.concatenate(found) for layer in self._layers if (found := self._found.get(layer))]
         if len(parts) < len(self._layers) or len({len(part) for part in parts}) > 1:
             raise BackendError(
-                "This model does not show its hidden states, which the head reads.",
+                "This model does not expose the hidden states that the head reads.",
                 f"Leave out {named('draft')}, or name an ordinary drafter.",
             )
         return np.concatenate(parts, axis=1)
@@ -105,4 +105,6 @@ class LayerTap:
         finally:
             context.clear()
         if len(self.rows()) < 2:
-            raise BackendError("This model shows the hidden states of some rows only, and a head needs all.")
+            raise BackendError(
+                "This model exposes the hidden states of some rows only, but a head needs all."
+            )

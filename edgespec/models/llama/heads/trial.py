@@ -59,6 +59,6 @@ def _compare(folder: Path) -> str:
         reference = ReferenceHead(SHAPE, weights, embedding)
         features = small.encode(hidden)
         if not near(features, reference.encode(hidden)):
-            return "its encoder of heads computes something else than is expected"
+            return "its encoder of heads computes unexpected values"
         children = [int(drafted[3]), int(drafted[7])]
         return tree_fault(small, reference, _TEXT, children, features[:-1], drafted)

@@ -25,6 +25,6 @@ def load_adapter(model: Model, path: Path) -> Any:
     if not handle:
         raise ModelFileError(
             f"The LoRA adapter '{path}' cannot be applied to '{model.path.name}': {log.cause()}.",
-            "Use one that was made for this model.",
+            "Use an adapter made for this model.",
         )
     return handle

@@ -48,7 +48,7 @@ class LogLines:
 
     def cause(self) -> str:
         """The first error line; later ones only repeat it."""
-        return one_line(self.errors[0]).rstrip(".") if self.errors else "it gave no reason"
+        return one_line(self.errors[0]).rstrip(".") if self.errors else "no reason given"
 
     @property
     def memory_ran_out(self) -> bool:

@@ -39,9 +39,7 @@ class NoRoomInCache(ContextLengthError):
     """
 
     def __init__(self, n_cells: int) -> None:
-        super().__init__(
-            f"The cache of {n_cells} cells has no room for another pass.", f"Raise {named('context')}."
-        )
+        super().__init__(f"The cache of {n_cells} cells is full.", f"Raise {named('context')}.")
 
 
 class BranchesFailed(BackendError):
@@ -173,8 +171,8 @@ class Context:
         if not self._memory_handle:
             if self._handle:
                 raise BackendError(
-                    f"{self.model.path.name} keeps no cache of a text: it is an encoder or a diffusion "
-                    "model, which does not write token after token.",
+                    f"{self.model.path.name} keeps no KV cache: it is an encoder or a diffusion "
+                    "model, which does not write token by token.",
                     "Name another model.",
                 )
             raise self._closed()
@@ -197,7 +195,7 @@ class Context:
         with log_lines() as log:
             refused = llama_cpp.llama_set_adapters_lora(self.handle, handles, len(adapters), scales)
         if refused:
-            raise BackendError(f"llama.cpp refuses the LoRA adapters: {log.cause()}.")
+            raise BackendError(f"llama.cpp rejects the LoRA adapters: {log.cause()}.")
 
     def watch_own(self) -> Callable[[], bool]:
         """Begin to watch who computes products and attention in this context; see NodePlanner.watch."""
@@ -362,7 +360,7 @@ class Context:
     def restore(self, sequence: int, state: ctypes.Array[ctypes.c_uint8]) -> None:
         """Restore a saved state, into consecutive cells."""
         if llama_cpp.llama_state_seq_set_data(self.handle, state, len(state), sequence) == 0:
-            raise BackendError("llama.cpp could not put the state of the conversation back.")
+            raise BackendError("llama.cpp could not restore the state of the conversation.")
         self._require_weights()
 
     def _require_weights(self) -> None:

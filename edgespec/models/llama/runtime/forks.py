@@ -45,16 +45,16 @@ def check_computing() -> None:
     """
     if _lost:
         raise BackendError(
-            "llama.cpp cannot compute here: this process was forked from one in which it had computed.",
-            "Start the process anew, for example with multiprocessing's 'spawn' method.",
+            "llama.cpp cannot compute here: this process was forked from one that had used llama.cpp.",
+            "Start a new process instead, for example with multiprocessing's 'spawn' method.",
         )
 
 
 def refusal() -> BackendError:
     """The error for using a model that was loaded before the fork."""
     return BackendError(
-        "The model was loaded before this process was forked, and works in the original process only.",
-        "Load it in a process that was started anew, for example with multiprocessing's 'spawn' method.",
+        "The model was loaded before this process was forkedand works in the original process only.",
+        "Load it in the new process, for example with multiprocessing's 'spawn' method.",
     )
 
 

@@ -155,7 +155,7 @@ class Model:
         if not self._handle and (failure := self.weights.failure()) is not None:
             raise failure
         if not self._handle and log.memory_ran_out:
-            raise MemoryLimitError(f"The system refused memory for '{path.name}': {log.cause()}.")
+            raise MemoryLimitError(f"Not enough memory for '{path.name}': {log.cause()}.")
         if not self._handle:
             raise ModelFileError(
                 f"llama.cpp cannot load '{path}': {log.cause()}.",
@@ -165,7 +165,7 @@ class Model:
             if not may_be_rewritten and _states_now(self._files) != self.states:
                 raise ModelFileError(
                     f"'{path}' was changed while it was being loaded.",
-                    "Let its download or copy finish first.",
+                    "Wait until its download or copy has finished.",
                 )
             self.vocabulary = Vocabulary(llama_cpp.llama_model_get_vocab(self._handle))
             self.weights.loaded()
@@ -186,7 +186,7 @@ class Model:
             return None
         return ModelFileError(
             f"'{self.path}' was changed, moved or removed while the model was in use.",
-            "Its weights are read from the file, so they may be different now: load the model again.",
+            "Its weights are read from that file; load the model again.",
         )
 
     @property

@@ -82,13 +82,13 @@ def require_loadable(
     failure = remembered(place, _Verdict.from_json, try_out, asdict).failure
     if failure and mtp:
         raise UsageError(
-            f"The MTP layer of {headers[0].path.name} cannot draft: llama.cpp ends by {failure} when it "
-            "computes the layer.",
+            f"The MTP layer of {headers[0].path.name} cannot draft: llama.cpp fails on the layer "
+            f"({failure}).",
             f"Leave out {named('draft', 'mtp')}, or get another conversion of the model.",
         )
     if failure:
         raise ModelFileError(
-            f"llama.cpp ends by {failure} when it loads {headers[0].path}.",
+            f"llama.cpp fails to load {headers[0].path} ({failure}).",
             "It is damaged or made for another llama.cpp. Download it again, or get another conversion.",
         )
     for header in headers:
@@ -144,13 +144,13 @@ def _try_out(header: GGUFHeader, beside: GGUFHeader | None, most_s: float, *, mt
         stack_bytes=8 << 20,
     )
     if verdict.why == "time":
-        return _Verdict("running without end")
+        return _Verdict("it does not finish")
     if verdict.answer is None:
         return _Verdict(verdict.detail)
     # What llama.cpp refuses, it will refuse again; but a model may be of use without further layers.
     error = str(verdict.answer.get("error", "")) if mtp else ""
     if error:
-        return _Verdict(f"refusing it ({error.rstrip('.')})")
+        return _Verdict(error.rstrip("."))
     return _Verdict("", tuple(verdict.answer.get("order", ())))
 
 

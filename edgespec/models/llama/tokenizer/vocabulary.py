@@ -155,7 +155,7 @@ class Vocabulary:
         longest = most * self._longest_token
         if len(text) > longest:  # every character has at least one byte
             raise ContextLengthError(
-                f"The prompt has {len(text):,} characters, and {most:,} tokens hold {longest:,} at most.",
+                f"The prompt has {len(text):,} characters; {most:,} tokens hold at most {longest:,}.",
                 f"Shorten it, or raise {named('context')}.",
             )
 
@@ -223,7 +223,7 @@ class Vocabulary:
     def _within(tokens: list[int], most: int | None) -> list[int]:
         if most is not None and len(tokens) > most:
             raise ContextLengthError(
-                f"The prompt has more than {most:,} tokens, several times what the context holds.",
+                f"The prompt has more than {most:,} tokens, several times the context.",
                 f"Shorten it, or raise {named('context')}.",
             )
         return tokens

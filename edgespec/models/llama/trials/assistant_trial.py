@@ -92,7 +92,7 @@ def _compare(folder: Path) -> str:
             cache.commit(0, 0, used_paths=1, n_rows=2)
             cache.append(TokenBatch.run(text[-3:], cache.length, cache.open_paths, "all"), 8)
             if not near(states.rows()[:3], reference.read(text).states[-3:]):
-                return "a Gemma 4 computes something else than is expected"
+                return "a Gemma 4 computes unexpected values"
         features = np.stack([reference.read(text).states[-1] for text in _TEXTS])
         before = [cache.save(0, cache.length) for cache in caches]
         for _ in range(2):  # what was drafted leaves nothing behind
@@ -138,5 +138,5 @@ def _drafts_otherwise(
             *((part[2 * at : 2 * at + 2], other) for part, other in zip(below, expected, strict=True)),
         ):
             if not near(found, wanted):
-                return "an assistant computes something else than is expected"
+                return "an assistant computes unexpected values"
     return ""

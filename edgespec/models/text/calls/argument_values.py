@@ -86,7 +86,7 @@ def listed_parameters(tool: Tool) -> dict[str, Any]:
     if any(key in schema for key in ("$ref", "anyOf", "oneOf", "allOf", "not", "if", "patternProperties")):
         raise UsageError(
             f"The schema of the tool {tool.name} does not list its arguments as 'properties'.",
-            "This model writes them one by one, so write them out there.",
+            "This model writes arguments one by one; list them there.",
         )
     return {name: {} for name in schema.get("required", ())} | dict(schema.get("properties", {}))
 

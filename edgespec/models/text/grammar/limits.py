@@ -48,7 +48,7 @@ def check(grammar: Grammar) -> None:
         )
     if grammar.kind == "json_schema" and (depth := _json_depth(grammar.text)) > MOST_DEPTH:
         raise GrammarError(
-            f"The {name} is nested {depth} levels deep; at most {MOST_DEPTH} can be used.",
+            f"The {name} is nested {depth} levels deep; the limit is {MOST_DEPTH}.",
             'Flatten it with "$defs" and "$ref".',
         )
 
@@ -94,10 +94,10 @@ def source_of(grammar: Grammar) -> str:
 def wrong(grammar: Grammar, reason: str) -> GrammarError:
     """The error for a grammar that llguidance refused, quoting its reason."""
     name = NAMES[grammar.kind]
-    first = reason.strip().splitlines()[0].rstrip(".") if reason.strip() else "llguidance refused it"
+    first = reason.strip().splitlines()[0].rstrip(".") if reason.strip() else "llguidance rejected it"
     if len(first) > 300:
         first = first[:297] + "..."
-    return GrammarError(f"The {name} is wrong: {first}.", "Correct it.")
+    return GrammarError(f"The {name} is invalid: {first}.", "Correct it.")
 
 
 def _without_schemas(text: str) -> tuple[str, list[str]]:
