@@ -226,10 +226,13 @@ class ModelKernels:
         return cls(kernel_layouts(sequences_with_states=sequences_with_states), instruction_set())
 
     def new_planner(self) -> NodePlanner | None:
-        """Return a planner for a context of the model; None if ggml alone plans its nodes."""
-        if all(layout.name != OWN for layout in self.layouts):
+        """Return a planner for a context of the model; None if EdgeSpec's own kernels are not plugged in."""
+        if all(layout.name != OWN for layout in available_layouts()):
             return None
-        return library.load().new_planner(self.instruction_set)
+        own = library.load()
+        if all(layout.name != OWN for layout in self.layouts):
+            return own.leave_to_ggml()
+        return own.new_planner(self.instruction_set)
 
     @contextmanager
     def offered(self) -> Iterator[None]:

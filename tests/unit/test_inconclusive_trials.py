@@ -36,6 +36,7 @@ from edgespec.models.text.grammar.matchers import check_grammar
 from edgespec.processes import trial
 from edgespec.profiles.store import ProfileStore
 from edgespec.progress import no_progress
+from edgespec.serving.api.refusals import refusal_for
 from tests.fuzz.headers import STRING, Entry, small_model
 from tests.tiny import write_tiny
 from tests.tiny_adapters import write_adapter
@@ -155,6 +156,11 @@ def test_a_grammar_that_could_not_be_tried_is_not_called_wrong(harm: Callable[[s
         harm(fate)
         with pytest.raises(InconclusiveTrial):
             check_grammar(form)
+
+
+def test_a_client_is_told_that_a_trial_proved_nothing() -> None:
+    untried = InconclusiveTrial("The grammar", "was ended by SIGKILL")
+    assert refusal_for(untried).status == 503
 
 
 @pytest.mark.parametrize("fate", _HARM)

@@ -38,7 +38,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "edgespec_activate": (None, []),
     "edgespec_planner_new": (ctypes.c_void_p, [ctypes.c_int, ctypes.c_int]),
     "edgespec_planner_free": (None, [ctypes.c_void_p]),
-    "edgespec_plan_with": (ctypes.c_void_p, [ctypes.c_void_p]),
+    "edgespec_plan_with": (None, [ctypes.c_void_p]),
     "edgespec_answers": (None, [ctypes.c_void_p, *[ctypes.POINTER(ctypes.c_int64)] * 2]),
     "edgespec_isa_name": (ctypes.c_char_p, [ctypes.c_int]),
     "edgespec_isa_id": (ctypes.c_int, [ctypes.c_char_p]),
@@ -108,6 +108,10 @@ class NativeLibrary:
             raise UnsupportedBuild(f"there is no instruction set {instruction_set}")
         return NodePlanner(self._f, handle)
 
+    def leave_to_ggml(self) -> NodePlanner:
+        """Return a planner by which ggml computes all that has no packed weights."""
+        return NodePlanner(self._f, None)
+
     def new_branching(self) -> StateBranching:
         """Return the branching for a context whose running states are to branch.
 
@@ -130,18 +134,17 @@ class NodePlanner:
     which must outlive the context.
     """
 
-    def __init__(self, functions: dict[str, Any], handle: Address) -> None:
+    def __init__(self, functions: dict[str, Any], handle: Address | None) -> None:
         self._f = functions
         self._handle = handle
-        self._before: list[Address | None] = []
         weakref.finalize(self, functions["edgespec_planner_free"], handle).atexit = False
 
     def __enter__(self) -> NodePlanner:
-        self._before.append(self._f["edgespec_plan_with"](self._handle))
+        self._f["edgespec_plan_with"](self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._f["edgespec_plan_with"](self._before.pop())
+        self._f["edgespec_plan_with"](None)
 
     def answers(self) -> tuple[int, int]:
         """Count the attention nodes taken from ggml, and the attention nodes and products left to it."""
@@ -155,6 +158,8 @@ class NodePlanner:
         Returns:
             Whether EdgeSpec's own kernels have computed all of them since then, and there was any attention.
         """
+        if self._handle is None:
+            return lambda: False
         ours_before, left_before = self.answers()
 
         def all_own() -> bool:

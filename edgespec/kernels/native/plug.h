@@ -33,8 +33,8 @@ void edgespec_activate(void);
 void * edgespec_planner_new(int isa, int takes_unpacked);
 void edgespec_planner_free(void * planner);
 /* Plans the graphs that this thread has ggml compute from now on; null: nothing but products of packed weights is
- * computed here. Returns the planner before. */
-void * edgespec_plan_with(void * planner);
+ * computed here. */
+void edgespec_plan_with(void * planner);
 /* How often ggml has asked about attention of a planner's graphs that is computed here (`ours`), and about attention and
  * products that are left to it (`left`). */
 void edgespec_answers(const void * planner, int64_t * ours, int64_t * left);
