@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from edgespec.engine.engine import Engine
 from edgespec.generation.config import GenerationConfig
@@ -10,6 +11,9 @@ from edgespec.generation.config import GenerationConfig
 PROMPT = [40 + 7 * i % 101 for i in range(70)]
 GREEDY = GenerationConfig(max_tokens=32)
 SAMPLED = GREEDY.with_(temperature=0.7, seed=5)
+
+UNDRAFTED: dict[str, Any] = {"draft": "none", "drafter": None, "tree_budget": None}
+"""Changes the options of a drafting engine to those of the target alone."""
 
 Texts = Mapping[GenerationConfig, list[int]]
 """The text of the target alone for each configuration, longer than an answer."""

@@ -30,7 +30,7 @@ from edgespec.models.llama.trials.gemma_reference import GemmaShape, ReadTokens
 from edgespec.models.llama.trials.tiny_gemma import write_gemma
 from edgespec.offload.planning.needs import ContextShape, PairSizes
 from edgespec.speculation.growth import Children, Frontier
-from tests.head_answers import GREEDY, PROMPT, SAMPLED, check_cancelled_answer, check_own_text
+from tests.head_answers import GREEDY, PROMPT, SAMPLED, UNDRAFTED, check_cancelled_answer, check_own_text
 from tests.least_memory import load_in_least_memory
 from tests.tiers import examples
 from tests.tiny import add_vocabulary, write_tiny
@@ -57,7 +57,7 @@ def opened(pair: TinyPair, load: Callable[..., Engine] = edgespec.load, **change
 @pytest.fixture(scope="module")
 def texts(pair: TinyPair) -> dict[GenerationConfig, list[int]]:
     """The text of the target without drafts."""
-    with opened(pair, draft="none", drafter=None) as engine:
+    with opened(pair, **UNDRAFTED) as engine:
         return {c: engine.generate(PROMPT, c.with_(max_tokens=96)).tokens for c in (GREEDY, SAMPLED)}
 
 
@@ -156,7 +156,7 @@ def test_trees_branch(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_texts_share_passes(pair: TinyPair, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = [PROMPT[start : start + 30] for start in (0, 5, 11)]
-    with opened(pair, draft="none", drafter=None) as engine:
+    with opened(pair, **UNDRAFTED) as engine:
         expected = [engine.generate(prompt, GREEDY).tokens for prompt in prompts]
     steps = noted_steps(monkeypatch)
     with opened(pair, parallel=3) as engine:
@@ -186,7 +186,7 @@ def test_weights_that_are_streamed(pair: TinyPair, texts: dict[GenerationConfig,
 
 
 def test_keys_and_values_in_eight_bits(pair: TinyPair) -> None:
-    with opened(pair, kv="q8_0", draft="none", drafter=None) as engine:
+    with opened(pair, kv="q8_0", **UNDRAFTED) as engine:
         expected = engine.generate(PROMPT, GREEDY).tokens
     with opened(pair, kv="q8_0") as engine:
         answer = engine.generate(PROMPT, GREEDY)

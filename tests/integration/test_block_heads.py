@@ -37,7 +37,7 @@ from edgespec.offload.planning.needs import ContextShape, PairSizes
 from edgespec.offload.planning.rows import needs_within
 from edgespec.progress import no_progress
 from edgespec.speculation.tree import FloatArray
-from tests.head_answers import GREEDY, PROMPT, SAMPLED, check_cancelled_answer
+from tests.head_answers import GREEDY, PROMPT, SAMPLED, UNDRAFTED, check_cancelled_answer
 from tests.least_memory import load_in_least_memory
 from tests.templated import now_speaking
 from tests.tiers import slow_except
@@ -74,7 +74,7 @@ def opened(target: Path, load: Callable[..., Engine] = edgespec.load, **changes:
 
 def texts_of(target: Path) -> Texts:
     """The target's answers without drafts."""
-    with opened(target, draft="none", drafter=None) as engine:
+    with opened(target, **UNDRAFTED) as engine:
         return {c: engine.generate(PROMPT, c.with_(max_tokens=64)).tokens for c in (GREEDY, SAMPLED)}
 
 
@@ -281,13 +281,13 @@ def test_a_text_that_was_restored_is_drafted_for_from_there_on(pair: TinyBlocks)
 
 def test_a_session_continues_after_its_file_was_read(pair: TinyBlocks, tmp_path: Path) -> None:
     answers = []
-    for draft, kind in ((pair.head, "model"), ("none", None)):
+    for name, options in (("drafted", {"draft": pair.head}), ("undrafted", UNDRAFTED)):
         said = []
         for question in ("one two three", "four"):
-            with opened(pair.target, draft=draft, drafter=kind) as engine:
+            with opened(pair.target, **options) as engine:
                 now_speaking(engine, "{% for m in messages %}{{ m['content'] }}. {% endfor %}")
                 session = Session(engine)
-                resumed = session.resume(SessionFile(str(tmp_path / f"{kind}.json")))
+                resumed = session.resume(SessionFile(str(tmp_path / f"{name}.json")))
                 assert (resumed is None) == (not said)
                 *_, last = session.ask(question, GREEDY.with_(max_tokens=12))
                 assert last.generation is not None
@@ -310,7 +310,7 @@ def test_a_text_of_which_nothing_is_known_gets_a_root(engine: Engine) -> None:
 
 def test_long_texts_fill_the_heads_cache(pair: TinyBlocks) -> None:
     prompt = [40 + 7 * i % 101 for i in range(300)]
-    with opened(pair.target, draft="none", drafter=None) as engine:
+    with opened(pair.target, **UNDRAFTED) as engine:
         expected = engine.generate(prompt, GREEDY.with_(max_tokens=80)).tokens
     with opened(pair.target, draft=pair.head) as engine:
         answer = engine.generate(prompt, GREEDY.with_(max_tokens=80))
@@ -396,4 +396,4 @@ def test_a_block_head_from_the_command_line(
     assert f"head ({kind.value})" in capsys.readouterr().out
     assert main(["plan", str(pair.target), "--draft", str(pair.head), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert f"{pair.head.name} (head)" in {way["drafter"] for way in found["ways"]}
+    assert f"{pair.head.name} (head)" in {way["drafter"] for way in (found["chosen"], *found["alternatives"])}

@@ -28,7 +28,7 @@ from edgespec.models.llama.runtime.model import Model
 from edgespec.progress import no_progress
 from edgespec.speculation.growth import Children, Frontier
 from edgespec.speculation.tree import FloatArray
-from tests.head_answers import GREEDY, PROMPT, SAMPLED, check_cancelled_answer, check_own_text
+from tests.head_answers import GREEDY, PROMPT, SAMPLED, UNDRAFTED, check_cancelled_answer, check_own_text
 from tests.least_memory import load_in_least_memory
 from tests.tiers import slow_except
 from tests.tiny import ARCHITECTURES, N_EMBD, write_tiny
@@ -56,7 +56,7 @@ def opened(target: Path, load: Callable[..., Engine] = edgespec.load, **changes:
 @pytest.fixture(scope="module")
 def texts(pair: TinyPair) -> dict[GenerationConfig, list[int]]:
     """The target's answer without drafts."""
-    with opened(pair.target, draft="none", drafter=None) as engine:
+    with opened(pair.target, **UNDRAFTED) as engine:
         return {c: engine.generate(PROMPT, c.with_(max_tokens=64)).tokens for c in (GREEDY, SAMPLED)}
 
 
@@ -256,7 +256,7 @@ def test_heads_of_other_targets_are_refused(pair: TinyPair, smol_path: Path, tmp
 
 def test_a_hybrid_target(pair: TinyPair, smol_path: Path, tmp_path: Path) -> None:
     hybrid = write_tiny(tmp_path / "h.gguf", "qwen35", smol_path, kind=HYBRIDS["qwen35"], damped=0.001)
-    with opened(hybrid, draft="none", drafter=None) as engine:
+    with opened(hybrid, **UNDRAFTED) as engine:
         expected = engine.generate(PROMPT, GREEDY).tokens
     with opened(hybrid, draft=pair.head) as engine:
         answer = engine.generate(PROMPT, GREEDY)

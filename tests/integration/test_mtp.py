@@ -27,7 +27,7 @@ from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 from edgespec.offload.planning.needs import ContextShape, PairSizes
-from tests.head_answers import GREEDY, PROMPT, SAMPLED, check_cancelled_answer, check_own_text
+from tests.head_answers import GREEDY, PROMPT, SAMPLED, UNDRAFTED, check_cancelled_answer, check_own_text
 from tests.least_memory import load_in_least_memory
 from tests.tiers import slow_except
 from tests.tiny import N_LAYER, write_tiny
@@ -69,7 +69,7 @@ def opened(target: Path, load: Callable[..., Engine] = edgespec.load, **changes:
 
 
 def texts_of(path: Path) -> dict[GenerationConfig, list[int]]:
-    with opened(path, draft="none", drafter=None) as engine:
+    with opened(path, **UNDRAFTED) as engine:
         return {c: engine.generate(PROMPT, c.with_(max_tokens=64)).tokens for c in (GREEDY, SAMPLED)}
 
 
@@ -161,7 +161,7 @@ def test_a_mixture_of_experts(mixture: TinyMTP) -> None:
 
 @pytest.mark.parametrize("experts", slow_except(["auto"], ["auto", "never"]))
 def test_a_mixture_that_is_streamed(mixture: TinyMTP, experts: str) -> None:
-    usual = {"draft": "none", "drafter": None, "experts": experts}
+    usual = {**UNDRAFTED, "experts": experts}
     with opened(mixture.path, load_in_least_memory, **usual) as engine:
         expected = engine.generate(PROMPT, GREEDY).tokens
     with opened(mixture.path, load_in_least_memory, experts=experts) as engine:
