@@ -30,6 +30,7 @@ from edgespec.models.llama.runtime.model import Model
 from edgespec.models.llama.trials.dry_run import AllocationStore, Shape, dry_run
 from edgespec.offload.packing.pack import gains_from_packing
 from tests.least_memory import least_memory
+from tests.tiers import slow_except
 
 _IMPORTS = """
 import sys, edgespec
@@ -40,14 +41,14 @@ print([name for name in ("torch", "hf_xet", "huggingface_hub") if name in sys.mo
 """
 
 
-@pytest.mark.parametrize("draft", ["none", "lookup", "model"])
+@pytest.mark.parametrize("draft", slow_except(["model"], ["none", "lookup", "model"]))
 def test_answers_need_no_large_library(draft: str, smol_path: Path, q4_drafter_path: Path) -> None:
     program = _IMPORTS.format(model=str(smol_path), draft=str(q4_drafter_path) if draft == "model" else draft)
     child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert child.stdout.strip() == "[]", child.stderr
 
 
-@pytest.mark.parametrize("name", ["smol", "gemma"])  # the latter has sliding windows
+@pytest.mark.parametrize("name", slow_except(["smol"], ["smol", "gemma"]))  # the latter has sliding windows
 def test_compaction_copies_a_part_at_a_time_and_changes_no_bit(
     name: str, smol_path: Path, gemma_path: Path
 ) -> None:
@@ -84,7 +85,7 @@ def test_compaction_copies_a_part_at_a_time_and_changes_no_bit(
     assert max(peaks) < 1.5 * part
 
 
-@pytest.mark.parametrize("rows", [64, 512])
+@pytest.mark.parametrize("rows", slow_except([512], [64, 512]))
 def test_a_dry_run_foretells_what_contexts_take(rows: int, wide_path: Path, tmp_path: Path) -> None:
     """Against the memory that a context really holds after a pass of as many rows as it takes."""
     program = f"""
@@ -222,8 +223,12 @@ with edgespec.load(model, draft=draft, memory=memory, **options) as engine:
     ("draft", "options"),
     [
         ("lookup", {"exact": None, "offload": "stream"}),  # trees are sized by measured costs
-        ("model", {"exact": None, "offload": "stream", "tree_budget": 16}),
-        ("lookup", {"exact": False, "offload": "none", "tree_budget": 16}),
+        pytest.param(
+            "model", {"exact": None, "offload": "stream", "tree_budget": 16}, marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "lookup", {"exact": False, "offload": "none", "tree_budget": 16}, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_the_budget_holds_and_is_spent(
@@ -252,6 +257,7 @@ def test_the_budget_holds_and_is_spent(
         assert peak > 0.9 * budget - (29 << 20)
 
 
+@pytest.mark.slow
 def test_measuring_a_profile_keeps_to_the_budget(wide_path: Path, q4_drafter_path: Path) -> None:
     if cap_kind() == "none":
         pytest.skip("no control group can be made here")

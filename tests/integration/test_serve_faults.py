@@ -254,7 +254,9 @@ def test_a_client_that_leaves_while_it_sends_is_no_news(smol_path: Path) -> None
         assert end_of(program) == (143, "")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+)
 def test_the_end_comes_at_once_and_in_order(smol_path: Path, number: int, code: int) -> None:
     with started(smol_path, "--context", "4096", "--draft", "none", "--parallel", "1", "--queue", "4") as (
         server,

@@ -394,6 +394,7 @@ def test_a_server_that_was_killed_reads_the_next_turn_only(smol_path: Path) -> N
         assert cached(asked(server, talk, max_tokens=6)) == 0
 
 
+@pytest.mark.slow
 def test_the_folder_stays_within_its_limit(smol_path: Path) -> None:
     limit = 8 << 20
     options = (smol_path, *OPTIONS)

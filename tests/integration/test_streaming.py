@@ -141,6 +141,7 @@ def test_a_callback_in_python_serves_where_none_was_compiled(
         assert generate(engine).tokens == expected
 
 
+@pytest.mark.slow
 def test_weights_without_a_kernel_layout_come_from_the_model_itself(
     smol_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,6 +320,7 @@ with edgespec.load({str(q4_drafter_path)!r}, draft="none", context=64, offload="
     assert len(packs()) == 1
 
 
+@pytest.mark.slow
 def test_opening_and_closing_leaks_nothing(short_path: Path) -> None:
     before, after = held_around(short_path, exact=False, context=64)
     assert (after.descriptors, after.threads) == (before.descriptors, before.threads)

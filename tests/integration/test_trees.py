@@ -24,6 +24,7 @@ from edgespec.speculation.noise import GumbelNoise
 from edgespec.speculation.policies import NAMES, TreePolicy, tree_policy
 from edgespec.speculation.ranking import ProbabilityRanking
 from edgespec.speculation.tree import FloatArray, TokenTree
+from tests.tiers import slow_except
 from tests.unit.strategies import texts_of
 
 PROMPT = "Write about a fox that lives in the forest, and a crow that lives in the tall tree by the lake."
@@ -48,7 +49,7 @@ def engine(smol_path: Path, q4_drafter_path: Path) -> Iterator[Engine]:
         yield engine
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_except(["calibrated", "sequoia", "chain"], NAMES))
 def test_the_text_does_not_depend_on_the_policy(engine: Engine, texts: list[list[int]], name: str) -> None:
     engine.policy = tree_policy(name)
     sizer = engine.sizer
@@ -62,7 +63,7 @@ def test_the_text_does_not_depend_on_the_policy(engine: Engine, texts: list[list
     assert all(record.draft_steps for record in answers[0].passes[:-1])
 
 
-@pytest.mark.parametrize("drafter", ["merged", "model"])
+@pytest.mark.parametrize("drafter", slow_except(["merged"], ["merged", "model"]))
 def test_merged_drafters_give_the_same_text(
     smol_path: Path, dropped_drafter_path: Path, texts: list[list[int]], drafter: str
 ) -> None:

@@ -25,6 +25,7 @@ from edgespec.speculation.sampled_trees import Drawing, chain
 from edgespec.speculation.sampling import Sampler
 from edgespec.speculation.tree import FloatArray, TokenTree
 from edgespec.speculation.verification.base import Law
+from tests.tiers import slow_except
 from tests.unit.tables import PROMPT, TableDrafter, Text, one_pass
 
 QUESTION = "Name a colour."
@@ -107,7 +108,9 @@ def tables(engine: Engine) -> RealTables:
 
 
 # Shared noise drafts tokens that are not in the tables; its law is that of plain sampling by construction.
-@pytest.mark.parametrize("rule", [rule for rule in LOSSLESS if rule != "shared-noise"])
+@pytest.mark.parametrize(
+    "rule", slow_except(["specexec", "block"], [rule for rule in LOSSLESS if rule != "shared-noise"])
+)
 def test_the_first_two_tokens_have_the_targets_law(rule: str, tables: RealTables) -> None:
     config = GenerationConfig(temperature=0.9, top_k=DRAWN_FROM, verify=rule)
     drafter = TableDrafter(tables.drafter)

@@ -110,6 +110,7 @@ def test_trees_and_exactness(
     assert len(drafted[40].passes) < len(drafted[1].passes) == len(drafted[1].tokens)
 
 
+@pytest.mark.slow
 def test_two_workers_hold_layers_when_one_is_too_small(smol_path: Path, has_rpc: None, tight: int) -> None:
     layers = sum(layer_sizes(ModelFiles.of(read_header(smol_path))))
     lent = f"{(layers // 2 + (56 << 20)) >> 20}MiB"  # half of the layers, their cells, and buffers
@@ -177,6 +178,7 @@ def test_memories_that_do_not_suffice(smol_path: Path, has_rpc: None, tight: int
     assert "leave out --offload none" in failure.value.hint
 
 
+@pytest.mark.slow
 def test_what_no_memory_holds_is_streamed_beside_a_worker(
     smol_path: Path, q4_drafter_path: Path, has_rpc: None
 ) -> None:
@@ -204,6 +206,7 @@ def test_what_no_memory_holds_is_streamed_beside_a_worker(
             engine.generate(PROMPT, SHORT)
 
 
+@pytest.mark.slow
 def test_adapters_apply_to_layers_on_workers(
     smol_path: Path, has_rpc: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,6 +272,7 @@ def test_a_killed_worker_ends_the_answer_and_the_next_continues(
         assert len(engine.generate(PROMPT, SHORT).tokens) == 24
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_while_the_model_is_loaded(
     smol_path: Path, workers: tuple[LocalWorker, LocalWorker], tight: int
 ) -> None:
@@ -292,6 +296,7 @@ def run(*arguments: str, **more: object) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_batch_ends_with_an_error_and_resumes(
     smol_path: Path, workers: tuple[LocalWorker, LocalWorker], tight_elsewhere: int, tmp_path: Path
 ) -> None:
@@ -338,6 +343,7 @@ def test_a_server_continues_from_disk(
         wait_until(lambda: server.post(TEXT, {"prompt": PROMPT, "max_tokens": 4})[0] == 200)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("at_a_desk")
 def test_a_chat_continues_from_disk(
     smol_path: Path, workers: tuple[LocalWorker, LocalWorker], tight_elsewhere: int
