@@ -20,17 +20,23 @@ const AttentionKernels * kernels[EDGESPEC_ISA_COUNT];
 
 size_t aligned(size_t n) { return (n + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
 
+int64_t share(int64_t count, int ith, int nth) { return count * ith / nth; }
+
 // The tiles of a node, and the work memory for them.
 struct Plan {
-    int64_t k_size, v_size, n_cells, rows, heads, streams, group, tiles_of_head, n_tiles;
+    int64_t k_size, v_size, n_cells, n_blocks, rows, masks, heads, streams, group, tiles_of_head, n_tiles;
+    size_t rows_seen;  // for all slots
     size_t scores, queries, sums, totals, converted, turned, seen, per_slot;
 
     explicit Plan(const Tensor * op) {
         const Tensor *q = op->src[0], *k = op->src[1], *v = op->src[2];
         k_size = k->ne[0], v_size = v->ne[0], n_cells = k->ne[1];
+        n_blocks = (n_cells + CELLS - 1) / CELLS;
+        masks = op->src[3] ? op->src[3]->ne[3] : 0;
         rows = q->ne[1], heads = k->ne[2], streams = q->ne[3], group = q->ne[2] / heads;
         tiles_of_head = (rows * group + LANES - 1) / LANES;
         n_tiles = tiles_of_head * heads * streams;
+        rows_seen = aligned(masks * rows * n_blocks);
         size_t at = 0;
         const auto take = [&](size_t bytes) {
             const size_t begin = at;
@@ -43,16 +49,26 @@ struct Plan {
         totals = take(LANES * sizeof(float));
         converted = take(CELLS * (k_size > v_size ? k_size : v_size) * sizeof(float));
         turned = take(k_size * LANES * sizeof(float));
-        seen = take((n_cells + CELLS - 1) / CELLS);
+        seen = take(n_blocks);
         per_slot = at;
     }
 
+    // Finds out which cells each row sees, once for all heads: this thread's share of the rows.
+    void see(const Tensor * op, const AttentionKernels & run, char * found, int ith, int nth) const {
+        const Tensor * mask = op->src[3];
+        const int64_t last = share(masks * rows, ith + 1, nth);
+        for (int64_t n = share(masks * rows, ith, nth); n < last; n++) {
+            const char * row = mask->data + n / rows * mask->nb[3] + n % rows * mask->nb[1];
+            run.see((const uint16_t *) row, n_cells, (uint8_t *) found + n * n_blocks);
+        }
+    }
+
     // Tile `number`, with the work memory of a slot.
-    Tile tile(const Tensor * op, int64_t number, char * slot) const {
+    Tile tile(const Tensor * op, int64_t number, const char * found, char * slot) const {
         const Tensor *q = op->src[0], *k = op->src[1], *v = op->src[2], *mask = op->src[3], *sinks = op->src[4];
         const int64_t head = number / tiles_of_head % heads, stream = number / tiles_of_head / heads;
         Tile t{};
-        t.k_size = k_size, t.v_size = v_size, t.n_cells = n_cells;
+        t.k_size = k_size, t.v_size = v_size, t.n_cells = n_cells, t.n_blocks = n_blocks;
         t.first = number % tiles_of_head * LANES, t.group = (int) group;
         const int64_t left = rows * group - t.first;
         t.lanes = left < LANES ? (int) left : LANES;
@@ -65,6 +81,7 @@ struct Plan {
         t.quantized_keys = k->type == Q8_0, t.quantized_values = v->type == Q8_0;
         t.mask = mask ? mask->data + stream % mask->ne[3] * mask->nb[3] : nullptr;
         t.mask_row = mask ? mask->nb[1] : 0;
+        t.rows_seen = mask ? (const uint8_t *) found + stream % masks * rows * n_blocks : nullptr;
         memcpy(&t.scale, op->op_params, sizeof(float));
         memcpy(&t.cap, op->op_params + 2, sizeof(float));
         if (t.cap != 0.0f) t.scale /= t.cap;
@@ -80,12 +97,11 @@ struct Plan {
     }
 };
 
-int64_t share(int64_t count, int ith, int nth) { return count * ith / nth; }
-
 class Attention : public TensorTraits {
   public:
     bool work_size(int n_threads, const Tensor * op, size_t & size) override {
-        size = 2 * ALIGNMENT + n_threads * Plan(op).per_slot;
+        const Plan plan(op);
+        size = 2 * ALIGNMENT + plan.rows_seen + n_threads * plan.per_slot;
         return true;
     }
 
@@ -94,12 +110,14 @@ class Attention : public TensorTraits {
         const AttentionKernels & run = *kernels[isa_of(op)];
         char * work = (char *) aligned((size_t) params->work);
         auto * next = (std::atomic<int64_t> *) work;
-        char * slots = work + ALIGNMENT;
+        char * found = work + ALIGNMENT;
+        char * slots = found + plan.rows_seen;
+        plan.see(op, run, found, params->ith, params->nth);
         if (plan.n_tiles >= params->nth) {
             if (params->ith == 0) new (next) std::atomic<int64_t>(0);
             wait_for_all(params);
             for (int64_t n; (n = next->fetch_add(1, std::memory_order_relaxed)) < plan.n_tiles;) {
-                const Tile t = plan.tile(op, n, slots + params->ith * plan.per_slot);
+                const Tile t = plan.tile(op, n, found, slots + params->ith * plan.per_slot);
                 run.begin(t);
                 run.score(t, 0, plan.n_cells);
                 run.soften(t);
@@ -112,17 +130,17 @@ class Attention : public TensorTraits {
         char * own = slots + params->ith * plan.per_slot;
         const auto mine = [&](int64_t n) { return n % params->nth == params->ith; };
         const auto tile = [&](int64_t n) {
-            Tile t = plan.tile(op, n, slots + n * plan.per_slot);
+            Tile t = plan.tile(op, n, found, slots + n * plan.per_slot);
             t.converted = (float *) (own + plan.converted), t.keys_turned = (float *) (own + plan.turned);
             return t;
         };
         for (int64_t n = 0; n < plan.n_tiles; n++)
             if (mine(n)) run.begin(tile(n));
         wait_for_all(params);
-        const int64_t blocks = (plan.n_cells + CELLS - 1) / CELLS, vectors = plan.v_size / LANES;
+        const int64_t vectors = plan.v_size / LANES;
         for (int64_t n = 0; n < plan.n_tiles; n++) {
-            const int64_t last = share(blocks, params->ith + 1, params->nth) * CELLS;
-            run.score(tile(n), share(blocks, params->ith, params->nth) * CELLS, last < plan.n_cells ? last : plan.n_cells);
+            const int64_t last = share(plan.n_blocks, params->ith + 1, params->nth) * CELLS;
+            run.score(tile(n), share(plan.n_blocks, params->ith, params->nth) * CELLS, last < plan.n_cells ? last : plan.n_cells);
         }
         wait_for_all(params);
         for (int64_t n = 0; n < plan.n_tiles; n++)

@@ -21,8 +21,11 @@ namespace {
 inline int64_t padded_cells(int64_t cells) { return (cells + LANES - 1) / LANES * LANES; }
 }  // namespace
 
+// Who sees some cells?
+enum Seen : uint8_t { SEEN_BY_NONE, SEEN_BY_ALL, SEEN_BY_SOME };
+
 struct Tile {
-    int64_t k_size, v_size, n_cells;
+    int64_t k_size, v_size, n_cells, n_blocks;
     int64_t first;                     // the first lane's number among the queries of the head: row * group + head
     int lanes;                         // that are used
     int group;                         // queries of a row that share a head of keys and values
@@ -33,6 +36,7 @@ struct Tile {
     bool quantized_keys, quantized_values;  // Q8_0 instead of F16
     const char * mask;                 // of row 0; null if there is none
     size_t mask_row;                   // bytes
+    const uint8_t * rows_seen;         // [rows][n_blocks]: which cells each row sees; null if there is no mask
     float scale, cap;                  // cap 0: none
     const float * sinks;               // of the group's heads; null if there are none
     char * result;                     // of row 0 and the group's first head
@@ -44,11 +48,12 @@ struct Tile {
     float * totals;                    // [LANES]
     float * converted;                 // [CELLS][the greater size]
     float * keys_turned;               // [k_size][LANES]: of LANES cells, where queries are few
-    uint8_t * seen;                    // for CELLS cells each: 0 by none, 1 by all alike, 2 by some
+    uint8_t * seen;                    // [n_blocks]: which cells the tile's rows see
 };
 
 // The steps of a tile. Each may be divided: scores by cells (multiples of CELLS), sums by values (multiples of LANES).
 struct AttentionKernels {
+    void (*see)(const uint16_t * mask, int64_t n_cells, uint8_t * seen);  // of a row
     void (*begin)(const Tile &);
     void (*score)(const Tile &, int64_t cell0, int64_t cell1);
     void (*soften)(const Tile &);

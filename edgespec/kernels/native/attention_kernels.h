@@ -67,17 +67,37 @@ inline float * score_at(const Tile & t, int64_t cell, int lane) {
 }
 inline int64_t score_stride(const Tile & t) { return few(t) ? 1 : LANES; }
 
-// Which of the cells do the rows of a tile see?
-inline int seen_by(const Tile & t, int64_t cell0, int64_t cell1) {
-    if (!t.mask) return 1;
-    bool all = true, none = true;
-    for (int lane = 0; lane < t.lanes; lane++) {
-        if (lane && (t.first + lane) % t.group) continue;  // of the same row as the lane before
-        const uint16_t * mask = mask_of(t, lane);
-        for (int64_t c = cell0; c < cell1; c++) all &= mask[c] == 0, none &= mask[c] == HALF_NEVER;
-        if (!all && !none) return 2;
+// The bits by which some masks differ from 0, and from minus infinity. Finished sequences leave many cells that no row
+// sees, so this runs over whole caches: four masks at a time, without a branch, which compilers turn into vectors.
+inline void differences(const uint16_t * mask, int64_t cells, uint64_t & from_zero, uint64_t & from_never) {
+    constexpr uint64_t NEVERS = 0x0001000100010001u * (uint64_t) HALF_NEVER;
+    constexpr int64_t AT_ONCE = sizeof(uint64_t) / sizeof(uint16_t);
+    int64_t c = 0;
+    for (; c + AT_ONCE <= cells; c += AT_ONCE) {
+        uint64_t masks;
+        memcpy(&masks, mask + c, sizeof masks);
+        from_zero |= masks, from_never |= masks ^ NEVERS;
     }
-    return none ? 0 : 1;
+    for (; c < cells; c++) from_zero |= mask[c], from_never |= mask[c] ^ HALF_NEVER;
+}
+
+// Which of the cells does a row see? For each CELLS of them.
+void see(const uint16_t * mask, int64_t n_cells, uint8_t * seen) {
+    for (int64_t block = 0; block < n_cells; block += CELLS) {
+        uint64_t from_zero = 0, from_never = 0;
+        differences(mask + block, n_cells - block < CELLS ? n_cells - block : CELLS, from_zero, from_never);
+        seen[block / CELLS] = !from_never ? SEEN_BY_NONE : !from_zero ? SEEN_BY_ALL : SEEN_BY_SOME;
+    }
+}
+
+// Which of the cells do the rows of a tile see?
+inline Seen seen_by(const Tile & t, int64_t block) {
+    if (!t.rows_seen) return SEEN_BY_ALL;
+    const int64_t first = t.first / t.group, last = (t.first + t.lanes - 1) / t.group;
+    const uint8_t found = t.rows_seen[first * t.n_blocks + block];
+    for (int64_t row = first + 1; row <= last; row++)
+        if (t.rows_seen[row * t.n_blocks + block] != found) return SEEN_BY_SOME;
+    return (Seen) found;
 }
 
 void begin(const Tile & t) {
@@ -145,12 +165,12 @@ void score_block(const Tile & t, int64_t block, int64_t cells) {
 void score(const Tile & t, int64_t cell0, int64_t cell1) {
     for (int64_t block = cell0; block < cell1; block += CELLS) {
         const int64_t end = block + CELLS < t.n_cells ? block + CELLS : t.n_cells, cells = end - block;
-        const int seen = seen_by(t, block, end);
+        const Seen seen = seen_by(t, block / CELLS);
         t.seen[block / CELLS] = (uint8_t) seen;
-        if (!seen) continue;
+        if (seen == SEEN_BY_NONE) continue;
         convert(t.keys + block * t.key_cell, t.key_cell, cells, 0, t.k_size, t.quantized_keys, t.converted);
         score_block(t, block, cells);
-        if (seen == 1) continue;
+        if (seen == SEEN_BY_ALL) continue;
         for (int lane = 0; lane < t.lanes; lane++) {
             const uint16_t * mask = mask_of(t, lane);
             float * score = score_at(t, block, lane);
@@ -288,7 +308,7 @@ void end(const Tile & t) {
     }
 }
 
-constexpr AttentionKernels KERNELS = {begin, score, soften, sum, end};
+constexpr AttentionKernels KERNELS = {see, begin, score, soften, sum, end};
 
 }  // namespace
 }  // namespace edgespec
