@@ -115,7 +115,7 @@ def test_ctrl_c_while_the_prompt_is_read(long_question: str, tmp_path: Path) -> 
         gate.wait()
         desk.wait_for("Reading the prompt")
         desk.type("\x03")
-        desk.wait_for("Stopped before the answer began, so the question is not kept.")
+        desk.wait_for("Stopped before the first token.")
         desk.ask("/retry", until=" tokens, ")
 
 
@@ -149,7 +149,7 @@ def test_a_killed_chat_loses_only_the_answer_it_was_writing(held: list[str], tmp
     with contextlib.closing(Desk(*first)) as desk:
         desk.wait_for("Resumed 1 turn")
         desk.wait_for("tokens restored.")
-        desk.wait_for(f"The last question got no answer: {STORY} /retry asks it again.")
+        desk.wait_for(f"The last question was not answered: {STORY} /retry asks it again.")
         desk.ask("/retry", until=" tokens, ")
         desk.wait_for(">>>")
         desk.kill()  # while nothing is written
@@ -182,7 +182,7 @@ def test_a_chat_killed_while_it_drafts_keeps_all_but_that_answer(
         desk.kill()
     assert session_messages("trip") == kept
     with contextlib.closing(Desk("chat", "--session", "trip", *drafting[:-1], "4")) as desk:
-        desk.wait_for(f"The last question got no answer: {STORY}")
+        desk.wait_for(f"The last question was not answered: {STORY}")
         desk.ask("/retry", until=" tokens, ")
         desk.wait_for(">>>")
     assert session_messages("trip")[:3] == [*kept, STORY]
@@ -201,7 +201,7 @@ def test_a_chat_killed_while_it_reads_keeps_the_question(long_question: str, tmp
         desk.kill()
     assert session_messages("long") == []
     with contextlib.closing(Desk(*arguments)) as desk:
-        desk.wait_for("The last question got no answer: words.txt: ``` word0")
+        desk.wait_for("The last question was not answered: words.txt: ``` word0")
         desk.ask("/retry", until=" tokens, ")
         desk.wait_for(">>>")
     assert session_messages("long")[0].endswith(f"word159\n```\n\n{long_question}")

@@ -167,7 +167,7 @@ def test_bad_input_is_explained(engine: Engine, smol_path: Path, tmp_path: Path)
         edgespec.load(smol_path, memory=10 << 20)
     with pytest.raises(MemoryLimitError, match=r"A context of 9000000 tokens needs .* GiB of memory"):
         edgespec.load(smol_path, context=9_000_000)
-    with pytest.raises(UsageError, match=r"^context is -1\."):
+    with pytest.raises(UsageError, match=r"^context must be .*, not -1\."):
         edgespec.load(smol_path, context=-1)
 
 

@@ -112,11 +112,11 @@ def _trees_of(
 @pytest.mark.parametrize(
     ("form", "message"),
     [
-        (Grammar("json_schema", "{"), "The JSON schema is wrong: "),
-        (Grammar("json_schema", "3"), "The JSON schema is wrong: a schema is an object. Correct it."),
-        (Grammar("json_schema", '{"type": "number", "minimum": "x"}'), "The JSON schema is wrong: "),
-        (Grammar("grammar", "root ::= missing"), "The grammar is wrong: "),
-        (Grammar("regex", "("), "The regular expression is wrong: "),
+        (Grammar("json_schema", "{"), "The JSON schema is invalid: "),
+        (Grammar("json_schema", "3"), "The JSON schema is invalid: a schema is an object. Correct it."),
+        (Grammar("json_schema", '{"type": "number", "minimum": "x"}'), "The JSON schema is invalid: "),
+        (Grammar("grammar", "root ::= missing"), "The grammar is invalid: "),
+        (Grammar("regex", "("), "The regular expression is invalid: "),
     ],
 )
 def test_wrong_forms(plain: edgespec.Engine, form: Grammar, message: str) -> None:

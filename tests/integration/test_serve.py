@@ -121,7 +121,7 @@ def test_models(client: openai.OpenAI) -> None:
 
 
 def test_what_is_wrong_is_said(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match=r"temperature is -1\."):
+    with pytest.raises(openai.BadRequestError, match=r"temperature must be .*, not -1\."):
         ask(client, temperature=-1)
     with pytest.raises(openai.BadRequestError, match="A tool has no valid name"):
         ask(client, tools=[{"type": "function", "function": {"name": "f g"}}])

@@ -11,9 +11,9 @@ from tests.unit.talking import TalkingEngine
 
 DEEP = '{"a":' * 200 + "1" + "}" * 200
 WRONG_SCHEMAS = {
-    "{bad": "The JSON schema is wrong: ",
-    '{"type": "nonsense"}': "The JSON schema is wrong: ",
-    '{"type": "string", "pattern": "("}': "The JSON schema is wrong: ",
+    "{bad": "The JSON schema is invalid: ",
+    '{"type": "nonsense"}': "The JSON schema is invalid: ",
+    '{"type": "string", "pattern": "("}': "The JSON schema is invalid: ",
     DEEP: "The JSON schema is nested 200 levels deep",
 }
 COMMANDS = (["generate", "-p", "Hi"], ["generate", "-i", "in.jsonl"], ["chat", "-p", "Hi"], ["serve"])
@@ -41,7 +41,7 @@ def test_a_wrong_grammar_is_refused_before_loading(
     file = tmp_path / "wrong.gbnf"
     file.write_text(grammar)
     assert main([*command, "--grammar", str(file)]) == 2
-    assert capsys.readouterr().err.startswith("Error: The grammar is wrong: ")
+    assert capsys.readouterr().err.startswith("Error: The grammar is invalid: ")
     assert engine.loaded_with == {}
 
 

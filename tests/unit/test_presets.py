@@ -115,7 +115,7 @@ def test_a_name_that_no_option_has_is_refused(
     presets.write("odd", {"temprature": 1})
     assert main(["generate", "--preset", "odd", "Hi"]) == 2
     assert capsys.readouterr().err == (
-        f"Error: There is no setting 'temprature', but {own_folder / 'odd.toml'} has it.\n"
+        f"Error: {own_folder / 'odd.toml'} sets 'temprature', but there is no such setting.\n"
         "Did you mean temperature?\n"
     )
 

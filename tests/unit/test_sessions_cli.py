@@ -70,7 +70,7 @@ def test_removing(trip: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "is open in another program" in capsys.readouterr().err
     held.close()
     assert main(["sessions", "rm", "trip", "--yes"]) == 0
-    assert "Removed trip:  " in capsys.readouterr().err
+    assert "Removed trip: " in capsys.readouterr().err
     assert list(sessions_folder().iterdir()) == []
 
 
