@@ -273,7 +273,7 @@ def test_what_people_can_get_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(UsageError, match="does not exist"):
         open_corpus(tmp_path / "missing", _Bytes(), "v", no_progress)
     (tmp_path / "none").mkdir()
-    with pytest.raises(UsageError, match="has no files"):
+    with pytest.raises(UsageError, match="has no text files"):
         open_corpus(tmp_path / "none", _Bytes(), "v", no_progress)
     (tmp_path / "some").write_text("text")
     (tmp_path / "blocked").write_text("no folder")

@@ -203,4 +203,6 @@ def test_a_folder_of_the_wrong_kind(
     monkeypatch.setenv("EDGESPEC_CONFIG", str(file))
     file.write_text("models_folder = 3\n")
     assert main(["list"]) == 2
-    assert capsys.readouterr().err.startswith(f"Error: models_folder is 3 in {file}.")
+    assert capsys.readouterr().err.startswith(
+        f"Error: models_folder must be a folder or a list of folders, not 3 in {file}."
+    )
