@@ -122,7 +122,7 @@ def program(at_a_desk: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     ("fate", "words"),
     [
         ("SIGILL", "crashed (illegal instruction)"),
-        pytest.param("nonsense", "compute nonsense", marks=pytest.mark.slow),
+        ("nonsense", "compute nonsense"),
     ],
 )
 def test_a_faulty_layout_is_left_out_and_the_program_answers(
@@ -197,6 +197,7 @@ def logits_of(path: Path, n_sequences: int, **options: Any) -> np.ndarray[Any, A
         return context.logits().copy()
 
 
+@pytest.mark.slow
 def test_each_layout_is_tried_with_several_sequences(auto: None, hybrid: Path) -> None:
     report = run_sequences_trial()
     assert set(report.problems) <= {layout.name for layout in available_layouts()}

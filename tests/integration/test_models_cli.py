@@ -263,7 +263,11 @@ def test_a_model_of_the_catalog_is_shown_without_a_network(
     assert code == 0
     assert (facts["approximate"], facts["here"], facts["layers"]) == (True, False, layers)
     assert {kind for row in facts["quantization"] for kind in row["types"]} == types
-    cause = "HF_HUB_OFFLINE forbids asking the Hub." if offline else "127.0.0.1:9 cannot be reached (ConnectError)."
+    cause = (
+        "HF_HUB_OFFLINE forbids asking the Hub."
+        if offline
+        else "127.0.0.1:9 cannot be reached (ConnectError)."
+    )
     assert f"{cause} The figures are approximate: they follow from the catalog's sizes." in " ".join(
         err.split()
     )

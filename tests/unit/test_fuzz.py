@@ -17,6 +17,7 @@ from tests.fuzz.campaign import Loader, adapter_base, run
 from tests.fuzz.headers import STRING, Entry, parse, small_model
 from tests.fuzz.loader import UNDAMAGED
 from tests.fuzz.mutations import mutate, mutated
+from tests.tiers import slow_except
 from tests.waiting import wait_until
 
 # Files that crashed llama.cpp, made it hang, or made it take memory without end, before they were refused.
@@ -49,7 +50,7 @@ def test_damaged_files_are_refused_or_load(smol_path: Path, tmp_path: Path) -> N
     assert min(outcome.counts[kind] for kind in ("refused", "error", "loaded")) > 20
 
 
-@pytest.mark.parametrize("architecture", ["falcon", "mamba2", "olmoe"])
+@pytest.mark.parametrize("architecture", slow_except(["olmoe"], ["falcon", "mamba2", "olmoe"]))
 def test_damaged_files_of_other_architectures_are_refused_or_load(architecture: str) -> None:
     command = [sys.executable, "-m", "tests.fuzz.campaign", "--architecture", architecture]
     done = subprocess.run([*command, "--files", "25"], capture_output=True, text=True)
