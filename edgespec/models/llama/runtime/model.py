@@ -120,6 +120,8 @@ class Model:
         layouts = self.kernels.layouts if repack else ()
         self.layouts = tuple(layout.name for layout in layouts)
         params.use_extra_bufts = bool(layouts)
+        # Beside a device, llama.cpp would put weights into memory that is pinned for it, before any layout.
+        params.no_host = bool(layouts)
         if layouts:
             patterns = layout_overrides(path, params.n_gpu_layers, layouts) + patterns
         params.vocab_only = vocabulary_only
