@@ -181,7 +181,8 @@ def _open_planned(
             if not plan.on_cards.n_layers:
                 raise
             fewer = plan.on_cards.n_layers * 3 // 4
-            planner = replace(planner, most_on_cards=fewer)
+            machine = planner.machine.with_cards_now()
+            planner = replace(planner, machine=machine, most_on_cards=fewer)
             plan = plan_with_sequences(planner, drafter)
             state.warnings.append(
                 f"A device ran out of memory ({error.what.rstrip('.')}): retrying with {fewer} layers there."

@@ -165,6 +165,7 @@ def _open_weights(
 ) -> tuple[Plan, Model]:
     """The target's weights, and the plan as it was carried out."""
     files, memory = plan.target, plan.memory
+    plan.on_cards.require_room()
     if state.adapters and not memory.in_memory:
         raise refuse_streaming()
     devices: DeviceLayers = plan.on_cards.target

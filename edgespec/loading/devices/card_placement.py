@@ -6,15 +6,24 @@ from dataclasses import dataclass, replace
 
 from edgespec.config import ALL, AUTO
 from edgespec.costs.layer_assignment import RemotePart
-from edgespec.loading.devices.assignment import LayerAssignment, layer_sizes, remote_parts, usual_type
+from edgespec.errors import MemoryLimitError
+from edgespec.loading.devices.assignment import (
+    LayerAssignment,
+    layer_sizes,
+    output_bytes,
+    remote_parts,
+    room_here,
+    usual_type,
+)
 from edgespec.loading.devices.cards import Card, Cards
 from edgespec.loading.devices.finding import PlacementRequest, with_type
-from edgespec.loading.devices.placing import drafter_card, place_on_cards, without
+from edgespec.loading.devices.placing import drafter_card, place_on_cards, usable, without
 from edgespec.models.gguf.footprint import Footprint
 from edgespec.models.gguf.heads.mtp_file import reads_target
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.runtime.device_layers import ON_PROCESSOR, DeviceLayers
 from edgespec.offload.planning.needs import MemoryNeeds
+from edgespec.option import named
 from edgespec.units import readable
 
 
@@ -29,6 +38,7 @@ class CardPlacement:
         drafter_layers: how many layers the drafter has.
         drafter_bytes: of its weights there.
         shared_bytes: of layers on devices that use this machine's memory.
+        planned: bytes of the target on each card that holds layers, with its cells and buffers.
     """
 
     cards: Cards | None = None
@@ -37,6 +47,7 @@ class CardPlacement:
     drafter_layers: int = 0
     drafter_bytes: int = 0
     shared_bytes: int = 0
+    planned: tuple[tuple[Card, int], ...] = ()
 
     @property
     def assignment(self) -> LayerAssignment | None:
@@ -74,6 +85,23 @@ class CardPlacement:
         """The places in words."""
         notes = [] if self.drafter_card is None else [f"The drafter is on {self.drafter_card.name}."]
         return notes if self.placed is None else [*notes, f"Layers: {self.placed.where}."]
+
+    def require_room(self) -> None:
+        """Look at the cards once more before they are used.
+
+        Some drivers end the process where memory runs out, so what other programs have taken must be noticed
+        before.
+
+        Raises:
+            MemoryLimitError: a card has less memory free than when this was planned, and too little.
+        """
+        for card, n_bytes in self.planned:
+            now = card.now()
+            if now.free < card.free and usable(now) < n_bytes:
+                raise MemoryLimitError(
+                    f"{card.name} has {readable(now.free)} free, and had {readable(card.free)} a moment ago.",
+                    f"Close programs that use the card, or leave out {named('gpu_layers')}.",
+                )
 
     def shortfall(self, request: PlacementRequest) -> list[str]:
         """A warning if fewer layers are there than were asked for."""
@@ -135,7 +163,13 @@ def place_models(
         return on
     assignment = place_on_cards(cards, on.left(needs), target, room, request)
     shared = _shared_bytes(cards, assignment, needs.footprints[0]) if assignment.elsewhere else 0
-    return replace(on, placed=assignment, shared_bytes=on.shared_bytes + shared)
+    layer_bytes, _ = room_here(needs, target, room)
+    used = assignment.used(cards.devices)
+    planned = [(card, count * layer_bytes + needs.footprints[0].buffers) for card, count in used]
+    if assignment.output:
+        card, n_bytes = planned[-1]
+        planned[-1] = card, n_bytes + output_bytes(target)
+    return replace(on, placed=assignment, shared_bytes=on.shared_bytes + shared, planned=tuple(planned))
 
 
 def drafter_parts(on: CardPlacement, drafter: ModelFiles) -> tuple[RemotePart, ...]:

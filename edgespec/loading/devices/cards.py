@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgespec.costs.curves import Curve
 from edgespec.errors import BackendError
-from edgespec.kernels.ggml import Address
+from edgespec.kernels.ggml import Address, rpc
 from edgespec.kernels.ggml.devices import device_named
 from edgespec.option import named
 from edgespec.profiles.device_profile import DeviceProfile
@@ -62,6 +62,10 @@ class Card:
         if pointer is None:
             raise BackendError(f"The device {self.name} is gone.", f"Leave out {named('gpu_layers')}.")
         return pointer
+
+    def now(self) -> Card:
+        """The card with the memory that is free now; raises as `pointer`."""
+        return replace(self, free=rpc.describe(self.pointer).free)
 
 
 @dataclass(frozen=True)

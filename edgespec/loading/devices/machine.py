@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.kernels.layouts import own_in_use
@@ -46,6 +46,17 @@ class MachineSnapshot:
         return cls(
             FreeMemory.read(), n_threads or default_threads(), cards, workers, own_in_use(), no_streaming
         )
+
+    def with_cards_now(self) -> MachineSnapshot:
+        """The same machine, with the memory of its cards that is free now.
+
+        Raises:
+            BackendError: a card is gone.
+        """
+        if self.cards is None:
+            return self
+        devices = tuple(card.now() for card in self.cards.devices)
+        return replace(self, cards=replace(self.cards, devices=devices))
 
     @property
     def lent_bytes(self) -> int:

@@ -29,7 +29,11 @@ from edgespec.offload.planning.needs import MemoryNeeds
 from edgespec.option import named
 from edgespec.units import readable
 
-MARGIN = 0.05  # of a card's free memory, left to other programs and to what drivers allocate
+MARGIN = 0.05  # of a card's free memory, left to other programs
+_RESERVE = (
+    256 << 20
+)  # bytes at least, for kernels, handles and streams, which a driver allocates while computing
+RESERVED_SHARE = 16  # of a card's memory, no more than one part in so many is reserved
 
 
 def place_on_cards(
@@ -89,7 +93,8 @@ def card_room(card: Card, target: Footprint, here: int) -> int:
 
 def usable(card: Card) -> int:
     """Bytes of a card's memory that may be used."""
-    return int(card.free * (1 - MARGIN))
+    reserve = min(_RESERVE, card.total // RESERVED_SHARE)
+    return max(card.free - max(int(card.free * MARGIN), reserve), 0)
 
 
 def drafter_card(cards: Cards, files: ModelFiles, size: Footprint, wanted: str) -> Card | None:
