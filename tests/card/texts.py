@@ -1,0 +1,106 @@
+"""EdgeSpec's texts with a model's parts in all places, compared with the processor's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.card.runner import Runner
+from tests.card.table import same_text
+from tests.tiny import write_tiny
+from tests.tiny_adapters import write_adapter
+from tests.tiny_heads import write_pair
+
+_TOKENS = 24
+_STREAMED = {"offload": "stream"}
+
+
+def compare_texts(runner: Runner, device: str, model: Path, folder: Path) -> None:
+    """All places of a real model's layers, and tiny models with its vocabulary for what else there is."""
+    pair = write_pair(folder, model)
+    mixture = write_tiny(folder / "mixture.gguf", "qwen3moe", model)
+    adapter = str(write_adapter(folder / "adapter.gguf"))
+    drafter = {"draft": str(model), "draft_device": device, "tree_budget": 8}
+    head = {"draft": str(pair.head), "drafter": "model", "tree_budget": 12}
+    groups: list[tuple[Path, dict[str, dict[str, Any]]]] = [
+        (
+            model,
+            {
+                "processor": {"gpu_layers": 0},
+                "all on the card": {"gpu_layers": "all"},
+                "15 layers": {"gpu_layers": 15},
+                "auto": {"gpu_layers": "auto"},
+                "15 layers, exact, trees": {
+                    "gpu_layers": 15,
+                    "exact": True,
+                    "draft": str(model),
+                    "tree_budget": 8,
+                },
+                "all, exact, trees": {
+                    "gpu_layers": "all",
+                    "exact": True,
+                    "draft": str(model),
+                    "tree_budget": 8,
+                },
+                "drafter there": {"gpu_layers": 0, **drafter},
+                "10 layers, the rest streamed": {"gpu_layers": 10, **_STREAMED},
+                "10 layers, the rest streamed, exact": {"gpu_layers": 10, "exact": True, **_STREAMED},
+                "memory taken before loading": {"gpu_layers": "all", "take_before": 96 << 20},
+                "memory taken after loading": {"gpu_layers": "all", "take_after": 0},
+            },
+        ),
+        (
+            mixture,
+            {"processor": {"gpu_layers": 0}, "2 layers, experts streamed": {"gpu_layers": 2, **_STREAMED}},
+        ),
+        (
+            pair.target,
+            {
+                "processor": {"gpu_layers": 0},
+                "3 layers and a head": {"gpu_layers": 3, **head},
+                "the same, streamed": {"gpu_layers": 3, **head, **_STREAMED},
+            },
+        ),
+        (
+            pair.target,
+            {
+                "processor and an adapter": {"gpu_layers": 0, "lora": [adapter]},
+                "3 layers and an adapter": {"gpu_layers": 3, "lora": [adapter]},
+            },
+        ),
+    ]
+    for path, cases in groups:
+        first: dict[str, Any] = {}
+        for label, options in cases.items():
+            found = answer(runner, f"{path.name}, {label}", path, device, options, first)
+            first = first or found
+
+
+def answer(
+    runner: Runner,
+    label: str,
+    model: Path,
+    device: str,
+    options: dict[str, Any],
+    first: dict[str, Any] | None = None,
+    *,
+    tokens: int = _TOKENS,
+) -> dict[str, Any]:
+    """An answer, compared with the first one; empty if there is none."""
+    if not runner.has_time(label):
+        return {}
+    order = {"model": str(model), "device": device, "tokens": tokens}
+    order |= {name: options.pop(name) for name in ("take_before", "take_after") if name in options}
+    order |= {"options": options, "least_memory": options.get("offload") == "stream"}
+    found = runner.child("tests.card.answers", json.dumps(order))
+    failed = "error" in found
+    if not failed:
+        alone = "take_after" in order  # its prompt is another one
+        found["same"] = same_text(found if alone or not first else first, found)
+        runner.faults += "NO near-tie" in found["same"]
+    runner.results.setdefault("answers", []).append({"label": label, **found})
+    runner.save()
+    said = found["error"] if failed else f"{found['same']}; {found['layers'] or 'all here'}"
+    runner.say(f"{label}: {said}")
+    return {} if failed else found
