@@ -3,7 +3,8 @@
 llama.cpp shows both as devices of the same kind. Devices cannot be taken back, and ggml ends a process that
 asks one that is gone, so this is a process of its own. The JSON object has "address", "model" and "drafter",
 and either tiny models ("mixture", and "target" with "head" and "adapter"), or, for the case of too little
-memory, "server" (the worker's process that computes). The answers are printed as JSON, by case.
+memory, "server" (the worker's process that computes), or "pins" to load with a device that pins memory. The
+answers are printed as JSON, by case.
 """
 
 from __future__ import annotations
@@ -11,7 +12,11 @@ from __future__ import annotations
 import ctypes
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import llama_cpp
 import psutil
@@ -21,13 +26,20 @@ from edgespec import GenerationConfig
 from edgespec.config import Config
 from edgespec.costs.curves import Curve
 from edgespec.errors import EdgeSpecError, MemoryLimitError
+from edgespec.kernels import ggml
 from edgespec.kernels.device_speed import measure_speeds
 from edgespec.kernels.ggml import rpc
+from edgespec.kernels.ggml.devices import device_named
+from edgespec.kernels.layouts import kernel_layouts
 from edgespec.loading.devices.assignment import usual_type
 from edgespec.loading.devices.finding import remember
+from edgespec.loading.devices.machine import MachineSnapshot
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.build import current_build
+from edgespec.models.llama.runtime.backend import log_lines
+from edgespec.models.llama.runtime.device_layers import DeviceLayers
+from edgespec.models.llama.runtime.model import Model
 from edgespec.plans.model_plan import plan_for
 from edgespec.profiles.device_profile import DeviceProfile
 from edgespec.progress import no_progress
@@ -36,6 +48,7 @@ PROMPT = "Why is the sky blue?"
 ANSWER = GenerationConfig(max_tokens=16)
 OPTIONS: dict[str, Any] = {"draft": "none", "context": 512, "threads": 1}
 SOME = 200 << 20
+_GET_MEMORY, _HOST_BUFFER_TYPE = 2, 7  # in ggml's table of a device's functions
 MODELS = ("model", "drafter", "mixture", "target")
 
 
@@ -44,7 +57,10 @@ def main() -> None:
     order = json.loads(sys.argv[1])
     model = order["model"]
     become_card(order["address"], [order[name] for name in MODELS if name in order])
-    print(json.dumps(out_of_memory(model, order["server"]) if "server" in order else usual(model, order)))
+    if "pins" in order:
+        print(json.dumps({"pinned": pinned(Path(model)), "taken": taken(model)}))
+    else:
+        print(json.dumps(out_of_memory(model, order["server"]) if "server" in order else usual(model, order)))
 
 
 def usual(model: str, order: dict[str, str]) -> dict[str, Any]:
@@ -78,6 +94,54 @@ def out_of_memory(model: str, server: int) -> dict[str, Any]:
     process = psutil.Process(server)
     process.rlimit(psutil.RLIMIT_AS, (process.memory_info().vms + SOME,) * 2)
     return {"out of memory": case(model, gpu_layers="all", context=8192)}
+
+
+def pinned(model: Path) -> dict[str, Any]:
+    """The memory of weights beside a device that pins memory for its transfers, as a graphics card does."""
+    device = own_device()
+    host = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(lambda _device: ggml.plain_buffer_type())
+    with log_lines() as log, replaced(device, _HOST_BUFFER_TYPE, host):
+        Model(model, devices=DeviceLayers.of([(device, 15)])).close()
+    kinds = [line.partition(":")[2].split()[0] for line in log.info if "model buffer size" in line]
+    return {"kinds": kinds, "layouts": [layout.name for layout in kernel_layouts()]}
+
+
+def taken(model: str) -> dict[str, Any]:
+    """An answer with all layers on a device, most of whose memory is taken once layers are planned for it."""
+    size = ctypes.POINTER(ctypes.c_size_t)
+
+    def little_memory(_device: Any, free: Any, total: Any) -> None:
+        free[0], total[0] = Path(model).stat().st_size, 8 << 30
+
+    get_memory = ctypes.CFUNCTYPE(None, ctypes.c_void_p, size, size)(little_memory)
+    read = MachineSnapshot.read
+    with ExitStack() as stack:
+
+        def read_before(*arguments: Any) -> MachineSnapshot:
+            snapshot = read(*arguments)
+            stack.enter_context(replaced(own_device(), _GET_MEMORY, get_memory))
+            return snapshot
+
+        with patch.object(MachineSnapshot, "read", read_before):
+            return case(model, gpu_layers="all")
+
+
+def own_device() -> Any:
+    """The worker's device."""
+    device = device_named("RPC0")
+    assert device is not None
+    return device
+
+
+@contextmanager
+def replaced(device: Any, index: int, function: Any) -> Iterator[None]:
+    """A block in which a device has another function at this place of ggml's table."""
+    table = ctypes.cast(device, ctypes.POINTER(ctypes.c_void_p))
+    before, table[index] = table[index], ctypes.cast(function, ctypes.c_void_p).value
+    try:
+        yield
+    finally:
+        table[index] = before
 
 
 def become_card(address: str, models: list[str]) -> None:

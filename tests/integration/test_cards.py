@@ -46,7 +46,9 @@ def cases(
         return session(smol_path, q4_drafter_path, worker, **{n: str(path) for n, path in tiny.items()})
 
 
-def session(model: Path, drafter: Path, worker: LocalWorker, **more: int | str) -> Cases:
+def session(
+    model: Path, drafter: Path, worker: LocalWorker, kernels: str = "plain", **more: int | str
+) -> Cases:
     order = {"address": worker.address, "model": str(model), "drafter": str(drafter), **more}
     done = subprocess.run(
         [sys.executable, "-m", "tests.card_session", json.dumps(order)],
@@ -54,7 +56,7 @@ def session(model: Path, drafter: Path, worker: LocalWorker, **more: int | str) 
         text=True,
         check=False,
         # The worker computes with weights as they are in the file, and other kernels round differently.
-        env=os.environ | {"EDGESPEC_KERNELS": "plain"},
+        env=os.environ | {"EDGESPEC_KERNELS": kernels},
     )
     assert done.returncode == 0, done.stderr
     found: Cases = json.loads(done.stdout.splitlines()[-1])
@@ -132,6 +134,25 @@ def test_a_device_that_runs_out_of_memory_gets_fewer_layers(
     assert "A device ran out of memory" in found["warnings"][0]
     here, there = (int(part.split()[0]) for part in found["layers"].split(", "))
     assert (here + there, 0 < there < 30) == (30, True)
+
+
+@pytest.fixture(scope="module", params=["", "plain"])
+def amended(request: pytest.FixtureRequest, short_path: Path, has_rpc: None) -> Cases:
+    """A device that pins memory, and one whose memory is taken, with each setting of the kernels."""
+    with LocalWorker("--threads", "1") as worker:
+        return session(short_path, short_path, worker, request.param, pins=1)
+
+
+def test_weights_beside_a_device_are_rearranged_before_they_are_pinned(amended: Cases) -> None:
+    found = amended["pinned"]
+    wanted = set(found["layouts"]) or {"CPU_Mapped"}
+    assert wanted & set(found["kinds"]), found
+
+
+def test_memory_that_is_taken_after_planning_is_noticed(amended: Cases) -> None:
+    found = amended["taken"]
+    assert len(found.get("tokens", ())) == 16, found
+    assert "a moment ago): trying again with" in found["warnings"][0]
 
 
 def test_a_device_named_where_there_is_none() -> None:

@@ -21,7 +21,7 @@ from edgespec.loading.devices.assignment import layer_seconds, layer_sizes, outp
 from edgespec.loading.devices.card_placement import CardPlacement
 from edgespec.loading.devices.cards import Card, Cards
 from edgespec.loading.devices.finding import PlacementRequest
-from edgespec.loading.devices.placing import MARGIN, drafter_card, place_on_cards, without
+from edgespec.loading.devices.placing import RESERVED_SHARE, drafter_card, place_on_cards, without
 from edgespec.measure.derived_passes import known_products
 from edgespec.models.gguf.footprint import Footprint
 from edgespec.models.gguf.layers import ModelFiles
@@ -51,7 +51,7 @@ def needs(*drafters: Footprint) -> MemoryNeeds:
 
 def card(slowness: float, layers: float, *, name: str = "CUDA0", shared: bool = False) -> Card:
     """A card with room for so many layers beside its buffers."""
-    free = int((layers * (LAYER + CELLS) + BUFFERS) / (1 - MARGIN)) + (1 << 20)
+    free = int((layers * (LAYER + CELLS) + BUFFERS) / (1 - 1 / RESERVED_SHARE)) + (1 << 20)
     seconds = tuple(slowness * s for s in SECONDS)
     profile = DeviceProfile(seconds, SECONDS, Curve.through([(1 << 14, 1e-5), (1 << 24, 2e-3)]))
     return Card(name, "a card", free, free, shared, profile)
