@@ -47,7 +47,7 @@ def kernels_of(layout: str) -> str:
 
 
 def cost_of_missing(layout: str) -> str:
-    """What it costs that a layout's kernels are not used, in a sentence."""
+    """A sentence on the cost of leaving out a layout's kernels."""
     if layout == OWN:
         passes = "passes of many rows, such as those that verify trees"
         return f"Answers are right, but {passes}, take 2 to 4 times as long."

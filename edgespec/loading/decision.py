@@ -26,7 +26,7 @@ Finder = Callable[[Planner], FoundDrafter]
 
 @dataclass(frozen=True)
 class Decision:
-    """What a load does.
+    """The decisions of a load.
 
     Attributes:
         planner: with the sizes that were decided, for plans of the same model.

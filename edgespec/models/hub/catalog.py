@@ -84,7 +84,7 @@ class CatalogEntry:
         return self.hollow_in(self.quant)
 
     def hollow_in(self, quant: str) -> ModelFiles | None:
-        """The same in another quantization, or in the nearest one whose types are known."""
+        """The shape in another quantization, or in the nearest one whose types are known."""
         if self.shape is None:
             return None
         label = normal(label_of(f"-{quant}") or self.quant)

@@ -259,7 +259,7 @@ def _busy(status: int, retry_after: str) -> _Interrupted:
 
 
 def _key(repository: Repository, file: HubFile) -> str:
-    """What names a file's lock and partial download: its checksum, or else its place in the repository."""
+    """The name of a file's lock and partial download: its checksum, or else its place in the repository."""
     place = f"{repository.commit}/{file.path}"
     return file.digest or hashlib.sha1(place.encode(), usedforsecurity=False).hexdigest()
 

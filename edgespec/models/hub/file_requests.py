@@ -66,7 +66,7 @@ def _git_hash(hub: Hub, response: Response) -> str:
 
 
 def _checksums(hub: Hub, response: Response) -> Iterator[tuple[Response, str]]:
-    """What may be checksums, from the Hub's host alone: the ETag of a content network is another hash."""
+    """Candidates for checksums, from the Hub's host alone: the ETag of a content network is another hash."""
     for answer in (*response.history, response):
         if str(answer.url).startswith(f"{hub.endpoint}/"):
             for name in _CHECKSUMS:

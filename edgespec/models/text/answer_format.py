@@ -87,7 +87,7 @@ class AnswerFormat:
 
     @cached_property
     def calls(self) -> CallSyntax:
-        """How tools are called; GENERIC if the template does not tell."""
+        """The syntax of calls; GENERIC if the template does not tell."""
         if self._family is not None:
             return self._family
         if self._shows_tools or "tool_calls" in self._template:

@@ -29,7 +29,7 @@ _QUOTED = re.compile(r"'.*'", re.DOTALL)
 
 @dataclass
 class LogLines:
-    """What llama.cpp has logged during a block.
+    """Lines that llama.cpp logs during a block.
 
     Attributes:
         errors: the first error lines.

@@ -1,4 +1,4 @@
-"""How a chat template writes tool calls: literal text around names and arguments, as patterns and grammars.
+"""Layouts of tool calls in chat templates: literal text around names and arguments, as patterns and grammars.
 
 A layout is learned by rendering (`derivation`) or written down for a family. Its texts hold slots for what
 differs from call to call, as characters of Unicode's private use area.
@@ -37,7 +37,7 @@ SPACE_RULE = rf"{SPACE}: /[ \t\n]{{0,20}}/"
 
 @dataclass(frozen=True)
 class TaggedArguments:
-    """How arguments are written one by one, each between tags.
+    """The tags around arguments that are written one by one.
 
     Attributes:
         opens: the text before an argument's name.

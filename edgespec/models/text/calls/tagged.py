@@ -92,7 +92,7 @@ class ArgumentRules:
         return [word, *(written for json_word, written in self.tags.words if json_word == word)]
 
     def _text(self, terminal: str, text: str, space: str, tag: str) -> tuple[str, str]:
-        """How to write a text that matches a regular expression, and the terminal for it."""
+        """The rule for a text that matches a regular expression, and its terminal."""
         optional = f"(?:{_escaped(space)})?" if space else ""
         if any(tag.startswith(mark) for mark in self.controls):  # which no text can hold
             return f"{terminal} {rule(tag, self.controls)}", f"{terminal}: /{text}{optional}/"
