@@ -155,8 +155,9 @@ def test_no_public_function_is_left_out() -> None:
             if not name.startswith("_") and _parameters(getattr(kind, name))
         }
 
-    # `step` takes batches, which only the engine's own methods make.
-    assert methods(Engine) == {*ENGINE, "set_tree_budget", "step"}
+    # These take batches, turns and stored states, which only the engine and its sessions make.
+    internal = {"step", "stream_turn", "save_conversation", "restore_conversation"}
+    assert methods(Engine) == {*ENGINE, "set_tree_budget", *internal}
     assert methods(Session) == {*SESSION}
 
 
