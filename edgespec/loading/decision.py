@@ -100,6 +100,8 @@ def _with_minimum(error: MemoryLimitError, planner: Planner, find: Finder) -> Me
     size, _ = _smallest(usual, find, MemoryLimitError("", least=least + spare), rounded_up)
     name, context = planner.target.paths[0].name, planner.config.model.context
     had = f"there are {readable(planner.budget)}" + (" in the budget" if planner.config.memory.limit else "")
+    if lent := planner.machine.lent_bytes:
+        had += f"; the workers lend {readable(lent)}"
     what = f"{name} with a context of {context} tokens needs {readable(size or least)} of memory, and {had}."
     return MemoryLimitError(what, error.hint, least=least)
 

@@ -158,14 +158,14 @@ def test_bad_input_is_explained(engine: Engine, smol_path: Path, tmp_path: Path)
         ContextLengthError, match=r"The prompt has \d+ tokens, but the context holds 512\."
     ) as long:
         engine.generate("word " * 600)
-    assert "--context 2048" in long.value.hint
+    assert "context=2048" in long.value.hint
     with pytest.raises(ModelFileError, match=r"missing\.gguf"):
         edgespec.load(tmp_path / "missing.gguf")
     with pytest.raises(ModelFileError, match="There is no model 'smollm2'"):
         edgespec.load("smollm2")
     with pytest.raises(MemoryLimitError, match=r"needs .* of memory"):
         edgespec.load(smol_path, memory=10 << 20)
-    with pytest.raises(MemoryLimitError, match=r"A context of 9000000 tokens needs .* GiB of memory"):
+    with pytest.raises(MemoryLimitError, match=r"a context of 9000000 tokens needs .* GiB of memory"):
         edgespec.load(smol_path, context=9_000_000)
     with pytest.raises(UsageError, match=r"^context must be .*, not -1\."):
         edgespec.load(smol_path, context=-1)

@@ -159,5 +159,5 @@ def test_files_are_drafted_from_on_the_command_line(
 
 @pytest.mark.parametrize("options", [{"draft": "none"}, {"drafter": "model"}])
 def test_files_need_a_drafter_that_uses_them(smol_path: Path, quoted: Path, options: dict[str, str]) -> None:
-    with pytest.raises(UsageError, match="does not use them"):
+    with pytest.raises(UsageError, match="exclude each other"):
         edgespec.load(smol_path, draft_from=quoted, context=128, **options)

@@ -175,7 +175,7 @@ def test_memories_that_do_not_suffice(smol_path: Path, has_rpc: None, tight: int
         pytest.raises(MemoryLimitError, match=r"the workers lend 24\.0 MiB") as failure,
     ):
         load(smol_path, (small,), tight, offload="none")
-    assert "leave out --offload none" in failure.value.hint
+    assert "leave out offload='none'" in failure.value.hint
 
 
 @pytest.mark.slow
