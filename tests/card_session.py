@@ -27,7 +27,7 @@ from edgespec.config import Config
 from edgespec.costs.curves import Curve
 from edgespec.errors import EdgeSpecError, MemoryLimitError
 from edgespec.kernels import ggml
-from edgespec.kernels.device_speed import measure_speeds
+from edgespec.kernels.device_speed import measure_speeds, transfer_times
 from edgespec.kernels.ggml import rpc
 from edgespec.kernels.ggml.devices import device_named
 from edgespec.kernels.layouts import kernel_layouts
@@ -99,11 +99,21 @@ def out_of_memory(model: str, server: int) -> dict[str, Any]:
 def pinned(model: Path) -> dict[str, Any]:
     """The memory of weights beside a device that pins memory for its transfers, as a graphics card does."""
     device = own_device()
-    host = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(lambda _device: ggml.plain_buffer_type())
+    asked = []
+
+    def host_buffer_type(device: int) -> int:
+        asked.append(device)
+        return ggml.plain_buffer_type()
+
+    host = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(host_buffer_type)
+    with replaced(device, _HOST_BUFFER_TYPE, host):
+        transfers = transfer_times(device)
+    measured = len(asked)
     with log_lines() as log, replaced(device, _HOST_BUFFER_TYPE, host):
         Model(model, devices=DeviceLayers.of([(device, 15)])).close()
     kinds = [line.partition(":")[2].split()[0] for line in log.info if "model buffer size" in line]
-    return {"kinds": kinds, "layouts": [layout.name for layout in kernel_layouts()]}
+    layouts = [layout.name for layout in kernel_layouts()]
+    return {"kinds": kinds, "layouts": layouts, "transfers": list(transfers.values()), "measured": measured}
 
 
 def taken(model: str) -> dict[str, Any]:

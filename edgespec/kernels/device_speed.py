@@ -101,32 +101,40 @@ def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
         if device == own:
             f["ggml_backend_cpu_set_n_threads"](backend, request["threads"])
         seconds = _seconds(device, backend, request["type"])
-        found.append({"seconds": seconds, "transfer": _transfer_times(device) if device in near else {}})
+        found.append({"seconds": seconds, "transfer": transfer_times(device) if device in near else {}})
         f["ggml_backend_free"](backend)
     return {"devices": found}
 
 
-def _transfer_times(device: Address) -> dict[int, float]:
-    """Seconds in which so many bytes get to a device and back: the median of a few tries."""
+def transfer_times(device: Address) -> dict[int, float]:
+    """Seconds in which so many bytes get to a device and back: the median of a few tries.
+
+    From memory that is pinned for the device, if it has such: llama.cpp keeps activations there.
+    """
     f = ggml.functions()
-    kind = f["ggml_backend_dev_buffer_type"](device)
-    buffer = f["ggml_backend_buft_alloc_buffer"](kind, 2 * max(_PAYLOADS))
-    if not buffer:
-        raise MemoryError
+    there = f["ggml_backend_dev_buffer_type"](device)
+    host = f["ggml_backend_dev_host_buffer_type"](device) or f["ggml_backend_cpu_buffer_type"]()
     found = {}
-    with ggml.ScratchContext(len(_PAYLOADS)) as scratch:
+    with ggml.ScratchContext(len(_PAYLOADS)) as scratch, ExitStack() as stack:
+        buffer, here = (
+            f["ggml_backend_buft_alloc_buffer"](kind, 2 * max(_PAYLOADS)) for kind in (there, host)
+        )
+        for allocated in filter(None, (buffer, here)):
+            stack.callback(f["ggml_backend_buffer_free"], allocated)
+        if not (buffer and here):
+            raise MemoryError
+        f["ggml_backend_buffer_clear"](here, 0)
+        data = f["ggml_backend_buffer_get_base"](here)
         for n_bytes in _PAYLOADS:
             tensor = scratch.tensor(ggml.F32, (n_bytes // 4,))
             f["ggml_backend_tensor_alloc"](buffer, tensor, f["ggml_backend_buffer_get_base"](buffer))
-            data = ctypes.create_string_buffer(n_bytes)
             taken = []
             for _ in range(_TRIES):
                 begun = time.perf_counter()
-                f["ggml_backend_tensor_set"](tensor, ctypes.addressof(data), 0, n_bytes)
-                f["ggml_backend_tensor_get"](tensor, ctypes.addressof(data), 0, n_bytes)
+                f["ggml_backend_tensor_set"](tensor, data, 0, n_bytes)
+                f["ggml_backend_tensor_get"](tensor, data, 0, n_bytes)
                 taken.append(time.perf_counter() - begun)
             found[n_bytes] = statistics.median(taken)
-    f["ggml_backend_buffer_free"](buffer)
     return found
 
 

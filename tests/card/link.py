@@ -5,7 +5,6 @@ Prints JSON: bytes per second by kind of memory and direction, and seconds of th
 
 from __future__ import annotations
 
-import ctypes
 import json
 import sys
 import time
@@ -13,7 +12,7 @@ from typing import Any
 
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address
-from tests.card.device import card, function
+from tests.card.device import card
 
 _SIZES = (1 << 14, 1 << 20, 16 << 20, 128 << 20)
 _TRIES = 5
@@ -33,7 +32,7 @@ def _rates(device: Address, *, pinned: bool) -> dict[str, dict[str, float]]:
     f = ggml.functions()
     host = f["ggml_backend_cpu_buffer_type"]()
     if pinned:
-        host = function("ggml_backend_dev_host_buffer_type", ctypes.c_void_p, ctypes.c_void_p)(device)
+        host = f["ggml_backend_dev_host_buffer_type"](device)
         if not host:
             return {}
     here = f["ggml_backend_buft_alloc_buffer"](host, max(_SIZES))

@@ -149,10 +149,15 @@ def test_weights_beside_a_device_are_rearranged_before_they_are_pinned(amended: 
     assert wanted & set(found["kinds"]), found
 
 
+def test_transfers_are_measured_from_memory_that_is_pinned(amended: Cases) -> None:
+    assert amended["pinned"]["measured"] > 0
+    assert min(amended["pinned"]["transfers"]) > 0
+
+
 def test_memory_that_is_taken_after_planning_is_noticed(amended: Cases) -> None:
     found = amended["taken"]
     assert len(found.get("tokens", ())) == 16, found
-    assert "a moment ago): trying again with" in found["warnings"][0]
+    assert "a moment ago)" in found["warnings"][0]
 
 
 def test_a_device_named_where_there_is_none() -> None:

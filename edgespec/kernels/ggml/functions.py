@@ -61,6 +61,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "ggml_backend_dev_description": (ctypes.c_char_p, [POINTER]),
     "ggml_backend_dev_memory": (None, [POINTER, ctypes.POINTER(SIZE), ctypes.POINTER(SIZE)]),
     "ggml_backend_dev_buffer_type": (POINTER, [POINTER]),
+    "ggml_backend_dev_host_buffer_type": (POINTER, [POINTER]),
     "ggml_backend_reg_by_name": (POINTER, [ctypes.c_char_p]),
     "ggml_backend_reg_dev_count": (SIZE, [POINTER]),
     "ggml_backend_reg_dev_get": (POINTER, [POINTER, SIZE]),
