@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 AUTO = "auto"
@@ -16,6 +17,9 @@ ARGUMENTS = {
     "vulkan": "-DGGML_VULKAN=ON",
 }
 """CMake's arguments, by the backend."""
+
+_CORE_MINUTES = {"cuda": 60}
+"""What a core of a usual processor takes to compile a backend for one kind of card, measured."""
 
 _VULKAN_HEADER = "vulkan/vulkan_core.h"
 _NEWEST_VULKAN = "VK_EXT_layer_settings"  # of what llama.cpp uses; in the headers since version 1.3.272
@@ -39,6 +43,35 @@ def found(platform: str, devices: Path = Path("/dev")) -> str | None:
     if any(devices.glob("dri/renderD*")) and not missing("vulkan", platform):
         return "vulkan"
     return None
+
+
+def arguments(backend: str) -> str:
+    """CMake's arguments for a backend, for the cards of this machine alone where that can be told."""
+    given = ARGUMENTS[backend]
+    capabilities = cuda_capabilities() if backend == "cuda" else []
+    # Several kinds take a list, whose separator CMAKE_ARGS cannot hold; CMake then looks at the cards itself.
+    return f"{given} -DCMAKE_CUDA_ARCHITECTURES={capabilities[0]}-real" if len(capabilities) == 1 else given
+
+
+def cuda_capabilities() -> list[str]:
+    """The kinds of NVIDIA's cards here, by CUDA's numbers, such as "89"; empty if they are not known."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    query = [program, "--query-gpu=compute_cap", "--format=csv,noheader"]
+    try:
+        said = subprocess.run(query, capture_output=True, text=True, check=True, timeout=20).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    found = {line.strip().replace(".", "") for line in said.splitlines()}
+    return sorted(number for number in found if number.isdigit())
+
+
+def minutes(backend: str) -> int | None:
+    """About how long compiling a backend takes with all cores; None if that is not known."""
+    if backend not in _CORE_MINUTES:
+        return None
+    return max(-(-_CORE_MINUTES[backend] // (os.cpu_count() or 1)), 1)
 
 
 def missing(backend: str, platform: str) -> str:

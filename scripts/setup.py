@@ -58,7 +58,7 @@ def main() -> int:
             problem = backends.missing(options.backend, sys.platform)
             if problem:
                 raise SetupError(problem)
-            CMAKE_ARGS = f"{CMAKE_ARGS} {backends.ARGUMENTS[options.backend]}".strip()
+            CMAKE_ARGS = f"{CMAKE_ARGS} {backends.arguments(options.backend)}".strip()
         set_up(options.venv, dev=options.dev, rebuild=options.rebuild)
     except SetupError as error:
         print(f"setup: {error}", file=sys.stderr)
@@ -355,10 +355,12 @@ def install_llama_cpp(
     )
     arguments = CMAKE_ARGS
     if not arguments and (found := backends.found(sys.platform)) is not None:
-        arguments = backends.ARGUMENTS[found]
+        arguments = backends.arguments(found)
         print(f"llama.cpp: with {found}, which was found here; --backend cpu leaves it out", flush=True)
     elif not arguments and has_nvidia():
         print(f"llama.cpp: without the graphics card. {backends.missing('cuda', sys.platform)}", flush=True)
+    if "-DGGML_CUDA=ON" in arguments and (minutes := backends.minutes("cuda")) is not None:
+        print(f"llama.cpp: compiling for CUDA takes about {minutes} minutes with all cores", flush=True)
     # A build with options of its own must neither come from pip's cache nor go there, and a build that
     # was made without the fixes must not come from there to a processor that needs them.
     fresh = bool(arguments) or build_fixes.are_needed() or rebuild

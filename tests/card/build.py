@@ -11,6 +11,7 @@ import sysconfig
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 _SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 CUDA, VULKAN, PROCESSOR = "cuda", "vulkan", "processor"
@@ -62,13 +63,8 @@ def usual_backend() -> str:
 
 
 def cuda_architecture() -> str:
-    """The compute capability of the first NVIDIA card, such as "90"; empty if there is none."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return ""
-    query = [program, "--query-gpu=compute_cap", "--format=csv,noheader"]
-    done = subprocess.run(query, capture_output=True, text=True, check=False)
-    return done.stdout.split("\n")[0].strip().replace(".", "") if done.returncode == 0 else ""
+    """The compute capability of an NVIDIA card here, such as "90"; empty if there is none."""
+    return next(iter(_script("backends").cuda_capabilities()), "")
 
 
 def build(sources: Path, folder: Path, backend: str, architecture: str = "") -> Built:
@@ -126,12 +122,17 @@ def _backend_arguments(backend: str, architecture: str) -> list[str]:
 
 def _fixes() -> dict[str, str]:
     """What scripts/setup.py gives a compiler on some processors."""
-    spec = importlib.util.spec_from_file_location("build_fixes", _SCRIPTS / "build_fixes.py")
+    return {"CXXFLAGS": _script("build_fixes").with_fixes(os.environ).get("CXXFLAGS", "")}
+
+
+def _script(name: str) -> Any:
+    """A module of scripts/, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, _SCRIPTS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
-    fixes = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(fixes)
-    return {"CXXFLAGS": fixes.with_fixes(os.environ).get("CXXFLAGS", "")}
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _toolkit() -> Path:

@@ -281,6 +281,21 @@ def test_headers_that_are_too_old_for_vulkan(
     assert f"{header} is older" in setup.backends.missing("vulkan", "linux")
 
 
+@pytest.mark.parametrize(
+    ("said", "wanted"),
+    [("8.9\\n8.9\\n", "-DCMAKE_CUDA_ARCHITECTURES=89-real"), ("8.6\\n12.0\\n", ""), ("[N/A]\\n", "")],
+)
+def test_cuda_is_compiled_for_the_cards_that_are_here(
+    setup: ModuleType, said: str, wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\nprintf '{said}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    assert setup.backends.arguments("cuda").removeprefix("-DGGML_CUDA=ON").strip() == wanted
+    assert "ARCHITECTURES" not in setup.backends.arguments("vulkan")
+
+
 @pytest.mark.parametrize("backend", ["cuda", "rocm", "vulkan", "metal"])
 def test_a_backend_that_cannot_be_compiled(backend: str, tmp_path: Path) -> None:
     done = run("--venv", tmp_path / "venv", "--backend", backend, path=tmp_path)
