@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
+from edgespec.errors import GrammarError, UsageError
 from edgespec.generation.config import GenerationConfig, Grammar
 from edgespec.generation.tools import CHOICES, Tool
 from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.models.text.answer_format import AnswerFormat, ThoughtFormat
 from edgespec.models.text.answer_parts import AnswerParts, PartsReader, call_id
 from edgespec.models.text.calls import harmony
-from edgespec.models.text.calls.closed_arguments import closed
 from edgespec.models.text.calls.fenced import FenceReader
+from edgespec.models.text.calls.imposable import closed, not_imposed, unconstrained
 from edgespec.models.text.calls.syntax import CallSyntax
 from edgespec.models.text.channels import ChannelParts
 from edgespec.models.text.encoding import Encoder
@@ -23,6 +24,8 @@ from edgespec.models.text.structured_output.answer_matcher import AnswerMatcher
 from edgespec.models.text.structured_output.steps import ChoiceStep, GrammarStep, Thought, ToolCallGrammar
 from edgespec.models.text.structured_output.token_bytes import TokenBytes
 from edgespec.speculation.constraint import Constraint, Matcher
+
+_KEPT_CALLS = 8
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,14 @@ class AnswerPlan:
     shown: frozenset[int] = frozenset()
 
 
+@dataclass(frozen=True)
+class _OfferedCalls:
+    """The grammar of calls, and in sentences what of the tools' schemas it does not impose."""
+
+    grammar: ToolCallGrammar
+    not_imposed: tuple[str, ...]
+
+
 class AnswerPlanner:
     """Plans answers for one model."""
 
@@ -48,6 +59,7 @@ class AnswerPlanner:
         self._grammars = Grammars(vocabulary)
         self._token_bytes: dict[frozenset[int], TokenBytes] = {}
         self._marks: dict[tuple[AnswerFormat, bool], frozenset[int]] = {}
+        self._offered = lru_cache(_KEPT_CALLS)(self._offer)
 
     def plan(
         self, encoder: Encoder, prompt: Sequence[int], config: GenerationConfig, *, raw: bool
@@ -83,7 +95,9 @@ class AnswerPlanner:
             return AnswerPlan(None, parts, shown)
         calls = None
         if syntax is not None:
-            calls = self._calls(syntax, config)
+            calls = self._offered(
+                syntax, config.tools, config.tool_choice, config.parallel_tool_calls
+            ).grammar
         elif shown_only:
             calls = _no_calls(form.calls, config.tools)
         thinking = None if thought is None or not thinks else _thought(thought, syntax, config, opened=opened)
@@ -120,6 +134,7 @@ class AnswerPlanner:
         shown: frozenset[int],
     ) -> AnswerMatcher:
         grammar = config.grammar
+        in_channels = calls is not None and bool(calls.prompt_end)
         whole = None if grammar is None else partial(self._grammars.matcher, grammar)
         return AnswerMatcher(
             self._token_bytes.setdefault(shown, TokenBytes(self._vocabulary, shown)),
@@ -128,12 +143,52 @@ class AnswerPlanner:
             thought=thought,
             calls=calls,
             whole=whole,
+            whole_opens=harmony.FINAL if in_channels else "",
         )
 
-    def _calls(self, syntax: CallSyntax, config: GenerationConfig) -> ToolCallGrammar:
-        required = config.tool_choice != "auto"
-        tools = [tool for tool in config.tools if tool.name == config.tool_choice] or config.tools
-        several = config.parallel_tool_calls and config.tool_choice in CHOICES
+    def not_imposed(self, encoder: Encoder, config: GenerationConfig) -> tuple[str, ...]:
+        """What of the tools' schemas does not bind calls, in sentences; any thread may call this.
+
+        Raises:
+            UsageError, InconclusiveTrial: as `plan`.
+        """
+        if encoder.format is None or not config.offers_tools:
+            return ()
+        syntax = encoder.format.calls
+        return self._offered(syntax, config.tools, config.tool_choice, config.parallel_tool_calls).not_imposed
+
+    def _offer(
+        self, syntax: CallSyntax, tools: tuple[Tool, ...], choice: str, parallel: bool
+    ) -> _OfferedCalls:
+        """The calls of tools: a tool whose arguments cannot be bound takes any."""
+        callable_tools = [tool for tool in tools if tool.name == choice] or tools
+        sentences = [
+            f"In the schema of the tool {tool.name}, {clause}."
+            for tool in callable_tools
+            for clause in not_imposed(tool)
+        ]
+        spelled = []
+        for tool in callable_tools:
+            try:
+                syntax.steps([tool], several=False)
+            except UsageError as error:
+                sentences.append(f"The schema of the tool {tool.name} is not imposed. {error}")
+                tool = unconstrained(tool)
+            spelled.append(tool)
+        several = parallel and choice in CHOICES
+        grammar = self._calls(syntax, spelled, required=choice != "auto", several=several)
+        try:
+            for step in _grammar_steps(grammar):
+                self._matcher(step)
+        except GrammarError as error:
+            sentences.append(f"The schemas of the tools are not imposed. {error}")
+            spelled = [unconstrained(tool) for tool in spelled]
+            grammar = self._calls(syntax, spelled, required=choice != "auto", several=several)
+        return _OfferedCalls(grammar, tuple(sentences))
+
+    def _calls(
+        self, syntax: CallSyntax, tools: Sequence[Tool], *, required: bool, several: bool
+    ) -> ToolCallGrammar:
         others = syntax.more_triggers(tools)
         return ToolCallGrammar(
             trigger=syntax.trigger.encode(),
@@ -148,7 +203,7 @@ class AnswerPlanner:
 
     def _fences(self, syntax: CallSyntax, config: GenerationConfig) -> FenceReader | None:
         """Return the judge of which code fences are calls; None if none is."""
-        if not syntax.in_fences or config.tool_choice != "auto":
+        if not syntax.in_fences or config.tool_choice != "auto" or config.grammar is not None:
             return None
         steps = {tool.name: GrammarStep(closed(tool).parameters) for tool in config.tools}
 

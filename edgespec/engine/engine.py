@@ -145,6 +145,15 @@ class Engine:
         """True if the model's chat template knows thoughts before answers."""
         return self.encoder.format is not None and self.encoder.format.thought is not None
 
+    def not_imposed(self, config: GenerationConfig) -> tuple[str, ...]:
+        """What of the tools' schemas does not bind the arguments of calls, in sentences.
+
+        Raises:
+            UsageError: the grammar library is missing.
+            InconclusiveTrial: a schema could not be tried.
+        """
+        return self._planner.not_imposed(self.encoder, config)
+
     @property
     def vocabulary_size(self) -> int:
         """Number of tokens that the target knows."""

@@ -16,7 +16,7 @@ from edgespec.generation.tools import Tool, check_choice, tools_of
 
 MAX_SEED = 2**63 - 1
 MOST_LOGPROBS = 20
-NOT_SETTINGS = ("grammar", "tools", "tool_choice", "parallel_tool_calls", "logprobs")
+NOT_SETTINGS = ("grammar", "tools", "tool_choice", "parallel_tool_calls", "logprobs", "logit_bias")
 """Fields of GenerationConfig that say what is asked for, rather than how it is generated."""
 
 
@@ -67,7 +67,7 @@ class GenerationConfig:
         penalty_window: how many of the last tokens the penalties consider; 0 means all.
         seed: fixes the sampled text, whatever the drafter or the tree; None picks one and reports it.
         stop: the answer ends before the first occurrence of one of these strings.
-        grammar: the form that the answer must have.
+        grammar: the form that the answer must have, unless it calls tools.
         verify: the rule by which drafted tokens are accepted, NAME or NAME:PARAMETER=VALUE,...; "auto" is
             greedy at temperature 0 and shared noise above.
         think: how a model that can think does it: "auto" as its chat template has it, "on", "off", an effort
@@ -78,6 +78,8 @@ class GenerationConfig:
         parallel_tool_calls: whether an answer may call more than one.
         logprobs: how many of the likeliest tokens are recorded for each token of the answer, with their
             log-probabilities, besides its own; None records nothing.
+        logit_bias: tokens, and what is added to the logit of each before anything else; tokens that the model
+            does not have are left out.
 
     Raises:
         UsageError: a value is out of its range.
@@ -101,6 +103,7 @@ class GenerationConfig:
     tool_choice: str = "auto"
     parallel_tool_calls: bool = True
     logprobs: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
     __repr__ = short_repr
 
@@ -164,11 +167,6 @@ class GenerationConfig:
             )
         parse_think(self.think)
         check_choice(self.tool_choice, self.tools)
-        if self.grammar is not None and self.offers_tools:
-            raise UsageError(
-                "Both tools and a form for the answer were given.",
-                'Leave one out, or set tool_choice "none".',
-            )
         _check(
             self.logprobs is None or 0 <= self.logprobs <= MOST_LOGPROBS,
             "logprobs",

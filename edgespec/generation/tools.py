@@ -10,9 +10,8 @@ from typing import Any
 
 from edgespec.errors import UsageError
 
-MOST_TOOLS = 128
 CHOICES = ("auto", "none", "required")
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,256}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Tool:
         name, description = function.get("name"), function.get("description") or ""
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise UsageError(
-                "A tool has no valid name.", "It must have 1 to 64 letters, digits, '_', '-' and '.'."
+                "A tool has no valid name.", "It must have 1 to 256 letters, digits, '_', '-' and '.'."
             )
         if not isinstance(description, str):
             raise UsageError(f"The description of the tool {name} is not a string.")
@@ -125,15 +124,14 @@ def tools_of(definitions: Sequence[object]) -> tuple[Tool, ...]:
     """The tools in a list of tools or definitions.
 
     Raises:
-        UsageError: one has another form, two have the same name, or there are too many.
+        UsageError: one has another form, or two have the same name.
     """
-    if len(definitions) > MOST_TOOLS:
-        raise UsageError(f"There are {len(definitions)} tools.", f"At most {MOST_TOOLS} are allowed.")
     tools = tuple(item if isinstance(item, Tool) else Tool.of(item) for item in definitions)
-    names = [tool.name for tool in tools]
-    for name in names:
-        if names.count(name) > 1:
-            raise UsageError(f"Two tools are named {name}.", "Give each a name of its own.")
+    names = set()
+    for tool in tools:
+        if tool.name in names:
+            raise UsageError(f"Two tools are named {tool.name}.", "Give each a name of its own.")
+        names.add(tool.name)
     return tools
 
 

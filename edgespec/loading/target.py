@@ -252,7 +252,7 @@ def _open_template(model: Model, state: LoadState) -> ChatTemplate | None:
         return None
     vocabulary = model.vocabulary
     bos, eos = (vocabulary.text(t).decode("utf-8", "replace") for t in (vocabulary.bos, vocabulary.eos))
-    template = state.register(ChatTemplate(source, bos, eos))
+    template = state.register(ChatTemplate(source, bos, eos, tools_source=model.tools_template))
     template.start()  # its process starts while the context is set up
     return template
 

@@ -20,11 +20,12 @@ from edgespec.serving.api import protocol
 from edgespec.serving.api.completion_request import is_pattern, names_model
 from edgespec.serving.api.endpoint import CompletionsEndpoint, Endpoint, Event, ResponsesEndpoint
 from edgespec.serving.api.refusals import Refusal, Unavailable, refusal_for
-from edgespec.serving.completion_handler import CompletionHandler, ResponseSender
+from edgespec.serving.completion_handler import CompletionHandler
 from edgespec.serving.ollama.endpoints import OllamaEndpoint, failure
 from edgespec.serving.ollama.model_card import ModelCard, version
 from edgespec.serving.origins import origin_checks
 from edgespec.serving.page import PAGE, Page
+from edgespec.serving.response_sender import ResponseSender
 
 _OLLAMA = "/api/"
 # Paths of the Ollama API that manage models or embed texts.

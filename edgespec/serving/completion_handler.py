@@ -7,48 +7,35 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
-from starlette.responses import JSONResponse
-from starlette.types import Message, Receive, Scope, Send
 
-from edgespec.errors import UsageError
 from edgespec.generation.result import Generation
 from edgespec.models.text.replay import WrittenAnswer
 from edgespec.serving.api.completion_request import (
     CompletionRequest,
-    check_size,
     nth_config,
     read_request,
-    too_long,
     with_system,
 )
 from edgespec.serving.api.endpoint import Endpoint, Event, ResponseBuilder
 from edgespec.serving.api.limits import Limits
 from edgespec.serving.api.refusals import Refusal, ShuttingDown, Unavailable, logged_refusal
 from edgespec.serving.engine_worker import EngineWorker, PendingAnswer, PrefillProgress, QueueSlot
+from edgespec.serving.prompts import encoded_prompts
 from edgespec.serving.request_bodies import BodyReceiver, RequestBody, parse
 from edgespec.serving.request_log import GONE, RequestLogEntry
+from edgespec.serving.response_sender import ResponseSender
 from edgespec.serving.served_model import ServedModel
-
-HALF_CLOSED = "edgespec.half_closed"
-"""Key in a request's state: an asyncio.Event that is set when the client has closed its sending side."""
-
-REFUSED = "edgespec.refused"
-"""Key in a request's state: the refusal that the connection has sent already, if it has."""
 
 _THREADS = 2
 _SHUTDOWN_REPLY_S = 1.0
-_POLL_S = 0.1
-_PROBE_S = 1.0
-_KEEP_ALIVE_S = 15.0
-_NO_BUFFERING = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 @dataclass
@@ -57,15 +44,17 @@ class _Exchange:
 
     Attributes:
         raw: the answer continues a text.
-        tokens: the prompt.
+        prompts: the tokens of each prompt.
         model: the one whose tokens these are.
+        context: what the endpoint needs to build the response.
         begun: the answer that is continued, if the prompt ends with the tokens that the model wrote.
     """
 
     request: CompletionRequest
     raw: bool
-    tokens: list[int]
+    prompts: list[list[int]]
     model: ServedModel
+    context: Any = None
     begun: WrittenAnswer | None = None
     answers: list[Generation] = field(default_factory=list)
 
@@ -138,7 +127,11 @@ class CompletionHandler:
                 answers = [answer for exchange in exchanges for answer in exchange.answers]
                 seconds = time.perf_counter() - start
                 path, status = sender.http.scope["path"], sender.status or GONE
-                self._on_request(RequestLogEntry.of(path, status, seconds, answers, streamed=sender.streamed))
+                self._on_request(
+                    RequestLogEntry.of(
+                        path, status, seconds, answers, streamed=sender.streamed, warnings=sender.warnings
+                    )
+                )
 
     async def _until_abandoned(self, sender: ResponseSender, work: Coroutine[Any, Any, None]) -> None:
         """Do the work, unless the client disconnects or the server shuts down first."""
@@ -174,10 +167,12 @@ class CompletionHandler:
                 return
             assert slot is not None
             exchanges.append(exchange)
-            self.worker.metrics.prompt_accepted(len(exchange.tokens))
+            n_tokens = sum(map(len, exchange.prompts))
+            self.worker.metrics.prompt_accepted(n_tokens)
+            sender.warnings = exchange.request.warnings
             model = exchange.request.model or self._model
             builder = endpoint.response_builder(
-                exchange.request, model=model, prompt_tokens=len(exchange.tokens)
+                exchange.request, model=model, prompt_tokens=n_tokens, context=exchange.context
             )
             if exchange.request.stream:
                 await sender.stream(self._events(exchange, slot, builder, sender), builder)
@@ -206,29 +201,16 @@ class CompletionHandler:
                 model=self._model,
                 aliases=self._aliases,
                 limits=limits,
+                warnings=translated.warnings,
             )
             if chat:
                 request = with_system(request, self._system)
-            n_vocab = engine.target.model.vocabulary.n_tokens
-            check_size(request.prompt, context=engine.context, n_vocab=n_vocab, limits=limits)
-            begun: WrittenAnswer | None = None
-            if chat:
-                messages: Any = request.prompt
-                found = served.written.find(messages)
-                encoder, config = engine.encoder, request.config
-            if request.continues:
-                tokens, begun = encoder.continued(messages, config=config, written=found)
-            elif chat:
-                tokens = list(encoder.conversation(messages, config=config, written=found).tokens)
-            else:
-                tokens = engine.encoder.encode(request.prompt, raw=True, config=request.config)
-            if not tokens:
-                raise UsageError("The prompt is empty.")
-            if len(tokens) >= engine.context:
-                raise too_long(f"{len(tokens)} tokens", engine.context)
+            prompts, begun = encoded_prompts(served, request, limits, translated.warnings)
         if endpoint.counts:
-            return _DirectReply(endpoint.counted(len(tokens)))
-        return _Exchange(request, translated.raw or request.continues, tokens, served, begun)
+            return _DirectReply(endpoint.counted(sum(map(len, prompts))))
+        request = replace(request, warnings=translated.warnings.sentences)
+        raw = translated.raw or request.continues
+        return _Exchange(request, raw, prompts, served, translated.context, begun)
 
     async def _answered(self, exchange: _Exchange, answer: Generation) -> None:
         """Note an answer, and keep it before the client can send it back."""
@@ -243,7 +225,7 @@ class CompletionHandler:
             if exchange.begun is not None:
                 messages, written = messages[:-1], exchange.begun.extended(answer)
             else:
-                written = model.engine.encoder.written(exchange.tokens, answer)
+                written = model.engine.encoder.written(exchange.prompts[0], answer)
             if written is not None:
                 model.written.add(messages, written)
 
@@ -251,16 +233,17 @@ class CompletionHandler:
     def _pending_answers(self, exchange: _Exchange, slot: QueueSlot) -> Iterator[list[PendingAnswer]]:
         """The answers that a request asks for, all on their way; they are abandoned at the end."""
         request = exchange.request
-        slot.answers = request.answers
+        slot.answers = request.answers * len(exchange.prompts)
         traced = request.stream and request.with_speculation
         answers = [
             PendingAnswer(
-                exchange.tokens,
+                tokens,
                 nth_config(request.config, n),
                 slot,
                 raw=exchange.raw,
                 traced=traced,
             )
+            for tokens in exchange.prompts
             for n in range(request.answers)
         ]
         try:
@@ -305,114 +288,6 @@ class CompletionHandler:
         except Exception as error:
             sender.refusal = logged_refusal(error)
             yield sender.endpoint.failure(sender.refusal)
-
-
-class ResponseSender:
-    """Sends the answer to one request.
-
-    Attributes:
-        endpoint: the path that was asked; decides the form of errors and streams.
-        refusal: why there is no answer, or why it is not complete; None if nothing is wrong.
-        status: the HTTP status that was sent; 0 before that.
-        streamed: whether the answer is sent event by event.
-    """
-
-    def __init__(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
-        self.endpoint = endpoint
-        self.http = HTTPRequest(scope, receive)
-        self.status = 0
-        self.streamed = False
-        self._scope = scope
-        self._receive = receive
-        self._to_client = send
-        self.refusal: Refusal | None = None
-        self._started = self._complete = False
-        half_closed = scope.get("state", {}).get(HALF_CLOSED)
-        self._half_closed: asyncio.Event = half_closed or asyncio.Event()
-
-    @property
-    def outcome(self) -> str:
-        """The outcome of the request, as `Metrics` names it."""
-        if self.refusal is not None:
-            status = self.refusal.status
-            return "turned_away" if status == 429 else "failed" if status >= 500 else "refused"
-        return "answered" if self._complete else "abandoned"
-
-    def note_refused(self) -> None:
-        """Take over the refusal that the connection has sent, if it has."""
-        self.refusal = self.http.scope.get("state", {}).get(REFUSED)
-        self.status = self.refusal.status if self.refusal else self.status
-
-    async def whole(self, body: Mapping[str, object]) -> None:
-        """Send a whole answer."""
-        await JSONResponse(body)(self._scope, self._receive, self._send)
-        self._complete = True
-
-    async def refuse(self, refusal: Refusal) -> None:
-        """Send an error, unless an answer has begun."""
-        self.refusal = refusal
-        if not self._started:
-            await refusal.response(self.endpoint.failure(refusal))(self._scope, self._receive, self._send)
-
-    async def stream(
-        self, events: AsyncGenerator[Event | PrefillProgress, None], builder: ResponseBuilder
-    ) -> None:
-        """Send an answer event by event, with a sign of life now and then while there is none."""
-        self.streamed = True
-        named = {"content-type": self.endpoint.media_type, **_NO_BUFFERING}
-        headers = [(name.encode(), value.encode()) for name, value in named.items()]
-        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        async with aclosing(_framed(events, self.endpoint, builder, self._half_closed)) as pieces:
-            async for piece in pieces:
-                await self._send({"type": "http.response.body", "body": piece, "more_body": True})
-        await self._send({"type": "http.response.body", "body": self.endpoint.last, "more_body": False})
-        self._complete = True
-
-    async def _send(self, message: Message) -> None:
-        self._started = True
-        self.status = message.get("status", self.status)
-        await self._to_client(message)
-
-
-async def _framed(
-    events: AsyncGenerator[Event | PrefillProgress, None],
-    endpoint: Endpoint,
-    builder: ResponseBuilder,
-    half_closed: asyncio.Event,
-) -> AsyncGenerator[bytes, None]:
-    """The events as they are sent, with signs of life in between.
-
-    They keep proxies from giving up during a long wait. A client that has closed its sending side gets them
-    sooner: if it has left, its system answers with a reset.
-    """
-
-    async def following() -> Event | PrefillProgress | None:
-        return await anext(events, None)
-
-    coming = asyncio.create_task(following())
-    silence = 0.0
-    try:
-        while True:
-            done, _ = await asyncio.wait({coming}, timeout=_POLL_S)
-            if done:
-                event = coming.result()
-                if event is None:
-                    return
-                yield (
-                    endpoint.prefill_progress(builder, event)
-                    if isinstance(event, PrefillProgress)
-                    else endpoint.frame(event)
-                )
-                coming, silence = asyncio.create_task(following()), 0.0
-                continue
-            silence += _POLL_S
-            if silence >= (_PROBE_S if half_closed.is_set() else _KEEP_ALIVE_S):
-                yield endpoint.waiting(builder)
-                silence = 0.0
-    finally:
-        coming.cancel()
-        await asyncio.gather(coming, return_exceptions=True)
-        await events.aclose()
 
 
 async def _until_disconnected(http: HTTPRequest) -> None:

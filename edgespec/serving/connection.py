@@ -25,7 +25,7 @@ from uvicorn.server import ServerState
 
 from edgespec.serving.api.limits import Limits
 from edgespec.serving.api.refusals import RETRY_S, Refusal
-from edgespec.serving.completion_handler import HALF_CLOSED, REFUSED
+from edgespec.serving.response_sender import HALF_CLOSED, REFUSED
 
 _POLL_S = 0.1
 _POLLS_PER_PROBE = 10

@@ -41,10 +41,9 @@ class BodyReceiver:
         """The whole body, which counts towards the total until it is dropped or the block is left.
 
         Raises:
-            Refusal: it is not JSON, too large or too slow, or too many bodies are being received.
+            Refusal: it is too large or too slow, or too many bodies are being received.
             ClientDisconnect: the client disconnected before it had sent all of it.
         """
-        _check_type(http)
         declared = http.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > self._limits.body:
             raise self._too_large()
@@ -149,7 +148,7 @@ def parse(body: bytes | bytearray, *, values: int, depth: int) -> object:
     if parts > values:
         raise Refusal(400, f"The body holds more than {values:,} values.")
     try:
-        return json.loads(body.decode())
+        return json.loads(body.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise Refusal(400, "The body is not JSON in UTF-8.") from error
 
@@ -160,9 +159,3 @@ def _check_depth(brackets: bytes, most: int) -> None:
         depth += 1 if bracket in b"[{" else -1
         if depth > most:
             raise Refusal(400, f"The body is nested more than {most} levels deep.")
-
-
-def _check_type(http: HTTPRequest) -> None:
-    # A page of another site can send a form or plain text without a preflight request, but not JSON.
-    if http.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise Refusal(400, "The body is not JSON. Send it with Content-Type: application/json.")

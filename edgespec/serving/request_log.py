@@ -30,6 +30,7 @@ class RequestLogEntry:
         tokens_per_second: of the answers while they were decoded.
         tokens_per_pass: on average.
         finish_reason: of the first answer; empty if there is none.
+        warnings: what of the request had no effect, in sentences.
     """
 
     time: str
@@ -43,10 +44,18 @@ class RequestLogEntry:
     tokens_per_second: float
     tokens_per_pass: float
     finish_reason: str
+    warnings: tuple[str, ...] = ()
 
     @classmethod
     def of(
-        cls, path: str, status: int, seconds: float, answers: Sequence[Generation], *, streamed: bool
+        cls,
+        path: str,
+        status: int,
+        seconds: float,
+        answers: Sequence[Generation],
+        *,
+        streamed: bool,
+        warnings: Sequence[str] = (),
     ) -> RequestLogEntry:
         """The entry for a request that has just been answered or refused."""
         first = answers[0] if answers else Generation()
@@ -63,6 +72,7 @@ class RequestLogEntry:
             tokens_per_second=round(sum(answer.tokens_per_second for answer in answers) / count, 3),
             tokens_per_pass=round(first.tokens_per_pass, 3),
             finish_reason=first.finish_reason if answers else "",
+            warnings=tuple(warnings),
         )
 
     @property
@@ -72,12 +82,13 @@ class RequestLogEntry:
     def __str__(self) -> str:
         """The entry for people, in a line."""
         text = f"{self.path} {self.status} in {self.seconds:.2f} s"
+        told = "".join(f"\n  {warning}" for warning in self.warnings)
         if not self.finish_reason:
-            return text
+            return text + told
         return (
             f"{text}: {self.prompt_tokens} tokens read in {self.prompt_seconds:.2f} s, "
             f"{self.completion_tokens} written, {self._rate}"
-            f"{self.tokens_per_pass:.2f} a pass, {self.finish_reason}"
+            f"{self.tokens_per_pass:.2f} a pass, {self.finish_reason}{told}"
         )
 
 

@@ -44,7 +44,7 @@ def sample_and_match(tree: TokenTree, choose: Callable[[int], int]) -> Acceptanc
 class Sampler:
     """Chooses tokens from logits, always the same ones for the same seed.
 
-    Filters apply in llama.cpp's order: penalties, top-k, top-p, min-p, temperature.
+    Filters apply in llama.cpp's order: bias, penalties, top-k, top-p, min-p, temperature.
 
     Attributes:
         penalizes: whether the choice depends on which tokens are in the sequence, not only on how many.
@@ -60,6 +60,9 @@ class Sampler:
             config.frequency_penalty,
             config.presence_penalty,
         ) != (1, 0, 0)
+        bias = [(token, value) for token, value in config.logit_bias if 0 <= token < n_vocab]
+        self._biased = np.array([token for token, _ in bias], dtype=np.int64)
+        self._bias = np.array([value for _, value in bias], dtype=np.float32)
 
     def choose(self, logits: FloatArray, sequence: Sequence[int]) -> int:
         """The token that follows `sequence`.
@@ -68,8 +71,7 @@ class Sampler:
             logits: (n_vocab,) the target's, after the last token of the sequence.
             sequence: all tokens before the one to choose; its length is the position.
         """
-        if self.penalizes:
-            logits = self.penalized(logits, sequence)
+        logits = self._adjusted(logits, sequence)
         if self.config.greedy:
             return int(logits.argmax())
         tokens, scores = self.distribution(logits)
@@ -82,13 +84,19 @@ class Sampler:
             logits: (n_vocab,) after the last token of the sequence.
             sequence: all tokens before the one to choose; only penalties use it.
         """
-        if self.penalizes:
-            logits = self.penalized(logits, sequence)
+        logits = self._adjusted(logits, sequence)
         tokens, scores = self.distribution(logits)
         weights = np.exp(scores)
         law = np.zeros(len(logits))
         law[tokens] = weights / weights.sum()
         return law
+
+    def _adjusted(self, logits: FloatArray, sequence: Sequence[int]) -> FloatArray:
+        """The logits with bias and penalties; a copy if there are any."""
+        if len(self._biased):
+            logits = logits.copy()
+            logits[self._biased] += self._bias
+        return self.penalized(logits, sequence) if self.penalizes else logits
 
     def penalized(self, logits: FloatArray, sequence: Sequence[int]) -> FloatArray:
         """A copy of the logits with the tokens of the sequence made less likely."""

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from edgespec.errors import UsageError
 from edgespec.generation.tools import Tool
 from edgespec.models.text.answer_parts import AnswerParts
-from edgespec.models.text.calls.closed_arguments import closed
+from edgespec.models.text.calls.imposable import closed
 from edgespec.models.text.calls.gemma import spelled as spelled_by_gemma
 from edgespec.models.text.calls.layout import KEY, OPTIONAL_OPENS
 from edgespec.models.text.calls.spelling import LayoutSpelling

@@ -10,7 +10,7 @@ import pytest
 from edgespec.errors import GrammarError
 from edgespec.generation.config import Grammar
 from edgespec.generation.tools import Tool
-from edgespec.models.text.calls.closed_arguments import closed
+from edgespec.models.text.calls.imposable import closed
 from edgespec.models.text.grammar.limits import source_of
 
 

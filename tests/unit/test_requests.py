@@ -11,10 +11,15 @@ from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.serving.api.completion_request import CompletionRequest, read_request, with_system
 from edgespec.serving.api.refusals import Refusal
-from edgespec.serving.api.responses import as_chat
+from edgespec.serving.api import responses
+from edgespec.serving.api.warnings import Warnings
 
 HI = [{"role": "user", "content": "Hi"}]
 TOOL = {"type": "function", "function": {"name": "f", "strict": True}}
+
+
+def as_chat(body: object) -> dict[str, Any]:
+    return responses.as_chat(body, Warnings())
 
 
 def read(defaults: GenerationConfig | None = None, **body: Any) -> CompletionRequest:

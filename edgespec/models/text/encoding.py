@@ -61,7 +61,11 @@ class Encoder:
     @cached_property
     def format(self) -> AnswerFormat | None:
         """The format of the model's answers; None without a chat template."""
-        return None if self._template is None else AnswerFormat(self._template.source, self._learn_calls)
+        return (
+            None
+            if self._template is None
+            else AnswerFormat(self._template.tools_source or self._template.source, self._learn_calls)
+        )
 
     def begins_in_thought(self, tokens: Sequence[int]) -> bool:
         """True if a prompt ends with the mark that opens a thought, so that its answer begins within one."""
@@ -226,17 +230,25 @@ class Encoder:
             if spelled.endswith(own.text.encode()):  # and not with half a character
                 prompt = self.conversation(before, config=config, written=earlier)
                 return [*prompt.tokens, *own.tokens], own
-        return list(self.begun(before, last["content"], earlier).tokens), None
+        return list(self.begun(before, last["content"], earlier, config).tokens), None
 
     def begun(
-        self, messages: Sequence[Message], answer: str, written: Mapping[int, WrittenAnswer] | None = None
+        self,
+        messages: Sequence[Message],
+        answer: str,
+        written: Mapping[int, WrittenAnswer] | None = None,
+        config: GenerationConfig | None = None,
     ) -> EncodedConversation:
         """A conversation with the beginning of an answer, without its thought, which the model continues.
+
+        Args:
+            written, config: as `conversation`.
 
         Raises:
             TemplateError, ContextLengthError: as `conversation`.
         """
-        encoded = self.conversation(messages, config=GenerationConfig(think="off"), written=written)
+        config = (config or GenerationConfig()).with_(think="off")
+        encoded = self.conversation(messages, config=config, written=written)
         self._vocabulary.refuse_longer(answer, self._context)
         tokens = self._vocabulary.tokenize(answer, control=False, most=self._most)
         return EncodedConversation(encoded.text + answer, (*encoded.tokens, *tokens))

@@ -9,30 +9,20 @@ from becoming one.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
-import json
 import re
 import secrets
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from edgespec.errors import TemplateError
+from edgespec.models.text.conversation_forms import forms, in_parts, is_shown
+from edgespec.models.text.template_process import MAX_OUTPUT_CHARS, OTHER_FILE, TemplateProcess
 
-MAX_OUTPUT_CHARS = 16 * 2**20
 WORKER_BYTES = 16 << 20  # memory of the process that renders templates, without the libraries it shares
 
-_WORKER = Path(__file__).with_name("template_worker.py")
-# A cold start reads Python and jinja2 from disk, which may be slow and busy. This time does not count
-# towards the template's own.
-_START_TIMEOUT_S = 60.0
-_MAX_ANSWER_BYTES = 12 * MAX_OUTPUT_CHARS + 1024  # JSON escapes take up to 12 bytes a character
 _MAX_DETAIL_CHARS = 300
-_OTHER_FILE = "Try another GGUF file of this model; the template is part of the file."
 
 Message = Mapping[str, Any]
 """A message: its "role", its "content" (text), and for some templates more, such as "tool_calls"."""
@@ -45,19 +35,25 @@ class ChatTemplate:
 
     Attributes:
         source: the template, in Jinja.
+        tools_source: the one for conversations with tools; None if the model has no such template.
     """
 
-    def __init__(self, source: str, bos: str, eos: str, timeout_s: float = 5.0) -> None:
+    def __init__(
+        self, source: str, bos: str, eos: str, timeout_s: float = 5.0, *, tools_source: str | None = None
+    ) -> None:
         """`source` is Jinja; `bos` and `eos` are the tokens' text, as the template will use it.
 
         Nothing is started yet. `timeout_s` is the limit for each rendering.
         """
         self.source = source
+        self.tools_source = tools_source
         self._bos = bos
         self._eos = eos
         self._timeout_s = timeout_s
         self._lock = threading.RLock()
-        self._worker: _TemplateProcess | None = None
+        self._worker: TemplateProcess | None = None
+        self._without_tools: dict[str, Any] = {}  # what the template needs where no tools are given
+        self._in_parts: bool | None = None  # it takes texts as lists of parts; None if that is not known yet
 
     def __enter__(self) -> ChatTemplate:
         return self
@@ -74,7 +70,7 @@ class ChatTemplate:
         with self._lock:
             if self._worker is None or not self._worker.alive:
                 self.close()
-                self._worker = _TemplateProcess()
+                self._worker = TemplateProcess()
 
     def close(self) -> None:
         """End the child process. Rendering again would start a new one."""
@@ -95,33 +91,77 @@ class ChatTemplate:
         Args:
             variables: further variables for the template, such as "tools" or "enable_thinking".
 
-        A template that refuses a leading system message (Gemma 2's does) is asked again with the
-        system text before the first user message, separated by a blank line.
+        A template that refuses the messages, or does not show all of them, is asked again in other forms
+        (`conversation_forms`). Gemma 2's, which knows no system messages, shows them in the first question.
 
         Raises:
             TemplateError: the template refuses the messages, is faulty, or exceeds a limit.
         """
+        refusal: TemplateError | None = None
+        incomplete: str | None = None
+        for form in forms(messages):
+            try:
+                text = self._render_as_taken(form, add_generation_prompt, variables or {})
+            except _Refused as error:
+                refusal = refusal or error
+                continue
+            if is_shown(messages, text):
+                return text
+            incomplete = incomplete or text
+        if incomplete is None:
+            assert refusal is not None, "there is a form"
+            raise refusal
+        return incomplete
+
+    def _render_as_taken(
+        self, messages: Sequence[Message], add_generation_prompt: bool, variables: Mapping[str, Any]
+    ) -> str:
+        """Render messages with contents as the template takes them, and with empty tools if it needs some."""
+        if self._in_parts is None:
+            self._in_parts = self._takes_only_parts()
+        if self._in_parts:
+            messages = in_parts(messages)
         try:
-            return self._render(messages, add_generation_prompt, variables)
-        except _Refused:
-            folded = _fold_system(messages)
-            if folded is None:
+            return self._render(messages, add_generation_prompt, self._without_tools | dict(variables))
+        except _Refused as error:
+            if self._without_tools or "tools" in variables or error.by_template:
                 raise
-        return self._render(folded, add_generation_prompt, variables)
+            # It may iterate over tools without asking whether there are any.
+            text = self._render(messages, add_generation_prompt, {**variables, "tools": []})
+            self._without_tools = {"tools": []}
+            return text
+
+    def _takes_only_parts(self) -> bool:
+        """Try whether a text is shown as a list of parts, and not as it is."""
+        probe = {"role": "user", "content": str(secrets.randbits(64))}
+        if self._shows(probe["content"], [probe]):
+            return False
+        return self._shows(probe["content"], in_parts([probe]))
+
+    def _shows(self, text: str, messages: Sequence[Message]) -> bool:
+        choices: tuple[dict[str, Any], ...] = ({}, {"tools": []})
+        for variables in choices:
+            with contextlib.suppress(TemplateError):
+                if text in self._render(messages, True, variables):
+                    return True
+        return False
 
     def _render(
         self,
         messages: Sequence[Message],
         add_generation_prompt: bool,
-        variables: Mapping[str, Any] | None,
+        variables: Mapping[str, Any],
     ) -> str:
+        source = self.source
+        if self.tools_source is not None and (variables.get("tools") or _has_calls(messages)):
+            source = self.tools_source
         request = {
-            "source": self.source,
+            "source": source,
             "bos": self._bos,
             "eos": self._eos,
             "messages": [dict(message) for message in messages],
             "add_generation_prompt": add_generation_prompt,
-            "variables": dict(variables or {}),
+            "variables": dict(variables),
             "max_chars": MAX_OUTPUT_CHARS,
             "timeout_s": self._timeout_s,
         }
@@ -222,113 +262,13 @@ class _Hidden:
 
 
 class _Refused(TemplateError):
-    """The template itself called `raise_exception`."""
+    """The template does not render these messages; it may render others.
 
-
-class _TemplateProcess:
-    """The child process: one line of JSON in, one out."""
-
-    def __init__(self) -> None:
-        jinja = importlib.util.find_spec("jinja2")
-        # An isolated interpreter skips the user's site-packages, and jinja2 may be installed there.
-        folder = [str(Path(jinja.origin).parents[1])] if jinja and jinja.origin else []
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", str(_WORKER), *folder],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
-            )
-        except OSError as error:
-            raise _not_started(str(error)) from error
-        self._ready = False
-
-    @property
-    def alive(self) -> bool:
-        return self._process.poll() is None
-
-    def ask(self, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        """The answer to `request`. After any exception this worker must be closed."""
-        if not self._ready:
-            self._await_ready()
-        line = json.dumps(request).encode() + b"\n"
-        try:
-            answer = _decoded(_within(timeout_s, lambda: self._exchange(line)))
-        except TimeoutError:
-            raise TemplateError(
-                f"The model's chat template did not finish within {timeout_s:g} s.", _OTHER_FILE
-            ) from None
-        if answer is None:
-            raise TemplateError(
-                "The process that renders the model's chat template crashed.",
-                _OTHER_FILE,
-            )
-        return answer
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            with contextlib.suppress(OSError):  # it may not have read everything
-                if pipe is not None:
-                    pipe.close()
-
-    def _await_ready(self) -> None:
-        try:
-            answer = _decoded(_within(_START_TIMEOUT_S, lambda: self._exchange(b"")))
-        except TimeoutError:
-            raise _not_started(f"no answer within {_START_TIMEOUT_S:g} s") from None
-        if answer is None or not answer.get("ready"):
-            raise _not_started(str((answer or {}).get("error", "it exited at once")))
-        self._ready = True
-
-    def _exchange(self, line: bytes) -> bytes:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(line)
-        self._process.stdin.flush()
-        return self._process.stdout.readline(_MAX_ANSWER_BYTES)
-
-
-def _within(seconds: float, action: Callable[[], bytes]) -> bytes:
-    """Return the result of `action`, or b"" if a pipe broke. A thread, as not every system can poll pipes.
-
-    Raises:
-        TimeoutError: it took longer; ending the process ends the action too.
+    Attributes:
+        by_template: the template itself called `raise_exception`.
     """
-    results: list[bytes] = []
 
-    def run() -> None:
-        with contextlib.suppress(OSError, ValueError):  # ValueError: the pipe was closed
-            results.append(action())
-
-    thread = threading.Thread(target=run, name="chat-template", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if thread.is_alive():
-        raise TimeoutError
-    return results[0] if results else b""
-
-
-def _decoded(line: bytes) -> dict[str, Any] | None:
-    try:
-        answer = json.loads(line)
-    except ValueError:
-        return None
-    return answer if isinstance(answer, dict) else None
-
-
-def _fold_system(messages: Sequence[Message]) -> list[Message] | None:
-    """The messages with the system text before the first user message; None if there is nothing to fold."""
-    if not messages or messages[0].get("role") != "system":
-        return None
-    system, *rest = messages
-    for index, message in enumerate(rest):
-        if message.get("role") == "user":
-            content = f"{system['content']}\n\n{message['content']}"
-            return [*rest[:index], {**message, "content": content}, *rest[index + 1 :]]
-    return None
+    by_template = True
 
 
 def _failure(kind: str, detail: str) -> TemplateError:
@@ -342,11 +282,12 @@ def _failure(kind: str, detail: str) -> TemplateError:
         "too_long": f"The model's chat template produced more than {MAX_OUTPUT_CHARS:,} characters.",
         "memory": "The model's chat template exceeded its memory limit.",
     }
-    return TemplateError(reasons.get(kind, f"The model's chat template failed: {said}."), _OTHER_FILE)
+    if kind in reasons:
+        return TemplateError(reasons[kind], OTHER_FILE)
+    failed = _Refused(f"The model's chat template failed: {said}.", OTHER_FILE)
+    failed.by_template = False
+    return failed
 
 
-def _not_started(why: str) -> TemplateError:
-    return TemplateError(
-        f"The process that renders chat templates did not start: {why}.",
-        "Check this Python installation: python -c 'import jinja2'.",
-    )
+def _has_calls(messages: Sequence[Message]) -> bool:
+    return any(message.get("tool_calls") or message.get("role") == "tool" for message in messages)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from edgespec.serving.anthropic.message_builder import PING, MessageBuilder
 from edgespec.serving.anthropic.translation import as_chat
 from edgespec.serving.api.completion_request import CompletionRequest
 from edgespec.serving.api.endpoint import Endpoint, Event, ResponseBuilder, TranslatedRequest
 from edgespec.serving.api.refusals import Refusal
+from edgespec.serving.api.warnings import Warnings
 
 _ERRORS = {
     400: "invalid_request_error",
@@ -30,10 +33,11 @@ class MessagesEndpoint(Endpoint):
         self.counts = counts
 
     def translate(self, body: object) -> TranslatedRequest:
-        return TranslatedRequest(as_chat(body, counts=self.counts))
+        warnings = Warnings()
+        return TranslatedRequest(as_chat(body, warnings, counts=self.counts), warnings=warnings)
 
     def response_builder(
-        self, request: CompletionRequest, *, model: str, prompt_tokens: int
+        self, request: CompletionRequest, *, model: str, prompt_tokens: int, context: Any
     ) -> ResponseBuilder:
         return MessageBuilder(model=model, prompt_tokens=prompt_tokens, warnings=request.warnings)
 

@@ -7,9 +7,12 @@ from typing import Any
 
 from edgespec.errors import UsageError
 from edgespec.generation.thinking import EFFORTS
-from edgespec.serving.api.values import boolean, shown, wrong
+from edgespec.serving.api.contents import text_of, thought_of, without_thoughts
+from edgespec.serving.api.values import boolean, integer, shown, wrong
+from edgespec.serving.api.warnings import Warnings
 
 Block = Mapping[str, Any]
+Messages = list[dict[str, Any]]
 
 # Fields with the name and meaning that they have in a request for a chat; those of the second line are ours.
 _SAME = (
@@ -20,140 +23,144 @@ _OTHERS = (
     *("system", "messages", "stop_sequences", "tools", "tool_choice", "thinking"),
     *("output_config", "output_format"),
 )
+_NOT_SUPPORTED = {
+    "mcp_servers": "Let the client call the servers' tools.",
+    "container": "No code is run here.",
+    "context_management": "Nothing is left out of a conversation.",
+    "fallbacks": "One model is served.",
+    "fallback_credit_token": "One model is served.",
+}
 # Clients send these, and they change nothing about an answer here.
 _WITHOUT_EFFECT = (
-    *("metadata", "service_tier", "cache_control", "container", "context_management", "betas"),
+    *("metadata", "service_tier", "cache_control", "betas", "user_profile_id"),
     *("inference_geo", "speed", "anthropic_version", "diagnostics"),
 )
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-_NO_IMAGE = "[An image was here. This model reads text only.]"
-_ONLY_TEXT = "Send text."
+_CUSTOM = (None, "custom")
+_CALLS, _RESULT = ("tool_use", "server_tool_use", "mcp_tool_use"), "_result"
+
+# Claude Code begins its system prompt with a line that changes with every session. With it, nothing behind it
+# would ever be found in the cache.
+_VOLATILE = "x-anthropic-billing-header:"
 
 
-def as_chat(body: object, *, counts: bool = False) -> dict[str, Any]:
+def as_chat(body: object, warnings: Warnings, *, counts: bool = False) -> dict[str, Any]:
     """The request for a chat that a request for a message stands for.
 
     Args:
         counts: the request only counts tokens, so it needs no `max_tokens`.
 
     Raises:
-        UsageError: a field has another form, or is not supported here.
+        UsageError: a field is missing, or has another type.
     """
     if not isinstance(body, dict):
         raise UsageError("The body is not a JSON object.")
     if body.get("max_tokens") is None and not counts:
-        raise UsageError("max_tokens is missing.", "Set it to the maximum tokens of the answer.")
-    if body.get("mcp_servers") not in (None, []):
-        raise UsageError("mcp_servers are not supported.", "Call the servers' tools in the client.")
+        raise UsageError("max_tokens is missing.", "Say how many tokens the answer may have.")
+    for name, why in _NOT_SUPPORTED.items():
+        if body.get(name) not in (None, "", [], {}):
+            warnings.ignored(name, why)
     chat: dict[str, Any] = {name: body[name] for name in _SAME if name in body}
-    chat["messages"] = [*_system(body.get("system")), *_messages(body.get("messages"))]
+    chat["messages"] = [*_system(body.get("system"), warnings), *_messages(body.get("messages"), warnings)]
     if body.get("stop_sequences") is not None:
         chat["stop"] = body["stop_sequences"]
-    chat |= _tools(body.get("tools"), body.get("tool_choice"))
+    chat |= _tools(body.get("tools"), body.get("tool_choice"), warnings)
     form = _format(body)  # first, as it checks output_config, which thinking reads too
     chat |= _thinking(body)
     if form is not None:
         chat["response_format"] = form
-    known = {*_SAME, *_OTHERS, *_WITHOUT_EFFECT, "mcp_servers"}
+    known = {*_SAME, *_OTHERS, *_WITHOUT_EFFECT, *_NOT_SUPPORTED}
     return chat | {name: value for name, value in body.items() if name not in known and name not in chat}
 
 
-def _system(value: object) -> list[dict[str, Any]]:
-    if value in (None, "", []):
-        return []
-    return [{"role": "system", "content": _text(_blocks("system", value), "\n\n")}]
+def _system(value: object, warnings: Warnings) -> Messages:
+    """The system prompt, without the line of it that is known to change."""
+    blocks = [dict(block) for block in _blocks("system", value or [])]
+    for block in blocks[:1]:
+        text = block.get("text")
+        if isinstance(text, str) and text.startswith(_VOLATILE):
+            block["text"] = text.partition("\n")[2]
+            warnings.add(f"Left out the line {_VOLATILE!r} of the system prompt, which is not for the model.")
+    kept = [block for block in blocks if block.get("text") != ""]
+    return [{"role": "system", "content": text_of(kept, warnings, "\n\n")}] if kept else []
 
 
-def _messages(value: object) -> list[dict[str, Any]]:
+def _messages(value: object, warnings: Warnings) -> Messages:
     if not isinstance(value, list) or not value:
-        raise UsageError("messages must be a non-empty list.")
-    messages: list[dict[str, Any]] = []
+        raise UsageError("messages must be a list of at least one message.")
+    messages: Messages = []
     for message in value:
         role = message.get("role") if isinstance(message, dict) else None
         content = message.get("content") if isinstance(message, dict) else None
+        blocks = _blocks("content", content)
         if role == "user":
-            messages += _asked(_blocks("content", content))
+            messages += _asked(blocks, warnings)
         elif role == "assistant":
-            messages.append(_answered(_blocks("content", content)))
+            messages += _answered(blocks, warnings)
         elif role == "system":
-            messages.append({"role": "system", "content": _text(_blocks("content", content), "\n\n")})
+            messages.append({"role": "system", "content": text_of(blocks, warnings, "\n\n")})
         else:
             raise UsageError(f"The role of a message must be user or assistant, not {shown(role)}.")
-    if messages[-1]["role"] == "assistant":
-        raise UsageError(
-            "The last message is the assistant's, but prefilled answers are not supported.",
-            "End with a user message.",
-        )
     return messages
 
 
-def _asked(blocks: Sequence[Block]) -> list[dict[str, Any]]:
+def _asked(blocks: Sequence[Block], warnings: Warnings) -> Messages:
     """A user's message: results of tools are messages of their own, before what the user says."""
-    results = [_result(block) for block in blocks if block.get("type") == "tool_result"]
-    rest = [block for block in blocks if block.get("type") != "tool_result"]
-    return [*results, *([{"role": "user", "content": _text(rest)}] if rest or not results else [])]
+    results = [_result(block, warnings) for block in blocks if _is_result(block)]
+    rest = [block for block in blocks if not _is_result(block)]
+    told = [{"role": "user", "content": text_of(rest, warnings)}] if rest or not results else []
+    return [*results, *told]
 
 
-def _answered(blocks: Sequence[Block]) -> dict[str, Any]:
-    """An earlier answer: its text, its thought and its calls."""
+def _answered(blocks: Sequence[Block], warnings: Warnings) -> Messages:
+    """An earlier answer: its text, its thought and its calls; and what the API's servers have returned."""
     message: dict[str, Any] = {"role": "assistant"}
     said: list[Block] = []
-    for block in blocks:
-        kind = block.get("type")
-        if kind == "tool_use":
+    results: Messages = []
+    for block in without_thoughts(list(blocks)):  # type: ignore[attr-defined]
+        if block.get("type") in _CALLS:
             called = {"name": block.get("name"), "arguments": block.get("input") or {}}
             call = {"id": block.get("id"), "type": "function", "function": called}
             message.setdefault("tool_calls", []).append(call)
-        elif kind == "thinking":
-            thought = block.get("thinking")
-            if not isinstance(thought, str):
-                raise wrong("thinking", thought, "a string")
-            message["reasoning_content"] = message.get("reasoning_content", "") + thought
-        elif kind != "redacted_thinking":
+        elif _is_result(block):
+            results.append(_result(block, warnings))
+        else:
             said.append(block)
-    return message | {"content": _text(said)}
+    thought = thought_of(list(blocks))
+    if thought:
+        message["reasoning_content"] = thought
+    return [message | {"content": text_of(said, warnings)}, *results]
 
 
-def _result(block: Block) -> dict[str, Any]:
+def _is_result(block: Block) -> bool:
+    return str(block.get("type")).endswith(_RESULT) and "tool_use_id" in block
+
+
+def _result(block: Block, warnings: Warnings) -> dict[str, Any]:
     identifier = block.get("tool_use_id")
     if not isinstance(identifier, str):
         raise UsageError("The result of a tool has no tool_use_id.")
-    parts = _blocks("content", block.get("content") or "")
-    # A client that shows a picture to a model of text should be able to continue the conversation.
-    texts = [{"type": "text", "text": _NO_IMAGE} if part.get("type") == "image" else part for part in parts]
-    content = _text(texts, "\n")
+    content = text_of(block.get("content"), warnings, "\n")
     if boolean(block, "is_error") and not content.lower().startswith("error"):
         content = f"Error: {content}"
     return {"role": "tool", "tool_call_id": identifier, "content": content}
 
 
-def _blocks(name: str, value: object) -> list[Block]:
+def _blocks(name: str, value: object) -> Sequence[Block]:
     if isinstance(value, str):
         return [{"type": "text", "text": value}]
+    if value is None:
+        return []
     if not isinstance(value, list) or not all(isinstance(block, Mapping) for block in value):
         raise wrong(name, value, "a string or a list of blocks")
     return value
 
 
-def _text(blocks: Sequence[Block], between: str = "") -> str:
-    return between.join(_text_of(block) for block in blocks)
-
-
-def _text_of(block: Block) -> str:
-    kind, text = block.get("type"), block.get("text")
-    source = block.get("source")
-    if kind == "document" and isinstance(source, Mapping) and source.get("type") == "text":
-        kind, text = "text", source.get("data")
-    if kind != "text" or not isinstance(text, str):
-        raise UsageError(f"Content blocks of type {shown(kind)} are not supported.", _ONLY_TEXT)
-    return text
-
-
-def _tools(given: object, choice: object) -> dict[str, Any]:
+def _tools(given: object, choice: object, warnings: Warnings) -> dict[str, Any]:
     """The tools and the choice among them, as a request for a chat has them."""
     if given is not None and not isinstance(given, list):
         raise wrong("tools", given, "a list")
-    tools = [{"type": "function", "function": _tool(tool)} for tool in given or []]
+    tools = [_tool(tool, warnings) for tool in given or []]
     chat: dict[str, Any] = {"tools": tools} if tools else {}
     if choice is None:
         return chat
@@ -169,18 +176,18 @@ def _tools(given: object, choice: object) -> dict[str, Any]:
     return chat
 
 
-def _tool(tool: object) -> dict[str, Any]:
-    kind = tool.get("type", "custom") if isinstance(tool, Mapping) else None
-    if not isinstance(tool, Mapping) or kind not in (None, "custom"):
-        raise UsageError(
-            f"Tools of type {shown(kind)} are not supported.",
-            'Tools with a schema are: {"name": ..., "description": ..., "input_schema": ...}.',
-        )
-    return {
+def _tool(tool: object, warnings: Warnings) -> object:
+    """A tool as a request for a chat has it; those that only the API's servers define stay as they are."""
+    if not isinstance(tool, Mapping):
+        raise UsageError(f"A tool must be an object, not {shown(tool)}.")
+    if tool.get("type") not in _CUSTOM:
+        return tool
+    function = {
         "name": tool.get("name"),
         "description": tool.get("description"),
         "parameters": tool.get("input_schema"),
     }
+    return {"type": "function", "function": function}
 
 
 def _thinking(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,10 +201,8 @@ def _thinking(body: Mapping[str, Any]) -> dict[str, Any]:
     if kind == "disabled":
         return {"think": "off"}
     if kind == "enabled":
-        budget = value.get("budget_tokens")
-        if type(budget) is not int or budget < 0:
-            raise wrong("thinking.budget_tokens", budget, "an integer")
-        return {"think": budget}
+        budget = integer(value, "budget_tokens", 0, 2**31 - 1)
+        return {"think": "on" if budget is None else budget}
     effort = (body.get("output_config") or {}).get("effort")
     return {"think": effort if effort in EFFORTS else "on"}
 

@@ -2,66 +2,27 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import ContextLengthError, UsageError
-from edgespec.generation.config import MAX_SEED, MOST_LOGPROBS, GenerationConfig, Grammar
-from edgespec.serving.api.limits import LARGEST_COUNT, Limits
-from edgespec.serving.api.messages import read_messages, read_tools, texts_of
-from edgespec.serving.api.reasoning import read_think
-from edgespec.serving.api.refusals import Refusal
+from edgespec.generation.config import MAX_SEED, GenerationConfig
+from edgespec.serving.api.fields import warn_of_fields
+from edgespec.serving.api.formats import read_format
+from edgespec.serving.api.limits import Limits
+from edgespec.serving.api.messages import read_messages, texts_of
+from edgespec.serving.api.settings import read_settings
+from edgespec.serving.api.tools import read_tools
 from edgespec.serving.api.values import boolean, integer, shown, wrong
+from edgespec.serving.api.warnings import Warnings
 
 if TYPE_CHECKING:
     from edgespec.models.text.encoding import Prompt
 
-_MOST_ANSWERS = 128
-# The API's names (ours where it has none) for fields of GenerationConfig.
-_INTEGERS = {
-    "max_tokens": "max_tokens",
-    "max_completion_tokens": "max_tokens",
-    "top_k": "top_k",
-    "penalty_window": "penalty_window",
-}
-_NUMBERS = (
-    "temperature",
-    "top_p",
-    "min_p",
-    "repeat_penalty",
-    "frequency_penalty",
-    "presence_penalty",
-)
-_RANDOM_SEED = -1
-# These would change the answer.
-_UNSUPPORTED = {
-    "functions": "Functions are",
-    "function_call": "Functions are",
-    "logit_bias": "A logit bias is",
-    "suffix": "A suffix is",
-    "audio": "Audio is",
-    "echo": "Echoing the prompt is",
-}
-_OTHERS = (
-    *("model", "messages", "prompt", "n", "best_of", "stream", "stream_options", "stop", "seed"),
-    *("response_format", "grammar", "json_schema", "tools", "tool_choice", "parallel_tool_calls"),
-    *("logprobs", "top_logprobs", "think", "reasoning_effort", "chat_template_kwargs"),
-    *("speculation", "continue_final_message"),
-)
-CHAT_FIELDS = (*_INTEGERS, *_NUMBERS, *_UNSUPPORTED, *_OTHERS)
-"""Fields that mean something in a request for a chat or a completion, if only that they are refused."""
-
-# Clients send these, and they change nothing about an answer here.
-_WITHOUT_EFFECT = (
-    *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
-    *("prompt_cache_retention", "modalities", "prediction", "verbosity", "cache_prompt", "id_slot"),
-    *("timings_per_token", "return_progress"),
-)
-_CLOSE = 0.85
-_MOST_NAMED = 8
+_MAX_ANSWERS = 128
+_TAG = ":latest"  # of a model's name, which Ollama's clients add
 
 
 @dataclass(frozen=True)
@@ -69,17 +30,20 @@ class CompletionRequest:
     """A request for completions.
 
     Attributes:
-        chat: the prompt is messages to answer; otherwise a text to continue.
-        answers: how many.
+        chat: the prompts are messages to answer; otherwise texts to continue.
+        prompts: what is to be answered; several texts, or one conversation.
+        answers: how many to each.
         with_usage: the last piece of a stream reports the usage.
         with_speculation: the pieces of a stream report what was drafted and accepted.
-        model: the name by which the model was asked for; empty if it was not named.
+        model: the name by which the model was asked for; empty if it was not named, or by an unknown name.
         warnings: what of the request has no effect, in sentences.
+        custom_tools: names of tools that take a text.
+        suffix: what stands behind the completion.
         continues: the last message is the beginning of the answer.
     """
 
     chat: bool
-    prompt: Prompt
+    prompts: tuple[Prompt, ...]
     config: GenerationConfig
     answers: int
     stream: bool
@@ -87,7 +51,14 @@ class CompletionRequest:
     with_speculation: bool = False
     model: str = ""
     warnings: tuple[str, ...] = ()
+    custom_tools: frozenset[str] = frozenset()
+    suffix: str = ""
     continues: bool = False
+
+    @property
+    def prompt(self) -> Prompt:
+        """The first of the prompts."""
+        return self.prompts[0]
 
 
 def read_request(
@@ -98,6 +69,8 @@ def read_request(
     model: str,
     aliases: Collection[str] = (),
     limits: Limits | None = None,
+    warnings: Warnings | None = None,
+    strict: bool = False,
 ) -> CompletionRequest:
     """The request in a body.
 
@@ -105,61 +78,62 @@ def read_request(
         defaults: settings for what it leaves open.
         model: the model's name.
         aliases: its other names, which may be patterns such as "claude-*".
+        warnings: those so far; more are added.
+        strict: refuse a field whose name is nearly that of another one, instead of a warning.
 
     Raises:
-        UsageError: a field is missing, of the wrong kind, out of its range, or not supported here.
-        Refusal: another model is requested.
+        UsageError: a field has no meaning: it is missing, has another type, or is out of its range.
     """
     limits = limits or Limits()
+    warnings = warnings or Warnings()
     if not isinstance(body, dict):
         raise UsageError("The body is not a JSON object.")
-    asked = body.get("model")
-    if asked not in (None, "") and not names_model(asked, (model, *aliases)):
-        text = f"The model {shown(asked)} does not exist here. This server runs {model!r}."
-        raise Refusal(404, text, "model_not_found")
-    for name, what in _UNSUPPORTED.items():
-        if body.get(name) not in (None, False, 0, "", [], {}):
-            raise UsageError(f"{what} not supported.", f"Leave out {name!r}.")
-    warnings = _warnings(body)
-    answers = integer(body, "n", 1, _MOST_ANSWERS) or 1
+    named = _model_name(body.get("model"), (model, *aliases), warnings)
+    warn_of_fields(body, warnings, chat=chat, strict=strict)
+    answers = integer(body, "n", 1, _MAX_ANSWERS) or 1
     if body.get("best_of") not in (None, answers):
-        raise UsageError("Choosing the best of several answers is not supported.", "Leave out 'best_of'.")
+        warnings.ignored("best_of", "Answers are not compared.")
     options = body.get("stream_options")
     if not isinstance(options, dict | None):
         raise wrong("stream_options", options, "an object")
-    prompt: Prompt = read_messages(body.get("messages"), limits) if chat else _text_prompt(body.get("prompt"))
-    config = _config(body, defaults, limits, chat=chat)
-    continues = boolean(body, "continue_final_message")
-    if continues:
-        _check_continuation(prompt, config, chat=chat)
+    offered = read_tools(body, limits, warnings, chat=chat)
+    config = read_settings(body, defaults, limits, warnings, chat=chat).with_(**offered.settings)
+    grammar = read_format(body, limits, warnings)
+    if grammar is not None:
+        config = config.with_(grammar=grammar)
+        if config.offers_tools and config.tool_choice != "auto":
+            warnings.ignored("the format of the answer", "tool_choice requires a call.")
+    prompts: tuple[Prompt, ...] = (
+        (read_messages(body.get("messages"), limits, warnings),)
+        if chat
+        else _text_prompts(body.get("prompt"), answers)
+    )
+    continues = chat and _continues(body, prompts[0])
+    if continues and (config.grammar is not None or config.tool_choice not in ("auto", "none")):
+        warnings.ignored("the form of the answer", "The answer continues the assistant's message.")
+        config = config.with_(grammar=None, tool_choice="auto")
     return CompletionRequest(
         chat=chat,
-        prompt=prompt,
+        prompts=prompts,
         config=config,
         answers=answers,
         stream=boolean(body, "stream"),
         with_usage=boolean(options or {}, "include_usage"),
         with_speculation=boolean(body, "speculation"),
-        model=asked if isinstance(asked, str) else "",
-        warnings=warnings,
+        model=named,
+        warnings=warnings.sentences,
+        custom_tools=offered.custom,
         continues=continues,
+        suffix=_suffix(body.get("suffix"), warnings, chat=chat),
     )
-
-
-def _check_continuation(prompt: Any, config: GenerationConfig, *, chat: bool) -> None:
-    """Refuse to continue what is no text of an assistant behind another message."""
-    if not chat or len(prompt) < 2 or prompt[-1]["role"] != "assistant" or not prompt[-1]["content"]:
-        raise UsageError(
-            "There is no answer to continue.",
-            "The last of several messages must be an assistant's, with text.",
-        )
-    if config.tools or config.grammar is not None or prompt[-1].get("tool_calls"):
-        raise UsageError("Only a plain text can be continued.", "Leave out the tools and the format.")
 
 
 def names_model(asked: object, names: Collection[str]) -> bool:
     """Tell whether a request names the model by one of its names, which may be patterns."""
-    return isinstance(asked, str) and (asked in names or any(fnmatchcase(asked, name) for name in names))
+    if not isinstance(asked, str):
+        return False
+    known = {asked, asked.removesuffix(_TAG)} & set(names)
+    return bool(known) or any(fnmatchcase(asked, name) for name in names)
 
 
 def is_pattern(name: str) -> bool:
@@ -172,7 +146,7 @@ def with_system(request: CompletionRequest, system: str | None) -> CompletionReq
     messages: Any = request.prompt
     if not system or any(message["role"] == "system" for message in messages):
         return request
-    return replace(request, prompt=[{"role": "system", "content": system}, *messages])
+    return replace(request, prompts=([{"role": "system", "content": system}, *messages],))
 
 
 def check_size(prompt: Prompt, *, context: int, n_vocab: int, limits: Limits) -> None:
@@ -210,7 +184,7 @@ def check_tokens(prompt: Prompt, n_vocab: int) -> None:
 def too_long(size: str, context: int) -> ContextLengthError:
     """The error for a prompt of this size."""
     return ContextLengthError(
-        f"The prompt has {size}, but the context holds {context} tokens, prompt plus answer.",
+        f"The prompt has {size}, and the context holds {context} tokens of prompt and answer together.",
         "Shorten it, or start the server with a larger --context.",
     )
 
@@ -220,129 +194,58 @@ def nth_config(config: GenerationConfig, index: int) -> GenerationConfig:
     return config if config.seed is None else config.with_(seed=(config.seed + index) % (MAX_SEED + 1))
 
 
-def _warnings(body: Mapping[str, Any]) -> tuple[str, ...]:
-    """Warn of fields without effect; raises UsageError for a name that is one of ours, but for a slip."""
-    unknown = [name for name in body if name not in CHAT_FIELDS and name not in _WITHOUT_EFFECT]
-    for name in unknown:
-        close = difflib.get_close_matches(name[:64], CHAT_FIELDS, n=1, cutoff=_CLOSE)
-        if close:
-            raise UsageError(f"There is no field {shown(name)}.", f"Did you mean {close[0]!r}?")
-    return tuple(f"Ignored unknown field {shown(name)}." for name in unknown[:_MOST_NAMED])
+def _model_name(asked: object, names: Collection[str], warnings: Warnings) -> str:
+    """The name of the model in the answer, as it was asked for; empty for the served model's own."""
+    if asked in (None, ""):
+        return ""
+    if not isinstance(asked, str):
+        raise wrong("model", asked, "a name")
+    if names_model(asked, names):
+        return asked
+    warnings.add(f"The model {shown(asked)} is not served here; {next(iter(names))!r} answers.")
+    return ""
 
 
-def _config(
-    body: Mapping[str, Any], defaults: GenerationConfig, limits: Limits, *, chat: bool
-) -> GenerationConfig:
-    changes: dict[str, Any] = read_tools(body, chat=chat)
-    size = sum(len(tool.parameters) + len(tool.description) for tool in changes.get("tools", ()))
-    if size > limits.grammar:
-        raise UsageError(f"The tools have {size:,} characters.", f"At most {limits.grammar:,} are allowed.")
-    changes["logprobs"] = _logprobs(body, chat=chat)
-    think = read_think(body)
-    if think is not None:
-        changes["think"] = think
-    for name, field in _INTEGERS.items():
-        value = integer(body, name, 0, LARGEST_COUNT)
-        if value is not None:
-            changes[field] = value
-    for name in _NUMBERS:
-        number = body.get(name)
-        if number is None:
-            continue
-        if isinstance(number, bool) or not isinstance(number, int | float):
-            raise wrong(name, number, "a number")
-        if isinstance(number, int) and abs(number) > LARGEST_COUNT:  # it may be too large for any float
-            raise wrong(name, number, "a smaller number")
-        changes[name] = number
-    seed = integer(body, "seed", -MAX_SEED - 1, MAX_SEED)
-    if seed is not None:
-        # The API allows negative seeds, and -1 is how clients of llama.cpp ask for a random one.
-        changes["seed"] = None if seed == _RANDOM_SEED else seed % (MAX_SEED + 1)
-    if body.get("stop") is not None:
-        changes["stop"] = _stops(body["stop"], limits)
-    grammar = _grammar(body)
-    if grammar is not None:
-        if len(grammar.text) > limits.grammar:
-            raise UsageError(
-                f"The {grammar.kind.replace('_', ' ')} has {len(grammar.text):,} characters.",
-                f"At most {limits.grammar:,} are allowed.",
-            )
-        changes["grammar"] = grammar
-    return defaults.with_(**changes)
+def _text_prompts(value: object, answers: int) -> tuple[str | list[int], ...]:
+    """The texts to continue: one, or a list; each may be a list of tokens."""
+    several = value if isinstance(value, list) and value and isinstance(value[0], str | list) else [value]
+    prompts: list[str | list[int]] = []
+    for prompt in several:
+        is_tokens = isinstance(prompt, list) and all(type(token) is int for token in prompt)
+        if not isinstance(prompt, str | list) or not prompt or not (is_tokens or isinstance(prompt, str)):
+            raise UsageError("A prompt is empty, or neither a text nor a list of tokens.")
+        prompts.append(prompt)
+    if len(prompts) * answers > _MAX_ANSWERS:
+        text = f"The request asks for {len(prompts) * answers:,} answers."
+        raise UsageError(text, f"At most {_MAX_ANSWERS} are allowed.")
+    return tuple(prompts)
 
 
-def _stops(value: object, limits: Limits) -> tuple[str, ...]:
-    texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise wrong("stop", value, "a string or a list of strings")
-    if len(texts) > limits.stops or any(len(text) > limits.stop_length for text in texts):
-        raise UsageError(
-            "There are too many stop strings, or one is too long.",
-            f"At most {limits.stops} of {limits.stop_length} characters each are allowed.",
-        )
-    return tuple(text for text in texts if text)
+def _continues(body: Mapping[str, Any], messages: Any) -> bool:
+    """True if the last message is an assistant's, and not said to be complete.
 
-
-def _grammar(body: Mapping[str, Any]) -> Grammar | None:
-    """The grammar that is requested: by `response_format`, or in the way of llama.cpp's server."""
-    forms = []
-    grammar, schema, form = (body.get(name) for name in ("grammar", "json_schema", "response_format"))
-    if grammar not in (None, ""):
-        if not isinstance(grammar, str):
-            raise wrong("grammar", grammar, "a string")
-        forms.append(Grammar("grammar", grammar))
-    if schema is not None:
-        forms.append(_schema("json_schema", schema))
-    if form is not None:
-        kind = form.get("type") if isinstance(form, dict) else None
-        if kind == "json_object":
-            forms.append(Grammar("json_schema", '{"type": "object"}'))
-        elif kind == "json_schema" and isinstance(form.get("json_schema"), dict):
-            wanted = form["json_schema"]
-            forms.append(
-                _schema("response_format", wanted.get("schema", {}), closed=wanted.get("strict") is True)
-            )
-        elif kind != "text":
-            raise UsageError("response_format must be text, json_object or json_schema.")
-    if len(forms) > 1:
-        raise UsageError("Several answer formats were requested.", "Request one of them.")
-    return forms[0] if forms else None
-
-
-def _schema(name: str, value: object, *, closed: bool = False) -> Grammar:
-    """The grammar of a JSON schema.
-
-    Args:
-        closed: its objects have no properties but those that are listed, unless it says otherwise.
+    Raises:
+        UsageError: there is none to continue, although the request says so.
     """
-    if not isinstance(value, dict | bool):
-        raise wrong(name, value, "a JSON schema")
-    if closed and isinstance(value, dict):
-        from edgespec.models.text.calls.closed_arguments import closed_schema
-
-        value = closed_schema(value)
-    return Grammar.of_schema(value)
-
-
-def _text_prompt(value: object) -> str | list[int]:
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
-        value = value[0]
-    if isinstance(value, str) and value:
-        return value
-    if isinstance(value, list) and value and all(type(token) is int for token in value):
-        return value
-    raise UsageError("prompt must be a non-empty string or list of tokens.")
+    last = messages[-1]
+    can = len(messages) > 1 and last["role"] == "assistant" and last["content"] and not last.get("tool_calls")
+    wanted = body.get("continue_final_message")
+    if wanted is None:
+        return bool(can) and not boolean(body, "add_generation_prompt")
+    if boolean(body, "continue_final_message") and not can:
+        raise UsageError(
+            "There is no answer to continue.",
+            "The last of several messages must be an assistant's, with text.",
+        )
+    return bool(wanted)
 
 
-def _logprobs(body: Mapping[str, Any], *, chat: bool) -> int | None:
-    """Read the number of log-probabilities beside each token's own; None for none at all."""
-    if not chat:
-        if body.get("logprobs") in (None, False):
-            return None
-        return integer(body, "logprobs", 0, MOST_LOGPROBS)
-    top = integer(body, "top_logprobs", 0, MOST_LOGPROBS)
-    if boolean(body, "logprobs"):
-        return top or 0
-    if top:
-        raise UsageError(f"top_logprobs is {top}, but logprobs is not true.", 'Add "logprobs": true.')
-    return None
+def _suffix(value: object, warnings: Warnings, *, chat: bool) -> str:
+    if value in (None, ""):
+        return ""
+    if not isinstance(value, str):
+        raise wrong("suffix", value, "a string")
+    if chat:
+        warnings.ignored("suffix", "It is for completions.")
+        return ""
+    return value

@@ -9,16 +9,27 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from edgespec.generation.result import Chunk, Generation
 from edgespec.serving.api import protocol, response_items, responses
 from edgespec.serving.api.completion_request import CompletionRequest
 from edgespec.serving.api.refusals import Refusal
+from edgespec.serving.api.response_store import ResponseStore
+from edgespec.serving.api.warnings import Warnings
 
 Event = dict[str, Any]
+_LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
 _COMMENT = b": waiting\n\n"
+
+
+def json_line(event: Event) -> str:
+    """An event as JSON in one line, wherever clients end lines.
+
+    Python and JavaScript know characters that end lines besides \\n and \\r.
+    """
+    return json.dumps(event, ensure_ascii=False).translate(_LINE_ENDS)
 
 
 class ResponseBuilder(Protocol):
@@ -39,11 +50,15 @@ class TranslatedRequest:
         body: of a chat completion; of a completion, if it is raw.
         raw: the prompt is a text to continue, without a chat template.
         reply: the answer, for a request that needs none of the model's.
+        warnings: what of it has no effect.
+        context: what the endpoint needs to build the response, besides the request.
     """
 
     body: object
     raw: bool = False
     reply: Event | None = None
+    warnings: Warnings = field(default_factory=Warnings)
+    context: Any = None
 
 
 class Endpoint(ABC):
@@ -69,12 +84,13 @@ class Endpoint(ABC):
 
     @abstractmethod
     def response_builder(
-        self, request: CompletionRequest, *, model: str, prompt_tokens: int
+        self, request: CompletionRequest, *, model: str, prompt_tokens: int, context: Any
     ) -> ResponseBuilder:
         """The builder of the answer to a request.
 
         Args:
             model: the name by which the model was asked for.
+            context: that of the translated request.
         """
 
     def counted(self, prompt_tokens: int) -> Event:
@@ -88,7 +104,7 @@ class Endpoint(ABC):
     def frame(self, event: Event) -> bytes:
         """An event of a stream as it is sent."""
         name = f"event: {event['type']}\n" if "type" in event else ""
-        return f"{name}data: {json.dumps(event, ensure_ascii=False)}\n\n".encode()
+        return f"{name}data: {json_line(event)}\n\n".encode()
 
     def waiting(self, builder: ResponseBuilder) -> bytes:
         """Data sent while there is nothing else, so that neither proxy nor client gives up."""
@@ -115,7 +131,7 @@ class CompletionsEndpoint(Endpoint):
         return TranslatedRequest(body, raw=not self._chat)
 
     def response_builder(
-        self, request: CompletionRequest, *, model: str, prompt_tokens: int
+        self, request: CompletionRequest, *, model: str, prompt_tokens: int, context: Any
     ) -> ResponseBuilder:
         return protocol.CompletionBuilder(
             chat=self._chat,
@@ -123,16 +139,39 @@ class CompletionsEndpoint(Endpoint):
             warnings=request.warnings,
             timed=True,
             speculates=request.with_speculation,
+            custom_tools=request.custom_tools,
+            per_prompt=request.answers,
         )
 
 
 class ResponsesEndpoint(Endpoint):
     """`/v1/responses` of the OpenAI API."""
 
+    def __init__(self) -> None:
+        self._store = ResponseStore()
+
     def translate(self, body: object) -> TranslatedRequest:
-        return TranslatedRequest(responses.as_chat(body))
+        warnings = Warnings()
+        return TranslatedRequest(
+            responses.as_chat(body, warnings, self._store.get), warnings=warnings, context=body
+        )
 
     def response_builder(
-        self, request: CompletionRequest, *, model: str, prompt_tokens: int
+        self, request: CompletionRequest, *, model: str, prompt_tokens: int, context: Any
     ) -> ResponseBuilder:
-        return response_items.ResponsesBuilder(model=model, config=request.config, warnings=request.warnings)
+        messages: Any = request.prompt
+        told = responses.conversation(messages, context.get("instructions"))
+
+        def keep(identifier: str, answer: Generation) -> None:
+            calls = [call.to_json() for call in answer.tool_calls]
+            message = {"role": "assistant", "content": answer.text, "tool_calls": calls}
+            self._store.keep(identifier, [*told, message | {"reasoning_content": answer.reasoning}])
+
+        return response_items.ResponsesBuilder(
+            model=model,
+            config=request.config,
+            warnings=request.warnings,
+            custom_tools=request.custom_tools,
+            previous=context.get("previous_response_id"),
+            keep=None if context.get("store") is False else keep,
+        )

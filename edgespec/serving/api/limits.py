@@ -22,7 +22,8 @@ class Limits:
         messages: messages in a conversation.
         stops: stop strings.
         stop_length: characters in each stop string.
-        grammar: a grammar or JSON schema, or all tools.
+        grammar: a grammar or JSON schema.
+        tools: the definitions of all tools.
         text_per_token: bytes of text per token of the context; longer prompts are refused before they are
             tokenized.
         small_text: a prompt of this size is tokenized whatever the context.
@@ -42,13 +43,14 @@ class Limits:
     stops: int = 64
     stop_length: int = 1024
     grammar: int = 128 << 10
+    tools: int = 2 << 20
     text_per_token: int = 32
     small_text: int = 64 << 10
     head_s: float = 20.0
     body_s: float = 60.0
     stalled_s: float = 60.0
     linger_s: float = 5.0
-    connections: int = 256
+    connections: int = 512
 
     @property
     def all_bodies(self) -> int:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from edgespec.generation.result import Chunk, Generation, TokenLogprob
-from edgespec.generation.tools import CallPiece
+from edgespec.generation.tools import CallPiece, ToolCall
 from edgespec.serving.api import speculation
+from edgespec.serving.api.tools import custom_input
 
 
 class CompletionBuilder:
@@ -21,6 +22,8 @@ class CompletionBuilder:
         warnings: what of the request has no effect.
         timed: whether they report times, which differ from run to run.
         speculates: whether pieces report what was drafted and accepted.
+        custom_tools: names of tools that take a text.
+        per_prompt: how many answers there are to each prompt.
     """
 
     def __init__(
@@ -32,6 +35,8 @@ class CompletionBuilder:
         warnings: Sequence[str] = (),
         timed: bool = False,
         speculates: bool = False,
+        custom_tools: Collection[str] = (),
+        per_prompt: int = 1,
     ) -> None:
         self._chat = chat
         self._head = {
@@ -43,12 +48,15 @@ class CompletionBuilder:
         self._timed = timed
         self._speculates = speculates
         self._offsets: dict[int, int] = {}  # characters streamed of each answer so far
+        self._custom_tools = custom_tools
+        self._custom: dict[int, list[CallPiece]] = {}  # calls of these tools, by answer, until they are whole
+        self._per_prompt = per_prompt
 
     def whole(self, answers: Sequence[Generation]) -> dict[str, Any]:
         """The body of an answer that is not streamed."""
         choices = []
         for index, answer in enumerate(answers):
-            text: dict[str, Any] = {"message": _message(answer)} if self._chat else {"text": answer.text}
+            text: dict[str, Any] = {"message": self._message(answer)} if self._chat else {"text": answer.text}
             choices.append(
                 {
                     "index": index,
@@ -78,8 +86,9 @@ class CompletionBuilder:
             delta["reasoning_content"] = chunk.reasoning
         if chunk.text:
             delta["content"] = chunk.text
-        if chunk.calls:
-            delta["tool_calls"] = _call_deltas(chunk.calls)
+        calls = _call_deltas(self._without_custom(index, chunk.calls)) if chunk.calls else []
+        if calls:
+            delta["tool_calls"] = calls
         told = speculation.of_pass(chunk) if self._speculates else {}
         if not delta and not chunk.logprobs and not told:
             return []
@@ -93,7 +102,9 @@ class CompletionBuilder:
 
     def end(self, index: int, answer: Generation) -> list[dict[str, Any]]:
         """Return the end of a streamed answer."""
-        event = {**self._piece(index, {} if self._chat else "", _reason(answer)), **self._notes}
+        whole = self._custom_deltas(index)
+        delta: dict[str, Any] = {"tool_calls": whole} if whole else {}
+        event = {**self._piece(index, delta if self._chat else "", _reason(answer)), **self._notes}
         event |= speculation.of_answer(answer) if self._speculates else {}
         return [event | {"timings": timings([answer])} if self._timed else event]
 
@@ -102,11 +113,44 @@ class CompletionBuilder:
         return [{**self._head, "object": self._piece_kind, "choices": [], "usage": self._usage(answers)}]
 
     def _usage(self, answers: Sequence[Generation]) -> dict[str, Any]:
-        counts = usage(answers)
+        counts = usage(answers, self._per_prompt)
         if self._timed:  # what was cached differs from run to run, too
             cached = answers[0].cached_tokens if answers else 0
             counts["prompt_tokens_details"] = {"cached_tokens": cached}
         return counts
+
+    def _message(self, answer: Generation) -> dict[str, Any]:
+        text = None if answer.tool_calls and not answer.text else answer.text
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if answer.reasoning:
+            message["reasoning_content"] = answer.reasoning
+        if answer.tool_calls:
+            message["tool_calls"] = [
+                _custom(call) if call.name in self._custom_tools else call.to_json()
+                for call in answer.tool_calls
+            ]
+        return message
+
+    def _without_custom(self, index: int, pieces: Sequence[CallPiece]) -> list[CallPiece]:
+        """The pieces of other calls; those of custom tools are kept until the answer is over."""
+        held = self._custom.setdefault(index, [])
+        known = {piece.index for piece in held}
+        others = []
+        for piece in pieces:
+            if piece.index in known or piece.name in self._custom_tools:
+                known.add(piece.index)
+                held.append(piece)
+            else:
+                others.append(piece)
+        return others
+
+    def _custom_deltas(self, index: int) -> list[dict[str, Any]]:
+        """The calls of custom tools, each as a whole."""
+        calls: dict[int, ToolCall] = {}
+        for piece in self._custom.pop(index, ()):
+            known = calls.get(piece.index, ToolCall(piece.id, piece.name, ""))
+            calls[piece.index] = ToolCall(known.id, known.name, known.arguments + piece.arguments)
+        return [{"index": place, **_custom(call)} for place, call in calls.items()]
 
     @property
     def _piece_kind(self) -> str:
@@ -134,9 +178,14 @@ class CompletionBuilder:
         }
 
 
-def usage(answers: Sequence[Generation]) -> dict[str, Any]:
-    """Tokens read and generated."""
-    read, written = answers[0].prompt_tokens if answers else 0, sum(len(a.tokens) for a in answers)
+def usage(answers: Sequence[Generation], per_prompt: int) -> dict[str, Any]:
+    """Tokens read and generated.
+
+    Args:
+        per_prompt: how many answers there are to each prompt, which counts once.
+    """
+    read = sum(answer.prompt_tokens for answer in answers[::per_prompt])
+    written = sum(len(answer.tokens) for answer in answers)
     counts: dict[str, Any] = {
         "prompt_tokens": read,
         "completion_tokens": written,
@@ -184,14 +233,13 @@ def model(name: str, started: int) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": started, "owned_by": "edgespec"}
 
 
-def _message(answer: Generation) -> dict[str, Any]:
-    text = None if answer.tool_calls and not answer.text else answer.text
-    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
-    if answer.reasoning:
-        message["reasoning_content"] = answer.reasoning
-    if answer.tool_calls:
-        message["tool_calls"] = [call.to_json() for call in answer.tool_calls]
-    return message
+def _custom(call: ToolCall) -> dict[str, Any]:
+    """The call of a custom tool in the form of the API."""
+    return {
+        "id": call.id,
+        "type": "custom",
+        "custom": {"name": call.name, "input": custom_input(call.arguments)},
+    }
 
 
 def _call_deltas(pieces: Sequence[CallPiece]) -> list[dict[str, Any]]:

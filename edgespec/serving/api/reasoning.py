@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from edgespec.errors import UsageError
 from edgespec.generation.thinking import EFFORTS, MOST_BUDGET, think_text
-from edgespec.serving.api.values import integer, shown, wrong
+from edgespec.serving.api.values import integer, wrong
+from edgespec.serving.api.warnings import Warnings
 
 _KWARGS = ("enable_thinking", "thinking", "reasoning_effort", "thinking_budget")
 
 
-def read_think(body: Mapping[str, Any]) -> str | None:
+def read_think(body: Mapping[str, Any], warnings: Warnings) -> str | None:
     """Read the request for thinking: `think`, the API's `reasoning_effort`, or variables of the template.
 
     Returns:
@@ -26,7 +26,7 @@ def read_think(body: Mapping[str, Any]) -> str | None:
         raise wrong("chat_template_kwargs", kwargs, "an object")
     for name in kwargs or {}:
         if name not in _KWARGS:
-            raise UsageError(f"chat_template_kwargs has {shown(name)}.", f"Supported: {', '.join(_KWARGS)}.")
+            warnings.ignored(f"chat_template_kwargs.{name}", f"It may have {', '.join(_KWARGS)} here.")
     own, effort = body.get("think"), body.get("reasoning_effort")
     if own is not None:
         return think_text(own)
@@ -42,7 +42,13 @@ def read_think(body: Mapping[str, Any]) -> str | None:
     effort = effort if effort is not None else given.get("reasoning_effort")
     if effort is None:
         return "on" if switches else None
-    named = {"none": "off", "minimal": "low", "xhigh": "high", **{word: word for word in EFFORTS}}
+    named = {
+        "none": "off",
+        "minimal": "low",
+        "xhigh": "high",
+        "max": "high",
+        **{word: word for word in EFFORTS},
+    }
     if not isinstance(effort, str) or effort not in named:
         raise wrong("reasoning_effort", effort, f"one of {', '.join(named)}")
     return named[effort]

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal
 
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk, Generation
 from edgespec.generation.tools import CHOICES, CallPiece, Tool
 from edgespec.serving.api import protocol
+from edgespec.serving.api.tools import custom_input
 
 Event = dict[str, Any]
-_Kind = Literal["rs", "msg", "fc"]  # what ids begin with: reasoning, message, function call
-_EVENTS = {"rs": "response.reasoning_text", "msg": "response.output_text"}
-_EVENTS["fc"] = "response.function_call_arguments"
+# What ids begin with: reasoning, message, function call, call of a custom tool.
+_Kind = Literal["rs", "msg", "fc", "ctc"]
+_EVENTS = {
+    "rs": "response.reasoning_text",
+    "msg": "response.output_text",
+    "fc": "response.function_call_arguments",
+    "ctc": "response.custom_tool_call_input",
+}
+_CALLS = ("fc", "ctc")
 
 
 class ResponsesBuilder:
@@ -25,9 +32,21 @@ class ResponsesBuilder:
         model: the name of the model in it.
         warnings: what of the request has no effect.
         config: the settings in force.
+        custom_tools: names of tools that take a text.
+        previous: the id of the response that is continued; None if none is.
+        keep: called with the id and the answer when it is complete.
     """
 
-    def __init__(self, *, model: str, config: GenerationConfig, warnings: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        model: str,
+        config: GenerationConfig,
+        warnings: Sequence[str] = (),
+        custom_tools: Collection[str] = (),
+        previous: str | None = None,
+        keep: Callable[[str, Generation], None] | None = None,
+    ) -> None:
         self._head: Event = {
             "id": f"resp_{uuid.uuid4().hex}",
             "object": "response",
@@ -36,14 +55,17 @@ class ResponsesBuilder:
             "error": None,
             "incomplete_details": None,
             "instructions": None,
+            "previous_response_id": previous,
             "metadata": {},
             "parallel_tool_calls": config.parallel_tool_calls,
             "tool_choice": _choice(config.tool_choice),
-            "tools": [_definition(tool) for tool in config.tools],
+            "tools": [_definition(tool, tool.name in custom_tools) for tool in config.tools],
             "temperature": config.temperature,
             "top_p": config.top_p,
             **({"warnings": list(warnings)} if warnings else {}),
         }
+        self._custom_tools = custom_tools
+        self._keep = keep
         self._sequence = 0
         self._items: list[OutputItem] = []  # the last one may be open
 
@@ -53,7 +75,10 @@ class ResponsesBuilder:
         items = [OutputItem("rs", answer.reasoning)] if answer.reasoning else []
         if answer.text or not answer.tool_calls:
             items.append(OutputItem("msg", answer.text))
-        items += [OutputItem("fc", call.arguments, call.id, call.name) for call in answer.tool_calls]
+        items += [
+            OutputItem(self._kind_of(call.name), call.arguments, call.id, call.name)
+            for call in answer.tool_calls
+        ]
         return self._finished(answer, items)
 
     def begin(self, _index: int) -> list[Event]:
@@ -91,6 +116,8 @@ class ResponsesBuilder:
         return []
 
     def _finished(self, answer: Generation, items: Sequence[OutputItem]) -> Event:
+        if self._keep is not None:
+            self._keep(str(self._head["id"]), answer)
         cut = answer.finish_reason == "length"
         states = ["completed"] * (len(items) - 1) + ["incomplete" if cut else "completed"]
         counts = {
@@ -116,8 +143,17 @@ class ResponsesBuilder:
 
     def _called(self, piece: CallPiece) -> list[Event]:
         """Extend a call."""
-        events = self._begin(OutputItem("fc", call_id=piece.id, name=piece.name)) if piece.id else []
+        events: list[Event] = []
+        if piece.id:
+            kind = self._kind_of(piece.name)
+            events = self._begin(OutputItem(kind, call_id=piece.id, name=piece.name))
+        if piece.arguments and self._items[-1].kind == "ctc":
+            self._items[-1].text += piece.arguments  # JSON, of which clients get the text when it is whole
+            return events
         return [*events, self._more(piece.arguments)] if piece.arguments else events
+
+    def _kind_of(self, name: str) -> _Kind:
+        return "ctc" if name in self._custom_tools else "fc"
 
     @property
     def _open(self) -> OutputItem | None:
@@ -134,7 +170,7 @@ class ResponsesBuilder:
         self._items.append(item)
         place = {"output_index": len(self._items) - 1}
         events.append(self._event("response.output_item.added", **place, item=item.to_json("in_progress")))
-        if item.kind != "fc":
+        if item.kind not in _CALLS:
             events.append(self._event("response.content_part.added", **self._place(), part=item.part()))
         return events
 
@@ -147,6 +183,12 @@ class ResponsesBuilder:
         done = f"{_EVENTS[item.kind]}.done"
         if item.kind == "fc":
             events = [self._event(done, **place, name=item.name, arguments=item.text)]
+        elif item.kind == "ctc":
+            said = custom_input(item.text)
+            events = [
+                self._event(f"{_EVENTS['ctc']}.delta", **place, delta=said),
+                self._event(done, **place, input=said),
+            ]
         else:
             more: Event = {"logprobs": []} if item.kind == "msg" else {}
             events = [
@@ -161,7 +203,7 @@ class ResponsesBuilder:
         """The place of the last item."""
         item = self._items[-1]
         place = {"item_id": item.id, "output_index": len(self._items) - 1}
-        return place if item.kind == "fc" else place | {"content_index": 0}
+        return place if item.kind in _CALLS else place | {"content_index": 0}
 
     def _event(self, name: str, /, **more: Any) -> Event:
         event = {"type": name, "sequence_number": self._sequence, **more}
@@ -190,6 +232,9 @@ class OutputItem:
         if self.kind == "fc":
             called = {"call_id": self.call_id, "name": self.name, "arguments": self.text}
             return {"id": self.id, "type": "function_call", "status": status, **called}
+        if self.kind == "ctc":
+            called = {"call_id": self.call_id, "name": self.name, "input": custom_input(self.text)}
+            return {"id": self.id, "type": "custom_tool_call", "status": status, **called}
         content = [self.part()] if self.text or status != "in_progress" else []
         if self.kind == "rs":
             return {"id": self.id, "type": "reasoning", "summary": [], "content": content}
@@ -207,6 +252,8 @@ def _choice(choice: str) -> str | Event:
     return choice if choice in CHOICES else {"type": "function", "name": choice}
 
 
-def _definition(tool: Tool) -> Event:
+def _definition(tool: Tool, custom: bool) -> Event:
+    if custom:
+        return {"type": "custom", "name": tool.name, "description": tool.description}
     about = {"name": tool.name, "description": tool.description, "parameters": tool.schema}
     return {"type": "function", **about, "strict": True}  # arguments always fit the schema

@@ -10,7 +10,7 @@ from edgespec.errors import UsageError
 
 
 def integer(body: Mapping[str, Any], name: str, least: int, most: int) -> int | None:
-    """A whole number within a range; None if it is left out.
+    """A whole number within a range, which may be written as 8.0; None if it is left out.
 
     Raises:
         UsageError: it is something else.
@@ -18,6 +18,8 @@ def integer(body: Mapping[str, Any], name: str, least: int, most: int) -> int | 
     value = body.get(name)
     if value is None:
         return None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     if type(value) is not int or not least <= value <= most:
         raise wrong(name, value, f"an integer from {least} to {most}")
     return value

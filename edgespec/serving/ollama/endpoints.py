@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-import json
+from typing import Any
 
 from edgespec.serving.api.completion_request import CompletionRequest
-from edgespec.serving.api.endpoint import Endpoint, Event, ResponseBuilder, TranslatedRequest
+from edgespec.serving.api.endpoint import (
+    Endpoint,
+    Event,
+    ResponseBuilder,
+    TranslatedRequest,
+    json_line,
+)
 from edgespec.serving.api.refusals import Refusal
+from edgespec.serving.api.warnings import Warnings
 from edgespec.serving.ollama.response_builder import OllamaBuilder
 from edgespec.serving.ollama.translation import chat_as_chat, generate_as_chat, only_loads
 
@@ -27,21 +34,24 @@ class OllamaEndpoint(Endpoint):
     def translate(self, body: object) -> TranslatedRequest:
         if only_loads(body, "messages" if self._chat else "prompt"):
             return TranslatedRequest(body, reply=OllamaBuilder(model=self._model, chat=self._chat).loaded())
+        warnings = Warnings()
         if self._chat:
-            return TranslatedRequest(chat_as_chat(body))
-        request, raw = generate_as_chat(body)
-        return TranslatedRequest(request, raw=raw)
+            return TranslatedRequest(chat_as_chat(body, warnings), warnings=warnings)
+        request, raw = generate_as_chat(body, warnings)
+        return TranslatedRequest(request, raw=raw, warnings=warnings)
 
     def response_builder(
-        self, request: CompletionRequest, *, model: str, prompt_tokens: int
+        self, request: CompletionRequest, *, model: str, prompt_tokens: int, context: Any
     ) -> ResponseBuilder:
-        return OllamaBuilder(model=model, chat=self._chat, prompt_tokens=prompt_tokens)
+        return OllamaBuilder(
+            model=model, chat=self._chat, prompt_tokens=prompt_tokens, warnings=request.warnings
+        )
 
     def failure(self, refusal: Refusal) -> Event:
         return failure(refusal)
 
     def frame(self, event: Event) -> bytes:
-        return json.dumps(event, ensure_ascii=False).encode() + b"\n"
+        return json_line(event).encode() + b"\n"
 
     def waiting(self, builder: ResponseBuilder) -> bytes:
         assert isinstance(builder, OllamaBuilder)

@@ -17,9 +17,13 @@ class OllamaBuilder:
         model: the name of the model in it.
         chat: pieces are messages, as `/api/chat` has them; otherwise texts, as `/api/generate` has them.
         prompt_tokens: tokens of the prompt.
+        warnings: what of the request has no effect.
     """
 
-    def __init__(self, *, model: str, chat: bool, prompt_tokens: int = 0) -> None:
+    def __init__(
+        self, *, model: str, chat: bool, prompt_tokens: int = 0, warnings: Sequence[str] = ()
+    ) -> None:
+        self._notes: Event = {"warnings": list(warnings)} if warnings else {}
         self._model = model
         self._chat = chat
         self._prompt_tokens = prompt_tokens
@@ -92,6 +96,7 @@ class OllamaBuilder:
             "prompt_eval_duration": _nanoseconds(times.prefill_s),
             "eval_count": len(answer.tokens),
             "eval_duration": _nanoseconds(times.decode_s),
+            **self._notes,
         }
 
 

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgespec.errors import UsageError
+from edgespec.serving.api.contents import note, text_of
 from edgespec.serving.api.values import boolean, shown, wrong
+from edgespec.serving.api.warnings import Warnings
 
 # Options and their names in a request for a chat; other options tune Ollama's own engine.
 _OPTIONS = {
@@ -22,25 +24,34 @@ _OPTIONS = {
     "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty",
 }
-_LATEST = ":latest"
+_PENALTIES = ("repeat_penalty", "presence_penalty", "frequency_penalty")
+# Fields that mean something here, and those that tune Ollama's own engine.
+_FIELDS = (
+    *("model", "messages", "prompt", "system", "suffix", "template", "context", "raw", "images", "tools"),
+    *("options", "stream", "think", "format", "logprobs", "top_logprobs", "keep_alive"),
+)
+_ENGINE_OPTIONS = (
+    *("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "use_mmap", "use_mlock"),
+    *("low_vram", "f16_kv", "vocab_only", "num_keep", "logits_all", "embedding_only"),
+)
 
 
-def chat_as_chat(body: object) -> dict[str, Any]:
+def chat_as_chat(body: object, warnings: Warnings) -> dict[str, Any]:
     """The request for a chat that a request to `/api/chat` stands for.
 
     Raises:
         UsageError: a field has another form, or is not supported here.
     """
     fields = _checked(body)
-    chat = _settings(fields)
-    chat["messages"] = _messages(fields.get("messages"))
+    chat = _settings(fields, warnings)
+    chat["messages"] = _messages(fields.get("messages"), warnings)
     tools = fields.get("tools")
     if tools is not None:
         chat["tools"] = tools
     return chat
 
 
-def generate_as_chat(body: object) -> tuple[dict[str, Any], bool]:
+def generate_as_chat(body: object, warnings: Warnings) -> tuple[dict[str, Any], bool]:
     """The request for a chat that a request to `/api/generate` stands for.
 
     Returns:
@@ -50,15 +61,19 @@ def generate_as_chat(body: object) -> tuple[dict[str, Any], bool]:
         UsageError: a field has another form, or is not supported here.
     """
     fields = _checked(body)
-    for name in ("suffix", "template"):
-        if fields.get(name) not in (None, ""):
-            raise UsageError(f"{name!r} is not supported.", "Leave it out.")
+    for name in ("template", "context"):
+        if fields.get(name) not in (None, "", []):
+            warnings.ignored(
+                name, "The model's own chat template is used, and nothing is kept between prompts."
+            )
     prompt, system = fields.get("prompt"), fields.get("system")
     if not isinstance(prompt, str):
         raise wrong("prompt", prompt, "a string")
-    settings = _settings(fields)
-    if boolean(fields, "raw"):
-        return settings | {"prompt": prompt}, True
+    settings = _settings(fields, warnings)
+    prompt = "".join([*_images(fields, warnings), prompt])
+    suffix = fields.get("suffix")
+    if boolean(fields, "raw") or suffix not in (None, ""):
+        return settings | {"prompt": prompt, "suffix": suffix}, True
     if not isinstance(system, str | None):
         raise wrong("system", system, "a string")
     messages = [{"role": "system", "content": system}] if system else []
@@ -74,32 +89,33 @@ def only_loads(body: object, name: str) -> bool:
     return isinstance(body, dict) and body.get(name) in (None, "", [])
 
 
-def model_name(value: object) -> object:
-    """The name of a model without Ollama's default tag."""
-    return value.removesuffix(_LATEST) if isinstance(value, str) else value
-
-
 def _checked(body: object) -> Mapping[str, Any]:
     if not isinstance(body, dict):
         raise UsageError("The body is not a JSON object.")
-    if body.get("images"):
-        raise UsageError("Images are not supported.", "Send text.")
     return body
 
 
-def _settings(body: Mapping[str, Any]) -> dict[str, Any]:
+def _images(about: Mapping[str, Any], warnings: Warnings) -> list[str]:
+    """A note for each of the images in a message or request."""
+    images = about.get("images")
+    return [note("An image", warnings) + "\n" for _ in images] if isinstance(images, list) else []
+
+
+def _settings(body: Mapping[str, Any], warnings: Warnings) -> dict[str, Any]:
     options = body.get("options") or {}
     if not isinstance(options, dict):
         raise wrong("options", options, "an object")
     chat: dict[str, Any] = {
         ours: options[name] for name, ours in _OPTIONS.items() if options.get(name) is not None
     }
-    # Negative numbers mean: until the context is full, and a random seed.
-    if isinstance(limit := chat.get("max_tokens"), int) and limit < 0:
+    for name in options:
+        if name not in _OPTIONS and name not in _ENGINE_OPTIONS:
+            warnings.ignored(f"options.{name}")
+    if chat.get("penalty_window") == 0:  # which turns penalties off, where it is all tokens elsewhere
+        chat = {name: value for name, value in chat.items() if name not in (*_PENALTIES, "penalty_window")}
+    if chat.get("max_tokens") == 0:
         del chat["max_tokens"]
-    if isinstance(window := chat.get("penalty_window"), int) and window < 0:
-        del chat["penalty_window"]
-    chat["model"] = model_name(body.get("model"))
+    chat["model"] = body.get("model")
     chat["stream"] = boolean(body, "stream", default=True)
     if body.get("think") is not None:
         chat["think"] = body["think"]
@@ -112,11 +128,11 @@ def _settings(body: Mapping[str, Any]) -> dict[str, Any]:
         chat["response_format"] = {"type": "json_schema", "json_schema": {"schema": form}}
     for name in ("logprobs", "top_logprobs"):
         if body.get(name):
-            raise UsageError(f"{name!r} is not supported.", "Use /v1/chat/completions for log-probabilities.")
-    return chat
+            warnings.ignored(name, "Use /v1/chat/completions for log-probabilities.")
+    return chat | {name: value for name, value in body.items() if name not in _FIELDS}
 
 
-def _messages(value: object) -> list[dict[str, Any]]:
+def _messages(value: object, warnings: Warnings) -> list[dict[str, Any]]:
     """The messages, with ids for calls and results: this API has none, but keeps them in order."""
     if not isinstance(value, list):
         raise wrong("messages", value, "a list")
@@ -125,9 +141,8 @@ def _messages(value: object) -> list[dict[str, Any]]:
     for message in value:
         if not isinstance(message, dict):
             raise UsageError(f"A message must be an object, not {shown(message)}.")
-        if message.get("images"):
-            raise UsageError("Images are not supported.", "Send text.")
-        told: dict[str, Any] = {"role": message.get("role"), "content": message.get("content") or ""}
+        content = "".join([*_images(message, warnings), text_of(message.get("content"), warnings)])
+        told: dict[str, Any] = {"role": message.get("role"), "content": content}
         if message.get("thinking"):
             told["reasoning_content"] = message["thinking"]
         calls = message.get("tool_calls")

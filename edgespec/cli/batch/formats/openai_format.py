@@ -51,7 +51,11 @@ def read_request(values: dict[str, Any], line: int, defaults: GenerationConfig) 
         if isinstance(body, dict):
             # The file may have been written for a model of another name; the one that is loaded answers.
             body = body | {"model": None}
-        request = completion_request.read_request(body, defaults, chat=endpoint == CHAT, model="")
+        request = completion_request.read_request(
+            body, defaults, chat=endpoint == CHAT, model="", strict=True
+        )
+        if len(request.prompts) > 1:
+            raise UsageError("A line of a batch has one prompt.", "Write a line for each prompt.")
         if request.stream:
             raise UsageError("A batch cannot stream its answers.", "Leave out 'stream'.")
         if request.continues:

@@ -234,7 +234,15 @@ class Model:
     @property
     def chat_template(self) -> str | None:
         """The Jinja chat template in the file."""
-        template = llama_cpp.llama_model_chat_template(self.handle, None)
+        return self._chat_template(None)
+
+    @property
+    def tools_template(self) -> str | None:
+        """The Jinja chat template for conversations with tools, where the file has one of its own."""
+        return self._chat_template(b"tool_use")
+
+    def _chat_template(self, name: bytes | None) -> str | None:
+        template = llama_cpp.llama_model_chat_template(self.handle, name)
         return template.decode("utf-8", "replace") if template else None
 
     def forked(self) -> None:

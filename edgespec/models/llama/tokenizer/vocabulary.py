@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -107,6 +107,21 @@ class Vocabulary:
         if not 0 <= token < self.n_tokens:
             return b""
         return bytes(llama_cpp.llama_vocab_get_text(self._handle, token) or b"")
+
+    def filled_in(self, before: Sequence[int], after: str) -> list[int] | None:
+        """The prompt for what stands between two texts; None if the model knows no such prompts.
+
+        Args:
+            before: the tokens of the first text.
+            after: the second text.
+        """
+        known = (llama_cpp.llama_vocab_fim_pre, llama_cpp.llama_vocab_fim_suf, llama_cpp.llama_vocab_fim_mid)
+        first, behind, middle = (int(mark(self._handle)) for mark in known)
+        if min(first, behind, middle) < 0:
+            return None
+        n_begin = 1 if self.adds_bos and list(before[:1]) == [self.bos] else 0
+        ending = [behind, *self.tokenize(after, control=False), middle]
+        return [*before[:n_begin], first, *before[n_begin:], *ending]
 
     @cached_property
     def control_texts(self) -> tuple[str, ...]:

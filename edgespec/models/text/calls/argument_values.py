@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edgespec.errors import UsageError
 from edgespec.generation.tools import Tool
 
 _DEEPEST_REFERENCE = 10
@@ -31,6 +30,8 @@ _FORMATS = {
 }
 _FORMATS["date-time"] = f"{_FORMATS['date']}T{_FORMATS['time']}"
 ANYTHING_BUT_TEXT = frozenset(_TYPES) - {"string"}
+ANY_NAME = "[A-Za-z0-9_.-]{1,64}"
+"""The regular expression of the names of arguments that no schema lists."""
 
 
 @dataclass(frozen=True)
@@ -67,28 +68,57 @@ class ArgumentValue:
         return not self.words and not self.forms and not self.types
 
 
-def parameters_of(tool: Tool) -> dict[str, ArgumentValue]:
-    """The values that each argument of a tool may have, in the order in which they are written.
+ANY_VALUE = ArgumentValue({}, ("(?s:.*)",), types=ANYTHING_BUT_TEXT)
+"""A value of any type."""
 
-    Raises:
-        UsageError: its schema does not list them.
-    """
+
+def parameters_of(tool: Tool) -> dict[str, ArgumentValue]:
+    """The values that each listed argument of a tool may have, in the order in which they are written."""
     return {name: _value_of(value, tool.schema) for name, value in listed_parameters(tool).items()}
 
 
 def listed_parameters(tool: Tool) -> dict[str, Any]:
-    """The schema of each argument of a tool.
-
-    Raises:
-        UsageError: its schema does not list them.
-    """
+    """The schema of each argument that a tool lists, itself, by reference or in alternatives."""
     schema = tool.schema
-    if any(key in schema for key in ("$ref", "anyOf", "oneOf", "allOf", "not", "if", "patternProperties")):
-        raise UsageError(
-            f"The schema of the tool {tool.name} does not list its arguments as 'properties'.",
-            "This model writes arguments one by one; list them there.",
-        )
-    return {name: {} for name in schema.get("required", ())} | dict(schema.get("properties", {}))
+    listed = properties_of(schema, schema)
+    return {name: listed.get(name, {}) for name in (*required_of(tool), *listed)}
+
+
+def required_of(tool: Tool) -> list[str]:
+    """The arguments that a call must have."""
+    required = tool.schema.get("required")
+    return [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
+
+
+def takes_any(tool: Tool) -> bool:
+    """True if a tool takes arguments of any name: it lists none, and does not say that there are none."""
+    schema = tool.schema
+    return (
+        not listed_parameters(tool)
+        and "properties" not in schema
+        and schema.get("additionalProperties") is not False
+    )
+
+
+def properties_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
+    """The properties that a schema names, itself or by reference or alternatives."""
+    if not isinstance(schema, dict) or depth > _DEEPEST_REFERENCE:
+        return {}
+    found = dict(schema["properties"]) if isinstance(schema.get("properties"), dict) else {}
+    reference = schema.get("$ref")
+    others = [_referred(reference, root)] if isinstance(reference, str) else []
+    for key in ("allOf", "anyOf", "oneOf"):
+        others += schema[key] if isinstance(schema.get(key), list) else []
+    for other in others:
+        found = {**properties_of(other, root, depth + 1), **found}
+    return found
+
+
+def _referred(reference: str, root: Mapping[str, Any]) -> Any:
+    found: Any = root
+    for key in reference.removeprefix("#/").split("/"):
+        found = found.get(key) if isinstance(found, dict) else None
+    return found
 
 
 def _value_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> ArgumentValue:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgespec.generation.tools import Tool
+from edgespec.models.text.calls.argument_values import properties_of
 
 FENCE = "```"
 
@@ -165,27 +166,6 @@ def _ordered(value: Any, schema: Any, root: Mapping[str, Any]) -> Any:
         return [_ordered(item, items, root) for item in value]
     if not isinstance(value, dict):
         return value
-    known = _properties(schema, root, 0)
+    known = properties_of(schema, root)
     keys = [*(key for key in known if key in value), *(key for key in value if key not in known)]
     return {key: _ordered(value[key], known.get(key), root) for key in keys}
-
-
-def _properties(schema: Any, root: Mapping[str, Any], depth: int) -> dict[str, Any]:
-    """The properties that a schema names, itself or by reference or alternatives."""
-    if not isinstance(schema, dict) or depth > 16:
-        return {}
-    found = dict(schema["properties"]) if isinstance(schema.get("properties"), dict) else {}
-    reference = schema.get("$ref")
-    others = [_referred(reference, root)] if isinstance(reference, str) else []
-    for key in ("allOf", "anyOf", "oneOf"):
-        others += schema[key] if isinstance(schema.get(key), list) else []
-    for other in others:
-        found = {**_properties(other, root, depth + 1), **found}
-    return found
-
-
-def _referred(reference: str, root: Mapping[str, Any]) -> Any:
-    found: Any = root
-    for key in reference.removeprefix("#/").split("/"):
-        found = found.get(key) if isinstance(found, dict) else None
-    return found

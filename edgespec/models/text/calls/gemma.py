@@ -19,7 +19,12 @@ from typing import Any
 
 from edgespec.errors import UsageError
 from edgespec.generation.tools import Tool
-from edgespec.models.text.calls.argument_values import listed_parameters, text_pattern
+from edgespec.models.text.calls.argument_values import (
+    listed_parameters,
+    required_of,
+    takes_any,
+    text_pattern,
+)
 from edgespec.models.text.calls.reader import CallEnd, CallName, CallReader
 
 TRIGGER, ENDS, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
@@ -45,7 +50,8 @@ class BraceSpelling:
         calls = []
         for tool in tools:
             rules = _Rules(tool, lines)
-            members = rules.members(listed_parameters(tool), tool.schema.get("required", []))
+            further = rules.value({}) if takes_any(tool) else ""
+            members = rules.members(listed_parameters(tool), required_of(tool), further)
             calls.append(f"{json.dumps(f'{_CALL}{tool.name}{{')} {members}")
         ways = " | ".join(calls)
         return "\n".join([f"start: ({ways}) {json.dumps(f'}}{ENDS}')}", *lines])

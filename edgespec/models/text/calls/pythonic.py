@@ -16,7 +16,7 @@ from typing import Any
 
 from edgespec.errors import UsageError
 from edgespec.generation.tools import Tool
-from edgespec.models.text.calls.argument_values import listed_parameters
+from edgespec.models.text.calls.argument_values import listed_parameters, required_of, takes_any
 from edgespec.models.text.calls.layout import JSON_SPACE, SPACE, SPACE_RULE
 from edgespec.models.text.calls.reader import CallEnd, CallName, CallReader
 
@@ -64,8 +64,11 @@ class PythonicSpelling:
 
 def _call_rules(name: str, tool: Tool) -> list[str]:
     """The rule of a call, and those that it uses: arguments in the listed order, optional ones left out."""
-    required = tool.schema.get("required", [])
+    required = required_of(tool)
     rules: list[str] = []
+    if takes_any(tool):
+        argument = f"/{_NAME.pattern}=/ {_value({}, tool)}"
+        return [f'{name}: {json.dumps(f"{tool.name}(")} ({argument} ("," {SPACE} {argument})*)? ")"']
     later, first = '""', '""'
     for n, (key, schema) in reversed(list(enumerate(listed_parameters(tool).items()))):
         if not _NAME.fullmatch(key):

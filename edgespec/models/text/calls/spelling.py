@@ -10,9 +10,15 @@ from typing import Any
 
 from edgespec.errors import UsageError
 from edgespec.generation.tools import Tool
-from edgespec.models.text.calls.argument_values import parameters_of
+from edgespec.models.text.calls.argument_values import (
+    ANY_VALUE,
+    parameters_of,
+    required_of,
+    takes_any,
+)
 from edgespec.models.text.calls.layout import (
     JSON_SPACE,
+    KEY,
     SLOTS,
     SPACE_RULE,
     CallLayout,
@@ -102,12 +108,15 @@ class LayoutSpelling:
             # The schema is the root of its own references.
             return [f"{name}: {opens} %json {json.dumps({'type': 'object', **tool.schema} | JSON_SPACE)}"]
         lines, arguments = [], []
-        required = tool.schema.get("required", [])
+        required = required_of(tool)
         for m, (key, value) in enumerate(parameters_of(tool).items()):
             _check_key(tool, key, tags)
             values = ArgumentRules(tags, controls, f"{name}_{m}")
             lines += values.rules(key, value)
             arguments.append(f"{name}_{m}{'' if key in required else '?'}")
+        if takes_any(tool) and KEY not in tags.closes:
+            lines += ArgumentRules(tags, controls, f"{name}_any").rules("", ANY_VALUE)
+            arguments.append(f"{name}_any*")
         return [f"{name}: {' '.join([opens, *arguments])}", *lines]
 
 

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from edgespec.generation.tools import Tool
 from edgespec.models.text.calls import gemma, harmony
-from edgespec.models.text.calls.closed_arguments import closed
 from edgespec.models.text.calls.derivation import DerivedCalls
+from edgespec.models.text.calls.imposable import closed
 from edgespec.models.text.calls.layout import CallLayout
 from edgespec.models.text.calls.pythonic import PythonicSpelling
 from edgespec.models.text.calls.reader import CallReader

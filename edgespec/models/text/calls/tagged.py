@@ -14,6 +14,7 @@ from typing import Any
 
 from edgespec.generation.tools import Tool
 from edgespec.models.text.calls.argument_values import (
+    ANY_NAME,
     ANYTHING_BUT_TEXT,
     ArgumentValue,
     parameters_of,
@@ -49,7 +50,11 @@ class ArgumentRules:
     name: str
 
     def rules(self, key: str, value: ArgumentValue) -> list[str]:
-        """The rule of the argument, and those that it uses."""
+        """The rule of the argument, and those that it uses.
+
+        Args:
+            key: the name of the argument; empty for any name.
+        """
         space, tag, rest = _closing(self.tags.closes.replace(KEY, key))
         closing = " ".join(filter(None, [_optional(space), rule(tag, self.controls)]))
         ways = [
@@ -73,8 +78,9 @@ class ArgumentRules:
             ways.append(f"{self._middle(TEXT_TYPE)} {way}")
             terminals.append(line)
         opens, behind = rule(self.tags.opens + key, self.controls), rule(rest, self.controls)
+        named = "" if key else f"/{ANY_NAME}/"
         return [
-            f"{self.name}: {opens} {self.name}_value {behind}",
+            f"{self.name}: {opens} {named} {self.name}_value {behind}",
             f"{self.name}_value: {' | '.join(ways)}",
             *terminals,
         ]

@@ -14,6 +14,7 @@ from typing import Any
 
 from edgespec.errors import GrammarError
 from edgespec.generation.config import Grammar
+from edgespec.models.text.grammar.closing import closed_schema
 
 MOST_BYTES = 256 << 10
 MOST_DEPTH = 100  # llguidance reads JSON up to a depth of 128, and wraps a schema before reading it
@@ -83,7 +84,8 @@ def source_of(grammar: Grammar) -> str:
             schema = json.loads(grammar.text)
             if not isinstance(schema, dict | bool):
                 raise ValueError("a schema is an object")
-            return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=_JSON_OPTIONS))
+            closed = closed_schema(schema) if isinstance(schema, dict) else schema
+            return str(LLMatcher.grammar_from_json_schema(json.dumps(closed), defaults=_JSON_OPTIONS))
         if grammar.kind == "regex":
             return str(LLMatcher.grammar_from_regex(grammar.text))
         return str(LLMatcher.grammar_from_lark(any_to_lark(grammar.text)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -43,13 +44,14 @@ class _Compiled:
 class Grammars:
     """Compiles grammars for one vocabulary; preparing the vocabulary takes a second, once.
 
-    Grammars are untrusted. Unless one is plainly small, it is first compiled in a child process with limited
-    memory, time and stack.
+    Any thread may call any method. Grammars are untrusted. Unless one is plainly small, it is first compiled
+    in a child process with limited memory, time and stack.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._compiled: OrderedDict[Grammar, _Compiled] = OrderedDict()
+        self._lock = threading.Lock()
 
     def matcher(self, grammar: Grammar) -> Any:
         """An llguidance.LLMatcher at the beginning of the grammar.
@@ -59,15 +61,17 @@ class Grammars:
             GrammarError: the grammar is wrong, or exceeds the limits on memory or time while it is compiled.
             InconclusiveTrial: the child process that was to compile it first was killed or starved.
         """
-        if grammar in self._compiled:
-            self._compiled.move_to_end(grammar)
-        else:
-            self._keep(grammar, self._compile(grammar))
-        return self._compiled[grammar].matcher.deep_copy()
+        with self._lock:
+            if grammar in self._compiled:
+                self._compiled.move_to_end(grammar)
+            else:
+                self._keep(grammar, self._compile(grammar))
+            return self._compiled[grammar].matcher.deep_copy()
 
     def forget(self, grammar: Grammar) -> None:
         """Drop the compiled grammar: copies share a lexer, and a limit that it hit stays hit."""
-        self._compiled.pop(grammar, None)
+        with self._lock:
+            self._compiled.pop(grammar, None)
 
     @cached_property
     def ends(self) -> NDArray[np.bool_]:

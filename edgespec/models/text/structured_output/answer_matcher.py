@@ -17,6 +17,7 @@ import numpy as np
 
 from edgespec.models.text.structured_output.stages import (
     Choosing,
+    Either,
     Finished,
     FreeText,
     InGrammar,
@@ -44,7 +45,8 @@ class AnswerMatcher:
         tokenize: the tokens of a text in which marks are marks.
         matcher_for: gives the matcher of a grammar, at its beginning.
         whole: gives the matcher of the grammar of the whole answer, at its beginning; None for free text.
-        calls: the tools that it may call; not together with `whole`.
+        calls: the tools that it may call; with `whole`, the answer is either calls or of that grammar.
+        whole_opens: the text before the grammar of an answer that might be a call instead.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class AnswerMatcher:
         thought: Thought | None = None,
         calls: ToolCallGrammar | None = None,
         whole: Callable[[], Matcher] | None = None,
+        whole_opens: str = "",
     ) -> None:
         self.token_bytes = token_bytes
         self.tokenize = tokenize
@@ -63,6 +66,7 @@ class AnswerMatcher:
         self.thought = thought
         self.calls = calls
         self.whole = whole
+        self.whole_opens = whole_opens
         self._all = np.ones(token_bytes.n_tokens, dtype=np.uint8).tobytes()
         self._stages: list[Stage] = [self._first()]
 
@@ -75,6 +79,7 @@ class AnswerMatcher:
             thought=self.thought,
             calls=self.calls,
             whole=self.whole,
+            whole_opens=self.whole_opens,
         )
 
     def try_consume_tokens(self, tokens: list[int]) -> int:
@@ -104,8 +109,12 @@ class AnswerMatcher:
 
     def get_error(self) -> str:
         """Return the part that a grammar cannot cope with; empty if nothing is wrong."""
-        stage = self._stages[-1]
-        return stage.matcher.get_error() if isinstance(stage, InGrammar) else ""
+        stages, last = [], self._stages[-1]
+        while isinstance(last, Either):
+            stages.append(last.second)
+            last = last.first
+        errors = (s.matcher.get_error() for s in (last, *stages) if isinstance(s, InGrammar))
+        return next(filter(None, errors), "")
 
     @property
     def bound(self) -> bool:
@@ -114,11 +123,15 @@ class AnswerMatcher:
 
     def answer(self, data: bytes = b"") -> Stage | None:
         """The stage at the beginning of the answer proper, after bytes of it; None if they do not fit."""
-        if self.whole is not None:
-            return self._in_grammar(self.whole(), (), data)
-        if self.calls is not None and self.calls.required:
-            steps = self.calls.steps
-            return self.literal(self.calls.trigger.decode(), data, lambda rest: self.call(steps, rest))
+        calls, whole = self.calls, self.whole
+        if calls is not None and (calls.required or whole is not None):
+            called = self.literal(calls.trigger.decode(), data, lambda rest: self.call(calls.steps, rest))
+            if calls.required or whole is None:
+                return called
+            form = self.literal(self.whole_opens, data, lambda rest: self._in_grammar(whole(), (), rest))
+            return Either(called, form) if called is not None and form is not None else called or form
+        if whole is not None:
+            return self._in_grammar(whole(), (), data)
         prompt_end = self.calls.prompt_end if self.calls is not None else b""
         return FreeText(self, prompt_end, at_start=True).with_data(data)
 

@@ -266,6 +266,37 @@ class InGrammar:
         self.matcher.rollback(1)
 
 
+@dataclass
+class Either(Stage):
+    """The stage at the beginning of an answer that may be one thing or another, until only one fits.
+
+    Attributes:
+        taken: which of the two the latest token has fit.
+    """
+
+    first: Stage
+    second: Stage
+    taken: tuple[bool, bool] = (False, False)
+
+    @property
+    def accepting(self) -> bool:
+        return self.first.accepting or self.second.accepting
+
+    def mask(self) -> BoolArray | None:
+        first, second = self.first.mask(), self.second.mask()
+        return None if first is None or second is None else first | second
+
+    def after(self, token: int) -> Stage | None:
+        first, second = self.first.after(token), self.second.after(token)
+        self.taken = first is not None, second is not None
+        return Either(first, second) if first is not None and second is not None else first or second
+
+    def undo(self) -> None:
+        for stage, taken in zip((self.first, self.second), self.taken, strict=True):
+            if taken:
+                stage.undo()
+
+
 @dataclass(frozen=True)
 class Finished(Stage):
     """The stage after all that was required; nothing but the end may follow."""

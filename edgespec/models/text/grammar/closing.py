@@ -1,4 +1,4 @@
-"""Schemas of tools' arguments, closed: a model must not invent names of arguments that no tool listed.
+"""Schemas, closed: a model must not invent names that no schema lists.
 
 A JSON schema without `additionalProperties` permits any further names. That is meant for validating, not for
 generating. Few people write it out; those who want further names can: `"additionalProperties": true`.
@@ -8,11 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
-
-from edgespec.generation.tools import Tool
-from edgespec.models.text.calls.loosened_arguments import loosened
 
 _FURTHER_NAMES = ("additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames")
 # These may add properties to those that stand beside them.
@@ -20,14 +16,6 @@ _COMPOSING = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "dependent
 _DEFINITIONS = ("$defs", "definitions")
 _OF_SCHEMAS = ("properties", *_DEFINITIONS)
 _LISTS = ("anyOf", "oneOf", "prefixItems")
-
-
-def closed(tool: Tool) -> Tool:
-    """The tool with schemas that permit the listed arguments only, unless they say otherwise.
-
-    What cannot be imposed is left out.
-    """
-    return replace(tool, parameters=json.dumps(loosened(closed_schema(tool.schema))))
 
 
 def closed_schema(schema: dict[str, Any]) -> dict[str, Any]:
@@ -52,4 +40,14 @@ def _closed(schema: Any) -> Any:
             found[key] = value
     if "properties" in schema and not composed and not any(key in schema for key in _FURTHER_NAMES):
         found["additionalProperties"] = False
+    if found.get("additionalProperties") is False and "patternProperties" not in schema:
+        _list_required(found)
     return found
+
+
+def _list_required(schema: dict[str, Any]) -> None:
+    """List the properties that an object must have and does not list, so that some object fits."""
+    listed, required = schema.get("properties", {}), schema.get("required")
+    if isinstance(listed, Mapping) and isinstance(required, list):
+        required = [name for name in required if isinstance(name, str)]
+        schema["properties"] = {**listed, **{name: {} for name in required if name not in listed}}

@@ -1,0 +1,112 @@
+"""Contents of messages in any of the three APIs, as text: a model of text gets a note for anything else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from edgespec.serving.api.values import shown
+from edgespec.serving.api.warnings import Warnings
+
+_TEXTS = frozenset((None, "text", "input_text", "output_text", "summary_text", "reasoning_text"))
+THOUGHTS = frozenset(("thinking", "reasoning", "reasoning_text", "redacted_thinking"))
+"""Parts of an answer that are its thought."""
+
+_THINGS = {
+    "image": "An image",
+    "image_url": "An image",
+    "input_image": "An image",
+    "computer_screenshot": "An image",
+    "audio": "A sound",
+    "input_audio": "A sound",
+    "video": "A video",
+    "video_url": "A video",
+    "file": "A file",
+    "input_file": "A file",
+    "document": "A document",
+    "container_upload": "A file",
+}
+_TEXT_FIELDS = ("text", "content", "output", "results", "refusal")
+_READS_TEXT = "This model reads text only."
+
+
+def text_of(content: object, warnings: Warnings, between: str = "") -> str:
+    """The text of a content: of all its parts, joined.
+
+    Parts that are no text become notes, so that the conversation makes sense to the model.
+
+    Args:
+        between: text between two parts.
+    """
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else [content]
+    texts = [_part(part, warnings) for part in parts]
+    return between.join(text for text in texts if text is not None)
+
+
+def thought_of(content: object) -> str:
+    """The thought among the parts of an answer; empty if there is none."""
+    parts = content if isinstance(content, list) else []
+    found = [
+        part.get("thinking") or part.get("text")
+        for part in parts
+        if isinstance(part, Mapping) and part.get("type") in THOUGHTS
+    ]
+    return "".join(text for text in found if isinstance(text, str))
+
+
+def without_thoughts(content: object) -> object:
+    """A content without its thoughts."""
+    if not isinstance(content, list):
+        return content
+    return [part for part in content if not (isinstance(part, Mapping) and part.get("type") in THOUGHTS)]
+
+
+def note(what: str, warnings: Warnings) -> str:
+    """The text in the place of what cannot be read, which a warning names.
+
+    Args:
+        what: "An image", for example.
+    """
+    warnings.add(f"{what} was replaced by a note. {_READS_TEXT}")
+    return f"[{what} was here. {_READS_TEXT}]"
+
+
+def _part(part: object, warnings: Warnings) -> str | None:
+    """The text of a part; None if it says nothing."""
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if not isinstance(part, Mapping) or (kind is None and "text" not in part):
+        return json.dumps(part, ensure_ascii=False)  # a result of a tool that its client has not written out
+    if not isinstance(kind, str | None):
+        return note("Content of an unknown type", warnings)
+    if kind in _TEXTS and isinstance(part.get("text"), str):
+        return str(part["text"])
+    if kind in THOUGHTS:
+        warnings.add("Ignored a thought outside of an answer.")
+        return None
+    if kind == "tool_reference":
+        return f"The tool {part.get('tool_name')} is available."
+    source = part.get("source")
+    if kind == "document" and isinstance(source, Mapping) and source.get("type") in ("text", "content"):
+        text = text_of(source.get("data") or source.get("content"), warnings, "\n")
+        return "\n".join([*_title(part), text])
+    if kind == "search_result":
+        address = part.get("source")
+        return "\n".join([*_title(part), str(address or ""), text_of(part.get("content"), warnings, "\n")])
+    if kind in _THINGS:
+        return note(_THINGS[kind], warnings)
+    for name in _TEXT_FIELDS:
+        if isinstance(part.get(name), str):
+            return str(part[name])
+    return note(f"Content of the type {shown(kind)}", warnings)
+
+
+def _title(part: Mapping[str, Any]) -> list[str]:
+    title = part.get("title")
+    return [title] if isinstance(title, str) and title else []

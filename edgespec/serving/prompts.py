@@ -1,0 +1,65 @@
+"""The prompts of a request as tokens of the served model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from edgespec.errors import UsageError
+from edgespec.models.text.replay import WrittenAnswer
+from edgespec.serving.api.completion_request import CompletionRequest, check_size, too_long
+from edgespec.serving.api.limits import Limits
+from edgespec.serving.api.warnings import Warnings
+from edgespec.serving.served_model import ServedModel
+
+if TYPE_CHECKING:
+    from edgespec.models.text.encoding import Prompt
+
+
+def encoded_prompts(
+    served: ServedModel, request: CompletionRequest, limits: Limits, warnings: Warnings
+) -> tuple[list[list[int]], WrittenAnswer | None]:
+    """The tokens of each prompt; and the answer that is continued, if they end with the model's own tokens.
+
+    Args:
+        warnings: gets what the model cannot do.
+
+    Raises:
+        UsageError: a prompt has a token that the model does not have, or is empty.
+        TemplateError: the chat template does not take the messages.
+        ContextLengthError: a prompt does not fit the context.
+    """
+    engine = served.engine
+    vocabulary, config = engine.target.model.vocabulary, request.config
+    if any(token >= vocabulary.n_tokens for token, _ in config.logit_bias):
+        warnings.ignored("logit_bias of some tokens", f"Tokens are 0 to {vocabulary.n_tokens - 1}.")
+    for prompt in request.prompts:
+        check_size(prompt, context=engine.context, n_vocab=vocabulary.n_tokens, limits=limits)
+    begun: WrittenAnswer | None = None
+    if request.chat:
+        for warning in engine.not_imposed(config):
+            warnings.add(warning)
+        messages: Any = request.prompt
+        found = served.written.find(messages)
+        if request.continues:
+            tokens, begun = engine.encoder.continued(messages, config=config, written=found)
+        else:
+            tokens = list(engine.encoder.conversation(messages, config=config, written=found).tokens)
+        prompts = [tokens]
+    else:
+        prompts = [_text(served, prompt, request, warnings) for prompt in request.prompts]
+    for tokens in prompts:
+        if not tokens:
+            raise UsageError("The prompt is empty.")
+        if len(tokens) >= engine.context:
+            raise too_long(f"{len(tokens)} tokens", engine.context)
+    return prompts, begun
+
+
+def _text(served: ServedModel, prompt: Prompt, request: CompletionRequest, warnings: Warnings) -> list[int]:
+    tokens = served.engine.encoder.encode(prompt, raw=True, config=request.config)
+    if not request.suffix:
+        return tokens
+    framed = served.engine.target.model.vocabulary.filled_in(tokens, request.suffix)
+    if framed is None:
+        warnings.ignored("suffix", "This model cannot fill in the middle of a text.")
+    return framed or tokens

@@ -1,0 +1,145 @@
+"""Sends the answer to one request: whole, or event by event with signs of life in between."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import JSONResponse
+from starlette.types import Message, Receive, Scope, Send
+
+from edgespec.serving.api.endpoint import Endpoint, Event, ResponseBuilder
+from edgespec.serving.api.refusals import Refusal
+from edgespec.serving.engine_worker import PrefillProgress
+
+HALF_CLOSED = "edgespec.half_closed"
+"""Key in a request's state: an asyncio.Event that is set when the client has closed its sending side."""
+
+REFUSED = "edgespec.refused"
+"""Key in a request's state: the refusal that the connection has sent already, if it has."""
+
+WARNINGS = "x-edgespec-warnings"
+"""The header of responses that has the warnings."""
+
+_POLL_S = 0.1
+_PROBE_S = 1.0
+_KEEP_ALIVE_S = 15.0
+_NO_BUFFERING = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+
+
+class ResponseSender:
+    """Sends the answer to one request.
+
+    Attributes:
+        endpoint: the path that was asked; decides the form of errors and streams.
+        refusal: why there is no answer, or why it is not complete; None if nothing is wrong.
+        status: the HTTP status that was sent; 0 before that.
+        streamed: whether the answer is sent event by event.
+        warnings: what of the request has no effect; sent as a header.
+    """
+
+    def __init__(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
+        self.endpoint = endpoint
+        self.http = HTTPRequest(scope, receive)
+        self.status = 0
+        self.streamed = False
+        self._scope = scope
+        self._receive = receive
+        self._to_client = send
+        self.refusal: Refusal | None = None
+        self.warnings: Sequence[str] = ()
+        self._started = self._complete = False
+        half_closed = scope.get("state", {}).get(HALF_CLOSED)
+        self._half_closed: asyncio.Event = half_closed or asyncio.Event()
+
+    @property
+    def outcome(self) -> str:
+        """The outcome of the request, as `Metrics` names it."""
+        if self.refusal is not None:
+            status = self.refusal.status
+            return "turned_away" if status == 429 else "failed" if status >= 500 else "refused"
+        return "answered" if self._complete else "abandoned"
+
+    def note_refused(self) -> None:
+        """Take over the refusal that the connection has sent, if it has."""
+        self.refusal = self.http.scope.get("state", {}).get(REFUSED)
+        self.status = self.refusal.status if self.refusal else self.status
+
+    async def whole(self, body: Mapping[str, object]) -> None:
+        """Send a whole answer."""
+        await JSONResponse(body, headers=self._noted)(self._scope, self._receive, self._send)
+        self._complete = True
+
+    async def refuse(self, refusal: Refusal) -> None:
+        """Send an error, unless an answer has begun."""
+        self.refusal = refusal
+        if not self._started:
+            await refusal.response(self.endpoint.failure(refusal))(self._scope, self._receive, self._send)
+
+    async def stream(
+        self, events: AsyncGenerator[Event | PrefillProgress, None], builder: ResponseBuilder
+    ) -> None:
+        """Send an answer event by event, with a sign of life now and then while there is none."""
+        self.streamed = True
+        named = {"content-type": self.endpoint.media_type, **_NO_BUFFERING, **self._noted}
+        headers = [(name.encode(), value.encode()) for name, value in named.items()]
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        async with aclosing(_framed(events, self.endpoint, builder, self._half_closed)) as pieces:
+            async for piece in pieces:
+                await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+        await self._send({"type": "http.response.body", "body": self.endpoint.last, "more_body": False})
+        self._complete = True
+
+    @property
+    def _noted(self) -> dict[str, str]:
+        """The header with the warnings: a JSON list in ASCII."""
+        return {WARNINGS: json.dumps(list(self.warnings))} if self.warnings else {}
+
+    async def _send(self, message: Message) -> None:
+        self._started = True
+        self.status = message.get("status", self.status)
+        await self._to_client(message)
+
+
+async def _framed(
+    events: AsyncGenerator[Event | PrefillProgress, None],
+    endpoint: Endpoint,
+    builder: ResponseBuilder,
+    half_closed: asyncio.Event,
+) -> AsyncGenerator[bytes, None]:
+    """The events as they are sent, with signs of life in between.
+
+    They keep proxies from giving up during a long wait. A client that has closed its sending side gets them
+    sooner: if it has left, its system answers with a reset.
+    """
+
+    async def following() -> Event | PrefillProgress | None:
+        return await anext(events, None)
+
+    coming = asyncio.create_task(following())
+    silence = 0.0
+    try:
+        while True:
+            done, _ = await asyncio.wait({coming}, timeout=_POLL_S)
+            if done:
+                event = coming.result()
+                if event is None:
+                    return
+                yield (
+                    endpoint.prefill_progress(builder, event)
+                    if isinstance(event, PrefillProgress)
+                    else endpoint.frame(event)
+                )
+                coming, silence = asyncio.create_task(following()), 0.0
+                continue
+            silence += _POLL_S
+            if silence >= (_PROBE_S if half_closed.is_set() else _KEEP_ALIVE_S):
+                yield endpoint.waiting(builder)
+                silence = 0.0
+    finally:
+        coming.cancel()
+        await asyncio.gather(coming, return_exceptions=True)
+        await events.aclose()
