@@ -109,6 +109,8 @@ def _allows(hint: Any, value: object) -> bool:
         return isinstance(value, Real) and not isinstance(value, bool)
     if origin is collections.abc.Callable:
         return callable(value)
+    if origin is tuple and parts and parts[-1] is not Ellipsis:
+        return isinstance(value, tuple) and len(value) == len(parts) and all(map(_allows, parts, value))
     if origin in _SEQUENCES:
         return _allows_items(origin, parts, value)
     if origin is collections.abc.Mapping:

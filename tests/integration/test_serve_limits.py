@@ -57,7 +57,7 @@ def impatient(smol_path: Path) -> Iterator[Running]:
         (CHAT, {"messages": HI, "stop": ["a"] * 65}, "too many stop strings"),
         (CHAT, {"messages": HI, "stop": "a" * 1025}, "too many stop strings"),
         (CHAT, {"messages": HI, "grammar": 'root ::= "a"' + " " * 131_072}, "The grammar has 131,084 char"),
-        (CHAT, {"messages": HI, "json_schema": {"enum": ["a" * 131_072]}}, "The json schema has"),
+        (CHAT, {"messages": HI, "json_schema": {"enum": ["a" * 131_072]}}, "The JSON schema has"),
         (
             CHAT,
             {"messages": HI, "grammar": 'root ::= "a"', "json_schema": {}},
@@ -77,37 +77,19 @@ def impatient(smol_path: Path) -> Iterator[Running]:
             {"messages": HI, "logprobs": True, "top_logprobs": 21},
             "top_logprobs must be an integer from 0 to 20, not 21",
         ),
-        (CHAT, {"messages": HI, "top_logprobs": 2}, "logprobs is not true"),
-        (CHAT, {"messages": HI, "logit_bias": {"1": 2}}, "A logit bias is not supported"),
-        (CHAT, {"messages": HI, "temprature": 1}, "Did you mean 'temperature'?"),
         (CHAT, {"messages": HI, "think": "deeply"}, "of tokens, not 'deeply'"),
         (CHAT, {"messages": HI, "reasoning_effort": "some"}, "high, not 'some'"),
-        (CHAT, {"messages": HI, "chat_template_kwargs": {"a": 1}}, "chat_template_kwargs has 'a'"),
         (CHAT, {"messages": HI, "tool_choice": "required"}, "there are no tools"),
         (CHAT, {"messages": HI, "tools": {}}, "tools must be a list, not an object"),
-        (CHAT, {"messages": HI, "tools": [{"name": "f", "description": "a" * 131_072}]}, "The tools have"),
-        (CHAT, {"messages": HI, "tools": [TOOL, TOOL]}, "Two tools are named f"),
-        (CHAT, {"messages": HI, "tools": [TOOL], "tool_choice": "g"}, "a function by its name, not 'g'"),
-        (CHAT, {"messages": HI, "tools": [TOOL], "response_format": {"type": "json_object"}}, "Both tools"),
+        (CHAT, {"messages": HI, "tools": [{"name": "f", "description": "a" * 3_000_000}]}, "than"),
+        (CHAT, {"messages": HI, "tools": [TOOL], "tool_choice": "g"}, "'g', which is not one of the tools"),
         (
             CHAT,
             {"messages": [{"role": "assistant", "tool_calls": [1]}]},
             "A tool call in a message is invalid",
         ),
-        (CHAT, {"messages": [{"role": "assistant", "tool_calls": [CALL]}]}, "are not a JSON object"),
-        (TEXT, {"prompt": "Hi", "tools": [TOOL]}, "Only chats can use tools"),
-        (RESPONSE, {"input": "Hi", "n": 2}, "has no field 'n'"),
-        (RESPONSE, {"input": "Hi", "max_tokens": 2}, "Write 'max_output_tokens'"),
         (RESPONSE, {"input": []}, "input must be a non-empty string"),
-        (RESPONSE, {"input": "Hi", "previous_response_id": "a"}, "Responses are not stored"),
-        (RESPONSE, {"input": "Hi", "tools": [{"type": "web_search"}]}, "web_search"),
-        (RESPONSE, {"input": [{"type": "item_reference"}]}, "items of type 'item_reference'"),
-        (
-            RESPONSE,
-            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
-            "is not of type text",
-        ),
-        (TEXT, {"prompt": "Hi", "echo": True}, "Echoing the prompt is not supported"),
+        (RESPONSE, {"input": "Hi", "previous_response_id": "a"}, "is not kept"),
         (TEXT, {"prompt": [-1]}, "There is no token -1"),
         (TEXT, {"prompt": [1, N_VOCAB]}, f"There is no token {N_VOCAB}"),
         (TEXT, {"prompt": [True]}, "must be a non-empty string or list of tokens"),
@@ -163,7 +145,7 @@ def test_a_body_that_is_too_large(server: Running) -> None:
 @pytest.mark.parametrize("connection", ["close", "keep-alive"])
 @pytest.mark.parametrize(
     ("path", "content_type", "status"),
-    [(CHAT, "application/json", 413), (CHAT, "text/plain", 400), ("/v1/nothing", "application/json", 404)],
+    [(CHAT, "application/json", 413), (CHAT, "text/plain", 413), ("/v1/nothing", "application/json", 404)],
 )
 def test_who_sends_all_of_a_refused_body_gets_the_answer(
     server: Running, connection: str, path: str, content_type: str, status: int

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from edgespec.errors import UsageError
 from edgespec.generation.tools import Tool
 from edgespec.models.text.answer_parts import AnswerParts
-from edgespec.models.text.calls.imposable import closed
 from edgespec.models.text.calls.gemma import spelled as spelled_by_gemma
+from edgespec.models.text.calls.imposable import closed
 from edgespec.models.text.calls.layout import KEY, OPTIONAL_OPENS
 from edgespec.models.text.calls.spelling import LayoutSpelling
-from edgespec.models.text.calls.syntax import GEMMA, GENERIC, HARMONY, CallSyntax
+from edgespec.models.text.calls.syntax import GEMMA, GENERIC, HARMONY, LFM2, CallSyntax
 from edgespec.models.text.channels import ChannelParts
 from edgespec.models.text.structured_output.answer_matcher import AnswerMatcher
 from edgespec.models.text.structured_output.steps import GrammarStep, Thought, ToolCallGrammar
@@ -456,17 +456,22 @@ def test_arguments_between_tags_fit_their_schemas(
 
 
 def test_what_cannot_stand_between_tags_is_said() -> None:
-    listed = Tool("f", parameters='{"type": "object", "anyOf": [{"required": ["a"]}]}')
-    with pytest.raises(UsageError, match="does not list its arguments"):
-        QWEN_CODER.steps([listed], several=False)
     odd = Tool("f", parameters='{"type": "object", "properties": {"a>b": {}}}')
     with pytest.raises(UsageError, match="is named 'a>b'"):
         GLM.steps([odd], several=False)
-    with pytest.raises(UsageError, match="does not list its arguments"):
-        GEMMA.steps([listed], several=False)
     deep = {"type": "object", "properties": {"a": {"type": "object", "properties": {"b:c": {}}}}}
     with pytest.raises(UsageError, match="is named 'b:c'"):
         GEMMA.steps([Tool("f", parameters=json.dumps(deep))], several=False)
+
+
+@pytest.mark.parametrize("syntax", [QWEN_CODER, GLM, GEMMA, LFM2])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_tool_that_lists_no_arguments_takes_any(syntax: CallSyntax, seed: int) -> None:
+    tool = Tool("f", parameters='{"type": "object", "anyOf": [{"required": ["a"]}]}')
+    answer = answer_matcher(calls=calls(syntax, tool, required=True, several=False))
+    found = taken_apart(syntax, spelled(walk(answer, seed, marks=MARKS)), (tool,))[1].calls
+    assert [call.name for call in found] == ["f"]
+    assert isinstance(json.loads(found[0].arguments), dict)
 
 
 NESTED: dict[str, Any] = {

@@ -93,7 +93,7 @@ BAD_REQUESTS = {
     "body": (request("bad") | {"body": [1]}, "The body is not a JSON object."),
     "stream": (request("bad", stream=True), "A batch cannot stream its answers. Leave out 'stream'."),
     "messages": (request("bad", messages=[]), "messages must be a non-empty list."),
-    "tools": (request("bad", tools=[{}]), "A tool has no valid name. It must have 1 to 64 letters"),
+    "tools": (request("bad", tools=[{}]), "A tool has no valid name. It must have 1 to 256 letters"),
     "n": (request("bad", n=129), "n must be an integer from 1 to 128, not 129."),
     "top_p": (request("bad", top_p=7), "top_p must be above 0 and at most 1, not 7."),
     "long": (request("bad", TEXT, prompt="too long"), "The prompt has 9 tokens. Shorten it."),

@@ -10,8 +10,14 @@ import pytest
 from edgespec.errors import GrammarError
 from edgespec.generation.config import Grammar
 from edgespec.generation.tools import Tool
-from edgespec.models.text.calls.imposable import closed
+from edgespec.models.text.calls.imposable import (
+    ANY_ARGUMENTS,
+    closed,
+    imposable_format,
+    not_imposed,
+)
 from edgespec.models.text.grammar.limits import source_of
+from edgespec.models.text.grammar.trial import _Bytes
 
 
 def refusal(schema: Any) -> str:
@@ -45,12 +51,75 @@ def of(parameters: Any) -> Any:
         {"type": "object", "patternProperties": {"^(?!_)": {}}, "additionalProperties": False},
         {"anyOf": [{"type": "string", "format": "binary"}, {"type": "object", "dependentRequired": {}}]},
         {"type": "object", "unevaluatedProperties": False, "dependencies": {}},
+        {"oneOf": [{"type": "number"}, {"type": "integer"}]},
+        {"type": "string", "pattern": r"\bword\b"},
+        {"type": "string", "pattern": "["},
+        {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
+        {"type": "string", "minLength": 5, "maxLength": 2},
+        {"type": "array", "items": {"type": "nonsense"}},
+        {"enum": []},
+        {"$ref": "https://example.com/elsewhere.json"},
+        {"$ref": "#/$defs/missing"},
+        {"properties": {"b": {}}, "required": ["c"], "additionalProperties": False, "minProperties": "x"},
     ],
 )
-def test_what_cannot_be_imposed_is_left_out(argument: Any) -> None:
-    parameters = {"type": "object", "properties": {"a": argument}, "required": ["a"]}
-    assert refusal(parameters), "a form of the answer itself is refused"
+def test_what_cannot_be_imposed_is_left_out_and_named(argument: Any) -> None:
+    parameters = {"type": "object", "properties": {"a": argument, "b": {"const": 1}}, "required": ["a"]}
+    assert refusal(parameters)
     assert not refusal(of(parameters))
+    assert of(parameters)["properties"]["b"] == {"const": 1}, "the other arguments keep their form"
+    assert not_imposed(Tool("f", parameters=json.dumps(parameters)))
+    imposed, left_out = imposable_format(Grammar.of_schema(parameters))
+    assert not refusal(json.loads(imposed.text))
+    assert left_out
+
+
+def test_a_schema_without_meaning_leaves_a_tool_without_constraints_and_is_no_form() -> None:
+    parameters = {"type": "object", "allOf": [{"type": "array"}]}
+    assert of(parameters) == json.loads(ANY_ARGUMENTS)
+    assert not_imposed(Tool("f", parameters=json.dumps(parameters))) == ("it cannot be imposed at all",)
+    with pytest.raises(GrammarError):
+        imposable_format(Grammar.of_schema({"type": "nonsense"}))
+
+
+def test_references_lead_to_what_they_name() -> None:
+    city = {"type": "object", "properties": {"name": {"const": "Oslo"}}, "additionalProperties": False}
+    schema = {
+        "$id": "https://example.com/ship.json",
+        "type": "object",
+        "properties": {
+            "from": city,
+            "to": {"$ref": "#/properties/from"},
+            "via": {"$ref": "https://example.com/ship.json#/$defs/Port"},
+        },
+        "required": ["to", "via"],
+        "$defs": {"Port": {"const": 7}},
+    }
+    matcher = grammar_of(of(schema))
+    assert accepts(matcher, '{"to":{"name":"Oslo"},"via":7}')
+    assert not accepts(matcher, '{"to":{"name":"Rome"},"via":7}')
+    assert not accepts(matcher, '{"to":{"name":"Oslo"},"via":8}')
+
+
+def test_a_form_has_no_names_that_are_not_listed_unless_it_says_so() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    assert not accepts(grammar_of(schema), '{"a":1,"b":2}')
+    assert accepts(grammar_of(schema), '{"a":1}')
+    assert accepts(grammar_of({**schema, "additionalProperties": True}), '{"a":1,"b":2}')
+
+
+def grammar_of(schema: Any) -> Any:
+    """A matcher of a schema over single bytes."""
+    import llguidance
+
+    tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes()))
+    return llguidance.LLMatcher(tokenizer, source_of(Grammar.of_schema(schema)))
+
+
+def accepts(matcher: Any, text: str) -> bool:
+    """True if a matcher accepts a text as a whole."""
+    fresh, tokens = matcher.deep_copy(), list(text.encode())
+    return fresh.try_consume_tokens(tokens) == len(tokens) and fresh.is_accepting()
 
 
 def test_what_can_be_imposed_stays() -> None:

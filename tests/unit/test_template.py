@@ -36,6 +36,10 @@ def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
+def assistant(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
 def system(text: str) -> dict[str, str]:
     return {"role": "system", "content": text}
 
@@ -74,18 +78,81 @@ def test_a_refused_system_message_moves_into_the_first_user_message() -> None:
 
 
 @pytest.mark.parametrize(
-    ("messages", "said"),
+    ("messages", "shown"),
     [
-        ([user("a"), user("b")], "Conversation roles must alternate user/assistant/..."),
-        ([system("a")], "System role not supported"),
-        ([system("a"), user("b"), user("c")], "Conversation roles must alternate user/assistant/..."),
+        ([user("a"), user("b")], "user:a\n\nb"),
+        ([system("a")], "user:a"),
+        ([system("a"), user("b"), user("c")], "user:a\n\nb\n\nc"),
+        ([system("a"), system("b"), user("c")], "user:a\n\nb\n\nc"),
+        ([user("a"), assistant("b"), system("c"), user("d")], "user:a|assistant:b|user:c\n\nd"),
+        ([assistant("a"), user("b")], "user:|assistant:a|user:b"),
     ],
 )
-def test_what_the_template_refuses_is_said(messages: list[dict[str, str]], said: str) -> None:
-    with pytest.raises(TemplateError) as caught:
-        render(GEMMA, *messages)
-    what = f"The model's chat template refused the messages: {said.rstrip('.')}."
-    assert (caught.value.what, caught.value.hint) == (what, "")
+def test_what_a_template_refuses_is_shown_in_another_form(messages: list[dict[str, str]], shown: str) -> None:
+    turns = [turn.split(":", 1) for turn in shown.split("|")]
+    told = "".join(f"<start_of_turn>{role}\n{text}<end_of_turn>\n" for role, text in turns)
+    assert render(GEMMA, *messages) == f"<s>{told}<start_of_turn>model\n"
+
+
+STRICT_SYSTEM = """\
+{%- for m in messages %}
+{%- if m.role == 'system' and not loop.first %}{{ raise_exception('Only the first may be.') }}{%- endif %}
+{{- m.role + ':' + m.content + '|' }}
+{%- endfor %}"""
+ONLY_FIRST = """\
+{%- if messages[0].role == 'system' %}{{- 'system:' + messages[0].content + '|' }}{%- endif %}
+{%- for m in messages if m.role != 'system' %}{{- m.role + ':' + m.content + '|' }}{%- endfor %}"""
+
+
+@pytest.mark.parametrize("template", [STRICT_SYSTEM, ONLY_FIRST])
+def test_further_system_messages_join_the_first_or_stand_where_they_were(template: str) -> None:
+    told = [system("a"), system("b"), user("c"), assistant("d"), system("e"), user("f")]
+    assert render(template, *told) == "system:a\n\nb|user:c|assistant:d|user:e|user:f|"
+
+
+def test_a_template_gets_what_it_takes_unchanged() -> None:
+    told = [system("a"), system("b"), user("c"), user("d"), system("e")]
+    plain = "{%- for m in messages %}{{- m.role + ':' + m.content + '|' }}{%- endfor %}"
+    assert render(plain, *told) == "system:a|system:b|user:c|user:d|system:e|"
+
+
+def test_texts_are_lists_of_parts_where_a_template_takes_only_those() -> None:
+    template = """\
+{%- for m in messages %}{{- m.role + ':' }}
+{%- for part in m.content %}{%- if part.type == 'text' %}{{- part.text }}{%- endif %}{%- endfor %}|
+{%- endfor %}"""
+    assert render(template, system("a"), user("Say the word tea.")) == "system:a|user:Say the word tea.|"
+
+
+def test_a_template_that_iterates_over_tools_gets_none() -> None:
+    template = "{% for t in tools %}{{ t }}{% endfor %}{{ messages[0].content }}"
+    assert render(template, user("Hi")) == "Hi"
+
+
+def test_ids_have_nine_letters_where_a_template_wants_them() -> None:
+    template = """\
+{%- for m in messages %}
+{%- for call in m.tool_calls or [] %}
+{%- if call.id | length != 9 %}{{ raise_exception('Nine letters.') }}{%- endif %}{{- call.id + '|' }}
+{%- endfor %}
+{%- if m.tool_call_id %}{{- m.tool_call_id }}{%- endif %}
+{%- endfor %}"""
+
+    def told(identifier: str) -> str:
+        call = {"id": identifier, "function": {"name": "f", "arguments": {}}}
+        result = {"role": "tool", "content": "1", "tool_call_id": identifier}
+        return render(template, user("a"), {**assistant(""), "tool_calls": [call]}, result)  # type: ignore[arg-type]
+
+    assert told("abcdefghi") == "abcdefghi|abcdefghi"
+    first, second = told("call_0123456789").split("|")
+    assert first == second != told("call_0").split("|")[0]
+
+
+def test_a_template_for_tools_is_used_where_there_are_some() -> None:
+    with ChatTemplate("plain", "", "", tools_source="tools") as template:
+        assert template.render([user("a")]) == "plain"
+        assert template.render([user("a")], variables={"tools": [{}]}) == "tools"
+        assert template.render([user("a"), {**assistant(""), "tool_calls": [{"id": ""}]}]) == "tools"
 
 
 def test_what_templates_of_transformers_use() -> None:

@@ -49,7 +49,7 @@ def serve(
     queue: Annotated[
         int,
         option(_PANEL, "--queue", "Maximum waiting requests; further ones get a 429.", metavar="N"),
-    ] = 16,
+    ] = 256,
     parallel: Annotated[
         int,
         config_option("parallel", panel=_PANEL, help_text="Requests to answer at once.", metavar="N"),

@@ -112,6 +112,7 @@ class AnswerParts(PartsReader):
         self._syntax = syntax
         self._tools = tools
         self._fences = fences
+        self._may_be_call = fences is not None  # the answer as a whole
         self._in_code = False  # in a code fence that is text
         self._found: list[FencedCall] = []  # calls of a fence that are still to be given
         self._call: CallReader | None = None
@@ -186,6 +187,14 @@ class AnswerParts(PartsReader):
             return self._at_first(syntax, final)
         if self._found:
             return self._next_found()
+        if self._fences is not None and self._may_be_call:
+            is_marked = syntax.trigger in self._held
+            calls = () if is_marked else self._fences.decide_whole(self._held, final=final)
+            if calls is None:
+                return None
+            self._may_be_call = False
+            self._found, self._held = list(calls), "" if calls else self._held
+            return AnswerPart()
         at = self._held.find(syntax.trigger)
         if self._fences is not None and (fence := self._next_fence(at)) >= 0:
             return self._at_fence(self._fences, fence, at, final)

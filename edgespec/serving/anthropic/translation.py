@@ -56,7 +56,7 @@ def as_chat(body: object, warnings: Warnings, *, counts: bool = False) -> dict[s
     if not isinstance(body, dict):
         raise UsageError("The body is not a JSON object.")
     if body.get("max_tokens") is None and not counts:
-        raise UsageError("max_tokens is missing.", "Say how many tokens the answer may have.")
+        raise UsageError("max_tokens is missing.", "Set it to the maximum tokens of the answer.")
     for name, why in _NOT_SUPPORTED.items():
         if body.get(name) not in (None, "", [], {}):
             warnings.ignored(name, why)
@@ -87,7 +87,7 @@ def _system(value: object, warnings: Warnings) -> Messages:
 
 def _messages(value: object, warnings: Warnings) -> Messages:
     if not isinstance(value, list) or not value:
-        raise UsageError("messages must be a list of at least one message.")
+        raise UsageError("messages must be a non-empty list.")
     messages: Messages = []
     for message in value:
         role = message.get("role") if isinstance(message, dict) else None

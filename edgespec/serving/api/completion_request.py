@@ -184,7 +184,7 @@ def check_tokens(prompt: Prompt, n_vocab: int) -> None:
 def too_long(size: str, context: int) -> ContextLengthError:
     """The error for a prompt of this size."""
     return ContextLengthError(
-        f"The prompt has {size}, and the context holds {context} tokens of prompt and answer together.",
+        f"The prompt has {size}, but the context holds {context} tokens, prompt plus answer.",
         "Shorten it, or start the server with a larger --context.",
     )
 
@@ -213,7 +213,7 @@ def _text_prompts(value: object, answers: int) -> tuple[str | list[int], ...]:
     for prompt in several:
         is_tokens = isinstance(prompt, list) and all(type(token) is int for token in prompt)
         if not isinstance(prompt, str | list) or not prompt or not (is_tokens or isinstance(prompt, str)):
-            raise UsageError("A prompt is empty, or neither a text nor a list of tokens.")
+            raise UsageError("prompt must be a non-empty string or list of tokens, or a list of these.")
         prompts.append(prompt)
     if len(prompts) * answers > _MAX_ANSWERS:
         text = f"The request asks for {len(prompts) * answers:,} answers."

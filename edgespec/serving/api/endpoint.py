@@ -140,7 +140,7 @@ class CompletionsEndpoint(Endpoint):
             timed=True,
             speculates=request.with_speculation,
             custom_tools=request.custom_tools,
-            per_prompt=request.answers,
+            n_prompts=len(request.prompts),
         )
 
 

@@ -31,7 +31,7 @@ def read_messages(value: object, limits: Limits, warnings: Warnings) -> list[Mes
         UsageError: they have another form.
     """
     if not isinstance(value, list) or not value:
-        raise UsageError("messages must be a list of at least one message.")
+        raise UsageError("messages must be a non-empty list.")
     if len(value) > limits.messages:
         raise UsageError(f"There are {len(value):,} messages.", f"At most {limits.messages:,} are allowed.")
     messages = [_message(message, warnings) for message in value]
@@ -57,9 +57,7 @@ def texts_of(value: object) -> list[str]:
 def _message(message: object, warnings: Warnings) -> Message:
     role = message.get("role") if isinstance(message, dict) else None
     if not isinstance(message, dict) or not isinstance(role, str) or role not in _ROLES:
-        raise UsageError(
-            "A message has no role that is known here.", f"It must have one of {', '.join(_ROLES)}."
-        )
+        raise UsageError("A message has no valid role.", f"Roles: {', '.join(_ROLES)}.")
     told, content = _ROLES[role], message.get("content")
     result: Message = {"role": told}
     if told == "assistant":
@@ -102,7 +100,7 @@ def _call(call: object, warnings: Warnings) -> dict[str, Any]:
         function = {"name": custom.get("name"), "arguments": {CUSTOM_INPUT: custom.get("input")}}
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(call, Mapping) or not isinstance(function, Mapping) or not isinstance(name, str):
-        raise UsageError("A tool call in a message has no function with a name.")
+        raise UsageError("A tool call in a message is invalid.", "It must have a function with a name.")
     identifier = call.get("id")
     arguments = arguments_of(function.get("arguments"), shown(name), warnings)
     return {

@@ -23,7 +23,7 @@ class CompletionBuilder:
         timed: whether they report times, which differ from run to run.
         speculates: whether pieces report what was drafted and accepted.
         custom_tools: names of tools that take a text.
-        per_prompt: how many answers there are to each prompt.
+        n_prompts: how many prompts the answers are to; each has as many.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class CompletionBuilder:
         timed: bool = False,
         speculates: bool = False,
         custom_tools: Collection[str] = (),
-        per_prompt: int = 1,
+        n_prompts: int = 1,
     ) -> None:
         self._chat = chat
         self._head = {
@@ -50,7 +50,7 @@ class CompletionBuilder:
         self._offsets: dict[int, int] = {}  # characters streamed of each answer so far
         self._custom_tools = custom_tools
         self._custom: dict[int, list[CallPiece]] = {}  # calls of these tools, by answer, until they are whole
-        self._per_prompt = per_prompt
+        self._n_prompts = n_prompts
 
     def whole(self, answers: Sequence[Generation]) -> dict[str, Any]:
         """The body of an answer that is not streamed."""
@@ -113,7 +113,7 @@ class CompletionBuilder:
         return [{**self._head, "object": self._piece_kind, "choices": [], "usage": self._usage(answers)}]
 
     def _usage(self, answers: Sequence[Generation]) -> dict[str, Any]:
-        counts = usage(answers, self._per_prompt)
+        counts = usage(answers, self._n_prompts)
         if self._timed:  # what was cached differs from run to run, too
             cached = answers[0].cached_tokens if answers else 0
             counts["prompt_tokens_details"] = {"cached_tokens": cached}
@@ -178,13 +178,13 @@ class CompletionBuilder:
         }
 
 
-def usage(answers: Sequence[Generation], per_prompt: int) -> dict[str, Any]:
+def usage(answers: Sequence[Generation], n_prompts: int) -> dict[str, Any]:
     """Tokens read and generated.
 
     Args:
-        per_prompt: how many answers there are to each prompt, which counts once.
+        n_prompts: how many prompts the answers are to; each counts once.
     """
-    read = sum(answer.prompt_tokens for answer in answers[::per_prompt])
+    read = sum(answer.prompt_tokens for answer in answers[:: max(len(answers) // n_prompts, 1)])
     written = sum(len(answer.tokens) for answer in answers)
     counts: dict[str, Any] = {
         "prompt_tokens": read,

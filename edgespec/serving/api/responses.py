@@ -106,7 +106,7 @@ def _messages(value: object, warnings: Warnings) -> Messages:
     if isinstance(value, str) and value:
         return [{"role": "user", "content": value}]
     if not isinstance(value, list) or not value:
-        raise UsageError("input must be a text or a list of items, and not empty.")
+        raise UsageError("input must be a non-empty string or list of messages.")
     answered = {
         item.get("call_id")
         for item in value

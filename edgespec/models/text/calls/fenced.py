@@ -1,4 +1,4 @@
-"""Calls that are written as JSON in a code fence, instead of between the marks that the template teaches.
+"""Calls that are written as JSON in a code fence or alone, instead of between the marks of the template.
 
 Qwen2.5-Coder is known for it:
 
@@ -6,8 +6,9 @@ Qwen2.5-Coder is known for it:
     {"name": "get_weather", "arguments": {"city": "Oslo"}}
     ```
 
-A fence is a call only if all of its JSON is calls of tools that were declared, with arguments that fit. Most
-others are told apart by their first characters; until then, nothing of a fence is shown.
+A fence is a call only if all of its JSON is calls of tools that were declared, with arguments that fit, and
+so is an answer that is nothing but such JSON. Most others are told apart by their first characters; until
+then, nothing of them is shown.
 """
 
 from __future__ import annotations
@@ -86,6 +87,26 @@ class FenceReader:
             self._had_call = self._had_call or bool(decided.calls)
         return decided
 
+    def decide_whole(self, text: str, *, final: bool) -> Sequence[FencedCall] | None:
+        """Decide whether an answer is calls and nothing else; None if more of it is needed.
+
+        Args:
+            text: the answer so far.
+            final: there is no more.
+        """
+        if not self._may_be_calls(text):
+            return ()
+        if not final:
+            return None
+        calls = self._calls(text)
+        self._had_call = bool(calls)
+        return calls
+
+    def _may_be_calls(self, text: str) -> bool:
+        """True if the first characters of a text may begin the JSON of a call."""
+        shown = re.sub(r"\s+", "", text[:_SHOWING])
+        return any(shown.startswith(begin) or begin.startswith(shown) for begin in self._beginnings)
+
     def _decided(self, text: str, *, final: bool) -> Fence | None:
         opened = Fence(len(FENCE), is_open=True)
         if self._had_call and not self._several:
@@ -96,8 +117,7 @@ class FenceReader:
             return None if undecided and not final else opened
         if line.strip() not in _LANGUAGES:
             return opened
-        shown = re.sub(r"\s+", "", body[:_SHOWING])
-        if not any(shown.startswith(begin) or begin.startswith(shown) for begin in self._beginnings):
+        if not self._may_be_calls(body):
             return opened
         start = len(text) - len(body)
         while (at := text.find(FENCE, max(self._searched, start))) >= 0:

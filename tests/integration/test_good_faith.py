@@ -1,0 +1,356 @@
+"""Requests as people's programs send them, over HTTP: each is answered, and what has no effect is named."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.serving.request_log import RequestLogEntry
+from edgespec.serving.response_sender import WARNINGS
+from tests.serving import CHAT, RESPONSE, TEXT, Running, load, serving
+from tests.templated import now_speaking
+from tests.unit import templates
+from tests.waiting import PATIENCE_S
+
+MESSAGES, OLLAMA, GENERATE = "/v1/messages", "/api/chat", "/api/generate"
+HI: Any = [{"role": "user", "content": "Hi"}]
+LOG: list[RequestLogEntry] = []
+# Answers that are short enough to be read whole.
+SHORT: dict[str, Any] = {
+    CHAT: {"messages": HI, "max_tokens": 2, "think": False},
+    TEXT: {"prompt": "Hi", "max_tokens": 2},
+    RESPONSE: {"input": "Hi", "max_output_tokens": 2, "think": False},
+    MESSAGES: {"messages": HI, "max_tokens": 2, "think": False},
+    OLLAMA: {"messages": HI, "stream": False, "options": {"num_predict": 2}, "think": False},
+    GENERATE: {"prompt": "Hi", "stream": False, "options": {"num_predict": 2}, "think": False},
+}
+
+
+@pytest.fixture(scope="module")
+def server(short_path: Path) -> Iterator[Running]:
+    settings: dict[str, Any] = {"aliases": ("claude-*",), "on_request": LOG.append}
+    with serving(lambda: now_speaking(load(short_path, 2048), templates.QWEN), **settings) as server:
+        yield server
+
+
+def asked(server: Running, path: str, **more: Any) -> Any:
+    """The answer to a request that has to be answered."""
+    status, answer = server.post(path, SHORT[path] | more)
+    assert status == 200, answer
+    return answer
+
+
+def schema_of(argument: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {"a": argument}, "required": ["a"], **more}
+
+
+def tool(name: str = "f", parameters: Any = None) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def taking(argument: Any) -> dict[str, Any]:
+    """A tool with an argument of this schema."""
+    return tool(parameters=schema_of(argument))
+
+
+def call(arguments: Any, identifier: str = "c1", name: str = "f") -> dict[str, Any]:
+    return {"id": identifier, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def called(arguments: Any) -> list[dict[str, Any]]:
+    """A conversation with a call."""
+    result = {"role": "tool", "tool_call_id": "c1", "content": None}
+    return [*HI, {"role": "assistant", "content": None, "tool_calls": [call(arguments)]}, result, *HI]
+
+
+PICTURE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
+PDF = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBE"}}
+USED = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}]}
+
+
+def returned(*content: Any) -> list[dict[str, Any]]:
+    result = {"type": "tool_result", "tool_use_id": "t", "content": list(content)}
+    return [*HI, USED, {"role": "user", "content": [result]}]
+
+
+SYSTEMS = [{"role": "system", "content": "A"}, *HI, {"role": "system", "content": "B"}, *HI]
+NO = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
+IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
+CUSTOM_CALL = {"type": "custom_tool_call", "call_id": "a", "name": "p", "input": "x"}
+CUSTOM_RESULT = {"type": "custom_tool_call_output", "call_id": "a", "output": "ok"}
+
+
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        (CHAT, {"messages": [*HI, {"role": "assistant", "content": None}, *HI]}),
+        (CHAT, {"messages": called("null")}),
+        (CHAT, {"messages": called("")}),
+        (CHAT, {"messages": SYSTEMS}),
+        (CHAT, {"messages": [*HI, *HI]}),
+        (CHAT, {"messages": [{"role": "user", "content": []}]}),
+        (CHAT, {"messages": [*HI, NO, *HI]}),
+        (CHAT, {"max_tokens": -1, "stop": ["\n", " "], "temperature": 0}),
+        (CHAT, {"max_tokens": 2.0, "top_k": -1, "n": 1.0}),
+        (CHAT, {"logit_bias": {"5": -100}, "top_logprobs": 2}),
+        (CHAT, {"tools": [tool("f" * 200)]}),
+        (CHAT, {"response_format": {"type": "json_object"}, "tools": [tool()]}),
+        (CHAT, {"model": "model:latest"}),
+        (TEXT, {"prompt": ["Tea", "Coffee"], "logprobs": 0}),
+        (MESSAGES, {"messages": SYSTEMS[1:]}),
+        (MESSAGES, {"messages": returned({"type": "tool_reference", "tool_name": "g"})}),
+        (MESSAGES, {"tools": [{"name": "f", "input_schema": {}, "defer_loading": True}]}),
+        (RESPONSE, {"input": [*HI, {"type": "custom_tool_call", "call_id": "a", "name": "p", "input": "x"},
+                              {"type": "custom_tool_call_output", "call_id": "a", "output": "ok"}, *HI]}),
+    ],
+)  # fmt: skip
+def test_what_clients_send_is_answered_without_a_warning(server: Running, path: str, more: Any) -> None:
+    assert "warnings" not in asked(server, path, **more)
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "warning"),
+    [
+        (CHAT, {"model": "gpt-9"}, "The model 'gpt-9' is not served here; 'model' answers."),
+        (CHAT, {"temprature": 1}, "Ignored unknown field 'temprature'. Did you mean 'temperature'?"),
+        (CHAT, {"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs.a"),
+        (CHAT, {"messages": called('{"a": "one, tw')}, "Completed the JSON of a call of 'f'"),
+        (CHAT, {"messages": called("[1]")}, "are not a JSON object"),
+        (CHAT, {"messages": [IMAGE]}, "An image"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "hologram"}]}]}, "type 'hologram'"),
+        (CHAT, {"tools": [tool(), tool(parameters=schema_of({}))]}, "second tool that is named 'f'"),
+        (CHAT, {"tools": [taking({"oneOf": [{}, {}]})]}, "tool f, 'oneOf' is imposed as 'anyOf'"),
+        (CHAT, {"tools": [taking({"pattern": r"\ba"})]}, "tool f, 'pattern' is not imposed"),
+        (CHAT, {"tools": [taking({"type": "odd"})]}, "tool f, 'a' is not imposed"),
+        (CHAT, {"tools": [tool(parameters={"type": "array"})]}, "the parameters of the tool f"),
+        (CHAT, {"tools": [{"type": "web_search"}, tool()]}, "type 'web_search'"),
+        (CHAT, {"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
+        (CHAT, {"json_schema": schema_of({"not": {}})}, "'not' is not imposed"),
+        (CHAT, {"audio": {"voice": "x", "format": "wav"}}, "'audio'"),
+        (CHAT, {"logit_bias": {"99999999": 1}}, "logit_bias"),
+        (TEXT, {"suffix": "end"}, "cannot fill in the middle"),
+        (TEXT, {"best_of": 3}, "'best_of'"),
+        (TEXT, {"tools": [tool()]}, "'tools'"),
+        (MESSAGES, {"messages": returned(PDF)}, "A document"),
+        (MESSAGES, {"messages": [{"role": "user", "content": [PICTURE]}]}, "An image"),
+        (MESSAGES, {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
+        (MESSAGES, {"mcp_servers": [{"url": "x"}]}, "'mcp_servers'"),
+        (MESSAGES, {"metadata": {}, "odd": 1}, "'odd'"),
+        (RESPONSE, {"input": [*HI, {"type": "web_search_call", "id": "w"}, *HI]}, "web_search_call"),
+        (RESPONSE, {"input": [{"type": "item_reference", "id": "w"}, *HI]}, "item_reference"),
+        (RESPONSE, {"n": 2}, "'n'"),
+        (RESPONSE, {"include": ["file_search_call.results"]}, "include"),
+        (RESPONSE, {"background": True}, "'background'"),
+        (OLLAMA, {"messages": [{"role": "user", "content": "x", "images": ["AA"]}]}, "An image"),
+        (OLLAMA, {"options": {"num_predict": 2, "mirostat": 1}}, "options.mirostat"),
+        (OLLAMA, {"logprobs": True}, "'logprobs'"),
+        (GENERATE, {"template": "x"}, "'template'"),
+        (GENERATE, {"odd": 1}, "'odd'"),
+    ],
+)  # fmt: skip
+def test_what_has_no_effect_is_named_in_the_answer_and_the_log(
+    server: Running, path: str, more: Any, warning: str
+) -> None:
+    answer = asked(server, path, **more)
+    assert any(warning in told for told in answer["warnings"]), answer["warnings"]
+    assert LOG[-1].warnings == tuple(answer["warnings"])
+    assert warning in str(LOG[-1])
+
+
+def test_warnings_are_a_header_too(server: Running) -> None:
+    for stream in (False, True):
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
+        body = json.dumps(SHORT[CHAT] | {"möglich": 1, "stream": stream})
+        connection.request("POST", CHAT, body, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        assert json.loads(response.headers[WARNINGS]) == ["Ignored unknown field 'möglich'."]
+        response.read()
+        connection.close()
+
+
+def posted(server: Running, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
+    connection.request("POST", path, body, headers)
+    response = connection.getresponse()
+    status, answer = response.status, response.read()
+    connection.close()
+    return status, answer
+
+
+@pytest.mark.parametrize("path", list(SHORT))
+@pytest.mark.parametrize("kind", ["", "application/x-www-form-urlencoded", "text/plain"])
+def test_a_body_may_be_of_any_type(server: Running, path: str, kind: str) -> None:
+    body = b"\xef\xbb\xbf" + json.dumps(SHORT[path]).encode()
+    assert posted(server, path, body, {"Content-Type": kind} if kind else {})[0] == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Sec-Fetch-Site": "cross-site"},
+    ],
+)
+def test_a_form_of_another_site_is_refused(server: Running, headers: dict[str, str]) -> None:
+    body = json.dumps(SHORT[CHAT]).encode()
+    assert posted(server, CHAT, body, {"Content-Type": "text/plain", **headers})[0] == 403
+
+
+SEPARATORS = "a\u2028b\u2029c\x85d"
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSE, MESSAGES, OLLAMA])
+def test_no_line_of_a_stream_holds_what_ends_a_line(server: Running, path: str) -> None:
+    """Python's splitlines ends lines at characters that JSON permits in strings."""
+    form: dict[str, Any] = {"grammar": f'root ::= "{SEPARATORS}"', "stream": True}
+    if path == OLLAMA:
+        form = {"format": {"const": SEPARATORS}, "stream": True, "options": {"num_predict": 40}}
+    if path == MESSAGES:
+        form = {"output_format": {"type": "json_schema", "schema": {"const": SEPARATORS}}, "stream": True}
+    longer = {"max_output_tokens" if path == RESPONSE else "max_tokens": 40} if path != OLLAMA else {}
+    body = json.dumps(SHORT[path] | form | longer).encode()
+    status, answer = posted(server, path, body, {"Content-Type": "application/json"})
+    assert status == 200
+    lines = [line for line in answer.decode().splitlines() if line.startswith(("data: {", "{"))]
+    events = [json.loads(line.removeprefix("data: ")) for line in lines]
+    assert not {"\u2028", "\u2029", "\x85"} & set(answer.decode())
+    said = "".join(_said(event) for event in events)
+    assert said == (
+        SEPARATORS if path in (CHAT, RESPONSE) else json.dumps(SEPARATORS, ensure_ascii=False)
+    ) or (path not in (CHAT, RESPONSE) and json.loads(said) == SEPARATORS)
+
+
+def _said(event: Any) -> str:
+    if "choices" in event:
+        return event["choices"][0]["delta"].get("content") or "" if event["choices"] else ""
+    if "message" in event and isinstance(event["message"], dict) and "done" in event:
+        return str(event["message"]["content"])
+    if event.get("type") == "response.output_text.delta":
+        return str(event["delta"])
+    return str(event.get("delta", {}).get("text", "")) if event.get("type") == "content_block_delta" else ""
+
+
+def test_a_line_that_changes_with_every_session_is_left_out(server: Running) -> None:
+    rules = {"type": "text", "text": "Answer in one word. " * 20}
+    read = []
+    for session in ("first", "second"):
+        line = {"type": "text", "text": f"x-anthropic-billing-header: cc_version=2.1; session={session};"}
+        usage = asked(server, MESSAGES, system=[line, rules])["usage"]
+        read.append(usage["input_tokens"])
+    assert read[1] <= 4 < read[0]
+
+
+def test_the_schema_of_a_json_object_holds(server: Running) -> None:
+    schema = {"type": "object", "properties": {"team": {"enum": ["red"]}}, "required": ["team"]}
+    form = {"type": "json_object", "schema": schema}
+    answer = asked(server, CHAT, response_format=form, max_tokens=60)
+    assert json.loads(answer["choices"][0]["message"]["content"]) == {"team": "red"}
+
+
+def test_an_answer_is_a_call_or_has_the_form(server: Running) -> None:
+    schema = {"type": "object", "properties": {"team": {"enum": ["red"]}}, "required": ["team"]}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    settings: dict[str, Any] = {"response_format": form, "tools": [tool(parameters=schema)], "max_tokens": 80}
+    message = asked(server, CHAT, **settings)["choices"][0]["message"]
+    said = message.get("tool_calls", [{}])[0].get("function", {}).get("arguments") or message["content"]
+    assert json.loads(said) == {"team": "red"}
+    named = asked(server, CHAT, tool_choice={"type": "function", "function": {"name": "f"}}, **settings)
+    assert named["choices"][0]["finish_reason"] == "tool_calls"
+    assert "the format of the answer" in named["warnings"][0]
+    listed = {"mode": "required", "tools": [{"type": "function", "name": "f"}]}
+    text = {"format": {"type": "json_schema", "name": "n", "schema": schema}}
+    tools = [{"type": "function", "name": name, "parameters": schema} for name in ("f", "g")]
+    allowed = asked(
+        server,
+        RESPONSE,
+        tool_choice={"type": "allowed_tools", **listed},
+        tools=tools,
+        text=text,
+        max_output_tokens=80,
+        parallel_tool_calls=False,
+    )
+    assert [item.get("name") for item in allowed["output"]] == ["f"]
+
+
+def test_a_tool_that_takes_a_text_gets_a_text(server: Running) -> None:
+    settings = {"tool_choice": "required", "parallel_tool_calls": False, "logit_bias": {}}
+    about = {"name": "p", "description": "Patches.", "format": {"type": "text"}}
+    tools = [{"type": "custom", "custom": about}]
+    message = asked(server, CHAT, tools=tools, max_tokens=200, **settings)["choices"][0]["message"]
+    (made,) = message["tool_calls"]
+    assert (made["type"], made["custom"]["name"], type(made["custom"]["input"])) == ("custom", "p", str)
+    told = [*HI, message, {"role": "tool", "tool_call_id": made["id"], "content": "ok"}]
+    assert "warnings" not in asked(server, CHAT, tools=tools, messages=told)
+    tools = [{"type": "custom", **about}]
+    answer = asked(server, RESPONSE, tools=tools, max_output_tokens=200, **settings)
+    assert [item["type"] for item in answer["output"]] == ["custom_tool_call"]
+    assert answer["output"][0]["input"] == made["custom"]["input"]
+
+
+def test_a_response_continues_an_earlier_one(server: Running) -> None:
+    first = asked(server, RESPONSE, input="One", instructions="Be brief.")
+    second = asked(server, RESPONSE, input="Two", previous_response_id=first["id"])
+    said = first["output"][0]["content"][0]["text"]
+    whole = [
+        {"role": "user", "content": "One"},
+        {"role": "assistant", "content": said},
+        {"role": "user", "content": "Two"},
+    ]
+    assert second["usage"]["input_tokens"] == asked(server, RESPONSE, input=whole)["usage"]["input_tokens"]
+    unkept = asked(server, RESPONSE, input="One", store=False)
+    for missing in ("resp_0", unkept["id"]):
+        status, answer = server.post(RESPONSE, SHORT[RESPONSE] | {"previous_response_id": missing})
+        assert (status, answer["error"]["code"]) == (404, "previous_response_not_found")
+
+
+def test_there_is_a_choice_for_each_prompt(server: Running) -> None:
+    answer = asked(server, TEXT, prompt=["Tea is", "Coffee is"], n=2, logprobs=0, max_tokens=3)
+    choices = answer["choices"]
+    assert [choice["index"] for choice in choices] == [0, 1, 2, 3]
+    alone = [asked(server, TEXT, prompt=prompt, max_tokens=3) for prompt in ("Tea is", "Coffee is")]
+    assert [choices[n]["text"] for n in (0, 2)] == [one["choices"][0]["text"] for one in alone]
+    assert answer["usage"]["prompt_tokens"] == sum(one["usage"]["prompt_tokens"] for one in alone)
+    for choice in choices:
+        assert len(choice["logprobs"]["token_logprobs"]) == 3
+        assert all(logprob <= 0 for logprob in choice["logprobs"]["token_logprobs"])
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, OLLAMA])
+def test_an_answer_continues_the_assistants_last_message(server: Running, path: str) -> None:
+    longer = {"options": {"num_predict": 4}} if path == OLLAMA else {"max_tokens": 4}
+    plain, whole = asked(server, path), asked(server, path, **longer)
+    begun = [*HI, {"role": "assistant", "content": _text(plain)}]
+    assert "warnings" not in (more := asked(server, path, messages=begun))
+    assert _text(plain) + _text(more) == _text(whole)
+    assert _read(more) == _read(plain) + 2
+
+
+def _text(answer: Any) -> str:
+    if "choices" in answer:
+        return str(answer["choices"][0]["message"]["content"])
+    if "message" in answer:
+        return str(answer["message"]["content"])
+    return str(answer["content"][0]["text"])
+
+
+def _read(answer: Any) -> int:
+    usage = answer.get("usage", {})
+    if "cache_read_input_tokens" in usage:
+        return int(usage["input_tokens"] + usage["cache_read_input_tokens"])
+    return int(usage.get("prompt_tokens") or answer["prompt_eval_count"])
+
+
+def test_a_token_that_is_biased_away_does_not_come(server: Running) -> None:
+    plain = asked(server, TEXT, logprobs=1, max_tokens=6)["choices"][0]["logprobs"]
+    likeliest = plain["tokens"][0]
+    status, answer = server.post("/v1/completions", {"prompt": [1], "max_tokens": 1})
+    assert status == 200, answer
+    bias = {str(token): -100 for token in range(300, 49000)}
+    biased = asked(server, TEXT, logit_bias=bias, logprobs=1, max_tokens=6)["choices"][0]["logprobs"]
+    assert likeliest not in biased["tokens"]
