@@ -127,7 +127,7 @@ def test_the_version_is_one_that_clients_accept(server: Running) -> None:
 
 def test_names_may_have_the_default_tag(client: ollama.Client) -> None:
     assert chat(client, model="small-1:latest", options={"num_predict": 1}).done
-    assert chat(client, model="other", options={"num_predict": 1}).model == "small-1"
+    assert chat(client, model="other", options={"num_predict": 1}).model == "model"
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.serving.api import responses
 from edgespec.serving.api.completion_request import CompletionRequest, read_request, with_system
+from edgespec.serving.api.limits import Limits
 from edgespec.serving.api.warnings import Warnings
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -62,6 +63,14 @@ def test_there_may_be_many_tools_with_long_names() -> None:
     request = read(tools=tools)
     assert len(request.config.tools) == 200
     assert request.warnings == ()
+    with pytest.raises(UsageError, match=r"The tools have 8,\d* characters"):
+        read_request(
+            {"messages": HI, "tools": tools},
+            GenerationConfig(),
+            chat=True,
+            model="m",
+            limits=Limits(tools=99),
+        )
 
 
 def test_calls_and_results_in_messages() -> None:
