@@ -15,7 +15,7 @@ from edgespec.serving.response_sender import WARNINGS
 from tests.serving import CHAT, RESPONSE, TEXT, Running, load, serving
 from tests.templated import now_speaking
 from tests.unit import templates
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, wait_until
 
 MESSAGES, OLLAMA, GENERATE = "/v1/messages", "/api/chat", "/api/generate"
 HI: Any = [{"role": "user", "content": "Hi"}]
@@ -158,7 +158,7 @@ def test_what_has_no_effect_is_named_in_the_answer_and_the_log(
 ) -> None:
     answer = asked(server, path, **more)
     assert any(warning in told for told in answer["warnings"]), answer["warnings"]
-    assert LOG[-1].warnings == tuple(answer["warnings"])
+    wait_until(lambda: LOG[-1].warnings == tuple(answer["warnings"]))
     assert warning in str(LOG[-1])
 
 

@@ -35,7 +35,7 @@ def read_format(body: Mapping[str, Any], limits: Limits, warnings: Warnings) -> 
     found = None if form is None else _response_format(form, limits, warnings)
     forms += [] if found is None else [found]
     if len(forms) > 1:
-        raise UsageError("Several formats were requested for the answer.", "Ask for one of them.")
+        raise UsageError("Several answer formats were requested.", "Request one of them.")
     return _within(forms[0], limits) if forms else None
 
 
