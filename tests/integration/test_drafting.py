@@ -47,6 +47,7 @@ def test_a_model_agrees_with_itself(
     assert found.top4 == 1.0
 
 
+@pytest.mark.slow
 def test_a_silenced_layer_is_as_good_as_gone(
     smol_path: Path, texts: tuple[SampleAnswer, ...], tmp_path: Path
 ) -> None:

@@ -62,7 +62,8 @@ def generate(engine: Engine, config: GenerationConfig, prompt: str = STORY) -> G
 
 
 @pytest.mark.parametrize(
-    ("draft", "budget", "temperature"), [("q4_0", 60, 0.0), ("lookup", 32, 0.0), ("dropped", 32, 0.8)]
+    ("draft", "budget", "temperature"),
+    [("q4_0", 60, 0.0), ("lookup", 32, 0.0), pytest.param("dropped", 32, 0.8, marks=pytest.mark.slow)],
 )
 def test_text_does_not_depend_on_the_tree(
     smol_path: Path,
