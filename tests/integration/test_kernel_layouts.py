@@ -117,13 +117,10 @@ def program(at_a_desk: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 @pytest.mark.parametrize(
-    ("fate", "words"),
-    [
-        ("SIGILL", "crashed (illegal instruction)"),
-        ("nonsense", "compute nonsense"),
-    ],
+    ("fate", "words"), [("SIGILL", "crashed (illegal instruction)"), ("nonsense", "compute nonsense")]
 )
 def test_a_faulty_layout_is_left_out_and_the_program_answers(
     fate: str, words: str, first_layout: str, program: Program
