@@ -65,6 +65,7 @@ def least_planned(target: Path, store: ProfileStore) -> int:
             return budget
 
 
+@pytest.mark.slow
 def test_the_first_command_of_all_may_be_a_plan(smol_path: Path, tmp_path: Path) -> None:
     """Nothing is known of the machine: no kernels were tried, and no pass was measured."""
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "HOME": str(tmp_path)}

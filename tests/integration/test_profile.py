@@ -43,7 +43,7 @@ def test_a_profile_is_measured_kept_and_planned_with(
     least = least_memory(smol_path, draft=q4_drafter_path, context=256)
     memory = str(max(least + 2_000_000, with_drafter["needed_bytes"] - 30_000_000))
 
-    code, out, error = run(capsys, "profile", *pair, "--memory", memory, "--seconds", "4", "--json")
+    code, out, error = run(capsys, "profile", *pair, "--memory", memory, "--seconds", "2", "--json")
     assert code == 0, error
     found = json.loads(out)
     assert found["exact"] is True
