@@ -27,13 +27,15 @@ _NOT_SUPPORTED = {
     "mcp_servers": "Let the client call the servers' tools.",
     "container": "No code is run here.",
     "context_management": "Nothing is left out of a conversation.",
+    "compaction": "Nothing is left out of a conversation.",
+    "thread": "Send the whole conversation.",
     "fallbacks": "One model is served.",
     "fallback_credit_token": "One model is served.",
 }
 # Clients send these, and they change nothing about an answer here.
 _WITHOUT_EFFECT = (
     *("metadata", "service_tier", "cache_control", "betas", "user_profile_id"),
-    *("inference_geo", "speed", "anthropic_version", "diagnostics"),
+    *("inference_geo", "speed", "anthropic_version", "diagnostics", "workspace_id", "billing_policy"),
 )
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _CUSTOM = (None, "custom")

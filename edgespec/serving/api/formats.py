@@ -8,7 +8,7 @@ from typing import Any
 from edgespec.errors import UsageError
 from edgespec.generation.config import Grammar
 from edgespec.serving.api.limits import Limits
-from edgespec.serving.api.values import wrong
+from edgespec.serving.api.values import shown, wrong
 from edgespec.serving.api.warnings import Warnings
 
 _NAMES = {"json_schema": "JSON schema", "grammar": "grammar", "regex": "regular expression"}
@@ -41,8 +41,11 @@ def read_format(body: Mapping[str, Any], limits: Limits, warnings: Warnings) -> 
 
 def _response_format(form: object, limits: Limits, warnings: Warnings) -> Grammar | None:
     kind = form.get("type") if isinstance(form, Mapping) else None
-    if not isinstance(form, Mapping) or kind not in ("text", "json_object", "json_schema", "grammar"):
+    if not isinstance(form, Mapping):
         raise wrong("response_format", form, "an object whose type is text, json_object or json_schema")
+    if kind not in ("text", "json_object", "json_schema", "grammar"):
+        warnings.ignored("response_format", f"Formats of the type {shown(kind)} cannot be imposed.")
+        return None
     if kind == "text":
         return None
     if kind == "grammar":

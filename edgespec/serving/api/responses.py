@@ -28,7 +28,9 @@ _NOT_SUPPORTED = {
     "conversation": "Use 'previous_response_id', or send the conversation.",
     "background": "The answer comes at once.",
     "top_logprobs": "Log-probabilities are served at /v1/chat/completions.",
+    "background_options": "The answer comes at once.",
     "context_management": "Nothing is left out of a conversation.",
+    "image": "Answers are text.",
 }
 _OTHERS = (
     *("input", "instructions", "max_output_tokens", "text", "reasoning", "tools", "tool_choice", "include"),
@@ -39,6 +41,7 @@ _INCLUDED = "reasoning.encrypted_content"
 _WITHOUT_EFFECT = (
     *("truncation", "service_tier", "safety_identifier", "max_tool_calls"),
     *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "stream_options"),
+    "access_programs",
 )
 _MESSAGES = ("message", "agent_message")
 _CALL, _OUTPUT = "_call", "_output"

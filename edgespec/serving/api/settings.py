@@ -125,4 +125,6 @@ def _logprobs(body: Mapping[str, Any], *, chat: bool) -> int | None:
             return None
         return 0 if given is True else integer(body, "logprobs", 0, MOST_LOGPROBS)
     top = integer(body, "top_logprobs", 0, MOST_LOGPROBS)
+    if isinstance(body.get("logprobs"), int | float) and not isinstance(body["logprobs"], bool):
+        return max(top or 0, integer(body, "logprobs", 0, MOST_LOGPROBS) or 0)  # as for completions
     return (top or 0) if boolean(body, "logprobs") or top else None

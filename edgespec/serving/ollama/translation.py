@@ -25,10 +25,12 @@ _OPTIONS = {
     "frequency_penalty": "frequency_penalty",
 }
 _PENALTIES = ("repeat_penalty", "presence_penalty", "frequency_penalty")
+_PICTURES = ("width", "height", "steps")
 # Fields that mean something here, and those that tune Ollama's own engine.
 _FIELDS = (
     *("model", "messages", "prompt", "system", "suffix", "template", "context", "raw", "images", "tools"),
     *("options", "stream", "think", "format", "logprobs", "top_logprobs", "keep_alive"),
+    *_PICTURES,
 )
 _ENGINE_OPTIONS = (
     *("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "use_mmap", "use_mlock"),
@@ -129,6 +131,9 @@ def _settings(body: Mapping[str, Any], warnings: Warnings) -> dict[str, Any]:
     for name in ("logprobs", "top_logprobs"):
         if body.get(name):
             warnings.ignored(name, "Use /v1/chat/completions for log-probabilities.")
+    for name in _PICTURES:
+        if body.get(name):
+            warnings.ignored(name, "Answers are text.")
     return chat | {name: value for name, value in body.items() if name not in _FIELDS}
 
 
