@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 from starlette.requests import Request as HTTPRequest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -13,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from edgespec.serving.api.limits import Limits
 from edgespec.serving.api.refusals import RETRY_S, Refusal
 
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
@@ -148,9 +151,21 @@ def parse(body: bytes | bytearray, *, values: int, depth: int) -> object:
     if parts > values:
         raise Refusal(400, f"The body holds more than {values:,} values.")
     try:
-        return json.loads(body.decode("utf-8-sig"))
+        value = json.loads(body.decode("utf-8-sig"))
+        return _without_halves(value) if _HALF.search(body) else value
     except (ValueError, RecursionError) as error:
         raise Refusal(400, "The body is not JSON in UTF-8.") from error
+
+
+def _without_halves(value: Any) -> Any:
+    """A value without halves of surrogate pairs, which JSON permits and no text can hold."""
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, list):
+        return [_without_halves(item) for item in value]
+    if isinstance(value, dict):
+        return {_without_halves(key): _without_halves(item) for key, item in value.items()}
+    return value
 
 
 def _check_depth(brackets: bytes, most: int) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import http.client
+import inspect
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from edgespec.cli.commands.serve import serve
 from edgespec.serving.request_log import RequestLogEntry
 from edgespec.serving.response_sender import WARNINGS
 from tests.serving import CHAT, RESPONSE, TEXT, Running, load, serving
@@ -160,6 +163,21 @@ def test_what_has_no_effect_is_named_in_the_answer_and_the_log(
     assert any(warning in told for told in answer["warnings"]), answer["warnings"]
     wait_until(lambda: LOG[-1].warnings == tuple(answer["warnings"]))
     assert warning in str(LOG[-1])
+
+
+def test_half_a_character_does_no_harm(server: Running) -> None:
+    body = json.dumps(SHORT[CHAT])[:-1] + r', "model": "claude-\ud83d", "\ud83d": 1}'
+    status, answer = server.post(CHAT, body.encode())
+    assert (status, answer["model"]) == (200, "claude-\ufffd")
+
+
+def test_many_users_at_once_are_all_answered(short_path: Path) -> None:
+    waiting = inspect.signature(serve).parameters["queue"].default
+    with serving(lambda: load(short_path), waiting=waiting, parallel=4) as server:
+        with ThreadPoolExecutor(30) as users:
+            texts = list(users.map(lambda _: server.text(), range(30)))
+        assert len(set(texts)) == 1
+        assert server.figures()["turned_away"] == 0
 
 
 def test_warnings_are_a_header_too(server: Running) -> None:

@@ -23,6 +23,7 @@ from edgespec.models.text.calls.layout import KEY, OPTIONAL_OPENS
 from edgespec.models.text.calls.spelling import LayoutSpelling
 from edgespec.models.text.calls.syntax import GEMMA, GENERIC, HARMONY, LFM2, CallSyntax
 from edgespec.models.text.channels import ChannelParts
+from edgespec.models.text.grammar.closing import closed_schema
 from edgespec.models.text.structured_output.answer_matcher import AnswerMatcher
 from edgespec.models.text.structured_output.steps import GrammarStep, Thought, ToolCallGrammar
 from edgespec.models.text.structured_output.token_bytes import TokenBytes
@@ -287,6 +288,44 @@ def test_taking_tokens_back_changes_nothing(syntax: CallSyntax, seed: int, data:
         fresh.try_consume_tokens(kept)
         assert answer.compute_logit_bias() == fresh.compute_logit_bias()
         assert answer.rollback(len(kept))
+
+
+def call_or_form(syntax: CallSyntax) -> AnswerMatcher:
+    """A matcher of answers that call a tool, or are an object."""
+    schema = {"type": "object", "properties": {"team": {"enum": ["red"]}}, "required": ["team"]}
+    return answer_matcher(
+        calls=calls(syntax, several=False),
+        whole=lambda: matcher(GrammarStep(json.dumps(closed_schema(schema)))),
+    )
+
+
+@pytest.mark.parametrize("syntax", [each for each in SYNTAXES if not each.in_channels])
+def test_an_answer_may_be_a_call_or_have_a_form(syntax: CallSyntax) -> None:
+    begins = syntax.trigger.encode()
+    for seed, bias in ((1, begins), (2, b'{"team"'), (3, begins), (4, b'{"team"')):
+        text = spelled(walk(call_or_form(syntax), seed, bias=bias))
+        _, parts = taken_apart(syntax, text)
+        if bias == begins:
+            assert [call.name in ("weather", "time") for call in parts.calls] == [True]
+        else:
+            assert json.loads(text) == {"team": "red"}
+    assert "END" not in follow(call_or_form(syntax), "")
+
+
+@pytest.mark.parametrize("syntax", [HERMES, LLAMA])
+@settings(deadline=None, max_examples=10)
+@given(seed=st.integers(0, 1 << 20), data=st.data())
+def test_tokens_of_either_are_taken_back(syntax: CallSyntax, seed: int, data: st.DataObject) -> None:
+    text = walk(call_or_form(syntax), seed)
+    answer = call_or_form(syntax)
+    for _ in range(4):
+        size = data.draw(st.integers(0, len(text)))
+        assert answer.try_consume_tokens(text[:size]) == size
+        assert answer.try_consume_tokens([ord("~")]) == 0 or answer.rollback(1)
+        fresh = call_or_form(syntax)
+        fresh.try_consume_tokens(text[:size])
+        assert answer.compute_logit_bias() == fresh.compute_logit_bias()
+        assert answer.rollback(size)
 
 
 POINT: dict[str, Any] = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"]}

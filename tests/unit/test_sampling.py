@@ -133,6 +133,20 @@ def test_penalties_by_their_definition(
     assert np.array_equal(logits, before)
 
 
+def test_a_bias_is_added_before_penalties_and_filters() -> None:
+    logits = np.array([5.0, 4.0, 3.0], dtype=np.float32)
+    before = logits.copy()
+    for config in (
+        GenerationConfig(logit_bias=((1, 2.0), (7, 100.0))),
+        GenerationConfig(logit_bias=((1, 2.0),), temperature=1, top_k=1),
+        GenerationConfig(logit_bias=((0, -100.0), (1, -0.5)), repeat_penalty=1.01),
+    ):
+        assert Sampler(config, 3).choose(logits, [2]) == 1
+        if not config.greedy:
+            assert Sampler(config, 3).law(logits, [2]).tolist() == [0, 1, 0]
+    assert np.array_equal(logits, before)
+
+
 def test_penalties_apply_before_the_filters() -> None:
     logits = np.array([5.0, 4.0, 3.0], dtype=np.float32)
     config = GenerationConfig(temperature=1, top_k=1, presence_penalty=10)

@@ -7,14 +7,18 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import gguf
 import psutil
 import pytest
 
+import edgespec
 from edgespec.errors import TemplateError
 from edgespec.models.gguf.header import read_header
 from edgespec.models.text.template import ChatTemplate, PromptSegment, render_segments
+from tests.tiny import ARCHITECTURES, write_tiny
 from tests.waiting import PATIENCE_S, wait_until
 
 HINT = "Try another GGUF file of this model; the template is part of the file."
@@ -146,6 +150,19 @@ def test_ids_have_nine_letters_where_a_template_wants_them() -> None:
     assert told("abcdefghi") == "abcdefghi|abcdefghi"
     first, second = told("call_0123456789").split("|")
     assert first == second != told("call_0").split("|")[0]
+
+
+def test_a_file_may_have_a_template_for_tools(smol_path: Path, tmp_path: Path) -> None:
+    def keys(writer: gguf.GGUFWriter) -> None:
+        templates = {"default": "plain: {{ messages[0].content }}", "tool_use": "{{ tools | tojson }}"}
+        writer.add_chat_template([{"name": name, "template": text} for name, text in templates.items()])
+
+    kind = replace(ARCHITECTURES["llama"], keys=keys)
+    tiny = write_tiny(tmp_path / "tiny.gguf", "llama", smol_path, kind=kind)
+    with edgespec.load(tiny, draft="none", context=64, threads=1) as engine:
+        tools = edgespec.GenerationConfig(tools=({"name": "f"},))  # type: ignore[arg-type]
+        assert engine.encoder.conversation([user("Hi")]).text == "plain: Hi"
+        assert '"name": "f"' in engine.encoder.conversation([user("Hi")], config=tools).text
 
 
 def test_a_template_for_tools_is_used_where_there_are_some() -> None:
