@@ -102,6 +102,15 @@ BAD_REQUESTS = {
 }
 
 
+def test_what_has_no_effect_is_named_in_the_result(run: Run, answers: Path) -> None:
+    begun = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    assert run([request("a", messages=begun, odd=1), request("b")])[0] == 0
+    first, second = records(answers.read_text())
+    assert outline(first) == ("a", 200, [ANSWER])
+    assert first["response"]["body"]["warnings"] == ["Ignored unknown field 'odd'."]
+    assert "warnings" not in second["response"]["body"]
+
+
 @pytest.mark.parametrize(("bad", "reason"), BAD_REQUESTS.values(), ids=BAD_REQUESTS)
 def test_a_bad_request_is_told_and_the_others_are_answered(
     bad: dict[str, Any], reason: str, run: Run, answers: Path, engine: TalkingEngine

@@ -6,8 +6,10 @@ import subprocess
 import sys
 import tracemalloc
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import gguf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +21,7 @@ from edgespec.models.llama.tokenizer.text_chunks import MOST_CHARS, split
 from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.models.text.encoding import Encoder
 from tests.fuzz.headers import small_model
+from tests.tiny import ARCHITECTURES, write_tiny
 
 # One name for each way of llama.cpp's to split texts into words.
 PRE_TOKENIZERS = [
@@ -176,3 +179,18 @@ def test_what_fails_on_a_deep_stack_fails_here(vocabulary: Vocabulary) -> None:
     with pytest.raises(KeyError, match="why"):
         on_deep_stack(fail)
     assert on_deep_stack(lambda: 3) == 3
+
+
+def test_a_prompt_for_the_middle_of_a_text_has_the_models_marks(
+    smol_path: Path, tmp_path: Path, vocabulary: Vocabulary
+) -> None:
+    def keys(writer: gguf.GGUFWriter) -> None:
+        for token, part in enumerate(("pre", "suf", "mid"), 11):
+            writer.add_uint32(f"tokenizer.ggml.fim_{part}_token_id", token)
+
+    kind = replace(ARCHITECTURES["llama"], keys=keys)
+    with Model(write_tiny(tmp_path / "tiny.gguf", "llama", smol_path, kind=kind)) as model:
+        before = model.vocabulary.tokenize("a b", control=False)
+        after = model.vocabulary.tokenize("c", control=False)
+        assert model.vocabulary.filled_in(before, "c") == [11, *before, 12, *after, 13]
+    assert vocabulary.filled_in([5], "c") is None

@@ -50,12 +50,15 @@ def read_request(values: dict[str, Any], line: int, defaults: GenerationConfig) 
         body = values["body"]
         if isinstance(body, dict):
             # The file may have been written for a model of another name; the one that is loaded answers.
-            body = body | {"model": None}
+            # Clients that begin an answer want it back from where it was begun, which takes a server.
+            body = {"continue_final_message": False} | body | {"model": None}
         request = completion_request.read_request(
             body, defaults, chat=endpoint == CHAT, model="", strict=True
         )
         if len(request.prompts) > 1:
             raise UsageError("A line of a batch has one prompt.", "Write a line for each prompt.")
+        if request.suffix:
+            raise UsageError("A batch cannot fill in texts.", "Leave out 'suffix'.")
         if request.stream:
             raise UsageError("A batch cannot stream its answers.", "Leave out 'stream'.")
         if request.continues:
@@ -63,13 +66,16 @@ def read_request(values: dict[str, Any], line: int, defaults: GenerationConfig) 
     except UsageError as error:
         return Job(line, identifier, endpoint=str(endpoint), error=str(error))
     answers = None if body.get("n") is None else request.answers
-    return Job(line, identifier, request.prompt, request.config, answers, endpoint)
+    warnings = request.warnings
+    return Job(line, identifier, request.prompt, request.config, answers, endpoint, warnings=warnings)
 
 
 def answer_record(job: Job, answers: Sequence[Generation], origin: Origin) -> dict[str, Any]:
     """The response with all answers to a line."""
     model = PurePath(origin.model.name).stem
-    reply = protocol.CompletionBuilder(chat=job.endpoint == CHAT, model=model, key=_hash(job, origin))
+    reply = protocol.CompletionBuilder(
+        chat=job.endpoint == CHAT, model=model, key=_hash(job, origin), warnings=job.warnings
+    )
     return _record(job, origin, status=200, body=reply.whole(answers))
 
 

@@ -24,6 +24,7 @@ class Job:
         endpoint: the path of the OpenAI API that it asks; None if it is in EdgeSpec's own format.
         error: why the line is invalid; empty if it is valid.
         duplicate_of: the earlier line with the same id; 0 if there is none.
+        warnings: what of the line has no effect, in sentences.
     """
 
     line: int
@@ -34,3 +35,4 @@ class Job:
     endpoint: str | None = None
     error: str = ""
     duplicate_of: int = 0
+    warnings: tuple[str, ...] = ()
