@@ -70,7 +70,7 @@ def test_a_model_whose_heads_do_not_fit_is_refused(smol_path: Path, tmp_path: Pa
     at = data.index(key + b"\x04\x00\x00\x00") + len(key) + 4
     data[at : at + 4] = (24).to_bytes(4, "little")
     odd.write_bytes(data)
-    with pytest.raises(UsageError, match="has heads of 24 elements, and q8_0 stores 32 together"):
+    with pytest.raises(UsageError, match="has heads of 24 elements, but q8_0 needs blocks of 32"):
         edgespec.load(odd, draft="none", kv="q8_0")
     with pytest.raises(UsageError, match=r"kv must be f16 or q8_0\, not 'q9'\."):
         edgespec.load(smol_path, kv="q9")

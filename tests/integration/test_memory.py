@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -171,9 +172,9 @@ def test_a_cache_folder_in_memory_holds_no_pack(
             assert any("lies in memory" in note and "XDG_CACHE_HOME" in note for note in engine.notes)
             assert len(engine.generate("Hi", GenerationConfig(max_tokens=2), raw=True).tokens) > 0
         assert not list(Path(folder).rglob("*.pack"))
-        with pytest.raises(MemoryLimitError, match=r"packed layer file takes .* lies in memory") as caught:
+        with pytest.raises(MemoryLimitError) as caught:
             edgespec.load(q4_drafter_path, memory=budget, pack="always", **options)
-        assert "XDG_CACHE_HOME" in caught.value.hint
+        assert re.search(r"packed layer file takes .* lies in memory: set XDG_CACHE_HOME", caught.value.hint)
         assert not list(Path(folder).rglob("*.pack"))
 
 

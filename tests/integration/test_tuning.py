@@ -505,7 +505,7 @@ def test_what_runs_collect_is_learned_from(
     assert len(answer.top) - len(answer.text.answer) in (0, 1)
     assert tuple(answer.top[: len(answer.text.answer), 0]) == answer.text.answer  # the answer is greedy
     assert main(["config", "--forget"]) == 0
-    assert "what 1 run collected" in capsys.readouterr().out
+    assert "the answers collected from 1 run" in capsys.readouterr().out
     assert collected(fingerprint) == ([], [])
     assert main(command) == 0
     assert "kept" not in capsys.readouterr().err

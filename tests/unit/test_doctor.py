@@ -229,7 +229,7 @@ def test_a_gpu_that_the_build_uses_is_well() -> None:
     assert any("slower than the processor" in finding.what for finding in diagnose(slow))
     (finding,) = wrong(replace(facts, devices=(replace(device, problem="SIGSEGV"),)))
     assert finding.severity == WARNING
-    assert "it ended (SIGSEGV)" in finding.what
+    assert "its trial failed (SIGSEGV)" in finding.what
 
 
 def test_kernels_that_work_are_told_with_their_speed() -> None:

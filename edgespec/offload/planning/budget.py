@@ -158,9 +158,9 @@ def _streamed(
         if not pack_bytes:
             raise
         raise MemoryLimitError(
-            f"{error.what} The packed layer file takes {readable(pack_bytes)} of that, as '{packs_folder()}' "
-            "lies in memory.",
-            f"Set XDG_CACHE_HOME to a folder on a disk, or use {named('pack', 'never')}.",
+            error.what,
+            f"The packed layer file takes {readable(pack_bytes)} of that, as '{packs_folder()}' lies in memory: "
+            f"set XDG_CACHE_HOME to a folder on a disk, or use {named('pack', 'never')}.",
             least=error.least,
         ) from error
     return MemoryPlan(budget, layout.holding, layout=layout, pack=pack, notes=tuple(notes))
