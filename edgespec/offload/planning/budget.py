@@ -159,8 +159,8 @@ def _streamed(
             raise
         raise MemoryLimitError(
             error.what,
-            f"The packed layer file takes {readable(pack_bytes)} of that, as '{packs_folder()}' lies in memory: "
-            f"set XDG_CACHE_HOME to a folder on a disk, or use {named('pack', 'never')}.",
+            f"The packed layer file takes {readable(pack_bytes)} of that, as '{packs_folder()}' lies in "
+            f"memory: set XDG_CACHE_HOME to a folder on a disk, or use {named('pack', 'never')}.",
             least=error.least,
         ) from error
     return MemoryPlan(budget, layout.holding, layout=layout, pack=pack, notes=tuple(notes))
