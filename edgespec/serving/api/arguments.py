@@ -19,14 +19,14 @@ def arguments_of(value: object, name: str, warnings: Warnings) -> dict[str, Any]
         name: of the tool.
     """
     said = value
-    if isinstance(value, str):
+    if isinstance(value, str) and value.strip():
         try:
-            said = json.loads(value) if value.strip() else {}
+            said = json.loads(value)
         except (ValueError, RecursionError):
-            said = _completed(value)
+            said = _completed(value) if value.lstrip().startswith("{") else value
             if isinstance(said, dict):
                 warnings.add(f"Completed the JSON of a call of {name} that was cut off.")
-    if said is None:
+    if said is None or (isinstance(said, str) and not said.strip()):
         return {}
     if isinstance(said, dict):
         return said
@@ -35,7 +35,7 @@ def arguments_of(value: object, name: str, warnings: Warnings) -> dict[str, Any]
 
 
 def _completed(text: str) -> Any:
-    """The value of JSON that was cut off, with what is complete of it; None if it is no JSON."""
+    """The value of JSON that was cut off, with what is complete of it; the text itself if it is no JSON."""
     closing, in_string, escape = [], False, -1  # where the last escape begins
     for place, character in enumerate(text):
         if in_string:
@@ -50,7 +50,7 @@ def _completed(text: str) -> Any:
         elif character in "}]" and closing:
             closing.pop()
     if len(closing) > _MAX_DEPTH:
-        return None
+        return text
     if in_string:
         last = text[escape:] if escape >= 0 else ""
         cut = last == "\\" or (last.startswith("\\u") and len(last) < _ESCAPE_LENGTH)
@@ -63,4 +63,4 @@ def _completed(text: str) -> Any:
             return json.loads(whole + ends)
         except (ValueError, RecursionError):
             continue
-    return None
+    return text
