@@ -208,13 +208,15 @@ class CompletionHandler:
             prompts, begun = encoded_prompts(served, request, limits, translated.warnings)
         if endpoint.counts:
             return _DirectReply(endpoint.counted(sum(map(len, prompts))))
-        request = replace(request, warnings=translated.warnings.sentences)
+        # A list: what calls turn out to be is added to it.
+        request = replace(request, warnings=list(translated.warnings.sentences))
         raw = translated.raw or request.continues
         return _Exchange(request, raw, prompts, served, translated.context, begun)
 
     async def _answered(self, exchange: _Exchange, answer: Generation) -> None:
         """Note an answer, and keep it before the client can send it back."""
         exchange.answers.append(answer)
+        exchange.request.check_calls(answer)
         if not exchange.raw or exchange.begun is not None:
             await asyncio.to_thread(self._keep, exchange, answer)
 

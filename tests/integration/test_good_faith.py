@@ -296,6 +296,17 @@ def test_an_answer_is_a_call_or_has_the_form(server: Running) -> None:
     assert [item.get("name") for item in allowed["output"]] == ["f"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_calls_of_a_tool_that_is_not_imposed_are_checked(server: Running, stream: bool) -> None:
+    """Nothing fits, so the call cannot; it is made all the same."""
+    impossible = taking({"type": "string", "minLength": 2, "maxLength": 1, "not": {}})
+    forced: dict[str, Any] = {"tools": [impossible], "tool_choice": "required", "parallel_tool_calls": False}
+    body = json.dumps(SHORT[CHAT] | forced | {"max_tokens": 200, "stream": stream}).encode()
+    status, answer = posted(server, CHAT, body, {})
+    assert status == 200
+    assert "The call of f does not fit its schema: 'a' is" in answer.decode()
+
+
 def test_a_tool_that_takes_a_text_gets_a_text(server: Running) -> None:
     settings = {"tool_choice": "required", "parallel_tool_calls": False, "logit_bias": {}}
     about = {"name": "p", "description": "Patches.", "format": {"type": "text"}}

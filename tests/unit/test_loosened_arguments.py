@@ -16,6 +16,7 @@ from edgespec.models.text.calls.imposable import (
     imposable_format,
     not_imposed,
 )
+from edgespec.models.text.calls.misfits import misfit
 from edgespec.models.text.grammar.limits import source_of
 from edgespec.models.text.grammar.trial import _Bytes
 
@@ -135,3 +136,32 @@ def test_what_can_be_imposed_stays() -> None:
         "additionalProperties": False,
     }
     assert of(schema) == schema
+
+
+@pytest.mark.parametrize(
+    ("schema", "fitting", "other"),
+    [
+        ({"type": ["string", "null"]}, None, 1),
+        ({"type": "number"}, 1, "1"),
+        ({"type": "integer"}, 1, True),
+        ({"enum": [1, "a"]}, "a", "b"),
+        ({"const": {"a": 1}}, {"a": 1}, {}),
+        ({"minimum": 1, "exclusiveMaximum": 3}, 2.5, 3),
+        ({"minLength": 2}, "ab", "a"),
+        ({"maxItems": 1}, [1], [1, 2]),
+        ({"items": {"type": "string"}}, ["a"], ["a", 1]),
+        ({"anyOf": [{"const": 1}, {"const": 2}]}, 2, 3),
+        ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, 0.5, 1),
+        ({"allOf": [{"minimum": 1}, {"maximum": 2}]}, 1, 3),
+        ({"not": {"const": 1}}, 2, 1),
+        ({"required": ["a"]}, {"a": 1}, {"b": 1}),
+        ({"properties": {"a": {"type": "string"}}, "additionalProperties": False}, {"a": ""}, {"b": ""}),
+        ({"properties": {"a": {"properties": {"b": {"const": 1}}}}}, {"a": {"b": 1}}, {"a": {"b": 2}}),
+        ({"$defs": {"A": {"const": 1}}, "$ref": "#/$defs/A"}, 1, 2),
+        ({"$ref": "#/$defs/missing"}, 1, None),
+        ({"pattern": "("}, "a", None),
+    ],
+)
+def test_what_does_not_fit_a_schema_is_found(schema: Any, fitting: Any, other: Any) -> None:
+    assert misfit(fitting, schema) == ""
+    assert other is None or misfit(other, schema)

@@ -29,8 +29,8 @@ class MessageBuilder:
             "type": "message",
             "role": "assistant",
             "model": model,
-            **({"warnings": list(warnings)} if warnings else {}),
         }
+        self._warnings = warnings
         self._prompt_tokens = prompt_tokens
         self._open = ""  # the type of the block that is being streamed
         self._count = 0  # blocks that were begun
@@ -46,14 +46,20 @@ class MessageBuilder:
         if answer.text:
             content.append({"type": "text", "text": answer.text})
         content += [_tool_use(call.id, call.name, call.values) for call in answer.tool_calls]
-        return {**self._head, "content": content, **_ending(answer), "usage": _usage(answer)}
+        return {
+            **self._head,
+            **self._notes,
+            "content": content,
+            **_ending(answer),
+            "usage": _usage(answer),
+        }
 
     def begin(self, _index: int) -> list[Event]:
         """The events that a streamed answer begins with."""
         # What is cached of the prompt is not known before it is the request's turn; the last event says it.
         usage = {"input_tokens": self._prompt_tokens, "output_tokens": 0}
         ending = {"stop_reason": None, "stop_sequence": None}
-        message = {**self._head, "content": [], **ending, "usage": usage}
+        message = {**self._head, **self._notes, "content": [], **ending, "usage": usage}
         return [{"type": "message_start", "message": message}, PING]
 
     def piece(self, _index: int, chunk: Chunk) -> list[Event]:
@@ -72,12 +78,17 @@ class MessageBuilder:
 
     def end(self, _index: int, answer: Generation) -> list[Event]:
         """The events that a streamed answer ends with."""
-        changed = {"type": "message_delta", "delta": _ending(answer), "usage": _usage(answer)}
+        changed = {"type": "message_delta", "delta": _ending(answer), "usage": _usage(answer)} | self._notes
         return [*self._close(), changed, {"type": "message_stop"}]
 
     def usage(self, _answers: Sequence[Generation]) -> list[Event]:
         """Return no events: the last ones have the usage."""
         return []
+
+    @property
+    def _notes(self) -> Event:
+        """The warnings so far; calls may add some."""
+        return {"warnings": list(self._warnings)} if self._warnings else {}
 
     def _called(self, piece: CallPiece) -> list[Event]:
         events: list[Event] = []

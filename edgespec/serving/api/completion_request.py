@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from edgespec.serving.api.values import boolean, integer, shown, wrong
 from edgespec.serving.api.warnings import Warnings
 
 if TYPE_CHECKING:
+    from edgespec.generation.result import Generation
     from edgespec.models.text.encoding import Prompt
 
 _MAX_ANSWERS = 128
@@ -50,10 +51,22 @@ class CompletionRequest:
     with_usage: bool
     with_speculation: bool = False
     model: str = ""
-    warnings: tuple[str, ...] = ()
+    warnings: Sequence[str] = ()
     custom_tools: frozenset[str] = frozenset()
     suffix: str = ""
     continues: bool = False
+
+    def check_calls(self, answer: Generation) -> None:
+        """Warn of calls that do not fit what could not be imposed of their tools' schemas."""
+        if not answer.tool_calls or not isinstance(self.warnings, list):
+            return
+        from edgespec.models.text.calls.imposable import misfit_of
+
+        tools = {tool.name: tool for tool in self.config.tools}
+        for call in answer.tool_calls:
+            clause = misfit_of(tools[call.name], call.arguments) if call.name in tools else ""
+            if clause:
+                self.warnings.append(f"The call of {call.name} does not fit its schema: {clause}.")
 
     @property
     def prompt(self) -> Prompt:

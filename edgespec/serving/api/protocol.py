@@ -44,7 +44,7 @@ class CompletionBuilder:
             "created": int(time.time()),
             "model": model,
         }
-        self._notes: dict[str, Any] = {"warnings": list(warnings)} if warnings else {}
+        self._warnings = warnings
         self._timed = timed
         self._speculates = speculates
         self._offsets: dict[int, int] = {}  # characters streamed of each answer so far
@@ -111,6 +111,11 @@ class CompletionBuilder:
     def usage(self, answers: Sequence[Generation]) -> list[dict[str, Any]]:
         """The usage, as a separate piece without choices."""
         return [{**self._head, "object": self._piece_kind, "choices": [], "usage": self._usage(answers)}]
+
+    @property
+    def _notes(self) -> dict[str, Any]:
+        """The warnings so far; calls may add some."""
+        return {"warnings": list(self._warnings)} if self._warnings else {}
 
     def _usage(self, answers: Sequence[Generation]) -> dict[str, Any]:
         counts = usage(answers, self._n_prompts)

@@ -62,8 +62,8 @@ class ResponsesBuilder:
             "tools": [_definition(tool, tool.name in custom_tools) for tool in config.tools],
             "temperature": config.temperature,
             "top_p": config.top_p,
-            **({"warnings": list(warnings)} if warnings else {}),
         }
+        self._warnings = warnings
         self._custom_tools = custom_tools
         self._keep = keep
         self._sequence = 0
@@ -83,7 +83,7 @@ class ResponsesBuilder:
 
     def begin(self, _index: int) -> list[Event]:
         """Return the beginning of a streamed answer."""
-        response = {**self._head, "status": "in_progress", "output": []}
+        response = {**self._head, **self._notes, "status": "in_progress", "output": []}
         return [
             self._event("response.created", response=response),
             self._event("response.in_progress", response=response),
@@ -129,12 +129,18 @@ class ResponsesBuilder:
         }
         return {
             **self._head,
+            **self._notes,
             "status": "incomplete" if cut else "completed",
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "output": [item.to_json(state) for item, state in zip(items, states, strict=True)],
             "usage": counts,
             "timings": protocol.timings([answer]),
         }
+
+    @property
+    def _notes(self) -> Event:
+        """The warnings so far; calls may add some."""
+        return {"warnings": list(self._warnings)} if self._warnings else {}
 
     def _said(self, kind: _Kind, text: str) -> list[Event]:
         """Extend a thought or a message."""

@@ -23,7 +23,7 @@ class OllamaBuilder:
     def __init__(
         self, *, model: str, chat: bool, prompt_tokens: int = 0, warnings: Sequence[str] = ()
     ) -> None:
-        self._notes: Event = {"warnings": list(warnings)} if warnings else {}
+        self._warnings = warnings
         self._model = model
         self._chat = chat
         self._prompt_tokens = prompt_tokens
@@ -96,7 +96,7 @@ class OllamaBuilder:
             "prompt_eval_duration": _nanoseconds(times.prefill_s),
             "eval_count": len(answer.tokens),
             "eval_duration": _nanoseconds(times.decode_s),
-            **self._notes,
+            **({"warnings": list(self._warnings)} if self._warnings else {}),
         }
 
 

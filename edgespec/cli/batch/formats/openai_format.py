@@ -66,7 +66,7 @@ def read_request(values: dict[str, Any], line: int, defaults: GenerationConfig) 
     except UsageError as error:
         return Job(line, identifier, endpoint=str(endpoint), error=str(error))
     answers = None if body.get("n") is None else request.answers
-    warnings = request.warnings
+    warnings = tuple(request.warnings)
     return Job(line, identifier, request.prompt, request.config, answers, endpoint, warnings=warnings)
 
 

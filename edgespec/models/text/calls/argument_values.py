@@ -54,7 +54,7 @@ class ArgumentValue:
         """The JSON of a value that was written as this text."""
         if text in self.words:
             return json.dumps(self.words[text])
-        if not _is_json(text) or (self.texts and not _type_of(json.loads(text)) & self.types):
+        if not _is_json(text) or (self.texts and not types_of(json.loads(text)) & self.types):
             return json.dumps(text)
         return text.strip()
 
@@ -201,10 +201,10 @@ def read_literal(text: str) -> str | None:
 
 def type_name(value: object) -> str:
     """JSON's name of a value's type; of a whole number, "integer"."""
-    return min(_type_of(value))
+    return min(types_of(value))
 
 
-def _type_of(value: object) -> set[str]:
+def types_of(value: object) -> set[str]:
     """JSON's names of a value's type: 1 is an integer and a number."""
     if isinstance(value, bool):
         return {"boolean"}

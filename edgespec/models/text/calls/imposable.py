@@ -16,6 +16,7 @@ from edgespec.errors import EdgeSpecError, GrammarError
 from edgespec.generation.config import Grammar
 from edgespec.generation.tools import Tool
 from edgespec.models.text.calls.loosened_arguments import loosened
+from edgespec.models.text.calls.misfits import misfit
 from edgespec.models.text.calls.references import with_local_references
 from edgespec.models.text.grammar.closing import closed_schema
 from edgespec.models.text.grammar.limits import is_plain, source_of
@@ -39,6 +40,16 @@ def closed(tool: Tool) -> Tool:
 def not_imposed(tool: Tool) -> tuple[str, ...]:
     """What of the schema of a tool is not imposed, each as a clause: "'not' is not imposed"."""
     return _imposed_arguments(tool.parameters)[1]
+
+
+def misfit_of(tool: Tool, arguments: str) -> str:
+    """Why arguments (JSON) do not fit a schema that is not imposed as a whole; empty if they do."""
+    if not not_imposed(tool):
+        return ""
+    try:
+        return misfit(json.loads(arguments or "{}"), tool.schema)
+    except (ValueError, TypeError, RecursionError):
+        return ""  # it was cut off, which its client sees
 
 
 def unconstrained(tool: Tool) -> Tool:
