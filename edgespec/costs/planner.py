@@ -110,6 +110,7 @@ class Prediction:
             "draft_s": round(self.draft_s, 5),
             "read_s": round(self.read_s, 5),
             "compute_s": round(self.compute_s, 5),
+            "bound": self._longest_part,
             "memory_bytes": self.holding.budget,
             "needed_bytes": self.holding.needed,
             "resident_bytes": self.holding.resident_bytes,
@@ -117,6 +118,13 @@ class Prediction:
             "slots": self.holding.n_slots,
             "experts": self._experts(),
         }
+
+    @property
+    def _longest_part(self) -> Resource:
+        """The part of a round that takes most of the time."""
+        if self.draft_s > self.pass_s:
+            return "drafter"
+        return "disk" if self.read_s > self.compute_s else "compute"
 
     def _experts(self) -> dict[str, Any] | None:
         experts = self.holding.experts

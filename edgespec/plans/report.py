@@ -105,6 +105,7 @@ class PlanReport:
             "exact": self.exact,
             "threads": self.threads,
             "sizes": [size.to_json() for size in self.sizes],
+            "ways": [way.to_json() for way in (compared.chosen, *compared.alternatives)],
             "alternatives": [way.to_json() for way in compared.alternatives],
             "bottleneck": compared.bottleneck.to_json(),
             "advice": [change.to_json() for change in compared.advice],

@@ -126,6 +126,7 @@ def check(plan: PlanReport) -> None:
     read, record = Read.of(plan_report(plan)), plan.to_json()
     speed = read.facts["speed"].removeprefix("about ")
     _check_trees(read, record, speed)
+    assert record["ways"] == [record["chosen"], *record["alternatives"]]
     _check_alternatives(read, record)
     _check_bottleneck(read, record)
     _check_batch(read, record)
@@ -266,9 +267,12 @@ def test_plans_of_simulated_machines_contradict_themselves_nowhere(
         n_bytes = parse_size(size[1])
         free = type(case.machine.free)(max(n_bytes, case.machine.free.available))
         machine = type(case.machine)(**{**vars(case.machine), "free": free})
-        plan = reported(
-            Case(case.target, case.drafter, asked.config.with_(memory=n_bytes), machine), store, named
-        )
+        again = Case(case.target, case.drafter, asked.config.with_(memory=n_bytes), machine)
+        try:
+            plan = reported(again, store, named)
+        except BackendError:
+            event("cannot be streamed with any memory")
+            return
         assert plan.chosen.holding.budget >= n_bytes
     event("streamed" if plan.chosen.holding.streamed_bytes else "in memory")
     check(plan)
