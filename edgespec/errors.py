@@ -125,6 +125,9 @@ class WorkerError(BackendError):
     """A machine that was to hold layers of the model cannot be reached or used, or is gone."""
 
 
+_MORE_MEMORY = "Close other programs or allow this one more memory, and try again."
+
+
 class InconclusiveTrial(BackendError):
     """A trial that proves nothing: its process was killed, starved, stopped or refused memory.
 
@@ -135,10 +138,10 @@ class InconclusiveTrial(BackendError):
         reason: how the trial ended, as a verb phrase.
     """
 
-    def __init__(self, subject: str, reason: str) -> None:
+    def __init__(self, subject: str, reason: str, remedy: str = _MORE_MEMORY) -> None:
         super().__init__(
             f"{subject} could not be tried: the process that was to try it {reason}.",
-            "Nothing was recorded. Close other programs or allow this one more memory, and try again.",
+            f"Nothing was recorded. {remedy}",
         )
         self.reason = reason
 

@@ -2,11 +2,13 @@
 
 The child's memory, processor time and stack are limited, so whatever succeeds there is safe to do here. A
 child that crashes or exceeds these limits is a verdict on what it tried. A child that was killed, starved,
-stopped, or refused memory by the system is none: that raises `InconclusiveTrial`.
+stopped, or refused memory by the system is none: that raises `InconclusiveTrial`. Waiting for a child is
+reported (`progress.report_waiting`), and ends if the listener raises.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -14,6 +16,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,17 +24,21 @@ from typing import Any, Literal
 
 from edgespec.errors import InconclusiveTrial, MemoryLimitError
 from edgespec.processes.exit_status import crash_fault, describe_exit
+from edgespec.progress import report_waiting
 
 # Python starts slowly on a busy machine. Once a child is running, its processor time is limited first.
 _STARTING_S = 60.0
 _WALL_PER_CPU = 4.0
+_POLL_S = 0.1
+_PR_SET_PDEATHSIG = 1
 _STACK_BYTES = 2 << 20  # a quarter of the usual stack size
 _STARTED = b"started\n"  # the child's first line of output: its limits apply, and the attempt begins
 _BOOT = (
     "import json, sys\n"
     "sys.path[:] = json.loads(sys.argv[1])\n"
+    "from edgespec.processes.trial import end_with_parent, serve\n"
+    "end_with_parent(int(sys.argv[3]))\n"
     "from importlib import import_module\n"
-    "from edgespec.processes.trial import serve\n"
     "serve(import_module(sys.argv[2]).attempt)\n"
 )
 _ENVIRONMENT = {
@@ -94,19 +101,7 @@ def attempt_in_child(
     """
     limits = {"cpu_s": cpu_s, "memory_bytes": memory_bytes, "stack_bytes": stack_bytes}
     wall_s = _STARTING_S + _WALL_PER_CPU * cpu_s
-    try:
-        done = subprocess.run(
-            [sys.executable, "-I", "-c", _BOOT, json.dumps([p or str(Path.cwd()) for p in sys.path]), module],
-            input=json.dumps({"limits": limits, "request": request}).encode(),
-            capture_output=True,
-            timeout=wall_s,
-            env={**os.environ, **_ENVIRONMENT},
-            creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
-        )
-    except subprocess.TimeoutExpired as error:
-        raise InconclusiveTrial(subject, f"did not end within {wall_s:.0f} s") from error
-    except OSError as error:
-        raise InconclusiveTrial(subject, f"could not be started ({error.strerror or error})") from error
+    done = _run(module, json.dumps({"limits": limits, "request": request}).encode(), subject, wall_s)
     _, started, output = done.stdout.partition(_STARTED)
     try:
         answer = json.loads(output)
@@ -131,6 +126,60 @@ def attempt_in_child(
     last = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
     ended = describe_exit(done.returncode)
     raise InconclusiveTrial(subject, f"{ended}: {last[0]}" if last and done.returncode > 0 else ended)
+
+
+def _run(module: str, order: bytes, subject: str, wall_s: float) -> subprocess.CompletedProcess[bytes]:
+    """Run the child, which dies with this process, and report that it is waited for."""
+    search = json.dumps([p or str(Path.cwd()) for p in sys.path])
+    command = [sys.executable, "-I", "-c", _BOOT, search, module, str(os.getpid())]
+    try:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **_ENVIRONMENT},
+            creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
+        )
+    except OSError as error:
+        reason = f"could not be started ({error.strerror or error})"
+        if error.errno in (errno.EAGAIN, errno.ENOMEM):
+            raise InconclusiveTrial(subject, reason) from error
+        remedy = f"Allow {sys.executable} to be run, and try again."
+        raise InconclusiveTrial(subject, reason, remedy) from error
+    start = time.monotonic()
+    given: bytes | None = order
+    with child:
+        try:
+            while True:
+                try:
+                    output, errors = child.communicate(given, timeout=min(_POLL_S, wall_s))
+                except subprocess.TimeoutExpired as error:
+                    given = None  # what was not yet written is kept by `communicate`
+                    waited = time.monotonic() - start
+                    if waited >= wall_s:
+                        raise InconclusiveTrial(subject, f"did not end within {wall_s:.0f} s") from error
+                    report_waiting(f"Waiting for a child process to try this first: {subject}", waited)
+                else:
+                    return subprocess.CompletedProcess(command, child.returncode, output, errors)
+        except BaseException:
+            child.kill()
+            raise
+
+
+def end_with_parent(parent: int) -> None:
+    """Have Linux kill this process when the thread that started it ends, even while it is stopped.
+
+    Args:
+        parent: the process id of the parent, which may have ended already.
+    """
+    if sys.platform != "linux":
+        return
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def serve(attempt: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:

@@ -96,6 +96,18 @@ def test_what_is_undone_is_undone_on_disk(engine: Engine, tmp_path: Path) -> Non
     kept.close()
 
 
+@pytest.mark.parametrize("kind", [str, Path, SessionFile])
+def test_a_session_is_saved_to_a_path_or_an_open_file(kind: type, quick: Engine, tmp_path: Path) -> None:
+    path = tmp_path / "talk.json"
+    session = Session(quick)
+    session.save_to(kind(path))
+    assert path.is_file()
+    session.close()
+    resumed = session.resume(kind(path))
+    assert resumed is not None
+    session.close()
+
+
 @pytest.fixture(scope="module")
 def quick(short_path: Path) -> Iterator[Engine]:
     with edgespec.load(

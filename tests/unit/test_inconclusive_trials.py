@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +14,7 @@ from pathlib import Path
 import pytest
 from platformdirs import user_cache_path
 
+from edgespec.cli.screen.terminal import Terminal
 from edgespec.config import DevicesConfig
 from edgespec.errors import EdgeSpecError, InconclusiveTrial, ModelFileError
 from edgespec.generation.config import Grammar
@@ -41,7 +46,7 @@ from tests.fuzz.headers import STRING, Entry, small_model
 from tests.tiny import write_tiny
 from tests.tiny_adapters import write_adapter
 from tests.tiny_hybrids import HYBRIDS
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals, and limits on address space")
 
@@ -148,6 +153,67 @@ def test_a_later_trial_is_a_verdict(
     before = saved()
     vet_model(new_model)
     assert len(saved() - before) == 1
+
+
+def test_a_long_wait_is_reported_and_ctrl_c_ends_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(trial, "_BOOT", _HARM["stopped"])
+    monkeypatch.setattr(trial, "_STARTING_S", 5.0)
+    monkeypatch.setattr("edgespec.cli.screen.terminal._LONG_WAIT_S", 0.0)
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+
+    def work() -> None:
+        with Terminal().working():
+            timer.start()
+            trial.attempt_in_child("json", {}, subject="Loading big.gguf", cpu_s=0.0)
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        work()
+    assert not isinstance(caught.value.__context__, InconclusiveTrial), (
+        "it was waited for until the time limit"
+    )
+    noted = "Waiting for a child process to try this first: Loading big.gguf"
+    assert capsys.readouterr().err.splitlines().count(noted) == 1
+
+
+def test_a_child_that_may_not_run_has_a_remedy_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "python"
+    program.touch(mode=0o600)
+    monkeypatch.setattr(sys, "executable", str(program))
+    with pytest.raises(InconclusiveTrial, match="Permission denied") as caught:
+        trial.attempt_in_child("json", {}, subject="It", cpu_s=0.0)
+    assert caught.value.hint == f"Nothing was recorded. Allow {program} to be run, and try again."
+
+
+def test_a_stopped_child_dies_with_its_parent(tmp_path: Path) -> None:
+    place = tmp_path / "child"
+    stop = (
+        f"import os, pathlib; pathlib.Path({str(place)!r}).write_text(str(os.getpid()));"
+        "os.kill(os.getpid(), 19)"
+    )
+    program = (
+        "from edgespec.processes import trial\n"
+        f"trial._BOOT = trial._BOOT.replace('from importlib', {stop!r} + '\\nfrom importlib')\n"
+        "trial.attempt_in_child('json', {}, subject='It', cpu_s=1.0)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program])
+    try:
+        wait_until(lambda: place.is_file() and _state(place) == "T")
+    finally:
+        parent.kill()
+        parent.wait()
+    wait_until(lambda: _state(place) in ("Z", ""))
+
+
+def _state(place: Path) -> str:
+    """The state of the process whose number is in a file; empty if there is none."""
+    try:
+        return Path(f"/proc/{place.read_text()}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
 
 
 def test_a_grammar_that_could_not_be_tried_is_not_called_wrong(harm: Callable[[str], None]) -> None:

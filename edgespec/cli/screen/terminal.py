@@ -14,7 +14,7 @@ from edgespec.cli.interrupt import Cancellable, cancelling
 from edgespec.cli.screen.formatting import details, format_statistics, in_columns, is_cut_off
 from edgespec.cli.screen.status import RemainingTime, StatusLine, aside
 from edgespec.printable import printable
-from edgespec.progress import Progress
+from edgespec.progress import Progress, told_of_waiting
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from edgespec.generation.config import GenerationConfig
     from edgespec.generation.result import Generation
     from edgespec.generation.rules import Rule
+
+_LONG_WAIT_S = 5.0
 
 
 class ChatModel(Protocol):
@@ -136,12 +138,15 @@ class Terminal:
     def working(self, engine: Cancellable | None = None, *, long: bool = False) -> Iterator[Progress]:
         """A status line for some work, as a progress callback; Ctrl-C ends the work at its next report.
 
+        While the work waits for a child process, Ctrl-C ends it at once, and a long wait is reported.
+
         Args:
             engine: Ctrl-C ends its pass too.
             long: whether the work may take minutes; then how long it will still take is said too, and in a
                 pipe, where there is no status line, every now and then by a line of its own.
         """
         remaining = RemainingTime()
+        told = False
         with self.status() as status, cancelling(engine or _NothingToCancel()) as interruption:
 
             def report(what: str, fraction: float) -> None:
@@ -152,8 +157,20 @@ class Terminal:
                 if interruption:
                     raise KeyboardInterrupt
 
+            def wait(what: str, seconds: float) -> None:
+                nonlocal told
+                if interruption:
+                    raise KeyboardInterrupt
+                if seconds < _LONG_WAIT_S:
+                    return
+                status.progress(f"{what} ({seconds:.0f} s)", 0.0)
+                if not status.shown and not told:
+                    told = True
+                    self.note(what)
+
             try:
-                yield report
+                with told_of_waiting(wait):
+                    yield report
             except Exception:
                 if interruption:  # interrupted work looks like a failure
                     raise KeyboardInterrupt from None

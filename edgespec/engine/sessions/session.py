@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -210,12 +211,17 @@ class Session:
         return 0
 
     @checks_arguments
-    def save_to(self, file: SessionFile) -> None:
+    def save_to(self, file: SessionFile | str | os.PathLike[str]) -> None:
         """Save the conversation to a file, now and after every change.
 
+        Args:
+            file: open already, or its name or path, as `SessionFile` takes it.
+
         Raises:
-            SessionError: the file cannot be written.
+            SessionError: the file cannot be opened or written.
         """
+        if not isinstance(file, SessionFile):
+            file = SessionFile(file)
         self.close()
         self._attach(file)
         self._save()
@@ -223,11 +229,14 @@ class Session:
             self.engine.save_conversation(self._known.tokens, self._states)
 
     @checks_arguments
-    def resume(self, file: SessionFile) -> ResumedSession | None:
-        """Resume a saved conversation, and save to its file from now on.
+    def resume(self, file: SessionFile | str | os.PathLike[str]) -> ResumedSession | None:
+        """Resume a saved conversation, and save to its file after every change.
 
         Its keys and values are restored if the model, the context and the build are the same. With another
         build or context size, the conversation is read again with the next question.
+
+        Args:
+            file: as for `save_to`.
 
         Returns:
             How it was resumed; None if the file is empty, which then gets the conversation so far.
@@ -236,6 +245,8 @@ class Session:
             SessionError: the file is not a session, or one of another model.
             TemplateError: the template fails on this conversation.
         """
+        if not isinstance(file, SessionFile):
+            file = SessionFile(file)
         saved = file.read()
         if saved is None:
             self.save_to(file)
