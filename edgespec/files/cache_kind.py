@@ -1,4 +1,4 @@
-"""Data about texts in the user's cache folder, kept for later runs, and its deletion."""
+"""Data in the user's cache folder, kept for later runs, and its deletion."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ class CacheKind(Enum):
         FILES: indexes of the files that drafts come from.
         PROMPTS: states of prompts that were read.
         COLLECTED: prompts and answers that drafters may be tuned on, because a person said so.
+        TRIALS: whether llama.cpp survived loading a model file.
     """
 
     LEARNED = "acceptance"
     FILES = "files"
     PROMPTS = "prompts"
     COLLECTED = "collected"
+    TRIALS = "vetted"
 
     @property
     def folder(self) -> Path:

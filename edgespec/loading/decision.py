@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from edgespec.config import LOOKUP
 from edgespec.errors import EdgeSpecError, MemoryLimitError
 from edgespec.loading.files import FoundDrafter
 from edgespec.loading.plan import Plan, Planner, SequencePlan
 from edgespec.loading.sequences import plan_sequences
 from edgespec.loading.tree_sizes import usual_nodes
 from edgespec.machine.memory import PROCESS_BYTES
-from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.gguf.layers import ModelFiles, MTPLayers
 from edgespec.offload.planning.needs import measured_process_bytes
+from edgespec.option import named
 from edgespec.units import readable, rounded_up
 
 _MAX_TRIALS = 40
@@ -102,8 +104,40 @@ def _with_minimum(error: MemoryLimitError, planner: Planner, find: Finder) -> Me
     had = f"there are {readable(planner.budget)}" + (" in the budget" if planner.config.memory.limit else "")
     if lent := planner.machine.lent_bytes:
         had += f"; the workers lend {readable(lent)}"
-    what = f"{name} with a context of {context} tokens needs {readable(size or least)} of memory, and {had}."
-    return MemoryLimitError(what, error.hint, least=least)
+    beside, hint = "", error.hint
+    if drafter := _named_drafter(planner, find):
+        beside = f"{drafter} and "
+        alone = _smallest_alone(usual)
+        if alone is not None and alone < (size or least):
+            remedy = f"Without the drafter, {readable(alone)} are enough: {named('draft', LOOKUP)}."
+            hint = f"{remedy} {hint}".rstrip()
+    what = (
+        f"{name} with {beside}a context of {context} tokens needs {readable(size or least)} of memory, "
+        f"and {had}."
+    )
+    return MemoryLimitError(what, hint, least=least)
+
+
+def _named_drafter(planner: Planner, find: Finder) -> str:
+    """The drafter that was asked for, in words; empty if none was."""
+    found = find(replace(planner, measured=False))
+    if found.files is None or not found.named:
+        return ""
+    if isinstance(found.files, MTPLayers):
+        return "its MTP layer"
+    return f"the drafter {found.files.paths[0].name}"
+
+
+def _smallest_alone(planner: Planner) -> int | None:
+    """A size of memory that suffices without a model that drafts; None if there is none."""
+    try:
+        config = planner.config.with_(draft=LOOKUP)
+        config.speculation.check_drafter()
+    except EdgeSpecError:
+        return None  # another option needs a drafter
+    planner = replace(planner, config=config)
+    size, _ = _smallest(planner, lambda _: FoundDrafter(), MemoryLimitError("", least=1), rounded_up)
+    return size
 
 
 def _smallest(

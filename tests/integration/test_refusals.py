@@ -23,6 +23,7 @@ from edgespec.plans.model_plan import plan_for
 from edgespec.plans.report import PlanReport
 from edgespec.profiles.store import ProfileStore, machine_identity
 from edgespec.progress import no_progress
+from edgespec.units import parse_size
 
 PAIRS: dict[str, dict[str, Any]] = {
     "alone": {"draft": "none", "offload": "stream"},
@@ -70,6 +71,12 @@ def test_the_size_that_a_refusal_names_suffices(
             attempt(short_path, memory="1MiB", **pair)
         refused.append(named_size(caught.value.what))
     assert refused[0] == refused[1], "plan and load name the same size"
+    alone = re.findall(r"Without the drafter, (.*?) are enough: draft='lookup'\.", caught.value.hint)
+    assert bool(alone) == (options["draft"] == "drafter")
+    if alone:
+        assert f"{short_path.name} with the drafter {q4_drafter_path.name} and a " in caught.value.what
+        assert parse_size(alone[0]) < parse_size(refused[0])
+        planned(short_path, memory=alone[0], **pair | {"draft": "lookup"})
     plan = plan_for(Config.of(model=short_path, memory=refused[0], **pair), no_progress)
     with edgespec.load(short_path, memory=refused[0], **pair) as engine:
         answer = engine.generate("one two three", GenerationConfig(max_tokens=4), raw=True)

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from platformdirs import user_cache_path
 
 import edgespec
+from edgespec.cli.main import main
 from edgespec.drafting.pair_check import examine_pair
 from edgespec.errors import ModelFileError
 from edgespec.models.gguf.header import read_header
@@ -90,12 +92,23 @@ def test_a_file_that_ends_a_child_is_refused_and_remembered(
     # A header over which llama.cpp really aborts, as if the checks did not know it yet.
     monkeypatch.setattr("edgespec.models.gguf.header.find_fault", lambda _metadata, _tensors: "")
     path = written(of_architecture(small_model(smol_path), "smallthinker"), tmp_path)
-    for _ in range(2):
-        with pytest.raises(ModelFileError) as caught:
-            edgespec.load(path)
-        assert caught.value.what == f"llama.cpp fails to load {path} (SIGABRT)."
-        assert "another conversion" in caught.value.hint
-        monkeypatch.setattr(CHILD, _no_child)
+    with monkeypatch.context() as tried:
+        for found in (r"\.", r", as a trial found on \d{4}-\d\d-\d\d at \d\d:\d\d\."):
+            with pytest.raises(ModelFileError) as caught:
+                edgespec.load(path)
+            assert re.fullmatch(
+                re.escape(f"llama.cpp fails to load {path} (SIGABRT)") + found, caught.value.what
+            )
+            assert "another conversion" in caught.value.hint
+            tried.setattr(CHILD, _no_child)
+    assert caught.value.hint.endswith("To try it again: edgespec config --forget")
+    (user_cache_path("edgespec") / "vetted").unlink()  # other tests' verdicts
+    with pytest.raises(ModelFileError):
+        edgespec.load(path)
+    assert main(["config", "--forget"]) == 0
+    with pytest.raises(ModelFileError) as caught:
+        edgespec.load(path)
+    assert "trial" not in caught.value.what
 
 
 def test_a_file_is_tried_once(smol_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

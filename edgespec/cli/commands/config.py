@@ -49,7 +49,8 @@ def config(
         option(
             None,
             "--forget",
-            "Delete everything learned from texts, cached prompts, file indexes and collected answers.",
+            "Delete what was learned from texts, cached prompts, file indexes, collected answers, and the "
+            "outcomes of trial loads.",
             variable=False,
         ),
     ] = False,
@@ -197,10 +198,16 @@ def _text(entry: dict[str, Any]) -> str:
 
 
 def _forgotten() -> str:
-    """Delete what is kept of texts to make later runs faster, and say what it was."""
+    """Delete what is kept of texts and trial loads to make later runs faster, and say what it was."""
     try:
-        kinds = (CacheKind.LEARNED, CacheKind.FILES, CacheKind.PROMPTS, CacheKind.COLLECTED)
-        learned, indexes, prompts, collected = (kind.forget() for kind in kinds)
+        kinds = (
+            CacheKind.LEARNED,
+            CacheKind.FILES,
+            CacheKind.PROMPTS,
+            CacheKind.COLLECTED,
+            CacheKind.TRIALS,
+        )
+        learned, indexes, prompts, collected, trials = (kind.forget() for kind in kinds)
         forget_secret()
     except OSError as error:
         raise OutputError(
@@ -209,7 +216,8 @@ def _forgotten() -> str:
     return (
         f"Deleted: what was learned about {count(learned, 'pair')} of models, "
         f"{count(indexes, 'index', 'indexes')} of files, {count(prompts, 'state')} of prompts, "
-        f"and the answers collected from {count(collected, 'run')}."
+        f"the answers collected from {count(collected, 'run')}, "
+        f"and the outcomes of {count(trials, 'trial load')}."
     )
 
 

@@ -11,13 +11,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from edgespec.errors import InconclusiveTrial, ModelFileError, UsageError
+from edgespec.files.cache_kind import CacheKind
 from edgespec.files.small_json import read_json, remembered
 from edgespec.files.state import FileState
-from edgespec.files.user_folders import cache_folder
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.heads.eagle import is_head
 from edgespec.models.gguf.heads.mtp_file import is_mtp_file
@@ -70,8 +71,11 @@ def require_loadable(
     """
     place = _place(headers if beside is None else [*headers, beside], mtp=mtp)
     tried = [*headers, *([beside] if beside else [])]
+    earlier = _time_of(place)
 
     def try_out() -> _Verdict:
+        nonlocal earlier
+        earlier = ""
         before = [FileState.of(header.path) for header in tried]
         seconds = _MOST_S + _MOST_S_PER_GB * sum(header.file_bytes for header in tried) / 1e9
         verdict = _try_out(headers[0], beside, seconds, mtp=mtp)
@@ -80,16 +84,19 @@ def require_loadable(
         return verdict
 
     failure = remembered(place, _Verdict.from_json, try_out, asdict).failure
+    found = f", as a trial found on {earlier}" if earlier else ""
+    again = " To try it again: edgespec config --forget" if earlier else ""
     if failure and mtp:
         raise UsageError(
             f"The MTP layer of {headers[0].path.name} cannot draft: llama.cpp fails on the layer "
-            f"({failure}).",
-            f"Leave out {named('draft', 'mtp')}, or get another conversion of the model.",
+            f"({failure}){found}.",
+            f"Leave out {named('draft', 'mtp')}, or get another conversion of the model.{again}",
         )
     if failure:
         raise ModelFileError(
-            f"llama.cpp fails to load {headers[0].path} ({failure}).",
-            "It is damaged or made for another llama.cpp. Download it again, or get another conversion.",
+            f"llama.cpp fails to load {headers[0].path} ({failure}){found}.",
+            "It is damaged or made for another llama.cpp. Download it again, or get another conversion."
+            + again,
         )
     for header in headers:
         state, path = FileState.of(header.path), header.path.absolute()
@@ -161,4 +168,12 @@ def _subject(header: GGUFHeader) -> str:
 def _place(headers: Sequence[GGUFHeader], *, mtp: bool) -> Path:
     names = " ".join([build_identity(), *(header.fingerprint for header in headers), *["mtp"] * mtp])
     digest = hashlib.blake2b(names.encode(), digest_size=16).hexdigest()
-    return cache_folder() / "vetted" / f"{digest}.json"
+    return CacheKind.TRIALS.folder / f"{digest}.json"
+
+
+def _time_of(place: Path) -> str:
+    """The time at which a verdict was saved; empty if there is none."""
+    try:
+        return f"{datetime.fromtimestamp(place.stat().st_mtime).astimezone():%Y-%m-%d at %H:%M}"
+    except OSError:
+        return ""
