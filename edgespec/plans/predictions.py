@@ -167,6 +167,8 @@ class _Planning:
             prompts=self._prompts(planner, way, pass_costs.attend_s(model)),
             notes=list(dict.fromkeys(self._notes)),
             uncertain=not way.measured,
+            context=named.context,
+            trained_context=header.context_length or 0,
         )
 
     def _candidate(self, drafting: DraftingCosts, plan: Plan) -> _Candidate:

@@ -64,6 +64,8 @@ class PlanReport:
             those that the model or the memory has no room for.
         notes: where the figures come from, and how far they can be trusted.
         uncertain: some of them are derived, and may be off by half.
+        context: most tokens of a text, as a load would have it.
+        trained_context: tokens that the model was made for; 0 if its file does not say.
     """
 
     model: str
@@ -78,6 +80,8 @@ class PlanReport:
     prompts: dict[int, PromptTime | None] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     uncertain: bool = False
+    context: int = 0
+    trained_context: int = 0
 
     @property
     def chosen(self) -> Prediction:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from platformdirs import user_cache_path
 from edgespec.cli.commands.plan import plan_report
 from edgespec.config import Config
 from edgespec.costs.curves import Curve
+from edgespec.costs.prompts import PromptTime
 from edgespec.errors import MemoryLimitError
 from edgespec.kernels.report import ROWS
 from edgespec.loading.devices import machine
@@ -212,7 +214,14 @@ def test_prompts_are_planned_in_contexts_that_hold_them(smol_path: Path, store: 
     ]
     report = plan_report(known)
     assert "A PROMPT OF" in report
-    assert report.count("no room") == 2
+    assert report.count("beyond the context") == 2
+    assert "no room" not in report
+    slow = PromptTime(10_000, 512, 20, 12_000.0, 30.0, 12_030.0)
+    report = plan_report(replace(known, prompts={10_000: slow, 50_000: None}, trained_context=131_072))
+    assert re.search(
+        r"^10000 tokens \(longer than --context\) +3 h 20 min .* 3 h 20 min +30\.0 s$", report, re.M
+    )
+    assert re.search(r"^50000 tokens \(longer than --context\) +no room$", report, re.M)
     store.put(disk_key(smol_path), DiskProfile(1e6, 1e6, 1 << 20, 1))
     streamed = planned(smol_path, store, least_planned(smol_path, store) + (24 << 20)).prompts[1_000]
     assert streamed is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,7 +16,7 @@ from edgespec.cli.screen.formatting import count, table
 from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal
 from edgespec.config import OPTIONS, Config
-from edgespec.units import readable, readable_duration, readable_rate
+from edgespec.units import readable, readable_duration, readable_rate, readable_time
 
 if TYPE_CHECKING:
     from edgespec.costs.planned_weights import PlannedExperts, PlannedWeights
@@ -95,7 +94,7 @@ def plan_report(plan: PlanReport) -> str:
     if others := plan.comparison.alternatives:
         text += "\n" + _table([(way.drafter, way) for way in others], "WITH --draft")
     if plan.prompts:
-        text += "\n" + _prompts(plan.prompts)
+        text += "\n" + _prompts(plan)
     text += "\n" + _batches(plan.batch)
     if advice := plan.comparison.advice:
         text += "\nWhat would help:\n"
@@ -134,25 +133,27 @@ def _experts(experts: PlannedExperts) -> str:
     )
 
 
-def _prompts(prompts: Mapping[int, PromptTime | None]) -> str:
+def _prompts(plan: PlanReport) -> str:
+    def row(tokens: int, time: PromptTime | None) -> tuple[str, ...]:
+        beyond = 0 < plan.trained_context <= tokens
+        longer = " (longer than --context)" if tokens >= plan.context and not beyond else ""
+        missing = "beyond the context" if beyond else "no room"
+        return f"{tokens} tokens{longer}", *((missing, *[""] * 4) if time is None else _prompt(time))
+
     return table(
         ("A PROMPT OF", "TAKES", "PIECES", "OF", "ARITHMETIC", "READING"),
-        [
-            (f"{tokens} tokens", *(("no room", *[""] * 4) if time is None else _prompt(time)))
-            for tokens, time in prompts.items()
-        ],
+        [row(tokens, time) for tokens, time in plan.prompts.items()],
     )
 
 
 def _prompt(time: PromptTime) -> tuple[str, ...]:
     """The time that a prompt takes, with its two parts."""
+
+    def said(seconds: float) -> str:
+        return readable_duration(seconds) if seconds < 90 else readable_time(seconds)
+
     pieces = str(time.passes), count(min(time.rows, time.tokens), "token")
-    return (
-        readable_duration(time.seconds),
-        *pieces,
-        readable_duration(time.compute_s),
-        readable_duration(time.read_s),
-    )
+    return said(time.seconds), *pieces, said(time.compute_s), said(time.read_s)
 
 
 def _batches(batch: BatchPlan) -> str:
