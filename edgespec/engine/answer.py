@@ -120,11 +120,14 @@ class AnswerInProgress:
         before, known = builder.count, len(answer.tokens)
         delta = builder.feed(self.sequence.tokens[self._prompt_tokens + before :])
         record = record.cut(builder.count - before)
+        if answer.passes:
+            timings.decode_s += record.seconds
+        else:
+            timings.prefill_s += record.seconds
         answer.passes.append(record)
         timings.draft_s += record.draft_s
         timings.verify_s += record.verify_s
         timings.io_wait_s += record.wait_s
-        timings.decode_s += record.seconds
         if self._logprobs is not None:
             answer.logprobs += self._logprobs.taken()[: len(answer.tokens) - known]
         return Chunk(

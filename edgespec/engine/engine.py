@@ -75,7 +75,8 @@ class Engine:
         drafter: guesses how sequences continue, as trees.
         sizer: decides how large these are.
         plain_passes: what a pass without drafts takes at present.
-        last_round: the latest tree with drafted tokens, and what was accepted of it; None before the first.
+        last_round: the latest tree with drafted tokens of an answer, and what was accepted of it; None if the
+            latest answer that had the target to itself has drafted nothing.
         memory: what the loaded models take, and where layers are.
         texts: how many texts `stream_many` answers at once, where it is not told.
         prompt_files: where the states of prompts are kept for later runs; None if they are not.
@@ -461,7 +462,7 @@ class Engine:
     ) -> Generator[Chunk, None, None]:
         """Read the prompt, then extend the text pass by pass until the answer ends."""
         answer = self._begin(prompt, room, config, raw)
-        sequence = answer.sequence
+        sequence, self.last_round = answer.sequence, None
         states = turn.states if turn is not None else None
         sequence.store = states.target if states is not None else None
         reason: FinishReason = "cancelled"

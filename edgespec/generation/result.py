@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from edgespec.units import readable_rate
 _SHOWN = 60  # characters of an answer in its repr
 
 FinishReason = Literal["stop", "length", "cancelled", "error", "tool_calls"]
+Bottleneck = Literal["disk", "compute", "drafter"]
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,12 @@ class PassRecord:
 
 @dataclass
 class Timings:
-    """Seconds. `decode_s` covers every round after the prompt; draft, verify and io_wait are parts of it."""
+    """Seconds; draft, verify and io_wait are sums over all passes.
+
+    Attributes:
+        prefill_s: until the first token: the prompt, and the first pass, which reads the end of it.
+        decode_s: of the passes after the first.
+    """
 
     load_s: float = 0.0
     prefill_s: float = 0.0
@@ -113,10 +120,11 @@ class MemoryUse:
     budget_bytes: int = 0
     peak_rss_bytes: int = 0
     resident_bytes: int = 0
-    streamed_bytes_per_pass: int = 0
+    streamed_bytes_per_pass: int = 0  # of the target's weights
     device_bytes: int = 0  # weights on graphics cards and other machines
     layers: str = ""  # which are where, in words; empty if all are on the processor
     devices: tuple[str, ...] = ()  # that could hold layers, and what was measured of them
+    target_bytes: int = 0  # the target's weights, wherever they are
 
     __repr__ = short_repr
 
@@ -195,9 +203,7 @@ class Generation:
     @property
     def tokens_per_second(self) -> float:
         """Tokens after the first, per second of decoding; 0 for fewer than two tokens."""
-        if len(self.tokens) < 2 or self.timings.decode_s <= 0:
-            return 0.0
-        return (len(self.tokens) - 1) / self.timings.decode_s
+        return tokens_per_second([self])
 
     @property
     def tokens_per_pass(self) -> float:
@@ -231,21 +237,21 @@ class Generation:
     @property
     def gain(self) -> float:
         """Speed-up over plain decoding at that time; 0 if unknown, if nothing was drafted, or in company."""
-        known = self.plain_pass_s > 0 and self.timings.decode_s > 0
-        if not known or not self.drafted or any(p.shared for p in self.passes):
+        if not self.drafted or any(p.shared for p in self.passes):
             return 0.0
-        return sum(p.accepted + 1 for p in self.passes) * self.plain_pass_s / self.timings.decode_s
+        return self.tokens_per_second * self.plain_pass_s
 
     @property
-    def bound_by(self) -> Literal["disk", "compute", "drafter"]:
-        """The bottleneck: waiting for weights, the target's passes, or drafting."""
+    def time_parts(self) -> dict[Bottleneck, float]:
+        """Seconds spent waiting for weights, on the target's arithmetic, and drafting."""
         t = self.timings
-        shares: dict[Literal["disk", "compute", "drafter"], float] = {
-            "disk": t.io_wait_s,
-            "compute": t.verify_s - t.io_wait_s,
-            "drafter": t.draft_s,
-        }
-        return max(shares, key=lambda name: shares[name])
+        return {"disk": t.io_wait_s, "compute": t.verify_s - t.io_wait_s, "drafter": t.draft_s}
+
+    @property
+    def bound_by(self) -> Bottleneck:
+        """The bottleneck: what took the largest part of the time."""
+        parts = self.time_parts
+        return max(parts, key=lambda name: parts[name])
 
     def to_json(self, prompt: object, identifier: str | int | None = None) -> dict[str, Any]:
         """The record that `generate --json` prints. Its names are fixed; new ones may be added."""
@@ -294,6 +300,17 @@ class Generation:
             },
             "experts": experts.to_json(sum(p.accepted + 1 for p in self.passes)) if experts else None,
         }
+
+
+def tokens_per_second(answers: Sequence[Generation]) -> float:
+    """Tokens after the first of each answer, per second of decoding; 0 if there are none.
+
+    Args:
+        answers: that were decoded at the same time.
+    """
+    seconds = max((answer.timings.decode_s for answer in answers), default=0.0)
+    tokens = sum(max(len(answer.tokens) - 1, 0) for answer in answers)
+    return tokens / seconds if seconds > 0 else 0.0
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,11 @@ class Plan:
     def use(self, model: Model) -> MemoryUse:
         """Memory of the loaded target, for reports."""
         footprints, layout = self.needs.footprints, self.memory.layout
-        use = MemoryUse(budget_bytes=self.memory.budget, resident_bytes=sum(f.weights for f in footprints))
+        use = MemoryUse(
+            budget_bytes=self.memory.budget,
+            resident_bytes=sum(f.weights for f in footprints),
+            target_bytes=footprints[0].weights,
+        )
         use.device_bytes = self.on_cards.drafter_bytes
         cards = self.machine.cards
         use.devices = () if cards is None else tuple(map(describe, cards.devices))

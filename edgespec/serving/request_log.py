@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TextIO
 
 from edgespec.files.writing import writing_to
-from edgespec.generation.result import Generation
+from edgespec.generation.result import Generation, tokens_per_second
 from edgespec.units import readable_rate
 
 GONE = 499
@@ -27,7 +27,7 @@ class RequestLogEntry:
         status: of HTTP; GONE if the client left.
         seconds: from its arrival to the end of the answer.
         prompt_tokens, completion_tokens: of all its answers together.
-        tokens_per_second: of the answers while they were decoded.
+        tokens_per_second: tokens after the first of all its answers together, per second of decoding.
         tokens_per_pass: on average.
         finish_reason: of the first answer; empty if there is none.
         warnings: what of the request had no effect, in sentences.
@@ -59,7 +59,6 @@ class RequestLogEntry:
     ) -> RequestLogEntry:
         """The entry for a request that has just been answered or refused."""
         first = answers[0] if answers else Generation()
-        count = max(len(answers), 1)
         return cls(
             time=datetime.now(UTC).isoformat(timespec="milliseconds"),
             path=path,
@@ -69,7 +68,7 @@ class RequestLogEntry:
             prompt_tokens=first.prompt_tokens,
             completion_tokens=sum(len(answer.tokens) for answer in answers),
             prompt_seconds=round(first.timings.prefill_s, 4),
-            tokens_per_second=round(sum(answer.tokens_per_second for answer in answers) / count, 3),
+            tokens_per_second=round(tokens_per_second(answers), 3),
             tokens_per_pass=round(first.tokens_per_pass, 3),
             finish_reason=first.finish_reason if answers else "",
             warnings=tuple(warnings),

@@ -89,6 +89,13 @@ def test_a_drafter_that_continues_behind_the_end_gains_nothing(
     assert again.acceptance_rate < 1, "what was drafted behind the end was accepted for nothing"
 
 
+def test_an_answer_without_drafts_has_no_tree(engine: Engine) -> None:
+    engine.generate(SHORT, GenerationConfig(max_tokens=8))
+    assert engine.last_round is not None
+    assert not engine.generate(SHORT, GenerationConfig(max_tokens=1)).drafted
+    assert engine.last_round is None
+
+
 def test_a_stop_string_cuts_the_figures_too(engine: Engine) -> None:
     whole = engine.generate("Why is the sky blue?", GenerationConfig(max_tokens=40)).text
     answer = engine.generate("Why is the sky blue?", GenerationConfig(max_tokens=40, stop=(whole[30:36],)))

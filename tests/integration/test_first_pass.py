@@ -62,6 +62,16 @@ def test_it_saves_a_pass_and_changes_no_token(
     assert answer.passes[0].prompt_rows == answer.prompt_tokens - 1
 
 
+def test_it_counts_as_reading_the_prompt(engine: Engine) -> None:
+    engine.target.rewind(0)
+    answer = engine.generate(PROMPT, CONFIG)
+    first, *others = answer.passes
+    assert first.prompt_rows > 0
+    assert answer.timings.prefill_s > first.verify_s
+    assert answer.timings.decode_s == pytest.approx(sum(record.seconds for record in others))
+    assert answer.tokens_per_second == pytest.approx((len(answer.tokens) - 1) / answer.timings.decode_s)
+
+
 def test_a_long_prompt_leaves_its_last_piece(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.integration.test_first_pass.PROMPT", "one two three four five " * 40)
     expected = apart(engine, monkeypatch)

@@ -76,6 +76,7 @@ def test_answers_go_to_stdout_and_commands_to_stderr(typed: Any) -> None:
         ("/xyzzy", "There is no command /xyzzy. /help lists the commands."),
         ("/retry", "Nothing to retry."),
         ("/stats", "No answer yet."),
+        ("/tree", "No answer yet."),
         ("/system", "No system prompt."),
         ("/clear", "Started a new conversation."),
         ("/file", "/file needs the path of a text file. For example: /file notes.md"),

@@ -60,8 +60,8 @@ def test_verbose_tells_on_stderr(engine: TalkingEngine, capsys: pytest.CaptureFi
         "answer      3 tokens in 0.00 s; cut off by a full context\n"
         "speed-up    unknown: no recent pass without drafts was timed\n"
         "drafts      3 passes, 1.00 tokens each; 0 of 9 drafted tokens accepted\n"
-        "time        0.00 s drafting, 0.00 s in passes (0.00 s waiting for the disk)\n"
-        "limited by  the disk: most time was spent waiting for weights\n"
+        "time        0.00 s drafting, 0.00 s computing passes, 0.00 s waiting for the disk\n"
+        "limited by  the disk: waiting for weights took longest\n"
         "memory      peak 0 B of 0 B\n"
         "mode        not bit-exact: near-ties may differ from the text without drafts\n"
         "The context of 4096 tokens is full. --context sets a larger one.\n",

@@ -49,7 +49,7 @@ def test_statistics_line() -> None:
     answer.timings.decode_s = 2.0
     assert format_statistics(answer) == "5 tokens, 2.00/s"
     answer.plain_pass_s, answer.timings.verify_s, answer.timings.io_wait_s = 0.8, 1.5, 0.5
-    assert format_statistics(answer) == "5 tokens, 2.00/s, 2.0x"
+    assert format_statistics(answer) == "5 tokens, 2.00/s, 1.6x"
 
 
 def test_experts_are_told_of_where_they_are_read_one_by_one() -> None:
@@ -70,9 +70,16 @@ def test_the_figures_by_name_are_words_that_people_know() -> None:
     answer.plain_pass_s = 0.8
     rows = details(answer)
     assert rows["answer"] == "5 tokens in 2.00 s, 2.00/s; cut off by max_tokens"
-    assert rows["speed-up"] == "2.00x over plain decoding, which takes 800 ms per token"
+    assert rows["speed-up"] == "1.60x over plain decoding, which takes 800 ms per token"
     assert rows["drafts"] == "2 passes, 2.50 tokens each; 3 of 16 drafted tokens accepted"
-    assert rows["limited by"].startswith("the processor")
+    assert rows["time"] == "0.20 s drafting, 1.00 s computing passes, 0.50 s waiting for the disk"
+    assert rows["limited by"] == "the processor: the model's arithmetic took most of the time"
+    answer.timings.draft_s = 0.9
+    assert details(answer)["limited by"] == "the processor: the model's arithmetic took longest"
+    answer.timings.draft_s = 1.2
+    assert details(answer)["limited by"] == "the drafter: drafting took longest"
+    answer.timings.draft_s = 1.6
+    assert details(answer)["limited by"] == "the drafter: drafting took most of the time"
     assert rows["mode"].startswith("exact: bit-identical")
     assert rows["seed"] == "7"
 

@@ -22,7 +22,8 @@ def test_the_line_names_drafter_memory_and_speed() -> None:
     assert greeting_line("big", "small", held, ExpectedSpeed(33.2, drafted=False)) == (
         "big, drafted by small, 1.0 GiB in memory; about 33 tokens/s without drafts, more with them."
     )
-    streamed = MemoryUse(resident_bytes=GIB, streamed_bytes_per_pass=3 * GIB)
+    # The drafter is in memory too, and is not part of what is streamed.
+    streamed = MemoryUse(resident_bytes=2 * GIB, streamed_bytes_per_pass=3 * GIB, target_bytes=4 * GIB)
     assert greeting_line("big", "none", streamed, ExpectedSpeed(1.234, drafted=False)) == (
         "big, without a drafter, 3.0 GiB of 4.0 GiB (75%) streamed per pass; about 1.2 tokens/s."
     )

@@ -14,6 +14,7 @@ from edgespec.cli.screen.formatting import details, format_statistics
 from edgespec.costs.curves import Curve
 from edgespec.engine.plain_passes import PlainPasses
 from edgespec.generation.result import Generation, PassRecord, Timings
+from edgespec.serving.api.protocol import timings
 from edgespec.serving.api.speculation import of_answer
 from edgespec.serving.request_log import RequestLogEntry
 from edgespec.units import readable_duration, readable_rate
@@ -79,6 +80,30 @@ def test_where_nothing_was_drafted_there_is_no_factor_and_no_share() -> None:
 def test_an_answer_in_company_has_no_factor() -> None:
     shared = [PassRecord(2, 1, 0.0, 0.4, 0.0, shared=True)] * 4
     assert answer_of(shared, plain_pass_s=0.1).gain == 0
+
+
+def test_a_factor_is_the_shown_speed_in_plain_passes() -> None:
+    answer = answer_of([PassRecord(4, 1, 0.1, 0.4, 0.0)] * 4, plain_pass_s=0.3)
+    assert answer.gain == pytest.approx(answer.tokens_per_second * 0.3)
+    assert "speed-up" in details(answer)
+
+
+def test_an_answer_of_one_pass_has_no_speed() -> None:
+    answer = answer_of([PassRecord(4, 3, 0.1, 0.4, 0.0)], plain_pass_s=0.3)
+    answer.timings = Timings(prefill_s=0.5)
+    assert details(answer)["answer"] == "4 tokens in the first pass; complete"
+    assert details(answer)["speed-up"] == "unknown: the answer took a single pass"
+
+
+@pytest.mark.parametrize("n_answers", [1, 2])
+def test_a_response_and_its_log_have_one_speed(n_answers: int) -> None:
+    answers = [answer_of([PassRecord(1, 0, 0.0, 0.3, 0.0)] * (9 - n)) for n in range(n_answers)]
+    times = timings(answers)
+    logged = RequestLogEntry.of("/v1", 200, 3.0, answers, streamed=False).tokens_per_second
+    assert times["predicted_per_second"] == logged > 0
+    if n_answers == 1:
+        assert logged == round(answers[0].tokens_per_second, 3)
+        assert times["predicted_per_token_ms"] == pytest.approx(1e3 / logged, rel=1e-3)
 
 
 def test_factors_compare_with_plain_passes_of_the_same_minutes() -> None:

@@ -224,7 +224,7 @@ class Chat:
             self.terminal.note(f"The last question was not answered: {short} /retry asks it again.")
 
     def draw_last_tree(self, columns: int) -> bool:
-        """Draw the latest tree; False if there is none."""
+        """Draw the latest tree of the last answer; False if nothing was drafted in it."""
         if self._engine.last_round is None:
             return False
         from edgespec.cli.screen.tree_drawing import draw_tree

@@ -32,8 +32,8 @@ def greeting_line(model: str, drafter: str, memory: MemoryUse, speed: ExpectedSp
     """
     drafted = "without a drafter" if drafter == "none" else f"drafted by {drafter}"
     streamed = memory.streamed_bytes_per_pass
-    whole = memory.resident_bytes + streamed
     if streamed:
+        whole = memory.target_bytes
         held = f"{readable(streamed)} of {readable(whole)} ({streamed / whole:.0%}) streamed per pass"
     else:
         held = f"{readable(memory.resident_bytes)} in memory" if memory.resident_bytes else "all in memory"

@@ -47,8 +47,8 @@ def details(generation: Generation) -> dict[str, str]:
         }
     return {
         "prompt": f"{generation.prompt_tokens} tokens in {timings.prefill_s:.2f} s",
-        "answer": f"{count(len(generation.tokens), 'token')} in {timings.decode_s:.2f} s"
-        f"{_rate(generation)}; {_ending(generation)}",
+        "answer": f"{count(len(generation.tokens), 'token')} in {_decoding(generation)}; "
+        f"{_ending(generation)}",
         **(
             {"thought": f"{generation.reasoning_tokens} of these tokens"}
             if generation.reasoning_tokens
@@ -56,9 +56,9 @@ def details(generation: Generation) -> dict[str, str]:
         ),
         **({"speed-up": _speed_up(generation)} if generation.drafted else {}),
         "drafts": _drafts(generation),
-        "time": f"{timings.draft_s:.2f} s drafting, {timings.verify_s:.2f} s in passes "
-        f"({timings.io_wait_s:.2f} s waiting for the disk)",
-        "limited by": _LIMITS[generation.bound_by],
+        "time": "{drafter:.2f} s drafting, {compute:.2f} s computing passes, "
+        "{disk:.2f} s waiting for the disk".format(**generation.time_parts),
+        "limited by": _limit(generation),
         **({"experts": _experts(experts, generation)} if (experts := generation.experts) else {}),
         "memory": f"peak {readable(memory.peak_rss_bytes)} of {readable(memory.budget_bytes)}",
         "mode": _mode(generation),
@@ -67,9 +67,9 @@ def details(generation: Generation) -> dict[str, str]:
 
 
 _LIMITS = {
-    "disk": "the disk: most time was spent waiting for weights",
-    "compute": "the processor: most time was spent on the model's arithmetic",
-    "drafter": "the drafter: most time was spent drafting",
+    "disk": ("the disk", "waiting for weights"),
+    "compute": ("the processor", "the model's arithmetic"),
+    "drafter": ("the drafter", "drafting"),
 }
 _ENDINGS = {
     "stop": "complete",
@@ -78,6 +78,13 @@ _ENDINGS = {
     "error": "failed",
     "tool_calls": "calls tools",
 }
+
+
+def _limit(generation: Generation) -> str:
+    parts, largest = generation.time_parts, generation.bound_by
+    resource, work = _LIMITS[largest]
+    took = "most of the time" if parts[largest] > sum(parts.values()) / 2 else "longest"
+    return f"{resource}: {work} took {took}"
 
 
 def _ending(generation: Generation) -> str:
@@ -95,17 +102,23 @@ def _experts(use: ExpertUse, generation: Generation) -> str:
 
 def _speed_up(generation: Generation) -> str:
     if not generation.gain:
-        shared = any(record.shared for record in generation.passes)
-        return "unknown: " + ("passes were shared" if shared else "no recent pass without drafts was timed")
+        if any(record.shared for record in generation.passes):
+            return "unknown: passes were shared"
+        if len(generation.passes) == 1:
+            return "unknown: the answer took a single pass"
+        return "unknown: no recent pass without drafts was timed"
     return (
         f"{generation.gain:.2f}x over plain decoding, which takes "
         f"{readable_duration(generation.plain_pass_s)} per token"
     )
 
 
-def _rate(generation: Generation) -> str:
+def _decoding(generation: Generation) -> str:
+    """The time of an answer after its first pass, and its speed."""
+    if len(generation.passes) == 1:
+        return "the first pass"
     rate = generation.tokens_per_second
-    return f", {readable_rate(rate, '/s')}" if rate else ""
+    return f"{generation.timings.decode_s:.2f} s" + (f", {readable_rate(rate, '/s')}" if rate else "")
 
 
 def _drafts(generation: Generation) -> str:

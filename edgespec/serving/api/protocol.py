@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from edgespec.generation.result import Chunk, Generation, TokenLogprob
+from edgespec.generation.result import Chunk, Generation, TokenLogprob, tokens_per_second
 from edgespec.generation.tools import CallPiece, ToolCall
 from edgespec.serving.api import speculation
 from edgespec.serving.api.tools import custom_input
@@ -207,6 +207,7 @@ def timings(answers: Sequence[Generation]) -> dict[str, Any]:
     read_ms = 1e3 * max((answer.timings.prefill_s for answer in answers), default=0.0)
     written = sum(len(answer.tokens) for answer in answers)
     written_ms = 1e3 * max((answer.timings.decode_s for answer in answers), default=0.0)
+    rate = tokens_per_second(answers)
     passes = [record for answer in answers for record in answer.passes]
     return {
         "cache_n": cached,
@@ -216,8 +217,8 @@ def timings(answers: Sequence[Generation]) -> dict[str, Any]:
         "prompt_per_second": round(1e3 * read / read_ms, 3) if read_ms else 0.0,
         "predicted_n": written,
         "predicted_ms": round(written_ms, 3),
-        "predicted_per_token_ms": round(written_ms / written, 3) if written else 0.0,
-        "predicted_per_second": round(1e3 * written / written_ms, 3) if written_ms else 0.0,
+        "predicted_per_token_ms": round(1e3 / rate, 3) if rate else 0.0,
+        "predicted_per_second": round(rate, 3),
         "draft_n": sum(record.nodes - 1 for record in passes),
         "draft_n_accepted": sum(record.accepted for record in passes),
     }

@@ -298,7 +298,10 @@ class SlashCommands:
     def _tree(self, _rest: str) -> None:
         if not self._chat.chat.draw_last_tree(shutil.get_terminal_size().columns - 1):
             self._chat.say(
-                "No tree has been drafted. /set tree_budget 16 drafts trees even where they do not pay."
+                "Nothing was drafted in the last answer. "
+                "/set tree_budget 16 drafts trees even where they do not pay."
+                if self._chat.chat.last_answer is not None
+                else "No answer yet."
             )
 
     def _copy(self, rest: str) -> None:
