@@ -19,6 +19,7 @@ from edgespec.kernels.ggml import rpc
 from edgespec.loading.devices.finding import find_devices
 from edgespec.models.llama.build import current_build
 from tests.lending import LocalWorker
+from tests.tiers import slow_except
 from tests.tiny import write_tiny
 from tests.tiny_adapters import write_adapter
 from tests.tiny_heads import write_pair
@@ -122,6 +123,7 @@ def test_a_plan_names_devices(cases: Cases) -> None:
     assert any("times as long there as on the processor" in note for note in notes)
 
 
+@pytest.mark.slow
 def test_a_device_that_runs_out_of_memory_gets_fewer_layers(
     smol_path: Path, q4_drafter_path: Path, has_rpc: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,7 +138,7 @@ def test_a_device_that_runs_out_of_memory_gets_fewer_layers(
     assert (here + there, 0 < there < 30) == (30, True)
 
 
-@pytest.fixture(scope="module", params=["", "plain"])
+@pytest.fixture(scope="module", params=slow_except([""], ["", "plain"]))
 def amended(request: pytest.FixtureRequest, short_path: Path, has_rpc: None) -> Cases:
     """A device that pins memory, and one whose memory is taken, with each setting of the kernels."""
     with LocalWorker("--threads", "1") as worker:
