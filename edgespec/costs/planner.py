@@ -18,7 +18,7 @@ from edgespec.costs.yields import BUDGETS, TreeYields
 
 Resource = Literal["disk", "compute", "drafter"]
 
-_WORTH_SAYING = 0.05  # of a change's gain
+WORTH_SAYING = 0.05  # of a change's gain
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ class PlanComparison:
             )
             for way in self.alternatives
         ]
-        found = [change for change in (*self.changes, *named) if change.gain >= _WORTH_SAYING]
+        found = [change for change in (*self.changes, *named) if change.gain >= WORTH_SAYING]
         return sorted(found, key=lambda change: -change.gain)
 
 

@@ -22,6 +22,7 @@ class TalkingEngine:
 
     has_chat_template = True
     prompt_files = None
+    keys = None
     can_think = True
     context = 4096
     vocabulary_size = 100

@@ -14,13 +14,17 @@ if TYPE_CHECKING:
 
 def greeting(engine: Engine, temperature: float) -> str:
     """One line about a loaded model."""
-    speed = None
-    if engine.keys is not None:
-        from edgespec.plans.loaded import expected_speed
-
-        speed = expected_speed(engine.keys, engine.memory, temperature)
     model, drafter = engine.target.model.path.stem, engine.drafter.name
-    return greeting_line(model, drafter, engine.memory, speed)
+    return greeting_line(model, drafter, engine.memory, expected(engine, temperature))
+
+
+def expected(engine: Engine, temperature: float) -> ExpectedSpeed | None:
+    """The speed to expect of a loaded model; None if it is not known."""
+    if engine.keys is None:
+        return None
+    from edgespec.plans.loaded import expected_speed
+
+    return expected_speed(engine.keys, engine.memory, temperature)
 
 
 def greeting_line(model: str, drafter: str, memory: MemoryUse, speed: ExpectedSpeed | None) -> str:
@@ -43,5 +47,6 @@ def greeting_line(model: str, drafter: str, memory: MemoryUse, speed: ExpectedSp
     if speed is not None:
         figure = f"; about {readable_rate(speed.tokens_per_second, digits=2)}"
         if drafter != "none" and not speed.drafted:
-            figure += " without drafts, more with them"
-    return f"{model}, {drafted}, {held}{figure}."
+            figure += " without drafts"
+    advice = f" {speed.advice}" if speed is not None and speed.advice else ""
+    return f"{model}, {drafted}, {held}{figure}.{advice}"

@@ -289,7 +289,8 @@ class SlashCommands:
     def _stats(self, _rest: str) -> None:
         chat = self._chat.chat
         if chat.last_answer is not None:
-            chat.terminal.rows(details(chat.last_answer) | {"sampling": chat.sampled})
+            rows = details(chat.last_answer) | {"sampling": chat.sampled}
+            chat.terminal.rows(rows | ({"advice": advice} if (advice := chat.advice) else {}))
         elif self._session.messages:
             self._chat.say("No statistics: that answer was removed.")
         else:
