@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from edgespec.printable import printable
+from edgespec.printable import one_line, printable
 
 _SIMILAR = 0.7  # by difflib; words below that are unrelated
 _LONGEST_NAME = 200  # characters; comparing takes quadratic time
@@ -43,7 +43,7 @@ class EdgeSpecError(Exception):
 
     def __init__(self, what: str, hint: str = "") -> None:
         # Names and values in messages may come from files, from llama.cpp and from the network.
-        self.what = printable(what)
+        self.what = one_line(printable(what))
         self.hint = printable(hint)
         super().__init__(self.what)
 

@@ -27,6 +27,7 @@ _COMMANDS: Mapping[str, tuple[str, ...]] = {
     "start": ("serve",),
     "stop": ("ps",),
 }
+_NUMBERS = {"float_parsing": "a number", "int_parsing": "an integer"}
 _OPTION_WORDS = ("help", "version")  # commands elsewhere, and options here
 _OPTIONS: Mapping[str, str] = {
     "--adapter-path": "--lora",
@@ -75,6 +76,10 @@ def explained(error: Any) -> tuple[str, str]:
     command = re.match(r"No such command '(.*?)'", what, re.DOTALL)
     if command is not None:
         return f"There is no command '{command[1]}'.", _command_meant(command[1], context) or see
+    refusals: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
+    wanted = _NUMBERS.get(refusals[0]["type"]) if refusals else None
+    if wanted is not None:
+        what = f"{max(error.param.opts, key=len)} must be {wanted}, not '{refusals[0]['input']}'."
     if getattr(getattr(error, "param", None), "name", None) == "seed":
         return what, "-s is the seed, as in llama.cpp; a system prompt is given with --system."
     return what, see

@@ -221,4 +221,6 @@ def _within(value: float, low: float, high: float) -> bool:
 
 def _check(holds: bool, name: str, value: object, wanted: str) -> None:
     if not holds:
+        if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+            value = int(value)  # as it was typed
         raise UsageError(f"{name} must be {wanted}, not {shown(value)}.")

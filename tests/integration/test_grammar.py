@@ -113,6 +113,10 @@ def _trees_of(
     ("form", "message"),
     [
         (Grammar("json_schema", "{"), "The JSON schema is invalid: "),
+        (
+            Grammar("json_schema", '{"type": "foo"}'),
+            'The JSON schema is invalid: Invalid type: foo. Replace "type": "foo" by one of string,',
+        ),
         (Grammar("json_schema", "3"), "The JSON schema is invalid: a schema is an object. Correct it."),
         (Grammar("json_schema", '{"type": "number", "minimum": "x"}'), "The JSON schema is invalid: "),
         (Grammar("grammar", "root ::= missing"), "The grammar is invalid: "),

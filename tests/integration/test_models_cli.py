@@ -273,6 +273,8 @@ def test_a_model_of_the_catalog_is_shown_without_a_network(
     )
     code, out, _ = run(capsys, "models", "show", name)
     assert code == 0
+    if name == "qwen3.6-27b":
+        assert "the model's own MTP layer; edgespec draft make" in out
     assert "approximate" in out
     assert "None" not in out
     assert "chat template" not in out

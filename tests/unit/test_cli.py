@@ -381,7 +381,12 @@ def test_wrong_sizes(text: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("generate -p Hi --temperature -1", "temperature must be from 0 to 100, not -1.0."),
+        ("generate -p Hi --temperature -1", "temperature must be from 0 to 100, not -1."),
+        (
+            "generate -p Hi --temp 5x",
+            "--temperature must be a number, not '5x'.\nSee 'edgespec generate --help'.",
+        ),
+        ("generate -p Hi -t 5x", "--threads must be an integer, not '5x'.\nSee 'edgespec generate --help'."),
         ("generate -p Hi --max-tokens 0", "max_tokens must be at least 1, not 0."),
         ("generate -p Hi --memory 12XB", "'12XB' is not a size.\nWrite it like 12GiB, 800MB or 4000000000."),
         ("generate -p Hi --memory 0", "A size must be above 0 and below 8 EiB, not 0."),
@@ -411,6 +416,11 @@ def test_wrong_sizes(text: str) -> None:
 def test_usage_errors(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments.split()) == 2
     assert capsys.readouterr() == ("", f"Error: {message}\n")
+
+
+def test_a_name_with_a_line_break_is_shown_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "show", "./no\nsuch.gguf"]) != 0
+    assert "no such.gguf does not exist.\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -463,8 +473,8 @@ def test_an_error_as_json_has_the_shape_of_an_answer(capsys: pytest.CaptureFixtu
     (record,) = records(out)
     assert record.keys() == (Generation().to_json("Hi") | NO_ORIGIN).keys()
     assert (record["prompt"], record["finish_reason"]) == ("Hi", "error")
-    assert record["error"] == "top_p must be above 0 and at most 1, not 3.0."
-    assert err == "Error: top_p must be above 0 and at most 1, not 3.0.\n"
+    assert record["error"] == "top_p must be above 0 and at most 1, not 3."
+    assert err == "Error: top_p must be above 0 and at most 1, not 3.\n"
 
 
 def test_an_unexpected_failure_is_called_a_bug(

@@ -424,6 +424,27 @@ def test_ctrl_d_sends_an_open_text_and_then_leaves() -> None:
         assert next(messages, None) is None
 
 
+def test_ctrl_c_in_an_open_text_says_that_it_is_discarded(capsys: pytest.CaptureFixture[str]) -> None:
+    with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
+        messages = TypedKeyboard(lambda _text: []).messages()
+        keys.send_text('"""one\rtwo\x03')
+        keys.send_text(f"one line\x03{CTRL_D}")
+        assert next(messages, None) is None
+    leave = "Ctrl-D or /bye leaves."
+    discarded = f"The unfinished message was discarded. {leave}"
+    assert capsys.readouterr().err.splitlines() == [discarded, leave]
+
+    lines = iter(['"""one'])
+
+    def read_line(_prompt: str) -> str:
+        if line := next(lines, ""):
+            return line
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt, match="The unfinished message was discarded"):
+        join_lines(read_line)
+
+
 def test_a_model_without_a_template_cannot_chat(
     engine: TalkingEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:

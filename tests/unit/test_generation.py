@@ -69,7 +69,7 @@ def test_thoughts_and_calls_are_in_the_record() -> None:
         ("temperature", math.nan, "temperature must be from 0 to 100, not nan."),
         ("temperature", math.inf, "temperature must be from 0 to 100, not inf."),
         ("top_k", -1, "top_k must be 0 (all tokens) or more, not -1."),
-        ("top_p", 0.0, "top_p must be above 0 and at most 1, not 0.0."),
+        ("top_p", 0.0, "top_p must be above 0 and at most 1, not 0."),
         ("top_p", 1.01, "top_p must be above 0 and at most 1, not 1.01."),
         ("top_p", math.nan, "top_p must be above 0 and at most 1, not nan."),
         ("min_p", -0.1, "min_p must be from 0 to 1, not -0.1."),

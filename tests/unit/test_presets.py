@@ -97,7 +97,7 @@ def test_listing_showing_and_removing(capsys: pytest.CaptureFixture[str], own_fo
         (["presets", "save", "brief", "-n", "1"], "The preset 'brief' already exists.\nAdd --force"),
         (["presets", "save", "new"], "Nothing to save."),
         (["presets", "save", "new", "--memory", "12"], "The size 12 has no unit."),
-        (["presets", "save", "new", "--temperature", "-1"], "temperature must be from 0 to 100, not -1.0."),
+        (["presets", "save", "new", "--temperature", "-1"], "temperature must be from 0 to 100, not -1."),
     ],
 )
 def test_mistakes_are_explained(

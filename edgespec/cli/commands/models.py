@@ -149,7 +149,9 @@ def show(model: Model, as_json: Json = False, quiet: Quiet = False) -> None:
     for number, drafter in enumerate(facts["drafters"]):
         rows.append(("drafters" if number == 0 else "", f"{drafter['name']}: {drafter['why']}"))
     if not facts["drafters"]:
-        rows.append(("drafters", f"none known; edgespec draft make {model}"))
+        own = (entry is not None and entry.mtp == "inside") or (facts["mtp_layers"] and not facts["mtp_file"])
+        known = "the model's own MTP layer" if own and not facts["mtp_fault"] else "none known"
+        rows.append(("drafters", f"{known}; edgespec draft make {model}"))
     if facts["plan"]:
         speed, drafter = facts["plan"]["tokens_per_second"], facts["plan"]["drafter"]
         how = "plain" if drafter == "none" else f"with {drafter}"

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 PROMPT = ">>> "
 HOW_TO_LEAVE = "Ctrl-D or /bye leaves."
+DISCARDED = "The unfinished message was discarded. "
 _QUOTES = '"""'
 _HINTS = ("Ask something; /help lists the commands", "Ask something, or /help")
 _FREE_CONTEXT = "/undo removes the last turn, /clear starts over, and --context sets a larger context."
@@ -63,7 +64,8 @@ class TypedKeyboard:
             try:
                 text = unquoted(self._read_message())
             except KeyboardInterrupt:
-                print(HOW_TO_LEAVE, file=sys.stderr)
+                begun = "\n" in self._session.default_buffer.text
+                print(f"{DISCARDED if begun else ''}{HOW_TO_LEAVE}", file=sys.stderr)
                 continue
             except EOFError:
                 return

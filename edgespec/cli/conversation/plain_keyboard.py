@@ -5,7 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 
-from edgespec.cli.conversation.interactive import HOW_TO_LEAVE, PROMPT, is_yes, unfinished, unquoted
+from edgespec.cli.conversation.interactive import (
+    DISCARDED,
+    HOW_TO_LEAVE,
+    PROMPT,
+    is_yes,
+    unfinished,
+    unquoted,
+)
 from edgespec.cli.screen.terminal import is_terminal
 from edgespec.cli.utf8 import decoded
 from edgespec.errors import UsageError
@@ -18,8 +25,8 @@ class PlainKeyboard:
         while True:
             try:
                 text = join_lines(self._read_line)
-            except KeyboardInterrupt:
-                self._show(f"\n{HOW_TO_LEAVE}\n")
+            except KeyboardInterrupt as stop:
+                self._show(f"\n{stop}{HOW_TO_LEAVE}\n")
                 continue
             except EOFError:
                 self._show("\n")
@@ -51,7 +58,7 @@ class PlainKeyboard:
 def join_lines(read_line: Callable[[str], str]) -> str:
     r"""Join the lines of a message: one, or more after a trailing `\` or between `\"\"\"`.
 
-    The end of input ends a message that has begun.
+    The end of input ends a message that has begun, and Ctrl-C discards it and says so.
 
     Args:
         read_line: reads a line after showing a prompt.
@@ -62,4 +69,6 @@ def join_lines(read_line: Callable[[str], str]) -> str:
             text = begun + read_line("... ")
         except EOFError:
             return unquoted(begun).rstrip("\n")
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(DISCARDED) from None
     return unquoted(text)

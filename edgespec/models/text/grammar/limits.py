@@ -25,6 +25,7 @@ _PLAIN_BYTES = {"json_schema": 16 << 10, "grammar": 4 << 10, "regex": 1 << 10}
 _PLAIN_REFERENCES = 100
 _PLAIN_COUNT = 1000  # of repetitions; of the automaton's states for a multipleOf
 
+_TYPES = "string, number, integer, boolean, object, array and null"
 NAMES = {"json_schema": "JSON schema", "grammar": "grammar", "regex": "regular expression"}
 
 # Without a limit, a model may fill JSON with whitespace forever.
@@ -99,7 +100,9 @@ def wrong(grammar: Grammar, reason: str) -> GrammarError:
     first = reason.strip().splitlines()[0].rstrip(".") if reason.strip() else "llguidance rejected it"
     if len(first) > 300:
         first = first[:297] + "..."
-    return GrammarError(f"The {name} is invalid: {first}.", "Correct it.")
+    kind = grammar.kind == "json_schema" and re.match(r"Invalid type: (\S+)", first)
+    hint = f'Replace "type": "{kind[1]}" by one of {_TYPES}.' if kind else "Correct it."
+    return GrammarError(f"The {name} is invalid: {first}.", hint)
 
 
 def _without_schemas(text: str) -> tuple[str, list[str]]:
