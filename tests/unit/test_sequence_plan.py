@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,8 +120,8 @@ def test_too_little_memory_is_left_to_loading(model: ModelFiles) -> None:
 @pytest.mark.parametrize("key", ["ssm.state_size", "wkv.head_size", "shortconv.l_cache"])
 def test_models_whose_cache_has_one_size_keep_it(model: ModelFiles, key: str) -> None:
     header = model.headers[0]
-    recurrent = ModelFiles.of(read_header(header.path))
-    recurrent.headers[0].metadata[f"{header.architecture}.{key}"] = 16
+    metadata = dict(header.metadata) | {f"{header.architecture}.{key}": 16}
+    recurrent = ModelFiles.of(replace(header, metadata=metadata))
     assert planned(recurrent, "auto", FLAT) == SequencePlan(None, 0)
 
 

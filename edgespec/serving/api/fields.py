@@ -27,7 +27,7 @@ _NOT_SUPPORTED = {
     "web_search_options": "Nothing is searched here.",
     "moderation": "Answers are not moderated.",
     "echo": "It is served with logprobs only.",
-    "verbosity": "Say in the prompt how long the answer is to be.",
+    "verbosity": "Ask for the length in the prompt.",
 }
 # Clients send these, and they change nothing about an answer here.
 _WITHOUT_EFFECT = (

@@ -107,7 +107,7 @@ def _tool(definition: object, custom: set[str], warnings: Warnings) -> Tool | No
     function: dict[str, Any] = dict(given)
     name, schema = function.get("name"), function.get("parameters")
     if not isinstance(function.get("description"), str | None):
-        warnings.ignored(f"the description of the tool {name}", "It must be a text.")
+        warnings.ignored(f"the description of the tool {name}", "Use a string.")
         function["description"] = ""
     if schema is not None and not (isinstance(schema, Mapping) and _describes_object(schema)):
         warnings.ignored(f"the parameters of the tool {name}", "They must be the JSON schema of an object.")

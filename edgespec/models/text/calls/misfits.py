@@ -44,7 +44,7 @@ def misfit(value: Any, schema: Any, root: Any = None, place: str = "", depth: in
     if isinstance(kinds, list) and not types_of(value) & {str(kind) for kind in kinds}:
         return f"{shown} is not of the type {' or '.join(map(str, kinds))}"
     if isinstance(schema.get("enum"), list) and value not in schema["enum"]:
-        return f"{shown} is none of the listed values"
+        return f"{shown} is not one of the listed values"
     if "const" in schema and value != schema["const"]:
         return f"{shown} is not the listed value"
     if isinstance(value, int | float) and not isinstance(value, bool):
