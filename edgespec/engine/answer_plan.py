@@ -147,7 +147,7 @@ class AnswerPlanner:
         )
 
     def not_imposed(self, encoder: Encoder, config: GenerationConfig) -> tuple[str, ...]:
-        """What of the tools' schemas does not bind calls, in sentences; any thread may call this.
+        """List the parts of the tools' schemas that do not bind calls, in sentences. Thread-safe.
 
         Raises:
             UsageError, InconclusiveTrial: as `plan`.

@@ -147,7 +147,7 @@ class Engine:
         return self.encoder.format is not None and self.encoder.format.thought is not None
 
     def not_imposed(self, config: GenerationConfig) -> tuple[str, ...]:
-        """What of the tools' schemas does not bind the arguments of calls, in sentences.
+        """List the parts of the tools' schemas that do not bind the arguments of calls, in sentences.
 
         Raises:
             UsageError: the grammar library is missing.

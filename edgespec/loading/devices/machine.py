@@ -48,7 +48,7 @@ class MachineSnapshot:
         )
 
     def with_cards_now(self) -> MachineSnapshot:
-        """The same machine, with the memory of its cards that is free now.
+        """This machine with the memory of its cards that is free now.
 
         Raises:
             BackendError: a card is gone.

@@ -38,7 +38,7 @@ def closed(tool: Tool) -> Tool:
 
 
 def not_imposed(tool: Tool) -> tuple[str, ...]:
-    """What of the schema of a tool is not imposed, each as a clause: "'not' is not imposed"."""
+    """Clauses on the parts of a tool's schema that are not imposed: "'not' is not imposed"."""
     return _imposed_arguments(tool.parameters)[1]
 
 

@@ -92,7 +92,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _referred(reference: Any, root: Any) -> Any:
-    """What a reference leads to; a schema that permits anything if nothing is there."""
+    """The schema that a reference leads to; one that permits anything if none is there."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return {}
     found = root
