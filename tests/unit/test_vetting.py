@@ -159,7 +159,7 @@ def test_no_way_to_a_model_ends_this_process(
     model.entries.append(Entry(f"llama.{key}".encode(), kind, value))
     path = written(model, tmp_path)
     header = read_header(path)
-    expected = re.escape(f"llama.cpp fails to load {path} (SIGABRT).")
+    expected = re.escape(f"llama.cpp fails to load {path} (SIGABRT)")
     ways: list[Callable[[], object]] = [
         lambda: edgespec.load(path),
         lambda: edgespec.load(smol_path, draft=path),
