@@ -202,7 +202,7 @@ class Generation:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens after the first, per second of decoding; 0 for fewer than two tokens."""
+        """Tokens after the first pass, per second of decoding; 0 if there are none."""
         return tokens_per_second([self])
 
     @property
@@ -303,14 +303,20 @@ class Generation:
 
 
 def tokens_per_second(answers: Sequence[Generation]) -> float:
-    """Tokens after the first of each answer, per second of decoding; 0 if there are none.
+    """Tokens after the first pass of each answer, per second of decoding; 0 if there are none.
 
     Args:
         answers: that were decoded at the same time.
     """
     seconds = max((answer.timings.decode_s for answer in answers), default=0.0)
-    tokens = sum(max(len(answer.tokens) - 1, 0) for answer in answers)
+    tokens = sum(_later_tokens(answer) for answer in answers)
     return tokens / seconds if seconds > 0 else 0.0
+
+
+def _later_tokens(answer: Generation) -> int:
+    """The number of tokens after the first pass, whose time counts as reading the prompt."""
+    first = answer.passes[0].accepted + 1 if answer.passes else 1
+    return max(len(answer.tokens) - first, 0)
 
 
 @dataclass(frozen=True)

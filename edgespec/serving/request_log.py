@@ -27,7 +27,7 @@ class RequestLogEntry:
         status: of HTTP; GONE if the client left.
         seconds: from its arrival to the end of the answer.
         prompt_tokens, completion_tokens: of all its answers together.
-        tokens_per_second: tokens after the first of all its answers together, per second of decoding.
+        tokens_per_second: tokens after the first passes of all its answers together, per second of decoding.
         tokens_per_pass: on average.
         finish_reason: of the first answer; empty if there is none.
         warnings: what of the request had no effect, in sentences.

@@ -47,9 +47,9 @@ def test_statistics_line() -> None:
     passes = [PassRecord(8, 2, 0.1, 0.4, 0.0), PassRecord(8, 1, 0.1, 0.4, 0.0)]
     answer = Generation(tokens=[1, 2, 3, 4, 5], passes=passes, exact=True)
     answer.timings.decode_s = 2.0
-    assert format_statistics(answer) == "5 tokens, 2.00/s"
+    assert format_statistics(answer) == "5 tokens, 1.00/s"
     answer.plain_pass_s, answer.timings.verify_s, answer.timings.io_wait_s = 0.8, 1.5, 0.5
-    assert format_statistics(answer) == "5 tokens, 2.00/s, 1.6x"
+    assert format_statistics(answer) == "5 tokens, 1.00/s, 0.8x"
 
 
 def test_experts_are_told_of_where_they_are_read_one_by_one() -> None:
@@ -69,8 +69,8 @@ def test_the_figures_by_name_are_words_that_people_know() -> None:
     answer.timings = Timings(decode_s=2.0, verify_s=1.5, io_wait_s=0.5, draft_s=0.2)
     answer.plain_pass_s = 0.8
     rows = details(answer)
-    assert rows["answer"] == "5 tokens in 2.00 s, 2.00/s; cut off by max_tokens"
-    assert rows["speed-up"] == "1.60x over plain decoding, which takes 800 ms per token"
+    assert rows["answer"] == "5 tokens in 2.00 s, 1.00/s; cut off by max_tokens"
+    assert rows["speed-up"] == "0.80x over plain decoding, which takes 800 ms per token"
     assert rows["drafts"] == "2 passes, 2.50 tokens each; 3 of 16 drafted tokens accepted"
     assert rows["time"] == "0.20 s drafting, 1.00 s computing passes, 0.50 s waiting for the disk"
     assert rows["limited by"] == "the processor: the model's arithmetic took most of the time"

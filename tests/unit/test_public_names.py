@@ -32,7 +32,7 @@ def test_results_are_short() -> None:
     answer = Generation(
         text="Blue. " * 20, tokens=[1, 2, 3, 4, 5], passes=passes, timings=Timings(decode_s=2.0)
     )
-    assert repr(answer) == (f"<Generation 5 tokens, 2.00/s, 2.50 a pass, stop: '{'Blue. ' * 9}Blue.…'>")
+    assert repr(answer) == (f"<Generation 5 tokens, 1.00/s, 2.50 a pass, stop: '{'Blue. ' * 9}Blue.…'>")
     assert repr(Generation(finish_reason="error")) == "<Generation 0 tokens, error: ''>"
     assert repr(Chunk("Blue", (7,))) == "Chunk(text='Blue', tokens=(7,))"
     assert repr(MemoryUse(budget_bytes=5)) == "MemoryUse(budget_bytes=5)"
