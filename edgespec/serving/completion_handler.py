@@ -102,6 +102,7 @@ class CompletionHandler:
         self._limits = limits
         self._bodies = BodyReceiver(limits)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="prepare")
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="write")  # of answers, one after another
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
@@ -218,7 +219,7 @@ class CompletionHandler:
         exchange.answers.append(answer)
         exchange.request.check_calls(answer)
         if not exchange.raw or exchange.begun is not None:
-            await asyncio.to_thread(self._keep, exchange, answer)
+            await asyncio.get_running_loop().run_in_executor(self._writer, self._keep, exchange, answer)
 
     def _keep(self, exchange: _Exchange, answer: Generation) -> None:
         """Keep an answer for the conversation's next turn; called in a thread, as the disk may be slow."""
