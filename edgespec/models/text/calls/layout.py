@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from edgespec.models.text.grammar.limits import JSON_OPTIONS
+
 # Slots: the id of a call, its index, an argument's name; and the brackets around text that may be left out.
 ID, INDEX, KEY = "\ue000", "\ue001", "\ue002"
 OPTIONAL_OPENS, OPTIONAL_CLOSES = "\ue003", "\ue004"
@@ -31,7 +33,7 @@ _RULES = {
 }
 
 SPACE = "space"
-JSON_SPACE = {"x-guidance": {"whitespace_pattern": r"[ \n]{0,20}"}}
+JSON_SPACE = {"x-guidance": JSON_OPTIONS}
 SPACE_RULE = rf"{SPACE}: /[ \t\n]{{0,20}}/"
 
 

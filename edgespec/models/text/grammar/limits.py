@@ -29,7 +29,7 @@ _TYPES = "string, number, integer, boolean, object, array and null"
 NAMES = {"json_schema": "JSON schema", "grammar": "grammar", "regex": "regular expression"}
 
 # Without a limit, a model may fill JSON with whitespace forever.
-_JSON_OPTIONS: Any = {"whitespace_pattern": r"[ \n]{0,20}"}
+JSON_OPTIONS: Any = {"whitespace_pattern": r"[ \n]{0,20}"}
 _BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
 _NESTED = re.compile(r"\\.|[(\[{]|[)\]}]", re.DOTALL)
 _COUNTED = re.compile(r"[{~,.]\s*(\d+)")  # a{9}, a{2,9}, a~2..9
@@ -86,7 +86,7 @@ def source_of(grammar: Grammar) -> str:
             if not isinstance(schema, dict | bool):
                 raise ValueError("a schema is an object")
             closed = closed_schema(schema) if isinstance(schema, dict) else schema
-            return str(LLMatcher.grammar_from_json_schema(json.dumps(closed), defaults=_JSON_OPTIONS))
+            return str(LLMatcher.grammar_from_json_schema(json.dumps(closed), defaults=JSON_OPTIONS))
         if grammar.kind == "regex":
             return str(LLMatcher.grammar_from_regex(grammar.text))
         return str(LLMatcher.grammar_from_lark(any_to_lark(grammar.text)))
@@ -116,7 +116,7 @@ def _without_schemas(text: str) -> tuple[str, list[str]]:
             schema, end = decoder.raw_decode(text, found.end())
         except (ValueError, RecursionError):
             continue
-        if schema.get("x-guidance") == _JSON_OPTIONS:
+        if schema.get("x-guidance") == JSON_OPTIONS:
             del schema["x-guidance"]
         schemas.append(json.dumps(schema))
         rest.append(text[at : found.start()])
