@@ -397,4 +397,4 @@ class EngineWorker(RequestSource):
         with self._changed:
             self._model = model
             self._trouble = ""
-        self._on_trouble("The model is loaded again.")
+        self._on_trouble("Reloaded the model.")

@@ -84,7 +84,7 @@ def test_a_drafter_is_made_registered_and_taken(smol_path: Path, capsys: pytest.
         assert engine.notes[0] == (
             f"Drafting with {path.name}, made from this target, agreement {pair.top1:.2f}."
         )
-        assert engine.drafter.name.startswith(f"{path.stem} and ")
+        assert engine.drafter.name.startswith(f"{path.stem}, ")
     assert main(["models", "remove", str(smol_path), "--yes", "--json"]) == 0
     removed = json.loads(capsys.readouterr().out)
     assert removed["freed_bytes"] >= made["bytes"]

@@ -130,8 +130,8 @@ def test_a_second_architecture_with_sliding_windows_is_exact_too(gemma_path: Pat
     # Mixed quantizations round differently by row count for some inputs only: one prompt is too few.
     prompts = [repeating, "Explain recursion to a ten year old."]
     answers = []
-    for draft in ("none", "lookup"):
-        with edgespec.load(gemma_path, draft=draft, tree_budget=24, exact=True, context=512) as engine:
+    for draft, budget in (("none", None), ("lookup", 24)):
+        with edgespec.load(gemma_path, draft=draft, tree_budget=budget, exact=True, context=512) as engine:
             answers.append([engine.generate(prompt, config, raw=True) for prompt in prompts])
     for plain, drafted in zip(*answers, strict=True):
         assert drafted.tokens == plain.tokens

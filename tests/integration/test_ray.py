@@ -330,7 +330,7 @@ def test_nodes_may_lack_the_model_and_may_be_lost(
     running = batch("--ray", nodes.address, "--verbose")
     running.wait_for(lambda: running.errors.read_text().count("2 answers at once") == 2)
     nodes.end_second()
-    lines = _feed(running, lambda: "was lost" in running.errors.read_text())
+    lines = _feed(running, lambda: "Lost node" in running.errors.read_text())
     code, err = running.end()
     assert code == 0, err
     assert [record["id"] for record in records(running.output.read_text())] == list(range(lines))

@@ -214,7 +214,7 @@ def test_a_damaged_pack_is_told_and_made_anew(q4_drafter_path: Path) -> None:
         assert server.text() == expected
         assert [line.split(":")[0] for line in server.told] == [
             "The model failed and is being reloaded",
-            "The model is loaded again.",
+            "Reloaded the model.",
         ]
 
 

@@ -150,7 +150,7 @@ def test_weights_without_a_kernel_layout_come_from_the_model_itself(
         expected = generate(engine)
     with load_streamed(smol_path, 9 * MIB) as engine:
         assert generate(engine).tokens == expected.tokens
-        assert any(note.endswith("MiB a pass.") for note in engine.notes)
+        assert any(note.endswith("MiB per pass.") for note in engine.notes)
     assert packs() == []
 
 

@@ -356,7 +356,7 @@ def test_a_chat_continues_from_disk(
             worker.kill()
         desk.ask("And at night?", until="is gone")
         desk.wait_for("Continuing without it")
-        desk.wait_for("The model is loaded again.")
+        desk.wait_for("Reloaded the model.")
         desk.ask("/retry", until=" tokens, ")
         desk.wait_for(">>>")
         desk.type("/bye\r")

@@ -17,6 +17,7 @@ from edgespec.engine.requests import Event, Request, RequestQueue
 from edgespec.errors import EdgeSpecError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
+from edgespec.option import naming_flags
 from edgespec.progress import no_progress
 from edgespec.version import __version__
 
@@ -75,6 +76,9 @@ class Node:
         self._engine: Engine | None = None
         self._thread: threading.Thread | None = None
         self._ended: RequestOutcome | None = None  # to all requests, once the thread has ended
+        # The node's process has no command line of its own, but its messages are shown by one.
+        self._naming = naming_flags()
+        self._naming.__enter__()
 
     async def version(self) -> str:
         """The version of EdgeSpec here."""
