@@ -1,7 +1,7 @@
 """Any pair: plain decoding, trees of fixed sizes and trees sized while running, question by question.
 
     python -m benchmarks.pairs --target big.gguf --drafter small.gguf [--memory 4GB] [--ways plain 8 16 auto]
-        [--temperatures 0 0.7] [--tokens 128] [--results FILE]
+        [--sampling 0 0.7 recommended] [--tokens 128] [--results FILE]
 
 One process loads the pair once. Every question is answered in each of the ways one after another, in an
 order that rotates, and what was learned is forgotten before each answer (unless `--keep`), so that a ratio
@@ -33,6 +33,8 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.sequence import Sizer
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
+from edgespec.models.gguf.header import read_header
+from edgespec.models.hub.recommended import recommended_sampling
 from edgespec.speculation.drafters.base import Drafter, NoDrafter
 from edgespec.speculation.policies import TreePolicy, tree_policy
 
@@ -54,14 +56,14 @@ def main() -> None:
 
 
 def show(rows: Sequence[Row]) -> None:
-    """A table for each temperature, length and kind of text."""
-    for temperature, tokens in sorted({(row["temperature"], row["limit"]) for row in rows}):
-        print(f"\nTemperature {temperature}, up to {tokens} tokens:\n")
+    """A table for each way to sample, length and kind of text."""
+    for sampling, tokens in sorted({(row["sampling"], row["limit"]) for row in rows}):
+        print(f"\n{sampling}, up to {tokens} tokens:\n")
         print_head(
             *("text", "way", "answers", "tokens/s", "against plain, median", "from", "to", "tokens a pass"),
             *("nodes", "drafting, share", "pass, s", "observing, share"),
         )
-        of_these = [row for row in rows if (row["temperature"], row["limit"]) == (temperature, tokens)]
+        of_these = [row for row in rows if (row["sampling"], row["limit"]) == (sampling, tokens)]
         for kind in ("code", "prose"):
             _show_kind(kind, [row for row in of_these if row["kind"] == kind])
 
@@ -108,7 +110,8 @@ class _Way:
 
 def _measured(options: argparse.Namespace, known: Iterable[Row]) -> Iterator[list[Row]]:
     """Answers to one question after another, each in all ways."""
-    done = {(row["question"], row["temperature"], row["limit"], row["way"]) for row in known}
+    samplings = _samplings(options)
+    done = {(row["question"], row["sampling"], row["limit"], row["way"]) for row in known}
     ends = time.monotonic() + options.seconds
     with edgespec.load(
         options.target,
@@ -125,21 +128,38 @@ def _measured(options: argparse.Namespace, known: Iterable[Row]) -> Iterator[lis
         number = 0
         for tokens in options.tokens:
             for question in questions_of(options.questions, options.count):
-                for temperature in options.temperatures:
+                for sampling, settings in samplings:
                     number += 1
-                    key = question.identifier, temperature, tokens
+                    key = question.identifier, sampling, tokens
                     if all((*key, way) in done for way in options.ways):
                         continue
                     if time.monotonic() > ends:
                         return
-                    config = GenerationConfig(max_tokens=tokens, temperature=temperature, seed=7)
+                    config = GenerationConfig(max_tokens=tokens, seed=7).with_(**settings)
                     group = []
                     for way in _rotated(options.ways, number):
                         if not options.keep:
                             ways[way] = _way(engine, way, ways[way].drafter)
                         made = _answer(engine, ways[way], question.text, config, keep=options.keep)
-                        group.append(_row(question, way, temperature, tokens, made))
+                        group.append(_row(question, way, sampling, tokens, made))
                     yield group
+
+
+def _samplings(options: argparse.Namespace) -> list[tuple[str, dict[str, float]]]:
+    """The settings of each way to sample, with its name."""
+    found: list[tuple[str, dict[str, float]]] = []
+    for text in options.sampling:
+        if text == "recommended":
+            settings = recommended_sampling(read_header(options.target)).values
+            name = ", ".join(f"{key} {value}" for key, value in settings.items())
+            found.append((f"{text} ({name})", dict(settings)))
+            continue
+        temperature, *further = text.split(",")
+        pairs = (setting.split("=") for setting in further)
+        found.append(
+            (text, {"temperature": float(temperature)} | {name: float(value) for name, value in pairs})
+        )
+    return found
 
 
 def _way(engine: Engine, way: str, drafter: Drafter) -> _Way:
@@ -158,13 +178,13 @@ def _answer(
     return engine.generate(prompt, config)
 
 
-def _row(question: Question, way: str, temperature: float, tokens: int, made: Generation) -> Row:
+def _row(question: Question, way: str, sampling: str, tokens: int, made: Generation) -> Row:
     return {
         "question": question.identifier,
         "category": question.category,
         "kind": "code" if question.category in CODE else "prose",
         "way": way,
-        "temperature": temperature,
+        "sampling": sampling,
         "limit": tokens,
         "made": sum(one.accepted + 1 for one in made.passes),
         "passes": len(made.passes),
@@ -207,7 +227,12 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--tree", default="calibrated", help="the tree policy")
     parser.add_argument("--ways", nargs="+", default=["plain", "4", "8", "16", "32", "60", "auto"])
-    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7])
+    parser.add_argument(
+        "--sampling",
+        nargs="+",
+        default=["0", "0.7"],
+        help="a temperature, further settings behind it (0,repeat_penalty=1.1), or recommended: the makers'",
+    )
     parser.add_argument("--tokens", type=int, nargs="+", default=[128], help="of each answer, at most")
     parser.add_argument("--questions", type=Path, nargs="*", help="files of questions beside those of bench")
     parser.add_argument("--count", type=int, default=12, help="questions of each kind")

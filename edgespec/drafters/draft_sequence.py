@@ -191,10 +191,10 @@ class DraftSequence:
         assert self._ranking is not None
         count, found = self._limits.branching, self._branches.found
         numbers = self._branches.numbers(frontier)
+        self._ranking.before_ranking(frontier, rows)
         if rows:
             start = self.unread + len(self.read)
             positions = [start + int(depth) for depth in frontier.depths[rows]]
-            self._ranking.before_ranking(frontier, rows)
             best = self._ranking.best(logits, positions, count, frontier.tokens[rows])
             for row, place in enumerate(rows):
                 number = numbers[place]

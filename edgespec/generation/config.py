@@ -194,6 +194,11 @@ class GenerationConfig:
         """True if the most likely token is always taken."""
         return self.temperature == 0
 
+    @property
+    def penalizes(self) -> bool:
+        """True if the choice of a token depends on which tokens are in the sequence, not only on how many."""
+        return (self.repeat_penalty, self.frequency_penalty, self.presence_penalty) != (1, 0, 0)
+
     def with_(self, **changes: Any) -> GenerationConfig:
         """A copy with some values changed.
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from edgespec.errors import GrammarError
 from edgespec.speculation.evidence import NOTHING
 from edgespec.speculation.growth import Children, Frontier
-from edgespec.speculation.ranking import Ranking
+from edgespec.speculation.ranking import PathRanking, Ranking
 from edgespec.speculation.tree import FloatArray, IntArray, TokenTree
 
 BoolArray = NDArray[np.bool_]
@@ -127,14 +127,6 @@ class Constraint:
         above = [-1, *(place[parents[node]] for node in kept[1:])]
         return TokenTree.build(tree.tokens[kept], above, tree.logprobs[kept])
 
-    def guiding(self, ranking: Ranking, sequence: Sequence[int]) -> Ranking:
-        """The ranking, for permitted tokens only.
-
-        Args:
-            sequence: the sequence, which may grow in the meantime; trees begin at its end.
-        """
-        return _Guided(ranking, self, sequence)
-
     def _path(self, tree: TokenTree, node: int) -> list[int]:
         return [int(tree.tokens[n]) for n in tree.path(node)[1:]]
 
@@ -168,44 +160,36 @@ class Constraint:
         return lines[0].rstrip(".") if lines else "the grammar engine has failed"
 
 
-class _Guided(Ranking):
+class ConstrainedRanking(PathRanking):
     """Ranks only the permitted ones among a drafter's candidates."""
 
-    def __init__(self, ranking: Ranking, constraint: Constraint, sequence: Sequence[int]) -> None:
-        self._ranking = ranking
+    def __init__(self, ranking: Ranking, constraint: Constraint) -> None:
+        super().__init__(ranking)
         self._constraint = constraint
-        self._sequence = sequence
-        self._paths: dict[int, tuple[int, ...]] = {0: ()}
-        self._expanded: BoolArray | None = None  # what may follow each row that is ranked next
+        self._permitted: BoolArray | None = None  # what may follow each row that is ranked next
 
-    def before_ranking(self, frontier: Frontier, rows: Sequence[int]) -> None:
-        self._expanded = self._follow(frontier)[list(rows)]
+    def about_to_rank(self, paths: Sequence[tuple[int, ...]]) -> None:
+        self._permitted = self._after(paths) if paths else None
 
     def best(
         self, logits: FloatArray, positions: list[int], count: int, after: IntArray | None = None
     ) -> Children:
-        if self._expanded is None:
-            return self._ranking.best(logits, positions, count, after)
-        permitted, self._expanded = self._expanded[:, : logits.shape[1]], None
+        assert self._permitted is not None, "the nodes of the rows were not announced"
+        permitted, self._permitted = self._permitted[:, : logits.shape[1]], None
         if permitted.all():
-            return self._ranking.best(logits, positions, count, after)
+            return self.ranking.best(logits, positions, count, after)
         # After an end token nothing is permitted, but a row of nothing but -inf could not be ranked.
         ruled_out = ~permitted & permitted.any(axis=1, keepdims=True)
         logits = np.where(ruled_out, np.float32(-np.inf), logits)
-        return _only(self._ranking.best(logits, positions, count, after), permitted)
+        return _only(self.ranking.best(logits, positions, count, after), permitted)
 
     def filtered(self, frontier: Frontier, children: Children, start: int) -> Children:
-        return _only(self._ranking.filtered(frontier, children, start), self._follow(frontier))
+        children = super().filtered(frontier, children, start)
+        return _only(children, self._after(self.paths(frontier)))
 
-    def _follow(self, frontier: Frontier) -> BoolArray:
-        """(width, n_vocab) what may follow each node of a frontier."""
-        for node, parent, token, _ in frontier.rows():
-            # Only the root has no parent. Nodes that are read ahead have numbers below 0, and so has the
-            # parent of those below them.
-            if node != 0:
-                self._paths[node] = (*self._paths[parent], token)
-        paths = (self._paths[node] for node in frontier.nodes.tolist())
-        return np.stack([self._constraint.permitted(self._sequence, path) for path in paths])
+    def _after(self, paths: Sequence[tuple[int, ...]]) -> BoolArray:
+        """(paths, n_vocab) what may follow each path."""
+        return np.stack([self._constraint.permitted(self.sequence, path) for path in paths])
 
 
 def _only(children: Children, permitted: BoolArray) -> Children:

@@ -13,13 +13,13 @@ from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.rules import Rule
 from edgespec.option import named
-from edgespec.speculation.constraint import Constraint
+from edgespec.speculation.constraint import ConstrainedRanking, Constraint
 from edgespec.speculation.drafters.base import Drafter, DraftRequest, NoDrafter, TreeDrafting
 from edgespec.speculation.draws import DrawSource, SeededDraws
 from edgespec.speculation.growth import ExpansionPolicy, TreeLimits
 from edgespec.speculation.noise import NoiseStream
 from edgespec.speculation.policies import TreePolicy, tree_policy
-from edgespec.speculation.ranking import ConfidenceFloor, ProbabilityRanking, Ranking
+from edgespec.speculation.ranking import AdjustedRanking, ConfidenceFloor, ProbabilityRanking, Ranking
 from edgespec.speculation.sampled_trees import (
     DrawingDrafter,
     SampledDrafting,
@@ -86,9 +86,8 @@ class RankedDrafting(TreeDrafting):
         limits = replace(limits, expansion=self.expansion)
         if self.chain:
             limits = replace(limits, leaves=1, width=1, branching=1)
-        constraint = self.constraint
-        ranking = self.ranking if constraint is None else constraint.guiding(self.ranking, sequence)
-        return DraftRequest(sequence, limits, ranking)
+        self.ranking.begin(sequence)
+        return DraftRequest(sequence, limits, self.ranking)
 
     def drafted(self, tree: TokenTree, sequence: Sequence[int]) -> DraftedTree:
         return DraftedTree(tree if self.constraint is None else self.constraint.pruned(tree, sequence))
@@ -205,22 +204,24 @@ def method_for(
             compares drafts with the target's distribution, and there is a grammar.
     """
     rule = config.rule
+
+    def chosen(ranking: Ranking, sampler: Sampler, expansion: ExpansionPolicy) -> DecodingMethod:
+        """The target chooses; drafts are ranked by what it sees: adjusted logits of permitted tokens."""
+        if sampler.adjustments.exist:
+            ranking = AdjustedRanking(ranking, sampler.adjustments)
+        if constraint is not None:
+            ranking = ConstrainedRanking(ranking, constraint)
+        drafting = RankedDrafting(ranking, constraint=constraint, expansion=expansion)
+        return SamplingMethod(rule, drafting, sampler, constraint)
+
     if rule.name == "specexec":
         sampler = Sampler(config, n_vocab, seed, NoiseStream.OWN)
         ranking = ProbabilityRanking(max(config.temperature, _COLDEST))
-        return SamplingMethod(
-            rule,
-            RankedDrafting(ranking, constraint=constraint, expansion=ExpansionPolicy()),
-            sampler,
-            constraint,
-        )
+        return chosen(ranking, sampler, ExpansionPolicy())
     if rule.kind.invariant:
         sampler = Sampler(config, n_vocab, seed)
         policy = policy or tree_policy()
-        drafting = RankedDrafting(
-            policy.ranking(config, sampler.noise), constraint=constraint, expansion=policy.expansion(config)
-        )
-        return SamplingMethod(rule, drafting, sampler, constraint)
+        return chosen(policy.ranking(config, sampler.noise), sampler, policy.expansion(config))
     if constraint is not None:
         raise UsageError(
             f"The rule '{rule.name}' cannot be combined with a grammar, tools or a thinking budget, "

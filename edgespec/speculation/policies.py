@@ -91,6 +91,8 @@ class TreePolicy:
     Attributes:
         name: its name in `--tree`.
         greedy, sampled: score and stop rule for greedy and for sampled answers.
+        greedy_penalized, sampled_penalized: the same where penalties make repetition less likely, which
+            changes how often candidates of every kind are accepted; None for no difference.
         depth, width, branching, leaves: the policy's own limits; None leaves them as they are.
     """
 
@@ -101,6 +103,8 @@ class TreePolicy:
     width: int | None = None
     branching: int | None = None
     leaves: int | None = None
+    greedy_penalized: ExpansionPolicy | None = None
+    sampled_penalized: ExpansionPolicy | None = None
 
     def clamp(self, limits: TreeLimits, depth: int | None = None, width: int | None = None) -> TreeLimits:
         """The limits with this policy's shape; `depth` and `width` are the user's own settings."""
@@ -114,6 +118,9 @@ class TreePolicy:
 
     def expansion(self, config: GenerationConfig) -> ExpansionPolicy:
         """Score and stop rule for a target that chooses by `config`."""
+        penalized = self.greedy_penalized if config.greedy else self.sampled_penalized
+        if config.penalizes and penalized is not None:
+            return penalized
         return self.greedy if config.greedy else self.sampled
 
     def ranking(self, config: GenerationConfig, noise: GumbelNoise) -> Ranking:
@@ -129,16 +136,24 @@ class TreePolicy:
 
     def save(self) -> None:
         """Save what was learned for the next run."""
-        self.greedy.acceptance.save()
-        self.sampled.acceptance.save()
+        for expansion in (self.greedy, self.sampled, self.greedy_penalized, self.sampled_penalized):
+            if expansion is not None:
+                expansion.acceptance.save()
 
 
 def _calibrated(store: TableStore) -> TreePolicy:
     calibration = DrafterCalibration(store)
-    greedy, sampled = (
-        ExpansionPolicy(CalibratedAcceptance(store, name, calibration)) for name in ("greedy", "sampled")
+    greedy, sampled, greedy_penalized, sampled_penalized = (
+        ExpansionPolicy(CalibratedAcceptance(store, name, calibration))
+        for name in ("greedy", "sampled", "greedy penalized", "sampled penalized")
     )
-    return TreePolicy("calibrated", greedy, sampled)
+    return TreePolicy(
+        "calibrated",
+        greedy,
+        sampled,
+        greedy_penalized=greedy_penalized,
+        sampled_penalized=sampled_penalized,
+    )
 
 
 def _specexec(store: TableStore) -> TreePolicy:

@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from edgespec.generation.config import GenerationConfig
+from edgespec.speculation.adjustments import Adjustments
 from edgespec.speculation.growth import Children, Frontier
 from edgespec.speculation.learning.drafter_calibration import DrafterCalibration
 from edgespec.speculation.learning.tables import Table
@@ -24,6 +25,10 @@ _CUT_AMONG = 256  # best candidates among which the cutoff of a filter is search
 class Ranking(Protocol):
     """Turns logits into the best candidates, with the log-probability that the target chooses each."""
 
+    def begin(self, sequence: Sequence[int]) -> None:
+        """Called before a tree grows at the end of a sequence."""
+        del sequence  # most rankings do not depend on it
+
     def best(
         self, logits: FloatArray, positions: list[int], count: int, after: IntArray | None = None
     ) -> Children:
@@ -36,10 +41,10 @@ class Ranking(Protocol):
         """
 
     def before_ranking(self, frontier: Frontier, rows: Sequence[int]) -> None:
-        """Called before `best` with the nodes that its rows of logits belong to.
+        """Called with the nodes of every draft step, before `best` where candidates of some are ranked.
 
         Args:
-            rows: indices into the frontier; node 0 begins a new tree.
+            rows: indices into the frontier of the nodes that the rows of logits belong to.
         """
         del frontier, rows  # most rankings do not depend on the path
 
@@ -51,6 +56,68 @@ class Ranking(Protocol):
         """
         del frontier, start
         return children
+
+
+class PathRanking(Ranking):
+    """A ranking that adapts another one to what comes before each candidate.
+
+    The wrapped ranking is given changed logits, so it is the same for all trees of an answer.
+    """
+
+    def __init__(self, ranking: Ranking) -> None:
+        self.ranking = ranking
+        self.sequence: Sequence[int] = ()
+        self._paths: dict[int, tuple[int, ...]] = {}
+
+    def begin(self, sequence: Sequence[int]) -> None:
+        self.ranking.begin(sequence)
+        self.sequence, self._paths = sequence, {0: ()}
+
+    def before_ranking(self, frontier: Frontier, rows: Sequence[int]) -> None:
+        self.ranking.before_ranking(frontier, rows)
+        paths = self.paths(frontier)
+        self.about_to_rank([paths[row] for row in rows])
+
+    def about_to_rank(self, paths: Sequence[tuple[int, ...]]) -> None:
+        """Called before `best`, with the path to the node of each row."""
+
+    def filtered(self, frontier: Frontier, children: Children, start: int) -> Children:
+        return self.ranking.filtered(frontier, children, start)
+
+    def paths(self, frontier: Frontier) -> list[tuple[int, ...]]:
+        """The tokens from the root, without it, to each node of a frontier."""
+        for node, parent, token, _ in frontier.rows():
+            # Only the root has no parent. Nodes that are read ahead have numbers below 0, and so has the
+            # parent of those below them.
+            if node != 0:
+                self._paths[node] = (*self._paths[parent], token)
+        return [self._paths[node] for node in frontier.nodes.tolist()]
+
+
+class AdjustedRanking(PathRanking):
+    """Ranks by the drafter's logits with the bias and the penalties that the target's get."""
+
+    def __init__(self, ranking: Ranking, adjustments: Adjustments) -> None:
+        super().__init__(ranking)
+        self._adjustments = adjustments
+        self._ranked: Sequence[tuple[int, ...]] = ()
+
+    def about_to_rank(self, paths: Sequence[tuple[int, ...]]) -> None:
+        self._ranked = paths
+
+    def best(
+        self, logits: FloatArray, positions: list[int], count: int, after: IntArray | None = None
+    ) -> Children:
+        assert len(self._ranked) == len(logits), "the nodes of the rows were not announced"
+        if not logits.flags.writeable or logits.strides[0] == 0:  # one row, repeated
+            logits = logits.copy()
+        adjusted = zip(logits, self._ranked, strict=True)
+        originals = [self._adjustments.adjust(row, self.sequence, path) for row, path in adjusted]
+        try:
+            return self.ranking.best(logits, positions, count, after)
+        finally:
+            for original in originals:
+                original.restore()
 
 
 class ProbabilityRanking(Ranking):

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.generation.config import GenerationConfig
+from edgespec.speculation.adjustments import Adjustments
 from edgespec.speculation.noise import GumbelNoise, NoiseStream
 from edgespec.speculation.tree import Acceptance, FloatArray, TokenTree
 
@@ -47,6 +48,7 @@ class Sampler:
     Filters apply in llama.cpp's order: bias, penalties, top-k, top-p, min-p, temperature.
 
     Attributes:
+        adjustments: the bias and the penalties.
         penalizes: whether the choice depends on which tokens are in the sequence, not only on how many.
     """
 
@@ -55,14 +57,8 @@ class Sampler:
     ) -> None:
         self.config = config
         self.noise = GumbelNoise(seed, n_vocab, stream)
-        self.penalizes = (
-            config.repeat_penalty,
-            config.frequency_penalty,
-            config.presence_penalty,
-        ) != (1, 0, 0)
-        bias = [(token, value) for token, value in config.logit_bias if 0 <= token < n_vocab]
-        self._biased = np.array([token for token, _ in bias], dtype=np.int64)
-        self._bias = np.array([value for _, value in bias], dtype=np.float32)
+        self.penalizes = config.penalizes
+        self.adjustments = Adjustments(config, n_vocab)
 
     def choose(self, logits: FloatArray, sequence: Sequence[int]) -> int:
         """The token that follows `sequence`.
@@ -93,21 +89,10 @@ class Sampler:
 
     def _adjusted(self, logits: FloatArray, sequence: Sequence[int]) -> FloatArray:
         """The logits with bias and penalties; a copy if there are any."""
-        if len(self._biased):
+        if self.adjustments.exist:
             logits = logits.copy()
-            logits[self._biased] += self._bias
-        return self.penalized(logits, sequence) if self.penalizes else logits
-
-    def penalized(self, logits: FloatArray, sequence: Sequence[int]) -> FloatArray:
-        """A copy of the logits with the tokens of the sequence made less likely."""
-        c = self.config
-        window = sequence[-c.penalty_window :] if c.penalty_window else sequence
-        seen, counts = np.unique(np.asarray(window, dtype=np.int64), return_counts=True)
-        result: FloatArray = logits.copy()
-        values = result[seen]
-        values = np.where(values > 0, values / c.repeat_penalty, values * c.repeat_penalty)
-        result[seen] = values - counts * c.frequency_penalty - c.presence_penalty
-        return result
+            self.adjustments.adjust(logits, sequence)
+        return logits
 
     def distribution(self, logits: FloatArray) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """The tokens that may be drawn, and their log-probabilities up to a common constant."""

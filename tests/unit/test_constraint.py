@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from edgespec.errors import GrammarError
 from edgespec.generation.config import GenerationConfig
-from edgespec.speculation.constraint import Constraint
+from edgespec.speculation.constraint import ConstrainedRanking, Constraint
 from edgespec.speculation.growth import Frontier
 from edgespec.speculation.noise import GumbelNoise
 from edgespec.speculation.policies import tree_policy
@@ -97,7 +97,8 @@ def test_only_permitted_candidates_are_ranked(tokenizer: Any, temperature: float
     form = constraint(tokenizer, "a[bc]d")
     text = list(PROMPT)
     config = GenerationConfig(temperature=temperature)
-    ranking = form.guiding(tree_policy().ranking(config, GumbelNoise(1, N_VOCAB)), text)
+    ranking = ConstrainedRanking(tree_policy().ranking(config, GumbelNoise(1, N_VOCAB)), form)
+    ranking.begin(text)
     logits = np.random.default_rng(0).standard_normal((1, N_VOCAB), dtype=np.float32)
     root = Frontier(*(np.array([x], dtype=np.int32) for x in (0, text[-1], -1, 0)))
     ranking.before_ranking(root, [0])

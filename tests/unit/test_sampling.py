@@ -111,9 +111,16 @@ def test_greedy_takes_the_first_of_the_likeliest(logits: np.ndarray) -> None:
     frequency=st.sampled_from([-0.5, 0.0, 0.7]),
     presence=st.sampled_from([-1.0, 0.0, 0.4]),
     window=st.sampled_from([0, 1, 3, 64]),
+    split=st.integers(0, 12),
 )
 def test_penalties_by_their_definition(
-    logits: np.ndarray, text: list[int], repeat: float, frequency: float, presence: float, window: int
+    logits: np.ndarray,
+    text: list[int],
+    repeat: float,
+    frequency: float,
+    presence: float,
+    window: int,
+    split: int,
 ) -> None:
     config = GenerationConfig(
         repeat_penalty=repeat, frequency_penalty=frequency, presence_penalty=presence, penalty_window=window
@@ -127,7 +134,11 @@ def test_penalties_by_their_definition(
             logit -= counts[token] * frequency + presence
         expected.append(logit)
     sampler = Sampler(config, len(logits))
-    assert np.allclose(sampler.penalized(logits, text), expected, rtol=1e-6, atol=1e-6)
+    adjusted = logits.copy()
+    original = sampler.adjustments.adjust(adjusted, text[:split], text[split:])
+    assert np.allclose(adjusted, expected, rtol=1e-6, atol=1e-6)
+    original.restore()
+    assert np.array_equal(adjusted, before)
     chosen = sampler.choose(logits, text)
     assert expected[chosen] == pytest.approx(max(expected), abs=1e-5)
     assert np.array_equal(logits, before)
