@@ -8,9 +8,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from edgespec.generation.config import GenerationConfig
+from edgespec.speculation.growth import Frontier
 from edgespec.speculation.learning.drafter_calibration import DrafterCalibration
 from edgespec.speculation.noise import GumbelNoise
-from edgespec.speculation.ranking import CalibratedRanking, ProbabilityRanking
+from edgespec.speculation.ranking import AdjustedRanking, CalibratedRanking, ProbabilityRanking
 from edgespec.speculation.sampling import Sampler
 from edgespec.speculation.tree import FloatArray
 
@@ -89,6 +90,45 @@ def test_a_drafter_equal_to_the_target_ranks_the_targets_choice_first(
     logits = _logits(position, rows=1)
     best = CalibratedRanking(config, sampler.noise, _PAIR).best(logits, [position], 3)
     assert best.tokens[0, 0] == sampler.choose(logits[0], [0] * position)
+
+
+@given(
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([0.0, 0.7]),
+    st.sampled_from([1.0, 1.5]),
+    st.sampled_from([0.0, 1.5]),
+    st.sampled_from([0, 2, 64]),
+    st.lists(st.integers(0, _N_VOCAB - 1), min_size=1, max_size=8),
+    st.lists(st.integers(0, _N_VOCAB - 1), max_size=4),
+)
+def test_penalties_and_bias_on_a_path_are_those_of_the_target(
+    seed: int,
+    temperature: float,
+    repeat: float,
+    presence: float,
+    window: int,
+    text: list[int],
+    path: list[int],
+) -> None:
+    config = GenerationConfig(
+        temperature=temperature,
+        repeat_penalty=repeat,
+        presence_penalty=presence,
+        penalty_window=window,
+        logit_bias=((3, 1.5), (_N_VOCAB + 5, 9.0)),
+    )
+    sampler = Sampler(config, _N_VOCAB, seed)
+    inner = CalibratedRanking(config, sampler.noise, _PAIR)
+    ranking = AdjustedRanking(inner, sampler.adjustments)
+    ranking.begin(text)
+    logits = _logits(seed, rows=1)
+    kept = logits.copy()
+    for depth, token in enumerate([text[-1], *path]):
+        node = np.array([[depth], [token], [depth - 1], [depth]], dtype=np.int32)
+        ranking.before_ranking(Frontier(*node), [0])
+        best = ranking.best(logits, [len(text) + depth], 3)
+    assert best.tokens[0, 0] == sampler.choose(logits[0], [*text, *path])
+    assert np.array_equal(logits, kept)
 
 
 @pytest.mark.parametrize(
