@@ -10,6 +10,7 @@ from typing import Protocol
 from edgespec.engine.answer_plan import AnswerPlan
 from edgespec.engine.logprobs import Logprobs
 from edgespec.engine.passes import CachedSequence
+from edgespec.engine.scoring import PromptScores
 from edgespec.engine.sequence import RunningSequence, Sizer
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk, FinishReason, Generation, PassRecord
@@ -45,6 +46,7 @@ class AnswerInProgress:
         sequence: prompt and answer, as passes extend them.
         constrained: whether not every token may follow everywhere.
         builder: turns accepted tokens into text, and knows where the answer ends.
+        scores: the log-probabilities of the prompt's tokens; None if they are not wanted.
     """
 
     def __init__(
@@ -66,14 +68,22 @@ class AnswerInProgress:
         most = room if config.max_tokens is None else min(config.max_tokens, room)
         self.sequence = RunningSequence(list(prompt), method, len(prompt) + most, sizer)
         self._room = room
+        self._vocabulary = vocabulary
         self._prompt_tokens = len(prompt)
         self._start = time.perf_counter()
         self._logprobs: Logprobs | None = None
         if config.logprobs is not None:
-            self._logprobs = self.sequence.on_accept = Logprobs(
-                config.logprobs, lambda token: vocabulary.piece(token, control=True)
-            )
+            self._logprobs = self.sequence.on_accept = Logprobs(config.logprobs, self._spell)
+        self.scores: PromptScores | None = None
         self._observer: AnswerObserver | None = None
+
+    def _spell(self, token: int) -> bytes:
+        return self._vocabulary.piece(token, control=True)
+
+    def score_prompt(self, first: int) -> None:
+        """Record the log-probabilities of the prompt's tokens, from this position on."""
+        prompt = self.sequence.tokens[: self._prompt_tokens]
+        self.scores = PromptScores(prompt, first, self.config.logprobs or 0, self._spell)
 
     def observe(self, observer: AnswerObserver) -> None:
         """Let an observer see every pass, and the end."""
@@ -124,6 +134,7 @@ class AnswerInProgress:
             timings.decode_s += record.seconds
         else:
             timings.prefill_s += record.seconds
+        scored = () if answer.passes or self.scores is None else tuple(self.scores.values)
         answer.passes.append(record)
         timings.draft_s += record.draft_s
         timings.verify_s += record.verify_s
@@ -137,6 +148,7 @@ class AnswerInProgress:
             reasoning=delta.reasoning,
             calls=delta.calls,
             logprobs=tuple(answer.logprobs[known:]),
+            prompt_logprobs=scored,
         )
 
     def finish(self, reason: FinishReason, truncate_to: Callable[[int], None]) -> Chunk:
@@ -148,6 +160,8 @@ class AnswerInProgress:
         """
         answer = self.generation
         rest = self.builder.finish(reason)
+        if self.scores is not None:
+            answer.prompt_logprobs = self.scores.values
         truncate_to(self.final_length)
         answer.context_full = answer.finish_reason == "length" and len(answer.tokens) == self._room
         answer.memory.peak_rss_bytes = peak_rss()

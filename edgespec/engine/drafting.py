@@ -91,7 +91,8 @@ def _draft_together(
     are worth most for.
     """
     sequences, other_rows = batch.sequences, batch.other_rows
-    room = PassRoom(min(batch.max_rows - other_rows, target.max_nodes), other_rows)
+    most = target.max_nodes - batch.scored_rows
+    room = PassRoom(min(batch.max_rows - other_rows, most), other_rows)
     trees = [DraftedTree(TokenTree.root_only(sequence.tokens[-1])) for sequence in sequences]
     if not sequences or room.nodes <= len(sequences):
         return Drafts(trees, [])

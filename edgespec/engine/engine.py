@@ -26,6 +26,7 @@ from edgespec.engine.passes import TargetPass
 from edgespec.engine.plain_passes import PlainPasses
 from edgespec.engine.requests import AnswerCollector, Event, Request, RequestList, RequestSource, numbered
 from edgespec.engine.scheduler import Scheduler
+from edgespec.engine.scored_texts import ScoringProgress, scored_texts
 from edgespec.engine.sequence import Batch, Sizer
 from edgespec.engine.session_turn import SavedStates, SessionTurn
 from edgespec.engine.target import Target
@@ -35,6 +36,7 @@ from edgespec.files.checked import CheckedFiles
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.decisions import Decisions
 from edgespec.generation.result import Chunk, FinishReason, Generation, MemoryUse, PassRecord
+from edgespec.generation.score import Score
 from edgespec.models.llama.runtime.abort import AbortFlag, DecodeAborted
 from edgespec.models.text.encoding import Encoder, Prompt
 from edgespec.option import named
@@ -261,7 +263,7 @@ class Engine:
         room = self.context - len(tokens)
         if not tokens:
             raise UsageError("The prompt is empty.", "Give some text to answer or to continue.")
-        if room < 1:
+        if room < 0 or (room == 0 and config.max_tokens != 0):
             raise ContextLengthError(
                 f"The prompt has {len(tokens)} tokens, but the context holds {self.context}.",
                 f"Shorten it, or use {named('context', _round_up(len(tokens) + 512, 1024))}.",
@@ -369,6 +371,63 @@ class Engine:
             async for event in events:
                 answers.add(event)
         return answers.in_order
+
+    @checks_arguments
+    def score(
+        self,
+        prompts: Iterable[Prompt],
+        continuations: Iterable[str | Sequence[int]] | None = None,
+        *,
+        top: int = 0,
+        parallel: int | None = None,
+        on_prefill: Callable[[int, int], None] | None = None,
+        on_result: Callable[[int, Score], None] = lambda index, score: None,
+    ) -> list[Score]:
+        """Say how likely the target finds given texts, token by token, in shared passes.
+
+        Log-probabilities are the log-softmax of the target's own logits, as those of answers are. Prompts
+        that begin alike are read once as far as they do.
+
+        Args:
+            prompts: texts, which are not put into the chat template; or chat messages, which are; or token
+                ids.
+            continuations: for each prompt, the text or token ids behind it; only these are scored then. A
+                token that spans the end of a prompt belongs to the continuation.
+            top: how many of the likeliest tokens are recorded beside each token.
+            parallel: the maximum number of texts at once; None for `texts`.
+            on_prefill: called with (tokens read, tokens to read) of all prompts together.
+            on_result: called with each prompt's index and score, as soon as it is known.
+
+        Returns:
+            The scores, in the order of the prompts. `cancel` ends scoring early; scores are then incomplete.
+
+        Raises:
+            ContextLengthError: a text does not fit the context.
+            TemplateError, UsageError, BackendError: as `stream`; or there are more or fewer continuations
+                than prompts.
+        """
+        with self._usage.held():
+            texts = scored_texts(self.encoder, prompts, continuations)
+        config, progress = GenerationConfig(max_tokens=0, logprobs=top), ScoringProgress(texts, on_prefill)
+        requests = [
+            Request(
+                text.tokens, config, raw=True, key=index, scored_from=text.first,
+                on_prefill=progress.observer(index),
+            )
+            for index, text in enumerate(texts)
+        ]  # fmt: skip
+        scores: dict[int, Score] = {}
+
+        def add(index: int, answer: Generation) -> None:
+            scores[index] = Score.of(texts[index].tokens, texts[index].first, answer)
+            progress.scored(index)
+            on_result(index, scores[index])
+
+        answers = AnswerCollector(add)
+        with closing(self.stream_many(requests, parallel=parallel)) as events:
+            for event in events:
+                answers.add(event)
+        return [scores.get(index) or Score.none(text.tokens, text.first) for index, text in enumerate(texts)]
 
     def step(self, batch: Batch) -> list[PassRecord]:
         """Run a pass over a batch: draft, verify, accept, commit.

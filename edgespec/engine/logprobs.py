@@ -26,24 +26,26 @@ class Logprobs:
     def __call__(self, logits: FloatArray, tree: TokenTree, accepted: Acceptance) -> None:
         chosen = [*(int(tree.tokens[node]) for node in accepted.path[1:]), accepted.bonus]
         for node, token in zip(accepted.path, chosen, strict=True):
-            self._found.append(self._logprob(logits[node], token))
+            self._found.append(token_logprob(logits[node], token, self._top, self._spell))
 
     def taken(self) -> list[TokenLogprob]:
         """Return what was recorded since the last call."""
         found, self._found = self._found, []
         return found
 
-    def _logprob(self, logits: FloatArray, token: int) -> TokenLogprob:
-        """The log-softmax of (n_vocab,) logits at a token, and at the likeliest ones."""
-        scores = logits.astype(np.float64)
-        best = scores.max()
-        scores -= best + np.log(np.exp(scores - best).sum())
-        top = min(self._top, len(scores))
-        likeliest = np.argpartition(scores, -top)[-top:].tolist() if top else []
-        likeliest.sort(key=lambda other: (-scores[other], other))  # the first of equals first, as argmax
-        return TokenLogprob(
-            token,
-            float(scores[token]),
-            self._spell(token),
-            tuple(TokenLogprob(other, float(scores[other]), self._spell(other)) for other in likeliest),
-        )
+
+def token_logprob(logits: FloatArray, token: int, top: int, spell: Callable[[int], bytes]) -> TokenLogprob:
+    """The log-softmax of (n_vocab,) logits at a token, and at the `top` likeliest ones."""
+    scores = logits.astype(np.float64)
+    best = scores.max()
+    total = best + np.log(np.exp(scores - best).sum())
+    top = min(top, len(scores))
+    likeliest = np.argpartition(scores, -top)[-top:].tolist() if top else []
+    likeliest.sort(key=lambda other: (-scores[other], other))  # the first of equals first, as argmax
+    return TokenLogprob(
+        token,
+        float(scores[token] - total),
+        spell(token),
+        tuple(TokenLogprob(other, float(scores[other] - total), spell(other)) for other in likeliest),
+        is_greedy=int(logits.argmax()) == token,
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from edgespec.engine.scoring import PromptScores
 from edgespec.generation.expert_use import ExpertUse
 from edgespec.models.llama.cache.kv_cache import KVCache
 from edgespec.models.llama.cache.states import StateStore
@@ -17,11 +18,13 @@ class CachedSequence:
     Attributes:
         cache: its cells.
         tokens: the tokens whose keys and values are in them.
+        scores: the log-probabilities that its rows gave of the prompt that was read; None if none are wanted.
     """
 
     def __init__(self, cache: KVCache) -> None:
         self.cache = cache
         self.tokens: list[int] = []
+        self.scores: PromptScores | None = None
 
     def rewind(self, length: int) -> None:
         """Forget the sequence from `length` on."""
@@ -52,6 +55,20 @@ class PromptChunk:
 
     cached: CachedSequence
     tokens: Sequence[int]
+
+    @property
+    def scored(self) -> range:
+        """Which of its rows give log-probabilities that are wanted."""
+        scores, start = self.cached.scores, len(self.cached.tokens)
+        if scores is None:
+            return range(0)
+        rows = scores.rows(start, start + len(self.tokens))
+        return range(rows.start - start, rows.stop - start)
+
+    def score(self, start: int, logits: FloatArray) -> None:
+        """Take the logits of the rows that are `scored`, the first of which is the sequence's row `start`."""
+        assert self.cached.scores is not None
+        self.cached.scores.add(start, logits)
 
 
 @dataclass(frozen=True)

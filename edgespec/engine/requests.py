@@ -31,6 +31,8 @@ class Request:
             place of recording logprobs.
         on_prefill: called with (tokens read, tokens to read) while the prompt is read, in the thread
             that answers.
+        scored_from: position of the first token of the prompt whose log-probability is wanted; None for none.
+            `config.logprobs` says how many of the likeliest tokens are recorded beside each.
     """
 
     prompt: Prompt
@@ -41,6 +43,7 @@ class Request:
     traced: bool = False
     on_accept: Callable[[FloatArray, TokenTree, Acceptance], None] | None = None
     on_prefill: Callable[[int, int], None] | None = None
+    scored_from: int | None = None
 
 
 @dataclass(frozen=True)

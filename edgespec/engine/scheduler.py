@@ -17,6 +17,7 @@ from edgespec.engine.answer import AnswerInProgress
 from edgespec.engine.pass_plan import CellBudget, PassLimits, PrefillLimiter, plan_pass
 from edgespec.engine.passes import CachedSequence, PromptChunk
 from edgespec.engine.requests import Event, Request, RequestSource
+from edgespec.engine.scoring import PromptScores
 from edgespec.engine.sequence import Batch
 from edgespec.engine.target import Target
 from edgespec.files.cache_kind import CacheKind
@@ -62,11 +63,28 @@ class _InFlight:
         assert cached is not None, "only waiting sequences are not in the cache"
         return cached
 
+    @property
+    def has_nothing_to_add(self) -> bool:
+        """True if the prompt was read, and no token is to follow it."""
+        return self.answer.missing <= 0 and self.answer.is_full
+
     def discard_state(self) -> None:
         """Free the disk space of what was set aside."""
         if self.state is not None:
             self.state.close()
             self.state = None
+
+    @property
+    def scores(self) -> PromptScores | None:
+        """The log-probabilities of its prompt, if they are wanted."""
+        return self.answer.scores
+
+    def readable(self, logits: int) -> int:
+        """How many of the next tokens of its prompt a pass can read that gives so many rows of logits."""
+        missing = self.answer.missing
+        if self.scores is None:
+            return missing
+        return min(missing, max(self.scores.covered - len(self.place.tokens), 0) + logits)
 
     def tell_progress(self) -> None:
         """Say how much of the prompt was read, to whom it may concern."""
@@ -119,7 +137,15 @@ class Scheduler:
     def join_and_leave(self) -> Generator[Event, None, None]:
         """End what was cancelled, and let waiting and new requests begin, as long as there is room."""
         yield from self._drop_cancelled()
-        yield from self._admit()
+        while True:
+            yield from self._admit()
+            read = [running for running in self._in_flight if running.has_nothing_to_add]
+            if not read:
+                return
+            self._share_prefixes()  # before they are forgotten
+            for running in read:
+                running.answer.prompt_was_read(running.read)
+                yield Event(running.request, self._close(running, "length"))
 
     def schedule(self) -> Batch | None:
         """The batch of the next pass; None if that pass went to a long prompt alone, which it has read."""
@@ -137,13 +163,25 @@ class Scheduler:
             reading[0].read += self._target.read_chunk(reading[0].prompt, reading[0].place)
             reading[0].tell_progress()
             return None
-        missing = [running.answer.missing for running in reading]
+        missing = self._readable(reading, self._target.max_nodes - min(len(ready), self._limits.sequences))
         limits = self._limits_with(len(ready), missing)
         plan = plan_pass(len(ready), missing, limits)
         self._extended = ready[: plan.extended]
         self._read = [running for running, size in zip(reading, plan.chunks, strict=True) if size]
         chunks = [_chunk(running, size) for running, size in zip(reading, plan.chunks, strict=True) if size]
         return Batch([running.answer.sequence for running in self._extended], chunks, limits.rows)
+
+    def _readable(self, reading: Sequence[_InFlight], logits: int) -> list[int]:
+        """How many tokens of each prompt the next pass can read.
+
+        Args:
+            logits: rows of logits that it can give for prompts.
+        """
+        sizes = []
+        for running in reading:
+            sizes.append(size := running.readable(logits))
+            logits -= len(_chunk_of(running, size).scored)
+        return sizes
 
     def passed(self, records: Sequence[PassRecord], batch: Batch) -> Generator[Event, None, None]:
         """Take note of the pass over the latest batch, and yield what it adds to each answer.
@@ -185,7 +223,7 @@ class Scheduler:
         """Resume waiting sequences and start new ones while there is room."""
         while self._waiting:
             tokens = self._waiting[0].answer.sequence.tokens
-            if not self._has_room(len(tokens), tokens):
+            if not self._has_room(len(tokens), tokens, self._waiting[0].scores):
                 return
             self._open(self._waiting.popleft())
         while len(self._in_flight) < self._limits.sequences:
@@ -196,26 +234,29 @@ class Scheduler:
                 return
             try:
                 running = _InFlight(request, self._begin(request))
+                if request.scored_from is not None:
+                    running.answer.score_prompt(request.scored_from)
                 if request.on_accept is not None:
                     running.answer.sequence.on_accept = request.on_accept
             except Exception as error:  # a bug, too: the target has no part in how an answer begins
                 yield Event(request, error=error)
                 continue
             running.answer.sequence.traced = request.traced
-            if not self._has_room(len(running.prompt), running.prompt):
+            if not self._has_room(len(running.prompt), running.prompt, running.scores):
                 self._waiting.append(running)
                 return
             self._open(running)
 
-    def _has_room(self, wanted: int, tokens: Sequence[int] = ()) -> bool:
+    def _has_room(self, wanted: int, tokens: Sequence[int] = (), scores: PromptScores | None = None) -> bool:
         """True if another sequence may begin, after forgetting finished ones if need be.
 
         Args:
             wanted: cells that it needs if it shares none.
             tokens: its prompt, of which it shares what another sequence has in the cache.
+            scores: of the prompt, if they are wanted.
         """
         while True:
-            source, shared = self._target.longest_prefix(tokens or [])
+            source, shared = self._target.longest_prefix(tokens or [], scores=scores)
             if not self._target.cache.ordered:
                 shared = 0  # cells in use are counted for each sequence there
             if self._cells.admits(self._held, wanted - shared, len(self._in_flight)):
@@ -272,17 +313,17 @@ class Scheduler:
 
     def _open(self, running: _InFlight) -> None:
         """Give a sequence its place in the cache, with what is known of it already."""
-        tokens = running.prompt
+        tokens, scores = running.prompt, running.scores
         if self._target.max_sequences == 1:  # the sequence that it takes the place of is still to be written
             while self._store_a_block():
                 pass
-        cached = self._target.open_sequence(tokens)
+        cached = self._target.open_sequence(tokens, scores)
         running.answer.sequence.cached = cached
         self._in_flight.append(running)
         while self._cells.overflows(self._held):  # only now, as it may share cells of a finished sequence
             if not self._forget_finished():
                 break
-        self._target.recall(tokens, cached, running.state)
+        self._target.recall(tokens if scores is None else tokens[: scores.covered], cached, running.state)
         running.discard_state()
         running.started = False
         running.to_read = max(running.answer.missing, 0)
@@ -323,9 +364,10 @@ class Scheduler:
         for running in self._in_flight:
             if not running.started and running.answer.missing > 0:
                 known = len(running.place.tokens)
-                if self._target.longest_prefix(running.prompt, but=running.place)[1] > known:
+                prompt, scores = running.prompt, running.scores
+                if self._target.longest_prefix(prompt, running.place, scores)[1] > known:
                     self._target.close_sequence(running.place)
-                    running.answer.sequence.cached = self._target.open_sequence(running.prompt)
+                    running.answer.sequence.cached = self._target.open_sequence(prompt, scores)
                     running.to_read = max(running.answer.missing, 0)
 
     def _add(self, running: _InFlight, record: PassRecord) -> Generator[Event, None, None]:
@@ -360,8 +402,9 @@ class Scheduler:
         last = self._finish(running.answer, reason)
         self._in_flight.remove(running)
         running.answer.sequence.cached = None
-        self._storing[cached] = self._target.storing(cached)
-        self._drafted.append(list(cached.tokens))
+        if running.scores is None:  # scored prompts hardly come again, and their scores are not stored
+            self._storing[cached] = self._target.storing(cached)
+            self._drafted.append(list(cached.tokens))
         if cached is not self._target.own:
             self._idle.append(cached)
         if len(self._idle) > self._most_idle:
@@ -412,11 +455,22 @@ def _is_being_read(running: _InFlight, others: Sequence[_InFlight]) -> bool:
     if running.started:
         return False
     known = len(running.place.tokens)
-    return any(common_prefix(other.prompt, running.prompt) >= known + _SHARED_PREFIX for other in others)
+    for other in others:
+        prefix = common_prefix(other.prompt, running.prompt)
+        if running.scores is not None:
+            prefix = running.scores.will_share(other.scores, prefix)
+        if prefix >= known + _SHARED_PREFIX:
+            return True
+    return False
 
 
 def _chunk(running: _InFlight, size: int) -> PromptChunk:
     running.started = True
     running.read += size
+    return _chunk_of(running, size)
+
+
+def _chunk_of(running: _InFlight, size: int) -> PromptChunk:
+    """The next tokens of a prompt."""
     start = len(running.place.tokens)
     return PromptChunk(running.place, running.prompt[start : start + size])

@@ -130,6 +130,11 @@ class Batch:
         """Rows that are no nodes: those of prompts."""
         return sum(s.unread for s in self.sequences) + sum(len(chunk.tokens) for chunk in self.chunks)
 
+    @property
+    def scored_rows(self) -> int:
+        """Rows of prompts whose logits are wanted."""
+        return sum(len(chunk.scored) for chunk in self.chunks)
+
     def trees(self, drafts: Sequence[DraftedTree]) -> list[SequenceTree]:
         """The trees that the target is to verify."""
         return [

@@ -6,6 +6,7 @@ Its cache holds one sequence or several: they are opened and closed, saved to di
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from edgespec.engine.hidden_states import HiddenFeed, HiddenReader, HiddenStates
 from edgespec.engine.passes import CachedSequence, PromptChunk, SequenceTree, TargetPass, VerifiedTree
+from edgespec.engine.scoring import PromptScores
 from edgespec.files.checked import CheckedFiles
 from edgespec.models.llama.cache.kv_cache import (
     KVCache,
@@ -140,7 +142,7 @@ class Target:
         Under a row rule, prompts too are read in chunks that it allows. A token's keys and values then do not
         depend on how the text was split into passes, so a reused cache gives the same text as an
         empty one. Chunks beyond the rule's maximum are used only where they have been shown to give the same
-        bits.
+        bits. Of tokens that are scored, only as many are read as the logits have room for.
 
         Returns:
             How many tokens were read.
@@ -150,7 +152,10 @@ class Target:
         """
         self._begin()
         start = cached.cache.length
-        n_tokens, rows = self._next_piece(len(tokens) - start)
+        missing = len(tokens) - start
+        if cached.scores is not None:
+            missing = min(missing, max(cached.scores.covered - start, 0) + self.max_nodes)
+        n_tokens, rows = self._next_piece(missing)
         piece = tokens[start : start + n_tokens]
         if self.pieces is None or self.pieces.is_proven(rows):
             self._read(cached, piece, rows)
@@ -192,10 +197,20 @@ class Target:
         return tokens, self._padded(tokens)
 
     def _read(self, cached: CachedSequence, piece: Sequence[int], rows: int) -> None:
-        """Decode the next tokens of a prompt in one pass of this many rows."""
-        cache = cached.cache
-        start = cache.length
-        cache.append(TokenBatch.run(piece, start, cache.open_paths), rows)
+        """Decode the next tokens of a prompt in one pass of this many rows, and score them if wanted."""
+        cache, chunk = cached.cache, PromptChunk(cached, piece)
+        start, scored = cache.length, chunk.scored
+        batch = TokenBatch.run(piece, start, cache.open_paths)
+        if scored:
+            # As in `verify`, a number of rows that the rule allows must want logits.
+            wanted = self._padded(len(scored))
+            first = max(min(scored.start, len(piece) - wanted), 0)
+            batch.wants_logits[first : first + wanted] = True
+            batch = replace(batch, padding_wants_logits=wanted > len(piece))
+        cache.append(batch, rows)
+        if scored:
+            logits = self.context.logits()
+            chunk.score(start + scored.start, logits[scored.start - first : scored.stop - first])
         cached.tokens.extend(piece)
         self._hidden.show(cached, start, slice(len(piece)))
 
@@ -250,15 +265,21 @@ class Target:
         # llama.cpp computes the end of the last layer only for the rows that want logits, and their number
         # must not choose the kernels there either. Padding wants them if any row does; so must some of the
         # prompts' rows.
-        wanted = pending + sum(nodes) + rows - total
-        extra = unread = self._padded(wanted) - wanted if trees else 0
+        scored = [chunk.scored for chunk in chunks]
+        wanted = pending + sum(nodes) + sum(map(len, scored)) + rows - total
+        more = self._padded(wanted) - wanted if trees or any(scored) else 0
+        extra = 0  # rows before those of trees that want logits
         parts: list[tuple[KVCache, TokenBatch]] = []
         # The cells must be taken in the order in which they are committed: the chunks' now, the trees' later.
-        for chunk in chunks:
+        for chunk, rows_scored in zip(chunks, scored, strict=True):
             cache = chunk.cached.cache
             batch = TokenBatch.run(chunk.tokens, cache.length, cache.open_paths)
-            batch.wants_logits[:unread] = True
-            unread = max(unread - len(batch), 0)
+            wants = batch.wants_logits
+            wants[rows_scored.start : rows_scored.stop] = True
+            others = np.flatnonzero(~wants)[:more]
+            wants[others] = True
+            more -= len(others)
+            extra += batch.n_outputs
             parts.append((cache, batch))
         for sequence_tree in trees:
             cache = (sequence_tree.cached or self.own).cache
@@ -271,6 +292,13 @@ class Target:
                 batch = TokenBatch.joined([before, batch])
             parts.append((cache, batch))
         decode_together(parts, rows, certain=n_unread + 1)
+        if any(scored):
+            at, logits = 0, self.context.logits()
+            for chunk, rows_scored, (cache, batch) in zip(chunks, scored, parts, strict=False):
+                if rows_scored:
+                    first = at + np.count_nonzero(batch.wants_logits[: rows_scored.start])
+                    chunk.score(cache.length + rows_scored.start, logits[first : first + len(rows_scored)])
+                at += batch.n_outputs
         row = 0
         read = [(chunk.cached, chunk.tokens) for chunk in chunks]
         if n_unread:
@@ -354,25 +382,35 @@ class Target:
         """Cells that sequences hold."""
         return self.cache.n_live
 
-    def open_sequence(self, tokens: Sequence[int]) -> CachedSequence:
+    def open_sequence(self, tokens: Sequence[int], scores: PromptScores | None = None) -> CachedSequence:
         """A new sequence in the cache, which holds as much of the beginning of `tokens` as is known already.
 
         The cells of the longest beginning that another sequence has in common are shared. A recurrent state
         is that of a single sequence, so there this is the target's own.
 
+        Args:
+            scores: gets the log-probabilities of its tokens; None if they are not wanted.
+
         Raises:
             ValueError: there are `max_sequences` sequences already.
         """
         if self.max_sequences == 1:
+            if scores is not None:
+                scores.inherit(self.own.scores, _shared(self.own, tokens, scores))
+                tokens = tokens[: scores.covered]
+            self.own.scores = scores
             self.recall(tokens)
             return self.own
         self._begin()
         cached = CachedSequence(open_beside(self.cache))
         self._sequences.append(cached)
-        source, shared = self.longest_prefix(tokens, but=cached)
+        source, shared = self.longest_prefix(tokens, but=cached, scores=scores)
         if source is not None:
             inherit(cached.cache, source.cache, shared)
             cached.tokens[:] = tokens[:shared]
+            if scores is not None:
+                scores.inherit(source.scores, shared)
+        cached.scores = scores
         self._changing = False
         return cached
 
@@ -388,12 +426,19 @@ class Target:
         self._hidden.closed(cached)
 
     def longest_prefix(
-        self, tokens: Sequence[int], but: CachedSequence | None = None
+        self,
+        tokens: Sequence[int],
+        but: CachedSequence | None = None,
+        scores: PromptScores | None = None,
     ) -> tuple[CachedSequence | None, int]:
-        """The sequence in the cache with the longest beginning of `tokens`, but for one, and its length."""
+        """The sequence in the cache with the longest beginning of `tokens`, but for one, and its length.
+
+        Args:
+            scores: of the tokens; those that are wanted must be known of the beginning.
+        """
         longest: tuple[CachedSequence | None, int] = (None, 0)
         for other in self._sequences:
-            length = 0 if other is but else common_prefix(other.tokens, tokens)
+            length = 0 if other is but else _shared(other, tokens, scores)
             if length > longest[1]:
                 longest = other, length
         return longest
@@ -529,6 +574,12 @@ class Target:
         """Free the context and the weights."""
         self.context.close()
         self.model.close()
+
+
+def _shared(other: CachedSequence, tokens: Sequence[int], scores: PromptScores | None) -> int:
+    """How many tokens at the beginning need not be read because another sequence holds them."""
+    held = common_prefix(other.tokens, tokens)
+    return held if scores is None else scores.shareable(other.scores, held)
 
 
 def _drop_pending(cached: CachedSequence) -> None:

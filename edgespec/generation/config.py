@@ -115,10 +115,10 @@ class GenerationConfig:
         check_fields(self)
         object.__setattr__(self, "stop", tuple(self.stop))
         _check(
-            self.max_tokens is None or self.max_tokens >= 1,
+            self.max_tokens is None or self.max_tokens >= 0,
             "max_tokens",
             self.max_tokens,
-            "at least 1",
+            "0 or more",
         )
         _check(_within(self.temperature, 0, 100), "temperature", self.temperature, "from 0 to 100")
         _check(self.top_k >= 0, "top_k", self.top_k, "0 (all tokens) or more")

@@ -131,18 +131,24 @@ class MemoryUse:
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """The probability of an answer's token by the target's own logits, before penalties and temperature.
+    """The probability of a token by the target's own logits, before penalties and temperature.
 
     Attributes:
         logprob: natural logarithm of its probability.
         spelling: the bytes of the token; a character may span several.
         top: the likeliest tokens there, the likeliest first.
+        is_greedy: it is the likeliest one, which greedy decoding takes; unknown of those in `top`.
     """
 
     token: int
     logprob: float
     spelling: bytes = b""
     top: tuple[TokenLogprob, ...] = ()
+    is_greedy: bool = False
+
+    def cut(self, top: int) -> TokenLogprob:
+        """The same with at most so many of the likeliest tokens."""
+        return self if len(self.top) <= top else replace(self, top=self.top[:top])
 
 
 @dataclass
@@ -156,6 +162,7 @@ class Generation:
         reasoning_tokens: how many of the tokens are part of the thought.
         tool_calls: the tools that the answer calls.
         logprobs: one for each of `tokens`, if they were asked for.
+        prompt_logprobs: one for each token of the prompt that was to be scored; see `engine.scoring`.
         tokens: its token ids, with those of the thought, without the end token. If a stop string ended the
             answer, the tokens that spell it are included.
         finish_reason: "stop" (end token or stop string), "tool_calls" (it calls tools), "length" (max_tokens,
@@ -177,6 +184,7 @@ class Generation:
     reasoning_tokens: int = 0
     tool_calls: list[ToolCall] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     finish_reason: FinishReason = "stop"
     stop_string: str = ""
@@ -349,6 +357,7 @@ class Chunk:
         reasoning: the same of the thought before the answer.
         calls: the same of tool calls.
         logprobs: one for each token, if they were asked for.
+        prompt_logprobs: those of the prompt, on the first piece, if it was to be scored.
         tokens: the tokens of the answer that this pass yielded, without the end token.
         record: the pass that yielded them.
         generation: the finished answer, on the last chunk only.
@@ -363,6 +372,7 @@ class Chunk:
     reasoning: str = ""
     calls: tuple[CallPiece, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
 
     __repr__ = short_repr
 

@@ -20,6 +20,7 @@ from edgespec.serving.api import protocol
 from edgespec.serving.api.completion_request import is_pattern, names_model
 from edgespec.serving.api.endpoint import CompletionsEndpoint, Endpoint, Event, ResponsesEndpoint
 from edgespec.serving.api.refusals import Refusal, Unavailable, refusal_for
+from edgespec.serving.api.tokenizing import TokenizerEndpoint, detokenized, tokenized, tokenizer_info
 from edgespec.serving.completion_handler import CompletionHandler
 from edgespec.serving.ollama.endpoints import OllamaEndpoint, failure
 from edgespec.serving.ollama.model_card import ModelCard, version
@@ -63,6 +64,7 @@ class Application:
                 Route(path, _Answers(self._handler, endpoint), methods=["POST"])
                 for path, endpoint in endpoints.items()
             ),
+            Route("/tokenizer_info", _Answers(self._handler, TokenizerEndpoint(tokenizer_info))),
             *(Route(f"{_OLLAMA}{name}", _refuse_unsupported, methods=_ANY) for name in _UNSUPPORTED),
             Route("/api/tags", self._describe(lambda card: card.tags(listed))),
             Route("/api/ps", self._describe(lambda card: card.running(listed[0]))),
@@ -134,6 +136,8 @@ def _endpoints(model: str) -> dict[str, Endpoint]:
         "/v1/responses": ResponsesEndpoint(),
         "/v1/messages": MessagesEndpoint(),
         "/v1/messages/count_tokens": MessagesEndpoint(counts=True),
+        "/tokenize": TokenizerEndpoint(tokenized),
+        "/detokenize": TokenizerEndpoint(detokenized),
         "/api/chat": OllamaEndpoint(chat=True, model=model),
         "/api/generate": OllamaEndpoint(chat=False, model=model),
     }

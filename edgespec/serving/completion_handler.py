@@ -28,7 +28,7 @@ from edgespec.serving.api.endpoint import Endpoint, Event, ResponseBuilder
 from edgespec.serving.api.limits import Limits
 from edgespec.serving.api.refusals import Refusal, ShuttingDown, Unavailable, logged_refusal
 from edgespec.serving.engine_worker import EngineWorker, PendingAnswer, PrefillProgress, QueueSlot
-from edgespec.serving.prompts import encoded_prompts
+from edgespec.serving.prompts import echoed_prompts, encoded_prompts
 from edgespec.serving.request_bodies import BodyReceiver, RequestBody, parse
 from edgespec.serving.request_log import GONE, RequestLogEntry
 from edgespec.serving.response_sender import ResponseSender
@@ -156,8 +156,7 @@ class CompletionHandler:
         endpoint = sender.endpoint
         if self._stopping.is_set():
             raise ShuttingDown
-        # Counting tokens takes no place in the queue: it does not wait for the model.
-        with nullcontext() if endpoint.counts else self.worker.queue_slot() as slot:
+        with self.worker.queue_slot() if endpoint.waits else nullcontext() as slot:
             loop = asyncio.get_running_loop()
             exchange = await loop.run_in_executor(
                 self._threads, lambda content: self._prepare(content, endpoint), body.content
@@ -187,7 +186,11 @@ class CompletionHandler:
         limits = self._limits
         with self.worker.borrowed() as served:
             engine = served.engine
-            body = parse(content, values=limits.values + engine.context, depth=limits.depth)
+            body = (
+                parse(content, values=limits.values + engine.context, depth=limits.depth) if content else {}
+            )
+            if (reply := endpoint.reply(body, engine, limits)) is not None:
+                return _DirectReply(reply)
             translated = endpoint.translate(body)
             if translated.reply is not None:
                 return _DirectReply(translated.reply)
@@ -207,6 +210,8 @@ class CompletionHandler:
             if chat:
                 request = with_system(request, self._system)
             prompts, begun = encoded_prompts(served, request, limits, translated.warnings)
+            if request.echo:
+                request = replace(request, echoed=echoed_prompts(served, request, prompts))
         if endpoint.counts:
             return _DirectReply(endpoint.counted(sum(map(len, prompts))))
         # A list: what calls turn out to be is added to it.
@@ -245,6 +250,7 @@ class CompletionHandler:
                 slot,
                 raw=exchange.raw,
                 traced=traced,
+                scored_from=0 if request.scores_prompts else None,
             )
             for tokens in exchange.prompts
             for n in range(request.answers)

@@ -90,6 +90,7 @@ class PendingAnswer:
         asked_at: when it was put into the queue, by the monotonic clock.
         said_something: whether its answer has begun.
         raw: the answer continues a text, so nothing in it is a thought or a tool call.
+        scored_from: as of a `Request`.
         read_from: when its prompt began to be read, by the monotonic clock; 0 before.
         told_at: when the client was last told how far that has come.
     """
@@ -99,6 +100,7 @@ class PendingAnswer:
     slot: QueueSlot
     raw: bool = True
     traced: bool = False
+    scored_from: int | None = None
     events: asyncio.Queue[Chunk | PrefillProgress | Exception | None] = field(default_factory=asyncio.Queue)
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     request: Request = field(init=False)
@@ -115,6 +117,7 @@ class PendingAnswer:
             key=self,
             traced=self.traced,
             on_prefill=self._tell_progress,
+            scored_from=self.scored_from,
         )
 
     @property

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import UsageError
 from edgespec.models.text.replay import WrittenAnswer
 from edgespec.serving.api.completion_request import CompletionRequest, check_size, too_long
 from edgespec.serving.api.limits import Limits
+from edgespec.serving.api.text_logprobs import EchoedPrompt
 from edgespec.serving.api.warnings import Warnings
 from edgespec.serving.served_model import ServedModel
 
@@ -53,6 +55,23 @@ def encoded_prompts(
         if len(tokens) >= engine.context:
             raise too_long(f"{len(tokens)} tokens", engine.context)
     return prompts, begun
+
+
+def echoed_prompts(
+    served: ServedModel, request: CompletionRequest, prompts: Sequence[Sequence[int]]
+) -> tuple[EchoedPrompt, ...]:
+    """The prompts that are to stand in front of the answers.
+
+    Args:
+        prompts: the tokens of each.
+    """
+    vocabulary = served.engine.target.model.vocabulary
+    echoed = []
+    for prompt, tokens in zip(request.prompts, prompts, strict=True):
+        is_bos = vocabulary.adds_bos and tokens[0] == vocabulary.bos
+        text = prompt if isinstance(prompt, str) else vocabulary.spelled(tokens[is_bos:])
+        echoed.append(EchoedPrompt(text, vocabulary.piece(tokens[0], control=True), is_bos))
+    return tuple(echoed)
 
 
 def _text(served: ServedModel, prompt: Prompt, request: CompletionRequest, warnings: Warnings) -> list[int]:

@@ -66,7 +66,15 @@ WRONG: dict[str, Any] = {
     "set": {1, 2},
     "mapping": {"a": 1},
 }
-ENGINE = ("stream", "generate", "stream_many", "generate_many", "stream_many_async", "generate_many_async")
+ENGINE = (
+    "stream",
+    "generate",
+    "stream_many",
+    "generate_many",
+    "stream_many_async",
+    "generate_many_async",
+    "score",
+)
 SESSION = ("ask", "continue_answer", "drop_oldest", "save_to", "resume", "attach")
 
 

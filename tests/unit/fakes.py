@@ -112,7 +112,7 @@ class FakeTarget:
     def n_live(self) -> int:
         return sum(len(text.tokens) for text in self.sequences)
 
-    def open_sequence(self, tokens: Sequence[int]) -> FakeSequence:
+    def open_sequence(self, tokens: Sequence[int], scores: None = None) -> FakeSequence:
         assert len(self.sequences) < self.max_sequences
         cached = FakeSequence()
         _, shared = self.longest_prefix(tokens, but=cached)
@@ -125,7 +125,7 @@ class FakeTarget:
             self.sequences.remove(cached)
 
     def longest_prefix(
-        self, tokens: Sequence[int], but: FakeSequence | None = None
+        self, tokens: Sequence[int], but: FakeSequence | None = None, scores: None = None
     ) -> tuple[FakeSequence | None, int]:
         others = [other for other in self.sequences if other is not but]
         best = max(others, key=lambda other: common_prefix(other.tokens, tokens), default=None)

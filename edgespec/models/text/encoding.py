@@ -105,6 +105,14 @@ class Encoder:
                 )
         return tokens
 
+    def appended(self, text: str) -> list[int]:
+        """The tokens of a text that follows others: without a begin-of-text token, and with no control token.
+
+        Raises:
+            ContextLengthError: as `encode`.
+        """
+        return self._vocabulary.tokenize(text, control=False, most=self._most)
+
     def conversation(
         self,
         messages: Sequence[Message],

@@ -14,6 +14,7 @@ from edgespec.serving.api.formats import read_format
 from edgespec.serving.api.limits import Limits
 from edgespec.serving.api.messages import read_messages, texts_of
 from edgespec.serving.api.settings import read_settings
+from edgespec.serving.api.text_logprobs import EchoedPrompt
 from edgespec.serving.api.tools import read_tools
 from edgespec.serving.api.values import boolean, integer, shown, wrong
 from edgespec.serving.api.warnings import Warnings
@@ -41,6 +42,8 @@ class CompletionRequest:
         custom_tools: names of tools that take a text.
         suffix: what stands behind the completion.
         continues: the last message is the beginning of the answer.
+        echo: the prompt stands in front of the answer, with its log-probabilities if those are wanted.
+        echoed: these prompts, once they are tokens.
     """
 
     chat: bool
@@ -55,6 +58,13 @@ class CompletionRequest:
     custom_tools: frozenset[str] = frozenset()
     suffix: str = ""
     continues: bool = False
+    echo: bool = False
+    echoed: tuple[EchoedPrompt, ...] = ()
+
+    @property
+    def scores_prompts(self) -> bool:
+        """True if the log-probabilities of the prompts' tokens are wanted."""
+        return self.echo and self.config.logprobs is not None
 
     def check_calls(self, answer: Generation) -> None:
         """Warn of calls that do not fit what could not be imposed of their tools' schemas."""
@@ -137,7 +147,8 @@ def read_request(
         warnings=warnings.sentences,
         custom_tools=offered.custom,
         continues=continues,
-        suffix=_suffix(body.get("suffix"), warnings, chat=chat),
+        suffix=(suffix := _suffix(body.get("suffix"), warnings, chat=chat)),
+        echo=_echo(body, suffix, warnings, chat=chat),
     )
 
 
@@ -251,6 +262,15 @@ def _continues(body: Mapping[str, Any], messages: Any) -> bool:
             "The last of several messages must be an assistant's, with text.",
         )
     return bool(wanted)
+
+
+def _echo(body: Mapping[str, Any], suffix: str, warnings: Warnings, *, chat: bool) -> bool:
+    echo = boolean(body, "echo")
+    if echo and suffix:
+        raise UsageError("A prompt with a suffix cannot be echoed.", "Leave out 'echo' or 'suffix'.")
+    if echo and chat:
+        warnings.ignored("echo", "It is for completions.")
+    return echo and not chat
 
 
 def _suffix(value: object, warnings: Warnings, *, chat: bool) -> str:

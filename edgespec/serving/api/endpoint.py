@@ -10,14 +10,18 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from edgespec.generation.result import Chunk, Generation
 from edgespec.serving.api import protocol, response_items, responses
 from edgespec.serving.api.completion_request import CompletionRequest
+from edgespec.serving.api.limits import Limits
 from edgespec.serving.api.refusals import Refusal
 from edgespec.serving.api.response_store import ResponseStore
 from edgespec.serving.api.warnings import Warnings
+
+if TYPE_CHECKING:
+    from edgespec.engine.engine import Engine
 
 Event = dict[str, Any]
 _LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
@@ -73,6 +77,15 @@ class Endpoint(ABC):
     media_type = "text/event-stream; charset=utf-8"
     last = b""
     counts = False
+
+    @property
+    def waits(self) -> bool:
+        """True if requests wait for the model, and so take a place in the queue."""
+        return not self.counts
+
+    def reply(self, body: object, engine: Engine, limits: Limits) -> Event | None:
+        """The answer, on a path that asks about the model and not for its words; None on others."""
+        return None
 
     @abstractmethod
     def translate(self, body: object) -> TranslatedRequest:
@@ -141,6 +154,8 @@ class CompletionsEndpoint(Endpoint):
             speculates=request.with_speculation,
             custom_tools=request.custom_tools,
             n_prompts=len(request.prompts),
+            echoed=[prompt for prompt in request.echoed for _ in range(request.answers)],
+            scored=request.scores_prompts,
         )
 
 

@@ -13,7 +13,7 @@ from edgespec.serving.api.warnings import Warnings
 
 CHAT_FIELDS = (
     *SETTINGS,
-    *("model", "messages", "prompt", "n", "best_of", "stream", "stream_options", "suffix"),
+    *("model", "messages", "prompt", "n", "best_of", "stream", "stream_options", "suffix", "echo"),
     *("response_format", "grammar", "json_schema"),
     *("tools", "tool_choice", "parallel_tool_calls", "functions", "function_call"),
     *("speculation", "continue_final_message", "add_generation_prompt"),
@@ -26,7 +26,6 @@ _NOT_SUPPORTED = {
     "modalities": "Answers are text.",
     "web_search_options": "Nothing is searched here.",
     "moderation": "Answers are not moderated.",
-    "echo": "It is served with logprobs only.",
     "verbosity": "Ask for the length in the prompt.",
 }
 # Clients send these, and they change nothing about an answer here.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from typing import Any
 
 from edgespec.generation.result import Chunk, Generation, TokenLogprob, tokens_per_second
 from edgespec.generation.tools import CallPiece, ToolCall
 from edgespec.serving.api import speculation
+from edgespec.serving.api.text_logprobs import EchoedPrompt, TextLogprobs, joined
 from edgespec.serving.api.tools import custom_input
 
 
@@ -24,6 +26,8 @@ class CompletionBuilder:
         speculates: whether pieces report what was drafted and accepted.
         custom_tools: names of tools that take a text.
         n_prompts: how many prompts the answers are to; each has as many.
+        echoed: for each answer, the prompt that is to stand in front of it; empty if none are.
+        scored: whether the log-probabilities of these prompts are wanted.
     """
 
     def __init__(
@@ -37,6 +41,8 @@ class CompletionBuilder:
         speculates: bool = False,
         custom_tools: Collection[str] = (),
         n_prompts: int = 1,
+        echoed: Sequence[EchoedPrompt] = (),
+        scored: bool = False,
     ) -> None:
         self._chat = chat
         self._head = {
@@ -47,21 +53,25 @@ class CompletionBuilder:
         self._warnings = warnings
         self._timed = timed
         self._speculates = speculates
-        self._offsets: dict[int, int] = {}  # characters streamed of each answer so far
+        self._texts: defaultdict[int, TextLogprobs] = defaultdict(TextLogprobs)  # by answer
         self._custom_tools = custom_tools
         self._custom: dict[int, list[CallPiece]] = {}  # calls of these tools, by answer, until they are whole
         self._n_prompts = n_prompts
+        self._echoed = echoed
+        self._scored = scored
+        self._begun: set[int] = set()  # answers whose prompts were streamed
 
     def whole(self, answers: Sequence[Generation]) -> dict[str, Any]:
         """The body of an answer that is not streamed."""
         choices = []
         for index, answer in enumerate(answers):
-            text: dict[str, Any] = {"message": self._message(answer)} if self._chat else {"text": answer.text}
+            before = self._echoed[index].text if self._echoed else ""
+            text = {"message": self._message(answer)} if self._chat else {"text": before + answer.text}
             choices.append(
                 {
                     "index": index,
                     **text,
-                    "logprobs": self._logprobs(answer.logprobs, 0),
+                    "logprobs": self._logprobs(index, answer.logprobs, answer.prompt_logprobs),
                     "finish_reason": _reason(answer),
                 }
             )
@@ -77,10 +87,22 @@ class CompletionBuilder:
 
     def begin(self, index: int) -> list[dict[str, Any]]:
         """Return the beginning of a streamed answer."""
-        return [self._piece(index, {"role": "assistant", "content": ""}, None)] if self._chat else []
+        if self._chat:
+            return [self._piece(index, {"role": "assistant", "content": ""}, None)]
+        return [] if self._scored else self._echo(index, ())
+
+    def _echo(self, index: int, found: Sequence[TokenLogprob | None]) -> list[dict[str, Any]]:
+        """Return the prompt in front of a streamed text, once."""
+        if not self._echoed or index in self._begun:
+            return []
+        self._begun.add(index)
+        event = self._piece(index, self._echoed[index].text, None)
+        event["choices"][0]["logprobs"] = self._logprobs(index, (), found)
+        return [event]
 
     def piece(self, index: int, chunk: Chunk) -> list[dict[str, Any]]:
         """A piece of a streamed answer."""
+        echo = self._echo(index, chunk.prompt_logprobs)
         delta: dict[str, Any] = {}
         if chunk.reasoning:
             delta["reasoning_content"] = chunk.reasoning
@@ -91,22 +113,19 @@ class CompletionBuilder:
             delta["tool_calls"] = calls
         told = speculation.of_pass(chunk) if self._speculates else {}
         if not delta and not chunk.logprobs and not told:
-            return []
+            return echo
         event = self._piece(index, delta if self._chat else chunk.text, None)
-        offset = self._offsets.get(index, 0)
-        event["choices"][0]["logprobs"] = self._logprobs(chunk.logprobs, offset)
-        self._offsets[index] = offset + sum(
-            len(found.spelling.decode("utf-8", "replace")) for found in chunk.logprobs
-        )
-        return [event | told]
+        event["choices"][0]["logprobs"] = self._logprobs(index, chunk.logprobs)
+        return [*echo, event | told]
 
     def end(self, index: int, answer: Generation) -> list[dict[str, Any]]:
         """Return the end of a streamed answer."""
+        echo = self._echo(index, answer.prompt_logprobs)
         whole = self._custom_deltas(index)
         delta: dict[str, Any] = {"tool_calls": whole} if whole else {}
         event = {**self._piece(index, delta if self._chat else "", _reason(answer)), **self._notes}
         event |= speculation.of_answer(answer) if self._speculates else {}
-        return [event | {"timings": timings([answer])} if self._timed else event]
+        return [*echo, event | {"timings": timings([answer])} if self._timed else event]
 
     def usage(self, answers: Sequence[Generation]) -> list[dict[str, Any]]:
         """The usage, as a separate piece without choices."""
@@ -165,22 +184,15 @@ class CompletionBuilder:
         choice = {"index": index, ("delta" if self._chat else "text"): delta, "finish_reason": reason}
         return {**self._head, "object": self._piece_kind, "choices": [choice | {"logprobs": None}]}
 
-    def _logprobs(self, found: Sequence[TokenLogprob], offset: int) -> dict[str, Any] | None:
-        if not found:
-            return None
+    def _logprobs(
+        self, index: int, found: Sequence[TokenLogprob], of_prompt: Sequence[TokenLogprob | None] = ()
+    ) -> dict[str, Any] | None:
         if self._chat:
-            return {"content": [_logprob(item) for item in found], "refusal": None}
-        spelled = [item.spelling.decode("utf-8", "replace") for item in found]
-        starts = [offset + sum(map(len, spelled[:n])) for n in range(len(spelled))]
-        return {
-            "tokens": spelled,
-            "token_logprobs": [item.logprob for item in found],
-            "top_logprobs": [
-                {other.spelling.decode("utf-8", "replace"): other.logprob for other in item.top}
-                for item in found
-            ],
-            "text_offset": starts,
-        }
+            return {"content": [_logprob(item) for item in found], "refusal": None} if found else None
+        if self._scored and of_prompt:
+            prompt = self._texts[index].of_prompt(self._echoed[index], of_prompt)
+            return joined(prompt, self._texts[index].of_answer(found))
+        return self._texts[index].of_answer(found) if found else None
 
 
 def usage(answers: Sequence[Generation], n_prompts: int) -> dict[str, Any]:

@@ -59,6 +59,8 @@ def read_request(values: dict[str, Any], line: int, defaults: GenerationConfig) 
             raise UsageError("A line of a batch has one prompt.", "Write a line for each prompt.")
         if request.suffix:
             raise UsageError("A batch cannot fill in texts.", "Leave out 'suffix'.")
+        if request.echo:
+            raise UsageError("A batch cannot echo prompts.", "Leave out 'echo'; --score scores texts.")
         if request.stream:
             raise UsageError("A batch cannot stream its answers.", "Leave out 'stream'.")
         if request.continues:

@@ -160,7 +160,7 @@ class StateCache:
             positions=self._positions(np.concatenate([depths, np.full(padding, depths[-1] + 1)])),
             sequence_ids=np.full(len(tokens) + padding, 1 - cached.home, dtype=np.int32),
             offsets=np.arange(len(tokens) + padding + 1, dtype=np.int64),
-            wants_logits=np.concatenate([wants, np.full(padding, wants.any())]),
+            wants_logits=np.concatenate([wants, np.full(padding, batch.pads_logits)]),
             padding=padding,
             branches=None
             if len(tokens) + padding == n_before + certain

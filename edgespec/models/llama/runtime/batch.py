@@ -42,6 +42,7 @@ class TokenBatch:
         offsets: (rows + 1,).
         wants_logits: (rows,) bool.
         padding: rows at the end whose results are not used.
+        padding_wants_logits: whether rows of padding that are added want logits if any other row does.
         features: (rows, width) what a draft head reads beside each token; None for models. Rows of padding
             have none.
         branches: of a sequence whose running state branches; None if each row follows the one before it.
@@ -55,6 +56,7 @@ class TokenBatch:
     padding: int = 0
     features: NDArray[np.float32] | None = None
     branches: StateBranches | None = None
+    padding_wants_logits: bool = True
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -106,7 +108,8 @@ class TokenBatch:
         """Return the batch with unused rows appended, in a sequence of their own.
 
         They want logits if any other row does: llama.cpp computes the end of the last layer and the logits
-            for such rows only, and their number must not change the choice of kernels there either.
+            for such rows only, and their number must not change the choice of kernels there either. Where
+            `padding_wants_logits` is False, enough other rows want them.
         """
         extra = rows - len(self)
         if extra <= 0:
@@ -116,9 +119,14 @@ class TokenBatch:
             positions=np.concatenate([self.positions, np.arange(extra, dtype=np.int32)]),
             sequence_ids=np.concatenate([self.sequence_ids, np.full(extra, sequence_id, dtype=np.int32)]),
             offsets=np.concatenate([self.offsets, self.offsets[-1] + np.arange(1, extra + 1)]),
-            wants_logits=np.concatenate([self.wants_logits, np.full(extra, self.wants_logits.any())]),
+            wants_logits=np.concatenate([self.wants_logits, np.full(extra, self.pads_logits)]),
             padding=self.padding + extra,
         )
+
+    @property
+    def pads_logits(self) -> bool:
+        """True if rows of padding want logits."""
+        return self.padding_wants_logits and bool(self.wants_logits.any())
 
     @property
     def n_outputs(self) -> int:

@@ -21,6 +21,7 @@ _COVERING = (1, 2, 5)  # kinds whose tokens cover every byte of a text: Sentence
 _FOUND_FIRST = (
     1 | 8 | 16
 )  # llama_token_attr: unknown, control and user-defined tokens, looked for before words
+_USUAL_PIECE = 128  # bytes
 _SHALLOW_CHARS = 256  # fit any stack
 _LIKELY_TOKEN_BYTES = 16  # more than the tokens of any real text have on average
 
@@ -37,7 +38,6 @@ class Vocabulary:
         self._refuse: Callable[[], BackendError] = _closed
         self.n_tokens = int(llama_cpp.llama_vocab_n_tokens(handle))
         self._ends = np.full(self.n_tokens, -1, dtype=np.int8)  # -1: not looked up yet
-        self._piece_buffer = ctypes.create_string_buffer(512)
 
     @property
     def _handle(self) -> Any:
@@ -186,14 +186,21 @@ class Vocabulary:
         return [control for control in self.control_texts if control in text]
 
     def piece(self, token: int, *, control: bool = False) -> bytes:
-        """The bytes that a token adds to the text; those of control tokens only if asked for."""
-        n = llama_cpp.llama_token_to_piece(
-            self._with_texts, token, self._piece_buffer, len(self._piece_buffer), 0, control
-        )
-        if n < 0:
-            self._piece_buffer = ctypes.create_string_buffer(-n)
-            return self.piece(token, control=control)
-        return self._piece_buffer.raw[:n]
+        """The bytes that a token adds to the text; those of control tokens only if asked for.
+
+        Several threads may ask at once.
+        """
+        size = _USUAL_PIECE
+        while True:
+            buffer = (ctypes.c_char * size)()
+            n = llama_cpp.llama_token_to_piece(self._with_texts, token, buffer, size, 0, control)
+            if n >= 0:
+                return buffer.raw[:n]
+            size = -n
+
+    def spelled(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, with those of control tokens."""
+        return b"".join(self.piece(token, control=True) for token in tokens).decode("utf-8", "replace")
 
     @property
     def _adds_eos(self) -> bool:

@@ -1,0 +1,88 @@
+"""Texts that are to be scored, as tokens; and how far that has come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from edgespec.errors import UsageError
+from edgespec.models.llama.cache.kv_cache import common_prefix
+from edgespec.models.text.encoding import Encoder, Prompt
+
+
+@dataclass(frozen=True)
+class ScoredText:
+    """A text that is to be scored.
+
+    Attributes:
+        first: position of the first token whose log-probability is wanted.
+    """
+
+    tokens: tuple[int, ...]
+    first: int = 0
+
+
+def scored_texts(
+    encoder: Encoder, prompts: Iterable[Prompt], continuations: Iterable[str | Sequence[int]] | None = None
+) -> list[ScoredText]:
+    """Encode texts, or continuations of prompts; raises as `Engine.score`."""
+    contexts = list(prompts)
+    if continuations is None:
+        return [_whole(encoder, prompt) for prompt in contexts]
+    added = list(continuations)
+    if len(added) != len(contexts):
+        raise UsageError(
+            f"There are {len(contexts)} prompts and {len(added)} continuations.",
+            "Give one continuation for each prompt.",
+        )
+    return [scored_text(encoder, *pair) for pair in zip(contexts, added, strict=True)]
+
+
+def scored_text(encoder: Encoder, prompt: Prompt, continuation: str | Sequence[int]) -> ScoredText:
+    """Encode the continuation of a prompt.
+
+    Two plain texts are encoded together, as the model would see them in one text.
+    """
+    if not continuation:
+        raise UsageError("A continuation is empty.", "Give the text that is to be scored.")
+    before = encoder.encode(prompt, raw=True)
+    if isinstance(prompt, str) and isinstance(continuation, str):
+        tokens = encoder.encode(prompt + continuation, raw=True)
+        # A text that is closed by an end token is longer than its beginning in the longer text.
+        first = common_prefix(before, tokens)
+    else:
+        added = encoder.appended(continuation) if isinstance(continuation, str) else continuation
+        tokens, first = [*before, *encoder.encode(added)], len(before)
+    return ScoredText(tuple(tokens), min(first, len(tokens) - 1))
+
+
+def _whole(encoder: Encoder, prompt: Prompt) -> ScoredText:
+    return ScoredText(tuple(encoder.encode(prompt, raw=True)))
+
+
+class ScoringProgress:
+    """How many tokens of all texts were read.
+
+    Args:
+        on_progress: called with (tokens read, tokens to read) whenever that changes; None if nobody asks.
+    """
+
+    def __init__(self, texts: Sequence[ScoredText], on_progress: Callable[[int, int], None] | None) -> None:
+        self._missing = [len(text.tokens) - 1 for text in texts]
+        self._total = sum(self._missing)
+        self._on_progress = on_progress
+
+    def observer(self, index: int) -> Callable[[int, int], None] | None:
+        """What is called with the tokens that were read of one text, and those that had to be."""
+        if self._on_progress is None:
+            return None
+        return lambda read, to_read: self._now_missing(index, to_read - read)
+
+    def scored(self, index: int) -> None:
+        """A text is done."""
+        self._now_missing(index, 0)
+
+    def _now_missing(self, index: int, missing: int) -> None:
+        if self._on_progress is not None and self._missing[index] != missing:
+            self._missing[index] = missing
+            self._on_progress(self._total - sum(self._missing), self._total)

@@ -1,0 +1,87 @@
+"""The result of scoring a text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgespec.generation.result import Generation, TokenLogprob
+
+
+@dataclass(frozen=True)
+class Score:
+    """How likely the target finds a given text, or a continuation after a context.
+
+    Attributes:
+        tokens: the tokens that were scored.
+        token_logprobs: the log-probability of each, given all tokens before it; None for the first token of a
+            text, which follows nothing.
+        prompt_tokens: tokens of context and text together.
+        cached_tokens: those of them that were not read, because their state was known.
+        complete: False if scoring was cancelled; what is missing is then None.
+    """
+
+    tokens: tuple[int, ...]
+    token_logprobs: tuple[TokenLogprob | None, ...] = field(repr=False)
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    complete: bool = True
+
+    @classmethod
+    def of(cls, prompt: tuple[int, ...], first: int, answer: Generation) -> Score:
+        """The score of a prompt's tokens from position `first` on."""
+        return cls(
+            prompt[first:],
+            tuple(answer.prompt_logprobs),
+            len(prompt),
+            answer.cached_tokens,
+            answer.finish_reason != "cancelled",
+        )
+
+    @classmethod
+    def none(cls, prompt: tuple[int, ...], first: int) -> Score:
+        """The score of a prompt that was cancelled before it began."""
+        tokens = prompt[first:]
+        return cls(tokens, (None,) * len(tokens), len(prompt), complete=False)
+
+    @property
+    def logprob(self) -> float:
+        """The sum of the log-probabilities: the natural logarithm of the text's probability."""
+        return sum(found.logprob for found in self.token_logprobs if found is not None)
+
+    @property
+    def is_greedy(self) -> bool:
+        """True if each token is the likeliest one at its place, so that greedy decoding writes this text."""
+        return all(found.is_greedy for found in self.token_logprobs if found is not None)
+
+    def to_json(self, *, per_token: bool = False) -> dict[str, Any]:
+        """The score as JSON values.
+
+        Args:
+            per_token: include the spelling and log-probability of each token, and the likeliest ones.
+        """
+        summary: dict[str, Any] = {
+            "logprob": self.logprob,
+            "tokens": len(self.tokens),
+            "is_greedy": self.is_greedy,
+        }
+        if per_token:
+            summary["token_logprobs"] = [
+                {"id": token} | (_token_json(found) if found is not None else {"logprob": None})
+                for token, found in zip(self.tokens, self.token_logprobs, strict=True)
+            ]
+        return summary
+
+
+def _token_json(found: TokenLogprob) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "token": found.spelling.decode("utf-8", "replace"),
+        "logprob": found.logprob,
+        "is_greedy": found.is_greedy,
+    }
+    if found.top:
+        values["top_logprobs"] = [
+            {"id": other.token, "token": other.spelling.decode("utf-8", "replace"), "logprob": other.logprob}
+            for other in found.top
+        ]
+    return values
