@@ -167,7 +167,13 @@ class AnswerInProgress:
         answer.memory.peak_rss_bytes = peak_rss()
         if self._observer is not None:
             self._observer.finish(answer)
-        return Chunk(rest.text, generation=answer, reasoning=rest.reasoning, calls=rest.calls)
+        return Chunk(
+            rest.text,
+            generation=answer,
+            reasoning=rest.reasoning,
+            calls=rest.calls,
+            prompt_logprobs=() if answer.passes else tuple(answer.prompt_logprobs),
+        )
 
 
 @dataclass(frozen=True)

@@ -230,6 +230,7 @@ class FakeSequence:
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.cache = None
+        self.scores = None
 
 
 class FakeDrafter(Drafter):

@@ -387,7 +387,7 @@ def test_wrong_sizes(text: str) -> None:
             "--temperature must be a number, not '5x'.\nSee 'edgespec generate --help'.",
         ),
         ("generate -p Hi -t 5x", "--threads must be an integer, not '5x'.\nSee 'edgespec generate --help'."),
-        ("generate -p Hi --max-tokens 0", "max_tokens must be at least 1, not 0."),
+        ("generate -p Hi --max-tokens -2", "max_tokens must be 0 or more, not -2."),
         ("generate -p Hi --memory 12XB", "'12XB' is not a size.\nWrite it like 12GiB, 800MB or 4000000000."),
         ("generate -p Hi --memory 0", "A size must be above 0 and below 8 EiB, not 0."),
         ("generate -p Hi --tree-budget -2", "--tree-budget must be from 1 to 4096 or auto, not '-2'."),

@@ -62,8 +62,7 @@ def test_thoughts_and_calls_are_in_the_record() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("max_tokens", 0, "max_tokens must be at least 1, not 0."),
-        ("max_tokens", -5, "max_tokens must be at least 1, not -5."),
+        ("max_tokens", -5, "max_tokens must be 0 or more, not -5."),
         ("temperature", -0.1, "temperature must be from 0 to 100, not -0.1."),
         ("temperature", 101, "temperature must be from 0 to 100, not 101."),
         ("temperature", math.nan, "temperature must be from 0 to 100, not nan."),
