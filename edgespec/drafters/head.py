@@ -68,6 +68,7 @@ class HeadDrafter(ModelDrafter):
 
     reads_target = True
     keeps_branches = False  # the features of what was drafted are not those of the sequence
+    may_rest = False  # it is cheap, and has to follow the sequence
 
     def __init__(
         self,

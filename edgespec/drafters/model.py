@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,9 +25,11 @@ from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 from edgespec.speculation.drafters.base import Drafter, DraftRequest, ProposedBy
+from edgespec.speculation.drafters.proposing import ProposingDrafter
 from edgespec.speculation.growth import Children, Frontier, TreeLimits
 from edgespec.speculation.ranking import Ranking
 from edgespec.speculation.sampled_trees import Drawing, grow_drawn
+from edgespec.speculation.sizing.model_gain import ModelGain
 from edgespec.speculation.sources.base import Proposer
 from edgespec.speculation.sources.target_rows import observed
 from edgespec.speculation.tree import FloatArray, TokenTree
@@ -39,6 +41,21 @@ _USUAL_PENDING = 4  # tokens up to the root that are read in a usual round
 
 _NO_LOGITS = np.empty((0, 0), dtype=np.float32)
 _NO_STEP = object()
+
+
+@dataclass(frozen=True)
+class _Round:
+    """A round of one sequence, until the target has decided.
+
+    Attributes:
+        length: of the sequence.
+        promised: expected tokens of the pass, by the proposers alone.
+        by_model: whether the model drafts.
+    """
+
+    length: int
+    promised: float
+    by_model: bool
 
 
 class ModelDrafter(Drafter):
@@ -54,9 +71,11 @@ class ModelDrafter(Drafter):
         steps, rows: draft steps of the last trees, and nodes read in them.
         text_s: seconds of the decodes of those that read tokens that were new, beside the root.
         keeps_branches: whether what was read below the target's choice is of use for the next tree.
+        may_rest: whether rounds for which the proposers' candidates are enough do without the model.
     """
 
     keeps_branches = True
+    may_rest = True
 
     def __init__(
         self,
@@ -75,6 +94,9 @@ class ModelDrafter(Drafter):
         self._drafted: list[DraftSequence] = []  # those of the last trees, in order
         self._places: dict[int, int] = {}  # where each request of the last call is in there
         self._prompts: StateStore | None = None
+        self._without_model = ProposingDrafter(proposers) if proposers and self.may_rest else None
+        self._gain = ModelGain()
+        self._round: _Round | None = None
         self.steps = self.rows = 0
         self._changing = False  # a call has begun and not ended
 
@@ -105,6 +127,9 @@ class ModelDrafter(Drafter):
         """
         self._begin()
         trees = [TokenTree.root_only(request.sequence[-1]) for request in requests]
+        if len(requests) == 1 and (proposed := self._proposed(requests[0], limits)) is not None:
+            self._changing = False
+            return [proposed]
         served = self._with_room(requests, limits) if limits.allows_drafting else []
         if served:
             self._resume([requests[index] for index in served])
@@ -117,6 +142,16 @@ class ModelDrafter(Drafter):
         self._places = {index: place for place, index in enumerate(served)}
         self._changing = False
         return trees
+
+    def _proposed(self, request: DraftRequest, limits: TreeLimits) -> TokenTree | None:
+        """The tree of the proposers, if the model would cost more than it adds."""
+        if self._without_model is None or not limits.min_gain or not request.limits.expansion.merges:
+            return None
+        free = replace(limits, min_gain=0.0, row_gain=0.0)
+        (tree,) = self._without_model.draft_together([request], free)
+        promised = float(np.exp(tree.logprobs, dtype=np.float64).sum())
+        self._round = _Round(len(request.sequence), promised, by_model=self._gain.pays(promised, limits))
+        return None if self._round.by_model else tree
 
     def draw(self, sequence: Sequence[int], drawing: Drawing, width: int) -> DraftedTree:
         """A tree whose tokens are sampled from this model's distribution.
@@ -167,6 +202,8 @@ class ModelDrafter(Drafter):
 
     def proposed_by(self, tree: TokenTree, index: int = 0) -> list[ProposedBy]:
         """Return the proposer of each node of the last tree."""
+        if self._without_model is not None and self._round is not None and not self._round.by_model:
+            return self._without_model.proposed_by(tree)
         place = self._places.get(index)
         if place is None or place >= len(self._drafted):
             return super().proposed_by(tree, index)
@@ -181,6 +218,13 @@ class ModelDrafter(Drafter):
 
     def learn(self, sequence: Sequence[int], index: int = 0) -> None:
         """Teach the policy which candidates of the last tree the target chose."""
+        if self._without_model is not None and self._round is not None:
+            last, self._round = self._round, None
+            draft = (self.steps, self.rows) if last.by_model else None
+            self._gain.add(last.promised, len(sequence) - last.length, draft)
+            if not last.by_model:
+                self._without_model.learn(sequence)
+                return
         place = self._places.get(index)
         if place is not None and place < len(self._drafted):
             self._drafted[place].learn(sequence)
@@ -249,6 +293,7 @@ class ModelDrafter(Drafter):
             self._recover()
         self._changing = True
         self._places = {}
+        self._round = None
         self.steps = self.rows = 0
         self.text_s = 0.0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from edgespec.costs.pass_time import RoundCosts
@@ -34,8 +33,6 @@ from edgespec.speculation.policies import TreePolicy, tree_policy
 from edgespec.speculation.sources.base import Proposer
 from edgespec.speculation.sources.corpus import FileSource
 
-_MODEL_DRAFT_DEPTH = 16
-
 
 def drafter_name(files: ModelFiles | None, state: LoadState) -> str:
     """The drafter, as keys of what is remembered of a pair name it."""
@@ -60,8 +57,6 @@ def tree_limits(plan: Plan, policy: TreePolicy, *, experts: bool = False) -> Tre
     """
     speculation, nodes = plan.config.speculation, most_nodes(plan, experts=experts)
     limits = TreeLimits(nodes, depth=nodes, width=max(8, nodes // 8))
-    if plan.drafter is not None:
-        limits = replace(limits, depth=_MODEL_DRAFT_DEPTH)
     return policy.clamp(limits, speculation.tree_depth, speculation.tree_width)
 
 

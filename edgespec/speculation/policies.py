@@ -24,6 +24,7 @@ from edgespec.speculation.tree import FloatArray
 # Acceptance by rank that published trees assume of small drafters, until there are counts.
 _USUAL_RANKS = np.array([0.68, 0.12, 0.05, 0.03, 0.02, 0.015, 0.01, 0.008])
 _PRIOR = 20.0  # weight of the usual ranks, in candidates
+_LONGEST_CHAIN = 16  # of policies that do not weigh a further step against what it adds
 
 
 class RankAcceptance(AcceptanceModel):
@@ -178,12 +179,14 @@ def _eagle2(store: TableStore) -> TreePolicy:
 
 
 def _chain(store: TableStore) -> TreePolicy:
-    return TreePolicy("chain", ExpansionPolicy(), ExpansionPolicy(), width=1, branching=1, leaves=1)
+    return TreePolicy(
+        "chain", ExpansionPolicy(), ExpansionPolicy(), depth=_LONGEST_CHAIN, width=1, branching=1, leaves=1
+    )
 
 
 def _sequences(store: TableStore) -> TreePolicy:
     expansion = ExpansionPolicy(UniformAcceptance(), by_level=True, later_branching=1)
-    return TreePolicy("sequences", expansion, expansion, width=4, branching=4, leaves=4)
+    return TreePolicy("sequences", expansion, expansion, depth=_LONGEST_CHAIN, width=4, branching=4, leaves=4)
 
 
 _POLICIES: dict[str, Callable[[TableStore], TreePolicy]] = {
