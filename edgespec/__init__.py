@@ -15,19 +15,34 @@ from edgespec.errors import EdgeSpecError
 from edgespec.version import __version__
 
 if TYPE_CHECKING:
+    from edgespec.engine.embedder import Embedder
     from edgespec.engine.engine import Engine
     from edgespec.engine.sessions.session import Session
     from edgespec.generation.config import GenerationConfig
+    from edgespec.loading.embedder import load_embedder
+    from edgespec.loading.embedder import open_embedder as open_embedder
     from edgespec.loading.load import load
     from edgespec.loading.load import open_engine as open_engine
 
-__all__ = ["EdgeSpecError", "Engine", "GenerationConfig", "Session", "__version__", "load"]
+__all__ = [
+    "EdgeSpecError",
+    "Embedder",
+    "Engine",
+    "GenerationConfig",
+    "Session",
+    "__version__",
+    "load",
+    "load_embedder",
+]
 
 _HOMES = {
+    "Embedder": "edgespec.engine.embedder",
     "Engine": "edgespec.engine.engine",
     "GenerationConfig": "edgespec.generation.config",
     "Session": "edgespec.engine.sessions.session",
     "load": "edgespec.loading.load",
+    "load_embedder": "edgespec.loading.embedder",
+    "open_embedder": "edgespec.loading.embedder",  # for the command line
     "open_engine": "edgespec.loading.load",  # for the command line
 }
 

@@ -20,10 +20,12 @@ from prometheus_client.parser import text_string_to_metric_families
 import edgespec
 from edgespec.cli.options.sampling import SamplingOptions
 from edgespec.config import Config
+from edgespec.engine.embedder import Embedder
 from edgespec.engine.engine import Engine
 from edgespec.serving.api.limits import Limits
 from edgespec.serving.app import Application
 from edgespec.serving.completion_handler import CompletionHandler
+from edgespec.serving.embeddings import EmbeddingHandler, EmbeddingWorker, ServedEmbedder
 from edgespec.serving.engine_worker import EngineWorker
 from edgespec.serving.request_log import RequestLogEntry
 from edgespec.serving.served_model import ServedModel
@@ -154,8 +156,6 @@ def serving(
         defaults: settings that requests leave open.
     """
     limits = limits or Limits()
-    listener = socket.create_server(("127.0.0.1", 0))
-    running = Running(listener.getsockname()[1])
 
     def served() -> ServedModel:
         engine = load()
@@ -163,22 +163,50 @@ def serving(
         chosen = sampling.chosen_for(Config(), engine.target.model.path, default="greedy")
         return ServedModel(engine, chosen.config.with_(**defaults))
 
-    worker = EngineWorker(served(), waiting, lambda _report: served(), running.told.append, parallel=parallel)
+    told: list[str] = []
+    worker = EngineWorker(served(), waiting, lambda _report: served(), told.append, parallel=parallel)
+    handler = CompletionHandler(
+        worker, "model", limits, aliases=aliases, on_request=on_request, system=system
+    )
+    with _answering(handler, limits, api_key, told) as running:
+        yield running
+
+
+@contextmanager
+def serving_embeddings(
+    load: Callable[[], Embedder],
+    *,
+    aliases: Sequence[str] = (),
+    on_request: Callable[[RequestLogEntry], None] | None = None,
+) -> Iterator[Running]:
+    """A server of an embedding model in this process; see `serving`."""
+    told: list[str] = []
+    worker = EmbeddingWorker(
+        ServedEmbedder(load()), 16, lambda _report: ServedEmbedder(load()), told.append, parallel=8
+    )
+    handler = EmbeddingHandler(worker, "model", Limits(), aliases=aliases, on_request=on_request)
+    with _answering(handler, Limits(), None, told) as running:
+        yield running
+
+
+@contextmanager
+def _answering(
+    handler: CompletionHandler | EmbeddingHandler, limits: Limits, api_key: str | None, told: list[str]
+) -> Iterator[Running]:
+    """A server in a thread, with a handler whose worker is closed in the end."""
+    listener = socket.create_server(("127.0.0.1", 0))
     try:
-        handler = CompletionHandler(
-            worker, "model", limits, aliases=aliases, on_request=on_request, system=system
-        )
         server = Server(Application(handler, api_key=api_key), limits)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
-            yield running
+            yield Running(listener.getsockname()[1], told)
         finally:
             server.should_exit = True
             thread.join(PATIENCE_S)
             assert not thread.is_alive()
     finally:
-        worker.close()
+        handler.worker.close()
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from pathlib import Path
 from edgespec.costs.planner import DraftingCosts, alternatives, best
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.loading.plan import Planner
+from edgespec.models.gguf.embedding import require_generation
 from edgespec.models.gguf.footprint import USUAL_NODES
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.heads.assistant import is_assistant, read_assistant, require_assistant_fits
@@ -46,6 +47,7 @@ def read_model(path: Path) -> ModelFiles:
             f"{path.name} is a draft head, which only works with the model that it was made for.",
             f"Name that model, and this file with {named('draft', str(path))}.",
         )
+    require_generation(files.headers[0])
     require_loadable(files.headers)
     return files
 

@@ -98,7 +98,7 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
     start = time.perf_counter()
     config = state.config
     read_header(path)  # a file that is no model is refused at once
-    _try_kernels(state)  # their outcome is part of what a file is vetted for
+    try_kernels(state)  # their outcome is part of what a file is vetted for
     target_files = read_model(path)
     require_cache_type(config.model.kv, target_files.headers[0])
     state.n_threads = config.devices.threads or known_threads(target_files.headers[0].fingerprint)
@@ -189,7 +189,7 @@ def _open_planned(
             )
 
 
-def _try_kernels(state: LoadState) -> None:
+def try_kernels(state: LoadState) -> None:
     """Make sure that the kernel layouts in use were tried on this processor.
 
     Raises:

@@ -12,19 +12,42 @@ from edgespec.loading.devices.cards import Cards
 from edgespec.loading.devices.finding import PlacementRequest, open_cards
 from edgespec.loading.devices.machine import MachineSnapshot
 from edgespec.loading.devices.workers import measure_workers, workers_in_words
+from edgespec.loading.embedder import EmbedderPlan, plan_embedder
 from edgespec.loading.files import FoundDrafter, find_drafter
 from edgespec.loading.plan import Planner
 from edgespec.measure.threads import known_threads
+from edgespec.models.gguf.embedding import embedding_shape, require_generation
 from edgespec.models.gguf.footprint import require_cache_type
 from edgespec.models.gguf.heads.mtp_file import is_mtp_file, read_mtp_file
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub import catalog
 from edgespec.models.hub.inspection import InspectedModel, inspect_model
+from edgespec.models.llama.runtime.vetting import require_loadable
 from edgespec.plans.predictions import report_on
 from edgespec.plans.report import PlanReport
 from edgespec.profiles.store import ProfileStore
 from edgespec.progress import Progress
 from edgespec.units import readable
+
+
+def embedder_plan_for(config: Config, on_progress: Progress) -> EmbedderPlan | None:
+    """The plan for an embedding model that is here or on the Hub; None for a model of another kind.
+
+    Raises:
+        EdgeSpecError: the model cannot be found or loaded.
+        MemoryLimitError: it does not fit.
+    """
+    model = inspect_model(config.model.name or str(catalog.find(None)), on_progress)
+    shape = embedding_shape(model.headers[0])
+    if shape is None:
+        return None
+    if model.path is not None:
+        ensure_report()  # part of what a file is vetted for
+        require_loadable(model.headers)
+    files = ModelFiles.of_headers(model.headers)
+    plan = plan_embedder(files, shape, config, measured=model.path is not None)
+    plan.require_room()
+    return plan
 
 
 def plan_for(
@@ -50,6 +73,7 @@ def plan_for(
     store, named = store or ProfileStore(), config.model
     model = inspect_model(named.name or str(catalog.find(None)), on_progress)
     header, notes = model.headers[0], list(model.notes)
+    require_generation(header)
     require_cache_type(named.kv, header)
     if model.path is not None:
         ensure_report()  # part of what a file is vetted for

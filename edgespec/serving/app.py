@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, Generic
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -15,22 +15,28 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from edgespec.models.gguf.embedding import no_embeddings
 from edgespec.serving.anthropic.endpoints import MessagesEndpoint
 from edgespec.serving.api import protocol
 from edgespec.serving.api.completion_request import is_pattern, names_model
+from edgespec.serving.api.embeddings import EmbeddingEndpoint, OpenAIEmbeddings
 from edgespec.serving.api.endpoint import CompletionsEndpoint, Endpoint, Event, ResponsesEndpoint
 from edgespec.serving.api.refusals import Refusal, Unavailable, refusal_for
 from edgespec.serving.api.tokenizing import TokenizerEndpoint, detokenized, tokenized, tokenizer_info
 from edgespec.serving.completion_handler import CompletionHandler
+from edgespec.serving.embeddings import EmbeddingHandler
+from edgespec.serving.model_worker import ModelWorker
+from edgespec.serving.ollama.embeddings import OllamaEmbed, OllamaEmbeddings
 from edgespec.serving.ollama.endpoints import OllamaEndpoint, failure
 from edgespec.serving.ollama.model_card import ModelCard, version
 from edgespec.serving.origins import origin_checks
 from edgespec.serving.page import PAGE, Page
+from edgespec.serving.request_handler import PathT, RequestHandler
 from edgespec.serving.response_sender import ResponseSender
 
 _OLLAMA = "/api/"
-# Paths of the Ollama API that manage models or embed texts.
-_UNSUPPORTED = ("embed", "embeddings", "pull", "push", "create", "copy", "delete", "blobs/{digest:path}")
+# Paths of the Ollama API that manage models.
+_UNSUPPORTED = ("pull", "push", "create", "copy", "delete", "blobs/{digest:path}")
 
 _ANY = ("GET", "POST", "PUT", "DELETE")
 
@@ -47,24 +53,20 @@ class Application:
 
     def __init__(
         self,
-        handler: CompletionHandler,
+        handler: CompletionHandler | EmbeddingHandler,
         *,
         api_key: str | None = None,
         hosts: list[str] | None = None,
         cors: str | None = None,
     ) -> None:
         self._handler = handler
-        self._worker, self._names = handler.worker, handler.names
+        self._worker: ModelWorker[Any, Any] = handler.worker
+        self._names = handler.names
         self._open = api_key is None
         self._started = int(time.time())
         listed = [name for name in self._names if not is_pattern(name)]
-        endpoints = _endpoints(self._names[0])
         routes = [
-            *(
-                Route(path, _Answers(self._handler, endpoint), methods=["POST"])
-                for path, endpoint in endpoints.items()
-            ),
-            Route("/tokenizer_info", _Answers(self._handler, TokenizerEndpoint(tokenizer_info))),
+            *_answering(handler),
             *(Route(f"{_OLLAMA}{name}", _refuse_unsupported, methods=_ANY) for name in _UNSUPPORTED),
             Route("/api/tags", self._describe(lambda card: card.tags(listed))),
             Route("/api/ps", self._describe(lambda card: card.running(listed[0]))),
@@ -73,7 +75,7 @@ class Application:
             Route("/v1/models", self._list_models),
             Route("/v1/models/{model:path}", self._show_model),
             Route("/health", self._health),
-            Route(PAGE, Page().answer),
+            *([Route(PAGE, Page().answer)] if isinstance(handler, CompletionHandler) else ()),
             Route("/metrics", self._metrics),
         ]
         middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=hosts)] if hosts else []
@@ -143,15 +145,55 @@ def _endpoints(model: str) -> dict[str, Endpoint]:
     }
 
 
-class _Answers:
-    """The application at a path that answers prompts."""
+def _embedding_endpoints() -> dict[str, EmbeddingEndpoint]:
+    """The paths that answer requests for embeddings."""
+    return {
+        "/v1/embeddings": OpenAIEmbeddings(),
+        "/api/embed": OllamaEmbed(),
+        "/api/embeddings": OllamaEmbeddings(),
+    }
 
-    def __init__(self, handler: CompletionHandler, endpoint: Endpoint) -> None:
+
+def _answering(handler: CompletionHandler | EmbeddingHandler) -> list[Route]:
+    """The routes that the model answers, and refusals at those that take a model of another kind."""
+    model = handler.names[0]
+    prompts, inputs = _endpoints(model), _embedding_endpoints()
+    if isinstance(handler, EmbeddingHandler):
+        embeds = [_route(path, handler, endpoint) for path, endpoint in inputs.items()]
+        text = f"{model} is an embedding model: it makes embeddings and writes no text."
+        refuse = _Refuse(Refusal(404, f"{text} Use {' or '.join(inputs)}.", "embedding_model"))
+        return embeds + [Route(path, refuse, methods=_ANY) for path in prompts]
+    answers = [_route(path, handler, endpoint) for path, endpoint in prompts.items()]
+    answers.append(Route("/tokenizer_info", _Answers(handler, TokenizerEndpoint(tokenizer_info))))
+    refuse = _Refuse(Refusal(404, str(no_embeddings(model)), "no_embeddings"))
+    return answers + [Route(path, refuse, methods=_ANY) for path in inputs]
+
+
+def _route(path: str, handler: RequestHandler[Any, PathT], endpoint: PathT) -> Route:
+    return Route(path, _Answers(handler, endpoint), methods=["POST"])
+
+
+class _Answers(Generic[PathT]):
+    """The application at a path that the model answers."""
+
+    def __init__(self, handler: RequestHandler[Any, PathT], endpoint: PathT) -> None:
         self._handler = handler
         self._endpoint = endpoint
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._handler.answer(ResponseSender(self._endpoint, scope, receive, send))
+        sender = ResponseSender(self._endpoint.failure, scope, receive, send)
+        await self._handler.answer(sender, self._endpoint)
+
+
+class _Refuse:
+    """The application at a path that is not served, and why."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        self._refusal = refusal
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = self._refusal.response(_failure_at(scope["path"], self._refusal))
+        await response(scope, receive, send)
 
 
 def _failure_at(path: str, refusal: Refusal) -> Event:
@@ -187,7 +229,7 @@ class _NoSuchRoute:
         served = [
             ("POST" if "POST" in (route.methods or ()) else "GET", route.path)
             for route in routes
-            if route.endpoint is not _refuse_unsupported
+            if route.endpoint is not _refuse_unsupported and not isinstance(route.endpoint, _Refuse)
         ]
         self._routes = ", ".join(f"{method} {path}" for method, path in served).replace(":path}", "}")
 

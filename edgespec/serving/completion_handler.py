@@ -6,15 +6,11 @@ At every stage, the request is abandoned as soon as its client disconnects or th
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
-
-from starlette.requests import ClientDisconnect
-from starlette.requests import Request as HTTPRequest
 
 from edgespec.generation.result import Generation
 from edgespec.models.text.replay import WrittenAnswer
@@ -26,16 +22,15 @@ from edgespec.serving.api.completion_request import (
 )
 from edgespec.serving.api.endpoint import Endpoint, Event, ResponseBuilder
 from edgespec.serving.api.limits import Limits
-from edgespec.serving.api.refusals import Refusal, ShuttingDown, Unavailable, logged_refusal
-from edgespec.serving.engine_worker import EngineWorker, PendingAnswer, PrefillProgress, QueueSlot
+from edgespec.serving.api.refusals import Refusal, Unavailable, logged_refusal
+from edgespec.serving.engine_worker import EngineWorker, PendingAnswer, PrefillProgress
+from edgespec.serving.model_worker import QueueSlot
 from edgespec.serving.prompts import echoed_prompts, encoded_prompts
-from edgespec.serving.request_bodies import BodyReceiver, RequestBody, parse
-from edgespec.serving.request_log import GONE, RequestLogEntry
+from edgespec.serving.request_bodies import RequestBody, parse
+from edgespec.serving.request_handler import RequestHandler
+from edgespec.serving.request_log import RequestLogEntry
 from edgespec.serving.response_sender import ResponseSender
 from edgespec.serving.served_model import ServedModel
-
-_THREADS = 2
-_SHUTDOWN_REPLY_S = 1.0
 
 
 @dataclass
@@ -66,19 +61,12 @@ class _DirectReply:
     reply: Event
 
 
-class CompletionHandler:
-    """Answers completion requests.
+class CompletionHandler(RequestHandler[EngineWorker, Endpoint]):
+    """Answers completion requests; see `RequestHandler`.
 
     Args:
-        model: the name it answers to.
-        aliases: other names that it answers to; they may be patterns such as "claude-*".
-        limits: bounds on requests.
-        on_request: called with an entry for the log when a request is done.
         on_prefill_progress: called with how far the reading of a prompt has come.
         system: the system prompt of conversations that have none; None leaves them without.
-
-    Attributes:
-        names: the model's, and its aliases.
     """
 
     def __init__(
@@ -92,90 +80,35 @@ class CompletionHandler:
         on_prefill_progress: Callable[[PrefillProgress], None] | None = None,
         system: str | None = None,
     ) -> None:
-        self.worker = worker
+        super().__init__(worker, model, limits, aliases=aliases, on_request=on_request)
         self._system = system
-        self.names = (model, *aliases)
-        self._model = model
-        self._aliases = aliases
-        self._on_request = on_request
         self._on_prefill_progress = on_prefill_progress or (lambda _progress: None)
-        self._limits = limits
-        self._bodies = BodyReceiver(limits)
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="prepare")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="write")  # of answers, one after another
-        self._stopping = asyncio.Event()
 
-    def stop(self) -> None:
-        """Refuse new requests, and end the others."""
-        self._stopping.set()
-        self.worker.stop()
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
-    async def answer(self, sender: ResponseSender) -> None:
-        """Answer one request; returns when it is answered, refused or abandoned."""
-        start = time.perf_counter()
-        exchanges: list[_Exchange] = []
-        try:
-            async with self._bodies.received(sender.http) as body:
-                await self._until_abandoned(sender, self._respond(sender, body, exchanges))
-        except ClientDisconnect:
-            sender.note_refused()
-        except Exception as error:
-            await sender.refuse(logged_refusal(error))
-        finally:
-            self.worker.metrics.request_ended(sender.outcome)
-            if self._on_request is not None:
-                answers = [answer for exchange in exchanges for answer in exchange.answers]
-                seconds = time.perf_counter() - start
-                path, status = sender.http.scope["path"], sender.status or GONE
-                self._on_request(
-                    RequestLogEntry.of(
-                        path, status, seconds, answers, streamed=sender.streamed, warnings=sender.warnings
-                    )
-                )
-
-    async def _until_abandoned(self, sender: ResponseSender, work: Coroutine[Any, Any, None]) -> None:
-        """Do the work, unless the client disconnects or the server shuts down first."""
-        working = asyncio.create_task(work)
-        gone = asyncio.create_task(_until_disconnected(sender.http))
-        stopping = asyncio.create_task(self._stopping.wait())
-        try:
-            await asyncio.wait({working, gone, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if not working.done() and not gone.done():  # the worker still sends its error
-                await asyncio.wait({working}, timeout=_SHUTDOWN_REPLY_S)
-        finally:
-            for task in (working, gone, stopping):
-                task.cancel()
-            await asyncio.gather(working, gone, stopping, return_exceptions=True)
-        if not working.cancelled():
-            working.result()
-        elif self._stopping.is_set():
-            raise ShuttingDown
-
-    async def _respond(self, sender: ResponseSender, body: RequestBody, exchanges: list[_Exchange]) -> None:
-        endpoint = sender.endpoint
-        if self._stopping.is_set():
-            raise ShuttingDown
-        with self.worker.queue_slot() if endpoint.waits else nullcontext() as slot:
+    async def _respond(
+        self, sender: ResponseSender, path: Endpoint, body: RequestBody, answers: list[Generation]
+    ) -> None:
+        with self.worker.queue_slot() if path.waits else nullcontext() as slot:
             loop = asyncio.get_running_loop()
             exchange = await loop.run_in_executor(
-                self._threads, lambda content: self._prepare(content, endpoint), body.content
+                self._threads, lambda content: self._prepare(content, path), body.content
             )
             self._bodies.drop(body)
             if isinstance(exchange, _DirectReply):
                 await sender.whole(exchange.reply)
                 return
             assert slot is not None
-            exchanges.append(exchange)
+            exchange.answers = answers
             n_tokens = sum(map(len, exchange.prompts))
             self.worker.metrics.prompt_accepted(n_tokens)
             sender.warnings = exchange.request.warnings
             model = exchange.request.model or self._model
-            builder = endpoint.response_builder(
+            builder = path.response_builder(
                 exchange.request, model=model, prompt_tokens=n_tokens, context=exchange.context
             )
             if exchange.request.stream:
-                await sender.stream(self._events(exchange, slot, builder, sender), builder)
+                events = self._events(exchange, slot, builder, sender)
+                await sender.stream(path, events, builder)
             else:
                 async for answer in self._answers(exchange, slot):
                     await self._answered(exchange, answer)
@@ -245,9 +178,9 @@ class CompletionHandler:
         traced = request.stream and request.with_speculation
         answers = [
             PendingAnswer(
-                tokens,
-                nth_config(request.config, n),
-                slot,
+                tokens=tokens,
+                config=nth_config(request.config, n),
+                slot=slot,
                 raw=exchange.raw,
                 traced=traced,
                 scored_from=0 if request.scores_prompts else None,
@@ -266,7 +199,7 @@ class CompletionHandler:
     async def _answers(self, exchange: _Exchange, slot: QueueSlot) -> AsyncGenerator[Generation, None]:
         with self._pending_answers(exchange, slot) as answers:
             for answer in answers:
-                async for chunk in answer.chunks():
+                async for chunk in answer.results():
                     if isinstance(chunk, PrefillProgress):
                         self._on_prefill_progress(chunk)
                     elif chunk.generation is not None:
@@ -280,7 +213,7 @@ class CompletionHandler:
                 for index, answer in enumerate(answers):
                     for event in builder.begin(index):
                         yield event
-                    async for chunk in answer.chunks():
+                    async for chunk in answer.results():
                         if isinstance(chunk, PrefillProgress):
                             self._on_prefill_progress(chunk)
                             yield chunk
@@ -296,9 +229,4 @@ class CompletionHandler:
                     yield event
         except Exception as error:
             sender.refusal = logged_refusal(error)
-            yield sender.endpoint.failure(sender.refusal)
-
-
-async def _until_disconnected(http: HTTPRequest) -> None:
-    while (await http.receive())["type"] != "http.disconnect":
-        pass
+            yield sender.failure(sender.refusal)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 
 from starlette.requests import Request as HTTPRequest
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from edgespec.serving.api.endpoint import Endpoint, Event, ResponseBuilder
@@ -34,15 +34,17 @@ class ResponseSender:
     """Sends the answer to one request.
 
     Attributes:
-        endpoint: the path that was asked; decides the form of errors and streams.
+        failure: gives the body of an error.
         refusal: why there is no answer, or why it is not complete; None if nothing is wrong.
         status: the HTTP status that was sent; 0 before that.
         streamed: whether the answer is sent event by event.
         warnings: what of the request has no effect; sent as a header.
     """
 
-    def __init__(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
-        self.endpoint = endpoint
+    def __init__(
+        self, failure: Callable[[Refusal], Event], scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        self.failure = failure
         self.http = HTTPRequest(scope, receive)
         self.status = 0
         self.streamed = False
@@ -68,29 +70,40 @@ class ResponseSender:
         self.refusal = self.http.scope.get("state", {}).get(REFUSED)
         self.status = self.refusal.status if self.refusal else self.status
 
-    async def whole(self, body: Mapping[str, object]) -> None:
-        """Send a whole answer."""
-        await JSONResponse(body, headers=self._noted)(self._scope, self._receive, self._send)
+    async def whole(self, body: Mapping[str, object] | bytes) -> None:
+        """Send a whole answer, which may be JSON already."""
+        if isinstance(body, bytes):
+            response = Response(body, headers=self._noted, media_type="application/json")
+        else:
+            response = JSONResponse(body, headers=self._noted)
+        await response(self._scope, self._receive, self._send)
         self._complete = True
 
     async def refuse(self, refusal: Refusal) -> None:
         """Send an error, unless an answer has begun."""
         self.refusal = refusal
         if not self._started:
-            await refusal.response(self.endpoint.failure(refusal))(self._scope, self._receive, self._send)
+            await refusal.response(self.failure(refusal))(self._scope, self._receive, self._send)
 
     async def stream(
-        self, events: AsyncGenerator[Event | PrefillProgress, None], builder: ResponseBuilder
+        self,
+        endpoint: Endpoint,
+        events: AsyncGenerator[Event | PrefillProgress, None],
+        builder: ResponseBuilder,
     ) -> None:
-        """Send an answer event by event, with a sign of life now and then while there is none."""
+        """Send an answer event by event, with a sign of life now and then while there is none.
+
+        Args:
+            endpoint: decides the form of the stream.
+        """
         self.streamed = True
-        named = {"content-type": self.endpoint.media_type, **_NO_BUFFERING, **self._noted}
+        named = {"content-type": endpoint.media_type, **_NO_BUFFERING, **self._noted}
         headers = [(name.encode(), value.encode()) for name, value in named.items()]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        async with aclosing(_framed(events, self.endpoint, builder, self._half_closed)) as pieces:
+        async with aclosing(_framed(events, endpoint, builder, self._half_closed)) as pieces:
             async for piece in pieces:
                 await self._send({"type": "http.response.body", "body": piece, "more_body": True})
-        await self._send({"type": "http.response.body", "body": self.endpoint.last, "more_body": False})
+        await self._send({"type": "http.response.body", "body": endpoint.last, "more_body": False})
         self._complete = True
 
     @property

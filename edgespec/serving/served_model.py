@@ -27,7 +27,12 @@ class ServedModel:
         self.engine = engine
         self.defaults = defaults
         try:
-            self.card = ModelCard(engine)
+            capabilities = ["completion"]
+            if engine.has_chat_template:
+                capabilities.append("tools")
+            if engine.can_think:
+                capabilities.append("thinking")
+            self.card = ModelCard(engine.target.model.path, engine.context, capabilities)
             model = engine.target.model
             self.written = WrittenAnswers(
                 engine.target.identity["model"], model.vocabulary.n_tokens, engine.prompt_files
@@ -35,6 +40,10 @@ class ServedModel:
         except BaseException:
             engine.close()
             raise
+
+    def cancel(self) -> None:
+        """End all answers."""
+        self.engine.cancel()
 
     def close(self) -> None:
         """Free the model."""

@@ -116,6 +116,9 @@ def list_models(
 @app.command(epilog="Example:\n\nedgespec models show bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M")
 def show(model: Model, as_json: Json = False, quiet: Quiet = False) -> None:
     """Describe a model and how it would run here; models on the Hub are not downloaded."""
+    from edgespec.loading.embedder import plan_embedder
+    from edgespec.models.gguf.embedding import embedding_shape
+    from edgespec.models.gguf.layers import ModelFiles
     from edgespec.models.gguf.summary import as_lines, describe
     from edgespec.models.hub.catalog import entry_for
     from edgespec.models.hub.inspection import drafters_of, inspect_model
@@ -126,15 +129,19 @@ def show(model: Model, as_json: Json = False, quiet: Quiet = False) -> None:
         inspected = inspect_model(model, progress)
     for note in inspected.notes:
         terminal.note(note)
+    headers = inspected.headers
+    embeds = embedding_shape(headers[0])
+    if embeds is None:
+        memory = fit_report(headers)
+    else:
+        memory = plan_embedder(ModelFiles.of_headers(headers), embeds, Config(), measured=False).fit()
     facts = {
         "name": model,
         "here": inspected.path is not None,
         "path": str(inspected.path) if inspected.path else None,
-        **describe(
-            inspected.headers, memory=fit_report(inspected.headers), approximate=inspected.approximate
-        ),
+        **describe(headers, memory=memory, approximate=inspected.approximate),
         "drafters": drafters_of(inspected),
-        "plan": _plan(model, inspected.headers[0].fingerprint),
+        "plan": None if embeds else _plan(model, headers[0].fingerprint),
     }
     entry = entry_for(model)
     if entry is not None:
@@ -148,7 +155,7 @@ def show(model: Model, as_json: Json = False, quiet: Quiet = False) -> None:
         rows += _catalog_rows(entry)
     for number, drafter in enumerate(facts["drafters"]):
         rows.append(("drafters" if number == 0 else "", f"{drafter['name']}: {drafter['why']}"))
-    if not facts["drafters"]:
+    if not facts["drafters"] and not facts["pooling"]:
         own = (entry is not None and entry.mtp == "inside") or (facts["mtp_layers"] and not facts["mtp_file"])
         known = "the model's own MTP layer" if own and not facts["mtp_fault"] else "none known"
         rows.append(("drafters", f"{known}; edgespec draft make {model}"))

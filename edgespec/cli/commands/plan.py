@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from edgespec.costs.planned_weights import PlannedExperts, PlannedWeights
     from edgespec.costs.planner import Prediction
     from edgespec.costs.prompts import PromptTime
+    from edgespec.loading.embedder import EmbedderPlan
     from edgespec.plans.report import BatchPlan, PlanReport
 
 _PLANNED = {"model", "draft", "memory", "context", "threads", "kv", "lora", "workers"}
@@ -44,11 +45,19 @@ def plan(
     and disk otherwise. Models on the Hub are not downloaded.
     """
     loading, config = flag.on(loading, called), sampling.config()
-    from edgespec.plans.model_plan import plan_for
+    from edgespec.plans.model_plan import embedder_plan_for, plan_for
 
     terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
     with terminal.working() as progress:
-        found = plan_for(loading, progress, temperature=config.temperature)
+        embedder = embedder_plan_for(loading, progress)
+        found = None if embedder else plan_for(loading, progress, temperature=config.temperature)
+    if embedder is not None:
+        if output.as_json:
+            results().record(embedder.to_json())
+        else:
+            results().text(table((), _embedder_rows(embedder)))
+        return
+    assert found is not None
     if output.as_json:
         results().record(found.to_json())
     else:
@@ -100,6 +109,18 @@ def plan_report(plan: PlanReport) -> str:
         text += "\nWhat would help:\n"
         text += "".join(f"  {change.what}: +{change.gain:.0%}\n" for change in advice)
     return text + "\n" + "".join(f"{note}\n" for note in plan.notes)
+
+
+def _embedder_rows(plan: EmbedderPlan) -> list[tuple[str, str]]:
+    """The plan of an embedding model, all of which is in memory."""
+    return [
+        ("model", plan.name),
+        ("memory", readable(plan.budget)),
+        ("stays in memory", f"all of it; {readable(plan.needed)} are needed"),
+        ("embeddings", f"{plan.shape.width} dimensions, pooling {plan.shape.pooling}"),
+        ("input", f"at most {count(plan.context, 'token')}"),
+        ("threads", str(plan.n_threads)),
+    ]
 
 
 _RESOURCES = {"disk": "disk", "compute": "processor", "drafter": "drafter's device", None: ""}

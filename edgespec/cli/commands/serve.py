@@ -109,13 +109,15 @@ def serve(
             f"Other machines can reach this server at {host}, but it has no API key.",
             "Set one with --api-key or EDGESPEC_API_KEY, or leave out --host.",
         )
-    from edgespec import open_engine
+    from edgespec import open_embedder, open_engine
+    from edgespec.loading.embedder import names_embedder
     from edgespec.models.hub.external import display_name
 
     try:
         from edgespec.serving.api.limits import Limits
         from edgespec.serving.app import Application
         from edgespec.serving.completion_handler import CompletionHandler
+        from edgespec.serving.embeddings import EmbeddingHandler, EmbeddingWorker, ServedEmbedder
         from edgespec.serving.engine_worker import EngineWorker
         from edgespec.serving.origins import checked_origin
         from edgespec.serving.request_log import RequestLog
@@ -134,51 +136,70 @@ def serve(
         requests = RequestLog(expanded(log) if log else None, shown)
         stack.callback(requests.close)
         again = loading.with_(leave_out_missing=True)  # after a failure
+        limits, aliases = Limits(body=limit), tuple(dict.fromkeys(alias or ()))
+        with terminal.working() as report:
+            embeds = names_embedder(loading, report)
+        handler: CompletionHandler | EmbeddingHandler
+        can_chat = True
+        if embeds:
+            embedder = terminal.load_embedder(loading)
+            model = name or display_name(embedder.model.path)
+            embedding = EmbeddingWorker(
+                ServedEmbedder(embedder),
+                queue,
+                lambda progress: ServedEmbedder(open_embedder(again, progress)),
+                terminal.warn,
+                parallel=parallel,
+            )
+            stack.callback(embedding.close)
+            handler = EmbeddingHandler(embedding, model, limits, aliases=aliases, on_request=requests.add)
+        else:
 
-        def served(engine: Engine) -> ServedModel:
-            chosen = sampling.chosen_for(loading, engine.target.model.path, default="recommended")
-            sampled = sampling_in_words(chosen.config, chosen.sources)
-            terminal.detail(f"Sampling, unless a request says otherwise: {sampled}.")
-            terminal.thinking(engine, chosen.config)
-            terminal.watch_prompt_cache(engine)
-            return ServedModel(engine, chosen.config)
+            def served(engine: Engine) -> ServedModel:
+                chosen = sampling.chosen_for(loading, engine.target.model.path, default="recommended")
+                sampled = sampling_in_words(chosen.config, chosen.sources)
+                terminal.detail(f"Sampling, unless a request says otherwise: {sampled}.")
+                terminal.thinking(engine, chosen.config)
+                terminal.watch_prompt_cache(engine)
+                return ServedModel(engine, chosen.config)
 
-        first = served(terminal.load(loading))
-        model = name or display_name(first.engine.target.model.path)
-        can_chat = first.engine.has_chat_template
-        worker = EngineWorker(
-            first,
-            queue,
-            lambda progress: served(open_engine(again, progress)),
-            terminal.warn,
-            parallel=parallel,
-        )
-        try:
-            hosts = ["localhost", "127.0.0.1", "[::1]", "[", host] if _is_loopback(host) else None
-            limits = Limits(body=limit)
+            first = served(terminal.load(loading))
+            model = name or display_name(first.engine.target.model.path)
+            can_chat = first.engine.has_chat_template
+            worker = EngineWorker(
+                first,
+                queue,
+                lambda progress: served(open_engine(again, progress)),
+                terminal.warn,
+                parallel=parallel,
+            )
+            stack.callback(worker.close)
             handler = CompletionHandler(
                 worker,
                 model,
                 limits,
-                aliases=tuple(dict.fromkeys(alias or ())),
+                aliases=aliases,
                 on_request=requests.add,
                 on_prefill_progress=lambda progress: terminal.detail(f"Reading a prompt: {progress}."),
                 system=system,
             )
-            app = Application(handler, api_key=api_key, hosts=hosts, cors=cors)
-            server = Server(app, limits, verbose=output.verbose)
-            bound = listener.getsockname()
-            address = f"http://{_for_url(bound[0])}:{bound[1]}"
+        hosts = ["localhost", "127.0.0.1", "[::1]", "[", host] if _is_loopback(host) else None
+        app = Application(handler, api_key=api_key, hosts=hosts, cors=cors)
+        server = Server(app, limits, verbose=output.verbose)
+        bound = listener.getsockname()
+        address = f"http://{_for_url(bound[0])}:{bound[1]}"
+        if embeds:
+            terminal.note(f"Serving embeddings of {model} at {address}/v1. Ctrl-C ends it.")
+            terminal.note(f"Base URLs: OpenAI {address}/v1, Ollama {address}.")
+        else:
             terminal.note(f"Serving {model} at {address}/v1; chat at {address}. Ctrl-C ends it.")
             terminal.note(f"Base URLs: OpenAI {address}/v1, Anthropic {address}, Ollama {address}.")
-            if not can_chat:
-                terminal.warn(
-                    "The model has no chat template: /v1/completions is served, and /v1/chat/completions is "
-                    "refused. To chat, serve a GGUF file with a template."
-                )
-            server.run(sockets=[listener])
-        finally:
-            worker.close()
+        if not can_chat:
+            terminal.warn(
+                "The model has no chat template: /v1/completions is served, and /v1/chat/completions is "
+                "refused. To chat, serve a GGUF file with a template."
+            )
+        server.run(sockets=[listener])
     if server.ended_by:
         raise typer.Exit(128 + server.ended_by)
 

@@ -7,8 +7,8 @@ import functools
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Protocol, TextIO
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, TextIO, TypeVar
 
 from edgespec.cli.interrupt import Cancellable, cancelling
 from edgespec.cli.screen.formatting import details, format_statistics, in_columns, is_cut_off
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from edgespec.config import Config
+    from edgespec.engine.embedder import Embedder
     from edgespec.engine.engine import Engine
     from edgespec.generation.config import GenerationConfig
     from edgespec.generation.result import Generation
@@ -39,6 +40,28 @@ class ChatModel(Protocol):
     @property
     def can_think(self) -> bool:
         """True if its chat template knows thoughts before answers."""
+
+
+class Loadable(Protocol):
+    """The part of a loaded model that is told after loading; see `Engine` and `Embedder`."""
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        """What people should know at once."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What a person might wonder about."""
+
+    @property
+    def description(self) -> str:
+        """The model in words."""
+
+    def close(self) -> None:
+        """Free it."""
+
+
+Loaded = TypeVar("Loaded", bound=Loadable)
 
 
 class Terminal:
@@ -93,22 +116,33 @@ class Terminal:
         """
         from edgespec import open_engine
 
-        engine = None
-        try:
-            with self.working() as report:
-                engine = open_engine(loading, report)
-        except KeyboardInterrupt:
-            if engine is not None:
-                engine.close()
-            raise
-        for line in engine.warnings:
-            self.warn(line)
-        for line in (engine.description, *engine.notes):
-            self.detail(line)
+        engine = self._opened(open_engine, loading)
         if loading.speculation.collect:
             self._collect(engine)
         self.watch_prompt_cache(engine)
         return engine
+
+    def load_embedder(self, loading: Config) -> Embedder:
+        """Load an embedding model and show the progress; raises as `load`."""
+        from edgespec import open_embedder
+
+        return self._opened(open_embedder, loading)
+
+    def _opened(self, open_model: Callable[[Config, Progress], Loaded], loading: Config) -> Loaded:
+        """Open a model, show the progress, and say what there is to say; raises as `load`."""
+        loaded = None
+        try:
+            with self.working() as report:
+                loaded = open_model(loading, report)
+        except KeyboardInterrupt:
+            if loaded is not None:
+                loaded.close()
+            raise
+        for line in loaded.warnings:
+            self.warn(line)
+        for line in (loaded.description, *loaded.notes):
+            self.detail(line)
+        return loaded
 
     def watch_prompt_cache(self, engine: Engine) -> None:
         """Say when the prompt cache on disk fails, and when it works again."""

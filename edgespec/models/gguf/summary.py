@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from edgespec.models.gguf.embedding import embedding_shape
 from edgespec.models.gguf.heads.block import head_kind
 from edgespec.models.gguf.heads.mtp import mtp_fault
 from edgespec.models.gguf.heads.mtp_file import is_mtp_file
@@ -56,6 +57,7 @@ def describe(
         "vocabulary": tokens.length if isinstance(tokens, ArrayInfo) else None,
         "tokenizer": header.metadata.get("tokenizer.ggml.model"),
         "head": head_kind(header) or None,
+        "pooling": None if (embeds := embedding_shape(header)) is None else embeds.pooling,
         "template": None if approximate else "tokenizer.chat_template" in header.metadata,
         "mtp_file": is_mtp_file(header),
         "widened_from": header.metadata.get("edgespec.widened_from"),
@@ -112,6 +114,9 @@ def as_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     if facts["head"]:
         made = "for the model that it was made for; use it with --draft"
         rows.append(("draft head", f"{facts['head']}, {made}"))
+    elif facts["pooling"]:
+        size = f"{facts['embedding']} dimensions, pooling {facts['pooling']}"
+        rows.append(("embeddings", f"{size}; the model writes no text"))
     elif facts["template"] is not None:
         rows.append(("chat template", "yes" if facts["template"] else "no: it continues texts"))
     if facts["widened_from"]:

@@ -81,7 +81,7 @@ def measure(model: Model, work: DecodeWork, threads: int) -> dict[str, float]:
         start = time.perf_counter()
         every = _rows(np.arange(work.prompt), 0, work.sequences)
         for at in range(0, len(every), _PASS_ROWS):
-            _decode(handle, _part(every, at, at + _PASS_ROWS))
+            _decode(handle, every.part(at, at + _PASS_ROWS))
         read, busy = time.perf_counter(), time.process_time()
         for step in range(work.tokens):
             _decode(handle, _rows(np.arange(1), work.prompt + step, work.sequences, wanted=True))
@@ -126,18 +126,6 @@ def _rows(positions: np.ndarray[Any, Any], start: int, sequences: int, *, wanted
         sequence_ids=np.repeat(np.arange(sequences), len(positions)).astype(np.int32),
         offsets=np.arange(n + 1, dtype=np.int64),
         wants_logits=np.full(n, wanted, dtype=np.bool_),
-    )
-
-
-def _part(batch: TokenBatch, start: int, end: int) -> TokenBatch:
-    rows = slice(start, end)
-    n = len(batch.tokens[rows])
-    return TokenBatch(
-        tokens=batch.tokens[rows],
-        positions=batch.positions[rows],
-        sequence_ids=batch.sequence_ids[rows],
-        offsets=np.arange(n + 1, dtype=np.int64),
-        wants_logits=batch.wants_logits[rows],
     )
 
 

@@ -38,7 +38,7 @@ MOST_PROMPT_ROWS = 512
 
 LEARNED_BYTES = 22 << 20  # for what is learned of a pair with a model as drafter, including while it is saved
 _SHOWN_COPIES = 3  # of a row's hidden states: as they are found, side by side, and waiting to be encoded
-_LATER_BYTES = 12 << 20  # imports and small allocations during generation
+LATER_BYTES = 12 << 20  # imports and small allocations during generation
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class PairSizes:
     def _whole(self, size: Footprint, rows: int) -> Footprint:
         """The target's footprint with what a context of its own does not have."""
         size = replace(size, buffers=size.buffers + rows * self._shown)
-        return _with_second_copy(size, self._target) if self._copied else size
+        return with_second_copy(size, self._target) if self._copied else size
 
     def _size_of(self, drafter: ModelFiles) -> Footprint:
         own = replace(self.context, kv="f16", n_outputs=HEAD_ROWS)
@@ -188,7 +188,7 @@ class PairSizes:
             return self._sizes(drafter, own, [HEAD_ROWS], beside=self._target.headers[0])[0]
         outputs = self.context.drafter_sequences or self.context.n_outputs
         own = replace(self.context, kv="f16", n_outputs=outputs, n_sequences=outputs)
-        return _with_second_copy(self._sizes(drafter, own, [MOST_PROMPT_ROWS])[0], drafter)
+        return with_second_copy(self._sizes(drafter, own, [MOST_PROMPT_ROWS])[0], drafter)
 
     def _sizes(
         self,
@@ -246,7 +246,7 @@ def tied_bytes(files: ModelFiles) -> int:
     return 0 if one_serves else embedding.n_bytes
 
 
-def _with_second_copy(size: Footprint, files: ModelFiles) -> Footprint:
+def with_second_copy(size: Footprint, files: ModelFiles) -> Footprint:
     """The footprint of a model whose tied embedding is in memory both rearranged and as in the file."""
     try:
         return replace(size, weights=size.weights + tied_bytes(files))
@@ -271,7 +271,7 @@ def _later_bytes(headers: Sequence[GGUFHeader], cell_bytes: int, *, drafts: bool
     target = headers[0]
     template = WORKER_BYTES if "tokenizer.chat_template" in target.metadata else 0
     return (
-        _LATER_BYTES
+        LATER_BYTES
         + template
         + sum(vocabulary_bytes(header) for header in headers)
         + noise_bytes(target.n_vocab, drafts=drafts)

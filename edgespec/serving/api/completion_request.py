@@ -111,7 +111,7 @@ def read_request(
     warnings = warnings or Warnings()
     if not isinstance(body, dict):
         raise UsageError("The body is not a JSON object.")
-    named = _model_name(body.get("model"), (model, *aliases), warnings)
+    named = model_name(body.get("model"), (model, *aliases), warnings)
     warn_of_fields(body, warnings, chat=chat, strict=strict)
     answers = integer(body, "n", 1, _MAX_ANSWERS) or 1
     if body.get("best_of") not in (None, answers):
@@ -218,8 +218,12 @@ def nth_config(config: GenerationConfig, index: int) -> GenerationConfig:
     return config if config.seed is None else config.with_(seed=(config.seed + index) % (MAX_SEED + 1))
 
 
-def _model_name(asked: object, names: Collection[str], warnings: Warnings) -> str:
-    """The name of the model in the answer, as it was asked for; empty for the served model's own."""
+def model_name(asked: object, names: Collection[str], warnings: Warnings) -> str:
+    """The name of the model in the answer, as it was asked for; empty for the served model's own.
+
+    Raises:
+        UsageError: it is no name.
+    """
     if asked in (None, ""):
         return ""
     if not isinstance(asked, str):

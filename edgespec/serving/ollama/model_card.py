@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
-from edgespec.engine.engine import Engine
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.split_files import split_paths
 from edgespec.models.gguf.summary import describe
@@ -23,23 +23,22 @@ _FOREVER = datetime(9999, 12, 31, tzinfo=UTC).isoformat()
 class ModelCard:
     """A loaded model, as the headers of its files describe it.
 
+    Args:
+        context: maximum tokens of a request.
+        capabilities: what it can do, by Ollama's names.
+
     Raises:
         ModelFileError: a file cannot be read.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        path = engine.target.model.path
+    def __init__(self, path: Path, context: int, capabilities: Sequence[str]) -> None:
         header = read_header(path)
         parts = [header if part == header.path else read_header(part) for part in split_paths(header)]
         self._facts = describe(parts, memory={})
         self._name = path.name
         self._modified = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat()
-        self._context = engine.context
-        self._capabilities = ["completion"]
-        if engine.has_chat_template:
-            self._capabilities.append("tools")
-        if engine.can_think:
-            self._capabilities.append("thinking")
+        self._context = context
+        self._capabilities = list(capabilities)
 
     def tags(self, names: Sequence[str]) -> dict[str, Any]:
         """The body of `/api/tags`: the model under all its names."""

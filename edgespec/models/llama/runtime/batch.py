@@ -100,6 +100,18 @@ class TokenBatch:
             features=_joined_features(batches),
         )
 
+    def part(self, start: int, end: int) -> TokenBatch:
+        """Return rows start .. end - 1 of a batch whose rows belong to one sequence each."""
+        rows = slice(start, end)
+        tokens = self.tokens[rows]
+        return TokenBatch(
+            tokens=tokens,
+            positions=self.positions[rows],
+            sequence_ids=self.sequence_ids[rows],
+            offsets=np.arange(len(tokens) + 1, dtype=np.int64),
+            wants_logits=self.wants_logits[rows],
+        )
+
     def with_sequences(self, sequence_ids: IntArray) -> TokenBatch:
         """Return a batch of these rows in other sequences."""
         return replace(self, sequence_ids=sequence_ids)

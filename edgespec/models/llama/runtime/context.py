@@ -58,6 +58,7 @@ class Context:
             the others keep its earlier states.
         mtp: compute the model's layers for multi-token prediction instead of its own. They keep cells, and
             are in memory wherever the others are, so what watches weights is left out.
+        embeds: compute embeddings, pooled as the model's file says.
 
     Attributes:
         n_cells: cells in the cache, one for each token.
@@ -92,6 +93,7 @@ class Context:
         beside: Context | None = None,
         branching: bool = False,
         mtp: bool = False,
+        embeds: bool = False,
     ) -> None:
         if mtp and not model.mtp:  # llama.cpp would end the process
             raise BackendError(f"'{model.path.name}' was loaded without its MTP layers.")
@@ -120,6 +122,7 @@ class Context:
         params.type_k = params.type_v = _CACHE_TYPES[kv]
         params.n_threads = params.n_threads_batch = n_threads
         params.no_perf = True
+        params.embeddings = embeds
         if abort is not None:
             abort.install(params)
         if beside is not None:

@@ -19,6 +19,7 @@ from edgespec.errors import InconclusiveTrial, ModelFileError, UsageError
 from edgespec.files.cache_kind import CacheKind
 from edgespec.files.small_json import read_json, remembered
 from edgespec.files.state import FileState
+from edgespec.models.gguf.embedding import embedding_shape
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.heads.eagle import is_head
 from edgespec.models.gguf.heads.mtp_file import is_mtp_file
@@ -166,9 +167,16 @@ def _subject(header: GGUFHeader) -> str:
 
 
 def _place(headers: Sequence[GGUFHeader], *, mtp: bool) -> Path:
-    names = " ".join([build_identity(), *(header.fingerprint for header in headers), *["mtp"] * mtp])
+    names = " ".join(
+        [build_identity(), *(header.fingerprint for header in headers), *["mtp"] * mtp, *_embeds(headers[0])]
+    )
     digest = hashlib.blake2b(names.encode(), digest_size=16).hexdigest()
     return CacheKind.TRIALS.folder / f"{digest}.json"
+
+
+def _embeds(header: GGUFHeader) -> list[str]:
+    """A mark for embedding models, which compute something else in the trial."""
+    return [] if embedding_shape(header) is None else ["embeds"]
 
 
 def _time_of(place: Path) -> str:

@@ -20,6 +20,7 @@ from pathlib import Path
 from edgespec.files.small_json import read_json, save_json
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.llama.cache.state_cache import N_SEQUENCES
+from edgespec.models.llama.embedding import EmbeddingContext
 from edgespec.models.llama.heads.context import MTPContext
 from edgespec.models.llama.heads.opening import head_context
 from edgespec.models.llama.runtime.backend import build_identity, log_lines
@@ -41,6 +42,11 @@ class Shape:
     n_outputs: int
     n_sequences: int
     kv: str = "f16"
+
+
+@dataclass(frozen=True)
+class EmbeddingContextShape(Shape):
+    """The sizes of a context that computes embeddings."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +137,8 @@ def dry_run(
             text = "\n".join(lines.info)
             cache = [float(size) for size in _CACHE.findall(text)]
             buffers = [float(size) for size in _BUFFER.findall(text)]
-            if not cache or not buffers:
+            # Encoders keep no cache.
+            if not buffers or not (cache or isinstance(shape, EmbeddingContextShape)):
                 return None
             found.append(Allocation(round(sum(cache) * _MIB), round(sum(buffers) * _MIB)))
     return found
@@ -140,6 +147,14 @@ def dry_run(
 def _open(model: Model, shape: Shape, beside: Context | None = None) -> Context:
     if beside is not None:
         return head_context(model, beside, n_cells=shape.n_cells, n_sequences=shape.n_sequences, n_threads=1)
+    if isinstance(shape, EmbeddingContextShape):
+        return EmbeddingContext(
+            model,
+            n_cells=shape.n_cells,
+            n_rows=shape.n_rows,
+            n_sequences=shape.n_sequences,
+            n_threads=1,
+        )
     if model.mtp:
         return MTPContext(model, n_cells=shape.n_cells, n_sequences=shape.n_sequences, n_threads=1)
     return Context(

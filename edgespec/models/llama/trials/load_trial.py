@@ -19,7 +19,10 @@ from edgespec.errors import EdgeSpecError, MemoryLimitError
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address, UnbackedBufferType, UnsupportedBuild
 from edgespec.kernels.watch import new_watch
+from edgespec.models.gguf.embedding import embedding_shape
+from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import is_layer_weight
+from edgespec.models.llama.embedding import EmbeddingContext
 from edgespec.models.llama.heads.context import MTPContext
 from edgespec.models.llama.heads.last_states import LastStates
 from edgespec.models.llama.heads.opening import head_context
@@ -84,7 +87,7 @@ def _compute(path: Path, adapter: Path | None = None, *, mtp: bool = False) -> l
     except UnsupportedBuild:
         with _planned(path, mtp=mtp) as model:
             _read_and_write(model)
-            _open(model).close()
+            (_open_embedding(model) if _embeds(path) else _open(model)).close()
             if mtp:
                 _open_mtp(model).close()
         if adapter is not None:
@@ -95,6 +98,9 @@ def _compute(path: Path, adapter: Path | None = None, *, mtp: bool = False) -> l
         with Model(path, memory_map=False, repack=False, weights=weights, vetted=False, mtp=mtp) as model:
             if adapter is None:
                 _read_and_write(model)
+            if adapter is None and _embeds(path):
+                _open_embedding(model).embed([[0, 0], [0]])
+                return []
             order = ReadingOrder(weights.tensors)
             context = _open(model, order)
             if adapter is not None:
@@ -165,6 +171,14 @@ def _open(model: Model, *observers: GraphObserver) -> Context:
     return Context(
         model, n_cells=256, n_rows=64, n_outputs=64, n_sequences=1, n_threads=1, observers=observers
     )
+
+
+def _embeds(path: Path) -> bool:
+    return embedding_shape(read_header(path)) is not None
+
+
+def _open_embedding(model: Model) -> EmbeddingContext:
+    return EmbeddingContext(model, n_cells=256, n_rows=64, n_sequences=2, n_threads=1)
 
 
 def _open_mtp(model: Model) -> MTPContext:

@@ -1,0 +1,199 @@
+"""The embedder: an embedding model, and one vector for each text."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import closing
+
+import numpy as np
+
+from edgespec.engine.usage import Usage
+from edgespec.errors import BackendError, ContextLengthError, UsageError
+from edgespec.models.llama.embedding import EmbeddingContext
+from edgespec.models.llama.runtime.abort import AbortFlag, DecodeAborted
+from edgespec.models.llama.runtime.context import FloatArray
+from edgespec.models.llama.runtime.model import Model
+from edgespec.option import named
+
+PASS_TOKENS = 512
+"""Tokens of a pass over several sequences; a longer one has a pass of its own."""
+
+_TEXT_PER_TOKEN, _SMALL_TEXT = 32, 64 << 10  # characters that are tokenized of a text that may be truncated
+
+Input = str | Sequence[int]
+"""A text, or tokens of the model."""
+
+
+class Embedder:
+    """Makes embeddings with a loaded model; made by `edgespec.load_embedder`.
+
+    Calls from several threads take turns.
+
+    Attributes:
+        model: the loaded model.
+        context: maximum tokens of an input.
+        width: elements of an embedding.
+        description: the model and its pooling, in words.
+        warnings, notes: what people should know, in sentences.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        computing: EmbeddingContext,
+        abort: AbortFlag,
+        *,
+        context: int,
+        description: str,
+        warnings: Sequence[str] = (),
+        notes: Sequence[str] = (),
+    ) -> None:
+        self.model = model
+        self.context = context
+        self.width = computing.width
+        self.description = description
+        self.warnings, self.notes = list(warnings), list(notes)
+        self._computing = computing
+        self._usage = Usage(abort)
+        self._framing = model.vocabulary.tokenize("", control=True, bos=True)
+
+    def embed(
+        self,
+        inputs: Sequence[Input],
+        *,
+        dimensions: int | None = None,
+        truncate: bool = False,
+        normalize: bool = True,
+    ) -> FloatArray:
+        """Embed texts, several in a pass.
+
+        Args:
+            inputs: texts, which get the tokens that the model begins and ends with; or tokens as they are.
+            dimensions: cut embeddings to so many elements, and normalize the rest. Only models that were
+                trained for it (Matryoshka) keep their quality.
+            truncate: cut inputs that are too long, instead of refusing them.
+            normalize: give all embeddings length 1.
+
+        Returns:
+            (inputs, elements), in the order of the inputs.
+
+        Raises:
+            UsageError: an input is empty or has tokens that the model does not have; or there are not so many
+                dimensions.
+            ContextLengthError: an input is too long.
+            BackendError: the embedder is closed, `cancel` was called, or the model failed.
+        """
+        if isinstance(inputs, str):
+            raise UsageError("embed() takes a list of texts.", "Put the text into a list.")
+        if dimensions is not None and not 1 <= dimensions <= self.width:
+            raise UsageError(f"dimensions must be from 1 to {self.width}, not {dimensions}.")
+        self._usage.check()
+        vectors = self.embed_tokens([self.tokens(one, truncate=truncate) for one in inputs])
+        return normalized(vectors[:, :dimensions]) if normalize or dimensions else vectors
+
+    def tokens(self, text: Input, *, truncate: bool = False) -> list[int]:
+        """The tokens of an input; raises as `embed`."""
+        vocabulary = self.model.vocabulary
+        if isinstance(text, str):
+            if truncate:
+                text = text[: max(_SMALL_TEXT, _TEXT_PER_TOKEN * self.context)]
+            else:
+                vocabulary.refuse_longer(text, self.context)
+            tokens = vocabulary.tokenize(text, control=True, bos=True)
+            ending = self._ending(tokens)
+        else:
+            tokens, ending = list(text), []
+            for token in tokens:
+                if not 0 <= token < vocabulary.n_tokens:
+                    raise UsageError(
+                        f"There is no token {token}.", f"Tokens are 0 to {vocabulary.n_tokens - 1}."
+                    )
+        if not tokens:
+            raise UsageError("An input is empty.")
+        if len(tokens) <= self.context:
+            return tokens
+        if not truncate:
+            raise ContextLengthError(
+                f"An input has {len(tokens)} tokens, and the maximum is {self.context}.",
+                f"Shorten it, or raise {named('context')} if the model was trained for more.",
+            )
+        return tokens[: self.context - len(ending)] + ending
+
+    def _ending(self, tokens: list[int]) -> list[int]:
+        """The tokens that the model puts behind every text."""
+        lengths = range(min(len(self._framing), len(tokens)), 0, -1)
+        return next((tokens[-n:] for n in lengths if tokens[-n:] == self._framing[-n:]), [])
+
+    def n_in_pass(self, lengths: Iterable[int]) -> int:
+        """The number of leading sequences that share the next pass.
+
+        Args:
+            lengths: tokens of each sequence.
+        """
+        total = count = 0
+        for length in lengths:
+            total += length
+            if count and (total > PASS_TOKENS or count == self._computing.n_sequences):
+                break
+            count += 1
+        return count
+
+    def embed_tokens(self, sequences: Sequence[Sequence[int]]) -> FloatArray:
+        """(sequences, width) Embeddings as the model pools them, not normalized.
+
+        Args:
+            sequences: of tokens as `tokens` gives them.
+
+        Raises:
+            BackendError: as `embed`.
+        """
+
+        def passes() -> Generator[FloatArray, None, None]:
+            start = 0
+            while start < len(sequences):
+                end = start + self.n_in_pass(len(tokens) for tokens in sequences[start:])
+                yield self._computing.embed(sequences[start:end])
+                start = end
+
+        found = [np.empty((0, self.width), dtype=np.float32)]
+        try:
+            with closing(self._usage.in_turn(lambda: self._usage.held_steps(passes()))) as turn:
+                found += turn
+        except DecodeAborted:
+            self._usage.check()
+            raise BackendError("The embeddings were cancelled.") from None
+        vectors = np.concatenate(found)
+        if not np.isfinite(vectors).all():
+            raise BackendError(f"'{self.model.path.name}' computes embeddings that are not numbers.")
+        return vectors
+
+    def cancel(self) -> None:
+        """End the calls that were made so far; they raise BackendError. May be called from any thread."""
+        self._usage.cancel()
+
+    def close(self) -> None:
+        """Free the model; may be called from any thread, and repeatedly."""
+        self._usage.close(self.model.close)
+
+    @property
+    def closed(self) -> bool:
+        """True if the embedder is closed."""
+        return self._usage.closed
+
+    def __repr__(self) -> str:
+        """Return, for example, <Embedder bert.gguf, pooling mean; context 512, 384 dimensions>."""
+        state = "closed" if self.closed else f"context {self.context}, {self.width} dimensions"
+        return f"<Embedder {self.description}; {state}>"
+
+    def __enter__(self) -> Embedder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def normalized(vectors: FloatArray) -> FloatArray:
+    """The vectors, scaled to length 1."""
+    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    scaled: FloatArray = vectors / np.maximum(lengths, np.finfo(np.float32).tiny)
+    return scaled

@@ -1,0 +1,136 @@
+"""Handling requests of any kind: their bodies, clients that leave, shutting down, and the log."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Generic, Protocol, TypeVar
+
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HTTPRequest
+
+from edgespec.generation.result import Generation
+from edgespec.serving.api.limits import Limits
+from edgespec.serving.api.refusals import Refusal, ShuttingDown, logged_refusal
+from edgespec.serving.model_worker import ModelWorker
+from edgespec.serving.request_bodies import BodyReceiver, RequestBody
+from edgespec.serving.request_log import GONE, RequestLogEntry
+from edgespec.serving.response_sender import ResponseSender
+
+_THREADS = 2
+_SHUTDOWN_REPLY_S = 1.0
+
+
+class Failing(Protocol):
+    """A path, with the form of its errors."""
+
+    def failure(self, refusal: Refusal) -> dict[str, Any]: ...
+
+
+Worker = TypeVar("Worker", bound=ModelWorker[Any, Any])
+PathT = TypeVar("PathT", bound=Failing)
+
+
+class RequestHandler(ABC, Generic[Worker, PathT]):
+    """Answers requests; each is abandoned as soon as its client disconnects or the server shuts down.
+
+    Args:
+        model: the name it answers to.
+        aliases: other names that it answers to; they may be patterns such as "claude-*".
+        limits: bounds on requests.
+        on_request: called with an entry for the log when a request is done.
+
+    Attributes:
+        names: the model's, and its aliases.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        model: str,
+        limits: Limits,
+        *,
+        aliases: Sequence[str] = (),
+        on_request: Callable[[RequestLogEntry], None] | None = None,
+    ) -> None:
+        self.worker = worker
+        self.names = (model, *aliases)
+        self._model = model
+        self._aliases = aliases
+        self._on_request = on_request
+        self._limits = limits
+        self._bodies = BodyReceiver(limits)
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="prepare")
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """Refuse new requests, and end the others."""
+        self._stopping.set()
+        self.worker.stop()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def answer(self, sender: ResponseSender, path: PathT) -> None:
+        """Answer one request; returns when it is answered, refused or abandoned."""
+        start = time.perf_counter()
+        answers: list[Generation] = []
+        try:
+            async with self._bodies.received(sender.http) as body:
+                await self._until_abandoned(sender, self._answer_body(sender, path, body, answers))
+        except ClientDisconnect:
+            sender.note_refused()
+        except Exception as error:
+            await sender.refuse(logged_refusal(error))
+        finally:
+            self.worker.metrics.request_ended(sender.outcome)
+            if self._on_request is not None:
+                seconds = time.perf_counter() - start
+                asked, status = sender.http.scope["path"], sender.status or GONE
+                self._on_request(
+                    RequestLogEntry.of(
+                        asked, status, seconds, answers, streamed=sender.streamed, warnings=sender.warnings
+                    )
+                )
+
+    async def _until_abandoned(self, sender: ResponseSender, work: Coroutine[Any, Any, None]) -> None:
+        """Do the work, unless the client disconnects or the server shuts down first."""
+        working = asyncio.create_task(work)
+        gone = asyncio.create_task(_until_disconnected(sender.http))
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait({working, gone, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done() and not gone.done():  # the worker still sends its error
+                await asyncio.wait({working}, timeout=_SHUTDOWN_REPLY_S)
+        finally:
+            for task in (working, gone, stopping):
+                task.cancel()
+            await asyncio.gather(working, gone, stopping, return_exceptions=True)
+        if not working.cancelled():
+            working.result()
+        elif self._stopping.is_set():
+            raise ShuttingDown
+
+    async def _answer_body(
+        self, sender: ResponseSender, path: PathT, body: RequestBody, answers: list[Generation]
+    ) -> None:
+        if self._stopping.is_set():
+            raise ShuttingDown
+        await self._respond(sender, path, body, answers)
+
+    @abstractmethod
+    async def _respond(
+        self, sender: ResponseSender, path: PathT, body: RequestBody, answers: list[Generation]
+    ) -> None:
+        """Answer a request that has arrived.
+
+        Args:
+            path: what decides the forms of requests and answers.
+            answers: gets what is generated, for the log.
+        """
+
+
+async def _until_disconnected(http: HTTPRequest) -> None:
+    while (await http.receive())["type"] != "http.disconnect":
+        pass
