@@ -28,7 +28,7 @@ from edgespec.models.llama.trials.dry_run import AllocationStore, EmbeddingConte
 from edgespec.offload.planning.needs import LATER_BYTES, measured_process_bytes, with_second_copy
 from edgespec.option import named
 from edgespec.progress import Progress, no_progress
-from edgespec.units import readable
+from edgespec.units import readable, rounded_up
 
 _SEQUENCES = 64  # of a pass
 _ROWS = 128  # of a pass over a sequence that is read in pieces: each row costs logits, which nobody reads
@@ -72,7 +72,8 @@ class EmbedderPlan:
         """
         if not self.fits:
             raise MemoryLimitError(
-                f"{self.name} with inputs of {self.context} tokens needs {readable(self.needed)} of memory, "
+                f"{self.name} with inputs of {self.context} tokens needs "
+                f"{readable(rounded_up(self.needed))} of memory, "
                 f"and there are {readable(self.budget)}. Embedding models are not streamed from disk.",
                 f"Raise {named('memory')}, lower {named('context')}, or use a smaller model.",
                 least=self.needed,
