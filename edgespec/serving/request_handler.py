@@ -78,7 +78,9 @@ class RequestHandler(ABC, Generic[Worker, PathT]):
         answers: list[Generation] = []
         try:
             async with self._bodies.received(sender.http) as body:
-                await self._until_abandoned(sender, self._answer_body(sender, path, body, answers))
+                if self._stopping.is_set():
+                    raise ShuttingDown
+                await self._until_abandoned(sender, self._respond(sender, path, body, answers))
         except ClientDisconnect:
             sender.note_refused()
         except Exception as error:
@@ -111,13 +113,6 @@ class RequestHandler(ABC, Generic[Worker, PathT]):
             working.result()
         elif self._stopping.is_set():
             raise ShuttingDown
-
-    async def _answer_body(
-        self, sender: ResponseSender, path: PathT, body: RequestBody, answers: list[Generation]
-    ) -> None:
-        if self._stopping.is_set():
-            raise ShuttingDown
-        await self._respond(sender, path, body, answers)
 
     @abstractmethod
     async def _respond(
