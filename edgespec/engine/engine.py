@@ -26,7 +26,7 @@ from edgespec.engine.passes import TargetPass
 from edgespec.engine.plain_passes import PlainPasses
 from edgespec.engine.requests import AnswerCollector, Event, Request, RequestList, RequestSource, numbered
 from edgespec.engine.scheduler import Scheduler
-from edgespec.engine.scored_texts import ScoringProgress, scored_texts
+from edgespec.engine.scored_texts import ScoringProgress, scored_text, scored_texts
 from edgespec.engine.sequence import Batch, Sizer
 from edgespec.engine.session_turn import SavedStates, SessionTurn
 from edgespec.engine.target import Target
@@ -628,9 +628,7 @@ class Engine:
             self.target,
             self.drafter,
             source,
-            begin=lambda request: self._begin(
-                *self._checked(request.prompt, request.config, request.raw), request.config, request.raw
-            ),
+            begin=self._begin_request,
             # A sequence that waits, or was given up, is not in the cache.
             finish=lambda answer, reason: self._finish(answer, reason, in_cache=answer.cached is not None),
             most_sequences=parallel or self.texts,
@@ -641,6 +639,19 @@ class Engine:
                     yield event
                 elif not source.wait():
                     return
+
+    def _begin_request(self, request: Request) -> AnswerInProgress:
+        """Begin the answer to a request, or the scoring of its prompt."""
+        prompt, first = request.prompt, request.scored_from
+        if request.continuation is not None:
+            with self._usage.held():
+                text = scored_text(self.encoder, prompt, request.continuation)
+            prompt, first = text.tokens, text.first
+        tokens, room = self._checked(prompt, request.config, request.raw)
+        answer = self._begin(tokens, room, request.config, request.raw)
+        if first is not None:
+            answer.score_prompt(first)
+        return answer
 
     def _scheduled_passes(
         self, scheduler: Scheduler, on_pass: Callable[[Sequence[PassRecord]], None] | None

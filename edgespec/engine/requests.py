@@ -33,6 +33,7 @@ class Request:
             that answers.
         scored_from: position of the first token of the prompt whose log-probability is wanted; None for none.
             `config.logprobs` says how many of the likeliest tokens are recorded beside each.
+        continuation: a text behind the prompt, whose log-probability alone is wanted then.
     """
 
     prompt: Prompt
@@ -44,6 +45,7 @@ class Request:
     on_accept: Callable[[FloatArray, TokenTree, Acceptance], None] | None = None
     on_prefill: Callable[[int, int], None] | None = None
     scored_from: int | None = None
+    continuation: str | None = None
 
 
 @dataclass(frozen=True)

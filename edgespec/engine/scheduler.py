@@ -234,8 +234,6 @@ class Scheduler:
                 return
             try:
                 running = _InFlight(request, self._begin(request))
-                if request.scored_from is not None:
-                    running.answer.score_prompt(request.scored_from)
                 if request.on_accept is not None:
                     running.answer.sequence.on_accept = request.on_accept
             except Exception as error:  # a bug, too: the target has no part in how an answer begins

@@ -39,6 +39,15 @@ class Score:
         )
 
     @classmethod
+    def of_prompt(cls, answer: Generation) -> Score:
+        """The score that an answer has of its prompt; the token that has no log-probability is -1."""
+        tokens = tuple(-1 if found is None else found.token for found in answer.prompt_logprobs)
+        complete = answer.finish_reason != "cancelled"
+        return cls(
+            tokens, tuple(answer.prompt_logprobs), answer.prompt_tokens, answer.cached_tokens, complete
+        )
+
+    @classmethod
     def none(cls, prompt: tuple[int, ...], first: int) -> Score:
         """The score of a prompt that was cancelled before it began."""
         tokens = prompt[first:]
@@ -67,14 +76,14 @@ class Score:
         }
         if per_token:
             summary["token_logprobs"] = [
-                {"id": token} | (_token_json(found) if found is not None else {"logprob": None})
-                for token, found in zip(self.tokens, self.token_logprobs, strict=True)
+                {"logprob": None} if found is None else _token_json(found) for found in self.token_logprobs
             ]
         return summary
 
 
 def _token_json(found: TokenLogprob) -> dict[str, Any]:
     values: dict[str, Any] = {
+        "id": found.token,
         "token": found.spelling.decode("utf-8", "replace"),
         "logprob": found.logprob,
         "is_greedy": found.is_greedy,

@@ -77,6 +77,7 @@ class BatchRun:
         ordered: write results in the order of the input.
         overwrite: answer lines again whose answers in the file were made differently.
         shard: which of the input's lines to answer.
+        scores: the lines' texts are scored, not answered.
         load: loads what answers.
     """
 
@@ -93,6 +94,7 @@ class BatchRun:
         ordered: bool = True,
         overwrite: bool = False,
         shard: Shard | None = None,
+        scores: bool = False,
         load: EngineLoader = load_here,
     ) -> None:
         self._config = config
@@ -105,6 +107,7 @@ class BatchRun:
         self._parallel: int | None = None
         self._ordered = ordered
         self._shard = shard or Shard()
+        self._scores = scores
         self._load = load
         self._earlier = EarlierAnswers(file, terminal, overwrite=overwrite)
         self._model = ModelIdentity()
@@ -205,6 +208,9 @@ class BatchRun:
     def _request(self, wanted: WantedResult, index: int) -> Request:
         job = wanted.job
         assert job.prompt is not None, "only invalid lines have no prompt"
+        if job.scored is not None:
+            text = job.scored[index] if job.scored else None
+            return Request(job.prompt, job.config, True, (wanted, index), scored_from=0, continuation=text)
         prompt, raw = self._asked(job)
         return Request(prompt, nth_config(job.config, index), raw, key=(wanted, index))
 
@@ -240,12 +246,15 @@ class BatchRun:
                         yield job.line, key, origin
 
     def _jobs(self, lines: Iterable[bytes]) -> Iterator[Job]:
-        return self._shard.jobs(read_jobs(lines, self._config))
+        return self._shard.jobs(read_jobs(lines, self._config, scores=self._scores))
 
     def _origin(self, job: Job) -> Origin | None:
         """The origin of the line's answers; None if the line is invalid."""
         if job.error or job.prompt is None:
             return None
+        if job.scored is not None:
+            asked = [job.prompt, *job.scored, job.choices_given]
+            return Origin.of(self._model, asked, job.config, raw=False, endpoint="score")
         prompt, raw = self._asked(job)
         if job.endpoint is None:
             return Origin.of(self._model, prompt, job.config, raw=raw)
@@ -277,7 +286,7 @@ class BatchRun:
             self._terminal.note(f"{self._progress.place()}. {self._summary()}")
 
     def _summary(self) -> str:
-        parts = [f"{self._answered} answered"]
+        parts = [f"{self._answered} {'scored' if self._scores else 'answered'}"]
         if self._skipped:
             parts.append(f"{self._skipped} already done")
         if self._failed:

@@ -134,6 +134,26 @@ def generate(
             metavar="HOST:PORT|auto|local",
         ),
     ] = None,
+    score: Annotated[
+        bool,
+        option(
+            _PANEL,
+            "--score",
+            "Score the lines of --input instead of answering: the log-probability of each prompt, or of the "
+            'line\'s "completion" or "choices".',
+            variable=False,
+        ),
+    ] = False,
+    logprobs: Annotated[
+        int | None,
+        option(
+            _PANEL,
+            "--logprobs",
+            "With --score: also write each token's log-probability, and those of the N likeliest tokens.",
+            variable=False,
+            metavar="N",
+        ),
+    ] = None,
     raw: Annotated[
         bool, option(_PANEL, "--raw", "Continue the text as is, without a chat template.")
     ] = False,
@@ -159,6 +179,11 @@ def generate(
         raise UsageError("--shard needs --input.", "Add it, or leave out --shard.")
     if is_on_command_line(called, "ray") and input_name is None:
         raise UsageError("--ray needs --input.", "Add it, or leave out --ray.")
+    if logprobs is not None and not score:
+        raise UsageError("--logprobs needs --score.", "Add it, or leave out --logprobs.")
+    if score:
+        given = {f"--{name}": is_on_command_line(called, name) for name in ("system", "answers")}
+        _check_scoring(given | {"--ray": ray is not None}, has_input=input_name is not None)
     part = None if shard is None else Shard.parse(shard)
     load = load_here if ray is None else load_on_cluster(ray)
     model, prompt = model_and_prompt(
@@ -180,13 +205,16 @@ def generate(
             results = file.results
         if input_name is not None:
             batch = BatchRun(
-                _config(sampling, loading, terminal),
+                GenerationConfig(max_tokens=0, logprobs=logprobs)
+                if score
+                else _config(sampling, loading, terminal),
                 terminal,
                 results,
                 file=file,
                 answers=answers,
                 system=system,
-                raw=raw,
+                raw=raw or score,
+                scores=score,
                 ordered=not unordered,
                 overwrite=overwrite,
                 shard=part,
@@ -197,6 +225,15 @@ def generate(
             as_text = output_name is None and not output.as_json
             single = _SinglePrompt(terminal, results, system, raw, as_text, answers, read_attachments(files))
             single.run(prompt, loading, sampling)
+
+
+def _check_scoring(others: dict[str, bool], *, has_input: bool) -> None:
+    """Refuse what says how to answer where texts are scored."""
+    if not has_input:
+        raise UsageError("--score needs --input.", "Add it, or leave out --score.")
+    for name, given in others.items():
+        if given:
+            raise UsageError(f"{name} has no meaning with --score.", "Leave out one of them.")
 
 
 def _config(sampling: SamplingOptions, loading: Config, terminal: Terminal) -> GenerationConfig:

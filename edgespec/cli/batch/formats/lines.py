@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from edgespec.cli.batch.formats import openai_format, own_format
+from edgespec.cli.batch.formats import openai_format, own_format, score_format
 from edgespec.cli.batch.input.job import Job
 from edgespec.cli.utf8 import decoded
 from edgespec.errors import UsageError
@@ -16,18 +16,21 @@ from edgespec.generation.config import GenerationConfig, shortened
 MOST_DEEP = 200  # levels of JSON in a line; Python's own limit is a few times higher
 
 
-def read_jobs(lines: Iterable[bytes], defaults: GenerationConfig | None = None) -> Iterator[Job]:
+def read_jobs(
+    lines: Iterable[bytes], defaults: GenerationConfig | None = None, *, scores: bool = False
+) -> Iterator[Job]:
     """The jobs of an input, one per line; blank lines are skipped.
 
     Args:
         defaults: settings for what lines leave open.
+        scores: the lines' texts are to be scored.
     """
     defaults = defaults or GenerationConfig()
     seen: dict[str | int, int] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
-        job = _read_job(number, line, defaults)
+        job = _read_job(number, line, defaults, scores)
         if job.identifier in seen:
             first = seen[job.identifier]
             error = job.error or f"Duplicate id {shortened(repr(job.identifier))} (first on line {first})."
@@ -36,11 +39,13 @@ def read_jobs(lines: Iterable[bytes], defaults: GenerationConfig | None = None) 
         yield job
 
 
-def _read_job(number: int, line: bytes, defaults: GenerationConfig) -> Job:
+def _read_job(number: int, line: bytes, defaults: GenerationConfig, scores: bool) -> Job:
     try:
         values = _parse_object(line)
     except UsageError as error:
-        return Job(number, number, error=str(error))
+        return Job(number, number, error=str(error), scored=() if scores else None)
+    if scores:
+        return score_format.read_request(values, number, defaults)
     if openai_format.recognizes(values):
         return openai_format.read_request(values, number, defaults)
     return own_format.read_request(values, number, defaults)

@@ -32,8 +32,8 @@ def read_request(values: dict[str, Any], line: int, defaults: GenerationConfig) 
     identifier: str | int = line
     prompt: str | Messages | None = None
     try:
-        identifier = _identifier(values.pop("id", line))
-        prompt = _prompt(values)
+        identifier = read_identifier(values.pop("id", line))
+        prompt = read_prompt(values)
         answers = _answers(values.pop("n", None))
         grammar = _grammar(values)
         settings = {name: _setting(name, value) for name, value in values.items()} | grammar
@@ -64,7 +64,8 @@ def failure_record(
     return record | {"error": message}
 
 
-def _identifier(value: object) -> str | int:
+def read_identifier(value: object) -> str | int:
+    """Read the "id" of a line."""
     if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
         return value
     raise UsageError(f'"id" must be a string or an integer, not {_shown(value)}.')
@@ -79,7 +80,7 @@ def _grammar(values: dict[str, Any]) -> dict[str, Grammar]:
     if (text := values.pop("grammar", None)) is not None:
         if not isinstance(text, str):
             raise UsageError(f'"grammar" must be a string, not {_shown(text)}.')
-        return {"grammar": Grammar("grammar", _unicode(text))}
+        return {"grammar": Grammar("grammar", read_unicode(text))}
     return {}
 
 
@@ -91,7 +92,8 @@ def _answers(value: object) -> int | None:
     raise UsageError(f'"n" must be from 1 to {MOST_ANSWERS}, not {_shown(value)}.')
 
 
-def _prompt(values: dict[str, Any]) -> str | Messages:
+def read_prompt(values: dict[str, Any]) -> str | Messages:
+    """Read the "prompt" or the "messages" of a line, and remove them from its values."""
     if ("prompt" in values) == ("messages" in values):
         raise UsageError(
             'Both "prompt" and "messages" are set.'
@@ -102,7 +104,7 @@ def _prompt(values: dict[str, Any]) -> str | Messages:
         prompt = values.pop("prompt")
         if not isinstance(prompt, str) or not prompt:
             raise UsageError('"prompt" must be a non-empty string.')
-        return _unicode(prompt)
+        return read_unicode(prompt)
     messages = values.pop("messages")
     if not isinstance(messages, list) or not messages:
         raise UsageError('"messages" must be a non-empty list.')
@@ -119,10 +121,11 @@ def _message(message: object) -> dict[str, str]:
         raise UsageError(
             f'Each message must have a "role" ({", ".join(_ROLES)}) and a string "content", and nothing else.'
         )
-    return {"role": message["role"], "content": _unicode(message["content"])}
+    return {"role": message["role"], "content": read_unicode(message["content"])}
 
 
-def _unicode(text: str) -> str:
+def read_unicode(text: str) -> str:
+    """Refuse text with half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -143,5 +146,5 @@ def _setting(name: str, value: Any) -> Any:
     if name == "stop":
         texts = [value] if isinstance(value, str) else value
         if isinstance(texts, list) and all(isinstance(text, str) for text in texts):
-            return tuple(map(_unicode, texts))
+            return tuple(map(read_unicode, texts))
     return value

@@ -25,6 +25,9 @@ class Job:
         error: why the line is invalid; empty if it is valid.
         duplicate_of: the earlier line with the same id; 0 if there is none.
         warnings: what of the line has no effect, in sentences.
+        scored: the texts after the prompt that are to be scored, or none to score the prompt itself; None if
+            the line asks for an answer.
+        choices_given: the line has them as a list of choices.
     """
 
     line: int
@@ -36,3 +39,5 @@ class Job:
     error: str = ""
     duplicate_of: int = 0
     warnings: tuple[str, ...] = ()
+    scored: tuple[str, ...] | None = None
+    choices_given: bool = False

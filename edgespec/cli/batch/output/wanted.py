@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgespec.cli.batch.formats import openai_format, own_format
+from edgespec.cli.batch.formats import openai_format, own_format, score_format
 from edgespec.cli.batch.formats.records import Key, refused_key
 from edgespec.cli.batch.input.job import Job
 from edgespec.cli.origin import Origin
@@ -44,6 +44,9 @@ class WantedResult:
         if len(self._answers) < len(self.indices):
             return None
         self.closed = True
+        if self.job.scored is not None:
+            answers = [self._answers[i] for i in self.indices]
+            return score_format.score_record(self.job, answers, self.origin)
         if self.job.endpoint is None:
             return own_format.answer_record(self.job, answer, self.origin, index=self._index)
         assert self.origin is not None, "only valid lines have answers"
@@ -55,11 +58,15 @@ class WantedResult:
         if self.job.endpoint is not None:
             return openai_format.failure_record(self.job, error, self.origin)
         message = f"line {self.job.line}: {error}"
+        if self.job.scored is not None:
+            return score_format.failure_record(self.job, message, self.origin)
         return own_format.failure_record(self.job, message, self.origin, index=self._index)
 
     def interrupt(self, answer: Generation) -> dict[str, Any]:
         """The result if an answer is interrupted."""
         self._close()
+        if self.job.scored is not None:
+            return score_format.cancelled_record(self.job, self.origin)
         if self.job.endpoint is None:
             return own_format.answer_record(self.job, answer, self.origin, index=self._index)
         return openai_format.cancelled_record(self.job, self.origin)
@@ -85,6 +92,8 @@ def results_of(job: Job, answers: int) -> Iterable[tuple[Key, range]]:
         return [(refused_key(job.identifier, job.line), range(1))]
     if job.error:
         return [((job.identifier, 0), range(1))]
+    if job.scored is not None:
+        return [((job.identifier, 0), range(max(len(job.scored), 1)))]
     if job.endpoint is not None:
         return [((job.identifier, 0), range(answers))]
     return (((job.identifier, index), range(index, index + 1)) for index in range(answers))
