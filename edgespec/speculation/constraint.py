@@ -22,6 +22,8 @@ from edgespec.speculation.tree import FloatArray, IntArray, TokenTree
 
 BoolArray = NDArray[np.bool_]
 
+_FORCED = np.log(0.98)  # that the target spells the only permitted text with these tokens
+
 
 class Matcher(Protocol):
     """A position in a grammar: the part of llguidance.LLMatcher that is used here.
@@ -33,6 +35,7 @@ class Matcher(Protocol):
     def try_consume_tokens(self, tokens: list[int]) -> int: ...
     def rollback(self, num_tokens: int) -> bool: ...
     def compute_logit_bias(self) -> bytes: ...
+    def compute_ff_tokens(self) -> list[int]: ...
     def is_accepting(self) -> bool: ...
     def get_error(self) -> str: ...
     def deep_copy(self) -> Matcher: ...
@@ -65,7 +68,8 @@ class Constraint:
         self._start = start
         self._ends = ends
         self._read: list[int] = []  # tokens that the matcher has consumed
-        self._known: dict[tuple[int, ...], BoolArray] = {}  # masks by path after `_text`
+        self._known: dict[tuple[int, ...], BoolArray] = {}  # masks by path after `_sequence`
+        self._forced: dict[tuple[int, ...], Sequence[int]] = {}
         self._sequence: list[int] = []
 
     def permitted(self, sequence: Sequence[int], path: Sequence[int] = ()) -> BoolArray:
@@ -79,7 +83,7 @@ class Constraint:
         """
         answer = list(sequence[self._start :])
         if answer != self._sequence:
-            self._sequence, self._known = answer, {}
+            self._sequence, self._known, self._forced = answer, {}, {}
         key = tuple(path)
         if key not in self._known:
             try:
@@ -94,6 +98,28 @@ class Constraint:
                     ) from None
                 self._known[key] = np.zeros(len(self._ends), dtype=np.bool_)
         return self._known[key]
+
+    def forced(self, sequence: Sequence[int], path: Sequence[int] = ()) -> Sequence[int]:
+        """Tokens that spell the only text that may follow the sequence and a path; none if several may.
+
+        The text is certain, its tokens are not: other ones may spell it, too.
+        """
+        permitted = self.permitted(sequence, path)
+        key = tuple(path)
+        if key not in self._forced:
+            above = self._forced.get(key[:-1], ()) if key else ()
+            if len(above) > 1 and above[0] == key[-1]:
+                tokens = above[1:]
+            else:
+                tokens = self._fast_forward([*self._sequence, *path]) if permitted.any() else ()
+            self._forced[key] = tokens if tokens and permitted[tokens[0]] else ()
+        return self._forced[key]
+
+    def _fast_forward(self, tokens: list[int]) -> Sequence[int]:
+        try:
+            return self._matcher.compute_ff_tokens() if self._follow(tokens) == len(tokens) else ()
+        except _Stuck:
+            return ()
 
     def masked(self, logits: FloatArray, tree: TokenTree, sequence: Sequence[int]) -> FloatArray:
         """(nodes, n_vocab) logits with -inf for every token that is not permitted: a copy if there are any.
@@ -133,15 +159,7 @@ class Constraint:
     def _mask(self, tokens: list[int]) -> BoolArray:
         if any(self._ends[token] for token in tokens):
             return np.zeros(len(self._ends), dtype=np.bool_)
-        shared = 0
-        for a, b in zip(tokens, self._read, strict=False):
-            if a != b:
-                break
-            shared += 1
-        if shared < len(self._read) and not self._matcher.rollback(len(self._read) - shared):
-            raise _Stuck(self._reason())
-        taken = shared + self._matcher.try_consume_tokens(tokens[shared:])
-        self._read = tokens[:taken]
+        taken = self._follow(tokens)
         mask = np.frombuffer(self._matcher.compute_logit_bias(), dtype=np.uint8)[: len(self._ends)] != 0
         if self._matcher.get_error():
             raise _Stuck(self._reason())
@@ -154,6 +172,19 @@ class Constraint:
         if not mask.any():
             raise _Stuck("the grammar permits none of this model's tokens here")
         return mask
+
+    def _follow(self, tokens: list[int]) -> int:
+        """Move the matcher to the end of tokens, or as far as they are permitted; returns how many are."""
+        shared = 0
+        for a, b in zip(tokens, self._read, strict=False):
+            if a != b:
+                break
+            shared += 1
+        if shared < len(self._read) and not self._matcher.rollback(len(self._read) - shared):
+            raise _Stuck(self._reason())
+        taken = shared + self._matcher.try_consume_tokens(tokens[shared:])
+        self._read = tokens[:taken]
+        return taken
 
     def _reason(self) -> str:
         lines = self._matcher.get_error().strip().splitlines()
@@ -185,11 +216,40 @@ class ConstrainedRanking(PathRanking):
 
     def filtered(self, frontier: Frontier, children: Children, start: int) -> Children:
         children = super().filtered(frontier, children, start)
-        return _only(children, self._after(self.paths(frontier)))
+        paths = self.paths(frontier)
+        permitted = self._after(paths)
+        forced = [next(iter(self._constraint.forced(self.sequence, path)), None) for path in paths]
+        return _with_forced(_only(children, permitted), forced)
 
     def _after(self, paths: Sequence[tuple[int, ...]]) -> BoolArray:
         """(paths, n_vocab) what may follow each path."""
         return np.stack([self._constraint.permitted(self.sequence, path) for path in paths])
+
+
+def _with_forced(children: Children, forced: Sequence[int | None]) -> Children:
+    """The candidates, with the forced token of each node that no model was asked for."""
+    exists = np.array([token is not None for token in forced])
+    new = exists & ~np.isfinite(children.logprobs).any(axis=1)
+    if not new.any():
+        return children
+    tokens = np.array([token or 0 for token in forced], dtype=np.int32)
+    repeated = (children.tokens == tokens[:, None]) & new[:, None]
+    width = len(forced)
+    logprobs = np.where(new, np.float32(_FORCED), np.float32(-np.inf))[:, None]
+    evidence, noise = children.evidence, children.noise
+    if evidence is not None:
+        nothing = np.full((width, 1, evidence.shape[2]), NOTHING, dtype=np.int8)
+        evidence = np.where(repeated[..., None], np.int8(NOTHING), evidence)
+        evidence = np.concatenate([evidence, nothing], axis=1)
+    if noise is not None:
+        noise = np.concatenate([noise, np.zeros((width, 1), dtype=np.float32)], axis=1)
+    return Children(
+        np.concatenate([children.tokens, tokens[:, None]], axis=1),
+        np.concatenate([children.logprobs, logprobs], axis=1),
+        evidence,
+        noise,
+        np.where(new, tokens, -1).astype(np.int32),
+    )
 
 
 def _only(children: Children, permitted: BoolArray) -> Children:

@@ -52,12 +52,15 @@ class Children:
             `evidence`. None if no source was asked.
         noise: (width, branching) the noise that the target adds to each candidate's log-probability, in which
             the drafter's log-probability already has its part. None if it adds none, or nobody asked.
+        forced: (width,) the candidate of each node that spells the only text which a grammar permits there;
+            -1 for none. None if there is none anywhere.
     """
 
     tokens: IntArray
     logprobs: FloatArray
     evidence: EvidenceArray | None = None
     noise: FloatArray | None = None
+    forced: IntArray | None = None
 
     @classmethod
     def none(cls, width: int, branching: int = 1) -> Children:
@@ -79,6 +82,7 @@ class Children:
             self.logprobs[rows, columns],
             None if self.evidence is None else self.evidence[rows, columns],
             None if self.noise is None else self.noise[rows, columns],
+            None if self.forced is None else self.forced[rows],
         )
 
     @property

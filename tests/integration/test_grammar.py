@@ -70,6 +70,18 @@ def test_answers_have_the_form_whatever_drafts_them(
     assert answers[str(q4_drafter_path)][0].tokens_per_pass > 1.5
 
 
+def test_fixed_text_takes_hardly_any_passes(smol_path: Path, plain: edgespec.Engine) -> None:
+    fixed = r"The quick brown fox jumps over the lazy dog, and then it sleeps until (noon|midnight)\."
+    config = GenerationConfig(max_tokens=60, grammar=Grammar("regex", fixed))
+    expected = plain.generate("What happens?", config)
+    with edgespec.load(
+        smol_path, draft="lookup", exact=True, tree_budget=16, context=512, threads=1
+    ) as engine:
+        answer = engine.generate("What happens?", config)
+    assert answer.tokens == expected.tokens
+    assert 2 * len(answer.passes) < len(answer.tokens)
+
+
 def test_what_the_text_proposes_is_held_to_the_form(
     smol_path: Path, q4_drafter_path: Path, plain: edgespec.Engine
 ) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from edgespec.errors import GrammarError
 from edgespec.generation.config import GenerationConfig
 from edgespec.speculation.constraint import ConstrainedRanking, Constraint
-from edgespec.speculation.growth import Frontier
+from edgespec.speculation.growth import Children, Frontier
 from edgespec.speculation.noise import GumbelNoise
 from edgespec.speculation.policies import tree_policy
 from edgespec.speculation.tree import TokenTree
@@ -58,6 +58,33 @@ def test_what_may_follow(tokenizer: Any) -> None:
     assert after(form.permitted([*PROMPT, *b"abb"], b"c")) == "$"
     assert after(form.permitted(PROMPT, [*b"ad", END])) == ""
     assert after(form.permitted(PROMPT)) == "a"
+
+
+def test_the_only_text_that_may_follow_is_forced(tokenizer: Any) -> None:
+    form = constraint(tokenizer, "foo(bar|baz)+!{3}")
+    assert bytes(form.forced(PROMPT)) == b"fooba"
+    assert bytes(form.forced(PROMPT, b"fo")) == b"oba"
+    assert bytes(form.forced(PROMPT, b"fooba")) == b""
+    assert bytes(form.forced(PROMPT, b"foobar")) == b""
+    assert bytes(form.forced(PROMPT, b"foobar!")) == b"!!"
+    assert bytes(form.forced(PROMPT, b"foobar!!!")) == b""
+    assert bytes(form.forced(PROMPT, b"x")) == b""
+    assert bytes(form.forced([*PROMPT, *b"foobaz"], b"b")) == b"a"
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_forced_token_is_a_candidate_where_no_model_was_asked(tokenizer: Any, asked: bool) -> None:
+    ranking = ConstrainedRanking(
+        tree_policy().ranking(GenerationConfig(), GumbelNoise(1, N_VOCAB)), constraint(tokenizer, "ab")
+    )
+    ranking.begin(PROMPT)
+    root = Frontier(*(np.array([x], dtype=np.int32) for x in (0, PROMPT[-1], -1, 0)))
+    known = np.array([[ord("a") if asked else ord("b")]], dtype=np.int32)
+    scores = np.array([[-0.5 if asked else -np.inf]], dtype=np.float32)
+    children = ranking.filtered(root, Children(known, scores), len(PROMPT))
+    listed = children.tokens[np.isfinite(children.logprobs)].tolist()
+    assert listed == [ord("a")]
+    assert children.logprobs.max() == pytest.approx(-0.5 if asked else np.log(0.98))
 
 
 def test_a_form_that_may_continue_may_also_end(tokenizer: Any) -> None:

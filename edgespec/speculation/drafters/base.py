@@ -13,8 +13,9 @@ from edgespec.speculation.sources.base import JoinedProposals, Proposer, proposa
 from edgespec.speculation.tree import FloatArray, TokenTree
 from edgespec.speculation.verification.base import DraftedTree
 
-ProposedBy = Literal["model", "text", "recycled", "files", "both"]
-"""A model, the sequence so far, an earlier pass of the target, files, or a model and one of the others."""
+ProposedBy = Literal["model", "text", "recycled", "files", "both", "grammar"]
+"""A model, the sequence so far, an earlier pass of the target, files, a model and one of these, or the form
+of the answer where it permits one text only."""
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,8 @@ class Expansions:
 
 def _source(children: Children, row: int, token: int) -> ProposedBy:
     """Return the proposer of a candidate in a row."""
+    if children.forced is not None and children.forced[row] == token:
+        return "grammar"
     (columns,) = np.nonzero(children.tokens[row] == token)
     by_model = bool((children.logprobs[row, columns] > -np.inf).any())
     if children.evidence is None:

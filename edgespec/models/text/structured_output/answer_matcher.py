@@ -103,6 +103,10 @@ class AnswerMatcher:
         mask = self._stages[-1].mask()
         return self._all if mask is None else mask.astype(np.uint8).tobytes()
 
+    def compute_ff_tokens(self) -> list[int]:
+        """Return the tokens of the only text that may follow, as far as it is certain."""
+        return list(self._stages[-1].forced())
+
     def is_accepting(self) -> bool:
         """True if the answer may end here."""
         return self._stages[-1].accepting

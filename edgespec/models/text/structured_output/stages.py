@@ -28,6 +28,10 @@ class Stage(Protocol):
     def mask(self) -> BoolArray | None:
         """(n_vocab,) which tokens may follow; None permits all."""
 
+    def forced(self) -> Sequence[int]:
+        """Tokens that spell the only text that may follow, as far as it is certain; none at most stages."""
+        return ()
+
     def after(self, token: int) -> Stage | None:
         """The stage after a token; None if it may not follow."""
 
@@ -151,6 +155,9 @@ class Literal(Stage):
     def mask(self) -> BoolArray | None:
         return self.context.token_bytes.only(self.tokens[:1])
 
+    def forced(self) -> Sequence[int]:
+        return self.tokens
+
     def after(self, token: int) -> Stage | None:
         if token != self.tokens[0]:
             return None
@@ -254,6 +261,9 @@ class InGrammar:
     def mask(self) -> BoolArray | None:
         mask: Any = np.frombuffer(self.matcher.compute_logit_bias(), dtype=np.uint8)
         return self.context.token_bytes.fitted(mask != 0)
+
+    def forced(self) -> Sequence[int]:
+        return self.matcher.compute_ff_tokens()
 
     def after(self, token: int) -> Stage | None:
         if self.matcher.try_consume_tokens([token]) < 1:
