@@ -30,11 +30,14 @@ from edgespec.models.llama.cache.state_cache import same_states
 from edgespec.models.llama.cache.state_file import StateFile
 from edgespec.models.llama.cache.states import SavedState, StateStore
 from edgespec.models.llama.cache.tree_rows import tree_batch
+from edgespec.models.llama.output_pieces import OutputPieces, UnknownEnd, row_bytes, supports
 from edgespec.models.llama.prefill_chunks import PrefillChunks
 from edgespec.models.llama.row_rule import ANY_ROWS, RowRule
 from edgespec.models.llama.runtime.batch import IntArray, TokenBatch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
+
+_MOST_SCORED_BYTES = 64 << 20  # of the copies from which the end of a pass is computed in pieces
 
 
 class Target:
@@ -71,6 +74,7 @@ class Target:
         self.max_sequences = max(self.max_leaves - 1, 1) if self.cache.saves_parts else 1
         self.pieces: PrefillChunks | None = None
         self.recalled = 0
+        self._ends_in_pieces = supports(context)
         self.identity: dict[str, str] = {}
         self.stores: list[StateStore] = []
         self._sequences = [self.own]
@@ -150,11 +154,18 @@ class Target:
         Raises:
             DecodeAborted: as `prefill`.
         """
+        try:
+            return self._read_next(tokens, cached)
+        except UnknownEnd:
+            self._ends_in_pieces = False
+            return self._read_next(tokens, cached)
+
+    def _read_next(self, tokens: Sequence[int], cached: CachedSequence) -> int:
         self._begin()
         start = cached.cache.length
         missing = len(tokens) - start
         if cached.scores is not None:
-            missing = min(missing, max(cached.scores.covered - start, 0) + self.max_nodes)
+            missing = min(missing, max(cached.scores.covered - start, 0) + self.most_scored)
         n_tokens, rows = self._next_piece(missing)
         piece = tokens[start : start + n_tokens]
         if self.pieces is None or self.pieces.is_proven(rows):
@@ -164,6 +175,13 @@ class Target:
         self._changing = False
         self._hidden.digest()
         return n_tokens
+
+    @property
+    def most_scored(self) -> int:
+        """The maximum number of rows whose logits a pass over a single prompt can give."""
+        if not self._ends_in_pieces:
+            return self.max_nodes
+        return max(_MOST_SCORED_BYTES // row_bytes(self.context), self.max_nodes)
 
     @property
     def prompt_rows(self) -> int:
@@ -201,6 +219,9 @@ class Target:
         cache, chunk = cached.cache, PromptChunk(cached, piece)
         start, scored = cache.length, chunk.scored
         batch = TokenBatch.run(piece, start, cache.open_paths)
+        if len(scored) > self.max_nodes:
+            self._read_in_pieces(chunk, batch, rows)
+            return
         if scored:
             # As in `verify`, a number of rows that the rule allows must want logits.
             wanted = self._padded(len(scored))
@@ -213,6 +234,23 @@ class Target:
             chunk.score(start + scored.start, logits[scored.start - first : scored.stop - first])
         cached.tokens.extend(piece)
         self._hidden.show(cached, start, slice(len(piece)))
+
+    def _read_in_pieces(self, chunk: PromptChunk, batch: TokenBatch, rows: int) -> None:
+        """Decode and score more tokens of a prompt than there is room for logits."""
+        cached, scored = chunk.cached, chunk.scored
+        start = cached.cache.length
+        batch.wants_logits[scored.start : scored.start + self.max_nodes] = True
+        pieces = OutputPieces(
+            self.context,
+            n_rows=max(rows, len(batch)) if cached.cache.ordered else len(batch),
+            n_outputs=self.max_nodes,
+            wanted=np.arange(scored.start, scored.stop, dtype=np.int32),
+            receive=lambda first, logits: chunk.score(start + scored.start + first, logits),
+        )
+        with pieces.observing():
+            cached.cache.append(replace(batch, padding_wants_logits=False), rows)
+        cached.tokens.extend(chunk.tokens)
+        self._hidden.show(cached, start, slice(len(batch)))
 
     def _try_long(
         self, cached: CachedSequence, piece: Sequence[int], rows: int, pieces: PrefillChunks

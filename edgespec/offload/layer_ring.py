@@ -57,6 +57,7 @@ class LayerSwitch:
         self._views: dict[Address, int] = {}  # of weights, in this pass's graph; and their layers
         self._stops: dict[tuple[int, bytes], _Stop | None] = {}  # None: pass over
         self._stop_asked: Callable[[], bool] = lambda: False
+        self.keeps_last = False  # the last layer stays until the pass is over
         self.watch = new_watch()
         for tensor, layer in self._layer_of.items():
             self.watch.ask_about_readers(tensor, layer)
@@ -152,7 +153,8 @@ class LayerSwitch:
 
     def _release(self, layer: int) -> None:
         self._gone.add(layer)
-        self._ring.release(layer)
+        if not (self.keeps_last and layer == max(self._tensors)):
+            self._ring.release(layer)
 
     def _learn(self) -> None:
         """Learn where a graph of this shape has to stop, and which readers it can pass over.

@@ -215,6 +215,18 @@ class StreamedWeights:
         if self._observers:
             params.op_offload = False
 
+    @contextmanager
+    def keeping_last(self) -> Iterator[None]:
+        """A block in which the last layer stays in memory until the end of a pass."""
+        switches = [observer for observer in self._observers if isinstance(observer, LayerSwitch)]
+        for switch in switches:
+            switch.keeps_last = True
+        try:
+            yield
+        finally:
+            for switch in switches:
+                switch.keeps_last = False
+
     def failure(self) -> EdgeSpecError | None:
         """An error if a machine is gone or a table has changed; layers are an error of the decode that needs
         them.

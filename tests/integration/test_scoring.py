@@ -19,6 +19,7 @@ from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 from tests.least_memory import load_in_least_memory
+from tests.tiers import slow_except
 from tests.tiny import write_tiny
 from tests.tiny_hybrids import HYBRIDS
 from tests.tiny_mamba import write_mamba
@@ -211,6 +212,54 @@ def test_wrong_texts_are_refused(
         call(engine)
     (score,) = engine.score([[1] * CONTEXT])  # as long as the context
     assert isinstance(score.token_logprobs[-1], TokenLogprob)
+
+
+@pytest.fixture(params=slow_except(["short", "qwen35"], ["short", "qwen35", "gemma"]))
+def any_path(request: pytest.FixtureRequest, smol_path: Path, tmp_path: Path) -> Path:
+    """Models whose passes end in different ways."""
+    if request.param == "qwen35":
+        return write_tiny(tmp_path / "qwen35.gguf", "qwen35", smol_path, kind=HYBRIDS["qwen35"])
+    path: Path = request.getfixturevalue(f"{request.param}_path")
+    return path
+
+
+@pytest.mark.parametrize("kernels", slow_except([""], ["", "plain"]))
+def test_a_streamed_model_reads_and_scores_a_document_in_one_pass(
+    any_path: Path, monkeypatch: pytest.MonkeyPatch, kernels: str
+) -> None:
+    """With no more rows of logits than any pass has."""
+    if kernels:
+        monkeypatch.setenv("EDGESPEC_KERNELS", kernels)
+    monkeypatch.setattr("edgespec.offload.planning.rows.best_rows", lambda *_: CONTEXT)
+    loading: dict[str, Any] = {"draft": "none", "context": CONTEXT, "threads": 1}
+    few = GenerationConfig(max_tokens=4, logprobs=0)
+    with edgespec.load(any_path, exact=True, **loading) as resident:
+        tokens = resident.encoder.encode(TEXT, raw=True)
+        (expected,) = resident.score([tokens], top=1)
+        answer = resident.generate(TEXT[:400], few, raw=True)
+    with load_in_least_memory(any_path, exact=True, **loading) as engine:
+        assert engine.target.model.weights.streamed_bytes > 0
+        if engine.target.pieces is not None:  # long pieces are tried first
+            engine.target.prefill(tokens[:-1])
+            engine.target.prefill(tokens[::-1])
+        engine.target.rewind(0)
+        rows = rows_read(engine, monkeypatch)
+        (score,) = engine.score([tokens], top=1)
+        assert score.token_logprobs == expected.token_logprobs
+        assert engine.target.context.n_outputs < len(tokens) / 3
+        if not kernels:
+            assert rows == [len(tokens) - 1]
+        assert engine.generate(TEXT[:400], few, raw=True).logprobs == answer.logprobs
+
+
+def test_a_graph_with_another_end_is_scored_in_more_passes(
+    short_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgespec.offload.planning.rows.best_rows", lambda *_: CONTEXT)
+    monkeypatch.setattr("edgespec.models.llama.output_pieces._MOST_NODES", 2)
+    (expected,) = engine.score([TEXT])
+    with load_in_least_memory(short_path, exact=True, context=CONTEXT, threads=1) as streamed:
+        assert streamed.score([TEXT])[0].token_logprobs == expected.token_logprobs
 
 
 def test_a_streamed_model_scores_as_in_memory(engine: Engine, short_path: Path) -> None:

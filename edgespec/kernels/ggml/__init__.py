@@ -38,6 +38,7 @@ from edgespec.kernels.ggml.structs import F16, F32, I32, Address, UnsupportedBui
 from edgespec.kernels.ggml.tensors import (
     ScratchContext,
     TensorShape,
+    is_in_host_memory,
     operation_of,
     read_node,
     read_rows,
@@ -45,6 +46,7 @@ from edgespec.kernels.ggml.tensors import (
     set_data,
     set_shape,
     shape_of,
+    without_sources,
 )
 from edgespec.kernels.ggml.unbacked import UnbackedBufferType
 
@@ -66,6 +68,7 @@ __all__ = [
     "functions",
     "indexed_product",
     "indices_of",
+    "is_in_host_memory",
     "name_of",
     "offer_buffer_types",
     "offered_buffer_types",
@@ -85,4 +88,5 @@ __all__ = [
     "set_shape",
     "shape_of",
     "stack_of",
+    "without_sources",
 ]

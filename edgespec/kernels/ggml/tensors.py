@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,6 +108,28 @@ def read_rows(node: Address) -> NDArray[np.float32] | None:
     values = np.empty((sizes[1], sizes[0]), dtype=np.float32)
     functions()["ggml_backend_tensor_get"](node, values.ctypes.data, 0, values.nbytes)
     return values
+
+
+def is_in_host_memory(tensor: Address) -> bool:
+    """True if the processor can read a tensor's data at its address."""
+    buffer = POINTER.from_address(tensor + Tensor.buffer.offset).value
+    return bool(buffer and functions()["ggml_backend_buffer_is_host"](buffer))
+
+
+@contextmanager
+def without_sources(nodes: Sequence[Address]) -> Iterator[None]:
+    """A block in which nodes look like tensors that nothing computes."""
+    start = _OPERATION_OFFSET
+    length = _NODE_OFFSET + SOURCES * ctypes.sizeof(POINTER) - start
+    kept = [ctypes.string_at(node + start, length) for node in nodes]
+    try:
+        for node in nodes:
+            ctypes.memset(node + _OPERATION_OFFSET, 0, ctypes.sizeof(ctypes.c_int))
+            ctypes.memset(node + _NODE_OFFSET, 0, SOURCES * ctypes.sizeof(POINTER))
+        yield
+    finally:
+        for node, fields in zip(nodes, kept, strict=True):
+            ctypes.memmove(node + start, fields, length)
 
 
 def operation_of(node: Address) -> int:

@@ -232,6 +232,11 @@ class Model:
         return not llama_cpp.llama_model_is_recurrent(self.handle)
 
     @property
+    def width(self) -> int:
+        """Elements of a hidden state."""
+        return int(llama_cpp.llama_model_n_embd(self.handle))
+
+    @property
     def chat_template(self) -> str | None:
         """The Jinja chat template in the file."""
         return self._chat_template(None)

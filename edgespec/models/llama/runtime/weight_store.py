@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -70,6 +70,10 @@ class WeightStore(Protocol):
         """Amend the parameters of a context of the model."""
         ...
 
+    def keeping_last(self) -> AbstractContextManager[None]:
+        """A block in which the last layer stays in memory until the end of a pass."""
+        ...
+
     def failure(self) -> EdgeSpecError | None:
         """An error if weights are out of reach, so that nothing that was computed counts; else None."""
         ...
@@ -108,6 +112,10 @@ class AllInMemory:
 
     def amend_context(self, params: Any) -> None:
         """Amend nothing."""
+
+    def keeping_last(self) -> AbstractContextManager[None]:
+        """Do nothing: all layers stay."""
+        return nullcontext()
 
     def failure(self) -> EdgeSpecError | None:
         """Weights in memory do not get lost."""
