@@ -1,4 +1,4 @@
-"""Texts that are to be scored, as tokens; and how far that has come."""
+"""Texts to score, as tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edgespec.models.text.encoding import Encoder, Prompt
 
 @dataclass(frozen=True)
 class ScoredText:
-    """A text that is to be scored.
+    """A text to score, and where its score begins.
 
     Attributes:
         first: position of the first token whose log-probability is wanted.
@@ -44,7 +44,7 @@ def scored_text(encoder: Encoder, prompt: Prompt, continuation: str | Sequence[i
     Two plain texts are encoded together, as the model would see them in one text.
     """
     if not continuation:
-        raise UsageError("A continuation is empty.", "Give the text that is to be scored.")
+        raise UsageError("A continuation is empty.", "Give the text to score.")
     before = encoder.encode(prompt, raw=True)
     if isinstance(prompt, str) and isinstance(continuation, str):
         tokens = encoder.encode(prompt + continuation, raw=True)
