@@ -201,12 +201,13 @@ class SpeculationConfig(Group):
     draft: str = option(
         AUTO,
         "-md --draft",
-        "Draft model or head; mtp: the layer in the model's own file.",
+        "Draft model, or an experimental head; mtp is the head in the model's own file.",
         Text(),
         metavar="PATH|NAME|auto|mtp|none",
         more='"mtp" drafts with the layer for multi-token prediction in the model\'s own file, "lookup" '
         'drafts from the text itself, "none" decodes without drafting, and "auto" takes the best drafter on '
-        "this machine: registered, made, the MTP layer, of the same family, or else the text itself.",
+        "this machine: registered, made, the MTP layer, of the same family, or else the text itself. Heads, "
+        "MTP layers among them, were tested with tiny models only.",
     )
     kind: str | None = option(
         None,

@@ -204,7 +204,7 @@ def convert(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Convert a published EAGLE-3 head to a GGUF file, and register it as a drafter of its target."""
+    """Convert a published EAGLE-3 head to GGUF and register it as a drafter (experimental)."""
     from edgespec.drafting.head_conversion import convert_head
     from edgespec.units import readable
 

@@ -33,7 +33,7 @@ def pull(
     ] = False,
     head: Annotated[
         bool,
-        option(None, "--head", "Also fetch its draft head, and convert it if necessary."),
+        option(None, "--head", "Also fetch its draft head (experimental), and convert it if necessary."),
     ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
