@@ -68,7 +68,6 @@ SOURCES: dict[str, tuple[bool, tuple[Callable[[], Proposer], ...]]] = {
     "all": (False, (TextSource, RecycledSource)),
 }
 METHODS = (*NAMES, *SOURCES)
-DEPTH = 16
 _CONTEXT = 2048
 _LONGEST_PROMPT = 1024
 
@@ -188,8 +187,6 @@ def replay_all(
         for proposer in proposers if forget else ():
             proposer.forget()
         limits = limits_of(policy, budget, config)
-        if not model:
-            limits = replace(limits, depth=budget)
         walks[f"{method} {budget}"] = Walk(
             contexts,
             len(text.prompt),
@@ -236,7 +233,8 @@ def new_policy(method: str, path: Path | None = None) -> TreePolicy:
 
 def limits_of(policy: TreePolicy, budget: int, config: GenerationConfig) -> TreeLimits:
     """The settings that `edgespec.load` would allow for that budget."""
-    limits = policy.clamp(TreeLimits(max(budget, 64), depth=DEPTH, width=max(8, budget // 8)))
+    nodes = max(budget, 64)
+    limits = policy.clamp(TreeLimits(nodes, depth=nodes, width=max(8, budget // 8)))
     return replace(limits, budget=budget, expansion=policy.expansion(config))
 
 
