@@ -1,4 +1,4 @@
-"""Predict how models that are not here would run, for the README's first table.
+"""Predict how models that are not here would run, for a table of docs/benchmarks.md.
 
     python -m benchmarks.on_paper
     python -m benchmarks.on_paper --disk 0.5e9 --memory 8 16

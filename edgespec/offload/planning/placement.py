@@ -134,8 +134,8 @@ def planned_slots(slot_bytes: int) -> int:
     """The fewest slots that keep the disk busy.
 
     More slots would not make a pass read faster, while a resident layer saves its bytes in every pass. Two
-    slots are enough for large layers (measured; see docs/benchmarks.md); small ones need more to have as many
-    reads under way.
+    slots are enough for large layers (measured; see docs/experiments.md); small ones need more to have as
+    many reads under way.
     """
     reads = max(-(-slot_bytes // PIECE_BYTES), 1)
     return max(1 + -(-READS_AHEAD // reads), FEWEST_SLOTS)
