@@ -226,6 +226,14 @@ class SpeculationConfig(Group):
         metavar="FOLDER",
         more="An index of it is kept in the cache folder.",
     )
+    draft_window: int | None = option(
+        None,
+        "--draft-window",
+        "Latest tokens of a long text that a draft model reads; 0: the whole text.",
+        Number(0, _MOST_TOKENS, {AUTO: None}),
+        says=AUTO,
+        more="It reads the first 64 tokens too, and between a half and all of these.",
+    )
     learn: bool = option(
         True,
         "--learn/--no-learn",
@@ -413,7 +421,7 @@ OPTIONS: Mapping[str, Option] = {option.name: option for options in _BY_GROUP.va
 """Every option by its name as an argument."""
 
 
-_OF_TREES = ("tree", "tree_budget", "tree_depth", "tree_width")
+_OF_TREES = ("draft_window", "tree", "tree_budget", "tree_depth", "tree_width")
 
 
 def _excluded(first: str, second: str, *names: str) -> ContradictionError:

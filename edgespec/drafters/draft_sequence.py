@@ -9,7 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.drafters.branches import DraftBranches
-from edgespec.models.llama.cache.kv_cache import KVCache, common_prefix
+from edgespec.drafters.window import WHOLE, DraftWindow
+from edgespec.models.llama.cache.kv_cache import KVCache, common_prefix, cut, inherit
+from edgespec.models.llama.cache.states import SavedState
 from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.speculation.drafters.base import ProposedBy
 from edgespec.speculation.drafters.expansions import Expansions
@@ -29,6 +31,7 @@ class DraftSequence:
 
     Args:
         n_vocab: tokens that are drafted; padding at the end of the vocabulary is none.
+        window: what is read of long sequences.
 
     Attributes:
         cache: the keys and values of what was read.
@@ -36,10 +39,11 @@ class DraftSequence:
         pending: the tokens up to the root that are still to be read.
         root_was_known: whether the root was read in the search for the last tree already.
         unused: rounds since this sequence was last drafted for.
-        unread: tokens at the beginning of the sequence that are not read at all; 0 for models.
+        unread: tokens that are not read at all: behind the window's first tokens, or for heads at the
+            beginning.
     """
 
-    def __init__(self, cache: KVCache, n_vocab: int) -> None:
+    def __init__(self, cache: KVCache, n_vocab: int, window: DraftWindow = WHOLE) -> None:
         self.cache = cache
         self.read: list[int] = []
         self.pending: list[int] = []
@@ -47,6 +51,7 @@ class DraftSequence:
         self.unused = 0
         self.unread = 0
         self._n_vocab = n_vocab
+        self._window = window
         self._branches = DraftBranches()
         self._expansions = Expansions()
         self._sequence: list[int] = []
@@ -57,9 +62,66 @@ class DraftSequence:
 
     def begin(self, sequence: Sequence[int]) -> None:
         """Begin a new tree after this sequence."""
+        self._move_window(self._left_out(len(sequence)))
         self._expansions = Expansions()
-        self._sequence = list(sequence[self.unread :])
+        self._sequence = self.part(sequence)
         self.unused = 0
+
+    def part(self, sequence: Sequence[int]) -> list[int]:
+        """The tokens of a sequence that are read while as many are left out as now."""
+        return self._window.part(sequence, self.unread)
+
+    def agreement(self, sequence: Sequence[int]) -> int:
+        """Tokens at the beginning of a sequence that agree with what was read, those left out included."""
+        shared = common_prefix(self.read, self.part(sequence))
+        return shared + self.unread if shared > self._window.first else shared
+
+    def is_continued_by(self, sequence: Sequence[int]) -> bool:
+        """True if all that was read begins a sequence."""
+        return self.read == self.part(sequence)[: len(self.read)]
+
+    def share(self, source: DraftSequence, sequence: Sequence[int]) -> None:
+        """Share what another one has read of the beginning of a sequence; this one must be empty."""
+        self.unread = self._left_out(len(sequence))
+        wanted = self.part(sequence[:-1])
+        shared = common_prefix(source.read, wanted)
+        if source.unread != self.unread:
+            shared = min(shared, self._window.first)
+        if shared:
+            inherit(self.cache, source.cache, shared)
+            self.read = wanted[:shared]
+
+    def restore(self, store: SavedState, sequence: Sequence[int]) -> None:
+        """Restore as much of the sequence as a store holds, now or from before the window moved here."""
+        left_out = self.unread
+        for earlier in self._window.steps_to(left_out):
+            if self.unread != earlier and len(self.read) > self._window.first:
+                break
+            self.unread = earlier
+            wanted = self.part(sequence[:-1])
+            self.read[:] = wanted[: store.restore(self.cache, wanted)]
+        self._move_window(left_out)
+        self.pending = self._sequence[len(self.read) :]
+
+    def _left_out(self, length: int) -> int:
+        """How many tokens to leave out of a sequence of `length` tokens."""
+        return self._window.left_out(length)
+
+    def _move_window(self, left_out: int) -> None:
+        """Leave out this many tokens; cells behind a gap that grows move up, if they can."""
+        more = left_out - self.unread
+        if not more:
+            return
+        self.forget_tree()
+        first, read = self._window.first, self.read
+        kept = read[:first]
+        self.read = kept  # all that is certain until the cells are in place
+        if len(read) > first + more > first and cut(self.cache, first, first + more):
+            kept = read[:first] + read[first + more :]
+        else:
+            self.cache.rewind(len(kept))
+        self.unread = left_out
+        self.read = kept
 
     def recover(self) -> None:
         """Return to the tokens that were certainly read, and forget the last tree; the cells are in order."""
@@ -229,7 +291,7 @@ class DraftSequence:
     def learn(self, sequence: Sequence[int]) -> None:
         """Teach the policy which candidates of the last tree the target chose."""
         end = self.unread + len(self._sequence)
-        if self._limits is not None and list(sequence[self.unread : end]) == self._sequence:
+        if self._limits is not None and self.part(sequence[:end]) == self._sequence:
             self._expansions.teach(self._limits.expansion.acceptance, sequence[end:])
         self._expansions = Expansions()  # each counts as evidence once
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from edgespec.drafters.draft_sequence import DraftSequence
+from edgespec.drafters.window import WHOLE, DraftWindow
 from edgespec.models.llama.cache.kv_cache import (
     KVCache,
     close_all_but,
-    common_prefix,
-    inherit,
     open_beside,
     open_cache,
 )
@@ -27,12 +26,19 @@ class DraftSequences(list[DraftSequence]):
 
     Args:
         new_sequence: makes an empty sequence of a cache.
+        window: what is read of long sequences.
     """
 
-    def __init__(self, context: Context, new_sequence: Callable[[KVCache], DraftSequence]) -> None:
+    def __init__(
+        self,
+        context: Context,
+        new_sequence: Callable[[KVCache], DraftSequence],
+        window: DraftWindow = WHOLE,
+    ) -> None:
         super().__init__([new_sequence(open_cache(context, ordered=False))])
         self._context = context
         self._new_sequence = new_sequence
+        self._window = window
 
     def with_room(self, requests: Sequence[DraftRequest], limits: TreeLimits) -> list[int]:
         """The requests that the cache has room for; if it has not for all, those with short sequences."""
@@ -43,7 +49,7 @@ class DraftSequences(list[DraftSequence]):
         room = self._context.n_cells - 2 * limits.budget  # nodes are read that do not make it into a tree
         served = []
         for index in sorted(range(len(requests)), key=lambda index: len(requests[index].sequence)):
-            room -= len(requests[index].sequence)
+            room -= self._window.length_read(len(requests[index].sequence))
             if room < 0:
                 break
             served.append(index)
@@ -58,10 +64,10 @@ class DraftSequences(list[DraftSequence]):
         others = list(self)
         found: dict[int, DraftSequence] = {}
         for index, (sequence, ranking, count) in enumerate(wanted):
-            best = max(others, key=lambda known: common_prefix(known.read, sequence), default=None)
+            best = max(others, key=lambda known: known.agreement(sequence), default=None)
             if best is None:
                 break
-            if len(wanted) == 1 or best.read == list(sequence[: len(best.read)]):
+            if len(wanted) == 1 or best.is_continued_by(sequence):
                 found[index] = best
                 others.remove(best)
                 best.begin(sequence)
@@ -71,7 +77,7 @@ class DraftSequences(list[DraftSequence]):
         for known in others:
             known.unused += 1
             known.forget_tree()
-        self._make_room(others, sum(len(sequence) for sequence, _, _ in wanted))
+        self._make_room(others, sum(self._window.length_read(len(sequence)) for sequence, _, _ in wanted))
         for index, (sequence, ranking, count) in enumerate(wanted):
             if index not in found:
                 found[index] = self._opened(sequence)
@@ -122,10 +128,6 @@ class DraftSequences(list[DraftSequence]):
     def _opened(self, sequence: Sequence[int]) -> DraftSequence:
         """A new sequence in the cache, which shares the longest beginning that another one has."""
         opened = self._new_sequence(open_beside(self[0].cache))
-        source = max(self, key=lambda known: common_prefix(known.read, sequence))
-        shared = common_prefix(source.read, sequence[:-1])
-        if shared:
-            inherit(opened.cache, source.cache, shared)
-            opened.read = list(sequence[:shared])
+        opened.share(max(self, key=lambda known: known.agreement(sequence)), sequence)
         self.append(opened)
         return opened

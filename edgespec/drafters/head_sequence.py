@@ -52,6 +52,11 @@ class HeadSequence(DraftSequence):
         """Rows that can be read and were not, as their tokens and features are known."""
         return max(self.n_rows - 1 - len(self.read), 0)
 
+    def _left_out(self, length: int) -> int:
+        """As many as now: rows whose features are gone cannot be read again."""
+        del length
+        return self.unread
+
     def add_features(self, tokens: Sequence[int], start: int, features: FloatArray) -> None:
         """Learn the features of the sequence's tokens from `start` on.
 

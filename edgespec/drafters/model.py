@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from edgespec.drafters.draft_sequence import DraftSequence, DraftStep
 from edgespec.drafters.draft_sequences import DraftSequences
+from edgespec.drafters.window import WHOLE, DraftWindow
 from edgespec.files.checked import CheckedFiles
 from edgespec.models.gguf.header import read_header
 from edgespec.models.llama.cache.identity import cache_identity
@@ -66,6 +67,7 @@ class ModelDrafter(Drafter):
     Args:
         proposers: sources whose candidates are merged into the tree (SpecInfer's collective tree, Miao et al.
             2024, section 3).
+        window: what is read of long sequences; all of them for a model with a running state.
 
     Attributes:
         steps, rows: draft steps of the last trees, and nodes read in them.
@@ -83,14 +85,16 @@ class ModelDrafter(Drafter):
         context: Context,
         target_vocabulary: int,
         proposers: Sequence[Proposer] = (),
+        window: DraftWindow = WHOLE,
     ) -> None:
+        self._window = window
         self.name = ", ".join([model.path.stem, *(proposer.name for proposer in proposers)])
         self._model = model
         self._context = context
         # One vocabulary may be padded at its end; padding is no token of the other.
         self._n_vocab = min(model.vocabulary.n_tokens, target_vocabulary)
         self._proposers = proposers
-        self._sequences = DraftSequences(context, self._new_sequence)
+        self._sequences = DraftSequences(context, self._new_sequence, window)
         self._drafted: list[DraftSequence] = []  # those of the last trees, in order
         self._places: dict[int, int] = {}  # where each request of the last call is in there
         self._prompts: StateStore | None = None
@@ -101,7 +105,7 @@ class ModelDrafter(Drafter):
         self._changing = False  # a call has begun and not ended
 
     def _new_sequence(self, cache: KVCache) -> DraftSequence:
-        return DraftSequence(cache, self._n_vocab)
+        return DraftSequence(cache, self._n_vocab, self._window)
 
     @property
     def root_was_known(self) -> bool:
@@ -240,7 +244,7 @@ class ModelDrafter(Drafter):
         Args:
             sequence: all but its last token may be restored.
         """
-        if len(sequence) - max(common_prefix(known.read, sequence) for known in self._sequences) > BLOCK:
+        if len(sequence) - max(known.agreement(sequence) for known in self._sequences) > BLOCK:
             self._begin()
             (drafted,) = self._drafted = self._sequences_for([(sequence, None, 0)])
             self._recall(drafted, sequence, self._store_in(CheckedFiles(folder)))
@@ -273,8 +277,8 @@ class ModelDrafter(Drafter):
         """The cached sequence that has most of a sequence, and what it has of it that can be saved."""
         for known in self._sequences:  # their branches take the sequence ids
             known.forget_tree()
-        best = max(self._sequences, key=lambda known: common_prefix(known.read, sequence))
-        shared = common_prefix(best.read, sequence)
+        best = max(self._sequences, key=lambda known: known.agreement(sequence))
+        shared = common_prefix(best.read, best.part(sequence))
         can_be_saved = best.cache.saves_parts or shared == len(best.read)
         return best, best.read[:shared] if can_be_saved else []
 
@@ -326,8 +330,7 @@ class ModelDrafter(Drafter):
     def _recall(self, drafted: DraftSequence, sequence: Sequence[int], store: StateStore | None) -> None:
         """Restore as much of a long sequence as a store holds."""
         if store is not None and len(drafted.pending) > BLOCK:
-            drafted.read[:] = sequence[: store.restore(drafted.cache, sequence[:-1])]
-            drafted.pending = list(sequence[len(drafted.read) :])
+            drafted.restore(store, sequence)
 
     def _expand(self, frontiers: Sequence[tuple[int, Frontier]]) -> list[Children]:
         """Expand several trees by a draft step."""

@@ -14,6 +14,7 @@ from itertools import takewhile
 
 import numpy as np
 
+from edgespec.drafters.window import WHOLE, DraftWindow
 from edgespec.models.llama.cache.kv_cache import common_prefix, open_cache
 from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
@@ -31,11 +32,17 @@ _WORST = 1e-4  # probability below which a draft is not worth continuing
 class RetokenizedDrafter(Drafter):
     """Drafts chains with a model of another vocabulary.
 
+    Args:
+        window: what is read of long sequences.
+
     Attributes:
         cache: the keys and values of what the drafter has read, including its own draft until the next call.
     """
 
-    def __init__(self, model: Model, context: Context, target: Vocabulary) -> None:
+    def __init__(
+        self, model: Model, context: Context, target: Vocabulary, window: DraftWindow = WHOLE
+    ) -> None:
+        self._window = window
         self.name = f"{model.path.stem} (by text)"
         self._model = model
         self._context = context
@@ -92,6 +99,7 @@ class RetokenizedDrafter(Drafter):
             self.cache.rewind(len(self._read))
             del self._read[self.cache.length :]
         self._changing = True
+        tokens = self._window.part(tokens, self._window.left_out(len(tokens)))
         shared = min(common_prefix(self._read, tokens), len(tokens) - 1)
         if shared < len(self._read):
             self.cache.rewind(shared)

@@ -36,6 +36,7 @@ class LoadArguments(TypedDict, total=False):
     draft: str | os.PathLike[str]
     drafter: str | None
     draft_from: str | os.PathLike[str] | None
+    draft_window: int | None
     learn: bool
     tree: str
     tree_budget: int | None

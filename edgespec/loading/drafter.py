@@ -7,9 +7,11 @@ from pathlib import Path
 
 from edgespec.costs.pass_time import RoundCosts
 from edgespec.drafters.kinds import DRAFTER_KINDS, NO_DRAFTER
+from edgespec.drafters.window import WHOLE
 from edgespec.engine.target import Target
 from edgespec.files.cache_kind import CacheKind
 from edgespec.files.secret import user_secret
+from edgespec.loading.draft_window import draft_window
 from edgespec.loading.models import open_drafting_model
 from edgespec.loading.plan import Plan
 from edgespec.loading.state import LoadState
@@ -104,10 +106,13 @@ def _open_model_drafter(
     path = files.paths[0]
     model = state.drafter or open_drafting_model(files, plan, state, devices=plan.on_cards.drafter)
     differ = differs(vocabulary, model.vocabulary)
+    window = draft_window(plan.config, keeps_running_state=model.keeps_recurrent_state)
+    if window == WHOLE and plan.config.speculation.draft_window:
+        state.notes.append(f"{path.name} has layers with a running state: it reads whole texts.")
     context = state.register(
         Context(
             model,
-            n_cells=plan.context.n_cells,
+            n_cells=plan.context.drafter_cells(keeps_running_state=model.keeps_recurrent_state),
             n_rows=MOST_PROMPT_ROWS,
             n_outputs=limits.width,
             n_sequences=1 if model.keeps_recurrent_state else plan.context.drafter_sequences or 1,
@@ -122,10 +127,10 @@ def _open_model_drafter(
             f"The vocabularies of {path.name} and the target differ ({differ}): drafting by text, which "
             "is slower."
         )
-        return RetokenizedDrafter(model, context, vocabulary)
+        return RetokenizedDrafter(model, context, vocabulary, window)
     from edgespec.drafters.model import ModelDrafter
 
-    return ModelDrafter(model, context, vocabulary.n_tokens, proposers)
+    return ModelDrafter(model, context, vocabulary.n_tokens, proposers, window)
 
 
 def pair_costs(

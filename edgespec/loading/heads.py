@@ -84,6 +84,8 @@ def open_head(
     kind = DRAFTER_KINDS[state.config.speculation.kind or "merged"]
     proposers = kind.new_proposers() + file_sources(target, state)
     n_vocab = target.model.vocabulary.n_tokens
+    if state.config.speculation.draft_window:
+        state.notes.append(f"{named('draft_window')} has no effect: the head reads whole texts.")
     if is_assistant(files.headers[0]):
         assistant = _open_assistant(files, target, plan, state)
         beside = AssistantDrafter(assistant.model, assistant, n_vocab, proposers)

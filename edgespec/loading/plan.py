@@ -23,6 +23,7 @@ from edgespec.loading.devices.card_placement import NO_CARDS, CardPlacement, dra
 from edgespec.loading.devices.finding import PlacementRequest, describe
 from edgespec.loading.devices.machine import MachineSnapshot
 from edgespec.loading.devices.workers import assign_to_workers
+from edgespec.loading.draft_window import drafter_cells
 from edgespec.loading.pass_costs import expected_prefill, passes_of
 from edgespec.measure.threads import known_threads
 from edgespec.models.gguf.footprint import USUAL_NODES, cells_for
@@ -230,6 +231,7 @@ class Planner:
             config.model.kv,
             _sequences(asked),  # most leaves of the largest trees are not expanded, and need none
             self.beside + self._indexing,
+            drafter_cells(config) + self.sequences.more_cells,
         )
 
     @property

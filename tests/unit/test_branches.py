@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,48 +14,7 @@ from edgespec.models.llama.cache.tree_cache import BranchingCache
 from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.speculation.growth import Children, Frontier
 from tests.tiers import examples
-
-N_SEQUENCES = 8
-
-
-@dataclass
-class _Cell:
-    position: int
-    token: int
-    sequences: set[int] = field(default_factory=set)
-
-
-class _Cells:
-    """The part of a context that a cache uses: cells that sequences share."""
-
-    n_sequences = N_SEQUENCES
-    n_cells = 10_000
-
-    def __init__(self) -> None:
-        self.cells: list[_Cell] = []
-
-    def decode(self, batch: TokenBatch) -> None:
-        for row in range(len(batch)):
-            sequences = batch.sequence_ids[batch.offsets[row] : batch.offsets[row + 1]].tolist()
-            self.cells.append(_Cell(int(batch.positions[row]), int(batch.tokens[row]), set(sequences)))
-
-    def copy(self, source: int, destination: int, start: int, end: int) -> None:
-        for cell in self.cells:
-            if source in cell.sequences and start <= cell.position and (end < 0 or cell.position < end):
-                cell.sequences.add(destination)
-
-    def remove(self, sequence: int, start: int = 0, end: int = -1) -> bool:
-        for cell in self.cells:
-            if start <= cell.position and (end < 0 or cell.position < end):
-                cell.sequences.discard(sequence)
-        self.cells = [cell for cell in self.cells if cell.sequences]
-        return True
-
-    def seen(self, sequence: int, position: int) -> list[int]:
-        """Positions that a row of a sequence attends to, in order."""
-        seen = [c for c in self.cells if sequence in c.sequences and c.position <= position]
-        assert len({cell.position for cell in seen}) == len(seen), "two tokens in one place"
-        return [cell.token for cell in sorted(seen, key=lambda cell: cell.position)]
+from tests.unit.cells import Cells
 
 
 def _one(node: int, parent: int, token: int, depth: int) -> Frontier:
@@ -68,7 +26,7 @@ class _Drafted:
     """A text and its branches, read as a drafter reads them, with a plain record of what is where."""
 
     def __init__(self) -> None:
-        self.context = _Cells()
+        self.context = Cells()
         context: Any = self.context
         self.cache = BranchingCache(SharedCells(context, ordered=False))
         self.cache.append(TokenBatch.run([3, 1], 0, self.cache.open_paths))
@@ -171,7 +129,7 @@ def test_every_branch_holds_its_own_path_however_often_the_text_continues(data: 
             drafted.check()
         drafted.advance(data.draw(st.sampled_from(sorted(drafted.read))))
         drafted.check()
-    assert len(drafted.cache.ids) <= N_SEQUENCES
+    assert len(drafted.cache.ids) <= Cells.n_sequences
 
 
 def test_what_was_read_below_the_new_root_is_known() -> None:

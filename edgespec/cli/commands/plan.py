@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from edgespec.loading.embedder import EmbedderPlan
     from edgespec.plans.report import BatchPlan, PlanReport
 
-_PLANNED = {"model", "draft", "memory", "context", "threads", "kv", "lora", "workers"}
+_PLANNED = {"model", "draft", "draft_window", "memory", "context", "threads", "kv", "lora", "workers"}
 _PLANNED |= {"gpu_layers", "device", "draft_device", "temperature"}
 _LEFT_OUT = {*OPTIONS, *(field.name for field in fields(SamplingOptions))} - _PLANNED
 

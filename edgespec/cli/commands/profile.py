@@ -26,7 +26,15 @@ if TYPE_CHECKING:
 _LONGEST_S = 3600.0
 
 
-_LEFT_OUT = ("tree_budget", "prompt_cache", "prompt_cache_size", "draft_from", "learn", "collect")
+_LEFT_OUT = (
+    "tree_budget",
+    "prompt_cache",
+    "prompt_cache_size",
+    "draft_from",
+    "draft_window",
+    "learn",
+    "collect",
+)
 
 
 @partial(with_options, leave_out=_LEFT_OUT)

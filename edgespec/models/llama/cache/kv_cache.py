@@ -55,6 +55,15 @@ def inherit(cache: KVCache, source: KVCache, length: int) -> None:
     cache.inherit(source, length)
 
 
+def cut(cache: KVCache, start: int, end: int) -> bool:
+    """Take tokens start .. end - 1 out of a sequence; what follows moves up.
+
+    Returns:
+        False if that cannot be done, and nothing has changed.
+    """
+    return isinstance(cache, BranchingCache) and cache.cut(start, end)
+
+
 def decode_together(parts: Sequence[tuple[KVCache, TokenBatch]], rows: int, certain: int) -> None:
     """Decode rows after the committed sequences of several caches in one pass.
 

@@ -176,6 +176,25 @@ class BranchingCache:
                 self.cells.context.remove(path, length)
             self.cells.truncated(self, length)
 
+    def cut(self, start: int, end: int) -> bool:
+        """Take tokens start .. end - 1 out of the committed sequence; the positions of what follows move up.
+
+        That turns the keys that were computed with other positions, so it is for drafts alone. Cells that are
+        shared with other sequences would move for these too.
+
+        Returns:
+            False if that cannot be done, and nothing has changed.
+        """
+        context = self.cells.context
+        if self.ordered or self.cells.shared or not context.can_shift:
+            return False
+        length, self.length = self.length, start
+        for path in self.ids:
+            context.remove(path, start, end)
+        context.shift(self.ids[0], end, start - end)  # cells of all paths
+        self.length = length - (end - start)
+        return True
+
     def truncate_to(self, length: int) -> None:
         """Forget what follows `length` at the end of an answer: plain decoding would not have read it."""
         self.rewind(length)

@@ -342,6 +342,15 @@ class Context:
         """
         return bool(llama_cpp.llama_memory_seq_rm(self._memory, sequence, start, end))
 
+    @property
+    def can_shift(self) -> bool:
+        """True if `shift` works with this kind of memory."""
+        return bool(llama_cpp.llama_memory_can_shift(self._memory))
+
+    def shift(self, sequence: int, start: int, by: int) -> None:
+        """Move the cells of a sequence from position `start` on; keys are turned before the next decode."""
+        llama_cpp.llama_memory_seq_add(self._memory, sequence, start, -1, by)
+
     def last_position(self, sequence: int) -> int:
         """The greatest position of a sequence; -1 if it is empty."""
         return int(llama_cpp.llama_memory_seq_pos_max(self._memory, sequence))

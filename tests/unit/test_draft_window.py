@@ -1,0 +1,225 @@
+"""Windows of drafters: what is read of long sequences, in cells that behave like llama.cpp's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec.config import Config
+from edgespec.drafters.draft_sequence import DraftSequence
+from edgespec.drafters.draft_sequences import DraftSequences
+from edgespec.drafters.window import WHOLE, DraftWindow
+from edgespec.loading.draft_window import AUTO_WINDOW, draft_window, drafter_cells
+from edgespec.models.llama.cache.kv_cache import KVCache
+from edgespec.models.llama.cache.shared_cells import SharedCells
+from edgespec.models.llama.cache.tree_cache import BranchingCache
+from edgespec.models.llama.runtime.batch import TokenBatch
+from edgespec.speculation.growth import Frontier
+from tests.unit.cells import Cells
+
+N_VOCAB = 100
+
+
+@given(st.integers(1, 50), st.integers(0, 9), st.integers(1, 400))
+def test_the_middle_is_left_out_in_steps(last: int, first: int, length: int) -> None:
+    window, sequence = DraftWindow(last, first), list(range(length))
+    left_out = window.left_out(length)
+    part = window.part(sequence, left_out)
+    assert part == [*sequence[:first], *sequence[first + left_out :]]
+    assert len(part) == window.length_read(length) <= window.most
+    assert part[-1] == length - 1
+    if length <= window.most:
+        assert part == sequence
+    else:
+        assert len(part) > first + last // 2
+        assert left_out % max(last // 2, 1) == 0
+        assert left_out >= window.left_out(length - 1)
+
+
+@given(st.integers(0, 10**9))
+def test_a_whole_sequence_has_no_middle(length: int) -> None:
+    assert WHOLE.left_out(length) == 0
+
+
+class _Reading:
+    """A sequence with a window, read as a drafter reads it."""
+
+    def __init__(self, window: DraftWindow, *, can_shift: bool = True) -> None:
+        self.window = window
+        self.context = Cells(can_shift=can_shift)
+        context: Any = self.context
+        self.drafted = DraftSequence(BranchingCache(SharedCells(context, ordered=False)), N_VOCAB, window)
+
+    def follow(self, sequence: list[int]) -> None:
+        self.drafted.begin(sequence)
+        self.drafted.keep_accepted(None)
+        self.drafted.read_pending(4)
+        self.drafted.cache.append(self.drafted.pending_batch())
+        self.drafted.note_pending_read()
+
+    def branch(self, token: int) -> None:
+        """Read a node below the root, as a part of a tree."""
+        one = np.array([1], dtype=np.int32)
+        frontier = Frontier(one, one * 0 + token, one * 0, one)
+        _, batch = self.drafted.branch_batch(frontier)
+        assert batch is not None
+        self.drafted.cache.try_branches(batch)
+
+    def check(self, sequence: list[int]) -> None:
+        expected = self.window.part(sequence, self.window.left_out(len(sequence)))
+        assert self.drafted.read == expected
+        assert self.drafted.cache.length == len(expected)
+        assert self.context.seen(0, len(sequence)) == expected
+        cells = [cell.position for cell in self.context.cells if 0 in cell.sequences]
+        assert sorted(cells) == [*range(len(expected))]
+        assert self.drafted.agreement(sequence) == len(sequence)
+        assert self.drafted.is_continued_by([*sequence, 5])
+
+
+@pytest.mark.parametrize("can_shift", [True, False])
+@given(data=st.data())
+def test_whatever_becomes_of_the_sequence_the_cells_hold_its_part(
+    can_shift: bool, data: st.DataObject
+) -> None:
+    """It grows, is rewound into its beginning, its middle and its end, and branches are tried on the way."""
+    window = DraftWindow(data.draw(st.integers(1, 12)), data.draw(st.integers(0, 5)))
+    reading, sequence = _Reading(window, can_shift=can_shift), [1]
+    for _ in range(data.draw(st.integers(1, 8))):
+        kept = data.draw(st.integers(0, len(sequence)))
+        sequence = sequence[: kept if data.draw(st.booleans()) else None]
+        sequence = sequence + data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=30))
+        reading.follow(sequence)
+        reading.check(sequence)
+        if data.draw(st.booleans()):
+            reading.branch(data.draw(st.integers(0, 9)))
+
+
+def test_what_was_saved_before_the_window_moved_is_of_use() -> None:
+    """Blocks of a store are found for the part that was read when they were written."""
+
+    class Store:
+        def __init__(self, saved: list[int]) -> None:
+            self.saved = saved
+
+        def restore(self, cache: KVCache, tokens: Sequence[int]) -> int:
+            if list(tokens[: len(self.saved)]) != self.saved:
+                return cache.length
+            batch = TokenBatch.run(self.saved[cache.length :], cache.length, 1)
+            cache.append(batch)
+            return cache.length
+
+    before, sequence = [*range(90)], [*range(95)]
+    window = DraftWindow(20, first=4)
+    saved = window.part(before, window.left_out(len(before)))
+    assert window.left_out(len(sequence)) > window.left_out(len(before))
+    reading = _Reading(window)
+    reading.drafted.begin(sequence)
+    reading.drafted.keep_accepted(None)
+    reading.drafted.restore(Store(saved), sequence)
+    assert reading.drafted.read == [*range(4), *range(84, 90)]
+    assert reading.drafted.pending == [*range(90, 95)]
+    reading.follow(sequence)
+    reading.check(sequence)
+
+
+def test_the_middle_of_a_prompt_is_never_read() -> None:
+    reading = _Reading(DraftWindow(20, first=4))
+    reading.follow([*range(90)] * 10)
+    assert reading.context.n_read <= 24
+
+
+@pytest.mark.parametrize("can_shift", [True, False])
+def test_a_window_moves_without_reading_again_where_cells_can_move(can_shift: bool) -> None:
+    reading, sequence = _Reading(DraftWindow(20, first=4), can_shift=can_shift), [*range(90)]
+    reading.follow(sequence)
+    before = reading.context.n_read
+    for token in range(60):
+        sequence = [*sequence, token]
+        reading.follow(sequence)
+        reading.check(sequence)
+    read = reading.context.n_read - before
+    assert read == 60 if can_shift else 60 < read <= 3 * 60
+
+
+def test_candidates_are_ranked_for_their_positions_in_the_whole_sequence() -> None:
+    reading = _Reading(DraftWindow(20, first=4))
+    sequence = [*range(90)]
+    reading.follow(sequence)
+    assert reading.drafted.unread + len(reading.drafted.read) == len(sequence)
+
+
+def test_a_move_that_is_interrupted_leaves_what_is_certain(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading = _Reading(DraftWindow(20, first=4))
+    sequence = [*range(90)]
+    reading.follow(sequence)
+
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reading.context, "shift", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            reading.follow([*sequence, *range(5)])
+    reading.drafted.cache.recover()
+    reading.drafted.recover()
+    assert reading.context.seen(0, 1000) == reading.drafted.read == sequence[:4]
+    sequence = [*sequence, *range(6)]
+    reading.follow(sequence)
+    reading.check(sequence)
+
+
+def test_cells_that_sequences_share_are_not_moved() -> None:
+    context: Any = Cells()
+    window = DraftWindow(20, first=4)
+    known = DraftSequences(context, lambda cache: DraftSequence(cache, N_VOCAB, window), window)
+    sequences = [[*range(50)], [*range(49), 7]]
+    for _ in range(40):
+        found = known.continued([(sequence, None, 0) for sequence in sequences])
+        for drafted in found:
+            drafted.read_pending(4)
+            batch: TokenBatch = drafted.pending_batch()
+            drafted.cache.append(batch)
+            drafted.note_pending_read()
+        for drafted, sequence in zip(found, sequences, strict=True):
+            expected = window.part(sequence, window.left_out(len(sequence)))
+            cache = drafted.cache
+            assert isinstance(cache, BranchingCache)
+            assert context.seen(cache.ids[0], len(sequence)) == drafted.read == expected
+        sequences = [[*sequence, number] for number, sequence in enumerate(sequences)]
+    assert len(known) == 2
+
+
+def test_a_sequence_shares_the_part_that_begins_alike() -> None:
+    context: Any = Cells()
+    window = DraftWindow(20, first=4)
+    known = DraftSequences(context, lambda cache: DraftSequence(cache, N_VOCAB, window), window)
+    first, longer = [*range(50)], [*range(46), *range(30)]
+    for sequences in [[first], [first, [*first[:48], 3, 3]], [first, [*first[:48], 3, 3], longer]]:
+        before = context.n_read
+        for drafted in known.continued([(sequence, None, 0) for sequence in sequences]):
+            drafted.read_pending(4)
+            drafted.cache.append(drafted.pending_batch())
+            drafted.note_pending_read()
+        new = context.n_read - before
+    # Another part of the third is read, of which it has only the first tokens in common with the others.
+    assert new == 2 + window.length_read(len(longer)) - window.first
+
+
+@pytest.mark.parametrize(("asked", "expected"), [(None, AUTO_WINDOW), ("auto", AUTO_WINDOW), (100, 100)])
+def test_the_window_is_the_one_that_is_asked_for(asked: Any, expected: int) -> None:
+    config = Config.of(draft_window=asked, context=100_000)
+    assert draft_window(config) == DraftWindow(expected)
+    assert draft_window(config, keeps_running_state=True) == WHOLE
+    assert drafter_cells(config) < 20_000
+
+
+def test_no_window_reads_and_holds_everything() -> None:
+    config = Config.of(draft_window=0, context=100_000)
+    assert draft_window(config) == WHOLE
+    assert drafter_cells(config) > 100_000
+    assert drafter_cells(Config.of(context=300)) == drafter_cells(Config.of(context=300, draft_window=0))
