@@ -1,0 +1,173 @@
+"""The programs: their packages, their settings for a server on this machine, and how they are asked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+MODEL = "scripted"
+_CONTEXT, _OUTPUT = 65_536, 4096
+_HOUR_MS = "3600000"
+
+Files = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program that talks to models.
+
+    Attributes:
+        name: as people call it.
+        package: of the npm registry.
+        binary: the name of its command.
+        api: the path that it sends its conversations to.
+        arguments: those that ask a question; the second value says whether it continues the conversation.
+        environment: variables for a server at an address.
+        files: settings in its home folder for a server at an address, by their paths there.
+    """
+
+    name: str
+    package: str
+    binary: str
+    api: str
+    arguments: Callable[[str, bool], list[str]]
+    environment: Callable[[str], Mapping[str, str]] = field(default=lambda _url: {})
+    files: Callable[[str], Files] = field(default=lambda _url: {})
+
+
+def _codex(question: str, resumes: bool) -> list[str]:
+    # The script decides what is run, in a folder that is made anew; a sandbox might not work in a container.
+    settings = ["--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
+    return ["exec", *(["resume", "--last"] if resumes else []), *settings, question]
+
+
+def _codex_files(url: str) -> Files:
+    text = f"""\
+model = "{MODEL}"
+model_provider = "edgespec"
+model_context_window = {_CONTEXT}
+
+[model_providers.edgespec]
+name = "EdgeSpec"
+base_url = "{url}/v1"
+wire_api = "responses"
+stream_idle_timeout_ms = {_HOUR_MS}
+"""
+    return {".codex/config.toml": text}
+
+
+def _claude_environment(url: str) -> Mapping[str, str]:
+    return {
+        "ANTHROPIC_BASE_URL": url,
+        "ANTHROPIC_AUTH_TOKEN": "none",
+        "API_TIMEOUT_MS": _HOUR_MS,
+        "CLAUDE_STREAM_IDLE_TIMEOUT_MS": _HOUR_MS,
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    }
+
+
+def _opencode_files(url: str) -> Files:
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "name": "EdgeSpec",
+        "options": {"baseURL": f"{url}/v1", "timeout": False},
+        "models": {MODEL: {"name": MODEL, "limit": {"context": _CONTEXT, "output": _OUTPUT}}},
+    }
+    settings: dict[str, Any] = {
+        "model": f"local/{MODEL}",
+        "small_model": f"local/{MODEL}",
+        "provider": {"local": provider},
+        "autoupdate": False,
+        "share": "disabled",
+    }
+    return {".config/opencode/opencode.json": json.dumps(settings)}
+
+
+def _qwen_environment(url: str) -> Mapping[str, str]:
+    return {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "none", "OPENAI_MODEL": MODEL}
+
+
+def _pi_files(url: str) -> Files:
+    model = {"id": MODEL, "contextWindow": _CONTEXT, "maxTokens": _OUTPUT}
+    provider = {"baseUrl": f"{url}/v1", "api": "openai-completions", "apiKey": "none", "models": [model]}
+    return {".pi/agent/models.json": json.dumps({"providers": {"edgespec": provider}})}
+
+
+def _continue_files(url: str) -> Files:
+    text = f"""\
+name: EdgeSpec
+version: 1.0.0
+schema: v1
+models:
+  - name: {MODEL}
+    provider: openai
+    model: {MODEL}
+    apiBase: {url}/v1
+    apiKey: none
+    roles: [chat]
+    capabilities: [tool_use]
+    defaultCompletionOptions:
+      contextLength: {_CONTEXT}
+"""
+    return {".continue/config.yaml": text}
+
+
+def _resuming(flag: str, *rest: str) -> Callable[[str, bool], list[str]]:
+    """Arguments of a program that continues its latest conversation with a flag."""
+    return lambda question, resumes: [*([flag] if resumes else []), *rest, question]
+
+
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+
+PROGRAMS = {
+    "claude": Program(
+        "Claude Code",
+        "@anthropic-ai/claude-code",
+        "claude",
+        MESSAGES,
+        lambda question, resumes: [
+            *(["--continue"] if resumes else []),
+            "--allowedTools=Read",
+            "-p",
+            question,
+        ],
+        environment=_claude_environment,
+    ),
+    "codex": Program("Codex", "@openai/codex", "codex", RESPONSES, _codex, files=_codex_files),
+    "opencode": Program(
+        "opencode",
+        "opencode-ai",
+        "opencode",
+        CHAT,
+        lambda question, resumes: ["run", *(["--continue"] if resumes else []), question],
+        environment=lambda _url: {"OPENCODE_DISABLE_MODELS_FETCH": "1", "OPENCODE_DISABLE_LSP_DOWNLOAD": "1"},
+        files=_opencode_files,
+    ),
+    "qwen-code": Program(
+        "qwen-code",
+        "@qwen-code/qwen-code",
+        "qwen",
+        CHAT,
+        _resuming("--continue", "--yolo", "--auth-type", "openai", "-p"),
+        environment=_qwen_environment,
+    ),
+    "pi": Program(
+        "pi",
+        "@mariozechner/pi-coding-agent",
+        "pi",
+        CHAT,
+        _resuming("--continue", "--offline", "--provider", "edgespec", "--model", MODEL, "-p"),
+        files=_pi_files,
+    ),
+    "cn": Program(
+        "Continue's cn",
+        "@continuedev/cli",
+        "cn",
+        CHAT,
+        _resuming("--resume", "--auto", "--config", "../home/.continue/config.yaml", "-p"),
+        environment=lambda _url: {"CONTINUE_TELEMETRY_ENABLED": "0"},
+        files=_continue_files,
+    ),
+}

@@ -1,0 +1,69 @@
+"""Programs that people use, stood in for by one that is honest and one that loses what its tool returned."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.clients.conversation import converse
+from tests.clients.installing import Installed
+from tests.clients.model import scripted_model
+from tests.clients.programs import CHAT, Program
+from tests.clients.report import Row
+from tests.conftest import TEST_MODELS
+
+pytestmark = pytest.mark.slow  # test_clients.py of the unit tests has the script and the table
+
+_PROGRAM = """\
+#!{python}
+import json, os, sys
+from pathlib import Path
+import openai
+
+path = Path.home() / "conversation.json"
+messages = json.loads(path.read_text()) if "--continue" in sys.argv else []
+parameters = {{"type": "object", "properties": {{"path": {{"type": "string"}}}}, "required": ["path"]}}
+tools = [{{"type": "function", "function": {{"name": "read_file", "parameters": parameters}}}}]
+client = openai.OpenAI(base_url=os.environ["ADDRESS"] + "/v1", api_key="none", max_retries=0)
+messages.append({{"role": "user", "content": sys.argv[-1]}})
+while True:
+    answer = client.chat.completions.create(model="any", messages=messages, tools=tools).choices[0].message
+    messages.append(answer.model_dump(exclude_none=True))
+    for call in answer.tool_calls or []:
+        text = Path(json.loads(call.function.arguments)["path"]).read_text()
+        messages.append({{"role": "tool", "tool_call_id": call.id, "content": {result}}})
+    if not answer.tool_calls:
+        break
+path.write_text(json.dumps(messages))
+print(answer.content)
+if {asks_more}:
+    client.chat.completions.create(model="any", messages=[])
+"""
+
+
+@pytest.mark.parametrize(("result", "asks_more"), [("text", False), ("'nothing'", False), ("text", True)])
+def test_a_conversation_is_held_and_judged(tmp_path: Path, result: str, asks_more: bool) -> None:
+    binary = tmp_path / "program"
+    binary.write_text(_PROGRAM.format(python=sys.executable, result=result, asks_more=asks_more))
+    binary.chmod(0o755)
+    program = Program(
+        "A program",
+        "none",
+        "program",
+        CHAT,
+        lambda question, resumes: [*(["--continue"] if resumes else []), question],
+        environment=lambda url: {"ADDRESS": url},
+    )
+    model = scripted_model(TEST_MODELS, None)
+    held = converse(program, Installed(binary, "1.0"), model, tmp_path / "own", turns=2, limit_s=600)
+    first = held.turns[0]
+    assert first.called == "read_file"
+    assert [len(turn.requests) for turn in held.turns] == ([2] if asks_more else [2, 2])
+    assert first.requests[1]["read_tokens"] < first.requests[0]["prompt_tokens"] / 2
+    assert Row("A program", "1.0", held).passed == (result == "text" and not asks_more)
+    assert first.result_came == (result == "text")
+    if asks_more:
+        assert first.trouble.startswith("exit status 1: ")
+        assert "messages must be a non-empty list" in held.refused[0]
