@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-BUDGETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 60, 96, 128)
+BUDGETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 60, 96, 128, 192, 256)
 RANKS = 8  # candidates of a node that are counted separately
 _WIDTH = 8  # usual limit of nodes read in a draft step
 _USUAL_ROWS = 1.7  # nodes that a drafter reads per node of the tree: measured from 1.6 to 1.8
@@ -54,6 +55,25 @@ class TreeYields:
             self,
             steps=dict(sorted({**other.steps, **self.steps}.items())),
             rows=dict(sorted({**other.rows, **self.rows}.items())),
+        )
+
+    def reaching(self, budget: int) -> TreeYields:
+        """The yields with a point at this budget, extrapolated if no tree was so large.
+
+        Tokens and draft steps continue over the logarithm of the budget, as the last two budgets have them,
+        and the rows that a drafter reads in proportion to it.
+        """
+        largest = max(self.tokens)
+        if budget <= largest:
+            return self
+        before = max((known for known in self.tokens if known < largest), default=largest)
+        share = math.log(budget / largest) / math.log(largest / before) if before < largest else 0.0
+        tokens, steps, rows = self.at(largest), self.steps_at(largest), self.rows_at(largest)
+        return replace(
+            self,
+            tokens={**self.tokens, budget: tokens + share * (tokens - self.at(before))},
+            steps={**self.steps, budget: steps + share * (steps - self.steps_at(before))},
+            rows={**self.rows, budget: rows * budget / largest},
         )
 
     def interpolated(self, other: TreeYields, share: float) -> TreeYields:
@@ -126,6 +146,13 @@ def expected_yields(agreement: float) -> TreeYields:
     tokens = {b: float(sum(scores[:b])) for b in BUDGETS}
     steps = {b: max(max(depths[:b]), (b - 1) / _WIDTH) for b in BUDGETS}
     return TreeYields(0, tokens, steps, tuple(chances))
+
+
+def expected_chain_yields(agreement: float) -> TreeYields:
+    """The same for a single path: each token is accepted if all before it were."""
+    tokens = {b: (1 - agreement**b) / (1 - agreement) for b in BUDGETS}
+    steps = {b: float(b - 1) for b in BUDGETS if b > 1}
+    return TreeYields(0, tokens, steps, (agreement,), rows=steps)
 
 
 def _between(known: Mapping[int, float], budget: int) -> float:

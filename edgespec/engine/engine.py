@@ -46,7 +46,7 @@ from edgespec.speculation.drafters.base import Drafter
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.methods import DecodingMethod, method_for
 from edgespec.speculation.policies import TreePolicy, tree_policy
-from edgespec.speculation.sizing.sizers import FIRST_BUDGET, AdaptiveSizer, FixedSizer
+from edgespec.speculation.sizing.sizers import FIRST_BUDGET, AdaptiveSizer, FixedSizer, fixed_nodes
 from edgespec.speculation.tree import Acceptance, TokenTree
 
 # Nodes of the first tree where every row needs experts of its own: even a small one may cost several plain
@@ -590,7 +590,8 @@ class Engine:
         """The engine's own, unless the rule has trees of one size."""
         if method.nodes is None or isinstance(self.sizer, FixedSizer):
             return self.sizer
-        return FixedSizer(replace(self.limits, budget=min(method.nodes, self.limits.budget)))
+        nodes = fixed_nodes(method.nodes, self._costs, self.limits, chain=method.chain)
+        return FixedSizer(replace(self.limits, budget=nodes))
 
     def _finish(self, answer: AnswerInProgress, reason: FinishReason, *, in_cache: bool = True) -> Chunk:
         """End an answer, and the text in the cache where plain decoding would have."""

@@ -86,7 +86,7 @@ def _decide(planner: Planner, find: Finder) -> Decision:
 def _with_drafter(
     planner: Planner, estimated: Planner, drafter: ModelFiles | None, notes: tuple[str, ...]
 ) -> Decision:
-    nodes = usual_nodes(estimated)
+    nodes = usual_nodes(estimated, drafter)
     sequences = plan_sequences(replace(estimated, usual_nodes=nodes), drafter)
     planner = replace(planner, usual_nodes=nodes, sequences=sequences)
     return Decision(planner, plan_with_sequences(planner, drafter), notes)

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec.costs.planner import DraftingCosts, alternatives, best
+from edgespec.costs.planner import alternatives, best
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.loading.plan import Planner
+from edgespec.loading.tree_sizes import known_drafting
 from edgespec.models.gguf.embedding import require_generation
 from edgespec.models.gguf.footprint import USUAL_NODES
 from edgespec.models.gguf.header import read_header
@@ -26,7 +27,6 @@ from edgespec.models.llama.heads.families import HeadFamily
 from edgespec.models.llama.heads.support import require_support
 from edgespec.models.llama.runtime.vetting import require_loadable
 from edgespec.option import named
-from edgespec.profiles.store import ProfileKeys
 from edgespec.progress import Progress
 from edgespec.units import readable_rate
 
@@ -221,11 +221,8 @@ def _speed(candidate: DrafterCandidate, planner: Planner) -> float | None:
         plan = planner.plan(drafter)
     except EdgeSpecError:
         return None  # it cannot be read, or does not fit
-    target = planner.target.headers[0].fingerprint
-    keys = ProfileKeys.of(target, drafter.headers[0].fingerprint, threads=planner.threads, mode="")
-    steps, yields = planner.store.drafts(keys.drafts), planner.store.yields_at(keys, 0.0)
     passes = planner.known_passes(streams=plan.streams)
-    if passes is None or steps is None or yields is None or yields.passes < _ENOUGH:
+    drafting = known_drafting(planner, drafter, least_passes=_ENOUGH)
+    if passes is None or drafting is None:
         return None
-    drafting = DraftingCosts(candidate.path.name, yields, steps.step, steps.overhead)
     return best(alternatives(plan.holding, plan.over(passes), drafting, USUAL_NODES)).tokens_per_second

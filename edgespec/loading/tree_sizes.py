@@ -2,41 +2,73 @@
 
 In memory every row of a large pass costs time, so that no tree beyond the usual size pays. While weights are
 read from disk, rows are free as long as their arithmetic takes less time than reading. Where exact passes may
-have any number of rows, larger trees are then allowed, if their logits take little of the memory.
+have any number of rows, trees then become as large as is fastest by what passes, draft steps and trees are
+known to take and to yield: a node's logits take memory from weights, its row takes arithmetic, and its chance
+to be accepted falls with every node before it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from edgespec.costs.curves import Curve
-from edgespec.costs.pass_time import read_seconds
+from edgespec.costs.planned_weights import PlannedWeights
+from edgespec.costs.planner import DraftingCosts, TargetPasses, predict
+from edgespec.costs.yields import expected_yields
+from edgespec.errors import MemoryLimitError
+from edgespec.loading.pass_costs import expected_passes
 from edgespec.loading.plan import Plan, Planner
 from edgespec.models.gguf.experts import layer_weights
-from edgespec.models.gguf.footprint import LARGE_NODES, USUAL_NODES
+from edgespec.models.gguf.footprint import USUAL_NODES
+from edgespec.models.gguf.layers import ModelFiles
+from edgespec.profiles.store import ProfileKeys
 
-_LARGEST_NODES = 256  # where passes of LARGE_NODES were measured, and wait for the disk
-_SHARE = 1 / 64  # of the budget, for the logits of nodes beyond the usual
+_LARGEST_NODES = 256  # more were never measured
+_STEP = 8  # nodes from one size that is tried to the next
 _EXPERT_NODES = 8  # every node needs experts of its own, so that larger trees lose
-_LOGIT_BYTES = 2 * 4  # in the graph and in the output buffer
+_AS_FAST = 0.99  # of the fastest size: a smaller one that comes so close is taken, for its memory
+_USUAL_AGREEMENT = 0.7  # of a drafter with its target, where nothing was measured
+_USUAL_OVERHEAD = 1.1  # of growing a tree, over its draft steps
 
 
-def usual_nodes(planner: Planner) -> int:
+def usual_nodes(planner: Planner, drafter: ModelFiles | None = None) -> int:
     """Nodes that trees may have if no other number is asked for."""
-    config, files, room = planner.config, planner.target, planner.budget
-    header = files.headers[0]
-    offload = config.memory.offload
-    streams = offload == "stream" or (offload == "auto" and files.tensor_bytes > room)
-    drafts = config.speculation.drafts and config.speculation.tree_budget is None
-    if not (streams and drafts) or header.keeps_running_state or config.speculation.exact is False:
-        return USUAL_NODES
-    machine = planner.machine
-    if not machine.own_kernels or machine.workers is not None or layer_weights(files).experts:
+    if not _may_be_large(planner):
         return USUAL_NODES
     passes = planner.known_passes(streams=True)
-    read_s = 0.0 if passes is None else read_seconds(max(files.tensor_bytes - room, 0), passes.read_rate)
-    affordable = USUAL_NODES + int(room * _SHARE) // (_LOGIT_BYTES * header.n_vocab)
-    return _allowed(affordable, passes.compute if passes is not None and read_s else None, read_s)
+    passes = passes or expected_passes(planner.target, planner.threads, planner.store)
+    if not passes.read_rate:
+        return USUAL_NODES
+    try:
+        usual = planner.plan(drafter)
+        largest = replace(planner, usual_nodes=_LARGEST_NODES).plan(drafter)
+    except MemoryLimitError:
+        return USUAL_NODES
+    if not usual.streams:
+        return USUAL_NODES
+    drafting = known_drafting(planner, drafter) or _usual_drafting(planner.target, drafter, passes)
+    sizes = range(USUAL_NODES, _LARGEST_NODES + 1, _STEP)
+    speeds = [
+        predict(holding, usual.over(passes), drafting, nodes).tokens_per_second
+        for nodes, holding in zip(sizes, _holdings(usual, largest, sizes), strict=True)
+    ]
+    return next(nodes for nodes, speed in zip(sizes, speeds, strict=True) if speed >= _AS_FAST * max(speeds))
+
+
+def _holdings(usual: Plan, largest: Plan, sizes: Sequence[int]) -> Iterable[PlannedWeights]:
+    """The places of a target's weights for each size of tree, from those for the first and the last size.
+
+    The logits of each node take as much from the weights in memory as those of any other.
+    """
+    holding = usual.holding
+    node_bytes = (largest.holding.streamed_bytes - holding.streamed_bytes) / (sizes[-1] - sizes[0])
+    for nodes in sizes:
+        more = round(node_bytes * (nodes - sizes[0]))
+        yield replace(
+            holding,
+            resident_bytes=holding.resident_bytes - more,
+            streamed_bytes=holding.streamed_bytes + more,
+        )
 
 
 def most_nodes(plan: Plan, *, experts: bool) -> int:
@@ -49,21 +81,40 @@ def most_nodes(plan: Plan, *, experts: bool) -> int:
     return _EXPERT_NODES if experts and not fixed else plan.context.n_outputs
 
 
-def _allowed(affordable: int, compute: Curve | None, read_s: float) -> int:
-    """The largest size that memory allows, and that passes were not measured to be too slow for.
+def known_drafting(
+    planner: Planner, drafter: ModelFiles | None, *, least_passes: int = 1
+) -> DraftingCosts | None:
+    """Drafting as it was measured with this pair in `least_passes` or more; None if it was not."""
+    target, name = planner.target.headers[0].fingerprint, "lookup"
+    if drafter is not None:
+        name = drafter.headers[0].fingerprint
+    keys = ProfileKeys.of(target, name, threads=planner.threads, mode="")
+    steps, yields = planner.store.drafts(keys.drafts), planner.store.yields_at(keys, 0.0)
+    if yields is None or yields.passes < least_passes:
+        return None
+    yields = yields.reaching(_LARGEST_NODES)
+    if drafter is None:
+        return DraftingCosts(name, yields)
+    return None if steps is None else DraftingCosts(name, yields, steps.step, steps.overhead)
 
-    Args:
-        affordable: nodes whose logits there is memory for.
-        compute: seconds of arithmetic, by rows; None if that was not measured.
-        read_s: seconds that a pass reads.
-    """
-    allowed = USUAL_NODES
-    for size in _sizes(measured=compute is not None):
-        if size > affordable or (compute is not None and compute.at(allowed) >= read_s):
-            break
-        allowed = size
-    return allowed
+
+def _usual_drafting(target: ModelFiles, drafter: ModelFiles | None, passes: TargetPasses) -> DraftingCosts:
+    """Drafting of which nothing is known: a step is a pass of the target, by their sizes."""
+    yields = expected_yields(_USUAL_AGREEMENT)
+    if drafter is None:
+        return DraftingCosts("lookup", yields, measured=False)
+    step = passes.compute.scaled(drafter.tensor_bytes / target.tensor_bytes)
+    return DraftingCosts("drafter", yields, step, _USUAL_OVERHEAD, measured=False)
 
 
-def _sizes(*, measured: bool) -> Iterable[int]:
-    return (LARGE_NODES, _LARGEST_NODES) if measured else (LARGE_NODES,)
+def _may_be_large(planner: Planner) -> bool:
+    """True if passes read weights from disk, and exact ones may have any number of rows."""
+    config, files = planner.config, planner.target
+    offload = config.memory.offload
+    streams = offload == "stream" or (offload == "auto" and files.tensor_bytes > planner.budget)
+    drafts = config.speculation.drafts and config.speculation.tree_budget is None
+    if not (streams and drafts) or config.speculation.exact is False:
+        return False
+    if files.headers[0].keeps_running_state or layer_weights(files).experts:
+        return False
+    return planner.machine.own_kernels and planner.machine.workers is None

@@ -34,8 +34,8 @@ from edgespec.speculation.verification.base import DraftedTree, Law, Verifier
 from edgespec.speculation.verification.lossy import Rollback, TopKGap, Typical
 from edgespec.speculation.verification.rejection import BlockVerifier, KSequential, Rejection
 
-# Nodes per pass unless the user sets a number. Under these rules the text depends on what is drafted, so a
-# size that followed measured times would make the text differ from run to run.
+# Nodes per pass where more would cost time, unless the user sets a number. Under these rules the text depends
+# on what is drafted, so a size that followed the times of passes would make the text differ from run to run.
 _CHAIN_NODES = 8
 _TREE_NODES = 16
 
@@ -49,11 +49,13 @@ class DecodingMethod(Protocol):
         rule: the rule in force.
         drafting: how trees are drafted.
         nodes: nodes per pass by default; None sizes trees by measured cost.
+        chain: whether they are a single path.
     """
 
     rule: Rule
     drafting: TreeDrafting
     nodes: int | None
+    chain: bool = False
 
     def accept(self, drafted: DraftedTree, logits: FloatArray, sequence: list[int]) -> Acceptance:
         """Decide what is accepted, and append it and the bonus token to the sequence.
@@ -157,10 +159,13 @@ class VerifierMethod(DecodingMethod):
         verifier: Verifier,
         sampler: Sampler,
         draws: DrawSource,
+        *,
+        chain: bool = False,
     ) -> None:
         self.rule = rule
         self.drafting = drafting
         self.nodes = nodes
+        self.chain = chain
         self._verifier = verifier
         self._sampler = sampler
         self._draws = draws
@@ -242,15 +247,17 @@ def method_for(
             return SampledDrafting(shape, replacement, sampler, n_vocab, source)
         return OneHotDrafting(n_vocab)
 
-    def method(drafting: TreeDrafting, nodes: int, verifier: Verifier) -> DecodingMethod:
-        return VerifierMethod(rule, drafting, nodes, verifier, sampler, source)
+    def method(
+        drafting: TreeDrafting, nodes: int, verifier: Verifier, *, chain: bool = False
+    ) -> DecodingMethod:
+        return VerifierMethod(rule, drafting, nodes, verifier, sampler, source, chain=chain)
 
     if rule.name == "speculative":
-        return method(drawn(chain), _CHAIN_NODES, Rejection())
+        return method(drawn(chain), _CHAIN_NODES, Rejection(), chain=True)
     if rule.name == "lenience":
-        return method(drawn(chain), _CHAIN_NODES, Rejection(lenience=rule["factor"]))
+        return method(drawn(chain), _CHAIN_NODES, Rejection(lenience=rule["factor"]), chain=True)
     if rule.name == "block":
-        return method(drawn(chain), _CHAIN_NODES, BlockVerifier())
+        return method(drawn(chain), _CHAIN_NODES, BlockVerifier(), chain=True)
     if rule.name == "specinfer":
         return method(drawn(by_rank), _TREE_NODES, Rejection(replacement=True))
     if rule.name == "spectr":
@@ -265,4 +272,4 @@ def method_for(
         return method(RankedDrafting(ProbabilityRanking()), _TREE_NODES, TopKGap(int(rule["k"]), rule["gap"]))
     assert rule.name == "rollback", f"no method for {rule.name}"
     drafting = RankedDrafting(ConfidenceFloor(rule["fallback"]), chain=True)
-    return method(drafting, _TREE_NODES, Rollback(rule["distance"], int(rule["mismatches"])))
+    return method(drafting, _TREE_NODES, Rollback(rule["distance"], int(rule["mismatches"])), chain=True)

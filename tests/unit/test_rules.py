@@ -99,6 +99,14 @@ def test_every_rule_has_a_method_with_every_drafter_or_says_why_not(name: str) -
     assert method_for(config.with_(temperature=0.0), 2, 1, lookup_drafter()).rule.name == "greedy"
 
 
+@pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if not kind.invariant])
+def test_rules_say_whether_their_trees_are_chains(name: str) -> None:
+    drafter = TableDrafter(fixed([0.5, 0.3, 0.2]))
+    method = method_for(GenerationConfig(temperature=1, verify=name), 3, 1, drafter)
+    tree = method.drafting.draft(drafter, [0, 1], limits(12, depth=6)).tree
+    assert method.chain == (len(tree.leaves) == 1)
+
+
 def test_only_rules_whose_text_no_size_can_change_are_sized_by_the_clock() -> None:
     drafter = TableDrafter(fixed([0.5, 0.5]))
     for name, kind in KINDS.items():

@@ -11,13 +11,15 @@ from functools import cache
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edgespec.costs.curves import Curve
 from edgespec.costs.pass_time import RoundCosts
 from edgespec.generation.result import PassRecord
 from edgespec.speculation.growth import Children, Frontier, TreeLimits
 from edgespec.speculation.sizing.running_costs import OnlineCostCurve
-from edgespec.speculation.sizing.sizers import AdaptiveSizer, FixedSizer, PassRoom
+from edgespec.speculation.sizing.sizers import AdaptiveSizer, FixedSizer, PassRoom, fixed_nodes
 from edgespec.speculation.tree_search import grow
 from tests.tiers import slow_except
 
@@ -471,3 +473,31 @@ def test_depth_follows_from_what_a_step_costs(step_s: float) -> None:
         fixed = FixedSizer(replace(_MOST, budget=budget, depth=depth))
         best = min(best, pace(fixed.limits, fixed.record))
     assert adapted < 1.12 * best + 0.02
+
+
+STREAMED = RoundCosts(Curve((1, 64, 128), (2.0, 2.0, 4.0)), step_s=0.01, row_s=0.001)
+IN_MEMORY = RoundCosts(Curve((1, 16, 64), (0.05, 0.1, 0.3)), step_s=0.01, row_s=0.001)
+
+
+@pytest.mark.parametrize("chain", [False, True])
+@pytest.mark.parametrize("costs", [None, IN_MEMORY])
+def test_trees_that_keep_their_size_have_the_usual_one_where_rows_cost_time(
+    costs: RoundCosts | None, chain: bool
+) -> None:
+    assert fixed_nodes(16, costs, TreeLimits(64), chain=chain) == 16
+    assert fixed_nodes(16, costs, TreeLimits(4), chain=chain) == 4, "a tree budget"
+
+
+def test_trees_that_keep_their_size_take_the_rows_that_are_free() -> None:
+    most = TreeLimits(64, depth=64)
+    assert fixed_nodes(16, STREAMED, most, chain=False) > 32
+    chain = fixed_nodes(8, STREAMED, most, chain=True)
+    assert 8 < chain < 32, "each node of a chain takes a draft step"
+    slow = replace(STREAMED, step_s=1.0)
+    assert fixed_nodes(8, slow, most, chain=True) == 8
+
+
+@given(st.integers(2, 256), st.floats(0.0, 1.0), st.booleans())
+def test_trees_that_keep_their_size_keep_to_the_limits(budget: int, step_s: float, chain: bool) -> None:
+    costs = replace(STREAMED, step_s=step_s)
+    assert 1 < fixed_nodes(16, costs, TreeLimits(budget, depth=budget), chain=chain) <= budget

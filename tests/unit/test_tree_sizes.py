@@ -10,22 +10,21 @@ import pytest
 
 from edgespec.config import Config
 from edgespec.costs.curves import Curve
-from edgespec.loading import tree_sizes
 from edgespec.loading.devices.machine import MachineSnapshot
 from edgespec.loading.load import load
 from edgespec.loading.plan import Planner
 from edgespec.loading.tree_sizes import usual_nodes
 from edgespec.machine.memory import FreeMemory
 from edgespec.measure.threads import known_threads
-from edgespec.models.gguf.footprint import LARGE_NODES, USUAL_NODES
+from edgespec.models.gguf.footprint import USUAL_NODES, Footprint, footprint
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.hub import catalog
 from edgespec.profiles.store import PassProfile, ProfileStore, machine_identity
 from edgespec.speculation.tree import MAX_LEAVES
 
 MIB = 1 << 20
-FLAT = Curve((1, 256), (1e-6, 1e-6))
-STEEP = Curve((1, 64, 128), (1e-6, 1e-6, 60.0))
+FLAT = Curve((1, 64, 256), (0.1, 0.2, 0.5))
 SLOW = Curve((1, 64), (0.1, 60.0))
 
 
@@ -46,18 +45,26 @@ def planner(
     return Planner(model, options(**more), machine, store or ProfileStore())
 
 
-def nodes(model: ModelFiles, curve: Curve | None = None, **more: Any) -> int:
+def nodes(
+    model: ModelFiles,
+    curve: Curve | None = None,
+    *,
+    read_rate: float = 1e9,
+    overlap: float = 4.0,
+    **more: Any,
+) -> int:
+    """Nodes of trees, with measured passes if there is a curve."""
     store = ProfileStore()
     if curve is not None:
         fingerprint = model.headers[0].fingerprint
         key = machine_identity() | {"threads": str(known_threads(fingerprint, store)), "model": fingerprint}
-        store.put(key | {"mode": "test"}, PassProfile(curve, streamed=True, read_rate=1.0))
+        passes = PassProfile(curve, streamed=True, read_rate=read_rate, overlap=overlap)
+        store.put(key | {"mode": "test"}, passes)
     return usual_nodes(planner(model, store, **more))
 
 
-def test_streamed_models_may_have_large_trees(model: ModelFiles) -> None:
-    assert nodes(model) == LARGE_NODES
-    assert nodes(model, offload="auto") == USUAL_NODES, "it fits in memory"
+def test_a_model_that_fits_in_memory_has_usual_trees(model: ModelFiles) -> None:
+    assert nodes(model, FLAT, offload="auto") == USUAL_NODES
 
 
 @pytest.mark.parametrize(
@@ -74,13 +81,63 @@ def test_without_own_kernels_trees_stay_small(model: ModelFiles) -> None:
     assert nodes(model, own_kernels=False) == USUAL_NODES
 
 
-def test_measured_passes_say_which_rows_are_free(model: ModelFiles) -> None:
-    tight = {"memory": model.tensor_bytes - MIB, "offload": "auto"}  # one byte a second is read
-    for curve, allowed in ((FLAT, 256), (STEEP, LARGE_NODES), (SLOW, USUAL_NODES)):
-        scaled = Curve(curve.rows, tuple(s * MIB / 30 for s in curve.seconds))
-        assert tree_sizes._allowed(10_000, scaled, float(MIB)) == allowed
-        assert tree_sizes._allowed(100, scaled, float(MIB)) == USUAL_NODES, "no memory for their logits"
-        assert nodes(model, scaled, **tight) in (USUAL_NODES, allowed)
+@pytest.fixture(scope="module")
+def large() -> ModelFiles:
+    """The shapes of a model of 5 GB, and a vocabulary of 152,000 tokens."""
+    model = catalog.entries()["qwen3-8b"].hollow
+    assert model is not None
+    return model
+
+
+def read_seconds(model: ModelFiles, read_rate: float) -> float:
+    """Seconds that a pass reads with the usual memory."""
+    return planner(model, context=2048).plan().holding.streamed_bytes / read_rate
+
+
+def test_trees_grow_with_what_a_row_costs_against_reading(large: ModelFiles) -> None:
+    sizes = [nodes(large, FLAT.scaled(factor), read_rate=300e6) for factor in (1.0, 4.0, 16.0, 64.0)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] > 2 * USUAL_NODES
+    assert sizes[-1] == USUAL_NODES
+
+
+def test_sizes_follow_the_row_at_which_arithmetic_takes_longer_than_reading(large: ModelFiles) -> None:
+    read_s = read_seconds(large, 0.5e9)
+    corners = (104, 136, 184, 232)
+    sizes = [
+        nodes(large, Curve((1, row, 256), (0.5 * read_s, read_s, 20 * read_s)), read_rate=0.5e9)
+        for row in corners
+    ]
+    assert sizes == sorted(set(sizes)), "no two are alike"
+    assert all(size <= row + 8 for size, row in zip(sizes, corners, strict=True))
+
+
+@pytest.mark.parametrize(("cores", "read_rate"), [(8, 1.5e9), (2, 0.3e9)])
+def test_more_cores_and_slower_disks_have_larger_trees(
+    large: ModelFiles, cores: int, read_rate: float
+) -> None:
+    """Against two cores and a disk that is as fast as they are."""
+    read_s = read_seconds(large, 1.5e9)
+    two_cores = Curve((1, 64, 256), (0.2 * read_s, read_s, 4 * read_s))
+
+    def size(cores: int, read_rate: float) -> int:
+        return nodes(large, two_cores.scaled(2 / cores), read_rate=read_rate, overlap=2.0)
+
+    assert size(cores, read_rate) > size(2, 1.5e9)
+
+
+def test_logits_that_weights_are_read_for_keep_trees_smaller(
+    large: ModelFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a node's logits take ten times the memory, fewer nodes pay."""
+
+    def more_logits(files: ModelFiles, **shape: Any) -> Footprint:
+        return footprint(files, **{**shape, "n_outputs": 10 * shape["n_outputs"] - 9 * USUAL_NODES})
+
+    curve = FLAT.scaled(0.1)
+    without = nodes(large, curve, read_rate=300e6)
+    monkeypatch.setattr("edgespec.offload.planning.needs.footprint", more_logits)
+    assert nodes(large, curve, read_rate=300e6) < without
 
 
 @pytest.mark.parametrize(

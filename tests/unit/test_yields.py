@@ -99,3 +99,14 @@ def test_corrected_yields_never_fall_with_the_budget(ratios: list[float], passes
 def test_what_is_no_record_of_yields_is_refused(record: dict[str, object]) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
         TreeYields.from_json(record)
+
+
+def test_yields_reach_larger_trees_by_the_logarithm() -> None:
+    """As they do where acceptance is known: each doubling of a large tree adds about the same."""
+    known = expected_yields(0.7)
+    measured = replace(known, tokens={b: t for b, t in known.tokens.items() if b <= 128})
+    further = measured.reaching(256)
+    assert further.at(256) == pytest.approx(known.at(256), rel=0.03)
+    assert further.at(64) == measured.at(64)
+    assert further.rows_at(256) == pytest.approx(2 * further.rows_at(128), rel=0.01)
+    assert measured.reaching(96) == measured

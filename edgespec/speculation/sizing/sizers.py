@@ -19,7 +19,7 @@ import math
 from dataclasses import dataclass, replace
 
 from edgespec.costs.pass_time import RoundCosts, even_draft_seconds
-from edgespec.costs.yields import BUDGETS, expected_yields
+from edgespec.costs.yields import BUDGETS, TreeYields, expected_chain_yields, expected_yields
 from edgespec.generation.result import PassRecord
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.sizing.running_costs import DecayedLinearFit, OnlineCostCurve, ReadAhead, StepCosts
@@ -177,21 +177,43 @@ def _shared_limits(
 class _Round:
     """Seconds and tokens of a round with a tree."""
 
+    nodes: int
     seconds: float
     tokens: float
 
 
 def _expected_round(costs: RoundCosts, most: TreeLimits, agreement: float) -> _Round:
     """A round with trees of the best size for a drafter that agrees with its target as often as this."""
-    yields = expected_yields(agreement)
+    return _best_round(costs, most, expected_yields(agreement))
+
+
+def _best_round(costs: RoundCosts, most: TreeLimits, yields: TreeYields) -> _Round:
+    """A round with trees of the size that is fastest with these yields."""
 
     def round_of(nodes: int) -> _Round:
         steps = min(yields.steps_at(nodes), most.depth)
         draft_s = even_draft_seconds(costs.step_s or 0.0, costs.row_s, steps, yields.rows_at(nodes))
-        return _Round(costs.verify.at(nodes) + draft_s, yields.at(nodes))
+        return _Round(nodes, costs.verify.at(nodes) + draft_s, yields.at(nodes))
 
     sizes = [nodes for nodes in BUDGETS if 1 < nodes <= most.budget] or [1]
     return min(map(round_of, sizes), key=lambda each: each.seconds / each.tokens)
+
+
+def fixed_nodes(usual: int, costs: RoundCosts | None, most: TreeLimits, *, chain: bool) -> int:
+    """Nodes of trees that may not change their size while running.
+
+    The usual number, unless so many rows are known to cost a pass no time; then as many as a drafter that
+    agrees with its target as often as usual is fastest with.
+
+    Args:
+        costs: known when the models are loaded; None if nothing is.
+        chain: whether the nodes are a single path.
+    """
+    if costs is None or costs.verify.knee() < usual:
+        return min(usual, most.budget)
+    yields = expected_chain_yields(_USUAL_AGREEMENT) if chain else expected_yields(_USUAL_AGREEMENT)
+    found = _best_round(costs, most, yields).nodes
+    return min(max(found, usual), most.budget)
 
 
 def _cannot_pay(costs: RoundCosts, most: TreeLimits) -> bool:
