@@ -16,6 +16,7 @@ from edgespec.loading.plan import Plan, Planner, SequencePlan
 from edgespec.loading.sequences import plan_sequences
 from edgespec.loading.tree_sizes import usual_nodes
 from edgespec.machine.memory import PROCESS_BYTES
+from edgespec.models.gguf.footprint import USUAL_NODES
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
 from edgespec.offload.planning.needs import measured_process_bytes
 from edgespec.option import named
@@ -87,6 +88,17 @@ def _with_drafter(
     planner: Planner, estimated: Planner, drafter: ModelFiles | None, notes: tuple[str, ...]
 ) -> Decision:
     nodes = usual_nodes(estimated, drafter)
+    try:
+        return _with_nodes(nodes, planner, estimated, drafter, notes)
+    except MemoryLimitError:  # what was estimated to fit does not
+        if nodes == USUAL_NODES:
+            raise
+        return _with_nodes(USUAL_NODES, planner, estimated, drafter, notes)
+
+
+def _with_nodes(
+    nodes: int, planner: Planner, estimated: Planner, drafter: ModelFiles | None, notes: tuple[str, ...]
+) -> Decision:
     sequences = plan_sequences(replace(estimated, usual_nodes=nodes), drafter)
     planner = replace(planner, usual_nodes=nodes, sequences=sequences)
     return Decision(planner, plan_with_sequences(planner, drafter), notes)

@@ -14,7 +14,7 @@ from edgespec.offload.packing.choice import packing_in_memory
 from edgespec.offload.planning.needs import MemoryNeeds, tied_bytes
 from edgespec.offload.planning.stream_layout import StreamLayout, streamable, wants_pack
 from edgespec.option import named
-from edgespec.units import readable
+from edgespec.units import readable, rounded_up
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def plan_memory(
     had = f"the {'budget is' if options.limit else 'machine has'} {readable(budget)}"
     if budget < least:
         raise MemoryLimitError(
-            f"A context of {config.model.context} tokens needs {readable(least)} of memory besides the "
+            f"A context of {config.model.context} tokens needs {readable(rounded_up(least))} of memory besides the "
             f"weights, and {had}.",
             f"Lower {named('context')}, or raise {named('memory')}.",
             least=least,
