@@ -22,12 +22,13 @@ from edgespec.engine.sequence import Batch
 from edgespec.engine.target import Target
 from edgespec.files.cache_kind import CacheKind
 from edgespec.generation.result import Chunk, FinishReason, PassRecord
-from edgespec.models.gguf.footprint import LARGE_NODES, USUAL_NODES
+from edgespec.models.gguf.footprint import USUAL_NODES
 from edgespec.models.llama.cache.kv_cache import common_prefix
 from edgespec.models.llama.cache.state_file import StateFile
 from edgespec.models.llama.row_rule import MOST_PADDED_ROWS
 from edgespec.speculation.drafters.base import Drafter
 
+_STREAMED_ROWS = 128  # of a shared pass that reads weights: more take long while a prompt is read
 _SHARED_PREFIX = 16  # tokens that are worth waiting for while another sequence reads them
 _MOST_DRAFTED = 16  # sequences whose states in the drafter's cache wait to be written
 _DONE = object()
@@ -444,7 +445,7 @@ def _most_rows(target: Target) -> int:
         # Larger passes take other kernels, so their sequences would differ more; and they are hardly faster.
         return min(MOST_PADDED_ROWS, target.context.n_rows)
     # In memory every row takes time, in which the other sequences wait for those of a prompt.
-    usual = LARGE_NODES if target.model.weights.streamed_bytes else USUAL_NODES
+    usual = _STREAMED_ROWS if target.model.weights.streamed_bytes else USUAL_NODES
     return min(target.rule.maximum, target.context.n_rows, max(usual, target.max_nodes))
 
 

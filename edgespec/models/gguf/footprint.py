@@ -13,7 +13,6 @@ from edgespec.option import named
 
 _SPARE_CELLS = 512  # for trees after the text, and for rejected cells until the next compaction
 USUAL_NODES = 64  # of the largest tree, by default
-LARGE_NODES = 128  # the same, where weights are streamed and exact passes may have any number of rows
 USUAL_TEXT = 512  # tokens of one of many texts, prompt and answer together, where nothing else is known
 
 _HALF, _FLOAT = 2, 4  # bytes of an element of the mask, and of an activation
