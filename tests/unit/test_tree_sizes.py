@@ -102,10 +102,10 @@ def test_trees_grow_with_what_a_row_costs_against_reading(large: ModelFiles) -> 
 
 
 def test_sizes_follow_the_row_at_which_arithmetic_takes_longer_than_reading(large: ModelFiles) -> None:
-    read_s = read_seconds(large, 0.5e9)
-    corners = (104, 136, 184, 232)
+    read_s = read_seconds(large, 0.2e9)
+    corners = (88, 104, 120, 144)
     sizes = [
-        nodes(large, Curve((1, row, 256), (0.5 * read_s, read_s, 20 * read_s)), read_rate=0.5e9)
+        nodes(large, Curve((1, row, 256), (0.05 * read_s, 0.1 * read_s, 20 * read_s)), read_rate=0.2e9)
         for row in corners
     ]
     assert sizes == sorted(set(sizes)), "no two are alike"

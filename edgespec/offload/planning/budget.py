@@ -88,8 +88,8 @@ def plan_memory(
     had = f"the {'budget is' if options.limit else 'machine has'} {readable(budget)}"
     if budget < least:
         raise MemoryLimitError(
-            f"A context of {config.model.context} tokens needs {readable(rounded_up(least))} of memory besides "
-            f"the weights, and {had}.",
+            f"A context of {config.model.context} tokens needs {readable(rounded_up(least))} of memory "
+            f"besides the weights, and {had}.",
             f"Lower {named('context')}, or raise {named('memory')}.",
             least=least,
         )
