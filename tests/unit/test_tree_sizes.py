@@ -25,6 +25,7 @@ from edgespec.speculation.tree import MAX_LEAVES
 
 MIB = 1 << 20
 FLAT = Curve((1, 64, 256), (0.1, 0.2, 0.5))
+HALF: dict[str, Any] = {"memory": 2500 * MIB}
 SLOW = Curve((1, 64), (0.1, 60.0))
 
 
@@ -90,12 +91,12 @@ def large() -> ModelFiles:
 
 
 def read_seconds(model: ModelFiles, read_rate: float) -> float:
-    """Seconds that a pass reads with the usual memory."""
-    return planner(model, context=2048).plan().holding.streamed_bytes / read_rate
+    """Seconds that a pass reads with memory for half of the large model."""
+    return planner(model, **HALF).plan().holding.streamed_bytes / read_rate
 
 
 def test_trees_grow_with_what_a_row_costs_against_reading(large: ModelFiles) -> None:
-    sizes = [nodes(large, FLAT.scaled(factor), read_rate=300e6) for factor in (1.0, 4.0, 16.0, 64.0)]
+    sizes = [nodes(large, FLAT.scaled(factor), read_rate=300e6, **HALF) for factor in (1.0, 4.0, 16.0, 64.0)]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] > 2 * USUAL_NODES
     assert sizes[-1] == USUAL_NODES
@@ -103,9 +104,11 @@ def test_trees_grow_with_what_a_row_costs_against_reading(large: ModelFiles) -> 
 
 def test_sizes_follow_the_row_at_which_arithmetic_takes_longer_than_reading(large: ModelFiles) -> None:
     read_s = read_seconds(large, 0.2e9)
-    corners = (88, 104, 120, 144)
+    corners = (88, 104, 136, 184)
     sizes = [
-        nodes(large, Curve((1, row, 256), (0.05 * read_s, 0.1 * read_s, 20 * read_s)), read_rate=0.2e9)
+        nodes(
+            large, Curve((1, row, 256), (0.05 * read_s, 0.1 * read_s, 20 * read_s)), read_rate=0.2e9, **HALF
+        )
         for row in corners
     ]
     assert sizes == sorted(set(sizes)), "no two are alike"
@@ -121,7 +124,7 @@ def test_more_cores_and_slower_disks_have_larger_trees(
     two_cores = Curve((1, 64, 256), (0.2 * read_s, read_s, 4 * read_s))
 
     def size(cores: int, read_rate: float) -> int:
-        return nodes(large, two_cores.scaled(2 / cores), read_rate=read_rate, overlap=2.0)
+        return nodes(large, two_cores.scaled(2 / cores), read_rate=read_rate, overlap=2.0, **HALF)
 
     assert size(cores, read_rate) > size(2, 1.5e9)
 
