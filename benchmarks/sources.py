@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def _show(lines: list[dict[str, Any]], temperature: float, budgets: list[int]) -> None:
-    """A table of one temperature: in each cell, tokens a pass at all budgets."""
+    """A table of one temperature, with a row for each source and each number of nodes."""
     tokens: dict[tuple[str, str], int] = defaultdict(int)
     passes: dict[tuple[str, str], int] = defaultdict(int)
     for line in lines:
@@ -62,18 +62,14 @@ def _show(lines: list[dict[str, Any]], temperature: float, budgets: list[int]) -
                 tokens[name, category] += run["tokens"]
                 passes[name, category] += run["passes"]
     categories = [*dict.fromkeys(line["category"] for line in lines), "all"]
-    print(f"\nTemperature {temperature:g}, {len(lines)} texts, tokens a pass at {budgets} nodes:\n")
-    print_head("sources", *categories)
+    print(f"\nTemperature {temperature:g}, {len(lines)} texts, tokens per pass:\n")
+    print_head("sources", "nodes", *categories)
     for method in dict.fromkeys(name.rpartition(" ")[0] for name, _ in tokens):
-        cells = [
-            ", ".join(
-                f"{tokens[name, category] / passes[name, category]:.2f}"
-                for name in (f"{method} {budget}" for budget in budgets)
-                if passes[name, category]
-            )
-            for category in categories
-        ]
-        print(f"| {_NAMES[method]} | " + " | ".join(cells) + " |")
+        for budget in budgets:
+            name = f"{method} {budget}"
+            if passes[name, "all"]:
+                cells = [f"{tokens[name, c] / passes[name, c]:.2f}" for c in categories]
+                print(f"| {_NAMES[method]} | {budget} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":
