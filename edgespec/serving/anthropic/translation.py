@@ -8,6 +8,7 @@ from typing import Any
 from edgespec.errors import UsageError
 from edgespec.generation.thinking import EFFORTS
 from edgespec.serving.api.contents import text_of, thought_of, without_thoughts
+from edgespec.serving.api.header_lines import without_header_lines
 from edgespec.serving.api.values import boolean, integer, shown, wrong
 from edgespec.serving.api.warnings import Warnings
 
@@ -41,10 +42,6 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _CUSTOM = (None, "custom")
 _CALLS, _RESULT = ("tool_use", "server_tool_use", "mcp_tool_use"), "_result"
 
-# Claude Code begins its system prompt with a line that changes with every session. With it, nothing behind it
-# would ever be found in the cache.
-_VOLATILE = "x-anthropic-billing-header:"
-
 
 def as_chat(body: object, warnings: Warnings, *, counts: bool = False) -> dict[str, Any]:
     """The request for a chat that a request for a message stands for.
@@ -76,13 +73,8 @@ def as_chat(body: object, warnings: Warnings, *, counts: bool = False) -> dict[s
 
 
 def _system(value: object, warnings: Warnings) -> Messages:
-    """The system prompt, without the line of it that is known to change."""
-    blocks = [dict(block) for block in _blocks("system", value or [])]
-    for block in blocks[:1]:
-        text = block.get("text")
-        if isinstance(text, str) and text.startswith(_VOLATILE):
-            block["text"] = text.partition("\n")[2]
-            warnings.add(f"Left out the line {_VOLATILE!r} of the system prompt, which is not for the model.")
+    """The system prompt, without header lines: joined blocks would not show where such a line ends."""
+    blocks: Any = without_header_lines(list(_blocks("system", value or [])), warnings)
     kept = [block for block in blocks if block.get("text") != ""]
     return [{"role": "system", "content": text_of(kept, warnings, "\n\n")}] if kept else []
 

@@ -8,6 +8,7 @@ from typing import Any
 from edgespec.errors import UsageError
 from edgespec.serving.api.arguments import arguments_of
 from edgespec.serving.api.contents import note, text_of, thought_of, without_thoughts
+from edgespec.serving.api.header_lines import without_header_lines
 from edgespec.serving.api.limits import Limits
 from edgespec.serving.api.tools import CUSTOM_INPUT
 from edgespec.serving.api.values import shown, wrong
@@ -34,7 +35,7 @@ def read_messages(value: object, limits: Limits, warnings: Warnings) -> list[Mes
         raise UsageError("messages must be a non-empty list.")
     if len(value) > limits.messages:
         raise UsageError(f"There are {len(value):,} messages.", f"At most {limits.messages:,} are allowed.")
-    messages = [_message(message, warnings) for message in value]
+    messages = [_message(message, warnings) for message in _without_header_lines(value, warnings)]
     _name_results(messages)
     return messages
 
@@ -52,6 +53,18 @@ def texts_of(value: object) -> list[str]:
         elif isinstance(item, Sequence):
             unseen.extend(item)
     return found
+
+
+def _without_header_lines(messages: list[object], warnings: Warnings) -> list[object]:
+    """The messages, without lines in front of their system prompt that are not for the model."""
+    first, *rest = messages
+    if not isinstance(first, dict) or first.get("role") not in ("system", "developer"):
+        return messages
+    content = first.get("content")
+    kept = without_header_lines(content, warnings)
+    if kept is content:
+        return messages
+    return [first | {"content": kept}, *rest] if kept or not rest else rest
 
 
 def _message(message: object, warnings: Warnings) -> Message:
