@@ -6,6 +6,7 @@ Appends a line of JSON to the file RECORDS for every answer and every refused re
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 from dataclasses import replace
@@ -16,6 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from edgespec.cli.main import main
 from edgespec.generation.result import Generation
+from edgespec.processes.trial import end_with_parent
 from edgespec.serving import app, completion_handler
 from edgespec.serving.api.endpoint import Endpoint
 from tests.clients.script import next_answer, words_in
@@ -90,6 +92,7 @@ class RecordingApplication(app.Application):
 
 
 if __name__ == "__main__":
+    end_with_parent(os.getppid())
     _records = Path(sys.argv.pop(1))
     completion_handler.CompletionHandler = ScriptedHandler  # type: ignore[misc]
     app.Application = RecordingApplication  # type: ignore[misc]
