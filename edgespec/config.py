@@ -232,7 +232,8 @@ class SpeculationConfig(Group):
         "Latest tokens of a long text that a draft model reads; 0: the whole text.",
         Number(0, _MOST_TOKENS, {AUTO: None}),
         says=AUTO,
-        more="It reads the first 64 tokens too, and between a half and all of these.",
+        more='It reads the first 64 tokens too, and between a half and all of these. "auto" reads more with '
+        "larger draft models.",
     )
     learn: bool = option(
         True,

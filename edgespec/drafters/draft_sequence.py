@@ -120,6 +120,7 @@ class DraftSequence:
             kept = read[:first] + read[first + more :]
         else:
             self.cache.rewind(len(kept))
+            kept = kept[: self.cache.length]
         self.unread = left_out
         self.read = kept
 

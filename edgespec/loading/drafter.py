@@ -106,13 +106,13 @@ def _open_model_drafter(
     path = files.paths[0]
     model = state.drafter or open_drafting_model(files, plan, state, devices=plan.on_cards.drafter)
     differ = differs(vocabulary, model.vocabulary)
-    window = draft_window(plan.config, keeps_running_state=model.keeps_recurrent_state)
+    window = WHOLE if model.keeps_recurrent_state else draft_window(plan.config, files)
     if window == WHOLE and plan.config.speculation.draft_window:
         state.notes.append(f"{path.name} has layers with a running state: it reads whole texts.")
     context = state.register(
         Context(
             model,
-            n_cells=plan.context.drafter_cells(keeps_running_state=model.keeps_recurrent_state),
+            n_cells=plan.context.drafter_cells or plan.context.n_cells,
             n_rows=MOST_PROMPT_ROWS,
             n_outputs=limits.width,
             n_sequences=1 if model.keeps_recurrent_state else plan.context.drafter_sequences or 1,

@@ -231,8 +231,14 @@ class Planner:
             config.model.kv,
             _sequences(asked),  # most leaves of the largest trees are not expanded, and need none
             self.beside + self._indexing,
-            drafter_cells(config) + self.sequences.more_cells,
         )
+
+    def _context_with(self, drafter: ModelFiles | None) -> ContextShape:
+        """The sizes of contexts with a drafter, which need not have cells for whole texts."""
+        if drafter is None:
+            return self.context
+        cells = drafter_cells(self.config, drafter) + self.sequences.more_cells
+        return replace(self.context, drafter_cells=cells)
 
     @property
     def _indexing(self) -> int:
@@ -318,7 +324,7 @@ class Planner:
         return PairSizes(
             self.target,
             drafter,
-            self.context,
+            self._context_with(drafter),
             measured=self.measured,
             copied=copied,
             process_bytes=self.process_bytes,
@@ -343,7 +349,7 @@ class Planner:
             self.config,
             self.target,
             drafter,
-            self.context,
+            self._context_with(drafter),
             needs,
             memory,
             self.machine,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,15 @@ from edgespec.config import Config
 from edgespec.drafters.draft_sequence import DraftSequence
 from edgespec.drafters.draft_sequences import DraftSequences
 from edgespec.drafters.window import WHOLE, DraftWindow
-from edgespec.loading.draft_window import AUTO_WINDOW, draft_window, drafter_cells
+from edgespec.loading.draft_window import draft_window, drafter_cells, usual_window
+from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.cache.kv_cache import KVCache
 from edgespec.models.llama.cache.shared_cells import SharedCells
 from edgespec.models.llama.cache.tree_cache import BranchingCache
 from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.speculation.growth import Frontier
 from tests.unit.cells import Cells
+from tests.unit.test_plan import Q4_0, model
 
 N_VOCAB = 100
 
@@ -210,16 +213,43 @@ def test_a_sequence_shares_the_part_that_begins_alike() -> None:
     assert new == 2 + window.length_read(len(longer)) - window.first
 
 
-@pytest.mark.parametrize(("asked", "expected"), [(None, AUTO_WINDOW), ("auto", AUTO_WINDOW), (100, 100)])
-def test_the_window_is_the_one_that_is_asked_for(asked: Any, expected: int) -> None:
-    config = Config.of(draft_window=asked, context=100_000)
-    assert draft_window(config) == DraftWindow(expected)
-    assert draft_window(config, keeps_running_state=True) == WHOLE
-    assert drafter_cells(config) < 20_000
+def test_the_window_is_the_one_that_is_asked_for() -> None:
+    drafter = model(4, 512, Q4_0)
+    for asked in (1, 100, 9999):
+        assert draft_window(Config.of(draft_window=asked), drafter) == DraftWindow(asked)
+    assert draft_window(Config.of(draft_window=0), drafter) == WHOLE
+    auto = draft_window(Config.of(draft_window="auto"), drafter)
+    assert auto == draft_window(Config(), drafter) == DraftWindow(usual_window(drafter))
 
 
-def test_no_window_reads_and_holds_everything() -> None:
-    config = Config.of(draft_window=0, context=100_000)
-    assert draft_window(config) == WHOLE
-    assert drafter_cells(config) > 100_000
-    assert drafter_cells(Config.of(context=300)) == drafter_cells(Config.of(context=300, draft_window=0))
+def test_larger_models_read_more() -> None:
+    """Attention adds about a third to what the weights take, however many layers there are."""
+    windows = [usual_window(model(layers, width, Q4_0)) for width in (2048, 4096, 8192) for layers in (8, 32)]
+    assert windows == sorted(windows)
+    assert windows[-1] > windows[0]
+    # A layer has 16 width² weights, and a cell takes 2 width products with it: 8 width are as much.
+    for window, width in zip(windows[1::2], (2048, 4096, 8192), strict=True):
+        assert 8 * width / 3 / 1.5 < window < 8 * width / 3 * 1.5
+    assert usual_window(model(1, 256, Q4_0)) == 1024
+
+
+def test_experts_count_as_far_as_rows_use_them() -> None:
+    some, many = model(8, 4096, Q4_0, experts=8), model(8, 4096, Q4_0, experts=64)
+    assert usual_window(some) == usual_window(many)
+
+
+def test_a_drafter_has_cells_for_a_few_windows_or_for_the_context() -> None:
+    drafter = model(4, 512, Q4_0)
+    whole = Config.of(draft_window=0, context=100_000)
+    assert drafter_cells(whole, drafter) > 100_000
+    windowed = drafter_cells(Config.of(draft_window=1000, context=100_000), drafter)
+    assert 4 * 1064 < windowed < 6000
+    short = Config.of(context=300)
+    assert drafter_cells(short, drafter) == drafter_cells(short.with_(draft_window=0), drafter)
+
+
+def test_a_running_state_reads_everything() -> None:
+    (header,) = model(4, 512, Q4_0).headers
+    metadata = {**header.metadata, "llama.ssm.state_size": 16}
+    hybrid = ModelFiles((replace(header, metadata=metadata),))
+    assert draft_window(Config.of(draft_window=100), hybrid) == WHOLE

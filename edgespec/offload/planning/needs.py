@@ -50,8 +50,8 @@ class ContextShape:
         kv: of the target's context; the drafter's is always f16.
         drafter_sequences: of the drafter's context, which has as many outputs; None for those of the target.
         beside: bytes of whatever else the process will hold, such as LoRA adapters.
-        window_cells: of the context of a drafter that does not read the middle of long texts; None for as
-            many as the target's.
+        drafter_cells: of the context of a model that drafts; None for as many as the target has. Heads have
+            the target's.
     """
 
     n_cells: int
@@ -61,11 +61,7 @@ class ContextShape:
     kv: str = "f16"
     drafter_sequences: int | None = None
     beside: int = 0
-    window_cells: int | None = None
-
-    def drafter_cells(self, *, keeps_running_state: bool) -> int:
-        """Cells of the context of a model that drafts; one with a running state reads whole texts."""
-        return self.n_cells if keeps_running_state or self.window_cells is None else self.window_cells
+    drafter_cells: int | None = None
 
     def sequences(self, model: Model) -> int:
         """Sequence ids of the target's context; running states do not branch without more ado."""
@@ -194,7 +190,7 @@ class PairSizes:
             self._shown = _SHOWN_COPIES * 4 * head.target_width * len(head.layers)
             return self._sizes(drafter, own, [HEAD_ROWS], beside=self._target.headers[0])[0]
         outputs = self.context.drafter_sequences or self.context.n_outputs
-        cells = self.context.drafter_cells(keeps_running_state=drafter.headers[0].keeps_running_state)
+        cells = self.context.drafter_cells or self.context.n_cells
         own = replace(self.context, kv="f16", n_cells=cells, n_outputs=outputs, n_sequences=outputs)
         return with_second_copy(self._sizes(drafter, own, [MOST_PROMPT_ROWS])[0], drafter)
 
