@@ -9,6 +9,7 @@ import pytest
 
 import edgespec
 from edgespec.drafters.model import ModelDrafter
+from edgespec.drafters.retokenized import RetokenizedDrafter
 from edgespec.drafters.window import WHOLE, DraftWindow
 from edgespec.engine.engine import Engine
 from edgespec.engine.requests import Request
@@ -179,3 +180,16 @@ def test_a_running_state_reads_whole_texts(smol_path: Path, tmp_path: Path) -> N
 def test_a_window_of_nothing_is_refused(short_path: Path) -> None:
     with pytest.raises(ContradictionError, match="draft_window"):
         edgespec.load(short_path, draft="none", draft_window=WINDOW)
+
+
+@pytest.mark.slow
+def test_a_drafter_with_another_vocabulary_reads_a_window_of_its_own_tokens(
+    short_path: Path, gemma_path: Path, texts: list[list[list[int]]]
+) -> None:
+    with edgespec.load(
+        short_path, draft=gemma_path, draft_window=WINDOW, exact=True, tree_budget=8, context=1024, threads=1
+    ) as engine:
+        drafter, config = engine.drafter, GenerationConfig(max_tokens=24)
+        assert isinstance(drafter, RetokenizedDrafter)
+        assert engine.generate(STORY, config, raw=True).tokens == texts[0][0][:24]
+        assert 0 < drafter.cache.length <= DraftWindow(WINDOW).most + 8
