@@ -289,7 +289,7 @@ def _held_when_idle(server: Running, process: psutil.Process) -> Held:
 
     def is_idle() -> bool:
         figures = server.figures()
-        return not figures["edgespec_queue_length"] and not figures["edgespec_texts_in_flight"]
+        return not figures["edgespec_queue_length"] and not figures["edgespec_sequences_in_flight"]
 
     wait_until(is_idle)
     lowest = None

@@ -30,20 +30,20 @@ class TrafficSums:
     """Sums over some seconds.
 
     Attributes:
-        texts: answers extended, summed over the passes.
+        sequences: answers extended, summed over the passes.
         tokens: of answers.
         disk_bytes: of weights read from disk.
     """
 
     passes: int = 0
-    texts: int = 0
+    sequences: int = 0
     tokens: int = 0
     disk_bytes: int = 0
 
     def add(self, other: TrafficSums) -> None:
         """Add what happened in other seconds."""
         self.passes += other.passes
-        self.texts += other.texts
+        self.sequences += other.sequences
         self.tokens += other.tokens
         self.disk_bytes += other.disk_bytes
 
@@ -120,7 +120,7 @@ class Metrics:
 
         gauge("up", "Whether the model can answer.", is_up)
         gauge("queue_length", "Answers that wait to begin.", queue_length)
-        gauge("texts_in_flight", "Answers that have begun and not ended.", in_flight)
+        gauge("sequences_in_flight", "Answers that have begun and not ended.", in_flight)
         self._requests = Counter(
             "edgespec_requests", "Requests for completions, by outcome.", ["outcome"], registry=registry
         )
@@ -132,7 +132,7 @@ class Metrics:
         )
         self._tokens = counter("generated_tokens", "Tokens generated.")
         self._passes = counter("passes", "Passes of the model that extended answers.")
-        self._texts = counter("pass_texts", "Answers extended by a pass, summed over the passes.")
+        self._sequences = counter("pass_sequences", "Answers extended by a pass, summed over the passes.")
         self._pass_s = counter("pass_seconds", "Seconds that those passes took, drafting included.")
         self._first_token = Histogram(
             "edgespec_first_token_seconds",
@@ -155,17 +155,17 @@ class Metrics:
         """Count tokens of a prompt that were not read."""
         self._cached_tokens.inc(tokens)
 
-    def pass_done(self, texts: int, seconds: float, disk_bytes: int) -> None:
+    def pass_done(self, sequences: int, seconds: float, disk_bytes: int) -> None:
         """Count a pass.
 
         Args:
-            texts: answers that it extended.
+            sequences: answers that it extended.
             disk_bytes: read from disk since the pass before.
         """
         self._passes.inc()
-        self._texts.inc(texts)
+        self._sequences.inc(sequences)
         self._pass_s.inc(seconds)
-        self._add(TrafficSums(passes=1, texts=texts, disk_bytes=disk_bytes))
+        self._add(TrafficSums(passes=1, sequences=sequences, disk_bytes=disk_bytes))
 
     def tokens_generated(self, tokens: int) -> None:
         """Count tokens of an answer."""
@@ -203,7 +203,7 @@ class _RecentFigures(Collector):
         for name, text, value in (
             ("tokens_per_second", "Tokens generated per second", sums.tokens / seconds),
             ("tokens_per_pass", "Tokens that a pass yielded", _ratio(sums.tokens, sums.passes)),
-            ("texts_per_pass", "Answers that a pass extended", _ratio(sums.texts, sums.passes)),
+            ("sequences_per_pass", "Answers that a pass extended", _ratio(sums.sequences, sums.passes)),
             ("disk_read_bytes_per_second", "Bytes of weights read per second", sums.disk_bytes / seconds),
         ):
             yield GaugeMetricFamily(f"edgespec_{name}", f"{text}, over the last minute.", value)

@@ -20,13 +20,15 @@ def test_what_a_server_does_is_counted(short_path: Path) -> None:
             client.send(TEXT, {"prompt": "la " * 50, "max_tokens": 900, "stream": True})
             client.socket.recv(64)
         wait_until(lambda: server.figures()["abandoned"] == 1)
-        wait_until(lambda: server.figures()["edgespec_texts_in_flight"] == 0)
+        wait_until(lambda: server.figures()["edgespec_sequences_in_flight"] == 0)
         told = server.figures()
         assert (told["answered"], told["refused"], told["failed"]) == (2, 1, 0)
         assert told["edgespec_up"] == 1
         tokens = sum(answer["usage"]["completion_tokens"] for answer in answered)
         assert told["edgespec_generated_tokens_total"] >= tokens
-        assert told["edgespec_pass_texts_total"] > told["edgespec_passes_total"], "two answers shared passes"
+        assert told["edgespec_pass_sequences_total"] > told["edgespec_passes_total"], (
+            "two answers shared passes"
+        )
         assert told["edgespec_first_token_seconds_count"] >= 3
         assert told["edgespec_disk_read_bytes_total"] == 0, "the model is in memory"
         assert told["edgespec_queue_length"] == 0

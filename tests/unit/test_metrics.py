@@ -56,8 +56,8 @@ def test_totals_grow_and_the_last_minute_passes() -> None:
     clock = Clock()
     metrics = new_metrics(clock)
     clock.now += 30
-    for texts in (4, 2):
-        metrics.pass_done(texts, seconds=0.5, disk_bytes=1000)
+    for sequences in (4, 2):
+        metrics.pass_done(sequences, seconds=0.5, disk_bytes=1000)
         for _ in range(texts):
             metrics.tokens_generated(1)
     metrics.request_ended("answered")
@@ -65,18 +65,18 @@ def test_totals_grow_and_the_last_minute_passes() -> None:
     metrics.first_token(0.2)
     told = figures(metrics)
     assert told["edgespec_up"] == 1
-    assert (told["edgespec_queue_length"], told["edgespec_texts_in_flight"]) == (3, 2)
+    assert (told["edgespec_queue_length"], told["edgespec_sequences_in_flight"]) == (3, 2)
     assert {outcome: told[f"edgespec_requests_total {outcome}"] for outcome in OUTCOMES} == {
         **dict.fromkeys(OUTCOMES, 0),
         "answered": 1,
     }
     assert told["edgespec_prompt_tokens_total"] == 7
     assert told["edgespec_generated_tokens_total"] == 6
-    assert (told["edgespec_passes_total"], told["edgespec_pass_texts_total"]) == (2, 6)
+    assert (told["edgespec_passes_total"], told["edgespec_pass_sequences_total"]) == (2, 6)
     assert told["edgespec_pass_seconds_total"] == 1.0
     assert told["edgespec_disk_read_bytes_total"] == 2000
     assert told["edgespec_tokens_per_second"] == 6 / 30
-    assert told["edgespec_tokens_per_pass"] == told["edgespec_texts_per_pass"] == 3
+    assert told["edgespec_tokens_per_pass"] == told["edgespec_sequences_per_pass"] == 3
     assert told["edgespec_disk_read_bytes_per_second"] == 2000 / 30
     assert told["edgespec_first_token_seconds_count"] == 1
     clock.now += 61
