@@ -58,7 +58,7 @@ def test_totals_grow_and_the_last_minute_passes() -> None:
     clock.now += 30
     for sequences in (4, 2):
         metrics.pass_done(sequences, seconds=0.5, disk_bytes=1000)
-        for _ in range(texts):
+        for _ in range(sequences):
             metrics.tokens_generated(1)
     metrics.request_ended("answered")
     metrics.prompt_accepted(7)
