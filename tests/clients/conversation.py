@@ -49,12 +49,14 @@ class Conversation:
 
     Attributes:
         refused: requests that were refused, with the reasons.
+        changed: where requests had another beginning than those before them, so that it was read again.
         warnings: of all responses, each once.
     """
 
     turns: Sequence[Turn]
     refused: Sequence[str] = ()
     warnings: Sequence[str] = ()
+    changed: Sequence[str] = ()
 
 
 def converse(
@@ -106,6 +108,7 @@ def converse(
             if entry["kind"] == "refused"
         ],
         list(dict.fromkeys(warning for entry in answers for warning in entry["warnings"])),
+        [entry["changed"] for entry in answers if entry["changed"]],
     )
 
 

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 
 from tests.clients.conversation import Conversation
 
-HEAD = ("client", "version", "own prompt", "read of the next request", "tool", "result", "refused, warned")
+HEAD = (
+    "client",
+    "version",
+    "own prompt",
+    "read of the next request",
+    "tool",
+    "result",
+    "refused, changed, warned",
+)
 
 
 @dataclass(frozen=True)
@@ -33,7 +41,7 @@ class Row:
             return (self.name, self.version, "", "", "", "", self.trouble)
         turn = held.turns[0]
         first, *later = turn.requests or [None]
-        said = [*([turn.trouble] if turn.trouble else []), *held.refused, *held.warnings]
+        said = [*([turn.trouble] if turn.trouble else []), *held.refused, *held.changed, *held.warnings]
         return (
             self.name,
             self.version,

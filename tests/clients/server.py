@@ -23,6 +23,8 @@ from edgespec.serving.api.endpoint import Endpoint
 from tests.clients.script import next_answer, words_in
 
 _REFUSED = 400
+_CLOSING = 8  # tokens that only end a prompt: the answer's opening, which a thought may follow
+_SHOWN = 16
 _MOST_TOKENS = 200  # of an answer whose form the client decides
 
 _lock = threading.Lock()
@@ -37,6 +39,8 @@ def record(**entry: Any) -> None:
 
 class ScriptedHandler(completion_handler.CompletionHandler):
     """Answers as the script says, and records what came and went."""
+
+    _latest: tuple[int, ...] = ()  # the tokens of the latest prompt with tools
 
     def _prepare(self, content: bytearray, endpoint: Endpoint) -> Any:
         prepared = super()._prepare(content, endpoint)
@@ -53,8 +57,23 @@ class ScriptedHandler(completion_handler.CompletionHandler):
             config = scripted.imposed_on(config)
         config = config.with_(temperature=0.0, stop=(), repeat_penalty=1.0)
         prepared.offered = [tool.name for tool in request.config.tools]
+        if prepared.offered:
+            prepared.changed = self._changed(prepared)
         prepared.request = replace(request, config=config)
         return prepared
+
+    def _changed(self, prepared: Any) -> str:
+        """Where a prompt leaves the one before it, if that is not at its end; empty otherwise."""
+        before, now = self._latest, tuple(prepared.prompts[0])
+        self._latest = now
+        same = next((at for at, (a, b) in enumerate(zip(before, now, strict=False)) if a != b), len(before))
+        if same >= len(before) - _CLOSING:
+            return ""
+        spelled = prepared.model.engine.target.model.vocabulary.spelled
+        was, is_now = (
+            spelled(list(tokens[max(same - _SHOWN, 0) : same + _SHOWN])) for tokens in (before, now)
+        )
+        return f"changed at token {same:,} of {len(before):,}: {was!r} became {is_now!r}"
 
     async def _answered(self, exchange: Any, answer: Generation) -> None:
         await super()._answered(exchange, answer)
@@ -68,6 +87,7 @@ class ScriptedHandler(completion_handler.CompletionHandler):
             called=[call.name for call in answer.tool_calls],
             results=[word for result in results for word in words_in(result)],
             text=answer.text,
+            changed=getattr(exchange, "changed", ""),
             warnings=list(exchange.request.warnings),
         )
 

@@ -64,6 +64,7 @@ def test_a_conversation_is_held_and_judged(tmp_path: Path, result: str, asks_mor
     assert first.requests[1]["read_tokens"] < first.requests[0]["prompt_tokens"] / 2
     assert Row("A program", "1.0", held).passed == (result == "text" and not asks_more)
     assert first.result_came == (result == "text")
+    assert held.changed == []
     if asks_more:
         assert first.trouble.startswith("exit status 1: ")
         assert "messages must be a non-empty list" in held.refused[0]

@@ -82,6 +82,10 @@ def test_a_row_passes_if_the_word_came_to_the_model_and_back() -> None:
     refused = Row("A", "1.0", Conversation([turn()], refused=["POST /v1/x 404: no | such"]))
     assert not refused.passed
     assert "no \\| such |" in table(HEAD, [refused.cells])
+    changed = "changed at token 7 of 900: 'Monday' became 'Tuesday'"
+    assert Row("A", "1.0", Conversation([turn()], warnings=["Ignored."], changed=[changed])).cells[-1] == (
+        f"{changed}; Ignored."
+    )
     assert Row("A", "", None, "not installed").cells[-1] == "not installed"
     silent = Row("A", "1.0", Conversation([Turn([], WORD, "", "no end within 1 s: it wrote nothing")]))
     assert silent.cells[2:] == (
