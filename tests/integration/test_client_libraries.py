@@ -118,8 +118,12 @@ def _compare(engine: edgespec.Engine, samples: Path) -> None:
 
 
 def _expected(engine: edgespec.Engine, texts: Sequence[Any]) -> float:
-    """The log-likelihood of the last text after those before it."""
-    context, continuation = texts if len(texts) == 2 else ("", texts[0])
-    n_context = len(engine.encoder.encode(context, raw=True)) if context else 1
-    (score,) = engine.score([context + continuation])
+    """The log-likelihood of the last text after the one before it, or after the token that begins texts."""
+    *context, _ = texts
+    tokens = engine.encoder.encode("".join(texts), raw=True)
+    if context:
+        n_context = len(engine.encoder.encode(context[0], raw=True))
+    else:
+        tokens, n_context = [engine.target.model.vocabulary.bos, *tokens], 1
+    (score,) = engine.score([tokens])
     return sum(found.logprob for found in score.token_logprobs[n_context:] if found is not None)
