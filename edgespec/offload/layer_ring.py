@@ -192,7 +192,8 @@ class LayerSwitch:
 class LayerRing:
     """Decides which layer is read into which slot.
 
-    Layers are read in pieces, so that several reads are under way at once.
+    Layers are read in pieces, so that several reads are under way at once. Small layers that follow one
+    another share a slot: the disk would be idle while a single one of them takes a slot with room for more.
 
     Args:
         order: the streamed layers in the order that a pass uses them.
@@ -205,14 +206,17 @@ class LayerRing:
         self._order = [reader.store.layers[index] for index in order]
         self._position = {index: number for number, index in enumerate(order)}
         self._free = list(range(n_slots))
+        self._users = [0] * n_slots  # loads in each slot that are coming, held or dropped
         self._coming: deque[SlotLoad] = deque()  # in the order in which they are needed
         self._held: dict[int, SlotLoad] = {}
         self._dropped: set[SlotLoad] = set()  # still being read, for nobody
         self._next = 0  # position of the layer that will be asked for next
+        slot_bytes = max(layer.n_bytes for layer in self._order)
+        self._together = _together([layer.n_bytes for layer in self._order], slot_bytes)
         self.slots = SlotFiller(
             reader,
             n_slots=n_slots,
-            slot_bytes=max(layer.n_bytes for layer in self._order),
+            slot_bytes=slot_bytes,
             n_threads=n_threads,
             on_ended=self._read_ended,
         )
@@ -243,21 +247,21 @@ class LayerRing:
                 raise load.error
             if layer not in self._held:
                 self._held[layer] = self._coming.popleft()
-            return self.slots.address_of(load.slot)
+            return self.slots.address_of_load(load)
 
     def release(self, layer: int) -> None:
         """The pass is done with the layer; its slot is filled with the next one."""
         with self.slots.lock:
             load = self._held.pop(layer, None)
             if load is not None:
-                self._free.append(load.slot)
+                self._leave_slot(load)
                 self._fill()
 
     def restart(self) -> None:
         """End a pass at any point: the first layers come next."""
         with self.slots.lock:
             for load in self._held.values():
-                self._free.append(load.slot)
+                self._leave_slot(load)
             self._held.clear()
             first = self._order[0].index
             if not self._coming or self._coming[0].what != first:
@@ -292,23 +296,47 @@ class LayerRing:
         if load.under_way:
             self._dropped.add(load)
         else:
+            self._leave_slot(load)
+
+    def _leave_slot(self, load: SlotLoad) -> None:
+        self._users[load.slot] -= 1
+        if not self._users[load.slot]:
             self._free.append(load.slot)
 
     def _fill(self) -> None:
         """Request the layers that come next, as long as there are free slots."""
-        while self._free and len(self._coming) + len(self._held) < len(self._order):
-            layer = self._order[self._next % len(self._order)]
-            self._next += 1
-            load = SlotLoad(layer.index, self._free.pop())
-            self._coming.append(load)
-            self.slots.read(load, map(Read.of, layer.pieces))
+        while self._free:
+            first = self._next % len(self._order)
+            layers = self._order[first : self._together[first]]
+            if len(self._coming) + len(self._held) + len(layers) > len(self._order):
+                return
+            self._next += len(layers)
+            slot, end = self._free.pop(), 0
+            self._users[slot] = len(layers)
+            for layer in layers:
+                load = SlotLoad(layer.index, slot, end)
+                end += layer.n_bytes
+                self._coming.append(load)
+                self.slots.read(load, map(Read.of, layer.pieces))
 
     def _read_ended(self, load: SlotLoad) -> bool:
         if load in self._dropped:
             if load.under_way:
                 return False
             self._dropped.remove(load)
-            self._free.append(load.slot)
+            self._leave_slot(load)
             self._fill()
             return True
         return not load.missing or load.error is not None
+
+
+def _together(sizes: Sequence[int], slot_bytes: int) -> list[int]:
+    """For each layer in order, the end of the run of layers from it on that share a slot."""
+    ends = []
+    for start, size in enumerate(sizes):
+        end, used = start + 1, size
+        while end < len(sizes) and used + sizes[end] <= slot_bytes:
+            used += sizes[end]
+            end += 1
+        ends.append(end)
+    return ends

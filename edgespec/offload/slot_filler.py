@@ -58,14 +58,16 @@ class SlotLoad:
 
     Attributes:
         what: it, in its owner's numbers.
+        at: byte of the slot at which it begins.
         missing: its reads that have not ended.
         under_way: those of them that have begun.
         error: why one of them failed.
     """
 
-    def __init__(self, what: int, slot: int) -> None:
+    def __init__(self, what: int, slot: int, at: int = 0) -> None:
         self.what = what
         self.slot = slot
+        self.at = at
         self.missing = self.under_way = 0
         self.error: BaseException | None = None
 
@@ -133,6 +135,13 @@ class SlotFiller:
     def address_of(self, slot: int) -> Address:
         """Return the address of a slot."""
         return self._memory.address + slot * self.slot_bytes
+
+    def address_of_load(self, load: SlotLoad) -> Address:
+        """Return the address of what is read into a slot."""
+        return self._memory.address + self._place(load)
+
+    def _place(self, load: SlotLoad) -> int:
+        return load.slot * self.slot_bytes + load.at
 
     def read(self, load: SlotLoad, reads: Iterable[Read], *, later: bool = False) -> None:
         """Queue the reads of a load; the lock must be held, as for all that follows.
@@ -259,7 +268,7 @@ class SlotFiller:
         load, first = jobs[0]
         if first.direct:
             with ExitStack() as views:
-                places = [load.slot * self.slot_bytes + read.piece.at for load, read in jobs]
+                places = [self._place(load) + read.piece.at for load, read in jobs]
                 memories = [
                     views.enter_context(self._memory.view(place, piece.n_bytes))
                     for place, piece in zip(places, pieces, strict=True)
@@ -269,7 +278,7 @@ class SlotFiller:
         memory = scratch.memory
         with memory.view(0, pieces[0].n_bytes) as view:
             self._reader.read(pieces, [view])
-        to = self._memory.address + load.slot * self.slot_bytes + first.piece.at + first.first
+        to = self._memory.address + self._place(load) + first.piece.at + first.first
         ctypes.memmove(to, memory.address + first.first, first.last - first.first)
 
 

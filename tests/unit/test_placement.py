@@ -43,7 +43,8 @@ def test_a_placement_keeps_to_the_budget_or_is_refused(
         assert FEWEST_SLOTS <= placement.n_slots <= n_slots
         assert len(placement.streamed) > placement.n_slots
         held = sum(layers[index] for index in placement.resident)
-        assert placement.n_bytes == fixed * MIB + held + placement.n_slots * max(layers.values())
+        slot = max(layers[index] for index in placement.streamed)
+        assert placement.n_bytes == fixed * MIB + held + placement.n_slots * slot
 
 
 @given(n=st.integers(4, 100), kept=st.integers(0, 90))
@@ -53,6 +54,30 @@ def test_equal_layers_fill_the_budget_and_lie_evenly(n: int, kept: int) -> None:
     assert len(placement.resident) == kept
     runs = [b - a for a, b in zip((-1, *placement.resident), placement.resident, strict=False)]
     assert not runs or max(runs) - min(runs) <= 1
+
+
+def test_the_largest_layers_stay_where_the_others_need_smaller_slots() -> None:
+    layers = {number: 12 * MIB if number % 4 == 3 else 8 * MIB for number in range(16)}
+    placement = place(layers, budget=80 * MIB, fixed=0, n_slots=2)
+    assert {3, 7, 11, 15} <= set(placement.resident)
+    assert (len(placement.resident), placement.n_bytes) == (6, 80 * MIB)
+    # Slots for the large ones would leave room for 56 MiB of layers.
+    assert sum(layers[index] for index in placement.streamed) == 80 * MIB
+
+
+@given(sizes=st.lists(st.sampled_from((1, 3, 8, 12)), min_size=8, max_size=60), share=st.floats(0.2, 0.95))
+def test_no_more_is_streamed_than_with_slots_for_the_largest_layer(sizes: list[int], share: float) -> None:
+    layers = {number: size * MIB for number, size in enumerate(sizes)}
+    budget = round(share * sum(layers.values()))
+    try:
+        placement = place(layers, budget=budget, fixed=0, n_slots=2)
+    except MemoryLimitError:
+        return
+    if placement.streamed:
+        room = budget - 2 * max(layers.values())
+        streamed = sum(layers[index] for index in placement.streamed)
+        largest = max(layers[index] for index in placement.streamed)
+        assert sum(layers.values()) - streamed >= room - largest
 
 
 def test_everything_stays_if_it_fits() -> None:

@@ -10,6 +10,7 @@ a byte in every pass. Single experts get what is left: a byte of them saves one 
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -78,11 +79,10 @@ def place(
     Raises:
         MemoryLimitError: two slots do not fit; says how much is needed, also in its attribute `least`.
     """
-    slot = max(layers.values(), default=0)
-    n_slots = n_slots or planned_slots(slot)
     order = sorted(layers)
     whole = fixed + sum(layers.values())
-    least = max(min(fixed + FEWEST_SLOTS * slot, whole), loading)
+    sizes = sorted({*layers.values()}, reverse=True) or [0]
+    least = max(min(whole, *(_least(layers, size, fixed) for size in sizes)), loading)
     if budget < least:
         raise MemoryLimitError(
             f"Streaming this model needs {readable(least)} of memory, and there are {readable(budget)} "
@@ -92,18 +92,43 @@ def place(
         )
     if whole <= budget:
         return LayerPlacement(tuple(order), (), 0, whole)
+    found = [
+        _with_slots_of(layers, size, budget=budget, fixed=fixed, n_slots=n_slots)
+        for size in sizes
+        if _least(layers, size, fixed) <= budget
+    ]
+    return min(found, key=lambda placement: sum(layers[index] for index in placement.streamed))
+
+
+def _least(layers: Mapping[int, int], slot: int, fixed: int) -> int:
+    """The least memory with slots of this size, which leave larger layers in memory."""
+    return fixed + FEWEST_SLOTS * slot + sum(size for size in layers.values() if size > slot)
+
+
+def _with_slots_of(
+    layers: Mapping[int, int], slot: int, *, budget: int, fixed: int, n_slots: int | None
+) -> LayerPlacement:
+    """The placement with slots of this size, where the budget has room for two of them."""
+    larger = {index for index, size in layers.items() if size > slot}
+    fixed += sum(layers[index] for index in larger)
+    others = {index: size for index, size in layers.items() if size <= slot}
+    order = sorted(others)
+    n_slots = n_slots or planned_slots(slot)
     while n_slots > FEWEST_SLOTS and fixed + n_slots * slot > budget:
         n_slots -= 1
-    room = budget - fixed - n_slots * slot
-    for count in range(len(order) - n_slots - 1, -1, -1):
-        resident = _spread(order, count)
-        held = sum(layers[index] for index in resident)
-        if held <= room:
-            break
-    resident = _topped_up(layers, resident, room, most=len(order) - n_slots - 1)
-    held = sum(layers[index] for index in resident)
-    streamed = tuple(index for index in order if index not in resident)
-    return LayerPlacement(resident, streamed, n_slots, fixed + held + n_slots * slot)
+    room, most = budget - fixed - n_slots * slot, len(order) - n_slots - 1
+
+    def held_of(count: int) -> int:
+        return sum(others[index] for index in _spread(order, count))
+
+    count = bisect(range(most + 1), room, key=held_of) - 1
+    while held_of(count) > room:  # a few more layers may be smaller together
+        count -= 1
+    resident = _topped_up(others, _spread(order, count), room, most)
+    held = sum(others[index] for index in resident)
+    stays = larger.union(resident)
+    streamed = tuple(index for index in order if index not in stays)
+    return LayerPlacement(tuple(sorted(stays)), streamed, n_slots, fixed + held + n_slots * slot)
 
 
 def place_with_experts(
