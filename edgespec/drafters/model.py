@@ -68,6 +68,7 @@ class ModelDrafter(Drafter):
         proposers: sources whose candidates are merged into the tree (SpecInfer's collective tree, Miao et al.
             2024, section 3).
         window: what is read of long sequences; all of them for a model with a running state.
+        most_rows: of a draft step for several sequences; None for as many as the context has outputs.
 
     Attributes:
         steps, rows: draft steps of the last trees, and nodes read in them.
@@ -86,8 +87,11 @@ class ModelDrafter(Drafter):
         target_vocabulary: int,
         proposers: Sequence[Proposer] = (),
         window: DraftWindow = WHOLE,
+        *,
+        most_rows: int | None = None,
     ) -> None:
         self._window = window
+        self._most_rows = most_rows or context.n_outputs
         self.name = ", ".join([model.path.stem, *(proposer.name for proposer in proposers)])
         self._model = model
         self._context = context
@@ -139,7 +143,7 @@ class ModelDrafter(Drafter):
             self._resume([requests[index] for index in served])
             searches = [TreeSearch(requests[index].sequence[-1], requests[index].limits) for index in served]
             if len(requests) > 1:
-                limits = replace(limits, width=self._context.n_outputs)
+                limits = replace(limits, width=self._most_rows)
             grown = grow_together(searches, self._expand, limits, self._known)
             for index, tree in zip(served, grown, strict=True):
                 trees[index] = tree

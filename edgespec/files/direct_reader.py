@@ -12,10 +12,13 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import StreamError
 from edgespec.files.state import FileState
+
+if TYPE_CHECKING:
+    import mmap
 
 # Direct reads begin and end at multiples of this in the file and in memory.
 BLOCK = 4096
@@ -106,6 +109,16 @@ class FileReader:
         if not same:
             raise self.changed()
         return now
+
+    def mapped(self) -> mmap.mmap:
+        """Map the whole file, through the page cache.
+
+        Raises:
+            OSError, ValueError: it cannot be mapped.
+        """
+        import mmap
+
+        return mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ)
 
     def close(self) -> None:
         """Close the file; no thread may be reading."""

@@ -24,12 +24,11 @@ from edgespec.models.llama.runtime.abort import DecodeAborted
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.tokenizer.compatibility import differs
 from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
-from edgespec.offload.planning.needs import MOST_PROMPT_ROWS
 from edgespec.profiles.store import ProfileKeys
 from edgespec.profiles.table_file import TableFile
 from edgespec.speculation.drafters.base import Drafter, NoDrafter
 from edgespec.speculation.drafters.proposing import ProposingDrafter
-from edgespec.speculation.growth import TreeLimits
+from edgespec.speculation.growth import TreeLimits, usual_limits
 from edgespec.speculation.learning.tables import TableStore
 from edgespec.speculation.policies import TreePolicy, tree_policy
 from edgespec.speculation.sources.base import Proposer
@@ -58,8 +57,7 @@ def tree_limits(plan: Plan, policy: TreePolicy, *, experts: bool = False) -> Tre
         experts: whether passes read the experts that their rows need.
     """
     speculation, nodes = plan.config.speculation, most_nodes(plan, experts=experts)
-    limits = TreeLimits(nodes, depth=nodes, width=max(8, nodes // 8))
-    return policy.clamp(limits, speculation.tree_depth, speculation.tree_width)
+    return policy.clamp(usual_limits(nodes), speculation.tree_depth, speculation.tree_width)
 
 
 def open_drafter(target: Target, limits: TreeLimits, plan: Plan, state: LoadState) -> Drafter:
@@ -113,7 +111,7 @@ def _open_model_drafter(
         Context(
             model,
             n_cells=plan.context.drafter_cells or plan.context.n_cells,
-            n_rows=MOST_PROMPT_ROWS,
+            n_rows=plan.needs.drafter_rows,
             n_outputs=limits.width,
             n_sequences=1 if model.keeps_recurrent_state else plan.context.drafter_sequences or 1,
             n_threads=state.n_threads,
@@ -130,7 +128,8 @@ def _open_model_drafter(
         return RetokenizedDrafter(model, context, vocabulary, window)
     from edgespec.drafters.model import ModelDrafter
 
-    return ModelDrafter(model, context, vocabulary.n_tokens, proposers, window)
+    most_rows = max(plan.context.drafter_outputs or context.n_outputs, limits.width)
+    return ModelDrafter(model, context, vocabulary.n_tokens, proposers, window, most_rows=most_rows)
 
 
 def pair_costs(

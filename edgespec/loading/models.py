@@ -11,6 +11,7 @@ from edgespec.models.gguf.vocabulary import same_tokens
 from edgespec.models.llama.runtime.device_layers import ON_PROCESSOR, DeviceLayers
 from edgespec.models.llama.runtime.model import Model
 from edgespec.models.llama.runtime.weight_store import WeightStore
+from edgespec.offload.tables import WeightsBesideTables
 
 
 def open_model(
@@ -74,6 +75,7 @@ def open_drafting_model(
         files.paths[0],
         state,
         memory_map=plan.memory.memory_map,
+        weights=WeightsBesideTables(files) if plan.drafter_tables else None,
         devices=devices,
         mtp=mtp,
         token_texts=not same_tokens(plan.target.headers[0], files.headers[0]),

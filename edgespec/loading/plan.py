@@ -34,8 +34,11 @@ from edgespec.offload.planning.needs import ContextShape, MemoryNeeds, PairSizes
 from edgespec.offload.planning.rows import needs_within
 from edgespec.offload.planning.stream_layout import StreamLayout
 from edgespec.profiles.store import ProfileStore
+from edgespec.speculation.growth import usual_limits
+from edgespec.speculation.policies import tree_policy
 from edgespec.speculation.tree import MAX_LEAVES
 
+_SHARED_STEP = 16  # rows of a draft step for several sequences where none were asked for
 _BESIDE_TREES = 8  # sequence ids for padding, for what is parked, and for sequences
 
 
@@ -90,6 +93,12 @@ class Plan:
         return self.memory.holding
 
     @property
+    def drafter_tables(self) -> int:
+        """Bytes of the drafter's tables that are left in its file."""
+        on_card = bool(self.on_cards.drafter_name)
+        return 0 if self.memory.layout is None or on_card else self.needs.drafter_tables
+
+    @property
     def drafts_for_itself(self) -> bool:
         """True if the target's own layers for multi-token prediction draft."""
         return isinstance(self.drafter, MTPLayers)
@@ -140,6 +149,7 @@ class Plan:
         use.resident_bytes -= use.device_bytes
         if layout is not None and model.weights.resident_bytes:
             drafter = sum(f.weights for f in footprints[1:]) - self.on_cards.drafter_bytes
+            drafter -= self.drafter_tables
             use.resident_bytes = layout.other_bytes + model.weights.resident_bytes + drafter
             use.streamed_bytes_per_pass = model.weights.streamed_bytes
         return use
@@ -230,6 +240,7 @@ class Planner:
             self.machine.n_threads,
             config.model.kv,
             _sequences(asked),  # most leaves of the largest trees are not expanded, and need none
+            self._drafter_outputs(nodes, _sequences(asked)),
             self.beside + self._indexing,
         )
 
@@ -239,6 +250,14 @@ class Planner:
             return self.context
         cells = drafter_cells(self.config, drafter) + self.sequences.more_cells
         return replace(self.context, drafter_cells=cells)
+
+    def _drafter_outputs(self, nodes: int, sequences: int) -> int:
+        """Rows of a draft step: those of a tree's, or one for each sequence where these share passes."""
+        if self.config.batching.parallel is not None:
+            return sequences
+        options = self.config.speculation
+        limits = tree_policy(options.tree).clamp(usual_limits(nodes), options.tree_depth, options.tree_width)
+        return min(max(limits.width, _SHARED_STEP), sequences)
 
     @property
     def _indexing(self) -> int:

@@ -22,7 +22,7 @@ from edgespec.kernels.setting import PLAIN
 from edgespec.machine.contention import ContentionWatch
 from edgespec.models.gguf.experts import layer_weights
 from edgespec.models.gguf.footprint import query_elements
-from edgespec.models.gguf.layers import LOOKED_UP, ModelFiles
+from edgespec.models.gguf.layers import ModelFiles, looked_up
 from edgespec.models.gguf.types import BLOCK_SIZES, GGUFHeader, TensorInfo
 from edgespec.profiles.store import Key, ProfileStore, machine_identity
 from edgespec.progress import Progress
@@ -190,9 +190,8 @@ def _multiplied(files: ModelFiles) -> Iterator[tuple[TensorInfo, float]]:
     shares = {
         tensor.name: weights.n_used / layer.n_experts for layer in weights.experts for tensor in layer.tensors
     }
-    has_output = any(tensor.name == "output.weight" for header in headers for tensor in header.tensors)
-    looked_up = {LOOKED_UP, *(["token_embd.weight"] if has_output else [])}
+    tables = looked_up(headers)
     for header in headers:
         for tensor in header.tensors:
-            if len(tensor.shape) > 1 and tensor.name not in looked_up:
+            if len(tensor.shape) > 1 and tensor.name not in tables:
                 yield tensor, shares.get(tensor.name, 1.0)

@@ -8,7 +8,6 @@ Of a mixture of experts, single experts can be streamed: its layers are then wha
 from __future__ import annotations
 
 import ctypes
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -175,7 +174,7 @@ class StreamedWeights:
             patterns += [(pattern, self._types[kernel].address) for pattern in pattern_of(names)]
         if self._tables.names:
             plain = self._types.setdefault("", UnbackedBufferType(None))
-            patterns += [(f"^{re.escape(name)}$", plain.address) for name in self._tables.names]
+            patterns += self._tables.patterns(plain.address)
         table = ggml.overrides(patterns + buffer_types)
         params.tensor_buft_overrides = ctypes.cast(table, ctypes.c_void_p)
         yield path

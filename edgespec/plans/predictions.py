@@ -23,6 +23,7 @@ from edgespec.costs.prompts import PromptTime, predict_prompt
 from edgespec.errors import BackendError, MemoryLimitError
 from edgespec.loading.adapters import refuse_streaming
 from edgespec.loading.decision import Finder, decide
+from edgespec.loading.memory_lines import memory_lines
 from edgespec.loading.plan import Plan, Planner
 from edgespec.loading.sequences import with_cells
 from edgespec.loading.tree_sizes import most_nodes
@@ -164,6 +165,7 @@ class _Planning:
             kv=named.kv,
             cache_bytes=named.context * cell_bytes(header, named.kv),
             adapter_bytes=planner.beside,
+            memory=memory_lines(plan),
             prompts=self._prompts(planner, way, pass_costs.attend_s(model)),
             notes=list(dict.fromkeys(self._notes)),
             uncertain=not way.measured,

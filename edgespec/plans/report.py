@@ -8,6 +8,7 @@ from typing import Any
 from edgespec.costs.batches import BatchPrediction, SequenceCells, fewest_sequences
 from edgespec.costs.planner import PlanComparison, Prediction
 from edgespec.costs.prompts import PromptTime
+from edgespec.loading.memory_lines import MemoryLine
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class PlanReport:
         kv: type of cached keys and values.
         cache_bytes: of the target's keys and values, for a text that fills the context.
         adapter_bytes: of LoRA adapters.
+        memory: what takes the memory, line by line.
         prompts: how long prompts take to be read, each in a context that holds it, by their tokens; None for
             those that the model or the memory has no room for.
         notes: where the figures come from, and how far they can be trusted.
@@ -77,6 +79,7 @@ class PlanReport:
     kv: str = "f16"
     cache_bytes: int = 0
     adapter_bytes: int = 0
+    memory: list[MemoryLine] = field(default_factory=list)
     prompts: dict[int, PromptTime | None] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     uncertain: bool = False
@@ -117,6 +120,7 @@ class PlanReport:
             "kv": self.kv,
             "cache_bytes": self.cache_bytes,
             "adapter_bytes": self.adapter_bytes,
+            "memory": [line.to_json() for line in self.memory],
             "prompts": [
                 {"tokens": tokens, "seconds": None} if time is None else time.to_json()
                 for tokens, time in self.prompts.items()

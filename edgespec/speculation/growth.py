@@ -202,3 +202,8 @@ class TreeLimits:
     def allows_drafting(self) -> bool:
         """True if the tree may be more than its root."""
         return self.budget > 1 and self.depth > 0
+
+
+def usual_limits(nodes: int) -> TreeLimits:
+    """The limits of a tree of so many nodes, where neither its policy nor a person sets others."""
+    return TreeLimits(nodes, depth=nodes, width=max(8, nodes // 8))

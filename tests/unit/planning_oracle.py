@@ -37,13 +37,13 @@ def predict(
     layers, expert_bytes = _stored(files, weights, packed=gains_from_packing(files.layers()))
     if (budget >= whole and not streams) or not (layers or expert_bytes):
         return PlannedWeights(budget, whole, files.tensor_bytes)
-    beside = files.tensor_bytes - weights.n_bytes
+    beside = files.tensor_bytes - weights.n_bytes - _tables(files)
     other = beside + tied_bytes(files)
     placement = _place(
         layers,
         _pool(weights, expert_bytes, needs.rows),
         budget,
-        whole - needs.footprints[0].weights + other,
+        whole - needs.footprints[0].weights - sum(size.tables for size in needs.footprints[1:]) + other,
         needs.process + other + _largest_beside(files),
     )
     streamed = sum(layers[index] for index in placement.streamed)
@@ -61,7 +61,7 @@ def predict(
         )
         streamed += experts.missed_bytes(1)
         resident += slots * expert_bytes
-    slot = max(layers.values(), default=0)
+    slot = max((layers[index] for index in placement.streamed), default=0)
     return PlannedWeights(budget, whole, resident, streamed, slot, placement.n_slots, experts)
 
 
@@ -104,14 +104,15 @@ def decide(
     target: ModelFiles,
     drafter: ModelFiles | None,
     sizes: Mapping[int, MemoryNeeds],
+    streamed: Mapping[int, MemoryNeeds],
     budget: int,
     config: Config,
     prefill: PrefillFacts,
 ) -> Decision:
-    """Result of a load of models whose needs for each number of rows are known."""
+    """Result of a load of models whose needs for each number of rows are known, in memory and streamed."""
 
     def measure(lent: int = 0, *, devices: bool = False) -> MemoryNeeds:
-        return _measure(target, sizes, budget + lent, config, prefill, devices=devices)
+        return _measure(target, sizes, streamed, budget + lent, config, prefill, devices=devices)
 
     assignment: LayerAssignment | None = None
     if machine.workers is not None:
@@ -161,12 +162,12 @@ def carry_out(
     packed = config.memory.pack != "never" and gains_from_packing(files.layers())
     stored, expert_bytes = _stored(files, chosen, packed=packed)
     rest = files if assignment is None else files.first_layers(assignment.here)
-    other = rest.tensor_bytes - sum(layer.n_bytes for layer in layers) + tied_bytes(files)
+    other = rest.tensor_bytes - sum(layer.n_bytes for layer in layers) - _tables(files) + tied_bytes(files)
     return _place(
         stored,
         _pool(chosen, expert_bytes, needs.rows),
         budget,
-        whole - needs.footprints[0].weights + other,
+        whole - needs.footprints[0].weights - sum(size.tables for size in needs.footprints[1:]) + other,
         needs.process + other + _largest_beside(rest),
         config.memory.slots,
     )
@@ -175,6 +176,7 @@ def carry_out(
 def _measure(
     files: ModelFiles,
     sizes: Mapping[int, MemoryNeeds],
+    streamed: Mapping[int, MemoryNeeds],
     budget: int,
     config: Config,
     prefill: PrefillFacts,
@@ -195,12 +197,12 @@ def _measure(
     if exact and (offload == "mmap" or devices):
         return sizes[fewest]
     holdings = {}
-    for rows in sorted(sizes):
+    for rows in sorted(streamed):
         try:
-            holdings[rows] = predict(sizes[rows], files, budget, streams=True)
+            holdings[rows] = predict(streamed[rows], files, budget, streams=True)
         except MemoryLimitError:
             break
-    return sizes[best_rows(holdings, prefill.passes, prefill.tokens) if holdings else fewest]
+    return streamed[best_rows(holdings, prefill.passes, prefill.tokens) if holdings else fewest]
 
 
 def _chosen(files: ModelFiles, layers: Sequence[Layer], config: Config) -> LayerWeights:
@@ -251,7 +253,13 @@ def _place(
 
 
 def _largest_beside(files: ModelFiles) -> int:
-    layers = {tensor.name for layer in files.layers() for tensor in layer.tensors}
+    elsewhere = {tensor.name for layer in files.layers() for tensor in layer.tensors}
+    elsewhere |= {table.name for table in files.tables}
     return max(
-        (t.n_bytes for header in files.headers for t in header.tensors if t.name not in layers), default=0
+        (t.n_bytes for header in files.headers for t in header.tensors if t.name not in elsewhere), default=0
     )
+
+
+def _tables(files: ModelFiles) -> int:
+    """Bytes that stay in the file."""
+    return sum(table.n_bytes for table in files.tables)

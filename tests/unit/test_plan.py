@@ -201,6 +201,7 @@ def test_a_plan_is_what_a_load_did(case: Case) -> None:
             case.target,
             case.drafter,
             {rows: sizes.at(rows) for rows in counts},
+            {rows: sizes.at(rows, streams=True) for rows in counts},
             planner.budget,
             case.config,
             prefill,

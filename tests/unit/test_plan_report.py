@@ -27,6 +27,7 @@ from edgespec.errors import BackendError, MemoryLimitError
 from edgespec.files.user_folders import cache_folder
 from edgespec.kernels.layouts import kernel_layouts
 from edgespec.loading.files import FoundDrafter
+from edgespec.loading.memory_lines import MemoryLine
 from edgespec.loading.plan import Planner
 from edgespec.models.hub.inspection import InspectedModel
 from edgespec.plans.predictions import report_on
@@ -85,6 +86,7 @@ def plans(draw: st.DrawFn) -> PlanReport:
         BatchPlan(SequenceCells(1000, 512), batch[-1].sequences, batch),
         drafter=taken.name,
         exact=draw(st.sampled_from([None, True, False])),
+        memory=[MemoryLine("target's layers that stay", 3 * GB), MemoryLine("unused", 5 << 20)],
     )
 
 
@@ -119,6 +121,14 @@ def rate_of(said: str) -> float:
     if "per token" not in rest:
         return value
     return 1 / (value * (60 if rest.startswith("min") else 3600 if rest.startswith("h") else 1))
+
+
+@given(plans())
+def test_what_takes_the_memory_is_listed_when_details_are_wanted(plan: PlanReport) -> None:
+    listed = Read.of(plan_report(plan, verbose=True)).tables["MEMORY"]
+    assert listed == [["target's layers that stay", "2.8 GiB"], ["unused", "5.0 MiB"]]
+    assert "MEMORY" not in Read.of(plan_report(plan)).tables
+    assert plan.to_json()["memory"][1] == {"what": "unused", "bytes": 5 << 20}
 
 
 def check(plan: PlanReport) -> None:

@@ -61,11 +61,15 @@ def plan(
     if output.as_json:
         results().record(found.to_json())
     else:
-        results().text(plan_report(found))
+        results().text(plan_report(found, verbose=output.verbose))
 
 
-def plan_report(plan: PlanReport) -> str:
-    """The plan for people: the choice, what it was compared with, and what would help."""
+def plan_report(plan: PlanReport, *, verbose: bool = False) -> str:
+    """The plan for people: the choice, what it was compared with, and what would help.
+
+    Args:
+        verbose: list what takes the memory.
+    """
     chosen = plan.chosen
     holding = chosen.holding
     about = "about " if plan.uncertain else ""
@@ -97,6 +101,8 @@ def plan_report(plan: PlanReport) -> str:
     rows.append(("threads", str(plan.threads)))
     rows += _batch_rows(plan.batch, about)
     text = table((), rows)
+    if verbose and plan.memory:
+        text += "\n" + table(("MEMORY", ""), [(line.what, readable(line.n_bytes)) for line in plan.memory])
     sizes = [(size.drafter, size) for size in plan.sizes]
     if len(sizes) > 1:
         text += "\n" + _table(sizes, "ALL TREES")

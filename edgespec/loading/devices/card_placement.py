@@ -122,7 +122,7 @@ class CardPlacement:
         """
         target, *drafters = (needs if self.assignment is None else self.assignment.left(needs)).footprints
         if self.drafter_card is not None:  # its logits come here
-            drafters = [replace(size, weights=0, cache=0) for size in drafters]
+            drafters = [replace(size, weights=0, cache=0, tables=0) for size in drafters]
         return replace(needs, footprints=[target, *drafters], process=needs.process + self.shared_bytes)
 
 

@@ -32,11 +32,14 @@ class Footprint:
         weights: all tensors.
         cache: keys and values, and running states.
         buffers: compute buffers and logits.
+        tables: those of the weights that can be left in the file where others are streamed; see
+            `ModelFiles.tables`.
     """
 
     weights: int
     cache: int
     buffers: int
+    tables: int = 0
 
     @property
     def total(self) -> int:

@@ -29,6 +29,8 @@ _OF_HYBRIDS = ("ssm.", "full_attention_interval")  # settings of layers with a r
 
 LOOKED_UP = "per_layer_token_embd.weight"
 """Embeddings of tokens for each layer (Gemma 3n and 4): large, and each token reads one row."""
+EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
+"""Embeddings of tokens, by which a pass multiplies only if there is no output matrix."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,12 @@ class Layer:
     def n_bytes(self) -> int:
         """Bytes of its weights in the file."""
         return sum(tensor.n_bytes for tensor in self.tensors)
+
+
+def looked_up(headers: Iterable[GGUFHeader]) -> frozenset[str]:
+    """The names of matrices of which passes of a model look up single rows, and multiply by none."""
+    has_output = any(tensor.name == OUTPUT for header in headers for tensor in header.tensors)
+    return frozenset((LOOKED_UP, EMBEDDING) if has_output else (LOOKED_UP,))
 
 
 Kind = tuple[tuple[str, int, tuple[int, ...]], ...]
@@ -128,11 +136,12 @@ class ModelFiles:
     @property
     def tables(self) -> tuple[FileTensor, ...]:
         """Tables that can be left in the files, as no pass multiplies by them."""
+        names = looked_up(self.headers)
         return tuple(
             _in_file(tensor, number)
             for number, header in enumerate(self.headers)
             for tensor in header.tensors
-            if tensor.name == LOOKED_UP
+            if tensor.name in names
         )
 
     @property

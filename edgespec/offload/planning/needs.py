@@ -7,8 +7,8 @@ what is allocated later is always estimated, and each estimate is named here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 import psutil
@@ -35,6 +35,8 @@ from edgespec.speculation.sampling import scratch_bytes
 
 MOST_PROMPT_ROWS = 512
 """Most rows of a piece of a prompt where weights are in memory: more would be no faster."""
+BESIDE_STREAM_ROWS = 128
+"""Most rows of a piece of a prompt that a drafter reads beside a streamed target, which takes far longer."""
 
 LEARNED_BYTES = 22 << 20  # for what is learned of a pair with a model as drafter, including while it is saved
 _SHOWN_COPIES = 3  # of a row's hidden states: as they are found, side by side, and waiting to be encoded
@@ -48,7 +50,9 @@ class ContextShape:
     Attributes:
         n_cells, n_outputs, n_sequences, n_threads: of every context; see runtime.context.
         kv: of the target's context; the drafter's is always f16.
-        drafter_sequences: of the drafter's context, which has as many outputs; None for those of the target.
+        drafter_sequences: of the drafter's context; None for those of the target.
+        drafter_outputs: rows of one draft step; None for as many as its sequences. llama.cpp reserves logits
+            for every sequence, but the system gives memory only to those that are written.
         beside: bytes of whatever else the process will hold, such as LoRA adapters.
         drafter_cells: of the context of a model that drafts; None for as many as the target has. Heads have
             the target's.
@@ -60,6 +64,7 @@ class ContextShape:
     n_threads: int = 1
     kv: str = "f16"
     drafter_sequences: int | None = None
+    drafter_outputs: int | None = None
     beside: int = 0
     drafter_cells: int | None = None
 
@@ -81,16 +86,25 @@ class MemoryNeeds:
         footprints: of the target, and of the drafter if it is a model.
         process: bytes of the process besides its models, and of the one that renders chat templates.
         rows: most rows of the target's passes.
+        drafter_rows: most rows of a drafter's decodes, if it is a model.
+        process_parts: what `process` consists of, by name; empty if that is not known.
     """
 
     footprints: list[Footprint]
     process: int
     rows: int = USUAL_NODES
+    drafter_rows: int = MOST_PROMPT_ROWS
+    process_parts: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
         """Bytes of everything, all weights included."""
         return self.process + sum(size.total for size in self.footprints)
+
+    @property
+    def drafter_tables(self) -> int:
+        """Bytes of the drafter's tables, which are left in its file where the target is streamed."""
+        return sum(size.tables for size in self.footprints[1:])
 
 
 class PairSizes:
@@ -128,7 +142,10 @@ class PairSizes:
         self._copied = copied
         self._found: dict[int, Footprint] = {}
         self._shown = 0  # bytes of a row's hidden states
-        self._drafter = [] if drafter is None else [self._size_of(drafter)]
+        self._drafter = drafter
+        self._drafters: dict[int, Footprint] = {}
+        if drafter is not None:  # known before the target's, which holds hidden states for a head
+            self._drafter_size(MOST_PROMPT_ROWS)
         fewest = self._size(context.fewest_rows)
         with_words = [target.headers[0]]
         # Layers of the target have no vocabulary, and the target's is not loaded a second time.
@@ -140,7 +157,8 @@ class PairSizes:
             fewest.cache // context.n_cells,
             drafts=drafter is not None,
         )
-        self._process = own + context.beside + later
+        parts = {"interpreter and libraries": own, "adapters and indexes": context.beside, **later}
+        self._process = {name: n_bytes for name, n_bytes in parts.items() if n_bytes}
 
     @property
     def rows(self) -> list[int]:
@@ -150,18 +168,34 @@ class PairSizes:
             counts.insert(0, counts[0] * 2)
         return counts
 
-    def at(self, rows: int) -> MemoryNeeds:
-        """The needs with passes of so many rows; raises as the class."""
-        return MemoryNeeds([self._size(rows), *self._drafter], self._process, rows)
+    def at(self, rows: int, *, streams: bool = False) -> MemoryNeeds:
+        """The needs with passes of so many rows; raises as the class.
 
-    def roughly(self, rows: int) -> MemoryNeeds:
-        """The needs with passes of so many rows, without a dry run."""
+        Args:
+            streams: the target is to be streamed.
+        """
+        return self._needs(self._size(rows), rows, streams=streams)
+
+    def roughly_streamed(self, rows: int) -> MemoryNeeds:
+        """The needs with a streamed target's passes of so many rows, without a dry run of these."""
         size = self._found.get(rows) or self._whole(self._estimate(self._target, self.context, rows), rows)
-        return MemoryNeeds([size, *self._drafter], self._process, rows)
+        return self._needs(size, rows, streams=True)
 
     def is_known(self, rows: int) -> bool:
-        """True if `roughly` is exact for this number of rows."""
+        """True if `roughly_streamed` is exact for this number of rows."""
         return rows in self._found or not self._measured
+
+    def _needs(self, target: Footprint, rows: int, *, streams: bool) -> MemoryNeeds:
+        drafter_rows = BESIDE_STREAM_ROWS if streams else MOST_PROMPT_ROWS
+        drafters = [] if self._drafter is None else [self._drafter_size(drafter_rows)]
+        process = sum(self._process.values())
+        return MemoryNeeds([target, *drafters], process, rows, drafter_rows, self._process)
+
+    def _drafter_size(self, rows: int) -> Footprint:
+        assert self._drafter is not None
+        if rows not in self._drafters:
+            self._drafters[rows] = self._size_of(self._drafter, rows)
+        return self._drafters[rows]
 
     def _size(self, rows: int) -> Footprint:
         """The target's footprint; a first dry run finds those of all usual rows."""
@@ -176,7 +210,8 @@ class PairSizes:
         size = replace(size, buffers=size.buffers + rows * self._shown)
         return with_second_copy(size, self._target) if self._copied else size
 
-    def _size_of(self, drafter: ModelFiles) -> Footprint:
+    def _size_of(self, drafter: ModelFiles, rows: int) -> Footprint:
+        """The footprint of a drafter that reads so many rows at a time; a head has a number of its own."""
         own = replace(self.context, kv="f16", n_outputs=HEAD_ROWS)
         if isinstance(drafter, MTPLayers | MTPFile):
             self._shown = _SHOWN_COPIES * 4 * drafter.width
@@ -189,10 +224,11 @@ class PairSizes:
             head = read_any_head(drafter.headers[0])
             self._shown = _SHOWN_COPIES * 4 * head.target_width * len(head.layers)
             return self._sizes(drafter, own, [HEAD_ROWS], beside=self._target.headers[0])[0]
-        outputs = self.context.drafter_sequences or self.context.n_outputs
+        outputs = self.context.drafter_outputs or self.context.drafter_sequences or self.context.n_outputs
         cells = self.context.drafter_cells or self.context.n_cells
         own = replace(self.context, kv="f16", n_cells=cells, n_outputs=outputs, n_sequences=outputs)
-        return with_second_copy(self._sizes(drafter, own, [MOST_PROMPT_ROWS])[0], drafter)
+        size = with_second_copy(self._sizes(drafter, own, [rows])[0], drafter)
+        return replace(size, tables=sum(table.n_bytes for table in drafter.tables))
 
     def _sizes(
         self,
@@ -264,8 +300,8 @@ def measured_process_bytes() -> int:
     return min(psutil.Process().memory_info().rss, PROCESS_BYTES)
 
 
-def _later_bytes(headers: Sequence[GGUFHeader], cell_bytes: int, *, drafts: bool) -> int:
-    """Memory of the process beyond what it takes now.
+def _later_bytes(headers: Sequence[GGUFHeader], cell_bytes: int, *, drafts: bool) -> dict[str, int]:
+    """Memory of the process beyond what it takes now, by what takes it.
 
     Args:
         headers: the target's, and the drafter's if it has a vocabulary.
@@ -274,12 +310,11 @@ def _later_bytes(headers: Sequence[GGUFHeader], cell_bytes: int, *, drafts: bool
     """
     target = headers[0]
     template = WORKER_BYTES if "tokenizer.chat_template" in target.metadata else 0
-    return (
-        LATER_BYTES
-        + template
-        + sum(vocabulary_bytes(header) for header in headers)
-        + noise_bytes(target.n_vocab, drafts=drafts)
-        + scratch_bytes(target.n_vocab)
-        + PART * cell_bytes  # being moved when the cache is compacted
-        + (LEARNED_BYTES if drafts else 0)
-    )
+    return {
+        "imports and small objects": LATER_BYTES,
+        "chat template's process": template,
+        "vocabulary": sum(vocabulary_bytes(header) for header in headers),
+        "sampling": noise_bytes(target.n_vocab, drafts=drafts) + scratch_bytes(target.n_vocab),
+        "compaction of the cache": PART * cell_bytes,
+        "learned tables": LEARNED_BYTES if drafts else 0,
+    }

@@ -71,10 +71,10 @@ def needs_within(
     skipped = prefill.unused if exact and not prefill.own_kernels else frozenset()
     counts = [n for n in (*sizes.rows, *_more_rows(sizes.rows[0], sizes.context.n_cells)) if n not in skipped]
     while True:
-        holdings = _streamed(map(sizes.roughly, sorted({*counts, fewest})), files, budget, config)
+        holdings = _streamed(map(sizes.roughly_streamed, sorted({*counts, fewest})), files, budget, config)
         rows = best_rows(holdings, prefill.passes, prefill.tokens) if holdings else fewest
         if sizes.is_known(rows):
-            return sizes.at(rows)
+            return sizes.at(rows, streams=True)
         sizes.at(rows)  # the next round knows this size
 
 

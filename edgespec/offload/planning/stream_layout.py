@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from edgespec.config import Config
@@ -35,8 +36,10 @@ class StreamLayout:
         packed: whether layers are read from a packed file.
         pack_bytes: memory that the packed file takes, where its folder lies in memory.
         weights: of the layers, with single experts apart if these are streamed.
+        layer_bytes: memory of each layer, by its number.
         placement: which layers are resident.
         other_bytes: memory for the weights outside the layers, without tables that are left in the file.
+        fixed_bytes: memory of everything but layers and single experts.
         holding: the sums of all that.
     """
 
@@ -48,8 +51,10 @@ class StreamLayout:
     packed: bool
     pack_bytes: int
     weights: LayerWeights
+    layer_bytes: Mapping[int, int]
     placement: LayerPlacement
     other_bytes: int
+    fixed_bytes: int
     holding: PlannedWeights
 
     @classmethod
@@ -81,11 +86,12 @@ class StreamLayout:
         layers, expert_bytes = _stored_sizes(files, weights, packed=packed)
         beside = files.tensor_bytes - weights.n_bytes - sum(table.n_bytes for table in files.tables)
         other = beside + tied_bytes(files)  # a tensor that is rearranged during loading is in memory twice
+        fixed = needs.total - needs.footprints[0].weights - needs.drafter_tables + other + pack_bytes
         placement = _placed(
             layers,
             _pool_sizes(weights, expert_bytes, needs.rows),
             budget=budget,
-            fixed=needs.total - needs.footprints[0].weights + other + pack_bytes,
+            fixed=fixed,
             loading=needs.process + other + _largest_beside(files),
             n_slots=config.memory.slots,
         )
@@ -100,9 +106,23 @@ class StreamLayout:
             )
             streamed += experts.missed_bytes(1)
             resident += slots * expert_bytes
-        slot = max(layers.values(), default=0)
+        slot = max((layers[index] for index in placement.streamed), default=0)
         holding = PlannedWeights(budget, needs.total, resident, streamed, slot, placement.n_slots, experts)
-        return cls(files, needs, budget, config, hits, packed, pack_bytes, weights, placement, other, holding)
+        return cls(
+            files,
+            needs,
+            budget,
+            config,
+            hits,
+            packed,
+            pack_bytes,
+            weights,
+            layers,
+            placement,
+            other,
+            fixed,
+            holding,
+        )
 
     def again(self, *, packed: bool | None = None, experts: str | None = None) -> StreamLayout:
         """The layout where a fact or an option turned out to be another; raises as `of`."""
