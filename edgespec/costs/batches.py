@@ -2,6 +2,7 @@
 
 With several sequences, every pass gives each of them one token, so it has a row for each. What a sequence
 costs besides its row is memory: its keys and values take cells of the cache, which weights could have had.
+And its prompt: passes for prompts have no more rows than others, so that many short prompts take many.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from edgespec.costs.curves import Curve
 from edgespec.costs.pass_time import read_seconds, round_seconds
 from edgespec.costs.planned_weights import PlannedWeights
 from edgespec.costs.planner import TargetPasses
+from edgespec.costs.prompts import USUAL_ANSWER, predict_prompt
 
 SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 60)
 """Numbers of sequences that are considered if none is asked for. Padded exact passes have at most 60 rows."""
@@ -44,10 +46,30 @@ class SequenceCells:
 
 
 @dataclass(frozen=True)
+class TextLengths:
+    """The tokens of a sequence's prompt, and of its answer."""
+
+    prompt: int
+    answer: int
+
+    @classmethod
+    def of(cls, tokens: int) -> TextLengths:
+        """The usual lengths in a sequence of so many tokens."""
+        answer = min(USUAL_ANSWER, max(tokens // 2, 1))
+        return cls(tokens - answer, answer)
+
+
+ANSWER_ALONE = TextLengths(0, 1)
+"""Of sequences whose prompts were read before, or are not to count."""
+
+
+@dataclass(frozen=True)
 class BatchPrediction:
     """The speed expected with so many sequences at once, without drafts.
 
     Attributes:
+        text: how long each sequence is.
+        prompt_s: seconds in which the prompts of all sequences are read.
         holding: where the weights are when the cache has room for that many sequences.
         pass_s: seconds of a pass; read_s and compute_s are its two parts, which overlap.
         round_s: the same with everything else that a round takes.
@@ -59,16 +81,18 @@ class BatchPrediction:
     read_s: float
     compute_s: float
     round_s: float
+    text: TextLengths = ANSWER_ALONE
+    prompt_s: float = 0.0
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens of all sequences together."""
-        return self.sequences / self.round_s
+        """Tokens of all sequences' answers together, while their prompts are read and they are answered."""
+        return self.sequences * self.tokens_per_second_a_sequence
 
     @property
     def tokens_per_second_a_sequence(self) -> float:
-        """Tokens of each sequence."""
-        return 1 / self.round_s
+        """Tokens of each sequence's answer."""
+        return self.text.answer / (self.prompt_s + self.text.answer * self.round_s)
 
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON for scripts."""
@@ -76,6 +100,9 @@ class BatchPrediction:
             "texts": self.sequences,
             "tokens_per_second": round(self.tokens_per_second, 6),
             "tokens_per_second_a_text": round(self.tokens_per_second_a_sequence, 6),
+            "prompt_tokens": self.text.prompt,
+            "answer_tokens": self.text.answer,
+            "prompt_s": round(self.prompt_s, 5),
             "pass_s": round(self.pass_s, 5),
             "read_s": round(self.read_s, 5),
             "compute_s": round(self.compute_s, 5),
@@ -84,17 +111,33 @@ class BatchPrediction:
         }
 
 
-def predict_batch(holding: PlannedWeights, passes: TargetPasses, sequences: int) -> BatchPrediction:
+def predict_batch(
+    holding: PlannedWeights,
+    passes: TargetPasses,
+    sequences: int,
+    text: TextLengths = ANSWER_ALONE,
+    rows: int = 1,
+) -> BatchPrediction:
     """The speed with so many sequences in every pass, each with one row.
 
     Args:
         holding: with room in the cache for that many sequences.
+        text: how long each of them is.
+        rows: most rows of a pass that reads prompts.
     """
     compute_s = passes.compute.at(sequences)
     read_s = read_seconds(holding.pass_bytes(sequences), passes.read_rate)
     pass_s = passes.seconds(holding, read_s, compute_s)
+    prompts = predict_prompt(holding, passes, sequences * text.prompt, rows)
     return BatchPrediction(
-        sequences, holding, pass_s, read_s, compute_s, round_seconds(0.0, pass_s, passes.accept_s)
+        sequences,
+        holding,
+        pass_s,
+        read_s,
+        compute_s,
+        round_seconds(0.0, pass_s, passes.accept_s),
+        text,
+        prompts.seconds,
     )
 
 

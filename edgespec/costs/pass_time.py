@@ -15,6 +15,7 @@ from edgespec.costs.curves import Curve
 
 USUAL_OVERLAP = 4.0  # where it was not measured
 SLOWDOWN_BESIDE_READS = 1.05  # how much longer arithmetic takes while layers are read
+_TELLING = 0.1  # share of a pass spent waiting from which it says how fast weights arrive
 _OVERLAPS = (1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0)
 
 
@@ -44,6 +45,19 @@ def pass_seconds(read_s: float, compute_s: float, overlap: float = math.inf) -> 
     if shorter <= 0 or overlap == math.inf:
         return longer
     return float(longer * (1 + (shorter / longer) ** overlap) ** (1 / overlap))
+
+
+def read_seconds_within(pass_s: float, compute_s: float, overlap: float = math.inf) -> float | None:
+    """Seconds of the reading in a pass that was measured: the inverse of `pass_seconds`.
+
+    Returns:
+        None if the arithmetic alone takes about as long, so that the pass does not say.
+    """
+    if compute_s > (1 - _TELLING) * pass_s:
+        return None
+    if overlap == math.inf or compute_s <= 0:
+        return pass_s
+    return float(pass_s * (1 - (compute_s / pass_s) ** overlap) ** (1 / overlap))
 
 
 def fitted_overlap(compute: Curve, whole: Curve, read_s: float) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from edgespec.costs.batches import SIZES, SequenceCells, fewest_sequences, predict_batch
+from edgespec.costs.batches import SIZES, SequenceCells, TextLengths, fewest_sequences, predict_batch
 from edgespec.costs.planner import TargetPasses
 from edgespec.errors import MemoryLimitError
 from edgespec.loading.plan import Plan, Planner, SequencePlan
@@ -50,7 +50,7 @@ def plan_sequences(planner: Planner, drafter: ModelFiles | None) -> SequencePlan
             for sequences, plan in possible.items()
             if not plan.streams or (sequences - 1) * cells.sequence_bytes <= most
         }
-    sequences = _chosen(possible, passes, asked)
+    sequences = _chosen(possible, passes, asked, TextLengths.of(cells.tokens))
     note = (
         f"A token takes {readable(cells.cell_bytes)} of cache, which has room for {sequences} texts of "
         f"{cells.tokens} tokens: {readable(sequences * cells.sequence_bytes)}."
@@ -82,13 +82,16 @@ def with_cells(needs: MemoryNeeds, n_bytes: int) -> MemoryNeeds:
     return replace(needs, footprints=[replace(first, cache=first.cache + n_bytes), *others])
 
 
-def _chosen(possible: Mapping[int, Plan], passes: TargetPasses | None, asked: int | None) -> int:
+def _chosen(
+    possible: Mapping[int, Plan], passes: TargetPasses | None, asked: int | None, text: TextLengths
+) -> int:
     """Choose for how many sequences the cache gets cells."""
     most = max(possible)
     if passes is None:
         return most if asked is not None else min(most, _UNMEASURED)
     predictions = [
-        predict_batch(plan.holding, plan.over(passes), sequences) for sequences, plan in possible.items()
+        predict_batch(plan.holding, plan.over(passes), sequences, text, plan.needs.rows)
+        for sequences, plan in possible.items()
     ]
     if asked is None:
         return fewest_sequences(predictions).sequences

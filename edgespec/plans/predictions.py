@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from edgespec.config import AUTO, NONE
-from edgespec.costs.batches import SIZES, SequenceCells, predict_batch
+from edgespec.costs.batches import SIZES, SequenceCells, TextLengths, predict_batch
 from edgespec.costs.planned_weights import PlannedWeights
 from edgespec.costs.planner import (
     DraftingCosts,
@@ -245,14 +245,16 @@ class _Planning:
                         return plan
             return None
 
-        sizes = [predict_batch(plain.plan.holding, plain.passes, 1)]
+        text = TextLengths.of(cells.tokens)
+        sizes = [predict_batch(plain.plan.holding, plain.passes, 1, text, plain.plan.needs.rows)]
         too_many = SIZES[-1] + plain.plan.memory.budget // max(cells.sequence_bytes, 1)
         for sequences in SIZES[1:]:
             plan = plan_of(sequences)
             if plan is None:
                 too_many = sequences
                 break
-            sizes.append(predict_batch(plan.holding, plan.over(plain.here), sequences))
+            passes, rows = plan.over(plain.here), plan.needs.rows
+            sizes.append(predict_batch(plan.holding, passes, sequences, text, rows))
         known = sizes[-1].sequences
         most = known + bisect(range(known + 1, too_many), False, key=lambda n: plan_of(n) is None)
         return BatchPlan(cells, most, sizes)

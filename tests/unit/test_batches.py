@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.costs.batches import SIZES, SequenceCells, fewest_sequences, knee_of_sequences, predict_batch
+from edgespec.costs.batches import (
+    SIZES,
+    SequenceCells,
+    TextLengths,
+    fewest_sequences,
+    knee_of_sequences,
+    predict_batch,
+)
 from edgespec.costs.curves import Curve
 from edgespec.costs.planned_weights import PlannedExperts, PlannedWeights
 from edgespec.costs.planner import TargetPasses
@@ -33,6 +40,26 @@ def test_a_pass_that_waits_for_the_disk_gives_every_text_a_token() -> None:
 def test_cells_that_displace_weights_are_paid_with_reading() -> None:
     passes = TargetPasses(FLAT, read_rate=GIB)
     assert predict_batch(held(3 * GIB), passes, 16).pass_s == 3.0
+
+
+def test_prompts_of_many_texts_take_passes_of_their_own() -> None:
+    """24 prompts of 90 tokens take 34 passes of 64 rows; every text then takes 64 for its answer."""
+    passes = TargetPasses(FLAT, read_rate=GIB, accept_s=0.5)
+    text = TextLengths(90, 64)
+    found = predict_batch(held(2 * GIB), passes, 24, text, rows=64)
+    assert found.prompt_s == 34 * 2.0
+    assert found.tokens_per_second == pytest.approx(24 * 64 / (34 * 2.0 + 64 * 2.5))
+    assert found.tokens_per_second_a_sequence == found.tokens_per_second / 24
+    record = found.to_json()
+    assert (record["prompt_tokens"], record["answer_tokens"], record["prompt_s"]) == (90, 64, 68.0)
+    answered = predict_batch(held(2 * GIB), passes, 24)
+    assert answered.tokens_per_second == pytest.approx(24 / 2.5)
+
+
+def test_a_text_is_a_prompt_and_an_answer() -> None:
+    assert TextLengths.of(512) == TextLengths(384, 128)
+    assert TextLengths.of(100) == TextLengths(50, 50)
+    assert TextLengths.of(1) == TextLengths(0, 1)
 
 
 def test_more_texts_need_more_experts() -> None:

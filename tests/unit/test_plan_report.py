@@ -34,7 +34,7 @@ from edgespec.plans.predictions import report_on
 from edgespec.plans.report import BatchPlan, PlanReport
 from edgespec.profiles.store import DiskProfile, ProfileStore, disk_key, machine_identity
 from edgespec.progress import no_progress
-from edgespec.units import parse_size
+from edgespec.units import parse_size, readable_rate
 from tests.unit.test_plan import F32, Q4_0, Q4_K, Q6_K, Q8_0, Case, cases
 
 GB = 1_000_000_000
@@ -158,7 +158,7 @@ def _check_trees(read: Read, record: dict[str, Any], speed: str) -> None:
         assert row[2] == readable_rate_cell(speed)
         assert rate_of(row[2]) == max(rate_of(other[2]) for other in trees)
         assert {row[0] for row in trees} == {read.facts["drafter"]}
-    plain = read.tables["SEQUENCES AT ONCE, NO DRAFTS"][0][1]
+    plain = readable_rate(record["plain"]["tokens_per_second"], "")
     if "without drafts" not in read.facts:
         assert readable_rate_cell(speed) == plain
         return
@@ -215,7 +215,9 @@ def _check_batch(read: Read, record: dict[str, Any]) -> None:
         assert readable_rate_cell(match[4]) == rows[int(match[3])][1]
         assert rate_of(match[4]) <= rate_of(match[1])
     batch = record["batch"]
-    assert batch["sizes"][0]["tokens_per_second"] == record["plain"]["tokens_per_second"]
+    alone = batch["sizes"][0]
+    assert alone["pass_s"] == record["plain"]["pass_s"]
+    assert alone["tokens_per_second"] <= record["plain"]["tokens_per_second"], "its prompt counts"
     assert batch["fastest"]["tokens_per_second"] == max(size["tokens_per_second"] for size in batch["sizes"])
     assert [size["texts"] for size in batch["sizes"]] == list(rows)
     (room,) = re.findall(r"room for (\d+) sequences? of", read.facts["KV cache per token"])

@@ -185,12 +185,13 @@ def _prompt(time: PromptTime) -> tuple[str, ...]:
 
 def _batches(batch: BatchPlan) -> str:
     return table(
-        ("SEQUENCES AT ONCE, NO DRAFTS", "TOKENS/S", "EACH", "PASS", "READ A PASS"),
+        ("SEQUENCES AT ONCE, NO DRAFTS", "TOKENS/S", "EACH", "PROMPTS", "PASS", "READ A PASS"),
         [
             (
                 str(size.sequences),
                 readable_rate(size.tokens_per_second, ""),
                 readable_rate(size.tokens_per_second_a_sequence, ""),
+                readable_duration(size.prompt_s),
                 readable_duration(size.pass_s),
                 readable(size.holding.pass_bytes(size.sequences)),
             )
