@@ -13,7 +13,7 @@ from edgespec.measure.passes import passes_by_first_layers, quick_passes
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.first_layers import FirstLayers
-from edgespec.profiles.store import DraftProfile, PassProfile, ProfileKeys, ProfileStore
+from edgespec.profiles.store import DraftProfile, PassProfile, ProfileKeys, ProfileStore, disk_key
 from edgespec.progress import Progress
 from edgespec.speculation.drafters.base import Drafter
 
@@ -63,6 +63,8 @@ def initial_costs(
             return curve.scaled(SLOWDOWN_BESIDE_READS) if n_bytes else curve
 
         measured = None if first_layers is None else passes_by_first_layers(target, first_layers)
+        if measured is not None:  # the ring alone was read, which says little of a disk
+            measured = replace(measured, read_rate=_known_rate(target, store) or measured.read_rate)
         measured = measured or quick_passes(target, _PATIENCE_S, derived)
         if estimates.disturbed:
             measured = replace(measured, busy=1.0)
@@ -81,6 +83,15 @@ def initial_costs(
     if drafts is None:
         return RoundCosts(verify)
     return RoundCosts(verify, *even_step(drafts.step, width, drafts.overhead))
+
+
+def _known_rate(target: Target, store: ProfileStore) -> float:
+    """Bytes per second that arrived from the target's disk in earlier passes of any model; 0 if unknown."""
+    try:
+        disk = store.disk(disk_key(target.model.weights.paths[0]))
+    except (OSError, IndexError):
+        return 0.0
+    return 0.0 if disk is None else disk.streamed_rate
 
 
 def better(known: PassProfile | None, measured: PassProfile) -> PassProfile:

@@ -15,38 +15,51 @@ import numpy as np
 
 from edgespec.errors import StreamError
 from edgespec.files.direct_reader import BLOCK, FileReader
+from edgespec.offload.layout import PIECE_BYTES
 from edgespec.offload.weight_memory import WeightMemory
+from edgespec.offload.weights import N_READERS
 from edgespec.profiles.store import DiskProfile
 from edgespec.progress import Progress
 
 _BLOCKS = (1 << 20, 4 << 20, 16 << 20)
 _THREADS = (1, 2, 4)
 _COPIED = 128 << 20
+_TRIALS = 0.25  # of the time, to try block sizes and threads; and the same for buffered reads
 
 
 def measure_reading(path: Path, seconds: float, on_progress: Progress) -> DiskProfile:
-    """Measure direct reads by block size and number of threads, and buffered reads of uncached data.
+    """Measure direct reads as passes make them, and buffered reads of uncached data.
+
+    Which block size and number of threads is the fastest is found as well. A disk may read for a moment, or
+    what was read just before, much faster than it reads for long. So every measurement reads on in the file,
+    and the speed of direct reads is that of the second half of a longer one.
 
     Raises:
         StreamError: the file cannot be read.
     """
     what = "Measuring the disk"
-    share = seconds / (len(_BLOCKS) * len(_THREADS) + 2)
-    best, how = 0.0, (_BLOCKS[0], 1)
+    settings = [(block, threads) for block in _BLOCKS for threads in _THREADS]
+    share = _TRIALS * seconds / len(settings)
+    direct, best, how, place = 0.0, 0.0, settings[0], 0
     try:
         with closing(FileReader(path, direct=True)) as reader:
-            for number, (block, threads) in enumerate((b, t) for b in _BLOCKS for t in _THREADS):
+            for number, (block, threads) in enumerate(settings):
                 on_progress(what, number * share / seconds)
-                speed = _speed(reader, block, threads, share)
+                speed, place = _speed(reader, block, threads, share, start=place)
                 if speed > best:
                     best, how = speed, (block, threads)
+            on_progress(what, _TRIALS)
+            for _ in range(2):
+                direct, place = _speed(
+                    reader, PIECE_BYTES, N_READERS, (1 - 2 * _TRIALS) * seconds / 2, start=place
+                )
     except StreamError:
-        best = 0.0  # this file system does not support direct reads
-    on_progress(what, 1 - 2 * share / seconds)
+        direct = 0.0  # this file system does not support direct reads
+    on_progress(what, 1 - _TRIALS)
     forget_cached(path)
     with closing(FileReader(path, direct=False)) as reader:
-        buffered = _speed(reader, _BLOCKS[1], 2, 2 * share)
-    return DiskProfile(best, buffered, *how)
+        buffered, _ = _speed(reader, PIECE_BYTES, N_READERS, _TRIALS * seconds, start=place)
+    return DiskProfile(direct, buffered, *how)
 
 
 def sequential_speed(path: Path, *, most_bytes: int) -> tuple[float, bool]:
@@ -61,7 +74,7 @@ def sequential_speed(path: Path, *, most_bytes: int) -> tuple[float, bool]:
     block = _BLOCKS[-1]
     with closing(FileReader(path)) as reader:
         blocks = -(-min(reader.n_bytes, most_bytes) // block)
-        return _speed(reader, block, 2, math.inf, blocks), reader.direct
+        return _speed(reader, block, 2, math.inf, blocks)[0], reader.direct
 
 
 def read_speed(path: Path, *, most_bytes: int = 256 << 20, seconds: float = 1.0) -> float | None:
@@ -74,7 +87,7 @@ def read_speed(path: Path, *, most_bytes: int = 256 << 20, seconds: float = 1.0)
             most_bytes = min(most_bytes, reader.n_bytes)
             if most_bytes < _BLOCKS[1]:
                 return None
-            return _speed(reader, _BLOCKS[1], _THREADS[-1], seconds, most_bytes // _BLOCKS[1])
+            return _speed(reader, _BLOCKS[1], _THREADS[-1], seconds, most_bytes // _BLOCKS[1])[0]
     except StreamError:
         return None
 
@@ -94,23 +107,36 @@ def memory_bandwidth(threads: int, rounds: int = 5) -> float:
 
 
 def _speed(
-    reader: FileReader, block: int, threads: int, seconds: float, most_blocks: int | None = None
-) -> float:
+    reader: FileReader,
+    block: int,
+    threads: int,
+    seconds: float,
+    most_blocks: int | None = None,
+    *,
+    start: int = 0,
+) -> tuple[float, int]:
     """Bytes per second while this many threads read block after block, starting over at the end of the file.
 
     They read into huge pages, as streaming does: the kernel pins every page that a direct read goes to, and
     for small pages that takes longer than a fast disk needs for the read.
+
+    Args:
+        start: byte to begin near.
+
+    Returns:
+        The speed, and where a further measurement may begin.
     """
     whole = max(reader.n_bytes // block, 1)
     lock = threading.Lock()
-    state = {"next": 0, "bytes": 0}
+    first = start // block
+    state = {"next": first, "bytes": 0}
     begun = time.perf_counter()
 
     def read(memory: memoryview) -> None:
         with memory:
             while time.perf_counter() - begun < seconds:
                 with lock:
-                    if state["next"] == most_blocks:
+                    if most_blocks is not None and state["next"] - first >= most_blocks:
                         return
                     place = state["next"] % whole
                     state["next"] += 1
@@ -123,7 +149,7 @@ def _speed(
     with closing(WeightMemory(threads * block)) as area, ThreadPoolExecutor(threads) as pool:
         for job in [pool.submit(read, area.view(number * block, block)) for number in range(threads)]:
             job.result()
-    return state["bytes"] / (time.perf_counter() - begun)
+    return state["bytes"] / (time.perf_counter() - begun), state["next"] * block % max(reader.n_bytes, 1)
 
 
 def forget_cached(path: Path) -> None:

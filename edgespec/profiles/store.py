@@ -171,20 +171,23 @@ class DiskProfile(Figures):
     """Measured speed of reading one file.
 
     Attributes:
-        direct: bytes per second of direct reads, at the best setting; 0 where direct reads do not work.
+        direct: bytes per second of direct reads, as passes make them; 0 where direct reads do not work.
         buffered: bytes per second through a cold page cache.
-        block_bytes, threads: the best setting.
+        block_bytes, threads: the fastest setting.
+        streamed_rate: bytes per second that arrived while passes ran over streamed weights; 0 if none did
+            yet.
     """
 
     direct: float
     buffered: float
     block_bytes: int
     threads: int
+    streamed_rate: float = 0.0
 
     @property
     def speed(self) -> float:
         """Bytes per second that streaming can rely on."""
-        return self.direct or self.buffered
+        return self.streamed_rate or self.direct or self.buffered
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,26 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from edgespec.costs.pass_time import USUAL_OVERLAP, read_seconds_within
 from edgespec.costs.yields import BUDGETS, TreeYields
 from edgespec.generation.expert_use import ExpertUse
 from edgespec.generation.result import PassRecord
 from edgespec.machine.contention import ContentionWatch
 from edgespec.models.llama.runtime.weight_store import WeightStore
-from edgespec.profiles.store import ExpertProfile, PassProfile, ProfileKeys, ProfileStore
+from edgespec.profiles.store import (
+    DiskProfile,
+    ExpertProfile,
+    PassProfile,
+    ProfileKeys,
+    ProfileStore,
+    disk_key,
+)
 from edgespec.profiles.stream_rate import StreamRate
 from edgespec.speculation.sizing.yield_meter import YieldMeter, accepted_by_budget
 from edgespec.speculation.tree import TokenTree
@@ -129,6 +138,38 @@ def corrected_passes(profile: PassProfile, seconds: Mapping[int, Sequence[float]
     return replace(profile, compute=curve)
 
 
+@dataclass(frozen=True)
+class _StreamedPass:
+    """A pass over streamed weights.
+
+    Attributes:
+        pass_s: its seconds.
+        wait_s: those that it waited for weights.
+        ahead_s: seconds before it during which its first weights were read.
+    """
+
+    pass_s: float
+    wait_s: float
+    ahead_s: float
+
+
+def arriving_rate(passes: Iterable[_StreamedPass], streamed_bytes: int, overlap: float) -> float | None:
+    """Bytes that arrive per second, as a prediction of these passes has to assume: a median.
+
+    While the processor computes, readers get less of it, so that a count of bytes and seconds shows a slower
+    disk than passes of few rows find. Predictions regard that by the overlap, so it is taken out here.
+
+    Returns:
+        None if too few passes waited for the disk.
+    """
+    seconds = [
+        read_s + each.ahead_s
+        for each in passes
+        if (read_s := read_seconds_within(each.pass_s, each.pass_s - each.wait_s, overlap)) is not None
+    ]
+    return streamed_bytes / statistics.median(seconds) if len(seconds) >= _ENOUGH_PASSES else None
+
+
 class ProfileUpdates:
     """Collects the passes of one engine, and corrects the stored profile with them.
 
@@ -142,6 +183,7 @@ class ProfileUpdates:
         self._tallies: dict[float, _TreeTally | None] = {}
         self._meters: dict[bool, _FirstTrees] = {}  # of pairs whose yields are not known, by whether sampled
         self._seconds: dict[int, deque[float]] = {}
+        self._streamed: deque[_StreamedPass] = deque(maxlen=_MOST_PASSES)
         self._experts = ExpertUse()
         self._watch: ContentionWatch | None = None
 
@@ -152,6 +194,10 @@ class ProfileUpdates:
             threads: how many threads computed it.
         """
         self._experts += record.experts or ExpertUse()
+        if record.wait_s and record.experts is None:
+            self._streamed.append(
+                _StreamedPass(record.verify_s - record.setup_s, record.wait_s, record.draft_read_s)
+            )
         if record.prompt_rows:
             return
         if self._watch is None:
@@ -182,6 +228,7 @@ class ProfileUpdates:
         self._tallies.clear()
         self._meters.clear()
         self._seconds.clear()
+        self._streamed.clear()
         self._experts = ExpertUse()
         self._watch = None
 
@@ -219,9 +266,16 @@ class ProfileUpdates:
         self._store.put(keys.passes, corrected_passes(passes, self._seconds))
 
     def _save_rate(self, weights: WeightStore, keys: ProfileKeys) -> None:
+        """Store how fast weights arrived: with the passes of this model, and for others on the same disk."""
         arriving = StreamRate(weights, since_loading=True)
         if arriving.n_bytes < _ENOUGH_PASSES * weights.streamed_bytes or not arriving.n_bytes:
             return
         passes = self._store.passes(keys.passes)
+        overlap = USUAL_OVERLAP if passes is None else passes.overlap
+        rate = arriving_rate(self._streamed, weights.streamed_bytes, overlap) or arriving.rate
         if passes is not None:
-            self._store.put(keys.passes, replace(passes, read_rate=arriving.rate))
+            self._store.put(keys.passes, replace(passes, read_rate=rate))
+        with suppress(OSError):  # the file is gone
+            key = disk_key(weights.paths[0])
+            disk = self._store.disk(key) or DiskProfile(0.0, 0.0, 0, 0)
+            self._store.put(key, replace(disk, streamed_rate=rate))

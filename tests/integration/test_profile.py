@@ -16,7 +16,7 @@ from edgespec.costs.yields import BUDGETS
 from edgespec.generation.config import GenerationConfig
 from edgespec.models.hub.removal import plan_removal
 from edgespec.offload.weights import StreamedWeights
-from edgespec.profiles.store import ProfileStore
+from edgespec.profiles.store import ProfileStore, disk_key
 from tests.busy import busy_machine
 from tests.least_memory import least_memory
 
@@ -154,10 +154,13 @@ def test_how_fast_weights_came_is_kept_for_the_next_run(smol_path: Path) -> None
         weights = engine.target.model.weights
         assert isinstance(weights, StreamedWeights)
         assert weights.read_bytes >= len(answer.passes) * weights.streamed_bytes
-        expected = weights.read_bytes / weights.reading_s
-    kept = store.passes(key)
+        # Reads that arithmetic slows down take longer than those that predictions are made of.
+        least, disk = 0.8 * weights.read_bytes / weights.reading_s, disk_key(weights.paths[0])
+    kept, of_disk = store.passes(key), store.disk(disk)
     assert kept is not None
-    assert kept.read_rate == pytest.approx(expected, rel=0.2)
+    assert kept.read_rate > least
+    assert of_disk is not None, "for other models on this disk, too"
+    assert of_disk.speed == of_disk.streamed_rate == kept.read_rate
 
 
 def test_plain_decoding_and_fixed_trees_need_no_figures(smol_path: Path) -> None:

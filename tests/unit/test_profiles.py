@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edgespec.costs.curves import Curve
+from edgespec.costs.pass_time import pass_seconds
 from edgespec.costs.yields import expected_yields
 from edgespec.profiles.store import (
     DiskProfile,
@@ -17,6 +21,7 @@ from edgespec.profiles.store import (
     ProfileKeys,
     ProfileStore,
 )
+from edgespec.profiles.updates import _StreamedPass, arriving_rate
 
 CURVE = Curve.through([(1, 0.125), (64, 0.5)])
 PASSES = PassProfile(CURVE, (0.01, 0.02), 0.001, True, 2e9, 10**9, 10**8, 1.5)
@@ -41,6 +46,42 @@ def test_every_kind_survives_its_file(store: ProfileStore) -> None:
     assert found is not None
     assert found.at(16) == pytest.approx(yields.at(16), abs=1e-3)
     assert not list(store.folder.glob("*.partial"))
+
+
+def test_what_passes_saw_of_a_disk_counts_more_than_a_measurement(store: ProfileStore) -> None:
+    measured = DiskProfile(3e9, 1e9, 4 << 20, 2)
+    assert measured.speed == 3e9
+    store.put({"device": "1"}, replace(measured, streamed_rate=1.5e9))
+    seen = store.disk({"device": "1"})
+    assert seen is not None
+    assert seen.speed == 1.5e9
+    older = {name: n for name, n in measured.to_json().items() if name != "streamed_rate"}
+    assert DiskProfile.from_json(older) == measured
+
+
+@given(
+    rate=st.floats(1e8, 1e10),
+    overlap=st.sampled_from([1.5, 4.0, 16.0, math.inf]),
+    compute=st.lists(st.floats(0.01, 3.0), min_size=4, max_size=12),
+    ahead=st.floats(0.0, 0.9),
+)
+def test_the_rate_is_the_one_that_predicts_the_passes(
+    rate: float, overlap: float, compute: list[float], ahead: float
+) -> None:
+    """However long the arithmetic takes, and however much was read before a pass."""
+    n_bytes = 5_000_000_000
+    read_s = (1 - ahead) * n_bytes / rate
+    passes = [
+        _StreamedPass(whole, whole - busy, ahead * n_bytes / rate)
+        for busy in compute
+        for whole in [pass_seconds(read_s, busy, overlap)]
+    ]
+    telling = [each for each in passes if each.wait_s > 0.11 * each.pass_s]
+    found = arriving_rate(passes, n_bytes, overlap)
+    if len(telling) >= 4:
+        assert found == pytest.approx(rate, rel=1e-3)
+    elif not any(each.wait_s > 0.09 * each.pass_s for each in passes):
+        assert found is None
 
 
 @pytest.mark.parametrize(

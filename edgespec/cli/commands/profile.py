@@ -91,8 +91,10 @@ def _report(found: FullProfile) -> str:
         rows.append(("memory", f"{_rate(found.bandwidth)} while all threads copy"))
     if found.disk is not None:
         if found.disk.direct:
-            how = f"{found.disk.threads} at a time, {found.disk.block_bytes >> 20} MiB each"
+            how = f"fastest {found.disk.threads} at a time, {found.disk.block_bytes >> 20} MiB each"
             rows.append(("disk, direct reads", f"{_rate(found.disk.direct)} ({how})"))
+        if found.disk.streamed_rate:
+            rows.append(("disk, during passes", _rate(found.disk.streamed_rate)))
         rows.append(("disk, through the cache", _rate(found.disk.buffered)))
     rows.append(("start", f"{found.passes.load_s:.1f} s"))
     if found.experts is not None:
