@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import psutil
 import pytest
 
 from edgespec.bench.rows.capped import cap_kind, run_capped
+from edgespec.files.direct_reader import FileReader
 from edgespec.machine.cores import FEATURES, probe_cores, usable_cores
 from edgespec.machine.disks import Disk, disk_of
 from edgespec.machine.gpus import Gpu, parse_nvidia_smi, probe_gpus
 from edgespec.machine.memory import available_memory, probe_memory
 from edgespec.machine.power import Power, probe_power
 from edgespec.machine.probe import probe
-from edgespec.measure.throughput import read_speed
+from edgespec.measure.throughput import _speed, measure_reading, read_speed
+from edgespec.progress import no_progress
 
 MIB = 1 << 20
 EPYC = "fpu avx avx2 f16c fma bmi2 avx512f avx512cd avx512vl avx512dq avx512bw avx512_vnni avx512vbmi"
@@ -354,6 +358,22 @@ def test_a_speed_is_measured_and_a_small_file_has_none(tmp_path: Path) -> None:
     file.write_bytes(bytes(1000))
     assert read_speed(file) is None
     assert read_speed(tmp_path / "absent") is None
+
+
+def test_a_measurement_of_a_disk_reads_on_where_the_last_one_ended(tmp_path: Path) -> None:
+    """What was read a moment ago may come from a cache that no direct read bypasses."""
+    path, block = tmp_path / "file", 1 << 20
+    path.write_bytes(bytes(8 * block))
+    with closing(FileReader(path)) as reader:
+        speed, place = _speed(reader, block, 2, math.inf, 3)
+        assert speed > 0
+        assert place == 3 * block
+        _, place = _speed(reader, block, 1, math.inf, 7, start=place)
+        assert place == 2 * block, "it starts over at the end"
+    found = measure_reading(path, 0.2, no_progress)
+    assert found.buffered > 0
+    assert (found.direct > 0) is bool(disk_of(path).direct)
+    assert found.streamed_rate == 0
 
 
 # Graphics and power
