@@ -16,6 +16,7 @@ from edgespec.kernels.rebuild import rebuild_command
 from edgespec.kernels.report import TrialReport
 from edgespec.kernels.setting import AUTO, PLAIN, VARIABLE
 from edgespec.processes.exit_status import crash_fault, ending_signal
+from edgespec.processes.parent import ended_with_parent
 from edgespec.processes.trial import memory_is_limited
 
 TRIAL_TIMEOUT_S = 240.0  # it takes two seconds; this long only on a machine that starves it
@@ -98,7 +99,7 @@ def _run(command: list[str], timeout_s: float) -> tuple[_Outcome, int | None, st
     """Run the worker: its report, its exit status (None: killed because it hung), and its last error line."""
     try:
         done = subprocess.run(
-            command,
+            ended_with_parent(command),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=timeout_s,

@@ -30,14 +30,14 @@ from edgespec.progress import report_waiting
 _STARTING_S = 60.0
 _WALL_PER_CPU = 4.0
 _POLL_S = 0.1
-_PR_SET_PDEATHSIG = 1
 _STACK_BYTES = 2 << 20  # a quarter of the usual stack size
 _STARTED = b"started\n"  # the child's first line of output: its limits apply, and the attempt begins
 _BOOT = (
     "import json, sys\n"
     "sys.path[:] = json.loads(sys.argv[1])\n"
-    "from edgespec.processes.trial import end_with_parent, serve\n"
+    "from edgespec.processes.parent import end_with_parent\n"
     "end_with_parent(int(sys.argv[3]))\n"
+    "from edgespec.processes.trial import serve\n"
     "from importlib import import_module\n"
     "serve(import_module(sys.argv[2]).attempt)\n"
 )
@@ -165,21 +165,6 @@ def _run(module: str, order: bytes, subject: str, wall_s: float) -> subprocess.C
         except BaseException:
             child.kill()
             raise
-
-
-def end_with_parent(parent: int) -> None:
-    """Have Linux kill this process when the thread that started it ends, even while it is stopped.
-
-    Args:
-        parent: the process id of the parent, which may have ended already.
-    """
-    if sys.platform != "linux":
-        return
-    import ctypes
-
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def serve(attempt: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:

@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgespec.processes.parent import ended_with_parent
+
 _ROOTS = {"cgroup-v1": Path("/sys/fs/cgroup/memory"), "cgroup-v2": Path("/sys/fs/cgroup")}
 # The limit of memory, and the one that keeps swap from taking what does not fit.
 _LIMITS = {
@@ -135,13 +137,14 @@ def run_capped(
         with_errors: put standard error into `output`.
         keep_errors: put it into `errors`; otherwise it goes where this process's goes.
         text: written to its standard input, which then stays open until the process ends, so that the process
-            can notice when its parent is gone; None gives it no input.
+            can notice when its parent is gone; None gives it no input, and on Linux it is killed then.
         on_line: called with each line of its output as it arrives.
     """
     with _group(cap) as (group, scope), tempfile.TemporaryFile() as errors:
         start = time.perf_counter()
+        command = [*_wrapped(group, scope, cap), *command]
         process = subprocess.Popen(
-            [*_wrapped(group, scope, cap), *command],
+            ended_with_parent(command) if text is None else command,
             stdin=subprocess.DEVNULL if text is None else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT if with_errors else errors if keep_errors else None,

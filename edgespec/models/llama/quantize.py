@@ -22,6 +22,7 @@ from edgespec.errors import BackendError, EdgeSpecError, ModelFileError, OutputE
 from edgespec.files.writing import atomic_large_write, writing_to
 from edgespec.installation import install_command
 from edgespec.processes.exit_status import describe_exit
+from edgespec.processes.parent import ended_with_parent
 
 KEEP = "keep"
 
@@ -108,8 +109,9 @@ def _run_worker(request: dict[str, Any]) -> dict[str, Any]:
     search = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     # On an abort, llama.cpp would otherwise start a debugger to print a backtrace.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(search), "GGML_NO_BACKTRACE": "1"}
+    command = [sys.executable, "-m", "edgespec.models.llama.quantize_worker", json.dumps(request)]
     child = subprocess.run(
-        [sys.executable, "-m", "edgespec.models.llama.quantize_worker", json.dumps(request)],
+        ended_with_parent(command),
         env=environment,
         stdin=subprocess.DEVNULL,
         capture_output=True,
