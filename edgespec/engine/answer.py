@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from edgespec.engine.answer_plan import AnswerPlan
@@ -68,7 +69,7 @@ class AnswerInProgress:
         most = room if config.max_tokens is None else min(config.max_tokens, room)
         self.sequence = RunningSequence(list(prompt), method, len(prompt) + most, sizer)
         self._room = room
-        self._vocabulary = vocabulary
+        self._spell = partial(vocabulary.piece, control=True)  # no method of this object, which it would keep
         self._prompt_tokens = len(prompt)
         self._start = time.perf_counter()
         self._logprobs: Logprobs | None = None
@@ -76,9 +77,6 @@ class AnswerInProgress:
             self._logprobs = self.sequence.on_accept = Logprobs(config.logprobs, self._spell)
         self.scores: PromptScores | None = None
         self._observer: AnswerObserver | None = None
-
-    def _spell(self, token: int) -> bytes:
-        return self._vocabulary.piece(token, control=True)
 
     def score_prompt(self, first: int) -> None:
         """Record the log-probabilities of the prompt's tokens, from this position on."""

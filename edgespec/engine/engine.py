@@ -665,12 +665,7 @@ class Engine:
             while not self._abort.is_set:
                 yield from scheduler.join_and_leave()
                 if not scheduler.is_idle:
-                    batch = scheduler.schedule()
-                    if batch is not None:
-                        records = self.step(batch)
-                        if records and on_pass is not None:
-                            on_pass(records)
-                        yield from scheduler.passed(records, batch)
+                    yield from self._scheduled_pass(scheduler, on_pass)
                     scheduler.write_state()
                 elif not scheduler.write_state():
                     yield None
@@ -681,6 +676,18 @@ class Engine:
             unfinished = scheduler.close()
         for request, answer in unfinished:
             yield Event(request, self._finish(answer, "cancelled", in_cache=False))
+
+    def _scheduled_pass(
+        self, scheduler: Scheduler, on_pass: Callable[[Sequence[PassRecord]], None] | None
+    ) -> Generator[Event, None, None]:
+        """Yield what a pass adds to each answer; nothing of the pass is kept afterwards."""
+        batch = scheduler.schedule()
+        if batch is None:
+            return
+        records = self.step(batch)
+        if records and on_pass is not None:
+            on_pass(records)
+        yield from scheduler.passed(records, batch)
 
     def _new_answer(self, prompt_tokens: int, config: GenerationConfig, seed: int) -> Generation:
         answer = Generation(

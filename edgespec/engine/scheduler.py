@@ -195,7 +195,9 @@ class Scheduler:
         if records:
             rows = sum(record.nodes for record in records) + batch.other_rows
             self._prefill_limiter.passed(rows, records[0].verify_s)
-        for running, record in zip(self._extended, records, strict=True):
+        extended = self._extended
+        self._extended = self._read = []  # an answer that ends now is not kept until the next pass
+        for running, record in zip(extended, records, strict=True):
             yield from self._add(running, record)
 
     def write_state(self) -> bool:

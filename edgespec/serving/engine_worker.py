@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from edgespec.engine.requests import Request, RequestSource
+from edgespec.engine.requests import Event, Request, RequestSource
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk, PassRecord
 from edgespec.serving.model_worker import ModelWorker, Pending
@@ -66,9 +68,9 @@ class PendingAnswer(Pending[Chunk | PrefillProgress]):
             self.tokens,
             self.config,
             raw=self.raw,
-            key=self,
+            key=(this := weakref.ref(self)),  # no cycle, which would keep the prompt until it is collected
             traced=self.traced,
-            on_prefill=self._tell_progress,
+            on_prefill=partial(_tell_progress, this),
             scored_from=self.scored_from,
         )
 
@@ -79,12 +81,18 @@ class PendingAnswer(Pending[Chunk | PrefillProgress]):
     def begin(self) -> None:
         self.read_from = time.monotonic()
 
-    def _tell_progress(self, read: int, total: int) -> None:
+    def tell_progress(self, read: int, total: int) -> None:
         """Say how much of the prompt was read, now and then; called by the worker's thread."""
         now = time.monotonic()
         if read < total and now - self.told_at >= _TELL_EVERY_S:
             self.told_at = now
             self.deliver(PrefillProgress(read, total, now - self.read_from))
+
+
+def _tell_progress(pending: weakref.ref[PendingAnswer], read: int, total: int) -> None:
+    answer = pending()
+    if answer is not None:
+        answer.tell_progress(read, total)
 
 
 class EngineWorker(ModelWorker[ServedModel, PendingAnswer], RequestSource):
@@ -105,12 +113,16 @@ class EngineWorker(ModelWorker[ServedModel, PendingAnswer], RequestSource):
             self.metrics.pass_done(len(records), records[0].seconds, read - before)
 
         for event in model.engine.stream_many(self, parallel=self._parallel, on_pass=count_pass):
-            pending: PendingAnswer = event.request.key
-            if event.chunk is not None:
-                self._count(event.chunk, pending)
-                pending.deliver(event.chunk)
-            if event.is_last:
-                self._done(pending, event.error)
+            self._pass_on(event)
+
+    def _pass_on(self, event: Event) -> None:
+        """Give an event to its client; a function, so that nothing is held while the worker waits."""
+        pending: PendingAnswer = event.request.key()  # it exists until it is done
+        if event.chunk is not None:
+            self._count(event.chunk, pending)
+            pending.deliver(event.chunk)
+        if event.is_last:
+            self._done(pending, event.error)
 
     def _count(self, chunk: Chunk, pending: PendingAnswer) -> None:
         if chunk.record is not None and not pending.said_something:

@@ -14,7 +14,7 @@ from starlette.requests import Request as HTTPRequest
 
 from edgespec.generation.result import Generation
 from edgespec.serving.api.limits import Limits
-from edgespec.serving.api.refusals import Refusal, ShuttingDown, logged_refusal
+from edgespec.serving.api.refusals import Refusal, ShuttingDown, forget_frames, logged_refusal
 from edgespec.serving.model_worker import ModelWorker
 from edgespec.serving.request_bodies import BodyReceiver, RequestBody
 from edgespec.serving.request_log import GONE, RequestLogEntry
@@ -84,7 +84,9 @@ class RequestHandler(ABC, Generic[Worker, PathT]):
         except ClientDisconnect:
             sender.note_refused()
         except Exception as error:
-            await sender.refuse(logged_refusal(error))
+            refusal = logged_refusal(error)
+            forget_frames(error)
+            await sender.refuse(refusal)
         finally:
             self.worker.metrics.request_ended(sender.outcome)
             if self._on_request is not None:

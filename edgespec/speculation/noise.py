@@ -38,21 +38,22 @@ def philox(seed: int, stream: NoiseStream, position: int) -> np.random.Philox:
 class NoiseCache:
     """A small cache of the noise of the latest positions.
 
+    It does not keep the function that makes arrays: as a method of its owner, that would keep both in memory
+    until the garbage collector runs, which counts objects and not their megabytes.
+
     Args:
-        make: makes the array of a position.
         most_bytes: limit of the cache; the latest array is kept in any case.
     """
 
-    def __init__(self, make: Callable[[int], NDArray[Any]], most_bytes: int = KEPT_BYTES) -> None:
-        self._make = make
+    def __init__(self, most_bytes: int = KEPT_BYTES) -> None:
         self._most_bytes = most_bytes
         self._kept: dict[int, NDArray[Any]] = {}
 
-    def __call__(self, position: int) -> NDArray[Any]:
-        """The array of a position, which must not be modified."""
+    def at(self, position: int, make: Callable[[int], NDArray[Any]]) -> NDArray[Any]:
+        """The array of a position, which must not be modified; `make` makes it if it is not kept."""
         kept = self._kept
         if position not in kept:
-            made = self._make(position)
+            made = make(position)
             while kept and (len(kept) >= _KEPT_POSITIONS or (len(kept) + 1) * made.nbytes > self._most_bytes):
                 del kept[next(iter(kept))]
             kept[position] = made
@@ -66,11 +67,11 @@ class GumbelNoise:
         self.seed = seed
         self._stream = stream
         self._n_vocab = n_vocab
-        self._bits = NoiseCache(self._draw, _BITS_BYTES)
+        self._bits = NoiseCache(_BITS_BYTES)
 
     def at(self, position: int, tokens: NDArray[np.integer] | None = None) -> NDArray[np.float64]:
         """Gumbel(0, 1) noise at a position, for the given tokens or for the whole vocabulary."""
-        bits: NDArray[np.uint64] = self._bits(position)
+        bits: NDArray[np.uint64] = self._bits.at(position, self._draw)
         if tokens is not None:
             bits = bits[tokens]
         # 52 random bits, centred in their interval: never 0, and not rounded to 1 either.

@@ -168,7 +168,7 @@ class CalibratedRanking(Ranking):
         self._config = config
         self._noise = noise
         self._calibration = calibration
-        self._kept = NoiseCache(self._added)
+        self._kept = NoiseCache()
         # Megabytes, refilled in every draft step: allocating them anew each time would be slow.
         self._scores = np.empty((0, 0), dtype=np.float32)
 
@@ -204,7 +204,7 @@ class CalibratedRanking(Ranking):
             self._scores = np.empty(logits.shape, dtype=np.float32)
         scores = self._scores[: len(logits)]
         for row, values, position in zip(scores, logits, positions, strict=False):
-            np.add(values, self._kept(position)[: len(values)], out=row)
+            np.add(values, self._kept.at(position, self._added)[: len(values)], out=row)
         cut = self._cut(logits)
         if cut is not None:
             np.copyto(scores, -np.inf, where=logits < cut - self._calibration.nats)

@@ -87,7 +87,7 @@ def test_the_noise_of_a_seed_never_changes_between_versions() -> None:
 @pytest.mark.parametrize("bits", [0, 2**64 - 1], ids=["lowest", "highest"])
 def test_the_most_extreme_bits_give_finite_noise(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     noise = GumbelNoise(0, 1)
-    monkeypatch.setattr(noise, "_bits", lambda position: np.array([bits], dtype=np.uint64))
+    monkeypatch.setattr(noise, "_draw", lambda position: np.array([bits], dtype=np.uint64))
     assert np.isfinite(noise.at(0)).all()
 
 
@@ -104,14 +104,14 @@ def test_noise_is_kept_within_bounds_whatever_the_vocabulary(n_vocab: int) -> No
         made.append(position)
         return np.full(n_vocab, position, dtype=np.uint64)
 
-    kept = NoiseCache(make)
+    kept = NoiseCache()
     tracemalloc.start()
     for position in range(100):
-        assert kept(position)[0] == position
-        assert kept(position)[-1] == position
+        assert kept.at(position, make)[0] == position
+        assert kept.at(position, make)[-1] == position
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert made == list(range(100))  # each once: the latest are kept
     assert held <= KEPT_BYTES + (1 << 20)
-    kept(0)
+    kept.at(0, make)
     assert made[-1] == 0

@@ -214,32 +214,33 @@ def render_segments(
     Raises:
         TemplateError: as `ChatTemplate.render`.
     """
-    hidden = _Hidden()
-
-    def protect(value: Any, name: str = "") -> Any:
-        if isinstance(value, Mapping):
-            return {protect(key): protect(item, key) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return [protect(item) for item in value]
-        # The template compares roles, which are plain words; anything else it only prints.
-        if not isinstance(value, str) or (name == "role" and value.isalpha()):
-            return value
-        return hidden.hide(value, controls(value))
-
-    protected = [protect(message) for message in messages]
-    given = {name: protect(value) for name, value in (variables or {}).items()}
+    hidden = _Hidden(controls)
+    protected = [hidden.protect(message) for message in messages]
+    given = {name: hidden.protect(value) for name, value in (variables or {}).items()}
     return hidden.split(template.render(protected, add_generation_prompt, variables=given))
 
 
 class _Hidden:
     """Control strings of one conversation, and the numbers that replace them."""
 
-    def __init__(self) -> None:
+    def __init__(self, controls: Callable[[str], list[str]]) -> None:
+        self._controls = controls
         self._key = str(10**31 + secrets.randbelow(9 * 10**31))
         self._originals: list[str] = []
 
-    def hide(self, text: str, controls: list[str]) -> str:
-        longest_first = sorted(filter(None, controls), key=len, reverse=True)
+    def protect(self, value: Any, name: str = "") -> Any:
+        """A message, or a part of one that has this name, with numbers instead of control strings."""
+        if isinstance(value, Mapping):
+            return {self.protect(key): self.protect(item, key) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.protect(item) for item in value]
+        # The template compares roles, which are plain words; anything else it only prints.
+        if not isinstance(value, str) or (name == "role" and value.isalpha()):
+            return value
+        return self._hide(value)
+
+    def _hide(self, text: str) -> str:
+        longest_first = sorted(filter(None, self._controls(text)), key=len, reverse=True)
         if not longest_first:
             return text
         return re.sub("|".join(map(re.escape, longest_first)), self._replace, text)

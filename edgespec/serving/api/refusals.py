@@ -113,3 +113,19 @@ def log_bug(error: Exception) -> None:
     """Log an error with its traceback if it is a bug."""
     if not isinstance(error, EdgeSpecError | Refusal):
         _log.critical("%s", reason_of(error), exc_info=error)
+
+
+def forget_frames(error: BaseException) -> None:
+    """Drop the tracebacks of an error that was logged, and of those that led to it.
+
+    Their frames have the request and often the error itself: such a cycle lasts until the garbage collector
+    runs.
+    """
+    seen: list[BaseException] = []
+    left: list[BaseException | None] = [error]
+    while left:
+        found = left.pop()
+        if found is not None and found not in seen:
+            seen.append(found)
+            found.__traceback__ = None
+            left += [found.__cause__, found.__context__]
