@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
+from edgespec.machine.memory import release_free_memory
 from edgespec.progress import Progress
 from edgespec.serving.api.refusals import (
     QueueFull,
@@ -26,6 +27,7 @@ from edgespec.serving.ollama.model_card import ModelCard
 
 _RETRY_S = 1.0
 _LONGEST_RETRY_S = 60.0
+_IDLE_S = 1.0  # after which free memory goes back to the system
 
 
 class Served(Protocol):
@@ -268,9 +270,17 @@ class ModelWorker(ABC, Generic[ServedT, PendingT]):
             return pending
 
     def wait(self) -> bool:
-        """Wait for a request; False if there will be no more."""
+        """Wait for a request; False if there will be no more. Called when nothing is being answered."""
+
+        def is_over() -> bool:
+            return self._closing or bool(self._queue)
+
         with self._changed:
-            self._changed.wait_for(lambda: self._closing or self._queue)
+            idle = not self._changed.wait_for(is_over, _IDLE_S)
+        if idle:  # once, until there was another request
+            release_free_memory()
+        with self._changed:
+            self._changed.wait_for(is_over)
             return not self._closing
 
     def _work(self) -> None:

@@ -18,6 +18,7 @@ import edgespec
 from edgespec.engine.answer import AnswerInProgress
 from edgespec.engine.engine import Engine
 from edgespec.generation.config import GenerationConfig, Grammar
+from edgespec.serving import model_worker
 from edgespec.serving.api.completion_request import CompletionRequest
 from edgespec.serving.engine_worker import PendingAnswer
 from edgespec.serving.request_bodies import RequestBody
@@ -116,6 +117,17 @@ def test_a_stream_is_freed_when_its_client_has_left(server: Running) -> None:
         wait_until(lambda: _held() == [], _held)
     finally:
         gc.enable()
+
+
+def test_free_memory_is_returned_when_nothing_is_left_to_do(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released: list[bool] = []
+    monkeypatch.setattr(model_worker, "release_free_memory", lambda: released.append(True))
+    for _ in range(2):
+        before = len(released)
+        server.text()
+        wait_until(lambda before=before: len(released) > before)
 
 
 def _held() -> list[str]:
