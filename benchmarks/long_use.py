@@ -299,7 +299,7 @@ def _ask(server: Running, asked: Asked) -> tuple[int, str]:
 def _held_when_idle(server: Running, process: psutil.Process, requests: int) -> Held:
     def is_idle() -> bool:
         figures = server.figures()
-        return not figures["edgespec_queue_length"] and not figures["edgespec_texts_in_flight"]
+        return not figures["edgespec_queue_length"] and not figures["edgespec_sequences_in_flight"]
 
     wait_until(is_idle)
     time.sleep(1.5)  # what a server does when it is idle
