@@ -220,6 +220,8 @@ def started(*arguments: str | Path) -> Iterator[tuple[Running, subprocess.Popen[
         match = re.fullmatch(
             r"Serving \S+ at http://127\.0\.0\.1:(\d+)/v1; chat at \S+\. Ctrl-C ends it\.\n", first
         )
+        if match is None:
+            program.kill()  # or it would be waited for, as it serves
         try:
             assert match, first + program.stderr.read()
             second = program.stderr.readline()

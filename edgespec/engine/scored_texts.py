@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
+from edgespec.arguments import check_type
 from edgespec.errors import UsageError
 from edgespec.models.llama.cache.kv_cache import common_prefix
 from edgespec.models.text.encoding import Encoder, Prompt
+
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True)
@@ -26,10 +30,10 @@ def scored_texts(
     encoder: Encoder, prompts: Iterable[Prompt], continuations: Iterable[str | Sequence[int]] | None = None
 ) -> list[ScoredText]:
     """Encode texts, or continuations of prompts; raises as `Engine.score`."""
-    contexts = list(prompts)
+    contexts = _checked("A prompt", prompts, Prompt)
     if continuations is None:
         return [_whole(encoder, prompt) for prompt in contexts]
-    added = list(continuations)
+    added = _checked("A continuation", continuations, str | Sequence[int])
     if len(added) != len(contexts):
         raise UsageError(
             f"There are {len(contexts)} prompts and {len(added)} continuations.",
@@ -54,6 +58,14 @@ def scored_text(encoder: Encoder, prompt: Prompt, continuation: str | Sequence[i
         added = encoder.appended(continuation) if isinstance(continuation, str) else continuation
         tokens, first = [*before, *encoder.encode(added)], len(before)
     return ScoredText(tuple(tokens), min(first, len(tokens) - 1))
+
+
+def _checked(what: str, items: Iterable[_Item], kind: object) -> list[_Item]:
+    """Raise UsageError if one of the items has another type."""
+    found = list(items)
+    for item in found:
+        check_type(what, item, kind)
+    return found
 
 
 def _whole(encoder: Encoder, prompt: Prompt) -> ScoredText:

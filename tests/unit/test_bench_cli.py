@@ -22,7 +22,7 @@ from edgespec.files.writing import open_locked
         (["--repetitions", "0"], "--repetitions must be "),
         (["--prompts", "0"], "--prompts must be "),
         (["--row-seconds", "0"], "--row-seconds must be "),
-        (["--max-tokens", "0"], "max_tokens must be "),
+        (["--max-tokens", "0"], "--max-tokens must be 1 or more, not 0"),
         (["--memory-cap", "lots"], "'lots' is not a size."),
         (["--memory", "2GiB", "--memory-cap", "1GiB"], "--memory is 2.0 GiB, and --memory-cap 1.0 GiB."),
         (["--keep"], "--keep applies only to --synthesize."),

@@ -208,6 +208,8 @@ def bench(
             f"Standard output cannot be both {form} and a JSON document.",
             "Give --json a file, or leave out -o.",
         )
+    if max_tokens < 1:
+        raise UsageError(f"--max-tokens must be 1 or more, not {max_tokens}: speeds are those of answers.")
     config = sampling.config_for(loading).with_(max_tokens=max_tokens)
     if not config.greedy and config.seed is None:
         config = config.with_(seed=_SEED)
