@@ -18,9 +18,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 from edgespec.errors import InconclusiveTrial, MemoryLimitError
 from edgespec.processes.exit_status import crash_fault, describe_exit
@@ -148,14 +149,16 @@ def _run(module: str, order: bytes, subject: str, wall_s: float) -> subprocess.C
         remedy = f"Allow {sys.executable} to be run, and try again."
         raise InconclusiveTrial(subject, reason, remedy) from error
     start = time.monotonic()
-    given: bytes | None = order
+    # A thread writes the order: `communicate` loses what it has not written when it times out.
+    assert child.stdin is not None
+    order_pipe, child.stdin = child.stdin, None
+    threading.Thread(target=_write, args=(order_pipe, order), daemon=True).start()
     with child:
         try:
             while True:
                 try:
-                    output, errors = child.communicate(given, timeout=min(_POLL_S, wall_s))
+                    output, errors = child.communicate(timeout=min(_POLL_S, wall_s))
                 except subprocess.TimeoutExpired as error:
-                    given = None  # what was not yet written is kept by `communicate`
                     waited = time.monotonic() - start
                     if waited >= wall_s:
                         raise InconclusiveTrial(subject, f"did not end within {wall_s:.0f} s") from error
@@ -165,6 +168,12 @@ def _run(module: str, order: bytes, subject: str, wall_s: float) -> subprocess.C
         except BaseException:
             child.kill()
             raise
+
+
+def _write(pipe: IO[bytes], order: bytes) -> None:
+    """Write an order and close the pipe; a child that has died reads none."""
+    with suppress(OSError), pipe:
+        pipe.write(order)
 
 
 def serve(attempt: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:

@@ -288,3 +288,16 @@ def test_a_pass_that_fails_is_no_outcome(tried: str, tmp_path: Path, smol_path: 
         with pytest.raises(EdgeSpecError):
             store.get("fingerprint", "held", context)
     assert not list(tmp_path.glob("kept/*"))
+
+
+def test_a_large_request_reaches_a_child_that_starts_slowly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Larger than a pipe holds, to a child that reads nothing yet when its answer is first waited for."""
+    module = (
+        "import time\ntime.sleep(0.5)\ndef attempt(request):\n    return {'read': len(request['text'])}\n"
+    )
+    (tmp_path / "slow_to_start.py").write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
+    verdict = trial.attempt_in_child("slow_to_start", {"text": "x" * 1_000_000}, subject="It", cpu_s=1.0)
+    assert verdict.answer == {"read": 1_000_000}
