@@ -35,7 +35,7 @@ from edgespec.offload.planning.rows import needs_within
 from edgespec.offload.planning.stream_layout import StreamLayout
 from edgespec.profiles.store import ProfileStore
 from edgespec.speculation.growth import usual_limits
-from edgespec.speculation.policies import tree_policy
+from edgespec.speculation.policies import policy_shape
 from edgespec.speculation.tree import MAX_LEAVES
 
 _SHARED_STEP = 16  # rows of a draft step for several sequences where none were asked for
@@ -256,7 +256,8 @@ class Planner:
         if self.config.batching.parallel is not None:
             return sequences
         options = self.config.speculation
-        limits = tree_policy(options.tree).clamp(usual_limits(nodes), options.tree_depth, options.tree_width)
+        shape = policy_shape(options.tree)
+        limits = shape.clamp(usual_limits(nodes), options.tree_depth, options.tree_width)
         return min(max(limits.width, _SHARED_STEP), sequences)
 
     @property

@@ -86,6 +86,34 @@ DEFAULT = "calibrated"
 
 
 @dataclass(frozen=True)
+class PolicyShape:
+    """The limits that a policy itself sets to its trees; None leaves them as they are."""
+
+    depth: int | None = None
+    width: int | None = None
+    branching: int | None = None
+    leaves: int | None = None
+
+    def clamp(self, limits: TreeLimits, depth: int | None = None, width: int | None = None) -> TreeLimits:
+        """The limits with this shape; `depth` and `width` are the user's own settings."""
+        return replace(
+            limits,
+            depth=min(depth or self.depth or limits.depth, limits.budget),
+            width=min(width or self.width or limits.width, limits.budget),
+            branching=self.branching or limits.branching,
+            leaves=min(self.leaves or limits.leaves, limits.leaves),
+        )
+
+
+_SHAPES = {
+    "opt-tree": PolicyShape(width=64),
+    "eagle2": PolicyShape(depth=6, width=10, branching=10),
+    "chain": PolicyShape(depth=_LONGEST_CHAIN, width=1, branching=1, leaves=1),
+    "sequences": PolicyShape(depth=_LONGEST_CHAIN, width=4, branching=4, leaves=4),
+}
+
+
+@dataclass(frozen=True)
 class TreePolicy:
     """The expansion of trees for one pair of models.
 
@@ -94,28 +122,17 @@ class TreePolicy:
         greedy, sampled: score and stop rule for greedy and for sampled answers.
         greedy_penalized, sampled_penalized: the same where penalties make repetition less likely, which
             changes how often candidates of every kind are accepted; None for no difference.
-        depth, width, branching, leaves: the policy's own limits; None leaves them as they are.
     """
 
     name: str
     greedy: ExpansionPolicy
     sampled: ExpansionPolicy
-    depth: int | None = None
-    width: int | None = None
-    branching: int | None = None
-    leaves: int | None = None
     greedy_penalized: ExpansionPolicy | None = None
     sampled_penalized: ExpansionPolicy | None = None
 
     def clamp(self, limits: TreeLimits, depth: int | None = None, width: int | None = None) -> TreeLimits:
         """The limits with this policy's shape; `depth` and `width` are the user's own settings."""
-        return replace(
-            limits,
-            depth=min(depth or self.depth or limits.depth, limits.budget),
-            width=min(width or self.width or limits.width, limits.budget),
-            branching=self.branching or limits.branching,
-            leaves=min(self.leaves or limits.leaves, limits.leaves),
-        )
+        return policy_shape(self.name).clamp(limits, depth, width)
 
     def expansion(self, config: GenerationConfig) -> ExpansionPolicy:
         """Score and stop rule for a target that chooses by `config`."""
@@ -170,23 +187,21 @@ def _sequoia(store: TableStore) -> TreePolicy:
 
 def _opt_tree(store: TableStore) -> TreePolicy:
     expansion = ExpansionPolicy(by_level=True, least_gain=0.1)
-    return TreePolicy("opt-tree", expansion, expansion, width=64)
+    return TreePolicy("opt-tree", expansion, expansion)
 
 
 def _eagle2(store: TableStore) -> TreePolicy:
     expansion = ExpansionPolicy(by_level=True)
-    return TreePolicy("eagle2", expansion, expansion, depth=6, width=10, branching=10)
+    return TreePolicy("eagle2", expansion, expansion)
 
 
 def _chain(store: TableStore) -> TreePolicy:
-    return TreePolicy(
-        "chain", ExpansionPolicy(), ExpansionPolicy(), depth=_LONGEST_CHAIN, width=1, branching=1, leaves=1
-    )
+    return TreePolicy("chain", ExpansionPolicy(), ExpansionPolicy())
 
 
 def _sequences(store: TableStore) -> TreePolicy:
     expansion = ExpansionPolicy(UniformAcceptance(), by_level=True, later_branching=1)
-    return TreePolicy("sequences", expansion, expansion, depth=_LONGEST_CHAIN, width=4, branching=4, leaves=4)
+    return TreePolicy("sequences", expansion, expansion)
 
 
 _POLICIES: dict[str, Callable[[TableStore], TreePolicy]] = {
@@ -224,3 +239,8 @@ def tree_policy(name: str = DEFAULT, store: TableStore | None = None) -> TreePol
     if name not in _POLICIES:
         raise UsageError(f"There is no tree policy '{name}'.", f"The policies are {', '.join(NAMES)}.")
     return _POLICIES[name](store or TableStore())
+
+
+def policy_shape(name: str) -> PolicyShape:
+    """The limits that the policy of that name sets to its trees, without the tables of the policy."""
+    return _SHAPES.get(name, PolicyShape())
