@@ -6,8 +6,9 @@ import math
 
 from edgespec.config import Config
 from edgespec.drafters.window import WHOLE, DraftWindow
+from edgespec.models.gguf.experts import multiplied
 from edgespec.models.gguf.footprint import cells_for, query_elements
-from edgespec.models.gguf.layers import LOOKED_UP, ModelFiles
+from edgespec.models.gguf.layers import ModelFiles
 
 _SHARE = 1 / 3  # of the weights' multiplications in a draft step: what attention may add, about
 _LEAST, _MOST = 1024, 1 << 16  # tokens of a window that nobody asked for
@@ -35,7 +36,8 @@ def usual_window(drafter: ModelFiles) -> int:
     queries = query_elements(drafter.headers[0])
     if not queries:
         return _LEAST
-    tokens = _SHARE * _weight_products(drafter) / (2 * queries)
+    products = sum(share * math.prod(tensor.shape) for tensor, share in multiplied(drafter))
+    tokens = _SHARE * products / (2 * queries)
     return int(min(max(2 ** round(math.log2(max(tokens, 1))), _LEAST), _MOST))
 
 
@@ -43,17 +45,3 @@ def drafter_cells(config: Config, drafter: ModelFiles) -> int:
     """Cells of the cache of a model that drafts for one sequence, or for a few long ones."""
     most = min(config.model.context, _SEQUENCES * draft_window(config, drafter).most)
     return cells_for(most, config.speculation.tree_budget or 0)
-
-
-def _weight_products(files: ModelFiles) -> float:
-    """Multiplications of one row with the weights; of experts, with those that it uses."""
-    tensors = {tensor.name: tensor.shape for header in files.headers for tensor in header.tensors}
-    metadata, name = files.headers[0].metadata, files.headers[0].architecture
-    experts, used = metadata.get(f"{name}.expert_count"), metadata.get(f"{name}.expert_used_count")
-    share = used / experts if isinstance(experts, int) and isinstance(used, int) and experts else 1.0
-    looked_up = {LOOKED_UP} | ({"token_embd.weight"} if "output.weight" in tensors else set())
-    return sum(
-        math.prod(shape) * (share if len(shape) == 3 else 1.0)
-        for tensor, shape in tensors.items()
-        if len(shape) > 1 and tensor not in looked_up
-    )

@@ -9,7 +9,7 @@ the processor's caches.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from edgespec.costs.curves import Curve
 from edgespec.errors import BackendError, InconclusiveTrial
@@ -20,10 +20,10 @@ from edgespec.kernels.report import ROWS
 from edgespec.kernels.report_store import ensure_report, stored_report
 from edgespec.kernels.setting import PLAIN
 from edgespec.machine.contention import ContentionWatch
-from edgespec.models.gguf.experts import layer_weights
+from edgespec.models.gguf.experts import multiplied
 from edgespec.models.gguf.footprint import query_elements
-from edgespec.models.gguf.layers import ModelFiles, looked_up
-from edgespec.models.gguf.types import BLOCK_SIZES, GGUFHeader, TensorInfo
+from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.gguf.types import BLOCK_SIZES, GGUFHeader
 from edgespec.profiles.store import Key, ProfileStore, machine_identity
 from edgespec.progress import Progress
 
@@ -141,7 +141,7 @@ def _curve(headers: Sequence[GGUFHeader], seconds: Callable[[int, str], Seconds]
     """
     files = ModelFiles.of_headers(headers)
     alike: dict[tuple[str, int, tuple[int, ...]], float] = defaultdict(float)
-    for tensor, share in _multiplied(files):
+    for tensor, share in multiplied(files):
         name = tensor.name.rpartition("blk.")[2].lstrip("0123456789")
         alike[name, tensor.type_id, tensor.shape] += share * tensor.n_bytes
     n_bytes: dict[tuple[int, str], float] = defaultdict(float)
@@ -179,19 +179,3 @@ def known_products(store: ProfileStore, threads: int, type_id: int) -> Seconds |
     n_bytes = _TRIED_WEIGHTS * BLOCK_SIZES[type_id][1] // BLOCK_SIZES[type_id][0]
     alone = [seconds / n_bytes / threads for seconds in within]
     return tuple(max(seconds, _MEMORY_BYTE_S) for seconds in alone)
-
-
-def _multiplied(files: ModelFiles) -> Iterator[tuple[TensorInfo, float]]:
-    """The matrices that a pass multiplies by, each with the share of it that a token needs.
-
-    Embeddings of which a pass only looks up rows are left out.
-    """
-    weights, headers = layer_weights(files), files.headers
-    shares = {
-        tensor.name: weights.n_used / layer.n_experts for layer in weights.experts for tensor in layer.tensors
-    }
-    tables = looked_up(headers)
-    for header in headers:
-        for tensor in header.tensors:
-            if len(tensor.shape) > 1 and tensor.name not in tables:
-                yield tensor, shares.get(tensor.name, 1.0)

@@ -11,11 +11,11 @@ separate or one.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from edgespec.models.gguf.layers import FileTensor, Layer, ModelFiles
-from edgespec.models.gguf.types import GGUFHeader, as_count
+from edgespec.models.gguf.layers import FileTensor, Layer, ModelFiles, looked_up
+from edgespec.models.gguf.types import GGUFHeader, TensorInfo, as_count
 
 _STACK = re.compile(r"blk\.\d+\.ffn_\w+_exps\.weight")
 
@@ -88,6 +88,22 @@ def layer_weights(files: ModelFiles, layers: Iterable[Layer] | None = None) -> L
     stacks = {stack for found in experts for stack in found.tensors}
     rest = (Layer(layer.index, tuple(t for t in layer.tensors if t not in stacks)) for layer in layers)
     return LayerWeights(tuple(layer for layer in rest if layer.tensors), tuple(experts), used)
+
+
+def multiplied(files: ModelFiles) -> Iterator[tuple[TensorInfo, float]]:
+    """The matrices that a pass multiplies by, each with the share of it that a token needs.
+
+    Embeddings of which a pass only looks up rows are left out.
+    """
+    weights, headers = layer_weights(files), files.headers
+    shares = {
+        tensor.name: weights.n_used / layer.n_experts for layer in weights.experts for tensor in layer.tensors
+    }
+    tables = looked_up(headers)
+    for header in headers:
+        for tensor in header.tensors:
+            if len(tensor.shape) > 1 and tensor.name not in tables:
+                yield tensor, shares.get(tensor.name, 1.0)
 
 
 def n_used(header: GGUFHeader) -> int:
