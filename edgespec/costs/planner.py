@@ -18,6 +18,7 @@ from edgespec.costs.yields import BUDGETS, TreeYields
 
 Resource = Literal["disk", "compute", "drafter"]
 
+USUAL_OVERHEAD = 1.1  # of growing a tree, over its draft steps, where it was not measured
 WORTH_SAYING = 0.05  # of a change's gain
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 BUDGETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 60, 96, 128, 192, 256)
+USUAL_AGREEMENT = 0.7  # of a drafter with its target, where nothing was measured
 RANKS = 8  # candidates of a node that are counted separately
 _WIDTH = 8  # usual limit of nodes read in a draft step
 _USUAL_ROWS = 1.7  # nodes that a drafter reads per node of the tree: measured from 1.6 to 1.8

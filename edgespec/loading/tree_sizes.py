@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from edgespec.config import LOOKUP
 from edgespec.costs.planned_weights import PlannedWeights
-from edgespec.costs.planner import DraftingCosts, TargetPasses, predict
-from edgespec.costs.yields import expected_yields
+from edgespec.costs.planner import USUAL_OVERHEAD, DraftingCosts, TargetPasses, predict
+from edgespec.costs.yields import USUAL_AGREEMENT, expected_yields
 from edgespec.errors import MemoryLimitError
 from edgespec.loading.pass_costs import expected_passes
 from edgespec.loading.plan import Plan, Planner
@@ -27,8 +28,6 @@ _LARGEST_NODES = 256  # more were never measured
 _STEP = 8  # nodes from one size that is tried to the next
 _EXPERT_NODES = 8  # every node needs experts of its own, so that larger trees lose
 _AS_FAST = 0.99  # of the fastest size: a smaller one that comes so close is taken, for its memory
-_USUAL_AGREEMENT = 0.7  # of a drafter with its target, where nothing was measured
-_USUAL_OVERHEAD = 1.1  # of growing a tree, over its draft steps
 
 
 def usual_nodes(planner: Planner, drafter: ModelFiles | None = None) -> int:
@@ -47,6 +46,8 @@ def usual_nodes(planner: Planner, drafter: ModelFiles | None = None) -> int:
     if not usual.streams:
         return USUAL_NODES
     drafting = known_drafting(planner, drafter) or _usual_drafting(planner.target, drafter, passes)
+    if drafting.yields is not None:
+        drafting = replace(drafting, yields=drafting.yields.reaching(_LARGEST_NODES))
     sizes = range(USUAL_NODES, _LARGEST_NODES + 1, _STEP)
     speeds = [
         predict(holding, usual.over(passes), drafting, nodes).tokens_per_second
@@ -85,14 +86,12 @@ def known_drafting(
     planner: Planner, drafter: ModelFiles | None, *, least_passes: int = 1
 ) -> DraftingCosts | None:
     """Drafting as it was measured with this pair in `least_passes` or more; None if it was not."""
-    target, name = planner.target.headers[0].fingerprint, "lookup"
-    if drafter is not None:
-        name = drafter.headers[0].fingerprint
+    target = planner.target.headers[0].fingerprint
+    name = LOOKUP if drafter is None else drafter.headers[0].fingerprint
     keys = ProfileKeys.of(target, name, threads=planner.threads, mode="")
     steps, yields = planner.store.drafts(keys.drafts), planner.store.yields_at(keys, 0.0)
     if yields is None or yields.passes < least_passes:
         return None
-    yields = yields.reaching(_LARGEST_NODES)
     if drafter is None:
         return DraftingCosts(name, yields)
     return None if steps is None else DraftingCosts(name, yields, steps.step, steps.overhead)
@@ -100,11 +99,11 @@ def known_drafting(
 
 def _usual_drafting(target: ModelFiles, drafter: ModelFiles | None, passes: TargetPasses) -> DraftingCosts:
     """Drafting of which nothing is known: a step is a pass of the target, by their sizes."""
-    yields = expected_yields(_USUAL_AGREEMENT)
+    yields = expected_yields(USUAL_AGREEMENT)
     if drafter is None:
-        return DraftingCosts("lookup", yields, measured=False)
+        return DraftingCosts(LOOKUP, yields, measured=False)
     step = passes.compute.scaled(drafter.tensor_bytes / target.tensor_bytes)
-    return DraftingCosts("drafter", yields, step, _USUAL_OVERHEAD, measured=False)
+    return DraftingCosts("drafter", yields, step, USUAL_OVERHEAD, measured=False)
 
 
 def _may_be_large(planner: Planner) -> bool:

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from edgespec.config import LOOKUP, NONE
 from edgespec.costs.curves import Curve
-from edgespec.costs.planner import DraftingCosts
-from edgespec.costs.yields import TreeYields, expected_yields
+from edgespec.costs.planner import USUAL_OVERHEAD, DraftingCosts
+from edgespec.costs.yields import USUAL_AGREEMENT, TreeYields, expected_yields
 from edgespec.errors import EdgeSpecError
 from edgespec.loading.plan import Plan
 from edgespec.models.gguf.header import read_header
@@ -24,7 +24,7 @@ from edgespec.plans.pass_costs import PassCosts
 from edgespec.profiles.store import ProfileKeys, ProfileStore
 
 _LOOKUP_NAME = "prompt lookup"
-_USUAL_AGREEMENT, _LOOKUP_AGREEMENT = 0.7, 0.2
+_LOOKUP_AGREEMENT = 0.2
 _WIDTH = 8
 
 
@@ -137,14 +137,14 @@ class DraftCosts:
             source = f"derived from this pair's agreement on {top1:.0%} of tokens, measured on this machine"
         else:
             source = (
-                f"assumed for a typical agreement on {_USUAL_AGREEMENT:.0%} of tokens "
+                f"assumed for a typical agreement on {USUAL_AGREEMENT:.0%} of tokens "
                 "('edgespec models pair' measures it)"
             )
         return DraftingCosts(
             name=name,
-            yields=yields or expected_yields(_USUAL_AGREEMENT if top1 is None else top1),
+            yields=yields or expected_yields(USUAL_AGREEMENT if top1 is None else top1),
             step=steps.step if steps else self._pass_costs.derived_curve(multiplied),
-            overhead=steps.overhead if steps else 1.1,
+            overhead=steps.overhead if steps else USUAL_OVERHEAD,
             width=_WIDTH,
             source=source,
             measured=yields is not None and steps is not None,

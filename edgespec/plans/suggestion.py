@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edgespec.config import Config
-from edgespec.costs.planner import DraftingCosts, alternatives, best
-from edgespec.costs.yields import TreeYields, expected_yields
+from edgespec.costs.planner import USUAL_OVERHEAD, DraftingCosts, alternatives, best
+from edgespec.costs.yields import USUAL_AGREEMENT, TreeYields, expected_yields
 from edgespec.errors import BackendError, MemoryLimitError
 from edgespec.files.user_folders import cache_folder, expanded
 from edgespec.loading.devices.machine import MachineSnapshot
@@ -32,7 +32,6 @@ USABLE = 2.0
 
 _WORTH_A_DRAFTER = 1.2  # times the speed without
 _SPARE_DISK = 5 << 30
-_USUAL_AGREEMENT = 0.7  # as plans assume
 _DISK_RATE = 1.5e9  # bytes a second, of a disk that was never measured
 
 
@@ -159,14 +158,16 @@ def tokens_per_second(plan: Plan, resources: Resources) -> float:
     drafting = DraftingCosts("none")
     if plan.drafter is not None:
         step = known_curve(plan.drafter.headers, store, threads)
-        drafting = DraftingCosts("drafter", _usual_yields(), step=step, overhead=1.1, measured=False)
+        drafting = DraftingCosts(
+            "drafter", _usual_yields(), step=step, overhead=USUAL_OVERHEAD, measured=False
+        )
     sizes = alternatives(plan.holding, plan.over(passes), drafting, plan.context.n_outputs)
     return best(sizes).tokens_per_second
 
 
 @functools.cache
 def _usual_yields() -> TreeYields:
-    return expected_yields(_USUAL_AGREEMENT)
+    return expected_yields(USUAL_AGREEMENT)
 
 
 def downloads_folder() -> Path:

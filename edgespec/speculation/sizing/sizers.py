@@ -19,7 +19,7 @@ import math
 from dataclasses import dataclass, replace
 
 from edgespec.costs.pass_time import RoundCosts, even_draft_seconds
-from edgespec.costs.yields import BUDGETS, TreeYields, expected_chain_yields, expected_yields
+from edgespec.costs.yields import BUDGETS, USUAL_AGREEMENT, TreeYields, expected_chain_yields, expected_yields
 from edgespec.generation.result import PassRecord
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.sizing.running_costs import DecayedLinearFit, OnlineCostCurve, ReadAhead, StepCosts
@@ -29,7 +29,6 @@ _MEMORY = 0.9  # weight of the past in a running mean, per pass
 _TRUST_MEMORY = 0.95  # the same, for how reliable the drafter's probabilities are
 _TRUST_PRIOR = 2.0  # tokens of prior evidence that those probabilities are right
 _PATIENCE = 4  # rounds with a tree before their mean is judged, where costs are learned while decoding
-_USUAL_AGREEMENT = 0.7  # of a drafter with its target, until rounds show what they yield
 _MOST_AGREEMENT = 0.9  # a drafter that would not pay with this is not tried
 _LEAST_GAIN = 1.05  # in times the speed of plain decoding, for which one is tried
 _PRIOR_ROUNDS = 2.0  # weight of what is expected of rounds, before there are any
@@ -93,7 +92,7 @@ class AdaptiveSizer:
         self._cost = OnlineCostCurve(costs.verify, most.budget) if costs else DecayedLinearFit()
         self._steps = StepCosts(costs.step_s if costs else None, costs.row_s if costs else 0.0)
         self._ahead = ReadAhead()
-        self._usual = _expected_round(costs, most, _USUAL_AGREEMENT) if costs else None
+        self._usual = _expected_round(costs, most, USUAL_AGREEMENT) if costs else None
         self._is_hopeless = costs is not None and _cannot_pay(costs, most)
         self._estimates: dict[int, _SpeedupEstimate] = {}
         self._expected = self._kept = 0.0  # fading sums of tokens
@@ -211,7 +210,7 @@ def fixed_nodes(usual: int, costs: RoundCosts | None, most: TreeLimits, *, chain
     """
     if costs is None or costs.verify.knee() < usual:
         return min(usual, most.budget)
-    yields = expected_chain_yields(_USUAL_AGREEMENT) if chain else expected_yields(_USUAL_AGREEMENT)
+    yields = expected_chain_yields(USUAL_AGREEMENT) if chain else expected_yields(USUAL_AGREEMENT)
     found = _best_round(costs, most, yields).nodes
     return min(max(found, usual), most.budget)
 
