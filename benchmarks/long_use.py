@@ -297,11 +297,7 @@ def _ask(server: Running, asked: Asked) -> tuple[int, str]:
 
 
 def _held_when_idle(server: Running, process: psutil.Process, requests: int) -> Held:
-    def is_idle() -> bool:
-        figures = server.figures()
-        return not figures["edgespec_queue_length"] and not figures["edgespec_sequences_in_flight"]
-
-    wait_until(is_idle)
+    wait_until(server.is_idle)
     time.sleep(1.5)  # what a server does when it is idle
     rows = _rollup(process.pid)
     children = sum(_rollup(child.pid).get("Pss", 0) for child in process.children(recursive=True))

@@ -286,12 +286,7 @@ def _ask(user: Client, question: str, expected: str, tokens: int, number: int) -
 
 def _held_when_idle(server: Running, process: psutil.Process) -> Held:
     """Resources of the server once all requests have ended, with the connections that clients keep."""
-
-    def is_idle() -> bool:
-        figures = server.figures()
-        return not figures["edgespec_queue_length"] and not figures["edgespec_sequences_in_flight"]
-
-    wait_until(is_idle)
+    wait_until(server.is_idle)
     lowest = None
     for _ in range(20):  # connections that clients have given up are closed in a moment
         now = Held(

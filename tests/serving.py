@@ -67,6 +67,11 @@ class Running:
         assert status == 200, answer
         return str(answer["choices"][0]["text"])
 
+    def is_idle(self) -> bool:
+        """True if no answer waits or is under way."""
+        figures = self.figures()
+        return not figures["edgespec_queue_length"] and not figures["edgespec_sequences_in_flight"]
+
     def figures(self) -> dict[str, float]:
         """Values of /metrics by name; requests by their outcome."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)

@@ -127,12 +127,7 @@ PROGRAMS = {
         "@anthropic-ai/claude-code",
         "claude",
         MESSAGES,
-        lambda question, resumes: [
-            *(["--continue"] if resumes else []),
-            "--allowedTools=Read",
-            "-p",
-            question,
-        ],
+        _resuming("--continue", "--allowedTools=Read", "-p"),
         environment=_claude_environment,
     ),
     "codex": Program("Codex", "@openai/codex", "codex", RESPONSES, _codex, files=_codex_files),

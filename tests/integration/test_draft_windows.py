@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,18 +42,15 @@ def texts(short_path: Path) -> list[list[list[int]]]:
 
 @pytest.fixture(scope="module")
 def engine(short_path: Path) -> Iterator[Engine]:
-    with edgespec.load(
-        short_path,
-        draft=short_path,
-        drafter="model",
-        draft_window=WINDOW,
-        exact=True,
-        tree_budget=8,
-        context=1024,
-        learn=False,
-        threads=1,
-    ) as engine:
+    with loaded(short_path, drafter="model", draft_window=WINDOW) as engine:
         yield engine
+
+
+def loaded(path: Path, **more: Any) -> Engine:
+    """A model that drafts for itself."""
+    return edgespec.load(
+        path, draft=path, exact=True, tree_budget=8, context=1024, learn=False, threads=1, **more
+    )
 
 
 def drafter_of(engine: Engine) -> ModelDrafter:
@@ -134,17 +132,7 @@ def test_a_session_keeps_what_the_drafter_read(
 
     monkeypatch.setattr(ModelDrafter, "recall", recalled)
     for question in questions:
-        with edgespec.load(
-            short_path,
-            draft=short_path,
-            draft_window=window.last,
-            prompt_cache=True,
-            exact=True,
-            tree_budget=8,
-            context=1024,
-            learn=False,
-            threads=1,
-        ) as other:
+        with loaded(short_path, draft_window=window.last, prompt_cache=True) as other:
             session = Session(other)
             session.resume(SessionFile(str(path)))
             list(session.ask(question, short))
