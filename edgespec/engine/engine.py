@@ -42,9 +42,10 @@ from edgespec.models.text.encoding import Encoder, Prompt
 from edgespec.option import named
 from edgespec.profiles.store import ProfileKeys
 from edgespec.profiles.updates import ProfileUpdates
-from edgespec.speculation.drafters.base import Drafter
+from edgespec.speculation.drafters.base import Drafter, NoDrafter
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.methods import DecodingMethod, method_for
+from edgespec.speculation.noise import NoiseCache, noise_bytes
 from edgespec.speculation.policies import TreePolicy, tree_policy
 from edgespec.speculation.sizing.sizers import FIRST_BUDGET, AdaptiveSizer, FixedSizer, fixed_nodes
 from edgespec.speculation.tree import Acceptance, TokenTree
@@ -120,6 +121,8 @@ class Engine:
         self.keys = keys
         self.profile_updates = ProfileUpdates(keys if learn else None)
         self._costs = costs
+        n_vocab, drafts = target.model.vocabulary.n_tokens, not isinstance(drafter, NoDrafter)
+        self._noise = NoiseCache(noise_bytes(n_vocab, drafts=drafts, answers=texts or 1))
         if texts is None:
             texts = knee_of_sequences(costs.verify, target.max_sequences) if costs else target.max_sequences
         self.texts = texts
@@ -577,7 +580,13 @@ class Engine:
         plan = self._planner.plan(self.encoder, prompt, config, raw=raw)
         vocabulary = self.target.model.vocabulary
         method = method_for(
-            config, vocabulary.n_tokens, seed, self.drafter, plan.constraint, policy=self.policy
+            config,
+            vocabulary.n_tokens,
+            seed,
+            self.drafter,
+            plan.constraint,
+            policy=self.policy,
+            noise=self._noise,
         )
         generation = self._new_answer(len(prompt), config, seed)
         sizer = self._sizer_for(method)

@@ -29,6 +29,7 @@ from edgespec.measure.threads import known_threads
 from edgespec.models.gguf.footprint import USUAL_NODES, cells_for
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
 from edgespec.models.llama.runtime.model import Model
+from edgespec.models.text.grammar.limits import index_bytes
 from edgespec.offload.planning.budget import MemoryPlan, plan_memory
 from edgespec.offload.planning.needs import ContextShape, MemoryNeeds, PairSizes
 from edgespec.offload.planning.rows import needs_within
@@ -39,6 +40,7 @@ from edgespec.speculation.policies import policy_shape
 from edgespec.speculation.tree import MAX_LEAVES
 
 _SHARED_STEP = 16  # rows of a draft step for several sequences where none were asked for
+_REQUESTS_BYTES = 24 << 20  # what servers keep of the latest: responses, answers, schemas
 _BESIDE_TREES = 8  # sequence ids for padding, for what is parked, and for sequences
 
 
@@ -242,6 +244,7 @@ class Planner:
             _sequences(asked),  # most leaves of the largest trees are not expanded, and need none
             self._drafter_outputs(nodes, _sequences(asked)),
             self.beside + self._indexing,
+            self.sequences.sequences or 1,
         )
 
     def _context_with(self, drafter: ModelFiles | None) -> ContextShape:
@@ -262,7 +265,11 @@ class Planner:
 
     @property
     def _indexing(self) -> int:
-        return 0 if self.config.speculation.draft_from is None else MAKING_BYTES
+        """Bytes of the index of texts to draft from, and of what is kept for requests and their grammars."""
+        texts = 0 if self.config.speculation.draft_from is None else MAKING_BYTES
+        if self.config.batching.parallel is None:  # requests have grammars, and a call seldom has
+            return texts
+        return texts + index_bytes(self.target.headers[0].n_vocab) + _REQUESTS_BYTES
 
     def plan(self, drafter: ModelFiles | None = None) -> Plan:
         """The plan for the target with a drafter, with the rows of a pass that suit the memory best.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from edgespec.costs.batches import SIZES, SequenceCells, TextLengths, fewest_sequences, predict_batch
 from edgespec.costs.planner import TargetPasses
@@ -17,6 +18,7 @@ from edgespec.loading.plan import Plan, Planner, SequencePlan
 from edgespec.models.gguf.footprint import USUAL_TEXT, cell_bytes
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.offload.planning.needs import MemoryNeeds
+from edgespec.speculation.noise import noise_bytes
 from edgespec.units import readable
 
 _UNMEASURED = 16  # sequences, where it is not known what passes take
@@ -62,11 +64,13 @@ def _possible(
     planner: Planner, drafter: ModelFiles | None, cells: SequenceCells, sizes: Sequence[int]
 ) -> dict[int, Plan]:
     """The plan for each number of sequences that there is room for."""
+    noise = partial(noise_bytes, planner.target.headers[0].n_vocab, drafts=drafter is not None)
     alone = planner.needs(drafter)
     possible: dict[int, Plan] = {}
     for sequences in sizes:
         try:
-            plan = planner.place(with_cells(alone, (sequences - 1) * cells.sequence_bytes), drafter)
+            more = (sequences - 1) * cells.sequence_bytes + noise(answers=sequences) - noise(answers=1)
+            plan = planner.place(with_cells(alone, more), drafter)
         except MemoryLimitError:
             break
         sure = plan.holding.needed <= _SURE * plan.holding.budget
@@ -77,7 +81,7 @@ def _possible(
 
 
 def with_cells(needs: MemoryNeeds, n_bytes: int) -> MemoryNeeds:
-    """The needs with a larger cache: the target's, as the sum does not depend on whose cells these are."""
+    """The needs with more bytes beside weights: the target's, but the sum does not depend on that."""
     first, *others = needs.footprints
     return replace(needs, footprints=[replace(first, cache=first.cache + n_bytes), *others])
 

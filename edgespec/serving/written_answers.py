@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from edgespec.files.checked import CheckedFiles
+from edgespec.latest import LatestValues
 from edgespec.models.text.replay import WrittenAnswer
 
 _SUFFIX = ".answer"
-_MOST_IN_MEMORY = 1024
+_MAX_BYTES = 8 << 20  # in memory
+_TOKEN_BYTES, _CHAR_BYTES, _ANSWER_BYTES = 40, 2, 1000  # about what they take
 _LARGEST_EXACT = 2.0**53  # whole numbers that a float can tell apart
 Message = Mapping[str, Any]
 
@@ -36,8 +36,7 @@ class WrittenAnswers:
         self._seed = hashlib.blake2b(model.encode("utf-8", "replace"), digest_size=16).digest()
         self._n_tokens = n_tokens
         self._files = files
-        self._known: OrderedDict[str, WrittenAnswer] = OrderedDict()
-        self._lock = threading.Lock()
+        self._known: LatestValues[WrittenAnswer] = LatestValues(_MAX_BYTES)
 
     def find(self, messages: Sequence[Message]) -> dict[int, WrittenAnswer]:
         """The messages that are answers of the model, by their index, as they were written."""
@@ -68,14 +67,13 @@ class WrittenAnswers:
             yield digest.hex() + _SUFFIX
 
     def _get(self, name: str) -> WrittenAnswer | None:
-        with self._lock:
-            answer = self._known.get(name)
+        answer = self._known.get(name)
         if answer is None and self._files is not None and self._files.has(name):
             answer = self._read(self._files.read(name))
-        if answer is not None:
-            self._remember(name, answer)
-            if self._files is not None:
-                self._files.used([name])
+            if answer is not None:
+                self._remember(name, answer)
+        if answer is not None and self._files is not None:
+            self._files.used([name])
         return answer
 
     def _read(self, content: bytearray | None) -> WrittenAnswer | None:
@@ -92,11 +90,10 @@ class WrittenAnswers:
             return None
 
     def _remember(self, name: str, answer: WrittenAnswer) -> None:
-        with self._lock:
-            self._known[name] = answer
-            self._known.move_to_end(name)
-            if len(self._known) > _MOST_IN_MEMORY:
-                self._known.popitem(last=False)
+        said = [answer.text, answer.reasoning, *(part for call in answer.calls for part in call)]
+        n_tokens = len(answer.tokens) + len(answer.lead)
+        n_bytes = _ANSWER_BYTES + _TOKEN_BYTES * n_tokens + _CHAR_BYTES * sum(map(len, said))
+        self._known.put(name, answer, n_bytes)
 
 
 def _meaning(message: Message) -> list[Any]:

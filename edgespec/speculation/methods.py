@@ -17,7 +17,7 @@ from edgespec.speculation.constraint import ConstrainedRanking, Constraint
 from edgespec.speculation.drafters.base import Drafter, DraftRequest, NoDrafter, TreeDrafting
 from edgespec.speculation.draws import DrawSource, SeededDraws
 from edgespec.speculation.growth import ExpansionPolicy, TreeLimits
-from edgespec.speculation.noise import NoiseStream
+from edgespec.speculation.noise import NoiseCache, NoiseStream
 from edgespec.speculation.policies import TreePolicy, tree_policy
 from edgespec.speculation.ranking import AdjustedRanking, ConfidenceFloor, ProbabilityRanking, Ranking
 from edgespec.speculation.sampled_trees import (
@@ -194,6 +194,7 @@ def method_for(
     constraint: Constraint | None = None,
     draws: DrawSource | None = None,
     policy: TreePolicy | None = None,
+    noise: NoiseCache | None = None,
 ) -> DecodingMethod:
     """The method for these settings and this drafter.
 
@@ -203,6 +204,7 @@ def method_for(
         draws: source of randomness, if it is not the seed.
         policy: how trees grow where the target chooses greedily or by shared noise. The other rules
             prescribe their drafts themselves, and the policy learns nothing from them.
+        noise: kept from other answers; None for a cache of this answer's own.
 
     Raises:
         UsageError: the rule needs tokens sampled from a distribution, and the drafter has none; or it
@@ -220,11 +222,11 @@ def method_for(
         return SamplingMethod(rule, drafting, sampler, constraint)
 
     if rule.name == "specexec":
-        sampler = Sampler(config, n_vocab, seed, NoiseStream.OWN)
+        sampler = Sampler(config, n_vocab, seed, NoiseStream.OWN, noise)
         ranking = ProbabilityRanking(max(config.temperature, _COLDEST))
         return chosen(ranking, sampler, ExpansionPolicy())
     if rule.kind.invariant:
-        sampler = Sampler(config, n_vocab, seed)
+        sampler = Sampler(config, n_vocab, seed, cache=noise)
         policy = policy or tree_policy()
         return chosen(policy.ranking(config, sampler.noise), sampler, policy.expansion(config))
     if constraint is not None:
@@ -240,7 +242,7 @@ def method_for(
         )
     source = draws or partial(SeededDraws, seed)
     # Rules that are defined at a temperature of 0 use the distribution at temperature 1 there.
-    sampler = Sampler(config.with_(temperature=config.temperature or 1.0), n_vocab, seed)
+    sampler = Sampler(config.with_(temperature=config.temperature or 1.0), n_vocab, seed, cache=noise)
 
     def drawn(shape: Callable[[TreeLimits], TreeShape], *, replacement: bool = True) -> TreeDrafting:
         if isinstance(drafter, DrawingDrafter):

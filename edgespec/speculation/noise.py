@@ -8,17 +8,21 @@ tends to draw the same token (Daliri et al. 2025, drafter-invariant sampling).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from enum import IntEnum
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-# Limits of the caches: of noise as the drafter adds it to logits, and of random bits, which both sides use.
-KEPT_BYTES = 12 << 20
-_BITS_BYTES = 4 << 20
+from edgespec.latest import LatestValues
+from edgespec.speculation.tree import FloatArray
+
+# Of a position: its random bits, which both sides use, and the noise as the drafter adds it to logits.
+_BITS_BYTES, _ADDED_BYTES = 8, 4
 _KEPT_POSITIONS = 32  # a tree spans fewer
+_KEPT_BYTES, _KEPT_WITHOUT_DRAFTS = 16 << 20, 4 << 20
+_LEAST_KEPT_POSITIONS = 4  # of each of several answers at once, however large the vocabulary
 
 
 class NoiseStream(IntEnum):
@@ -36,42 +40,50 @@ def philox(seed: int, stream: NoiseStream, position: int) -> np.random.Philox:
 
 
 class NoiseCache:
-    """A small cache of the noise of the latest positions.
+    """The noise used last, shared by the answers of an engine.
 
     It does not keep the function that makes arrays: as a method of its owner, that would keep both in memory
     until the garbage collector runs, which counts objects and not their megabytes.
 
     Args:
-        most_bytes: limit of the cache; the latest array is kept in any case.
+        max_bytes: limit of the cache; the latest array is kept in any case.
     """
 
-    def __init__(self, most_bytes: int = KEPT_BYTES) -> None:
-        self._most_bytes = most_bytes
-        self._kept: dict[int, NDArray[Any]] = {}
+    def __init__(self, max_bytes: int = _KEPT_BYTES) -> None:
+        self._kept: LatestValues[NDArray[Any]] = LatestValues(max_bytes)
 
-    def at(self, position: int, make: Callable[[int], NDArray[Any]]) -> NDArray[Any]:
-        """The array of a position, which must not be modified; `make` makes it if it is not kept."""
-        kept = self._kept
-        if position not in kept:
-            made = make(position)
-            while kept and (len(kept) >= _KEPT_POSITIONS or (len(kept) + 1) * made.nbytes > self._most_bytes):
-                del kept[next(iter(kept))]
-            kept[position] = made
-        return kept[position]
+    def at(self, key: Hashable, make: Callable[[], NDArray[Any]]) -> NDArray[Any]:
+        """The array of that key, which must not be modified; `make` makes it if it is not kept."""
+        found = self._kept.get(key)
+        if found is None:
+            found = make()
+            self._kept.put(key, found, found.nbytes)
+        return found
 
 
 class GumbelNoise:
-    """Noise by position."""
+    """Noise by position.
 
-    def __init__(self, seed: int, n_vocab: int, stream: NoiseStream = NoiseStream.SHARED) -> None:
+    Args:
+        cache: where what was used last is kept; None for one of its own.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        n_vocab: int,
+        stream: NoiseStream = NoiseStream.SHARED,
+        cache: NoiseCache | None = None,
+    ) -> None:
         self.seed = seed
         self._stream = stream
         self._n_vocab = n_vocab
-        self._bits = NoiseCache(_BITS_BYTES)
+        self._cache = cache or NoiseCache()
 
     def at(self, position: int, tokens: NDArray[np.integer] | None = None) -> NDArray[np.float64]:
         """Gumbel(0, 1) noise at a position, for the given tokens or for the whole vocabulary."""
-        bits: NDArray[np.uint64] = self._bits.at(position, self._draw)
+        key = self.seed, self._stream, self._n_vocab, position
+        bits: NDArray[np.uint64] = self._cache.at(key, lambda: self._draw(position))
         if tokens is not None:
             bits = bits[tokens]
         # 52 random bits, centred in their interval: never 0, and not rounded to 1 either.
@@ -79,15 +91,23 @@ class GumbelNoise:
         noise: NDArray[np.float64] = -np.log(-np.log(uniform))
         return noise
 
+    def scaled(self, position: int, temperature: float) -> FloatArray:
+        """(n_vocab,) the noise of a position times the temperature, as it is added to logits."""
+        key = self.seed, self._stream, self._n_vocab, position, temperature
+        return self._cache.at(key, lambda: (temperature * self.at(position)).astype(np.float32))
+
     def _draw(self, position: int) -> NDArray[np.uint64]:
         return philox(self.seed, self._stream, position).random_raw(self._n_vocab)
 
 
-def noise_bytes(n_vocab: int, *, drafts: bool) -> int:
-    """The maximum bytes of noise held while an answer is sampled; `drafts`: whether a drafter ranks by it."""
-    bits = _kept(n_vocab * 8, _BITS_BYTES)
-    return bits + _kept(n_vocab * 4, KEPT_BYTES) if drafts else bits
+def noise_bytes(n_vocab: int, *, drafts: bool, answers: int = 1) -> int:
+    """The maximum bytes of noise held for sampled answers.
 
-
-def _kept(array_bytes: int, most_bytes: int) -> int:
-    return max(min(_KEPT_POSITIONS * array_bytes, most_bytes), array_bytes)
+    Args:
+        drafts: whether a drafter ranks its candidates by noise.
+        answers: how many are sampled at once.
+    """
+    of_position = n_vocab * (_BITS_BYTES + _ADDED_BYTES if drafts else _BITS_BYTES)
+    usual = _KEPT_BYTES if drafts else _KEPT_WITHOUT_DRAFTS
+    least = _LEAST_KEPT_POSITIONS * of_position if answers > 1 else of_position
+    return min(answers * _KEPT_POSITIONS * of_position, max(usual, answers * least))

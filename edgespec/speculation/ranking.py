@@ -14,7 +14,7 @@ from edgespec.speculation.adjustments import Adjustments
 from edgespec.speculation.growth import Children, Frontier
 from edgespec.speculation.learning.drafter_calibration import DrafterCalibration
 from edgespec.speculation.learning.tables import Table
-from edgespec.speculation.noise import GumbelNoise, NoiseCache
+from edgespec.speculation.noise import GumbelNoise
 from edgespec.speculation.top import log_sums, top
 from edgespec.speculation.tree import FloatArray, IntArray
 
@@ -168,9 +168,7 @@ class CalibratedRanking(Ranking):
         self._config = config
         self._noise = noise
         self._calibration = calibration
-        self._kept = NoiseCache()
-        # Megabytes, refilled in every draft step: allocating them anew each time would be slow.
-        self._scores = np.empty((0, 0), dtype=np.float32)
+        self._scores = np.empty(0, dtype=np.float32)  # of one row: allocating it for each would be slow
 
     def best(
         self, logits: FloatArray, positions: list[int], count: int, after: IntArray | None = None
@@ -195,24 +193,28 @@ class CalibratedRanking(Ranking):
         if len(logits) > 1 and logits.strides[0] == 0 and len(set(positions)) == 1:  # one row, repeated
             first = self.candidates(logits[:1], positions[:1])
             return np.repeat(first[0], len(logits), axis=0), np.repeat(first[1], len(logits), axis=0)
-        scores = logits if self._config.greedy else self._perturbed(logits, positions)
-        values, tokens = top(scores, _COMPARED)
+        if self._config.greedy:
+            values, tokens = top(logits, _COMPARED)
+        else:
+            cuts = self._cut(logits)
+            lowest = np.full((len(logits), 1), -np.inf) if cuts is None else cuts - self._calibration.nats
+            found = [
+                self._top_perturbed(row, position, least)
+                for row, position, least in zip(logits, positions, lowest, strict=False)
+            ]
+            values, tokens = (np.concatenate(parts) for parts in zip(*found, strict=True))
         return values.astype(np.float64), tokens
 
-    def _perturbed(self, logits: FloatArray, positions: list[int]) -> FloatArray:
-        if len(self._scores) < len(logits) or self._scores.shape[1] != logits.shape[1]:
-            self._scores = np.empty(logits.shape, dtype=np.float32)
-        scores = self._scores[: len(logits)]
-        for row, values, position in zip(scores, logits, positions, strict=False):
-            np.add(values, self._kept.at(position, self._added)[: len(values)], out=row)
-        cut = self._cut(logits)
-        if cut is not None:
-            np.copyto(scores, -np.inf, where=logits < cut - self._calibration.nats)
-        return scores
-
-    def _added(self, position: int) -> FloatArray:
-        """(n_vocab,) the noise that is added to the logits of a position."""
-        return (self._config.temperature * self._noise.at(position)).astype(np.float32)
+    def _top_perturbed(
+        self, row: FloatArray, position: int, least: FloatArray
+    ) -> tuple[FloatArray, IntArray]:
+        """(1, candidates) the best of a row with noise, of the tokens with logits of at least `least`."""
+        if len(self._scores) != len(row):
+            self._scores = np.empty(len(row), dtype=np.float32)
+        np.add(row, self._noise.scaled(position, self._config.temperature)[: len(row)], out=self._scores)
+        if least > -np.inf:
+            np.copyto(self._scores, -np.inf, where=row < least)
+        return top(self._scores[None], _COMPARED)
 
     def _cut(self, logits: FloatArray) -> FloatArray | None:
         """(rows, 1) the logit below which the filters would cut the drafter; None if they cut nothing."""

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from edgespec.generation.config import GenerationConfig
 from edgespec.speculation.adjustments import Adjustments
-from edgespec.speculation.noise import GumbelNoise, NoiseStream
+from edgespec.speculation.noise import GumbelNoise, NoiseCache, NoiseStream
 from edgespec.speculation.tree import Acceptance, FloatArray, TokenTree
 
 # Tokens further below the best than this (in nats) usually hold too little probability to matter for top-p.
@@ -47,16 +47,24 @@ class Sampler:
 
     Filters apply in llama.cpp's order: bias, penalties, top-k, top-p, min-p, temperature.
 
+    Args:
+        cache: of noise, shared with other answers; None for one of its own.
+
     Attributes:
         adjustments: the bias and the penalties.
         penalizes: whether the choice depends on which tokens are in the sequence, not only on how many.
     """
 
     def __init__(
-        self, config: GenerationConfig, n_vocab: int, seed: int = 0, stream: NoiseStream = NoiseStream.SHARED
+        self,
+        config: GenerationConfig,
+        n_vocab: int,
+        seed: int = 0,
+        stream: NoiseStream = NoiseStream.SHARED,
+        cache: NoiseCache | None = None,
     ) -> None:
         self.config = config
-        self.noise = GumbelNoise(seed, n_vocab, stream)
+        self.noise = GumbelNoise(seed, n_vocab, stream, cache)
         self.penalizes = config.penalizes
         self.adjustments = Adjustments(config, n_vocab)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import tracemalloc
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.generation.config import MAX_SEED
-from edgespec.speculation.noise import KEPT_BYTES, GumbelNoise, NoiseCache
+from edgespec.speculation.noise import GumbelNoise, NoiseCache, NoiseStream, noise_bytes
 
 _VOCABULARY = 50
 
@@ -96,22 +95,54 @@ def test_seeds_that_differ_only_in_high_bits_differ() -> None:
     assert len({tuple(v) for v in values}) == 4
 
 
+@given(st.integers(1, 300_000), st.booleans(), st.integers(1, 9), st.lists(st.integers(0, 60), max_size=80))
+def test_noise_of_several_answers_is_kept_within_what_is_planned(
+    n_vocab: int, drafts: bool, answers: int, positions: list[int]
+) -> None:
+    planned = noise_bytes(n_vocab, drafts=drafts, answers=answers)
+    cache = NoiseCache(planned)
+    held = 0
+    sizes: dict[int, int] = {}
+
+    def make() -> np.ndarray:
+        return np.broadcast_to(np.uint64(position), n_vocab)  # of that size, without the memory
+
+    for position in positions:
+        array = cache.at(position, make)
+        assert array[0] == position
+        assert cache.at(position, lambda: pytest.fail("the latest is kept")) is array
+        sizes[position] = array.nbytes
+    held = sum(size for position, size in sizes.items() if _is_kept(cache, position))
+    assert held <= max(planned, 8 * n_vocab)
+
+
+def _is_kept(cache: NoiseCache, position: int) -> bool:
+    made: list[int] = []
+    cache.at(position, lambda: made.append(position) or np.zeros(0))
+    return not made
+
+
 @pytest.mark.parametrize("n_vocab", [40, 49_152, 262_144])
-def test_noise_is_kept_within_bounds_whatever_the_vocabulary(n_vocab: int) -> None:
+def test_the_positions_of_a_tree_are_drawn_once(n_vocab: int) -> None:
     made: list[int] = []
 
     def make(position: int) -> np.ndarray:
         made.append(position)
-        return np.full(n_vocab, position, dtype=np.uint64)
+        return np.zeros(n_vocab, dtype=np.float32)
 
-    kept = NoiseCache()
-    tracemalloc.start()
-    for position in range(100):
-        assert kept.at(position, make)[0] == position
-        assert kept.at(position, make)[-1] == position
-    held, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert made == list(range(100))  # each once: the latest are kept
-    assert held <= KEPT_BYTES + (1 << 20)
-    kept.at(0, make)
-    assert made[-1] == 0
+    cache = NoiseCache(noise_bytes(n_vocab, drafts=True))
+    positions = [0, 1, 1, 2, 2, 3, 4, 4, 3, 2, 0]
+    for position in positions:
+        cache.at(position, lambda position=position: make(position))
+    assert made == sorted(set(positions))
+
+
+def test_answers_that_share_a_cache_draw_as_they_would_alone() -> None:
+    cache = NoiseCache()
+    shared = [GumbelNoise(seed, 40, stream, cache) for seed in (1, 2) for stream in NoiseStream]
+    alone = [GumbelNoise(seed, 40, stream) for seed in (1, 2) for stream in NoiseStream]
+    for position in (3, 4, 3):
+        for one, other in zip(shared, alone, strict=True):
+            assert np.array_equal(one.at(position), other.at(position))
+            for temperature in (0.5, 1.0):
+                assert np.array_equal(one.scaled(position, temperature), other.scaled(position, temperature))

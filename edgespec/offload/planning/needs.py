@@ -54,6 +54,7 @@ class ContextShape:
         drafter_outputs: rows of one draft step; None for as many as its sequences. llama.cpp reserves logits
             for every sequence, but the system gives memory only to those that are written.
         beside: bytes of whatever else the process will hold, such as LoRA adapters.
+        answers: how many are sampled at once.
         drafter_cells: of the context of a model that drafts; None for as many as the target has. Heads have
             the target's.
     """
@@ -66,6 +67,7 @@ class ContextShape:
     drafter_sequences: int | None = None
     drafter_outputs: int | None = None
     beside: int = 0
+    answers: int = 1
     drafter_cells: int | None = None
 
     def sequences(self, model: Model) -> int:
@@ -156,6 +158,7 @@ class PairSizes:
             with_words,
             fewest.cache // context.n_cells,
             drafts=drafter is not None,
+            answers=context.answers,
         )
         parts = {"interpreter and libraries": own, "adapters and indexes": context.beside, **later}
         self._process = {name: n_bytes for name, n_bytes in parts.items() if n_bytes}
@@ -300,13 +303,16 @@ def measured_process_bytes() -> int:
     return min(psutil.Process().memory_info().rss, PROCESS_BYTES)
 
 
-def _later_bytes(headers: Sequence[GGUFHeader], cell_bytes: int, *, drafts: bool) -> dict[str, int]:
+def _later_bytes(
+    headers: Sequence[GGUFHeader], cell_bytes: int, *, drafts: bool, answers: int
+) -> dict[str, int]:
     """Memory of the process beyond what it takes now, by what takes it.
 
     Args:
         headers: the target's, and the drafter's if it has a vocabulary.
         cell_bytes: of a token in the target's cache.
         drafts: whether a model or a head drafts.
+        answers: how many are sampled at once.
     """
     target = headers[0]
     template = WORKER_BYTES if "tokenizer.chat_template" in target.metadata else 0
@@ -314,7 +320,8 @@ def _later_bytes(headers: Sequence[GGUFHeader], cell_bytes: int, *, drafts: bool
         "imports and small objects": LATER_BYTES,
         "chat template's process": template,
         "vocabulary": sum(vocabulary_bytes(header) for header in headers),
-        "sampling": noise_bytes(target.n_vocab, drafts=drafts) + scratch_bytes(target.n_vocab),
+        "sampling": noise_bytes(target.n_vocab, drafts=drafts, answers=answers)
+        + scratch_bytes(target.n_vocab),
         "compaction of the cache": PART * cell_bytes,
         "learned tables": LEARNED_BYTES if drafts else 0,
     }

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from edgespec.latest import LatestValues
 from edgespec.serving.api.refusals import Refusal
 
 _MAX_KEPT = 1024
-_MAX_BYTES = 64 << 20
+_MAX_BYTES = 12 << 20
 
 
 class ResponseStore:
@@ -21,18 +20,12 @@ class ResponseStore:
     """
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[str, bytes] = OrderedDict()
-        self._n_bytes = 0
-        self._lock = threading.Lock()
+        self._kept: LatestValues[bytes] = LatestValues(_MAX_BYTES, _MAX_KEPT)
 
     def keep(self, identifier: str, messages: Sequence[Mapping[str, Any]]) -> None:
         """Keep a conversation, its last answer included."""
         held = json.dumps(list(messages)).encode()
-        with self._lock:
-            self._kept[identifier] = held
-            self._n_bytes += len(held)
-            while len(self._kept) > _MAX_KEPT or self._n_bytes > _MAX_BYTES:
-                self._n_bytes -= len(self._kept.popitem(last=False)[1])
+        self._kept.put(identifier, held, len(held))
 
     def get(self, identifier: str) -> list[dict[str, Any]]:
         """A conversation.
@@ -40,13 +33,9 @@ class ResponseStore:
         Raises:
             Refusal: it is not kept.
         """
-        with self._lock:
-            held = self._kept.get(identifier)
-            if held is None:
-                text = (
-                    f"The response {identifier[:80]!r} is not kept. Send the whole conversation as 'input'."
-                )
-                raise Refusal(404, text, "previous_response_not_found")
-            self._kept.move_to_end(identifier)
+        held = self._kept.get(identifier)
+        if held is None:
+            text = f"The response {identifier[:80]!r} is not kept. Send the whole conversation as 'input'."
+            raise Refusal(404, text, "previous_response_not_found")
         messages: list[dict[str, Any]] = json.loads(held)
         return messages

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 from edgespec.errors import EdgeSpecError, GrammarError
 from edgespec.generation.config import Grammar
 from edgespec.generation.tools import Tool
+from edgespec.latest import LatestValues
 from edgespec.models.text.calls.loosened_arguments import loosened
 from edgespec.models.text.calls.misfits import misfit
 from edgespec.models.text.calls.references import with_local_references
@@ -24,7 +24,7 @@ from edgespec.models.text.grammar.limits import is_plain, source_of
 ANY_ARGUMENTS = '{"type": "object", "additionalProperties": true}'
 
 _MAX_TRIALS = 300
-_KEPT = 512
+_MAX_BYTES = 2 << 20  # of what is known of formats, and of arguments
 _OF_SCHEMAS = ("$defs", "definitions", "properties", "patternProperties")
 _LISTS = ("anyOf", "allOf", "prefixItems")
 _SCHEMAS = ("items", "additionalProperties")
@@ -57,7 +57,10 @@ def unconstrained(tool: Tool) -> Tool:
     return replace(tool, parameters=ANY_ARGUMENTS)
 
 
-@lru_cache(_KEPT)
+_formats: LatestValues[tuple[Grammar, tuple[str, ...]]] = LatestValues(_MAX_BYTES)
+_arguments: LatestValues[tuple[str, tuple[str, ...]]] = LatestValues(_MAX_BYTES)
+
+
 def imposable_format(grammar: Grammar) -> tuple[Grammar, tuple[str, ...]]:
     """The form of an answer, without what cannot be imposed of its schema; and what was left out.
 
@@ -65,6 +68,14 @@ def imposable_format(grammar: Grammar) -> tuple[Grammar, tuple[str, ...]]:
         GrammarError: nothing of it can be imposed.
         InconclusiveTrial: as `check_grammar`.
     """
+    found = _formats.get(grammar)
+    if found is None:
+        found = _imposed_format(grammar)
+        _formats.put(grammar, found, len(grammar.text) + len(found[0].text))
+    return found
+
+
+def _imposed_format(grammar: Grammar) -> tuple[Grammar, tuple[str, ...]]:
     schema = json.loads(grammar.text)
     if not isinstance(schema, dict):
         return grammar, ()
@@ -75,8 +86,15 @@ def imposable_format(grammar: Grammar) -> tuple[Grammar, tuple[str, ...]]:
     return Grammar.of_schema(imposed), clauses
 
 
-@lru_cache(_KEPT)
 def _imposed_arguments(parameters: str) -> tuple[str, tuple[str, ...]]:
+    found = _arguments.get(parameters)
+    if found is None:
+        found = _impose_arguments(parameters)
+        _arguments.put(parameters, found, len(parameters) + len(found[0]))
+    return found
+
+
+def _impose_arguments(parameters: str) -> tuple[str, tuple[str, ...]]:
     try:
         imposed, clauses = _imposed(json.loads(parameters))
     except ModuleNotFoundError:  # without the grammar library, nothing is imposed

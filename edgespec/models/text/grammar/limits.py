@@ -25,6 +25,8 @@ _PLAIN_BYTES = {"json_schema": 16 << 10, "grammar": 4 << 10, "regex": 1 << 10}
 _PLAIN_REFERENCES = 100
 _PLAIN_COUNT = 1000  # of repetitions; of the automaton's states for a multipleOf
 
+_TOKEN_BYTES = 460  # of llguidance's index
+
 _TYPES = "string, number, integer, boolean, object, array and null"
 NAMES = {"json_schema": "JSON schema", "grammar": "grammar", "regex": "regular expression"}
 
@@ -33,6 +35,11 @@ JSON_OPTIONS: Any = {"whitespace_pattern": r"[ \n]{0,20}"}
 _BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
 _NESTED = re.compile(r"\\.|[(\[{]|[)\]}]", re.DOTALL)
 _COUNTED = re.compile(r"[{~,.]\s*(\d+)")  # a{9}, a{2,9}, a~2..9
+
+
+def index_bytes(n_vocab: int) -> int:
+    """Memory of the index of a vocabulary that grammars are compiled with."""
+    return n_vocab * _TOKEN_BYTES
 
 
 def check(grammar: Grammar) -> None:
