@@ -221,17 +221,20 @@ def started(*arguments: str | Path) -> Iterator[tuple[Running, subprocess.Popen[
     command = [sys.executable, "-m", "edgespec", "serve", *fixed, *map(str, arguments)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as program:
         assert program.stderr is not None
-        first = program.stderr.readline()
-        match = re.fullmatch(
-            r"Serving \S+ at http://127\.0\.0\.1:(\d+)/v1; chat at \S+\. Ctrl-C ends it\.\n", first
-        )
-        if match is None:
-            program.kill()  # or it would be waited for, as it serves
+        said = []
+        match = None
+        for line in program.stderr:  # warnings come first, and on a slow machine what is waited for
+            said.append(line)
+            match = re.fullmatch(
+                r"Serving \S+ at http://127\.0\.0\.1:(\d+)/v1; chat at \S+\. Ctrl-C ends it\.\n", line
+            )
+            if match is not None:
+                break
         try:
-            assert match, first + program.stderr.read()
+            assert match, "".join(said)
             second = program.stderr.readline()
             assert second.startswith("Base URLs: "), second
-            yield Running(int(match[1]), [first, second]), program
+            yield Running(int(match[1]), [said[-1], second]), program
         finally:
             program.kill()
 

@@ -17,7 +17,14 @@ from edgespec.files.small_json import save_json
 # Row rules, and what contexts allocate: both depend on the model's header, the build and the processor only.
 FINDINGS = {"rows": ("*.json",), "allocations": ("*.json",)}
 # How long passes, draft steps and products take. What answers teach is a test's own.
-MEASURED = ("pass-*.json", "draft-*.json", "products-*.json", "attention-*.json", "threads-*.json", "disk-*.json")
+MEASURED = (
+    "pass-*.json",
+    "draft-*.json",
+    "products-*.json",
+    "attention-*.json",
+    "threads-*.json",
+    "disk-*.json",
+)
 
 
 @pytest.fixture

@@ -248,7 +248,7 @@ def test_tokens_that_run_on_behind_a_trigger_must_fit() -> None:
 def test_whatever_is_permitted_is_a_valid_call(syntax: CallSyntax, required: bool, seed: int) -> None:
     answer = answer_matcher(calls=calls(syntax, required=required))
     bias = b"" if required else syntax.trigger.encode()
-    text = spelled(walk(answer, seed, bias=bias, marks=() if bias else closing(syntax)))
+    text = spelled(walk(answer, seed, bias=bias, marks=closing(syntax)))
     _, parts = taken_apart(syntax, text)
     assert parts.calls
     for call in parts.calls:
