@@ -122,6 +122,7 @@ def test_adapters_need_all_weights_in_memory(tiny: Path, tmp_path: Path) -> None
         edgespec.load(tiny, draft="none", context=256, lora=[str(lora)], offload="stream")
 
 
+@pytest.mark.slow
 def test_a_plan_counts_the_cache_and_adapters(smol_path: Path, tiny: Path, tmp_path: Path) -> None:
     """Its counts are those that loading would find: all of it, or nothing that can be run."""
 

@@ -64,6 +64,7 @@ def session(
     return found
 
 
+@pytest.mark.slow
 def test_layers_on_a_device_give_the_same_text(cases: Cases) -> None:
     here, half, everything = cases["processor"], cases["half"], cases["all"]
     assert here["tokens"] == half["tokens"] == everything["tokens"]
@@ -73,6 +74,7 @@ def test_layers_on_a_device_give_the_same_text(cases: Cases) -> None:
     assert any(note.startswith("RPC0 (") and "free of" in note for note in half["notes"])
 
 
+@pytest.mark.slow
 def test_the_rest_is_streamed_beside_a_device_and_decoded_exactly(cases: Cases) -> None:
     plain, trees = cases["streamed"], cases["streamed with trees"]
     for found in (plain, trees):
@@ -83,6 +85,7 @@ def test_the_rest_is_streamed_beside_a_device_and_decoded_exactly(cases: Cases) 
     assert trees["passes"] < plain["passes"]
 
 
+@pytest.mark.slow
 def test_a_drafter_on_a_device(cases: Cases) -> None:
     found = cases["drafter"]
     assert "The drafter is on RPC0." in found["notes"]
@@ -91,6 +94,7 @@ def test_a_drafter_on_a_device(cases: Cases) -> None:
     assert found["passes"] < len(found["tokens"])
 
 
+@pytest.mark.slow
 def test_single_experts_are_streamed_beside_a_device(cases: Cases) -> None:
     found = cases["single experts"]
     assert found["layers"] == "4 here, 2 on RPC0"
@@ -98,6 +102,7 @@ def test_single_experts_are_streamed_beside_a_device(cases: Cases) -> None:
     assert found["tokens"] == cases["mixture"]["tokens"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["head", "head and streamed"])
 def test_a_head_reads_hidden_states_of_layers_on_a_device(cases: Cases, case: str) -> None:
     found = cases[case]
@@ -107,16 +112,19 @@ def test_a_head_reads_hidden_states_of_layers_on_a_device(cases: Cases, case: st
     assert (found["streamed"] > 0) == (case != "head")
 
 
+@pytest.mark.slow
 def test_an_adapter_applies_to_layers_on_a_device(cases: Cases) -> None:
     found = cases["adapter"]
     assert found["layers"] == "3 here, 3 on RPC0"
     assert found["tokens"] == cases["adapter here"]["tokens"] != cases["target"]["tokens"]
 
 
+@pytest.mark.slow
 def test_a_device_that_is_not_there(cases: Cases) -> None:
     assert cases["unknown"]["error"].startswith("There is no device 'CUDA7' here. Devices: RPC0 (")
 
 
+@pytest.mark.slow
 def test_a_plan_names_devices(cases: Cases) -> None:
     notes = cases["plan"]["notes"]
     assert "Layers: 15 here, 15 on RPC0." in notes

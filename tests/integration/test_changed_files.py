@@ -81,6 +81,7 @@ def truncated_in_use(target: Path, drafter: str, offload: str) -> str:
     return child.stdout
 
 
+@pytest.mark.slow
 def test_a_model_in_memory_does_not_need_its_file(
     model: Path, dropped_drafter_path: Path, tmp_path: Path
 ) -> None:
@@ -151,6 +152,7 @@ def test_a_streamed_model_may_be_moved_and_removed_in_use(model: Path, tmp_path:
 # --- between two runs ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_pack_never_gives_the_text_of_weights_that_are_gone(model: Path) -> None:
     with load_streamed(model, pack="always", exact=True) as engine:
         old = tokens(engine)

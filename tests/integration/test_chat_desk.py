@@ -72,6 +72,7 @@ def test_the_first_question_may_stand_on_the_command_line() -> None:
     assert saved("first")[::2] == ["Hi", "And you?"]
 
 
+@pytest.mark.slow
 def test_clear_keeps_what_was_saved() -> None:
     with contextlib.closing(Desk(*QUICK, "--max-tokens", "4", "--session", "trip", columns=200)) as desk:
         desk.ask("Hi", until=" tokens, ")
@@ -89,6 +90,7 @@ def test_clear_keeps_what_was_saved() -> None:
 # Editors
 
 
+@pytest.mark.slow
 def test_only_what_was_written_in_the_editor_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     editor, does = tmp_path / "editor", tmp_path / "does"
     editor.write_text(f"#!/bin/sh\necho EDITING\n. {does}\n")

@@ -55,6 +55,7 @@ def test_the_screen_shows_an_answer_and_the_last_tree(q4_drafter_path: Path, rep
         assert desk.leave() == 0
 
 
+@pytest.mark.slow
 def test_a_thought_is_folded_until_it_is_asked_for(smol_path: Path, tmp_path: Path) -> None:
     model = with_template(smol_path, templates.OPENED, tmp_path / "thinker.gguf")
     arguments = ["--draft", "none", "--think", "6", "--max-tokens", "20"]
@@ -87,6 +88,7 @@ def test_without_colour_nothing_is_drawn_twice(monkeypatch: pytest.MonkeyPatch, 
         assert " ".join(reply(SKY, 24).split()) in " ".join(" ".join(desk.screen).split())
 
 
+@pytest.mark.slow
 def test_a_window_that_changes_its_size_in_an_answer(reply: Reply, tmp_path: Path) -> None:
     gate = Gate(tmp_path / "gate")
     arguments = ["chat", "--draft", "none", "--max-tokens", "120"]
@@ -106,6 +108,7 @@ def test_a_window_that_changes_its_size_in_an_answer(reply: Reply, tmp_path: Pat
         assert text.count(reply(SKY, 5)) == 1
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_the_prompt_is_read(long_question: str, tmp_path: Path) -> None:
     gate = Gate(tmp_path / "gate", PROMPT)
     with contextlib.closing(Desk("chat", "--max-tokens", "8", program=gate.program)) as desk:
@@ -226,6 +229,7 @@ def test_ctrl_c_while_drafting_or_streaming(held: list[str], tmp_path: Path) -> 
         assert desk.leave() == 0
 
 
+@pytest.mark.slow
 def test_a_session_is_held_by_one_program_and_one_model(gemma_path: Path) -> None:
     with contextlib.closing(Desk("chat", "--session", "mine", "--max-tokens", "4")) as desk:
         desk.ask("Hi", until=" tokens, ")

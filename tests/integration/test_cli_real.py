@@ -258,6 +258,7 @@ def test_chat_at_a_terminal(desk: Desk, gate: Gate, reply: Reply) -> None:
     assert desk.leave() == 0
 
 
+@pytest.mark.slow
 def test_slash_commands_at_a_terminal(desk: Desk) -> None:
     desk.wait_for(">>>")
     desk.type("/hlep\r")

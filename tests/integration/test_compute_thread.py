@@ -8,6 +8,8 @@ from pathlib import Path
 
 _BESIDE_TORCH = """
 import sys
+import pytest
+
 import edgespec
 
 def answer(engine):
@@ -24,6 +26,7 @@ with edgespec.load(sys.argv[1], draft="none") as engine:
 """
 
 
+@pytest.mark.slow
 def test_pytorch_in_the_same_thread_does_no_harm(smol_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _BESIDE_TORCH, str(smol_path)], capture_output=True, text=True

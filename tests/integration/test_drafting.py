@@ -94,6 +94,7 @@ def test_a_drafter_is_made_registered_and_taken(smol_path: Path, capsys: pytest.
     assert PairRegistry().pairs() == []
 
 
+@pytest.mark.slow
 def test_an_interrupted_search_says_what_it_kept_and_continues(
     smol_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -156,6 +157,7 @@ def test_another_vocabulary_drafts_by_text_and_changes_nothing(smol_path: Path, 
     assert len(again.tokens) > 3
 
 
+@pytest.mark.slow
 def test_pairs_are_examined_and_remembered(
     smol_path: Path, gemma_path: Path, q4_drafter_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

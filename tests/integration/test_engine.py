@@ -187,6 +187,7 @@ except edgespec.EdgeSpecError as error:
     assert re.search(r"About \d\.\d GiB are needed, and .* are available", done.stdout)
 
 
+@pytest.mark.slow
 def test_a_model_without_a_template_completes_but_does_not_converse(gemma_path: Path) -> None:
     with edgespec.load(gemma_path, draft="none", context=64) as engine:
         assert not engine.has_chat_template
@@ -195,6 +196,7 @@ def test_a_model_without_a_template_completes_but_does_not_converse(gemma_path: 
             list(edgespec.Session(engine).ask("Hello"))
 
 
+@pytest.mark.slow
 def test_trees_beyond_the_exact_rows_work(smol_path: Path, q4_drafter_path: Path) -> None:
     with edgespec.load(smol_path, draft=q4_drafter_path, tree_budget=200, exact=False, context=256) as engine:
         answer = engine.generate(QUESTION, GenerationConfig(max_tokens=24))

@@ -94,6 +94,7 @@ def test_text_does_not_depend_on_the_tree(
             pytest.fail("the cache was never compacted, or every answer was too short")
 
 
+@pytest.mark.slow
 def test_several_turns_do_not_depend_on_the_tree(
     smol_path: Path, drafts: dict[str, Path | str], plain: Engine
 ) -> None:

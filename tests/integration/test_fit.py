@@ -59,6 +59,7 @@ def _check_verdicts(path: Path) -> None:
         assert streamed <= said["streamed_bytes_per_pass"]
 
 
+@pytest.mark.slow
 def test_a_load_streams_what_its_plan_says(wide_path: Path) -> None:
     _check_in_a_child(_check_plan, wide_path)
 

@@ -27,6 +27,7 @@ def _pair(smol_path: Path) -> Engine:
     return edgespec.load(smol_path, draft=str(smol_path), tree_budget=8, context=256, learn=False)
 
 
+@pytest.mark.slow
 def test_passes_that_take_too_long_to_be_measured_are_derived(
     smol_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -101,7 +101,7 @@ def open_engine(models: Mapping[str, Path | str], kind: str) -> Engine:
 
 
 # Each of the ways to draft, to stream and to keep states; the others combine them.
-QUICK = ("model", "recurrent-model", "hybrid-streamed")
+QUICK = ("model", "hybrid-streamed")
 
 
 @pytest.fixture(scope="module", params=slow_except(QUICK, KINDS))

@@ -153,6 +153,7 @@ def test_llama_cpp_that_does_not_work_ends_in_a_message(auto: None, program: Pro
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_crash_of_the_program_itself_ends_in_a_message(program: Program, tmp_path: Path) -> None:
     crash = (
         "import ctypes, sys\nif 'generate' in sys.orig_argv:\n"
@@ -202,6 +203,7 @@ def test_each_layout_is_tried_with_several_sequences(auto: None, hybrid: Path) -
     assert np.abs(found - plain).max() < 0.2 * np.abs(plain).max(), "what is used is right"
 
 
+@pytest.mark.slow
 def test_a_layout_that_is_wrong_with_several_sequences_is_found(
     first_layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

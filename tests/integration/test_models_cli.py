@@ -174,6 +174,7 @@ def test_removing_a_model_forgets_its_pairs(
         assert (code, "does not exist" in err) == (1, True)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_profiles")
 def test_a_plan_is_the_same_however_the_drafter_is_named(
     smol_path: Path, q4_drafter_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -335,6 +336,7 @@ def test_packed_layer_files_are_listed_and_can_be_removed(capsys: pytest.Capture
     assert list(folder.glob("*")) == []
 
 
+@pytest.mark.slow
 def test_a_smaller_model_in_the_same_folder_is_named_as_a_drafter(
     smol_path: Path,
     q4_drafter_path: Path,

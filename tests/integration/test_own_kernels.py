@@ -207,6 +207,7 @@ def test_in_memory_decoding_is_exact_by_itself(own: library.NativeLibrary, smol_
         assert engine.target.rule is None
 
 
+@pytest.mark.slow
 def test_trees_of_any_size_give_the_text_of_plain_decoding(
     own: library.NativeLibrary, smol_path: Path, dropped_drafter_path: Path
 ) -> None:
@@ -263,6 +264,7 @@ def test_many_texts_in_a_streamed_pass_are_those_of_each_alone(
     assert [together[0], together[-1]] == alone
 
 
+@pytest.mark.slow
 def test_more_texts_than_a_padded_pass_has_rows_share_one(
     own: library.NativeLibrary, short_path: Path
 ) -> None:
@@ -418,6 +420,7 @@ def test_without_a_library_ggml_serves_and_the_doctor_says_what_to_do(program: C
     assert "only needed to reinstall" not in examined
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_compiler")
 def test_asking_for_kernels_that_are_not_there_is_an_error(
     program: Callable[..., str], monkeypatch: pytest.MonkeyPatch

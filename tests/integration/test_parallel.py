@@ -112,6 +112,7 @@ def test_an_interruption_in_the_middle_loses_nothing(short_path: Path) -> None:
         assert alone(engine, wanted) == expected
 
 
+@pytest.mark.slow
 def test_clients_that_leave_do_not_touch_the_others() -> None:
     """Twelve at once, of which three hang up in the middle."""
     leaving = 3

@@ -131,6 +131,7 @@ def test_a_guess_is_not_compared_with_figures(smol_path: Path, store: ProfileSto
     assert any("an estimate" in note for note in asked.notes)
 
 
+@pytest.mark.slow
 def test_passes_beside_a_drafter_count_what_is_streamed_then(
     smol_path: Path, q4_drafter_path: Path, store: ProfileStore
 ) -> None:
@@ -189,6 +190,7 @@ def test_derived_passes_follow_the_types_and_sizes_of_the_matrices(
     assert not derived.disturbed, "nothing was measured"
 
 
+@pytest.mark.slow
 def test_embeddings_that_are_only_looked_up_take_no_time(smol_path: Path, tmp_path: Path) -> None:
     """A pass does not multiply by the embeddings where the output has a matrix of its own."""
     header = read_header(smol_path)

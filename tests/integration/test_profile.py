@@ -29,6 +29,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return code, captured.out, captured.err
 
 
+@pytest.mark.slow
 def test_a_profile_is_measured_kept_and_planned_with(
     smol_path: Path, q4_drafter_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -122,6 +123,7 @@ def test_the_first_start_measures_in_a_hurry_and_the_second_knows(smol_path: Pat
         assert any("Measuring" in what for what in told) is expected
 
 
+@pytest.mark.slow
 def test_a_busy_machine_is_told_of_and_measured_again(smol_path: Path) -> None:
     store = ProfileStore()
     with busy_machine(), edgespec.load(smol_path, draft="lookup", context=256) as engine:

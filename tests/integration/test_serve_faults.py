@@ -178,6 +178,7 @@ def streamed(model: Path, context: int = 256, **more: Any) -> Engine:
             memory = error.least
 
 
+@pytest.mark.slow
 def test_a_damaged_pack_is_told_and_made_anew(q4_drafter_path: Path) -> None:
     gate = threading.Event()
     loads = []
@@ -218,6 +219,7 @@ def test_a_damaged_pack_is_told_and_made_anew(q4_drafter_path: Path) -> None:
         ]
 
 
+@pytest.mark.slow
 def test_loading_again_is_tried_until_it_works(tmp_path: Path, q4_drafter_path: Path) -> None:
     model = tmp_path / "model.gguf"
     shutil.copy(q4_drafter_path, model)
@@ -289,6 +291,7 @@ def test_a_model_without_a_template_completes_texts(tmp_path: Path, smol_path: P
     assert told.startswith("The model has no chat template: /v1/completions is served")
 
 
+@pytest.mark.slow
 def test_rude_clients_change_nothing(smol_path: Path) -> None:
     """Each kind of them several times over and at once; then the text is that of an untouched server."""
     with serving(partial(load, smol_path)) as untouched:

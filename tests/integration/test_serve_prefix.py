@@ -371,6 +371,7 @@ def prompts() -> list[Path]:
     return [path for path in folder.glob("*") if not path.name.startswith(".")]
 
 
+@pytest.mark.slow
 def test_a_server_that_was_killed_reads_the_next_turn_only(smol_path: Path) -> None:
     """States and answers are on disk as soon as the server is idle; nothing has to be closed for that."""
     talk = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "Tell me about ships."}]

@@ -138,6 +138,7 @@ def check_folders(engine: Engine, sessions: Sequence[Session]) -> None:
             assert restorable(store, other) == 0
 
 
+@pytest.mark.slow
 def test_sessions_of_one_engine_keep_to_their_own_folders(quick: Engine, tmp_path: Path) -> None:
     expected = []
     for system in SYSTEMS.values():

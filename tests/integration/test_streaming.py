@@ -88,6 +88,7 @@ def test_streamed_text_is_the_resident_text(
     assert weights_of(streamed).waited_s > 0
 
 
+@pytest.mark.slow
 @pytest.mark.kernels
 def test_trees_of_a_model_drafter_change_nothing(
     q4_drafter_path: Path, dropped_drafter_path: Path, resident: Engine
@@ -182,6 +183,7 @@ def test_auto_streams_what_does_not_fit_and_pages_where_it_cannot(
         edgespec.load(q4_drafter_path, memory=budget, offload="stream", **options)
 
 
+@pytest.mark.slow
 @pytest.mark.kernels
 def test_a_damaged_pack_is_noticed_before_use_and_made_anew(
     q4_drafter_path: Path, dropped_drafter_path: Path, resident: Engine
@@ -301,6 +303,7 @@ def test_two_engines_share_one_pack(q4_drafter_path: Path, resident: Engine) -> 
         assert path.stat().st_mtime_ns == made
 
 
+@pytest.mark.slow
 def test_of_two_processes_that_start_together_one_packs(q4_drafter_path: Path) -> None:
     program = f"""
 import edgespec

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import edgespec
 from edgespec.generation.config import GenerationConfig
 from edgespec.measure import threads as threads_module
@@ -11,6 +13,7 @@ from edgespec.measure.threads import choose_threads
 from edgespec.profiles.store import ProfileStore
 
 
+@pytest.mark.slow
 def test_counts_are_timed_and_one_of_them_is_taken(q4_drafter_path: Path, tmp_path: Path) -> None:
     store = ProfileStore(tmp_path)
     config = GenerationConfig(max_tokens=8)

@@ -239,6 +239,7 @@ def test_rates_that_damage_a_drafter_are_left_for_lower_ones(
     assert trainer.checked < untrained
 
 
+@pytest.mark.slow
 def test_what_was_learned_survives_in_fine_types(target: Path, tmp_path: Path) -> None:
     coarse = make_drafter(target, tmp_path / "q4_0.gguf", quantization="q4_0")
     header = read_header(coarse)
@@ -385,6 +386,7 @@ def test_answers_survive_in_their_file(tmp_path: Path, answers: list[Answer]) ->
     assert AnswerFile(path, "another target", 16).of(asked) == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("measured_by_what_was_learned")
 def test_a_tuned_drafter_agrees_more_and_is_registered(target: Path, start: Path) -> None:
     tuned = tune(str(target), TuneOptions(**vars(QUICK) | {"start": str(start), "steps": 120}))
@@ -452,6 +454,7 @@ def test_interrupted_training_continues_to_the_same_file(target: Path, start: Pa
     assert (one == other).mean() > 0.95
 
 
+@pytest.mark.slow
 def test_interrupted_answering_continues(target: Path, start: Path) -> None:
     options = TuneOptions(**vars(QUICK) | {"start": str(start), "steps": 1})
 

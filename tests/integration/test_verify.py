@@ -109,7 +109,7 @@ def tables(engine: Engine) -> RealTables:
 
 # Shared noise drafts tokens that are not in the tables; its law is that of plain sampling by construction.
 @pytest.mark.parametrize(
-    "rule", slow_except(["specexec", "block"], [rule for rule in LOSSLESS if rule != "shared-noise"])
+    "rule", slow_except(["block"], [rule for rule in LOSSLESS if rule != "shared-noise"])
 )
 def test_the_first_two_tokens_have_the_targets_law(rule: str, tables: RealTables) -> None:
     config = GenerationConfig(temperature=0.9, top_k=DRAWN_FROM, verify=rule)

@@ -95,6 +95,7 @@ def load(path: Path, workers: tuple[LocalWorker, ...], memory: int, **more: obje
     return edgespec.load(path, workers=[w.address for w in workers], **(options | more))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_trees_and_exactness(
     smol_path: Path, q4_drafter_path: Path, workers: tuple[LocalWorker, LocalWorker], tight: int
 ) -> None:
@@ -225,6 +226,7 @@ def test_adapters_apply_to_layers_on_workers(
     assert texts[0] != texts[1] == texts[2]
 
 
+@pytest.mark.slow
 def test_a_plan_measures_workers(smol_path: Path, has_rpc: None) -> None:
     files = ModelFiles.of(read_header(smol_path))
     here = Curve.through([(1, 0.010), (32, 0.040)])
@@ -328,6 +330,7 @@ def test_a_batch_ends_with_an_error_and_resumes(
     assert lines[: len(finished)] == finished
 
 
+@pytest.mark.slow
 def test_a_server_continues_from_disk(
     smol_path: Path, workers: tuple[LocalWorker, LocalWorker], tight_elsewhere: int
 ) -> None:

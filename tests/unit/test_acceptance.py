@@ -132,6 +132,7 @@ def test_a_source_that_is_never_right_soon_costs_nothing(source: CandidateSource
         assert _chances(calibrated, of_other)[1] == before, "the others are believed as before"
 
 
+@pytest.mark.slow
 @settings(max_examples=6)
 @given(st.sampled_from(list(CandidateSource)), st.floats(0.05, 0.95), st.integers(0, 2**32 - 1))
 def test_a_sources_chance_is_learned(source: CandidateSource, truth: float, seed: int) -> None:
@@ -295,6 +296,7 @@ def test_pairs_have_files_of_their_own(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 6
 
 
+@pytest.mark.slow
 @settings(max_examples=4)
 @given(st.floats(0.1, 1.3), st.integers(0, 2**32 - 1))
 def test_how_much_noise_says_is_learned(slope: float, seed: int) -> None:

@@ -95,6 +95,7 @@ def test_every_line_has_a_result(
     assert len(results) >= len(batch) + 1
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
 @given(batch=st.lists(requests.map(line), min_size=1, max_size=4))
 @example(batch=[line({"custom_id": "\ud800", "method": "POST", "url": "\ud800", "body": {}})])

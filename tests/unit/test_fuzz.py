@@ -118,6 +118,7 @@ def test_a_crash_would_be_noticed(smol_path: Path, tmp_path: Path, monkeypatch: 
     assert outcome.counts.total() == 2
 
 
+@pytest.mark.slow
 def test_rounds_continue_where_they_stopped(tmp_path: Path) -> None:
     results = tmp_path / "results.json"
     for files in (30, 45):

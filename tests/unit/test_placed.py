@@ -124,6 +124,7 @@ def planned(model: Path, drafter: Path, store: ProfileStore, **more: str) -> Pla
     return plan_for(Config.of(**(pair | more)), no_progress, store, cards)
 
 
+@pytest.mark.slow
 def test_a_plan_counts_the_drafter_where_loading_puts_it(
     smol_path: Path, q4_drafter_path: Path, tmp_path: Path
 ) -> None:

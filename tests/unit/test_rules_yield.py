@@ -64,6 +64,7 @@ def test_block_verification_never_accepts_less_than_speculative_sampling(
     assert block >= single - ROUNDING
 
 
+@pytest.mark.slow
 @given(pairs(most=4), st.integers(2, 3))
 @settings(max_examples=60, deadline=None)
 def test_draws_without_replacement_are_accepted_as_often_or_more(
