@@ -6,10 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-_BESIDE_TORCH = """
-import sys
 import pytest
 
+_BESIDE_TORCH = """
+import sys
 import edgespec
 
 def answer(engine):
