@@ -153,6 +153,7 @@ def amended(request: pytest.FixtureRequest, short_path: Path, has_rpc: None) -> 
         return session(short_path, short_path, worker, request.param, pins=1)
 
 
+@pytest.mark.slow
 def test_weights_beside_a_device_are_rearranged_before_they_are_pinned(amended: Cases) -> None:
     found = amended["pinned"]
     wanted = set(found["layouts"]) or {"CPU_Mapped"}

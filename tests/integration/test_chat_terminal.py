@@ -134,6 +134,7 @@ def held(request: pytest.FixtureRequest, smol_path: Path) -> list[str]:
 STREAMS = "layers are streamed from disk"
 
 
+@pytest.mark.slow
 def test_a_killed_chat_loses_only_the_answer_it_was_writing(held: list[str], tmp_path: Path) -> None:
     gate = Gate(tmp_path / "gate")
     first = ["chat", "--session", "trip", "--max-tokens", "12", "--exact", "--tree-budget", "1", *held]

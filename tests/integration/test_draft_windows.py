@@ -58,6 +58,7 @@ def drafter_of(engine: Engine) -> ModelDrafter:
     return engine.drafter
 
 
+@pytest.mark.slow
 def test_texts_are_those_of_plain_decoding(
     engine: Engine, texts: list[list[list[int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,7 +42,7 @@ def apart(engine: Engine, monkeypatch: pytest.MonkeyPatch, config: GenerationCon
 ENGINES: list[dict[str, Any]] = [{"draft": "none"}, {"draft": "lookup"}, {"tree_budget": 8}, {}]
 
 
-@pytest.fixture(scope="module", params=slow_except([ENGINES[0], ENGINES[2]], ENGINES))
+@pytest.fixture(scope="module", params=slow_except([ENGINES[2]], ENGINES))
 def engine(request: pytest.FixtureRequest, smol_path: Path, q4_drafter_path: Path) -> Iterator[Engine]:
     """Plain, drafted for by lookup, by trees of one size, and by trees sized by cost."""
     options = {"draft": q4_drafter_path, **request.param}

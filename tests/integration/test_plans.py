@@ -32,6 +32,7 @@ from edgespec.plans.report import PlanReport
 from edgespec.profiles.store import DiskProfile, PassProfile, ProfileStore, disk_key, machine_identity
 from edgespec.progress import no_progress
 from tests.least_memory import least_memory
+from tests.tiers import slow_except
 
 THREADS = 1
 Q4_1 = 3
@@ -101,7 +102,7 @@ def test_a_model_of_the_catalog_is_planned_without_a_network(
     assert held.resident_bytes + held.streamed_bytes == pytest.approx(42e9, rel=0.05)
 
 
-@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("named", slow_except([False], [True, False]))
 def test_an_agreement_that_was_measured_is_not_assumed(
     smol_path: Path, q4_drafter_path: Path, store: ProfileStore, tmp_path: Path, *, named: bool
 ) -> None:

@@ -248,6 +248,7 @@ def test_a_plan_measures_workers(smol_path: Path, has_rpc: None) -> None:
     assert over != here
 
 
+@pytest.mark.slow
 def test_a_killed_worker_ends_the_answer_and_the_next_continues(
     smol_path: Path, workers: tuple[LocalWorker, LocalWorker], tight: int
 ) -> None:

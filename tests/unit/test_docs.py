@@ -22,6 +22,7 @@ def test_the_command_line_reference_is_up_to_date() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_the_site_builds_without_a_broken_link(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)

@@ -36,6 +36,7 @@ def test_block_sizes_are_those_of_the_gguf_package() -> None:
     assert {kind: BLOCK_SIZES[kind] for kind in common} == {kind: theirs[kind] for kind in common}
 
 
+@pytest.mark.slow
 def test_a_real_header_is_what_the_gguf_package_reads(smol_path: Path) -> None:
     header = read_header(smol_path)
     theirs = gguf.GGUFReader(smol_path)

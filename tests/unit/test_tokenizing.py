@@ -21,7 +21,6 @@ from edgespec.models.llama.tokenizer.text_chunks import MOST_CHARS, split
 from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.models.text.encoding import Encoder
 from tests.fuzz.headers import small_model
-from tests.tiers import slow_except
 from tests.tiny import ARCHITECTURES, write_tiny
 
 # One name for each way of llama.cpp's to split texts into words.
@@ -95,7 +94,8 @@ def natural_text() -> str:
     return prose + code + paragraphs + "日本語のテキスト、これは試験です。" * 300
 
 
-@pytest.mark.parametrize("part", slow_except([2], range(4)))
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(4))
 def test_long_runs_are_tokenized_whatever_splits_words(smol_path: Path, tmp_path: Path, part: int) -> None:
     names = PRE_TOKENIZERS[part::4]
     header = small_model(smol_path)
