@@ -307,6 +307,15 @@ def test_calls_of_a_tool_that_is_not_imposed_are_checked(server: Running, stream
     assert "The call of f does not fit its schema: 'a' is" in answer.decode()
 
 
+def test_no_text_follows_a_call_that_is_required(server: Running) -> None:
+    tools = [taking({"enum": ["red"]})]
+    for seed in range(3):
+        sampled = {"temperature": 1.0, "seed": seed, "max_tokens": 60}
+        answer = asked(server, CHAT, tools=tools, tool_choice="required", **sampled)["choices"][0]
+        assert not answer["message"].get("content")
+        assert answer["message"]["tool_calls"]
+
+
 def test_a_tool_that_takes_a_text_gets_a_text(server: Running) -> None:
     settings = {"tool_choice": "required", "parallel_tool_calls": False, "logit_bias": {}}
     about = {"name": "p", "description": "Patches.", "format": {"type": "text"}}

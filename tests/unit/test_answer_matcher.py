@@ -266,6 +266,37 @@ def test_a_single_call_is_followed_by_nothing(syntax: CallSyntax) -> None:
         assert not any(part.text for part in said)
 
 
+@pytest.mark.parametrize("syntax", [each for each in SYNTAXES if each.repeats])
+def test_only_calls_follow_a_call_that_is_required(syntax: CallSyntax) -> None:
+    for seed in range(4):
+        text = walk(answer_matcher(calls=calls(syntax, required=True)), seed, marks=closing(syntax))
+        said, parts = taken_apart(syntax, spelled(text))
+        assert parts.calls
+        assert not any(part.text for part in said)
+
+    def required() -> AnswerMatcher:
+        return answer_matcher(calls=calls(syntax, TIME, required=True))
+
+    single = answer_matcher(calls=calls(syntax, TIME, required=True, several=False))
+    call = spelled(walk(single, 1, marks=closing(syntax)))
+    following = follow(required(), call)
+    assert "END" in following
+    assert "B" not in following
+    assert syntax.spelling is not None
+    if syntax.spelling.goes_on:  # further calls come in the same section
+        assert isinstance(syntax.spelling, LayoutSpelling)
+        more = call.removeprefix(re.match(r"<[^<>]*>", call)[0])  # type: ignore[index]
+    else:
+        assert {"\n", syntax.trigger[0]} <= set(following)
+        assert set(follow(required(), f"{call}\n  \n")) == {"END", syntax.trigger[0]}, "space has an end"
+        assert "B" in follow(answer_matcher(calls=calls(syntax, TIME)), call), "text may follow others"
+        more = f"\n{call}"
+    said, parts = taken_apart(syntax, call + more, [TIME])
+    assert follow(required(), call + more) == following
+    assert [each.name for each in parts.calls] == ["time", "time"]
+    assert not any(part.text for part in said)
+
+
 @settings(deadline=None)
 @given(st.sampled_from(SYNTAXES), st.integers(0, 1 << 20), st.data())
 def test_taking_tokens_back_changes_nothing(syntax: CallSyntax, seed: int, data: st.DataObject) -> None:

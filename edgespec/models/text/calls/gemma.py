@@ -44,6 +44,11 @@ class BraceSpelling:
         """The texts in it that may be control tokens."""
         return (ENDS, QUOTE)
 
+    @property
+    def goes_on(self) -> bool:
+        """See `syntax.CallSpelling`."""
+        return False
+
     def grammar(self, tools: Sequence[Tool], controls: Mapping[str, int], *, several: bool) -> str:
         """See `syntax.CallSpelling`; each call has a trigger of its own."""
         lines: list[str] = []

@@ -39,6 +39,11 @@ class PythonicSpelling:
         """The texts in it that may be control tokens."""
         return (self.ends,)
 
+    @property
+    def goes_on(self) -> bool:
+        """See `syntax.CallSpelling`."""
+        return False
+
     def grammar(self, tools: Sequence[Tool], controls: Mapping[str, int], *, several: bool) -> str:
         """See `syntax.CallSpelling`."""
         lines = [SPACE_RULE]

@@ -81,7 +81,7 @@ class LayoutSpelling:
             return JsonCallReader(
                 re.compile(rf"\s*{first}{head}"),
                 re.compile(rf"\s*{following}{head}") if following else None,
-                re.compile(rf"\s*{ends}") if ends and not self._goes_on else None,
+                re.compile(rf"\s*{ends}") if ends and not self.goes_on else None,
             )
         return TaggedCallReader(
             layout.tags, layout.middle, tools, first=first, following=following, ends=ends
@@ -92,7 +92,7 @@ class LayoutSpelling:
         return self.layout.written(calls)
 
     @property
-    def _goes_on(self) -> bool:
+    def goes_on(self) -> bool:
         """True if the text that ends a section also stands between its calls."""
         return bool(self.layout.between) and self.layout.between.startswith(self.layout.closes)
 

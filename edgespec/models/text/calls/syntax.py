@@ -25,6 +25,10 @@ class CallSpelling(Protocol):
     def marks(self) -> tuple[str, ...]:
         """The texts in it that may be control tokens."""
 
+    @property
+    def goes_on(self) -> bool:
+        """True if the text behind a call may be the end of all, or the beginning of what leads to another."""
+
     def grammar(self, tools: Sequence[Tool], controls: Mapping[str, int], *, several: bool) -> str:
         """The grammar of a call of one of these tools behind the trigger, and of more behind the same one.
 
@@ -106,7 +110,8 @@ class CallSyntax:
         tools = [closed(tool) for tool in tools]
         if self.spelling is None:
             return (harmony.step_of({tool.name: tool.parameters for tool in tools}, self.trigger),)
-        return (GrammarStep(self.spelling.grammar(tools, controls or {}, several=several), "grammar"),)
+        grammar = self.spelling.grammar(tools, controls or {}, several=several)
+        return (GrammarStep(grammar, "grammar", open_ended=several and self.spelling.goes_on),)
 
     def more_triggers(self, tools: Sequence[Tool]) -> dict[str, tuple[Step, ...]]:
         """List other texts with which a call may begin, and what has to follow each."""

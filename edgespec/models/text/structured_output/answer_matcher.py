@@ -6,7 +6,7 @@ follow depends on the tokens of the answer alone. So whatever the drafter or the
 plain decoding under the same matcher.
 
 Free text is not restricted, but for the tokens that would complete a mark and run on in a way that the
-grammar behind it does not permit.
+grammar behind it does not permit. Where calls are required, no text may follow them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from edgespec.models.text.structured_output.stages import (
+    MAX_SPACE,
+    BehindCall,
     Choosing,
     Either,
     Finished,
@@ -154,13 +156,13 @@ class AnswerMatcher:
         """The stage at the beginning of these steps, after bytes of them; None if they do not fit."""
         if not steps:
             if self.calls is not None and self.calls.repeats:
-                return FreeText(self, b"", at_start=False).with_data(data)
+                return self._behind_call(self.calls, data)
             return None if data.strip() else Finished(self)
         step, rest = steps[0], tuple(steps[1:])
         if isinstance(step, FixedStep):
             return self.literal(step.text, data, lambda more: self.follow(rest, more))
         if isinstance(step, GrammarStep):
-            return self._in_grammar(self.matcher_for(step), rest, data, delimited=True)
+            return self._in_grammar(self.matcher_for(step), rest, data, delimited=not step.open_ended)
         said = data.decode("utf-8", "replace")
         options = [
             (tuple(self.tokenize(fixed.text[len(said) :])), (grammar, *rest))
@@ -168,6 +170,19 @@ class AnswerMatcher:
             if fixed.text.startswith(said) and len(said) < len(fixed.text)
         ]
         return Choosing(self, options) if options else None
+
+    def _behind_call(self, calls: ToolCallGrammar, data: bytes) -> Stage | None:
+        """The stage behind a call that others may follow, after these bytes; None if they do not fit."""
+        if not self.bound:
+            return FreeText(self, b"", at_start=False).with_data(data)
+        next_call = data.lstrip()
+        space = MAX_SPACE - (len(data) - len(next_call))
+        if space < 0:
+            return None
+        if next_call:
+            return self.literal(calls.trigger.decode(), next_call, lambda rest: self.call(calls.steps, rest))
+        begins = self.tokenize(calls.trigger.decode())
+        return BehindCall(self, tuple(begins), lambda: self.call(calls.steps, b""), space)
 
     def literal(self, text: str, data: bytes, then: Callable[[bytes], Stage | None]) -> Stage | None:
         """The stage in a fixed text, after bytes of it and perhaps of what follows.

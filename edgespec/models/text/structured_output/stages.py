@@ -16,6 +16,8 @@ from edgespec.speculation.constraint import Matcher
 
 BoolArray = NDArray[np.bool_]
 
+MAX_SPACE = 4  # bytes between calls
+
 
 class Stage(Protocol):
     """A stage of an answer. Immutable, but for the matcher of a grammar."""
@@ -274,6 +276,36 @@ class InGrammar:
 
     def undo(self) -> None:
         self.matcher.rollback(1)
+
+
+@dataclass(frozen=True)
+class BehindCall(Stage):
+    """The stage behind a call in an answer that may only be calls: the end or another call follows.
+
+    Attributes:
+        begins: the tokens of what the next call begins with.
+        call: gives the stage behind these.
+        space: most bytes of space before it, so that a model cannot write space without end.
+    """
+
+    context: StageContext
+    begins: tuple[int, ...]
+    call: Callable[[], Stage | None]
+    space: int
+
+    accepting = True
+
+    def mask(self) -> BoolArray | None:
+        token_bytes = self.context.token_bytes
+        return token_bytes.space(self.space) | token_bytes.only(self.begins[:1])
+
+    def after(self, token: int) -> Stage | None:
+        if token == self.begins[0]:
+            return Literal(self.context, self.begins, self.call).after(token)
+        piece = self.context.token_bytes[token]
+        if not piece or piece.strip() or len(piece) > self.space:
+            return None
+        return replace(self, space=self.space - len(piece))
 
 
 @dataclass

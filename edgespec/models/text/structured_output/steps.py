@@ -20,10 +20,12 @@ class GrammarStep:
     Attributes:
         text: of the schema or grammar.
         kind: which of them it is, as `generation.config.Grammar` names it.
+        open_ended: more of it may follow where it could end, so only the end of the answer ends it.
     """
 
     text: str
     kind: Literal["json_schema", "grammar"] = "json_schema"
+    open_ended: bool = False
 
 
 @dataclass(frozen=True)

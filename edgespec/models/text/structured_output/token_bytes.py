@@ -47,6 +47,10 @@ class TokenBytes:
         mask[list(tokens)] = True
         return mask
 
+    def space(self, most: int) -> BoolArray:
+        """(n_vocab,) tokens that spell nothing but space, at most so many bytes."""
+        return self.only([token for token, piece in self._space if len(piece) <= most])
+
     def towards(self, mark: bytes) -> BoolArray:
         """(n_vocab,) tokens that spell the beginning of a mark, or all of it and more."""
         if mark not in self._towards:
@@ -92,6 +96,10 @@ class TokenBytes:
                     found.append((token, (tail + piece)[at + len(mark) :]))
             self._past[key] = found
         return self._past[key]
+
+    @cached_property
+    def _space(self) -> list[tuple[int, bytes]]:
+        return [(token, piece) for token, piece in enumerate(self._all) if piece and not piece.strip()]
 
     @cached_property
     def _all(self) -> list[bytes]:
