@@ -64,7 +64,7 @@ class BlockHeadDrafter(HeadDrafter):
         self._begin()
         (drafted,) = self._drafted = self._sequences_for([(sequence, None, 0)])
         assert isinstance(drafted, BlockSequence)
-        drafted.begin_candidates(None, None, None)
+        drafted.begin_candidates(sequence, None, None, None)
         self._read_blocks([drafted])
 
         def read(frontier: Frontier) -> tuple[list[int], FloatArray]:

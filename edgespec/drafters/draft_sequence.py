@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.drafters.branches import DraftBranches
+from edgespec.drafters.translation import Translation
 from edgespec.drafters.window import WHOLE, DraftWindow
 from edgespec.models.llama.cache.kv_cache import KVCache, common_prefix, cut, inherit
 from edgespec.models.llama.cache.states import SavedState
@@ -29,9 +30,12 @@ class DraftSequence:
     make it into the tree, if the target chose its token after all: the next tree then grows below it at once,
     beginning with whatever else was read below it.
 
+    Sequences are in the drafter's own tokens, and so are the branches; candidates are the target's tokens.
+
     Args:
         n_vocab: tokens that are drafted; padding at the end of the vocabulary is none.
         window: what is read of long sequences.
+        translation: of the nodes' tokens, if the drafter's vocabulary is another one.
 
     Attributes:
         cache: the keys and values of what was read.
@@ -43,7 +47,13 @@ class DraftSequence:
             beginning.
     """
 
-    def __init__(self, cache: KVCache, n_vocab: int, window: DraftWindow = WHOLE) -> None:
+    def __init__(
+        self,
+        cache: KVCache,
+        n_vocab: int,
+        window: DraftWindow = WHOLE,
+        translation: Translation | None = None,
+    ) -> None:
         self.cache = cache
         self.read: list[int] = []
         self.pending: list[int] = []
@@ -52,9 +62,11 @@ class DraftSequence:
         self.unread = 0
         self._n_vocab = n_vocab
         self._window = window
+        self._translation = translation
         self._branches = DraftBranches()
         self._expansions = Expansions()
         self._sequence: list[int] = []
+        self._text: list[int] = []  # the same in the target's tokens, none of them left out
         self._limits: TreeLimits | None = None
         self._ranking: Ranking | None = None
         self._proposals: JoinedProposals | None = None
@@ -129,7 +141,8 @@ class DraftSequence:
         self.cache.rewind(len(self.read))
         del self.read[self.cache.length :]
         self._branches, self.pending = DraftBranches(), []
-        self._expansions, self._sequence, self._limits, self._ranking = Expansions(), [], None, None
+        self._expansions, self._limits, self._ranking = Expansions(), None, None
+        self._sequence, self._text = [], []
 
     def forget(self) -> None:
         """Forget everything that was read."""
@@ -142,9 +155,19 @@ class DraftSequence:
         self.cache.commit(0, 0, last.used_paths, len(last))
 
     def begin_candidates(
-        self, limits: TreeLimits | None, ranking: Ranking | None, proposals: JoinedProposals | None
+        self,
+        text: Sequence[int],
+        limits: TreeLimits | None,
+        ranking: Ranking | None,
+        proposals: JoinedProposals | None,
     ) -> None:
-        """Set what the candidates of the new tree depend on; None if tokens are drawn instead."""
+        """Set what the candidates of the new tree depend on.
+
+        Args:
+            text: the whole sequence in the target's tokens.
+            limits, ranking, proposals: None if tokens are drawn instead.
+        """
+        self._text = list(text)
         self._limits, self._ranking, self._proposals = limits, ranking, proposals
 
     def keep_accepted(
@@ -215,18 +238,25 @@ class DraftSequence:
 
     def known(self, frontier: Frontier) -> NDArray[np.bool_]:
         """(nodes,) whether a node's candidates are known already."""
-        return self._branches.known(frontier)
+        return self._branches.known(self._read_as(frontier))
+
+    def _read_as(self, frontier: Frontier) -> Frontier:
+        """The nodes with the tokens that the drafter reads; -1 for one that is no single token to it."""
+        if self._translation is None:
+            return frontier
+        return replace(frontier, tokens=self._translation.single(frontier.tokens))
 
     def branch_batch(self, frontier: Frontier) -> tuple[list[int], TokenBatch | None]:
         """The rows that read a frontier's nodes into their branches.
 
         Returns:
-            The indices of the nodes that are read, and the rows; nodes that were read already, and those
-            without a free sequence id, are left out.
+            The indices of the nodes that are read, and the rows; nodes that were read already, those
+            without a free sequence id, and those that are no single token to the drafter are left out.
         """
+        frontier = self._read_as(frontier)
         rows, paths = list[int](), list[int]()
         for row, (node, parent, token, depth) in enumerate(frontier.rows()):
-            if self._branches.number(node, parent, token) in self._branches.found:
+            if token < 0 or self._branches.number(node, parent, token) in self._branches.found:
                 continue
             path = self._branches.add(node, parent, token, depth, self.cache)
             if path is not None:
@@ -253,11 +283,10 @@ class DraftSequence:
         assert self._limits is not None
         assert self._ranking is not None
         count, found = self._limits.branching, self._branches.found
-        numbers = self._branches.numbers(frontier)
+        numbers = self._branches.numbers(self._read_as(frontier))
         self._ranking.before_ranking(frontier, rows)
         if rows:
-            start = self.unread + len(self.read)
-            positions = [start + int(depth) for depth in frontier.depths[rows]]
+            positions = [len(self._text) + int(depth) for depth in frontier.depths[rows]]
             best = self._ranking.best(logits, positions, count, frontier.tokens[rows])
             for row, place in enumerate(rows):
                 number = numbers[place]
@@ -281,7 +310,7 @@ class DraftSequence:
         if self._proposals is not None:
             assert self._ranking is not None
             children = self._proposals.join(frontier, children)
-            children = self._ranking.filtered(frontier, children, self.unread + len(self._sequence))
+            children = self._ranking.filtered(frontier, children, len(self._text))
         self._expansions.add(frontier, children)
         return children
 
@@ -291,9 +320,12 @@ class DraftSequence:
 
     def learn(self, sequence: Sequence[int]) -> None:
         """Teach the policy which candidates of the last tree the target chose."""
-        end = self.unread + len(self._sequence)
-        if self._limits is not None and self.part(sequence[:end]) == self._sequence:
-            self._expansions.teach(self._limits.expansion.acceptance, sequence[end:])
+        end = len(self._text)
+        if self._limits is not None and list(sequence[:end]) == self._text:
+            went_on = sequence[end:]
+            if self._translation is not None:
+                went_on = self._translation.split(went_on)
+            self._expansions.teach(self._limits.expansion.acceptance, went_on)
         self._expansions = Expansions()  # each counts as evidence once
 
 

@@ -13,8 +13,6 @@ from edgespec.models.llama.cache.kv_cache import (
     open_cache,
 )
 from edgespec.models.llama.runtime.context import Context
-from edgespec.speculation.drafters.base import DraftRequest
-from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.ranking import Ranking
 
 _MOST_UNUSED = 16  # rounds after which a sequence that is not drafted for is forgotten
@@ -40,16 +38,19 @@ class DraftSequences(list[DraftSequence]):
         self._new_sequence = new_sequence
         self._window = window
 
-    def with_room(self, requests: Sequence[DraftRequest], limits: TreeLimits) -> list[int]:
-        """The requests that the cache has room for; if it has not for all, those with short sequences."""
-        if len(requests) == 1:
-            return [0]
-        if self[0].cache.max_paths == 1:
+    def with_room(self, lengths: Sequence[int], nodes: int) -> list[int]:
+        """Which of several sequences the cache has room for; if it has not for all, short ones.
+
+        Args:
+            lengths: of the sequences.
+            nodes: of all trees together.
+        """
+        if len(lengths) > 1 and self[0].cache.max_paths == 1:
             return []  # a recurrent state is that of one sequence
-        room = self._context.n_cells - 2 * limits.budget  # nodes are read that do not make it into a tree
+        room = self._context.n_cells - 2 * nodes  # some are read that do not make it into a tree
         served = []
-        for index in sorted(range(len(requests)), key=lambda index: len(requests[index].sequence)):
-            room -= self._window.length_read(len(requests[index].sequence))
+        for index in sorted(range(len(lengths)), key=lengths.__getitem__):
+            room -= self._window.length_read(lengths[index])
             if room < 0:
                 break
             served.append(index)

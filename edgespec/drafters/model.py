@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from edgespec.drafters.draft_sequence import DraftSequence, DraftStep
 from edgespec.drafters.draft_sequences import DraftSequences
+from edgespec.drafters.translation import Translation
 from edgespec.drafters.window import WHOLE, DraftWindow
 from edgespec.files.checked import CheckedFiles
 from edgespec.models.gguf.header import read_header
@@ -60,7 +61,7 @@ class _Round:
 
 
 class ModelDrafter(Drafter):
-    """Drafts with a model whose vocabulary is the target's, for one sequence or for several at once.
+    """Drafts with a model, for one sequence or for several at once.
 
     Whatever a call raises and wherever it is interrupted, the next call first discards what it left behind.
 
@@ -68,6 +69,7 @@ class ModelDrafter(Drafter):
         proposers: sources whose candidates are merged into the tree (SpecInfer's collective tree, Miao et al.
             2024, section 3).
         window: what is read of long sequences; all of them for a model with a running state.
+        translation: between its tokens and the target's, if its vocabulary is another one.
         most_rows: of a draft step for several sequences; None for as many as the context has outputs.
 
     Attributes:
@@ -88,6 +90,7 @@ class ModelDrafter(Drafter):
         proposers: Sequence[Proposer] = (),
         window: DraftWindow = WHOLE,
         *,
+        translation: Translation | None = None,
         most_rows: int | None = None,
     ) -> None:
         self._window = window
@@ -95,8 +98,10 @@ class ModelDrafter(Drafter):
         self.name = ", ".join([model.path.stem, *(proposer.name for proposer in proposers)])
         self._model = model
         self._context = context
+        self._translation = translation
         # One vocabulary may be padded at its end; padding is no token of the other.
-        self._n_vocab = min(model.vocabulary.n_tokens, target_vocabulary)
+        own_vocabulary = model.vocabulary.n_tokens if translation is None else target_vocabulary
+        self._n_vocab = min(own_vocabulary, target_vocabulary)
         self._proposers = proposers
         self._sequences = DraftSequences(context, self._new_sequence, window)
         self._drafted: list[DraftSequence] = []  # those of the last trees, in order
@@ -109,7 +114,11 @@ class ModelDrafter(Drafter):
         self._changing = False  # a call has begun and not ended
 
     def _new_sequence(self, cache: KVCache) -> DraftSequence:
-        return DraftSequence(cache, self._n_vocab, self._window)
+        return DraftSequence(cache, self._n_vocab, self._window, self._translation)
+
+    def _own(self, sequence: Sequence[int]) -> Sequence[int]:
+        """The tokens that this model reads for a sequence."""
+        return sequence if self._translation is None else self._translation.read(sequence)
 
     @property
     def root_was_known(self) -> bool:
@@ -146,7 +155,7 @@ class ModelDrafter(Drafter):
                 limits = replace(limits, width=self._most_rows)
             grown = grow_together(searches, self._expand, limits, self._known)
             for index, tree in zip(served, grown, strict=True):
-                trees[index] = tree
+                trees[index] = tree if self._translation is None else self._translation.joined(tree)
         self._places = {index: place for place, index in enumerate(served)}
         self._changing = False
         return trees
@@ -169,9 +178,14 @@ class ModelDrafter(Drafter):
         """
         self._begin()
         # Draws are not candidates: none is learned from or reused.
-        (drafted,) = self._drafted = self._sequences_for([(sequence, None, 0)])
-        self._recall(drafted, sequence, self._prompts)
-        drafted.begin_candidates(None, None, None)
+        own = self._own(sequence)
+        if self._translation is not None and not self._sequences.with_room(
+            [len(own)], len(drawing.shape.below)
+        ):
+            return DraftedTree(TokenTree.root_only(sequence[-1]))
+        (drafted,) = self._drafted = self._sequences_for([(own, None, 0)])
+        self._recall(drafted, own, self._prompts)
+        drafted.begin_candidates(sequence, None, None, None)
 
         def read(frontier: Frontier) -> tuple[list[int], FloatArray]:
             step = DraftStep(drafted, frontier)
@@ -193,7 +207,8 @@ class ModelDrafter(Drafter):
         """
         self.forget()
         cache = self._sequences[0].cache
-        tokens = np.random.default_rng(rows).integers(0, self._n_vocab, _TRIAL_TEXT + rows).astype(np.int32)
+        n_vocab = self._model.vocabulary.n_tokens
+        tokens = np.random.default_rng(rows).integers(0, n_vocab, _TRIAL_TEXT + rows).astype(np.int32)
         sequence, drafted = tokens[:_TRIAL_TEXT], tokens[_TRIAL_TEXT:]
         self._changing = True  # no sequence has these tokens, so the next call discards them
         cache.append(TokenBatch.run(sequence, 0, cache.open_paths, "last"))
@@ -248,6 +263,7 @@ class ModelDrafter(Drafter):
         Args:
             sequence: all but its last token may be restored.
         """
+        sequence = self._own(sequence)
         if len(sequence) - max(known.agreement(sequence) for known in self._sequences) > BLOCK:
             self._begin()
             (drafted,) = self._drafted = self._sequences_for([(sequence, None, 0)])
@@ -257,7 +273,7 @@ class ModelDrafter(Drafter):
     def save(self, sequence: Sequence[int], folder: Path) -> None:
         """Make a folder hold the state of as much of a sequence as was read, and of no other sequence."""
         self._begin()
-        known, read = self._longest_read(sequence)
+        known, read = self._longest_read(self._own(sequence))
         if read:
             store = self._store_in(CheckedFiles(folder))
             store.save(known.cache, read, tail=True)
@@ -272,7 +288,7 @@ class ModelDrafter(Drafter):
         if self._prompts is None:
             return False
         self._begin()
-        known, read = self._longest_read(sequence)
+        known, read = self._longest_read(self._own(sequence))
         stored = next(self._prompts.saving(known.cache, read, tail=False), _NO_STEP) is not _NO_STEP
         self._changing = False
         return stored
@@ -314,7 +330,9 @@ class ModelDrafter(Drafter):
 
     def _with_room(self, requests: Sequence[DraftRequest], limits: TreeLimits) -> list[int]:
         """The requests that the cache has room for."""
-        return self._sequences.with_room(requests, limits)
+        if len(requests) == 1 and self._translation is None:
+            return [0]  # it has as many cells as the target
+        return self._sequences.with_room([len(self._own(r.sequence)) for r in requests], limits.budget)
 
     def _sequences_for(
         self, wanted: Sequence[tuple[Sequence[int], Ranking | None, int]]
@@ -324,12 +342,12 @@ class ModelDrafter(Drafter):
 
     def _resume(self, requests: Sequence[DraftRequest]) -> None:
         """Take up sequences where their last trees left them."""
-        wanted = [(request.sequence, request.ranking, request.limits.branching) for request in requests]
+        wanted = [(self._own(r.sequence), r.ranking, r.limits.branching) for r in requests]
         self._drafted = self._sequences_for(wanted)
-        for drafted, request in zip(self._drafted, requests, strict=True):
-            self._recall(drafted, request.sequence, self._prompts)
+        for drafted, request, (own, _, _) in zip(self._drafted, requests, wanted, strict=True):
+            self._recall(drafted, own, self._prompts)
             proposals = request.proposals(self._proposers)
-            drafted.begin_candidates(request.limits, request.ranking, proposals)
+            drafted.begin_candidates(request.sequence, request.limits, request.ranking, proposals)
 
     def _recall(self, drafted: DraftSequence, sequence: Sequence[int], store: StateStore | None) -> None:
         """Restore as much of a long sequence as a store holds."""
@@ -380,6 +398,8 @@ class ModelDrafter(Drafter):
         self.steps += bool(parts)
         self.rows += sum(step.n_nodes for step in steps)
         logits = self._context.logits() if parts else np.empty((0, self._n_vocab), dtype=np.float32)
+        if self._translation is not None and parts:
+            logits = self._translation.logits(logits)
         if reads_sequence:
             self.text_s += time.perf_counter() - start
         ends = np.cumsum([step.n_outputs for step in steps]).tolist()

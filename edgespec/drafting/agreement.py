@@ -17,12 +17,15 @@ from pathlib import Path
 
 import numpy as np
 
+from edgespec.drafters.translation import Translation
 from edgespec.engine.engine import Engine
 from edgespec.generation.config import GenerationConfig
 from edgespec.machine.cores import default_threads
 from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
+from edgespec.models.llama.tokenizer.compatibility import differs
+from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.profiles.stream_rate import StreamRate
 from edgespec.progress import Progress
 
@@ -127,12 +130,23 @@ class AgreementMeter:
     Args:
         repack: use the CPU's kernel layout, as when drafting; otherwise the weights are the mapped bytes of
             the file, so that changes to the file take effect.
+        target: whose tokens the texts are in; None if they are the candidate's.
     """
 
-    def __init__(self, path: Path, samples: Sequence[SampleAnswer], *, repack: bool) -> None:
-        longest = max(len(sample.prompt) + len(sample.answer) for sample in samples)
+    def __init__(
+        self,
+        path: Path,
+        samples: Sequence[SampleAnswer],
+        *,
+        repack: bool,
+        target: Vocabulary | None = None,
+    ) -> None:
         self.model = Model(path, memory_map=not repack, may_be_rewritten=not repack, repack=repack)
         try:
+            own = self.model.vocabulary
+            translates = target is not None and differs(target, own)
+            self._translation = Translation(target, own) if target is not None and translates else None
+            longest = max(len(self._read_as(sample)[0]) for sample in samples)
             self.context = Context(
                 self.model,
                 n_cells=longest + _ROWS,
@@ -177,10 +191,14 @@ class AgreementMeter:
         return statistics.median(times[4:])
 
     def _ranks(self, sample: SampleAnswer) -> list[int]:
-        """The rank of each of the answer's tokens, 0 for a first choice."""
-        tokens = [*sample.prompt, *sample.answer][:-1]
-        wanted = np.array(sample.answer)
-        first = len(sample.prompt) - 1  # the row whose logits predict the first token of the answer
+        """The rank of each of the answer's tokens, 0 for a first choice.
+
+        Of a token that the model reads as several, it is the worst of theirs.
+        """
+        tokens, counts = self._read_as(sample)
+        first = len(tokens) - sum(counts) - 1  # the row whose logits predict the first token of the answer
+        wanted = np.array(tokens[first + 1 :])
+        tokens.pop()
         ranks: list[int] = []
         self.context.clear()
         for start, end in _pieces(first, len(tokens)):
@@ -193,7 +211,16 @@ class AgreementMeter:
                 said = wanted[start - first : end - first]
                 scores = logits[np.arange(len(said)), said]
                 ranks += np.count_nonzero(logits > scores[:, None], axis=1).tolist()
-        return ranks
+        ends = itertools.accumulate(counts)
+        return [max(ranks[end - count : end]) for end, count in zip(ends, counts, strict=True)]
+
+    def _read_as(self, sample: SampleAnswer) -> tuple[list[int], list[int]]:
+        """What the model reads of a text, and how many of its tokens belong to each of the answer's."""
+        if self._translation is None:
+            return [*sample.prompt, *sample.answer], [1] * len(sample.answer)
+        parts = [self._translation.parts(token) for token in sample.answer]
+        tokens = [*self._translation.read(sample.prompt), *itertools.chain.from_iterable(parts)]
+        return tokens, [len(part) for part in parts]
 
     def close(self) -> None:
         """Free the model."""
@@ -223,10 +250,14 @@ def measure(target: str | os.PathLike[str], drafter: Path, on_progress: Progress
 
     with load(target, draft="lookup", context=1024, on_progress=on_progress) as engine:
         written = write_sample_answers(engine, PROMPTS[len(PROMPTS) // 2 :], 64, on_progress)
+        path = engine.target.model.path
 
     def report(number: int) -> None:
         if on_progress is not None:
             on_progress("Reading it with the drafter", number / len(written.samples))
 
-    with AgreementMeter(drafter, written.samples, repack=True) as meter:
+    with (
+        Model(path, vocabulary_only=True) as large,
+        AgreementMeter(drafter, written.samples, repack=True, target=large.vocabulary) as meter,
+    ):
         return meter.agreement(written.samples, report)

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from edgespec.drafters.translation import Translation
 from edgespec.errors import PairingError, UsageError
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.heads.block import ASSISTANT, head_kind
@@ -29,8 +30,9 @@ class PairCheck:
     """The result of checking a pair.
 
     Attributes:
-        fits: the vocabularies are the same, so tokens can be drafted directly.
+        fits: the drafter can draft for the target.
         pair: what was remembered; None if the drafter does not fit.
+        shared: tokens that both have, if their vocabularies differ; None if they do not.
     """
 
     target: Path
@@ -38,6 +40,7 @@ class PairCheck:
     checks: tuple[CompatibilityCheck, ...]
     fits: bool
     pair: DrafterPair | None
+    shared: int | None = None
 
     @property
     def conclusion(self) -> str:
@@ -46,13 +49,14 @@ class PairCheck:
             return "Their vocabularies differ, so this head cannot draft for this target."
         if not self.fits:
             return (
-                "Their vocabularies differ: --draft would draft by text, which is slower. "
-                f"Or make a drafter: edgespec draft make {self.target}"
+                "Their vocabularies have no token in common, so it cannot draft for this target. "
+                f"Make a drafter: edgespec draft make {self.target}"
             )
+        match = "They match" if self.shared is None else f"They differ; {self.shared:,} tokens are in both"
         if self.pair is None or self.pair.top1 is None or self.pair.top4 is None:
-            return "They match; saved as a pair: --draft auto uses this drafter."
+            return f"{match}; saved as a pair: --draft auto uses this drafter."
         return (
-            f"They match, and agree on {self.pair.top1:.0%} of tokens at once and on {self.pair.top4:.0%} "
+            f"{match}, and agree on {self.pair.top1:.0%} of tokens at once and on {self.pair.top4:.0%} "
             f"within four ({self.pair.tokens} tokens). Saved as a pair: --draft auto uses this drafter."
         )
 
@@ -62,6 +66,7 @@ class PairCheck:
             "target": str(self.target),
             "drafter": str(self.drafter),
             "fits": self.fits,
+            "shared_tokens": self.shared,
             "checks": [asdict(check) for check in self.checks],
             "agreement": {"top1": self.pair.top1, "top4": self.pair.top4, "tokens": self.pair.tokens}
             if self.pair is not None and self.pair.top1 is not None
@@ -72,7 +77,7 @@ class PairCheck:
 def examine_pair(
     target: str, drafter: str, *, measure_agreement: bool, on_progress: Progress | None = None
 ) -> PairCheck:
-    """Compare the vocabularies; if they fit, measure the agreement and remember the pair.
+    """Compare the vocabularies; if the drafter can draft, measure the agreement and remember the pair.
 
     Raises:
         UsageError: they are the same file.
@@ -92,11 +97,13 @@ def examine_pair(
 
     with Model(paths[0], vocabulary_only=True) as large, Model(paths[1], vocabulary_only=True) as small:
         checks = tuple(compare(large.vocabulary, small.vocabulary))
+        differ = any(check.needed and not check.passed for check in checks)
+        shared = Translation(large.vocabulary, small.vocabulary).n_shared if differ and not head else None
     if head:
         checks += (
             CompatibilityCheck(_HEAD_CHECK, True, True, "the head was made for a target like this one"),
         )
-    if any(check.needed and not check.passed for check in checks):
+    if differ and not shared:
         return PairCheck(paths[0], paths[1], checks, fits=False, pair=None)
     kind = MADE if drafters_folder() in paths[1].absolute().parents else REGISTERED
     recipe = head_recipe(headers[1])
@@ -107,7 +114,7 @@ def examine_pair(
         found = measure(paths[0], paths[1], on_progress)
         pair = DrafterPair(**asdict(pair) | {"top1": found.top1, "top4": found.top4, "tokens": found.tokens})
     PairRegistry().add(pair)
-    return PairCheck(paths[0], paths[1], checks, fits=True, pair=pair)
+    return PairCheck(paths[0], paths[1], checks, fits=True, pair=pair, shared=shared)
 
 
 def head_recipe(drafter: GGUFHeader) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from edgespec.costs.pass_time import RoundCosts
 from edgespec.drafters.kinds import DRAFTER_KINDS, NO_DRAFTER
-from edgespec.drafters.window import WHOLE
+from edgespec.drafters.window import WHOLE, DraftWindow
 from edgespec.engine.target import Target
 from edgespec.files.cache_kind import CacheKind
 from edgespec.files.secret import user_secret
@@ -118,18 +118,37 @@ def _open_model_drafter(
             abort=state.abort,
         )
     )
+    translation = None
     if differ:
-        from edgespec.drafters.retokenized import RetokenizedDrafter
+        from edgespec.drafters.translation import Translation
 
+        translation = Translation(vocabulary, model.vocabulary)
         state.notes.append(
-            f"The vocabularies of {path.name} and the target differ ({differ}): drafting by text, which "
-            "is slower."
+            f"The vocabularies of {path.name} and the target differ ({differ}): it drafts the "
+            f"{translation.n_shared:,} tokens that both have."
         )
-        return RetokenizedDrafter(model, context, vocabulary, window)
+        if not model.keeps_recurrent_state:
+            window = _within(window, context.n_cells - 2 * limits.budget)
     from edgespec.drafters.model import ModelDrafter
 
     most_rows = max(plan.context.drafter_outputs or context.n_outputs, limits.width)
-    return ModelDrafter(model, context, vocabulary.n_tokens, proposers, window, most_rows=most_rows)
+    return ModelDrafter(
+        model,
+        context,
+        vocabulary.n_tokens,
+        proposers,
+        window,
+        translation=translation,
+        most_rows=most_rows,
+    )
+
+
+def _within(window: DraftWindow, cells: int) -> DraftWindow:
+    """The window, or one that fits into the cells: a text may have more tokens than the target's."""
+    if window.most <= cells:
+        return window
+    first = min(window.first, cells // 4)
+    return DraftWindow(cells - first, first)
 
 
 def pair_costs(

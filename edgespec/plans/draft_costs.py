@@ -17,6 +17,7 @@ from edgespec.models.gguf.heads.eagle import is_head
 from edgespec.models.gguf.heads.mtp import MTP_NAME, mtp_fault, with_output
 from edgespec.models.gguf.heads.mtp_file import MTPFile, drafter_files
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
+from edgespec.models.gguf.vocabulary import another_vocabulary
 from edgespec.models.hub.drafter_choice import agreement_of, candidates
 from edgespec.models.hub.inspection import InspectedModel
 from edgespec.models.hub.registry import same_file
@@ -25,6 +26,7 @@ from edgespec.profiles.store import ProfileKeys, ProfileStore
 
 _LOOKUP_NAME = "prompt lookup"
 _LOOKUP_AGREEMENT = 0.2
+_USUAL_TRANSLATED = 0.5  # agreement of a drafter with another vocabulary
 _WIDTH = 8
 
 
@@ -131,18 +133,22 @@ class DraftCosts:
         fingerprint = model.headers[0].fingerprint
         steps = self._store.drafts(self._keys(fingerprint).drafts)
         yields = self._yields(fingerprint)
+        usual = USUAL_AGREEMENT
         if yields is not None:
             source = "measured on this machine with this pair"
         elif top1 is not None:
             source = f"derived from this pair's agreement on {top1:.0%} of tokens, measured on this machine"
         else:
+            kind = ""
+            if another_vocabulary(self._target.headers[0], model.headers[0]):
+                usual, kind = _USUAL_TRANSLATED, " where the vocabularies differ"
             source = (
-                f"assumed for a typical agreement on {USUAL_AGREEMENT:.0%} of tokens "
+                f"assumed for a typical agreement on {usual:.0%} of tokens{kind} "
                 "('edgespec models pair' measures it)"
             )
         return DraftingCosts(
             name=name,
-            yields=yields or expected_yields(USUAL_AGREEMENT if top1 is None else top1),
+            yields=yields or expected_yields(usual if top1 is None else top1),
             step=steps.step if steps else self._pass_costs.derived_curve(multiplied),
             overhead=steps.overhead if steps else USUAL_OVERHEAD,
             width=_WIDTH,

@@ -10,7 +10,6 @@ import pytest
 
 import edgespec
 from edgespec.drafters.model import ModelDrafter
-from edgespec.drafters.retokenized import RetokenizedDrafter
 from edgespec.drafters.window import WHOLE, DraftWindow
 from edgespec.engine.engine import Engine
 from edgespec.engine.requests import Request
@@ -178,7 +177,6 @@ def test_a_drafter_with_another_vocabulary_reads_a_window_of_its_own_tokens(
     with edgespec.load(
         short_path, draft=gemma_path, draft_window=WINDOW, exact=True, tree_budget=8, context=1024, threads=1
     ) as engine:
-        drafter, config = engine.drafter, GenerationConfig(max_tokens=24)
-        assert isinstance(drafter, RetokenizedDrafter)
-        assert engine.generate(STORY, config, raw=True).tokens == texts[0][0][:24]
-        assert 0 < drafter.cache.length <= DraftWindow(WINDOW).most + 8
+        assert engine.generate(STORY, GenerationConfig(max_tokens=24), raw=True).tokens == texts[0][0][:24]
+        (sequence,) = drafter_of(engine)._sequences
+        assert 0 < len(sequence.read) <= DraftWindow(WINDOW).most + 8

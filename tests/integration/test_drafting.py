@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -16,14 +17,10 @@ from edgespec.drafting.layer_masking import MaskedCopy
 from edgespec.drafting.make import MakeOptions, make_for
 from edgespec.drafting.recipes import RecipeState
 from edgespec.errors import OutputError, UsageError
-from edgespec.generation.config import GenerationConfig
 from edgespec.models.gguf.header import read_header
 from edgespec.models.hub.registry import REGISTERED, DrafterPair, PairRegistry, drafters_folder
 from edgespec.models.llama.quantize import KEEP, make_drafter
 from edgespec.speculation.drafters.proposing import ProposingDrafter
-
-PROMPT = "Why is the sky blue?"
-CONFIG = GenerationConfig(max_tokens=40)
 
 
 @pytest.fixture(scope="module")
@@ -145,19 +142,6 @@ def test_wrong_wishes(smol_path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_another_vocabulary_drafts_by_text_and_changes_nothing(smol_path: Path, gemma_path: Path) -> None:
-    with edgespec.load(smol_path, draft="none", exact=True, context=256) as engine:
-        plain = engine.generate(PROMPT, CONFIG)
-    with edgespec.load(smol_path, draft=gemma_path, tree_budget=8, exact=True, context=256) as engine:
-        assert any("differ" in note and "drafting by text, which is slower." in note for note in engine.notes)
-        drafted = engine.generate(PROMPT, CONFIG)
-        again = engine.generate("Translate 'naïve café, 日本語 😀' into French.", CONFIG)
-    assert drafted.tokens == plain.tokens
-    assert drafted.tokens_per_pass > 1.15
-    assert len(again.tokens) > 3
-
-
-@pytest.mark.slow
 def test_pairs_are_examined_and_remembered(
     smol_path: Path, gemma_path: Path, q4_drafter_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -169,10 +153,14 @@ def test_pairs_are_examined_and_remembered(
     (pair,) = PairRegistry().pairs()
     assert (pair.kind, pair.path) == (REGISTERED, q4_drafter_path)
 
-    assert main(["models", "pair", str(gemma_path), str(smol_path)]) == 1
-    out = capsys.readouterr().out
-    assert "49152 differ (token 0 is '<pad>' and '<|endoftext|>';" in " ".join(out.split())
-    assert "Their vocabularies differ: --draft would draft by text, which is slower." in out
+    assert main(["models", "pair", str(gemma_path), str(smol_path)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "49152 differ (token 0 is '<pad>' and '<|endoftext|>';" in out
+    assert re.search(r"They differ; 4\d,\d{3} tokens are in both, and agree on [2-8]\d% of tokens", out)
+    other = next(pair for pair in PairRegistry().pairs() if pair.path == smol_path)
+    assert other.top1 is not None
+    assert other.top4 is not None
+    assert 0.2 < other.top1 < other.top4 < 1
 
     assert main(["models", "pair", str(q4_drafter_path), str(smol_path)]) == 1
     assert f"The drafter {smol_path.name} (93.8 MiB) is larger than its target" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from edgespec.errors import BackendError
 from edgespec.models.gguf.header import read_header
-from edgespec.models.gguf.vocabulary import same_tokens
+from edgespec.models.gguf.vocabulary import another_vocabulary, same_tokens
 from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
@@ -48,6 +48,16 @@ def test_the_same_tokens(tmp_path: Path, tokens: list[str] | None, model: str, s
     one = read_header(_written(tmp_path / "one.gguf", _TOKENS))
     other = read_header(_written(tmp_path / "other.gguf", tokens, model=model, beside="of another length"))
     assert same_tokens(one, other) == same_tokens(other, one) == same
+
+
+@pytest.mark.parametrize(
+    ("model", "tokens", "another"),
+    [("gpt2", _TOKENS, False), ("gpt2", [*_TOKENS, "padding"], False), ("bert", _TOKENS, True)],
+)
+def test_another_vocabulary(tmp_path: Path, model: str, tokens: list[str], another: bool) -> None:
+    one = read_header(_written(tmp_path / "one.gguf", _TOKENS))
+    other = read_header(_written(tmp_path / "other.gguf", tokens, model=model))
+    assert another_vocabulary(one, other) == another
 
 
 def test_a_file_that_is_gone_does_not_compare(tmp_path: Path) -> None:

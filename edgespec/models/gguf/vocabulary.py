@@ -8,6 +8,7 @@ from edgespec.models.gguf.types import ArrayInfo, GGUFHeader
 
 _TOKENS = "tokenizer.ggml.tokens"
 _TOKENIZER = "tokenizer.ggml.model"
+_SPLITTING = "tokenizer.ggml.pre"
 _PIECE = 1 << 20
 
 
@@ -25,6 +26,12 @@ def same_tokens(first: GGUFHeader, second: GGUFHeader) -> bool:
     if tokens != others or tokens.place == (0, 0) or others.place == (0, 0):  # of a model that is no file
         return False
     return _same_bytes((first.path, tokens.place), (second.path, others.place))
+
+
+def another_vocabulary(first: GGUFHeader, second: GGUFHeader) -> bool:
+    """True if tokens of both files mean something else, as far as headers tell: lists may only be padded."""
+    ways = [[header.metadata.get(key) for key in (_TOKENIZER, _SPLITTING)] for header in (first, second)]
+    return ways[0] != ways[1] and not same_tokens(first, second)
 
 
 def _same_bytes(first: tuple[Path, tuple[int, int]], second: tuple[Path, tuple[int, int]]) -> bool:

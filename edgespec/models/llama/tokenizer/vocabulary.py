@@ -81,6 +81,11 @@ class Vocabulary:
         """The end-of-text token; -1 if there is none."""
         return int(llama_cpp.llama_vocab_eos(self._handle))
 
+    @property
+    def eot(self) -> int:
+        """The end-of-turn token; -1 if there is none."""
+        return int(llama_cpp.llama_vocab_eot(self._handle))
+
     def is_end(self, token: int) -> bool:
         """True if the token ends an answer (end of text, end of turn)."""
         return bool(llama_cpp.llama_vocab_is_eog(self._handle, token))
