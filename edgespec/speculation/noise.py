@@ -91,8 +91,12 @@ class GumbelNoise:
         noise: NDArray[np.float64] = -np.log(-np.log(uniform))
         return noise
 
-    def scaled(self, position: int, temperature: float) -> FloatArray:
-        """(n_vocab,) the noise of a position times the temperature, as it is added to logits."""
+    def scaled(
+        self, position: int, temperature: float, tokens: NDArray[np.integer] | None = None
+    ) -> FloatArray:
+        """The noise of a position times the temperature, as it is added to logits; tokens as in `at`."""
+        if tokens is not None:
+            return (temperature * self.at(position, tokens)).astype(np.float32)
         key = self.seed, self._stream, self._n_vocab, position, temperature
         return self._cache.at(key, lambda: (temperature * self.at(position)).astype(np.float32))
 

@@ -196,41 +196,63 @@ class CalibratedRanking(Ranking):
         if self._config.greedy:
             values, tokens = top(logits, _COMPARED)
         else:
-            cuts = self._cut(logits)
-            lowest = np.full((len(logits), 1), -np.inf) if cuts is None else cuts - self._calibration.nats
-            found = [
-                self._top_perturbed(row, position, least)
-                for row, position, least in zip(logits, positions, lowest, strict=False)
-            ]
+            rows = zip(logits, positions, strict=False)
+            found = [self._top_perturbed(row, position) for row, position in rows]
             values, tokens = (np.concatenate(parts) for parts in zip(*found, strict=True))
         return values.astype(np.float64), tokens
 
-    def _top_perturbed(
-        self, row: FloatArray, position: int, least: FloatArray
-    ) -> tuple[FloatArray, IntArray]:
-        """(1, candidates) the best of a row with noise, of the tokens with logits of at least `least`."""
+    def _top_perturbed(self, row: FloatArray, position: int) -> tuple[FloatArray, IntArray]:
+        """(1, candidates) the best of a row with noise, of the tokens that the filters may leave."""
+        c = self._config
+        least = np.float32(-np.inf)
+        if 0 < c.top_k < len(row) or c.top_p < 1 or c.min_p > 0:
+            best, tokens = top(row[None], _CUT_AMONG)
+            least = self._cut(best[0]) - np.float32(self._calibration.nats)
+            inside = best[0] >= least
+            if not inside.all():  # the tokens outside of the best are too, and need no noise
+                left = np.sort(tokens[0, inside])
+                scores = row[left] + self._noise.scaled(position, c.temperature, left)
+                return _top_of(left, scores, len(row))
         if len(self._scores) != len(row):
             self._scores = np.empty(len(row), dtype=np.float32)
-        np.add(row, self._noise.scaled(position, self._config.temperature)[: len(row)], out=self._scores)
+        np.add(row, self._noise.scaled(position, c.temperature)[: len(row)], out=self._scores)
         if least > -np.inf:
             np.copyto(self._scores, -np.inf, where=row < least)
         return top(self._scores[None], _COMPARED)
 
-    def _cut(self, logits: FloatArray) -> FloatArray | None:
-        """(rows, 1) the logit below which the filters would cut the drafter; None if they cut nothing."""
+    def _cut(self, best: FloatArray) -> np.float32:
+        """The logit below which the filters would cut the drafter.
+
+        Args:
+            best: (n,) its largest logits, the largest first.
+        """
         c = self._config
-        if not (0 < c.top_k < logits.shape[1] or c.top_p < 1 or c.min_p > 0):
-            return None
-        best, _ = top(logits, _CUT_AMONG)
-        cut = np.full((len(best), 1), -np.inf, dtype=np.float32)
-        if 0 < c.top_k <= best.shape[1]:
-            cut = np.maximum(cut, best[:, c.top_k - 1 : c.top_k])
+        cut = np.float32(-np.inf)
+        if 0 < c.top_k <= len(best):
+            cut = best[c.top_k - 1]
         if c.top_p < 1:
-            weights = np.exp(best - best[:, :1])
-            sums = np.cumsum(weights / weights.sum(axis=1, keepdims=True), axis=1)
+            weights = np.exp(best - best[0])
+            sums = np.cumsum(weights / weights.sum())
             # A token is in the set if those before it hold less than top_p, so the first one always is.
-            inside = 1 + (sums[:, :-1] < c.top_p).sum(axis=1, keepdims=True)
-            cut = np.maximum(cut, np.take_along_axis(best, inside - 1, axis=1))
+            cut = max(cut, best[(sums[:-1] < c.top_p).sum()])
         if c.min_p > 0:
-            cut = np.maximum(cut, best[:, :1] + np.float32(math.log(c.min_p)))
+            cut = max(cut, best[0] + np.float32(math.log(c.min_p)))
         return cut
+
+
+def _top_of(tokens: IntArray, scores: FloatArray, n_vocab: int) -> tuple[FloatArray, IntArray]:
+    """(1, candidates) what `top` finds in a row with these scores, in which all other tokens have -inf.
+
+    Args:
+        tokens: (n,) in ascending order.
+        scores: (n,) of these tokens.
+    """
+    count = min(_COMPARED, n_vocab)
+    best = np.argsort(-scores, kind="stable")[:count]
+    found, values = tokens[best], scores[best]
+    missing = count - len(found)
+    if missing:
+        others = np.setdiff1d(np.arange(min(count + len(tokens), n_vocab)), tokens)[:missing]
+        found = np.concatenate([found, others])
+        values = np.concatenate([values, np.full(missing, -np.inf, dtype=np.float32)])
+    return values[None], found[None].astype(np.int32)

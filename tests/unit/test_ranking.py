@@ -146,6 +146,40 @@ def test_only_tokens_the_target_may_draw_are_candidates(filters: dict[str, float
         assert int(best.tokens[0, 0]) in allowed
 
 
+@given(
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([40, 300, 2000]),
+    st.sampled_from([0.1, 1.0, 4.0]),
+    st.sampled_from([0, 1, 20, 500]),
+    st.sampled_from([0.3, 0.95, 1.0]),
+    st.sampled_from([0.0, 0.1]),
+)
+def test_filters_leave_the_candidates_that_all_the_noise_would(
+    seed: int, n_vocab: int, spread: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    config = GenerationConfig(temperature=0.7, top_k=top_k, top_p=top_p, min_p=min_p)
+    pair, noise = DrafterCalibration(), GumbelNoise(seed, n_vocab)
+    logits = np.random.default_rng(seed).normal(0, spread, (2, n_vocab)).astype(np.float32)
+    values, tokens = CalibratedRanking(config, noise, pair).candidates(logits, [3, 4])
+    for row in range(2):
+        best = np.sort(logits[row])[::-1][:256]
+        cuts = [-np.inf]
+        if 0 < top_k <= len(best) and top_k < n_vocab:
+            cuts.append(best[top_k - 1])
+        if top_p < 1:
+            chances = np.exp(best - best[0])
+            before = np.cumsum(chances / chances.sum()) - chances / chances.sum()
+            cuts.append(best[before < top_p + 1e-7][-1])
+        if min_p:
+            cuts.append(best[0] + np.log(min_p))
+        scores = logits[row] + (0.7 * noise.at(3 + row)).astype(np.float32)
+        scores[logits[row] < max(cuts) - pair.nats - 1e-6] = -np.inf
+        expected = np.sort(scores)[::-1][:64]
+        assert np.array_equal(values[row], expected)
+        assert np.array_equal(scores[tokens[row]], expected)
+        assert len(set(tokens[row].tolist())) == len(expected)
+
+
 def test_logits_are_not_changed() -> None:
     logits = _logits(1)
     before = logits.copy()
