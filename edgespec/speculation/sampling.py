@@ -10,11 +10,13 @@ from numpy.typing import NDArray
 from edgespec.generation.config import GenerationConfig
 from edgespec.speculation.adjustments import Adjustments
 from edgespec.speculation.noise import GumbelNoise, NoiseCache, NoiseStream
+from edgespec.speculation.top import top
 from edgespec.speculation.tree import Acceptance, FloatArray, TokenTree
 
 # Tokens further below the best than this (in nats) usually hold too little probability to matter for top-p.
 # The search checks this, and covers all tokens if they do matter.
 _NEAR = 16.0
+_MANY = 512  # from so many largest entries on, a partition of the whole array is found faster
 _ARRAYS = 8  # double-precision arrays of vocabulary size that exist at a time
 
 
@@ -107,7 +109,7 @@ class Sampler:
         c = self.config
         tokens = np.arange(len(logits))
         if 0 < c.top_k < len(logits):
-            tokens = np.argpartition(logits, -c.top_k)[-c.top_k :]
+            tokens = _largest(logits, c.top_k)
         scores = logits[tokens].astype(np.float64)
         if c.top_p < 1:
             kept = _top_p(scores, c.top_p)
@@ -120,11 +122,24 @@ class Sampler:
             return tokens, (scores - scores.max()) / c.temperature
 
 
+def _largest(logits: FloatArray, count: int) -> NDArray[np.int64]:
+    """The tokens with the largest logits."""
+    if count > _MANY:
+        return np.argpartition(logits, -count)[-count:]
+    tokens: NDArray[np.int64] = top(logits[None], count)[1][0].astype(np.int64)
+    return tokens
+
+
 def _top_p(scores: NDArray[np.float64], top_p: float) -> NDArray[np.int64]:
     """The smallest set of the likeliest entries whose probability reaches top_p, as indices."""
     best = scores.max()
     weights = np.exp(scores - best)
     wanted = top_p * weights.sum()
+    if len(scores) > 2 * _MANY:  # the largest few usually suffice
+        order = _largest(scores.astype(np.float32), _MANY)
+        reached = int(np.searchsorted(np.cumsum(weights[order]), wanted))
+        if reached < len(order):
+            return order[: reached + 1]
     near = np.flatnonzero(scores >= best - _NEAR)
     if weights[near].sum() < wanted:
         near = np.arange(len(scores))
