@@ -135,14 +135,16 @@ def _top_p(scores: NDArray[np.float64], top_p: float) -> NDArray[np.int64]:
     best = scores.max()
     weights = np.exp(scores - best)
     wanted = top_p * weights.sum()
-    if len(scores) > 2 * _MANY:  # the largest few usually suffice
+    if len(scores) > 2 * _MANY:
         order = _largest(scores.astype(np.float32), _MANY)
-        reached = int(np.searchsorted(np.cumsum(weights[order]), wanted))
-        if reached < len(order):
-            return order[: reached + 1]
+        if weights[order].sum() >= wanted:  # nearly always
+            return _reaching(wanted, order, weights)
     near = np.flatnonzero(scores >= best - _NEAR)
     if weights[near].sum() < wanted:
         near = np.arange(len(scores))
-    order = near[np.argsort(-scores[near], kind="stable")]
-    reached = int(np.searchsorted(np.cumsum(weights[order]), wanted))
-    return order[: reached + 1]
+    return _reaching(wanted, near[np.argsort(-scores[near], kind="stable")], weights)
+
+
+def _reaching(wanted: float, order: NDArray[np.int64], weights: NDArray[np.float64]) -> NDArray[np.int64]:
+    """The first entries in an order whose weights add up to what is wanted."""
+    return order[: int(np.searchsorted(np.cumsum(weights[order]), wanted)) + 1]
