@@ -248,3 +248,22 @@ def test_the_draw_depends_on_the_length_of_the_text_and_not_on_its_tokens() -> N
     sampler = Sampler(GenerationConfig(temperature=1), 1000, seed=4)
     assert sampler.choose(logits, [1, 2, 3]) == sampler.choose(logits, [7, 8, 9])
     assert sampler.choose(logits, [1, 2, 3]) != sampler.choose(logits, [1, 2, 3, 4])
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([0.02, 1.0, 5.0]), st.floats(0.05, 0.999), st.booleans())
+def test_filters_of_large_vocabularies_leave_the_likeliest(
+    seed: int, spread: float, top_p: float, rounded: bool
+) -> None:
+    logits = np.random.default_rng(seed).normal(0, spread, 4000).astype(np.float32)
+    if rounded:  # many are equal
+        logits = np.round(logits, 1)
+    order = np.argsort(-logits, kind="stable")
+    weights = np.exp(logits[order].astype(np.float64) - logits.max())
+    sums = np.cumsum(weights)
+    for top_k in (1, 40, 600):
+        tokens, _ = Sampler(GenerationConfig(temperature=1, top_k=top_k), len(logits)).distribution(logits)
+        assert np.array_equal(np.sort(logits[tokens]), logits[order[:top_k]][::-1])
+    tokens, scores = Sampler(GenerationConfig(temperature=1, top_p=top_p), len(logits)).distribution(logits)
+    assert len(tokens) == pytest.approx(np.searchsorted(sums, top_p * sums[-1]) + 1, abs=1), "up to rounding"
+    assert tokens.tolist() == order[: len(tokens)].tolist()
+    assert np.array_equal(scores, logits[tokens].astype(np.float64) - logits.max())
