@@ -20,6 +20,8 @@ from edgespec.speculation.tree import FloatArray
 
 # Of a position: its random bits, which both sides use, and the noise as the drafter adds it to logits.
 _BITS_BYTES, _ADDED_BYTES = 8, 4
+_FEW = 64  # tokens whose bits are found faster than those of a whole vocabulary are drawn
+_PHILOX_WORDS = 4  # of a block, by which the generator advances
 _KEPT_POSITIONS = 32  # a tree spans fewer
 _KEPT_BYTES, _KEPT_WITHOUT_DRAFTS = 16 << 20, 4 << 20
 _LEAST_KEPT_POSITIONS = 4  # of each of several answers at once, however large the vocabulary
@@ -51,6 +53,10 @@ class NoiseCache:
 
     def __init__(self, max_bytes: int = _KEPT_BYTES) -> None:
         self._kept: LatestValues[NDArray[Any]] = LatestValues(max_bytes)
+
+    def has(self, key: Hashable) -> bool:
+        """True if the array of that key is kept."""
+        return self._kept.get(key) is not None
 
     def at(self, key: Hashable, make: Callable[[], NDArray[Any]]) -> NDArray[Any]:
         """The array of that key, which must not be modified; `make` makes it if it is not kept."""
@@ -84,12 +90,23 @@ class GumbelNoise:
         """Gumbel(0, 1) noise at a position, for the given tokens or for the whole vocabulary."""
         key = self.seed, self._stream, self._n_vocab, position
         bits: NDArray[np.uint64] = self._cache.at(key, lambda: self._draw(position))
-        if tokens is not None:
-            bits = bits[tokens]
-        # 52 random bits, centred in their interval: never 0, and not rounded to 1 either.
-        uniform = ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
-        noise: NDArray[np.float64] = -np.log(-np.log(uniform))
-        return noise
+        return _gumbel(bits if tokens is None else bits[tokens])
+
+    def of_few(self, position: int, tokens: NDArray[np.integer]) -> NDArray[np.float64]:
+        """The noise of a few tokens, as `at`, without drawing that of all others."""
+        key = self.seed, self._stream, self._n_vocab, position
+        if len(tokens) > _FEW or self._cache.has(key):
+            return self.at(position, tokens)
+        generator = philox(self.seed, self._stream, position)
+        bits = np.empty(len(tokens), dtype=np.uint64)
+        drawn, block = np.empty(0, dtype=np.uint64), -1
+        for place in np.argsort(tokens).tolist():
+            wanted, within = divmod(int(tokens[place]), _PHILOX_WORDS)
+            if wanted != block:
+                generator.advance(wanted - block - 1)
+                drawn, block = generator.random_raw(_PHILOX_WORDS), wanted
+            bits[place] = drawn[within]
+        return _gumbel(bits)
 
     def scaled(
         self, position: int, temperature: float, tokens: NDArray[np.integer] | None = None
@@ -102,6 +119,14 @@ class GumbelNoise:
 
     def _draw(self, position: int) -> NDArray[np.uint64]:
         return philox(self.seed, self._stream, position).random_raw(self._n_vocab)
+
+
+def _gumbel(bits: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """Gumbel(0, 1) noise of random bits, of which 52 count."""
+    # Centred in their interval: never 0, and not rounded to 1 either.
+    uniform = ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+    noise: NDArray[np.float64] = -np.log(-np.log(uniform))
+    return noise
 
 
 def noise_bytes(n_vocab: int, *, drafts: bool, answers: int = 1) -> int:

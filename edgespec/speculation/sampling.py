@@ -81,7 +81,7 @@ class Sampler:
         if self.config.greedy:
             return int(logits.argmax())
         tokens, scores = self.distribution(logits)
-        return int(tokens[np.argmax(scores + self.noise.at(len(sequence), tokens))])
+        return int(tokens[np.argmax(scores + self.noise.of_few(len(sequence), tokens))])
 
     def law(self, logits: FloatArray, sequence: Sequence[int]) -> NDArray[np.float64]:
         """(n_vocab,) the probabilities that `choose` draws from, for a temperature above 0.

@@ -146,3 +146,20 @@ def test_answers_that_share_a_cache_draw_as_they_would_alone() -> None:
             assert np.array_equal(one.at(position), other.at(position))
             for temperature in (0.5, 1.0):
                 assert np.array_equal(one.scaled(position, temperature), other.scaled(position, temperature))
+
+
+@given(
+    st.integers(0, 2**40),
+    st.integers(0, 5000),
+    st.lists(st.integers(0, 999), max_size=80),
+    st.sampled_from(list(NoiseStream)),
+)
+def test_the_noise_of_a_few_tokens_is_that_of_all(
+    seed: int, position: int, tokens: list[int], stream: NoiseStream
+) -> None:
+    few = np.array(tokens, dtype=np.int64)
+    noise = GumbelNoise(seed, 1000, stream)
+    found = noise.of_few(position, few)
+    assert np.array_equal(found, GumbelNoise(seed, 1000, stream).at(position)[few])
+    noise.at(position)
+    assert np.array_equal(found, noise.of_few(position, few)), "whether it is kept or not"
