@@ -10,8 +10,8 @@ import pytest
 from benchmarks.long_use import KINDS, used
 
 _REQUESTS, _EVERY = 400, 100
-# In 200 requests, answers and responses that are kept take about half a megabyte, and what the allocator keeps
-# varies by 6 MB. So a leak of 60 KB a request is found.
+# In 200 requests, answers and responses that are kept take about half a megabyte, and what the allocator
+# keeps varies by 6 MB. So a leak of 60 KB a request is found.
 _MOST_GROWTH = 12 << 20
 
 
