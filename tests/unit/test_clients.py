@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from edgespec.generation.tools import Tool
+from edgespec.serving.completion_handler import CompletionHandler
 from tests.clients.conversation import Conversation, Turn
 from tests.clients.report import HEAD, Row, table, turns_table
 from tests.clients.running import Failed, last_line, run
 from tests.clients.script import NO_WORD, arguments_for, next_answer, question
+from tests.clients.server import ScriptedHandler
 
 NOTE = Path("/tmp/work/note-3.txt")
 ASKED: dict[str, Any] = {"role": "user", "content": question(NOTE)}
@@ -113,3 +115,9 @@ def test_a_program_that_fails_or_does_not_end_is_told_of(tmp_path: Path) -> None
     assert endless.trouble.startswith("no end within 0 s: ")
     assert last_line("\n\n") == "it wrote nothing"
     assert str(Failed("not installed")) == "not installed"
+
+
+def test_the_scripted_handler_replaces_methods_that_handlers_have() -> None:
+    """So that a renamed method is noticed here, not only where the programs are installed."""
+    own = {name for name, value in vars(ScriptedHandler).items() if callable(value)} - {"_changed"}
+    assert own <= set(vars(CompletionHandler))
