@@ -25,8 +25,8 @@ from edgespec.models.gguf.synthesis.widen import widen
 from edgespec.models.llama.quantize import KEEP, make_drafter
 from tests.tiers import QUICK, THOROUGH
 
-settings.register_profile(QUICK, max_examples=25)
-settings.register_profile(THOROUGH)
+settings.register_profile(QUICK, max_examples=25, deadline=None)
+settings.register_profile(THOROUGH, deadline=None)
 settings.load_profile(QUICK)  # before tests are collected; --hypothesis-profile loads another one
 
 # Before any test moves the user folders. Kept between runs, because the files take seconds to make.
