@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from edgespec.errors import MemoryLimitError
@@ -24,6 +24,7 @@ MIB = 1 << 20
     spare=st.integers(-50, 2000),
     n_slots=st.integers(2, 6),
 )
+@example(sizes=[1, 1, 5, 36, 38, 39], fixed=0, spare=119, n_slots=2)  # the largest layer stays
 def test_a_placement_keeps_to_the_budget_or_is_refused(
     sizes: list[int], fixed: int, spare: int, n_slots: int
 ) -> None:

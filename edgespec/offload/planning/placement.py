@@ -128,6 +128,7 @@ def _with_slots_of(
     held = sum(others[index] for index in resident)
     stays = larger.union(resident)
     streamed = tuple(index for index in order if index not in stays)
+    slot = max(layers[index] for index in streamed)  # smaller where the largest layers stay
     return LayerPlacement(tuple(sorted(stays)), streamed, n_slots, fixed + held + n_slots * slot)
 
 
