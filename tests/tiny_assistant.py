@@ -12,9 +12,9 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from edgespec.models.llama.heads.reference import FloatArray
-from edgespec.models.llama.trials.gemma_reference import AssistantReference, GemmaReference, GemmaShape
-from edgespec.models.llama.trials.tiny_gemma import write_gemma
+from edgespec.models.gguf.heads.eagle_file import FloatArray
+from tests.heads.gemma_files import write_gemma
+from tests.heads.gemma_reference import AssistantReference, GemmaReference, GemmaShape
 from tests.tiny import N_VOCAB, add_vocabulary
 
 TARGET = GemmaShape(

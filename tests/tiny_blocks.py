@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.models.gguf.heads.block import BlockKind
-from edgespec.models.llama.heads.blocks.reference import BlockShape, ReferenceBlockHead
-from edgespec.models.llama.heads.blocks.sample import write_block_head
-from edgespec.models.llama.heads.reference import FloatArray
+from edgespec.models.gguf.heads.eagle_file import FloatArray
+from tests.heads.block_files import write_block_head
+from tests.heads.block_reference import BlockShape, ReferenceBlockHead
 from tests.tiny import HEAD, N_EMBD, N_FF, N_HEAD, N_VOCAB, add_vocabulary, write_tiny
 from tests.tiny_hybrids import HYBRIDS
 

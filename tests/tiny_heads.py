@@ -15,8 +15,8 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.models.llama.heads.reference import FloatArray, HeadShape, ReferenceHead
-from edgespec.models.llama.heads.sample import write_head
+from edgespec.models.gguf.heads.eagle_file import FloatArray, HeadShape, write_head
+from tests.heads.reference import ReferenceHead, random_weights
 from tests.tiny import HEAD, N_EMBD, N_FF, N_HEAD, N_VOCAB, add_vocabulary, write_tiny
 
 LAYERS = (1, 3, 5)
@@ -53,7 +53,7 @@ def write_pair(folder: Path, vocabulary_of: Path, name: str = "tiny") -> TinyPai
     tensors = {t.name: np.array(t.data).astype(np.float32) for t in gguf.GGUFReader(target).tensors}
     rng = np.random.default_rng(4)
     drafted = np.sort(rng.permutation(N_VOCAB)[: SHAPE.n_drafted]).astype(np.int64)
-    weights = SHAPE.random(rng)
+    weights = random_weights(SHAPE.tensors, rng)
     own_token = np.concatenate([np.eye(N_EMBD), np.zeros((N_EMBD, N_EMBD))], axis=1).astype(np.float32)
     weights["blk.0.attn_norm.weight"][:] = 1
     weights["blk.0.attn_norm_2.weight"][:] = 0.1
@@ -77,7 +77,7 @@ def tiny_head(
     """A head, with random weights if none are given; some sizes may differ from those of the tiny target."""
     shape = replace(SHAPE, **changes)
     if weights is None:
-        weights = shape.random(np.random.default_rng(1))
+        weights = random_weights(shape.tensors, np.random.default_rng(1))
     if drafted is None:
         drafted = np.arange(shape.n_drafted, dtype=np.int64)
     return write_head(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,6 @@ from edgespec.files.user_folders import cache_folder
 from edgespec.machine.disks import Disk, disk_of
 from edgespec.machine.probe import Machine, probe
 from edgespec.models.gguf.footprint import cells_for
-from edgespec.models.llama.heads.families import HeadFamily
 from edgespec.progress import Progress, no_progress
 
 if TYPE_CHECKING:
@@ -66,7 +64,7 @@ class Facts:
         kernels: the build's kernel layouts.
         devices: graphics cards and others that the build can give layers to.
         no_streaming: why weights cannot be streamed here; empty if they can.
-        head_faults: why heads of a family cannot be used here; families that can are absent.
+        head_fault: the reason why draft heads cannot be used here; empty if they can.
         speed: bytes per second read from `speed_file`; None if not measured.
         settings_problem, model_problem: the error of the configuration file or the model.
         compiler: whether there is a C and a C++ compiler.
@@ -79,7 +77,7 @@ class Facts:
     kernels: KernelFacts = field(default_factory=KernelFacts)
     devices: tuple[DeviceCheck, ...] = ()
     no_streaming: str = ""
-    head_faults: Mapping[HeadFamily, str] = field(default_factory=dict)
+    head_fault: str = ""
     speed: float | None = None
     speed_file: Path | None = None
     model: ModelFacts | None = None
@@ -90,14 +88,12 @@ class Facts:
     token: bool = False
     endpoint: str = ""
 
-    def _drafts_with(self, family: HeadFamily) -> bool:
-        return self.build is not None and family not in self.head_faults
-
     def to_json(self) -> dict[str, Any]:
         """Return the fields for scripts, without the problems."""
         from edgespec.version import __version__
 
         model = self.model
+        drafts_with_heads = self.build is not None and not self.head_fault
         return {
             "edgespec": __version__,
             "python": platform.python_version(),
@@ -108,10 +104,10 @@ class Facts:
             "kernels": self.kernels.to_json(),
             "devices": [device.to_json() for device in self.devices],
             "streams": self.build is not None and not self.no_streaming,
-            "heads": self._drafts_with(HeadFamily.EAGLE),
-            "block_heads": self._drafts_with(HeadFamily.BLOCKS),
-            "mtp": self._drafts_with(HeadFamily.MTP),
-            "assistants": self._drafts_with(HeadFamily.ASSISTANTS),
+            "heads": drafts_with_heads,
+            "block_heads": drafts_with_heads,
+            "mtp": drafts_with_heads,
+            "assistants": drafts_with_heads,
             "read_bytes_per_second": self.speed,
             "read_file": str(self.speed_file) if self.speed_file else None,
             "compiler": self.compiler,
@@ -149,7 +145,6 @@ def gather(
     on_progress("Trying the processor's kernels", 0.0)
     kernels = examine_kernels() if build is not None else KernelFacts()
     devices = examine_devices(build, on_progress) if build is not None else ()
-    head_faults = _head_faults() if build is not None and kernels.error is None else {}
     model_facts: ModelFacts | None = None
     model_problem: EdgeSpecError | None = None
     if model is not None:
@@ -176,7 +171,7 @@ def gather(
         kernels=kernels,
         devices=devices,
         no_streaming=no_streaming,
-        head_faults=head_faults,
+        head_fault=_head_fault() if build is not None else "",
         speed=speed,
         speed_file=file if speed is not None else None,
         model=model_facts,
@@ -264,17 +259,10 @@ def _size(file: Path) -> int:
         return 0
 
 
-def _head_faults() -> dict[HeadFamily, str]:
-    """The reasons why families of heads cannot be used here."""
+def _head_fault() -> str:
     from edgespec.models.llama.heads.support import support_fault
 
-    def tried(family: HeadFamily) -> str:
-        try:
-            return support_fault(family)
-        except EdgeSpecError as error:
-            return f"trying them failed ({error.what})"
-
-    return {family: fault for family in HeadFamily if (fault := tried(family))}
+    return support_fault()
 
 
 def _has_compiler() -> bool:

@@ -9,8 +9,6 @@ from edgespec.doctor.finding import ERROR, HINT, OK, WARNING, Finding
 from edgespec.kernels.setting import cost_of_missing, kernels_of
 from edgespec.machine.cores import FEATURES
 from edgespec.machine.gpus import AMD, INTEL, NVIDIA
-from edgespec.models.gguf.heads.mtp import ARCHITECTURES
-from edgespec.models.llama.heads.families import HeadFamily
 
 # Features whose absence costs much speed.
 _COSTLY = {"AVX2", "FMA", "AVX512", "AVX512_VNNI", "NEON", "DOTPROD", "MATMUL_INT8"}
@@ -78,26 +76,21 @@ def _build(facts: Facts) -> Iterator[Finding]:
 
 
 def _heads(facts: Facts) -> Iterator[Finding]:
-    """The kinds of heads that the build can draft with; each was tried with a tiny model."""
-    others = ", ".join(sorted(ARCHITECTURES - {"qwen35"}))
-    tried = (
-        f" Tried with a tiny qwen35. Files of these architectures are tried before their first use: {others}."
-    )
-    for family, title, more in (
-        (HeadFamily.EAGLE, "Draft heads (EAGLE-3)", ""),
-        (HeadFamily.BLOCKS, "Block heads (DFlash, DSpark, DFlash2)", ""),
-        (HeadFamily.MTP, "Models' own MTP layers", tried),
-        (HeadFamily.ASSISTANTS, "Gemma 4's assistants", ""),
-    ):
-        if fault := facts.head_faults.get(family):
-            yield Finding(
-                WARNING,
-                "heads",
-                f"{title} do not work here: {fault}. Ordinary drafters do.",
-                "Install the llama-cpp-python that EdgeSpec asks for: pip install edgespec",
-            )
-        else:
-            yield Finding(OK, "heads", f"{title} work here.{more}")
+    """Whether the build can draft with heads."""
+    if facts.head_fault:
+        yield Finding(
+            WARNING,
+            "heads",
+            f"Draft heads and MTP layers do not work here: {facts.head_fault}. Ordinary drafters do.",
+            "Install the llama-cpp-python that EdgeSpec asks for: pip install edgespec",
+        )
+    else:
+        yield Finding(
+            OK,
+            "heads",
+            "Draft heads (EAGLE-3, DFlash, DSpark, DFlash2), MTP layers and Gemma 4's assistants can draft. "
+            "Each file is tried before its first use.",
+        )
 
 
 def _kernels(facts: Facts) -> Iterator[Finding]:

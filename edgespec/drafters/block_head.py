@@ -19,7 +19,7 @@ from edgespec.drafters.block_logits import Bias, BiasedLogits, BlockLogits, Inde
 from edgespec.drafters.block_sequence import BlockSequence
 from edgespec.drafters.head import HeadDrafter
 from edgespec.models.llama.cache.kv_cache import KVCache, decode_together
-from edgespec.models.llama.heads.blocks.context import BlockContext
+from edgespec.models.llama.heads.block import BlockContext
 from edgespec.models.llama.runtime.model import Model
 from edgespec.speculation.drafters.base import DraftRequest
 from edgespec.speculation.growth import Children, Frontier, TreeLimits

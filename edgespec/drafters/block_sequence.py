@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from edgespec.drafters.block_logits import BlockLogits
 from edgespec.drafters.head_sequence import HeadSequence
 from edgespec.models.llama.cache.kv_cache import KVCache
-from edgespec.models.llama.heads.blocks.context import BlockContext
+from edgespec.models.llama.heads.block import BlockContext
 from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.speculation.growth import Children, Frontier
 from edgespec.speculation.tree import FloatArray

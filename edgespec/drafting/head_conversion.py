@@ -23,13 +23,12 @@ from edgespec.errors import ModelFileError, UsageError
 from edgespec.files.writing import atomic_large_write, writing_to
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.heads.eagle import read_head, require_fit
+from edgespec.models.gguf.heads.eagle_file import FloatArray, HeadShape, write_head
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.safetensors import StoredTensor, read_safetensors
 from edgespec.models.gguf.types import GGUFHeader, as_count
 from edgespec.models.hub import catalog
 from edgespec.models.hub.registry import MADE, DrafterPair, PairRegistry, drafters_folder
-from edgespec.models.llama.heads.reference import FloatArray, HeadShape
-from edgespec.models.llama.heads.sample import write_head
 from edgespec.progress import Progress
 
 TYPES = {

@@ -14,7 +14,7 @@ from edgespec.models.gguf.embedding import require_generation
 from edgespec.models.gguf.footprint import USUAL_NODES
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.heads.assistant import is_assistant, read_assistant, require_assistant_fits
-from edgespec.models.gguf.heads.block import is_block_head, read_any_head
+from edgespec.models.gguf.heads.block import read_any_head
 from edgespec.models.gguf.heads.eagle import is_head, require_fit
 from edgespec.models.gguf.heads.mtp import mtp_fault, require_mtp
 from edgespec.models.gguf.heads.mtp_file import MTPFile, drafter_files, is_mtp_file, require_mtp_file_fits
@@ -23,7 +23,6 @@ from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.drafter_choice import FAMILY, DrafterCandidate, drafters_that_fit
 from edgespec.models.hub.registry import PairRegistry
-from edgespec.models.llama.heads.families import HeadFamily
 from edgespec.models.llama.heads.support import require_support
 from edgespec.models.llama.runtime.vetting import require_loadable
 from edgespec.option import named
@@ -69,10 +68,9 @@ def read_drafter(path: Path, target: ModelFiles) -> ModelFiles:
     files = ModelFiles.of(header)
     if is_assistant(header):
         require_assistant_fits(read_assistant(header), target)
-        require_support(HeadFamily.ASSISTANTS)
     else:
         require_fit(read_any_head(header), target)
-        require_support(HeadFamily.BLOCKS if is_block_head(header) else HeadFamily.EAGLE)
+    require_support("Name an ordinary drafter")
     require_loadable(files.headers, target.headers[0])
     return files
 
@@ -82,7 +80,7 @@ def _read_mtp_file(header: GGUFHeader, target: ModelFiles) -> MTPFile:
     layers = drafter_files(header)
     assert isinstance(layers, MTPFile)
     require_mtp_file_fits(layers, target)
-    require_support(HeadFamily.MTP)
+    require_support(f"Leave out {named('draft', 'mtp')}")
     require_loadable([header, *layers.headers[1:]], mtp=True)
     return layers
 
@@ -95,7 +93,7 @@ def read_mtp(target: ModelFiles) -> MTPLayers:
         BackendError: this llama.cpp build cannot draft with such layers.
     """
     layers = require_mtp(target)
-    require_support(HeadFamily.MTP)
+    require_support(f"Leave out {named('draft', 'mtp')}")
     require_loadable(target.headers, mtp=True)
     return layers
 

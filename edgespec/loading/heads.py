@@ -24,7 +24,7 @@ from edgespec.models.gguf.heads.mtp import MTP_NAME
 from edgespec.models.gguf.heads.mtp_file import MTPFile
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
 from edgespec.models.llama.heads.assistant import AssistantContext
-from edgespec.models.llama.heads.blocks.context import BlockContext
+from edgespec.models.llama.heads.block import BlockContext
 from edgespec.models.llama.heads.context import EagleContext, HeadContext, MTPContext
 from edgespec.models.llama.heads.last_states import LastStates
 from edgespec.models.llama.heads.tap import LayerTap

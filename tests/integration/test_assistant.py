@@ -19,18 +19,16 @@ from edgespec.engine.target import Target
 from edgespec.errors import BackendError, ModelFileError, PairingError, UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.heads.eagle_file import FloatArray
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.cache.tree_cache import BranchingCache
 from edgespec.models.llama.heads.assistant import AssistantContext
-from edgespec.models.llama.heads.families import HeadFamily
-from edgespec.models.llama.heads.reference import FloatArray
-from edgespec.models.llama.heads.support import support_fault
 from edgespec.models.llama.runtime.context import NoRoomInCache
-from edgespec.models.llama.trials.gemma_reference import GemmaShape, ReadTokens
-from edgespec.models.llama.trials.tiny_gemma import write_gemma
 from edgespec.offload.planning.needs import ContextShape, PairSizes
 from edgespec.speculation.growth import Children, Frontier
 from tests.head_answers import GREEDY, PROMPT, SAMPLED, UNDRAFTED, check_cancelled_answer, check_own_text
+from tests.heads.gemma_files import write_gemma
+from tests.heads.gemma_reference import GemmaShape, ReadTokens
 from tests.least_memory import load_in_least_memory
 from tests.tiers import examples
 from tests.tiny import add_vocabulary, write_tiny
@@ -103,10 +101,6 @@ def check_steps(pair: TinyPair, steps: Sequence[Step]) -> None:
             assert np.abs(step.features - state).max() < 1e-2 * np.abs(state).max()
         expected, _ = pair.assistant_reference.draft(read, step.tokens, step.features)
         assert np.abs(step.logits - expected).max() < 1e-2 * np.abs(expected).max()
-
-
-def test_this_build_computes_assistants_as_expected() -> None:
-    assert support_fault(HeadFamily.ASSISTANTS) == ""
 
 
 @pytest.mark.parametrize("config", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
@@ -301,12 +295,6 @@ def test_a_damaged_assistant_is_refused(pair: TinyPair, smol_path: Path, tmp_pat
 def test_an_assistant_is_no_model(pair: TinyPair) -> None:
     with pytest.raises(UsageError, match=r"assistant\.gguf is a draft head"):
         edgespec.load(pair.assistant)
-
-
-def test_a_build_without_assistants(pair: TinyPair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgespec.models.llama.heads.support.support_fault", lambda _: "it has no llama_set")
-    with pytest.raises(BackendError, match=r"cannot draft with assistants: it has no llama_set"):
-        opened(pair)
 
 
 def test_closing_ends_both(pair: TinyPair) -> None:

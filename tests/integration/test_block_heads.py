@@ -26,9 +26,7 @@ from edgespec.measure.full_profile import measure_full_profile
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.heads.block import BlockKind
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.llama.heads.blocks.context import BlockContext
-from edgespec.models.llama.heads.families import HeadFamily
-from edgespec.models.llama.heads.support import support_fault
+from edgespec.models.llama.heads.block import BlockContext
 from edgespec.models.llama.heads.tap import LayerTap
 from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
@@ -340,19 +338,6 @@ def test_heads_of_other_targets_are_refused(pair: TinyBlocks, smol_path: Path, t
         assert what in caught.value.what
     with pytest.raises(UsageError, match=r"llama-DFlash\.gguf is a draft head, which only works with"):
         edgespec.load(pair.head)
-
-
-def test_this_build_runs_block_heads_as_expected() -> None:
-    assert support_fault(HeadFamily.BLOCKS) == ""
-    assert support_fault(HeadFamily.BLOCKS) == "", "the verdict is kept"
-
-
-def test_a_build_without_block_heads_says_so(pair: TinyBlocks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "edgespec.models.llama.heads.support.support_fault", lambda _: "it refuses a block head (no such)"
-    )
-    with pytest.raises(BackendError, match=r"cannot draft with block heads: it refuses a block head"):
-        edgespec.load(pair.target, draft=pair.head, context=128)
 
 
 def test_logits_of_a_block_are_kept_when_the_next_is_read(

@@ -19,8 +19,7 @@ from edgespec.errors import BackendError, PairingError, UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.measure.full_profile import measure_full_profile
 from edgespec.models.gguf.header import read_header
-from edgespec.models.llama.heads.families import HeadFamily
-from edgespec.models.llama.heads.support import support_fault
+from edgespec.models.llama.heads import nextn
 from edgespec.models.llama.heads.tap import LayerTap
 from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
@@ -304,18 +303,11 @@ def test_the_budget_counts_the_head(pair: TinyPair) -> None:
     assert both.footprints[0].buffers >= alone.footprints[0].buffers + 2 * shown
 
 
-def test_this_build_runs_heads_as_expected() -> None:
-    assert support_fault(HeadFamily.EAGLE) == ""
-    assert support_fault(HeadFamily.EAGLE) == "", "the verdict is kept"
-
-
 def test_a_build_without_heads_says_so(pair: TinyPair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "edgespec.models.llama.heads.support.support_fault",
-        lambda _: "it has no llama_set_embeddings_nextn",
-    )
+    monkeypatch.setattr(nextn, "_NAMES", {"set": ("llama_set_something",)})
+    nextn._function.cache_clear()
     with pytest.raises(
-        BackendError, match=r"cannot draft with heads: it has no llama_set_embeddings_nextn\."
+        BackendError, match=r"cannot draft with heads and MTP layers: it has no llama_set_something\."
     ):
         edgespec.load(pair.target, draft=pair.head, context=128)
 

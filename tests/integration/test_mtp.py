@@ -20,9 +20,7 @@ from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.heads.mtp_file import read_mtp_file
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.heads.context import MTPContext
-from edgespec.models.llama.heads.families import HeadFamily
 from edgespec.models.llama.heads.last_states import LastStates
-from edgespec.models.llama.heads.support import support_fault
 from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
@@ -253,8 +251,8 @@ def test_a_layer_that_the_build_cannot_compute(
     with pytest.raises(UsageError, match=r"llama\.cpp cannot compute MTP layers of the architecture qwen35"):
         edgespec.load(tiny.path, draft="mtp")
     monkeypatch.undo()
-    monkeypatch.setattr("edgespec.models.llama.heads.support.support_fault", lambda _: "it has no llama_set")
-    with pytest.raises(BackendError, match=r"cannot draft with MTP layers: it has no llama_set"):
+    monkeypatch.setattr("edgespec.models.llama.heads.support.support_fault", lambda: "it has no llama_set")
+    with pytest.raises(BackendError, match=r"cannot draft with heads and MTP layers: it has no llama_set"):
         edgespec.load(tiny.path, draft="mtp")
     with opened(tiny.path, draft="auto", drafter=None) as engine:
         assert any(note.startswith("The target's own MTP layer does not draft") for note in engine.notes)
@@ -315,10 +313,6 @@ def test_the_budget_counts_a_layer_in_a_file_of_its_own(without: Path, alone: Pa
     assert both.footprints[1].weights == read_header(alone).tensor_bytes
     cells = 512 * 2 * 2 * SHAPE.heads_kv * SHAPE.head
     assert cells <= both.footprints[1].cache <= 1.5 * cells
-
-
-def test_this_build_computes_layers_as_expected() -> None:
-    assert support_fault(HeadFamily.MTP) == ""
 
 
 def test_the_layer_from_the_command_line(

@@ -18,17 +18,17 @@ from edgespec.generation.decisions import Decisions
 from edgespec.kernels.products import quantized
 from edgespec.models.llama.cache.chain_cache import ChainCache
 from edgespec.models.llama.cache.states import StateStore
-from edgespec.models.llama.heads.sample import N_VOCAB, WIDTH, write_target
 from edgespec.models.llama.runtime.backend import start_backend
 from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
-from edgespec.models.llama.trials.tiny_hybrid import write_tiny_hybrid
+from edgespec.models.llama.trials.tiny_hybrid import N_VOCAB, write_tiny_hybrid
 from edgespec.speculation.drafters.base import NoDrafter
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.methods import DecodingMethod, method_for
 from edgespec.speculation.ranking import Ranking
 from edgespec.speculation.sizing.sizers import FixedSizer
 from edgespec.speculation.tree import TokenTree
+from tests.heads.files import WIDTH, write_target
 from tests.passes import passes
 from tests.tiny_mamba import write_mamba
 

@@ -25,17 +25,19 @@ from edgespec.models.gguf.heads.block import (
     selector_candidates,
 )
 from edgespec.models.gguf.heads.eagle import DraftHead, is_head, require_fit
+from edgespec.models.gguf.heads.eagle_file import FloatArray, write_head
 from edgespec.models.gguf.heads.markov import MarkovHead
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import GGUFHeader
-from edgespec.models.llama.heads import sample
-from edgespec.models.llama.heads.blocks.reference import BlockShape, ReferenceBlockHead
-from edgespec.models.llama.heads.blocks.sample import SHAPE, write_block_head
-from edgespec.models.llama.heads.reference import FloatArray
-from edgespec.models.llama.heads.sample import N_VOCAB, WIDTH, add_bytes, write_target
+from edgespec.models.llama.trials.tiny_hybrid import N_VOCAB, add_bytes
 from edgespec.speculation.learning.drafter_calibration import DrafterCalibration
 from edgespec.speculation.noise import GumbelNoise
 from edgespec.speculation.ranking import CalibratedRanking
+from tests.heads import files
+from tests.heads.block_files import SHAPE, write_block_head
+from tests.heads.block_reference import BlockShape, ReferenceBlockHead
+from tests.heads.files import WIDTH, write_target
+from tests.heads.reference import random_weights
 
 DSPARK = replace(SHAPE, markov=True, from_anchor=True)
 DFLASH2 = replace(SHAPE, top_k=4)
@@ -87,10 +89,10 @@ def test_kinds_differ_by_their_tensors(tmp_path: Path) -> None:
         head = read_block_head(written(tmp_path / "head.gguf", shape))
         assert (head.kind, head.n_drafts) == (kind, n_drafts)
         assert selector_candidates(head.header) == shape.top_k
-    plain = sample.write_head(
+    plain = write_head(
         tmp_path / "plain.gguf",
-        sample.SHAPE,
-        sample.SHAPE.random(np.random.default_rng(1)),
+        files.SHAPE,
+        random_weights(files.SHAPE.tensors, np.random.default_rng(1)),
         add_bytes,
         drafted=np.arange(100),
     )

@@ -20,8 +20,9 @@ from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub.drafter_choice import DrafterCandidate
 from edgespec.models.hub.registry import MADE, REGISTERED
-from edgespec.models.llama.heads.sample import N_VOCAB, WIDTH, write_target
+from edgespec.models.llama.trials.tiny_hybrid import N_VOCAB
 from edgespec.profiles.store import DraftProfile, PassProfile, ProfileKeys, ProfileStore
+from tests.heads.files import WIDTH, write_target
 
 
 class Known:

@@ -27,7 +27,6 @@ from edgespec.machine.memory import Memory
 from edgespec.machine.power import Power
 from edgespec.machine.probe import Machine
 from edgespec.models.llama.build import Build, BuildDevice, parse_features
-from edgespec.models.llama.heads.families import HeadFamily
 
 GIB = 1 << 30
 
@@ -104,19 +103,9 @@ FAULTS = {
         "It has no AMX",
     ),
     "no heads": (
-        replace(WELL, head_faults={HeadFamily.EAGLE: "it has no heads"}),
+        replace(WELL, head_fault="it has no heads"),
         WARNING,
         "it has no heads.*Ordinary drafters",
-    ),
-    "no MTP layers": (
-        replace(WELL, head_faults={HeadFamily.MTP: "it has no llama_set"}),
-        WARNING,
-        "own MTP layers do not work here: it has no llama_set.*Ordinary drafters",
-    ),
-    "no assistants": (
-        replace(WELL, head_faults={HeadFamily.ASSISTANTS: "it ends by SIGABRT"}),
-        WARNING,
-        "Gemma 4's assistants do not work here: it ends by SIGABRT",
     ),
     "no streaming": (replace(WELL, no_streaming="a tensor's size is 5"), WARNING, "a tensor's size is 5"),
     "an idle gpu": (

@@ -22,11 +22,13 @@ from edgespec.models.gguf.heads.eagle import (
     read_head,
     require_fit,
 )
+from edgespec.models.gguf.heads.eagle_file import FloatArray, HeadShape, write_head
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import ArrayInfo, GGUFHeader
 from edgespec.models.llama.heads import nextn
-from edgespec.models.llama.heads.reference import FloatArray, HeadShape, ReferenceHead
-from edgespec.models.llama.heads.sample import N_VOCAB, SHAPE, WIDTH, add_bytes, write_head, write_target
+from edgespec.models.llama.trials.tiny_hybrid import N_VOCAB, add_bytes
+from tests.heads.files import SHAPE, WIDTH, write_target
+from tests.heads.reference import ReferenceHead, random_weights
 
 DRAFTED = np.arange(0, 2 * SHAPE.n_drafted, 2, dtype=np.int64)
 
@@ -39,7 +41,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
 
 
 def written(path: Path, drafted: Any = DRAFTED, shape: HeadShape = SHAPE, **more: FloatArray) -> GGUFHeader:
-    weights = {**shape.random(np.random.default_rng(1)), **more}
+    weights = {**random_weights(shape.tensors, np.random.default_rng(1)), **more}
     return read_header(write_head(path, shape, weights, add_bytes, drafted=drafted))
 
 
@@ -134,7 +136,7 @@ def test_a_path_of_a_tree_computes_what_it_computes_alone(seed: int, n_rows: int
     """In NumPy's head, siblings do not see each other."""
     rng = np.random.default_rng(seed)
     embedding = rng.standard_normal((N_VOCAB, WIDTH)).astype(np.float32)
-    reference = ReferenceHead(SHAPE, SHAPE.random(rng), embedding)
+    reference = ReferenceHead(SHAPE, random_weights(SHAPE.tensors, rng), embedding)
     tokens = rng.integers(0, N_VOCAB, n_rows).tolist()
     parents = [-1, *(int(rng.integers(0, row)) for row in range(1, n_rows))]
     features = rng.standard_normal((1, WIDTH)).astype(np.float32)

@@ -20,10 +20,12 @@ from edgespec.drafting.head_conversion import convert_head, head_shape, head_wei
 from edgespec.errors import ModelFileError, PairingError, UsageError
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.heads.eagle import drafted_tokens, read_head
+from edgespec.models.gguf.heads.eagle_file import FloatArray
 from edgespec.models.gguf.safetensors import StoredTensor, read_safetensors
 from edgespec.models.hub.registry import PairRegistry
-from edgespec.models.llama.heads.reference import FloatArray
-from edgespec.models.llama.heads.sample import N_LAYERS, N_VOCAB, SHAPE, WIDTH, write_target
+from edgespec.models.llama.trials.tiny_hybrid import N_VOCAB
+from tests.heads.files import N_LAYERS, SHAPE, WIDTH, write_target
+from tests.heads.reference import random_weights
 
 OFFSETS = np.arange(SHAPE.n_drafted, dtype=np.int64)  # every second token
 PUBLISHED = {
@@ -86,7 +88,7 @@ class Published:
         self.folder = folder / "head"
         self.folder.mkdir()
         rng = np.random.default_rng(3)
-        self.weights = {name: brief(values) for name, values in SHAPE.random(rng).items()}
+        self.weights = {name: brief(values) for name, values in random_weights(SHAPE.tensors, rng).items()}
         self.tensors: dict[str, Any] = {
             PUBLISHED[name].format(prefix): values for name, values in self.weights.items()
         }
@@ -197,7 +199,7 @@ def test_long_contexts_slow_the_rotation(published: Published) -> None:
 def test_a_head_of_another_width_keeps_its_embedding(published: Published) -> None:
     header = read_header(published.target)
     shape = head_shape({**CONFIG, "hidden_size": 32, "target_hidden_size": WIDTH}, header, published.folder)
-    weights = shape.random(np.random.default_rng(1))
+    weights = random_weights(shape.tensors, np.random.default_rng(1))
     tensors: dict[str, Any] = {PUBLISHED[n].format("midlayer."): brief(w) for n, w in weights.items()}
     tensors["embed_tokens.weight"] = brief(np.ones((N_VOCAB, 32), dtype=np.float32))
     published.tensors = tensors

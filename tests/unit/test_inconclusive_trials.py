@@ -29,8 +29,6 @@ from edgespec.measure.derived_passes import DerivedPasses
 from edgespec.models.gguf.header import read_header
 from edgespec.models.llama.build import BuildDevice
 from edgespec.models.llama.cache.state_cache import N_SEQUENCES
-from edgespec.models.llama.heads.families import HeadFamily
-from edgespec.models.llama.heads.support import support_fault
 from edgespec.models.llama.row_rule import RowRuleStore
 from edgespec.models.llama.runtime.backend import start_backend
 from edgespec.models.llama.runtime.context import Context
@@ -123,7 +121,6 @@ TRIALS: dict[str, Callable[[Path], object]] = {
     "model": vet_model,
     "mtp layers": vet_mtp_layers,
     "adapter": vet_adapter,
-    **{family.value: lambda _, family=family: support_fault(family) for family in HeadFamily},
     "device": try_device,
     "products": lambda _: measure_speeds(2, 1),
     "attention": lambda _: measure_attention(1),

@@ -1,7 +1,6 @@
 """llama.cpp's functions for draft heads, which are no part of its C interface.
 
-They are C++ functions, so their names in the library depend on the compiler. `trial` checks in a
-child process that they do what is expected of them.
+They are C++ functions, so their names in the library depend on the compiler.
 """
 
 from __future__ import annotations
@@ -28,6 +27,16 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
         "?llama_get_embeddings_nextn@@YAPEAMPEAUllama_context@@@Z",
     ),
 }
+
+
+def check() -> None:
+    """Make sure that this build has these functions.
+
+    Raises:
+        UnsupportedBuild: it lacks one.
+    """
+    for name in _NAMES:
+        _function(name, None, ())
 
 
 def keep_features(context: Any) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from edgespec.models.gguf.layers import is_layer_weight
 from edgespec.models.llama.embedding import EmbeddingContext
 from edgespec.models.llama.heads.context import MTPContext
 from edgespec.models.llama.heads.last_states import LastStates
-from edgespec.models.llama.heads.opening import head_context
+from edgespec.models.llama.heads.opening import draft_from_zeros, head_context
 from edgespec.models.llama.runtime.adapters import load_adapter
 from edgespec.models.llama.runtime.backend import start_backend
 from edgespec.models.llama.runtime.batch import TokenBatch
@@ -47,7 +47,7 @@ start_backend()
 def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
     """Do what loading the model at "path" and reading a prompt do.
 
-    A head is set up beside its target at "beside", and only loaded without one. With "mtp_file", the layers
+    A head drafts beside its target at "beside", and is only loaded without one. With "mtp_file", the layers
     for further tokens in the file draft. An adapter is applied to the model at "beside". With "mtp", the
     model's layers for further tokens draft, too.
 
@@ -186,10 +186,35 @@ def _open_mtp(model: Model) -> MTPContext:
 
 
 def _open_head(path: Path, target: Path) -> None:
-    """Set up a head beside its target, whose matrices it may borrow."""
-    with _planned(path) as model, _planned(target) as large:
+    """Set up a head beside its target, whose matrices it may borrow, and draft with it."""
+    with ExitStack() as stack:
+        try:
+            # Closed after the models whose tensors they hold.
+            models = [_with_zeros(each, stack) for each in (path, target)]
+        except UnsupportedBuild:
+            with _planned(path) as model, _planned(target) as large:
+                _read_and_write(model)
+                head_context(model, _open(large), n_cells=256, n_sequences=1, n_threads=1).close()
+            return
+        model, large = models
         _read_and_write(model)
-        head_context(model, _open(large), n_cells=256, n_sequences=1, n_threads=1).close()
+        beside = _open(large)
+        small = head_context(model, beside, n_cells=256, n_sequences=1, n_threads=1)
+        beside.decode(TokenBatch.run([0, 0], 0, n_sequences=1, logits="last"))
+        draft_from_zeros(small, 2)
+        small.close()
+        beside.close()
+
+
+def _with_zeros(path: Path, stack: ExitStack) -> Model:
+    """A model with zeros for its weights, until the stack is closed.
+
+    Raises:
+        UnsupportedBuild: this llama.cpp build is not as expected.
+    """
+    weights = ZeroWeights()
+    stack.callback(weights.close)
+    return stack.enter_context(Model(path, memory_map=False, repack=False, weights=weights, vetted=False))
 
 
 class ReadingOrder(GraphObserver):

@@ -11,21 +11,18 @@ from pathlib import Path
 
 import gguf
 import numpy as np
-
-from edgespec.models.llama.heads.reference import FloatArray, MTPShape
-from edgespec.models.llama.heads.sample import N_VOCAB, add_bytes
+from numpy.typing import NDArray
 
 WIDTH = 256  # a block of every quantization
+N_VOCAB = 3 + 256
 _ARCHITECTURE = "qwen35"
-_HIDDEN, _HEADS, _HEADS_KV, _HEAD = 256, 4, 2, 64
+HIDDEN, HEADS, HEADS_KV, HEAD = 256, 4, 2, 64
 _KEY_HEADS, _VALUE_HEADS, _STATE, _CONVOLVED = 2, 4, 64, 4
 _LAYERS = 4  # every fourth has attention
 _KEYS, _VALUES = _KEY_HEADS * _STATE, _VALUE_HEADS * _STATE
 
+FloatArray = NDArray[np.float32]
 Quantize = Callable[[FloatArray], bytes | None]
-
-
-MTP_SHAPE = MTPShape(width=WIDTH, heads=_HEADS, heads_kv=_HEADS_KV, head=_HEAD, hidden=_HIDDEN, epsilon=1e-5)
 
 
 def write_tiny_hybrid(
@@ -40,7 +37,7 @@ def write_tiny_hybrid(
     Args:
         type_id: of its matrices.
         quantize: gives the bytes of (rows, row length) weights in that type.
-        mtp: the weights of a layer for multi-token prediction behind these, as MTP_SHAPE names them.
+        mtp: the weights of a layer for multi-token prediction behind these, by their names in the layer.
         weights: of the model, as `random_hybrid` names them; None makes random ones.
     """
     writer = gguf.GGUFWriter(path, _ARCHITECTURE)
@@ -49,14 +46,14 @@ def write_tiny_hybrid(
         writer.add_uint32(f"{_ARCHITECTURE}.nextn_predict_layers", 1)
     writer.add_context_length(256)
     writer.add_embedding_length(WIDTH)
-    writer.add_feed_forward_length(_HIDDEN)
-    writer.add_head_count(_HEADS)
-    writer.add_head_count_kv(_HEADS_KV)
-    writer.add_key_length(_HEAD)
-    writer.add_value_length(_HEAD)
+    writer.add_feed_forward_length(HIDDEN)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(HEADS_KV)
+    writer.add_key_length(HEAD)
+    writer.add_value_length(HEAD)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(_HEAD)
-    writer.add_array(f"{_ARCHITECTURE}.rope.dimension_sections", [_HEAD // 8] * 4)
+    writer.add_rope_dimension_count(HEAD)
+    writer.add_array(f"{_ARCHITECTURE}.rope.dimension_sections", [HEAD // 8] * 4)
     writer.add_ssm_conv_kernel(_CONVOLVED)
     writer.add_ssm_inner_size(_VALUES)
     writer.add_ssm_state_size(_STATE)
@@ -78,6 +75,17 @@ def write_tiny_hybrid(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def add_bytes(writer: gguf.GGUFWriter) -> None:
+    """A vocabulary with a token for every byte."""
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list([b"<unk>", b"<s>", b"</s>", *(b"<0x%02X>" % byte for byte in range(256))])
+    writer.add_token_scores([0.0] * N_VOCAB)
+    kinds = gguf.TokenType
+    writer.add_token_types([kinds.UNKNOWN, kinds.CONTROL, kinds.CONTROL, *[kinds.BYTE] * 256])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
 
 
 def random_hybrid() -> dict[str, FloatArray]:
@@ -105,19 +113,19 @@ def _shapes() -> dict[str, tuple[int, ...]]:
         "ssm_out.weight": (WIDTH, _VALUES),
     }
     attention: dict[str, tuple[int, ...]] = {
-        "attn_q.weight": (2 * _HEADS * _HEAD, WIDTH),
-        "attn_k.weight": (_HEADS_KV * _HEAD, WIDTH),
-        "attn_v.weight": (_HEADS_KV * _HEAD, WIDTH),
-        "attn_output.weight": (WIDTH, _HEADS * _HEAD),
-        "attn_q_norm.weight": (_HEAD,),
-        "attn_k_norm.weight": (_HEAD,),
+        "attn_q.weight": (2 * HEADS * HEAD, WIDTH),
+        "attn_k.weight": (HEADS_KV * HEAD, WIDTH),
+        "attn_v.weight": (HEADS_KV * HEAD, WIDTH),
+        "attn_output.weight": (WIDTH, HEADS * HEAD),
+        "attn_q_norm.weight": (HEAD,),
+        "attn_k_norm.weight": (HEAD,),
     }
     every: dict[str, tuple[int, ...]] = {
         "attn_norm.weight": (WIDTH,),
         "post_attention_norm.weight": (WIDTH,),
-        "ffn_gate.weight": (_HIDDEN, WIDTH),
-        "ffn_up.weight": (_HIDDEN, WIDTH),
-        "ffn_down.weight": (WIDTH, _HIDDEN),
+        "ffn_gate.weight": (HIDDEN, WIDTH),
+        "ffn_up.weight": (HIDDEN, WIDTH),
+        "ffn_down.weight": (WIDTH, HIDDEN),
     }
     for layer in range(_LAYERS):
         own = attention if layer % _LAYERS == _LAYERS - 1 else recurrent

@@ -8,8 +8,9 @@ import gguf
 import numpy as np
 
 from edgespec.models.gguf.heads import assistant
-from edgespec.models.llama.heads.sample import AddVocabulary, write_file
-from edgespec.models.llama.trials.gemma_reference import GemmaShape, Weights
+from edgespec.models.gguf.heads.eagle_file import AddVocabulary
+from tests.heads.files import write_file
+from tests.heads.gemma_reference import GemmaShape, Weights
 
 
 def write_gemma(

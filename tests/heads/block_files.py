@@ -9,9 +9,10 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.models.llama.heads.blocks.reference import BlockShape
-from edgespec.models.llama.heads.reference import FloatArray
-from edgespec.models.llama.heads.sample import N_LAYERS, N_VOCAB, WIDTH, AddVocabulary, write_file
+from edgespec.models.gguf.heads.eagle_file import AddVocabulary, FloatArray
+from edgespec.models.llama.trials.tiny_hybrid import N_VOCAB
+from tests.heads.block_reference import BlockShape
+from tests.heads.files import N_LAYERS, WIDTH, write_file
 
 SHAPE = BlockShape(
     layers=(1, 2, N_LAYERS - 1),

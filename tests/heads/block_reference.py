@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.models.llama.heads.reference import FloatArray, random_weights, silu
+from edgespec.models.gguf.heads.eagle_file import FloatArray
+from tests.heads.reference import random_weights, silu
 
 
 @dataclass(frozen=True)

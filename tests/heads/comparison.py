@@ -2,51 +2,29 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.errors import EdgeSpecError, MemoryLimitError
-from edgespec.kernels.ggml import UnsupportedBuild
+from edgespec.models.gguf.heads.eagle_file import FloatArray
 from edgespec.models.llama.heads.context import HeadContext
-from edgespec.models.llama.heads.reference import FloatArray, ReferenceLayer
 from edgespec.models.llama.runtime.batch import TokenBatch
+from tests.heads.reference import ReferenceLayer
 
 _TOLERANCE = 2e-2  # of the largest value: keys and values are kept in half precision
 
 
-def outcome(compare: Callable[[Path], str], name: str) -> Mapping[str, Any]:
-    """Compare in a folder of its own; returns a trial's answer, whose "error" is the fault, if there is one.
-
-    Args:
-        compare: gets the folder, and returns the fault; empty if there is none.
-        name: what is tried, where llama.cpp refuses it.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            return {"error": wrong} if (wrong := compare(Path(folder))) else {}
-        except UnsupportedBuild as error:
-            return {"error": str(error)}
-        except MemoryLimitError:
-            raise  # says nothing of the build
-        except EdgeSpecError as error:
-            return {"error": f"it refuses {name} ({error.what})"}
-
-
-def tree_fault(
+def assert_same_tree(
     small: HeadContext,
     reference: ReferenceLayer,
     sequence: Sequence[int],
     children: Sequence[int],
     features: FloatArray,
     drafted: NDArray[np.int64] | None = None,
-) -> str:
-    """The reason why a head is not what NumPy computes, as a clause; empty if it is.
+) -> None:
+    """Compare a head's logits and features with what NumPy computes.
 
     Args:
         children: two tokens that may follow the text.
@@ -70,13 +48,11 @@ def tree_fault(
     )
     small.decode(branches)
     second = small.logits()[:, drafted].copy(), small.features(2)
-    if np.isfinite(np.delete(small.logits(), drafted, axis=1)).any():
-        return "its heads draft tokens that they do not have"
+    others = np.delete(small.logits(), drafted, axis=1)
+    assert not np.isfinite(others).any(), "tokens that it does not draft"
     at = len(rows)
     for found, wanted in ((first, (expected[:at], outputs[:at])), (second, (expected[at:], outputs[at:]))):
-        if not all(near(*pair) for pair in zip(found, wanted, strict=True)):
-            return "its decoder of heads computes unexpected values"
-    return ""
+        assert all(near(*pair) for pair in zip(found, wanted, strict=True))
 
 
 def near(found: FloatArray, expected: FloatArray) -> bool:

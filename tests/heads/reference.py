@@ -14,6 +14,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.models.gguf.heads.eagle_file import HeadShape
+
 FloatArray = NDArray[np.float32]
 
 
@@ -37,57 +39,6 @@ class AttentionShape(Protocol):
     def rope_base(self) -> float: ...
     @property
     def epsilon(self) -> float: ...
-
-
-@dataclass(frozen=True)
-class HeadShape:
-    """The sizes of a head.
-
-    Attributes:
-        layers: of the target, whose inputs it reads.
-        target_width, width: elements of the target's hidden states, and of the head's features.
-        heads, heads_kv, head: attention heads of queries, those of keys and values, and elements of each.
-        hidden: elements between the matrices of its feed-forward block.
-        n_drafted: tokens that it drafts.
-        norm_before_residual: whether features are normalized before they are added, too.
-    """
-
-    layers: tuple[int, ...]
-    target_width: int
-    width: int
-    heads: int
-    heads_kv: int
-    head: int
-    hidden: int
-    n_drafted: int
-    n_context: int = 2048
-    rope_base: float = 10000.0
-    epsilon: float = 1e-5
-    norm_before_residual: bool = False
-
-    @property
-    def tensors(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of its tensors, rows first, by their names in a GGUF file."""
-        query, key = self.heads * self.head, self.heads_kv * self.head
-        return {
-            "fc.weight": (self.width, len(self.layers) * self.target_width),
-            "blk.0.attn_norm.weight": (self.width,),
-            "blk.0.attn_norm_2.weight": (self.width,),
-            "blk.0.attn_q.weight": (query, 2 * self.width),
-            "blk.0.attn_k.weight": (key, 2 * self.width),
-            "blk.0.attn_v.weight": (key, 2 * self.width),
-            "blk.0.attn_output.weight": (self.width, query),
-            "blk.0.ffn_norm.weight": (self.width,),
-            "blk.0.ffn_gate.weight": (self.hidden, self.width),
-            "blk.0.ffn_up.weight": (self.hidden, self.width),
-            "blk.0.ffn_down.weight": (self.width, self.hidden),
-            "output_norm.weight": (self.width,),
-            "output.weight": (self.n_drafted, self.width),
-        }
-
-    def random(self, rng: np.random.Generator) -> dict[str, FloatArray]:
-        """Random weights; see `random_weights`."""
-        return random_weights(self.tensors, rng)
 
 
 @dataclass(frozen=True)

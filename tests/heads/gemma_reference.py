@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgespec.models.llama.heads.reference import FloatArray
+from edgespec.models.gguf.heads.eagle_file import FloatArray
 
 Weights = Mapping[str, FloatArray]
 

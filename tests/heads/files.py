@@ -1,0 +1,63 @@
+"""Writing a tiny target with random weights, whose vocabulary is of bytes; and sizes of a head for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+from edgespec.models.gguf.heads.eagle_file import FloatArray, HeadShape
+from edgespec.models.llama.trials import tiny_hybrid
+from edgespec.models.llama.trials.tiny_hybrid import add_bytes
+from tests.heads.reference import MTPShape
+
+WIDTH, N_LAYERS = 64, 4
+SHAPE = HeadShape(
+    layers=(1, 2, 3), target_width=WIDTH, width=WIDTH, heads=4, heads_kv=2, head=16, hidden=96, n_drafted=100
+)
+MTP_SHAPE = MTPShape(
+    width=tiny_hybrid.WIDTH,
+    heads=tiny_hybrid.HEADS,
+    heads_kv=tiny_hybrid.HEADS_KV,
+    head=tiny_hybrid.HEAD,
+    hidden=tiny_hybrid.HIDDEN,
+)
+"""Sizes of a layer for multi-token prediction of `tiny_hybrid.write_tiny_hybrid`."""
+
+
+def write_target(path: Path, embedding: FloatArray, rng: np.random.Generator, name: str = "tiny") -> Path:
+    """A llama of a few layers with random weights, and a vocabulary of bytes."""
+    heads, hidden = SHAPE.heads, SHAPE.hidden
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name(name)
+    writer.add_block_count(N_LAYERS)
+    writer.add_context_length(SHAPE.n_context)
+    writer.add_embedding_length(WIDTH)
+    writer.add_feed_forward_length(hidden)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(heads)
+    writer.add_layer_norm_rms_eps(SHAPE.epsilon)
+    writer.add_rope_dimension_count(WIDTH // heads)
+    add_bytes(writer)
+    writer.add_tensor("token_embd.weight", embedding)
+    writer.add_tensor("output_norm.weight", np.ones(WIDTH, dtype=np.float32))
+    for layer in range(N_LAYERS):
+        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(
+            ("attn_q", "attn_k", "attn_v", "attn_output"), (WIDTH, WIDTH)
+        )
+        shapes |= {"ffn_gate": (hidden, WIDTH), "ffn_up": (hidden, WIDTH), "ffn_down": (WIDTH, hidden)}
+        shapes |= {"attn_norm": (WIDTH,), "ffn_norm": (WIDTH,)}
+        for name, shape in shapes.items():
+            values = np.ones(shape) if len(shape) == 1 else rng.standard_normal(shape) * shape[-1] ** -0.5
+            writer.add_tensor(f"blk.{layer}.{name}.weight", values.astype(np.float32))
+    write_file(writer)
+    return path
+
+
+def write_file(writer: gguf.GGUFWriter) -> None:
+    """Write all that was added to a file."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
