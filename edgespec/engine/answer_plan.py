@@ -12,14 +12,14 @@ from edgespec.generation.config import GenerationConfig, Grammar
 from edgespec.generation.tools import CHOICES, Tool
 from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.models.text.answer_format import AnswerFormat, ThoughtFormat
-from edgespec.models.text.answer_parts import AnswerParts, PartsReader, call_id
+from edgespec.models.text.answer_parts import PartsReader
 from edgespec.models.text.calls import harmony
 from edgespec.models.text.calls.fenced import FenceReader
 from edgespec.models.text.calls.imposable import closed, not_imposed, unconstrained
 from edgespec.models.text.calls.syntax import CallSyntax
-from edgespec.models.text.channels import ChannelParts
 from edgespec.models.text.encoding import Encoder
 from edgespec.models.text.grammar.matchers import Grammars
+from edgespec.models.text.reading import reader_of
 from edgespec.models.text.structured_output.answer_matcher import AnswerMatcher
 from edgespec.models.text.structured_output.steps import ChoiceStep, GrammarStep, Thought, ToolCallGrammar
 from edgespec.models.text.structured_output.token_bytes import TokenBytes
@@ -85,7 +85,7 @@ class AnswerPlanner:
         opened = encoder.begins_in_thought(prompt)
         fences = self._fences(syntax, config) if syntax is not None else None
         tools = config.tools if syntax is not None else ()
-        parts = _parts(form, opened=opened, tools=tools, fences=fences, prompt=prompt)
+        parts = reader_of(form, opened=opened, tools=tools, fences=fences, prompt=prompt)
         # A model that is not to think gets a closed thought, or is told by its template.
         thinks = thought is not None and (opened or config.thinking.enabled is not False)
         if not thinks and syntax is None and not shown_only:
@@ -247,24 +247,6 @@ class AnswerPlanner:
             for mark, tokens in found.items()
             if len(tokens) == 1 and vocabulary.is_control(tokens[0])
         }
-
-
-def _parts(
-    form: AnswerFormat,
-    *,
-    opened: bool,
-    tools: Sequence[Tool],
-    fences: FenceReader | None,
-    prompt: Sequence[int],
-) -> PartsReader:
-    """Return the reader that takes an answer apart."""
-    identify = partial(call_id, tuple(prompt))
-    if form.thought is not None and form.thought.again and (form.in_channels or not tools):
-        return ChannelParts(opened=opened, calls_tools=bool(tools), call_id=identify)
-    syntax = form.calls if tools else None
-    return AnswerParts(
-        form.thought, opened=opened, syntax=syntax, tools=tools, fences=fences, call_id=identify
-    )
 
 
 def _thought(

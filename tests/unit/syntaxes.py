@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from edgespec.models.text.answer_format import AnswerFormat
-from edgespec.models.text.calls.derivation import DerivedCalls, derive
 from edgespec.models.text.calls.syntax import CallSyntax
 from edgespec.models.text.template_worker import make_renderer
 from tests.unit import templates
@@ -37,17 +36,13 @@ def rendered(
 def format_of(template: str) -> AnswerFormat:
     """The format of answers, learned in this process."""
 
-    def learn(thought_closes: str) -> DerivedCalls | None:
-        def render(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str | None:
-            try:
-                return rendered(template, messages, form.tool_variables(tools))
-            except Exception:  # whatever a template raises
-                return None
+    def show(messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str | None:
+        try:
+            return rendered(template, messages, variables)
+        except Exception:  # whatever a template raises
+            return None
 
-        return derive(render, thought_closes=thought_closes, is_end=lambda mark: mark in ENDS)
-
-    form = AnswerFormat(template, learn)
-    return form
+    return AnswerFormat(template, show, lambda mark: mark in ENDS)
 
 
 def learned(name: str, template: str) -> CallSyntax:

@@ -75,6 +75,7 @@ def taken_apart(
         ("<think>\nHm, so.\n</think>\n\nBlue.", False, "Hm, so.", "Blue."),
         ("\n<think>Hm</think>Blue.\n", False, "Hm", "Blue.\n"),
         ("<think>\n\n</think>\n\nBlue.", False, "", "Blue."),
+        ("</think>\n\nBlue.", False, "", "Blue."),
         ("Blue <think> that </think>.", False, "", "Blue <think> that </think>."),
         ("Hm </thi nk> so\n</think>\n\n Blue.", True, "Hm </thi nk> so", "Blue."),
         ("Hm, cut off </th", True, "Hm, cut off </th", ""),

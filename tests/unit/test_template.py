@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import sys
 import threading
@@ -16,6 +17,7 @@ import pytest
 
 import edgespec
 from edgespec.errors import TemplateError
+from edgespec.generation.tools import Tool
 from edgespec.models.gguf.header import read_header
 from edgespec.models.text.template import ChatTemplate, PromptSegment, render_segments
 from tests.tiny import ARCHITECTURES, write_tiny
@@ -163,6 +165,29 @@ def test_a_file_may_have_a_template_for_tools(smol_path: Path, tmp_path: Path) -
         tools = edgespec.GenerationConfig(tools=({"name": "f"},))  # type: ignore[arg-type]
         assert engine.encoder.conversation([user("Hi")]).text == "plain: Hi"
         assert '"name": "f"' in engine.encoder.conversation([user("Hi")], config=tools).text
+
+
+def test_a_template_may_insist_on_keys_of_schemas() -> None:
+    """Command R+'s joins the descriptions of arguments, and asks objects and lists what they hold."""
+    source = """
+{%- macro kind(spec) %}
+{%- if spec.type == 'array' %}{{ 'List[' + kind(spec['items']) + ']' }}
+{%- elif spec.type == 'object' %}{{ 'Dict[' + kind(spec.additionalProperties) + ']' }}
+{%- else %}{{ spec.type }}{%- endif %}
+{%- endmacro %}
+{%- for tool in tools %}
+{%- for name, spec in tool.function.parameters.properties.items() %}
+{{- name + ': ' + kind(spec) + ' ' + spec.description + ';' }}
+{%- endfor %}
+{%- endfor %}{{ messages[0].content }}"""
+    properties = {"a": {"type": "array"}, "b": {"type": "object"}, "c": {"type": ["string", "null"]}, "d": {}}
+    tools = (
+        Tool("f", parameters=json.dumps({"type": "object", "properties": properties})),
+        Tool("g", parameters='{"type": "object"}'),
+    )
+    with ChatTemplate(source, "", "") as template:
+        text = template.render([user("Hi")], variables={"tools": [tool.definition for tool in tools]})
+    assert text == "a: List[string] ;b: Dict[string] ;c: string ;d: string ;Hi"
 
 
 def test_a_template_for_tools_is_used_where_there_are_some() -> None:

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from edgespec.models.text.calls import harmony
-from edgespec.models.text.calls.derivation import DerivedCalls
+from edgespec.models.text.calls.derivation import Messages, derive
 from edgespec.models.text.calls.syntax import GENERIC, CallSyntax, family_of, learned, listing_family_of
 
 
@@ -61,8 +61,8 @@ class ThoughtFormat:
         return f"{self.opens}{space}{self.closes}{self.behind(calls=calls)}"
 
 
-Learn = Callable[[str], DerivedCalls | None]
-"""Learns from renderings how calls are shown, given the mark that ends a thought (empty if there is none)."""
+Show = Callable[[Messages, Mapping[str, Any]], str | None]
+"""Renders a conversation with variables of the template; None if the template refuses it."""
 
 
 class AnswerFormat:
@@ -70,17 +70,24 @@ class AnswerFormat:
 
     Args:
         template: the chat template (Jinja source).
-        learn: asked once, when tools are first used.
+        show: renders conversations, from which the syntax of calls is learned when tools are first used.
+        is_end: whether a mark is the text of a token that ends answers.
 
     Attributes:
         thought: None if the model does not think.
         in_channels: thoughts, calls and answers are messages of their own (`harmony`).
     """
 
-    def __init__(self, template: str, learn: Learn = lambda closes: None) -> None:
+    def __init__(
+        self,
+        template: str,
+        show: Show = lambda messages, variables: None,
+        is_end: Callable[[str], bool] = lambda mark: False,
+    ) -> None:
         self._template = template
         self._code = _code(template)
-        self._learn = learn
+        self._show = show
+        self._is_end = is_end
         self.thought = _thought(template, self._code)
         self._family = family_of(template) if self._shows_tools else None
         self.in_channels = self._family is not None and self._family.in_channels
@@ -91,10 +98,14 @@ class AnswerFormat:
         if self._family is not None:
             return self._family
         if self._shows_tools or "tool_calls" in self._template:
-            derived = self._learn(self.thought.closes if self.thought is not None else "")
+            closes = self.thought.closes if self.thought is not None else ""
+            derived = derive(self._shown, thought_closes=closes, is_end=self._is_end)
             if derived is not None:
                 return replace(learned(derived, self._template), shows_tools=self._shows_tools)
         return (listing_family_of(self._template) if self._shows_tools else None) or GENERIC
+
+    def _shown(self, messages: Messages, tools: Sequence[Mapping[str, Any]]) -> str | None:
+        return self._show(messages, self.tool_variables(tools))
 
     def tool_variables(self, definitions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The variables by which the template gets the definitions of tools."""

@@ -139,7 +139,10 @@ class AnswerParts(PartsReader):
         if begun.startswith(self._thought.opens):
             self._held = begun[len(self._thought.opens) :]
             self._take = self._in_thought
-        elif final or not self._thought.opens.startswith(begun):
+        elif begun.startswith(self._thought.closes):  # as some templates show an answer without a thought
+            self._held = begun[len(self._thought.closes) :]
+            self._take = self._before_text
+        elif final or not any(mark.startswith(begun) for mark in (self._thought.opens, self._thought.closes)):
             self._take = self._before_text
         return None
 

@@ -13,7 +13,6 @@ from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
 from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.models.text.answer_format import AnswerFormat, ThoughtFormat
-from edgespec.models.text.calls.derivation import DerivedCalls, derive
 from edgespec.models.text.calls.messages import with_calls_for
 from edgespec.models.text.replay import Replay, WrittenAnswer
 from edgespec.models.text.template import ChatTemplate, Message, PromptSegment, render_segments
@@ -61,11 +60,10 @@ class Encoder:
     @cached_property
     def format(self) -> AnswerFormat | None:
         """The format of the model's answers; None without a chat template."""
-        return (
-            None
-            if self._template is None
-            else AnswerFormat(self._template.tools_source or self._template.source, self._learn_calls)
-        )
+        if self._template is None:
+            return None
+        source = self._template.tools_source or self._template.source
+        return AnswerFormat(source, self._show, self._is_end)
 
     def begins_in_thought(self, tokens: Sequence[int]) -> bool:
         """True if a prompt ends with the mark that opens a thought, so that its answer begins within one."""
@@ -319,23 +317,18 @@ class Encoder:
         closed = thought.cut(calls=calls).lstrip() if opened else thought.skipped(calls=calls)
         return [PromptSegment(closed, literal=False)]
 
-    def _learn_calls(self, thought_closes: str) -> DerivedCalls | None:
-        """Learn how the chat template shows calls."""
+    def _show(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str | None:
+        """A conversation as the template shows it; None if it does not."""
         assert self._template is not None, "only a template has a format"
-        template, form = self._template, self.format
-        assert form is not None, "only a template has a format"
+        try:
+            return self._template.render(messages, False, variables=variables)
+        except TemplateError:
+            return None
 
-        def render(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str | None:
-            try:
-                return template.render(messages, False, variables=form.tool_variables(tools))
-            except TemplateError:
-                return None
-
-        def is_end(mark: str) -> bool:
-            tokens = self._vocabulary.tokenize(mark, control=True)
-            return len(tokens) == 1 and self._vocabulary.is_end(tokens[0])
-
-        return derive(render, thought_closes=thought_closes, is_end=is_end)
+    def _is_end(self, mark: str) -> bool:
+        """True if a mark is a token that ends answers."""
+        tokens = self._vocabulary.tokenize(mark, control=True)
+        return len(tokens) == 1 and self._vocabulary.is_end(tokens[0])
 
     def answered(
         self, encoded: EncodedConversation, text: str, tokens: Sequence[int]

@@ -18,6 +18,7 @@ from typing import Any
 
 from edgespec.errors import TemplateError
 from edgespec.models.text.conversation_forms import forms, in_parts, is_shown
+from edgespec.models.text.schema_forms import with_whole_schemas
 from edgespec.models.text.template_process import MAX_OUTPUT_CHARS, OTHER_FILE, TemplateProcess
 
 WORKER_BYTES = 16 << 20  # memory of the process that renders templates, without the libraries it shares
@@ -116,7 +117,10 @@ class ChatTemplate:
     def _render_as_taken(
         self, messages: Sequence[Message], add_generation_prompt: bool, variables: Mapping[str, Any]
     ) -> str:
-        """Render messages with contents as the template takes them, and with empty tools if it needs some."""
+        """Render messages and tools as the template takes them.
+
+        It may take only contents in parts, only tools whose schemas have all keys, or need empty tools.
+        """
         if self._in_parts is None:
             self._in_parts = self._takes_only_parts()
         if self._in_parts:
@@ -124,6 +128,9 @@ class ChatTemplate:
         try:
             return self._render(messages, add_generation_prompt, self._without_tools | dict(variables))
         except _Refused as error:
+            whole = with_whole_schemas(variables)
+            if whole != variables and not error.by_template:
+                return self._render(messages, add_generation_prompt, self._without_tools | whole)
             if self._without_tools or "tools" in variables or error.by_template:
                 raise
             # It may iterate over tools without asking whether there are any.

@@ -135,7 +135,7 @@ def _laid_out(name: str, layout: CallLayout, trigger: str, **more: Any) -> CallS
 
 
 GEMMA = CallSyntax("Gemma 4", gemma.TRIGGER, gemma.BRACES)
-HARMONY = CallSyntax("gpt-oss", harmony.TRIGGER, None, in_channels=True)
+HARMONY = CallSyntax("gpt-oss", harmony.TRIGGER, None, in_channels=True, single=True)
 # These list tools and do not show calls.
 LFM2 = CallSyntax(
     "LFM2",
