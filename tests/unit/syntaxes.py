@@ -55,7 +55,7 @@ LEARNED = {
     name: getattr(templates, name)
     for name in (
         *("APERTUS", "COMMAND_R", "MINIMAX_1", "NEMO", "MISTRAL_IDS", "KIMI", "SOLAR", "DEEPSEEK"),
-        *("FUNCTIONARY", "ACTIONS", "MINIMAX_2", "DSML", "SEED_CALLS", "NAMED_TAGS", "PYTHONIC"),
+        *("FUNCTIONARY", "ACTIONS", "MINIMAX_2", "MINIMAX_3", "DSML", "SEED_CALLS", "NAMED_TAGS", "PYTHONIC"),
     )
 }
 HERMES = learned("Hermes", templates.QWEN)

@@ -391,6 +391,23 @@ MINIMAX_2 = _tagged(
     "<mm:call>\n",
     "</mm:call>",
 )
+# Lists and objects as tags within tags, each behind a mark; nulls are left out.
+MINIMAX_3 = (
+    "{%- macro spelled(item) -%}"
+    "{%- if item is mapping -%}"
+    "{%- for key, value in item.items() if value is not none -%}"
+    "]<]mark[>[<{{ key }}>{{ spelled(value) }}]<]mark[>[</{{ key }}>"
+    "{%- endfor -%}"
+    "{%- elif item is iterable and item is not string -%}"
+    "{%- for value in item -%}]<]mark[>[<item>{{ spelled(value) }}]<]mark[>[</item>{%- endfor -%}"
+    "{%- else -%}{{ (item | tojson) if item is boolean else item }}{%- endif -%}"
+    "{%- endmacro -%}"
+) + _calling(
+    "]<]mark[>[<tool_call>\n",
+    "']<]mark[>[<invoke name=\"' + name + '\">' + spelled(values) + ']<]mark[>[</invoke>\n'",
+    "",
+    "]<]mark[>[</tool_call>",
+)
 # The type of a value in its tag.
 DSML = _tagged(
     "'<｜DSML｜invoke name=\"' + name + '\">\\n'",

@@ -63,7 +63,9 @@ SYNTAXES = (
     *(HERMES, GENERIC, LLAMA, MISTRAL, MISTRAL_NAMED, QWEN_CODER, GLM, HARMONY, GEMMA),
     *(learned(name, template) for name, template in LEARNED.items()),
 )
-TAGGED = [learned(name, LEARNED[name]) for name in ("MINIMAX_2", "DSML", "SEED_CALLS", "NAMED_TAGS")]
+TAGGED = [
+    learned(name, LEARNED[name]) for name in ("MINIMAX_2", "MINIMAX_3", "DSML", "SEED_CALLS", "NAMED_TAGS")
+]
 
 
 class Words:
@@ -525,10 +527,105 @@ def test_arguments_between_tags_fit_their_schemas(
         assert fits(value, name), (name, value)
 
 
+TREE: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "node": {"$ref": "#/$defs/node"},
+        "pairs": {"type": "array", "items": {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 2}},
+        "free": {"type": "object"},
+        "list": {"type": "array", "maxItems": 2},
+        "any": {},
+    },
+    "$defs": {
+        "node": {
+            "type": "object",
+            "properties": {"v": {"type": "integer"}, "next": {"$ref": "#/$defs/node"}},
+            "required": ["v"],
+        }
+    },
+}
+
+
+class MarkedWords(Words):
+    """The same with a control token for MiniMax's mark."""
+
+    mark = "]<]mark[>["
+    n_tokens = N_VOCAB + 1
+    special_token_ids = (END, N_VOCAB)
+    tokens = (*Words.tokens, b"\xff" + mark.encode())
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        data = text if isinstance(text, bytes) else text.encode()
+        before, *others = data.split(self.mark.encode())
+        return [*before, *(token for part in others for token in (N_VOCAB, *part))]
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(seed=st.integers(0, 1 << 20))
+def test_nested_tags_are_read_as_their_schemas_say(seed: int) -> None:
+    syntax = learned("MINIMAX_3", LEARNED["MINIMAX_3"])
+    words = MarkedWords()
+    tools = (Tool("f", parameters=json.dumps(TREE)),)
+    (step,) = syntax.steps(tools, {words.mark: N_VOCAB}, several=False)
+    tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(words))
+    found = llguidance.LLMatcher(tokenizer, llguidance.LLMatcher.grammar_from_lark(step.text))
+    law = random.Random(seed)
+    text: list[int] = []
+    while not found.is_accepting():
+        permitted = np.flatnonzero(np.frombuffer(found.compute_logit_bias(), dtype=np.uint8))
+        plain = [t for t in permitted if t < 256 and (32 <= t < 127 or t == 10)]
+        marks = [t for t in permitted if t == N_VOCAB or t == ord("]") or t == ord("/")]
+        token = int(law.choice((law.random() < 0.5 and marks) or plain or list(permitted)))
+        assert found.try_consume_tokens([token]) == 1
+        text.append(token)
+        assert len(text) < 20_000
+    said = b"".join(words.tokens[token].lstrip(b"\xff") for token in text).decode()
+    (call,) = taken_apart(syntax, syntax.trigger + said, tools)[1].calls
+    arguments = json.loads(call.arguments)
+    assert set(arguments) <= set(TREE["properties"])
+    assert all(set(pair) <= {1, 2} for pair in arguments.get("pairs", ()))
+    kinds = {"node": dict, "pairs": list, "free": dict, "list": list}
+    assert all(isinstance(arguments[name], kind) for name, kind in kinds.items() if name in arguments)
+    node = arguments.get("node")
+    while node is not None:
+        assert type(node["v"]) is int
+        node = node.get("next")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"node": {"v": 1, "next": {"v": 2, "next": {"v": 3}}}, "pairs": [[1], [], [1, 2]]},
+        {"free": {"a": {"b": ["x", {"c": "y"}]}, "d": True}, "list": ["Zürich", {"e": 1}]},
+        {"any": {"item": "x", "deep": [[{"f": "<b>"}]]}},
+        {"any": "a < b, ] and [ too"},
+    ],
+)
+def test_nested_tags_may_be_written_as_the_template_shows_them(values: dict[str, Any]) -> None:
+    syntax = learned("MINIMAX_3", LEARNED["MINIMAX_3"])
+    tools = (Tool("f", parameters=json.dumps(TREE)),)
+    words = MarkedWords()
+    assert isinstance(syntax.spelling, LayoutSpelling)
+    text = syntax.spelling.written([("f", values)]).removeprefix(syntax.trigger)
+    (step,) = syntax.steps(tools, {words.mark: N_VOCAB}, several=False)
+    tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(words))
+    found = llguidance.LLMatcher(tokenizer, llguidance.LLMatcher.grammar_from_lark(step.text))
+    tokens = words(text)
+    assert found.try_consume_tokens(tokens) == len(tokens), found.get_error()
+    assert found.is_accepting()
+    (call,) = taken_apart(syntax, syntax.trigger + text, tools)[1].calls
+    assert json.loads(call.arguments) == values
+
+
 def test_what_cannot_stand_between_tags_is_said() -> None:
     odd = Tool("f", parameters='{"type": "object", "properties": {"a>b": {}}}')
     with pytest.raises(UsageError, match="is named 'a>b'"):
         GLM.steps([odd], several=False)
+    within = {"type": "object", "properties": {"a": {"type": "object", "properties": {"b>c": {}}}}}
+    with pytest.raises(UsageError, match="is named 'b>c'"):
+        learned("MINIMAX_3", LEARNED["MINIMAX_3"]).steps(
+            [Tool("f", parameters=json.dumps(within))], several=False
+        )
     deep = {"type": "object", "properties": {"a": {"type": "object", "properties": {"b:c": {}}}}}
     with pytest.raises(UsageError, match="is named 'b:c'"):
         GEMMA.steps([Tool("f", parameters=json.dumps(deep))], several=False)

@@ -44,6 +44,10 @@ class ThoughtFormat:
     knows_budget: bool = False
     high: str = "high"
 
+    def switched(self, on: bool) -> bool | str:
+        """The value of the switch that turns thinking on or off."""
+        return _MODES[on] if self.switch == _MODE else on
+
     def behind(self, *, calls: bool) -> str:
         """The text between a thought and what follows it, a call perhaps."""
         return self.again if self.again and calls else self.between
@@ -131,6 +135,7 @@ _MARKS = (
     ("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
     ("<|channel>thought", "<channel|>"),  # Gemma 4
     ("◁think▷", "◁/think▷"),  # Kimi
+    ("<mm:think>", "</mm:think>"),  # MiniMax M3
     ("<think>", "</think>"),  # DeepSeek R1, Qwen, GLM, SmolLM3, EXAONE, Hunyuan, and most others
     ("<thinking>", "</thinking>"),
     ("<thought>", "</thought>"),
@@ -138,7 +143,8 @@ _MARKS = (
 )
 _HIGH = ("high", "xhigh")  # Qwen 3.8 knows only the latter
 _NOTHING_BETWEEN = ("<channel|>",)
-_SWITCHES = ("enable_thinking", "thinking")
+_MODE, _MODES = "thinking_mode", ("disabled", "enabled")  # MiniMax M3
+_SWITCHES = ("enable_thinking", "thinking", _MODE)
 _NEXT_FINAL = f"{harmony.ASSISTANT}{harmony.FINAL}"
 _OPENS, _CLOSES = re.compile(r"\{[{%]"), re.compile(r"[%}]\}")
 _STRING = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)

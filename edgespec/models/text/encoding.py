@@ -182,9 +182,15 @@ class Encoder:
             return None
         opened = self.begins_in_thought(prompt)
         if not (opened or answer.reasoning):
-            return replace(written, lead=self._empty_thought(prompt, form.thought))
+            lead = self._empty_thought(prompt, form.thought)
+            if not self._begins_with(answer.tokens, form.thought.closes):
+                return replace(written, lead=lead)
         length = self._thought_length(answer.tokens, form.thought.closes.encode())
         return None if length is None else replace(written, thought=length, opened=opened)
+
+    def _begins_with(self, tokens: Sequence[int], mark: str) -> bool:
+        spelled = b"".join(self._vocabulary.piece(token, control=True) for token in tokens[:_LATEST])
+        return spelled.lstrip().startswith(mark.encode())
 
     def _empty_thought(self, prompt: Sequence[int], thought: ThoughtFormat) -> tuple[int, ...]:
         """The tokens of an empty thought at the end of a prompt; none if there is none."""
@@ -299,7 +305,7 @@ class Encoder:
         thought, think = self.format.thought, config.thinking
         if thought is not None:
             if thought.switch and think.enabled is not None:
-                variables[thought.switch] = think.enabled
+                variables[thought.switch] = thought.switched(think.enabled)
             if thought.knows_effort and think.effort:
                 variables["reasoning_effort"] = thought.high if think.effort == "high" else think.effort
             if thought.knows_budget and think.budget is not None:

@@ -74,7 +74,7 @@ ANY_VALUE = ArgumentValue({}, ("(?s:.*)",), types=ANYTHING_BUT_TEXT)
 
 def parameters_of(tool: Tool) -> dict[str, ArgumentValue]:
     """The values that each listed argument of a tool may have, in the order in which they are written."""
-    return {name: _value_of(value, tool.schema) for name, value in listed_parameters(tool).items()}
+    return {name: value_of(value, tool.schema) for name, value in listed_parameters(tool).items()}
 
 
 def listed_parameters(tool: Tool) -> dict[str, Any]:
@@ -121,16 +121,17 @@ def _referred(reference: str, root: Mapping[str, Any]) -> Any:
     return found
 
 
-def _value_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> ArgumentValue:
+def value_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> ArgumentValue:
+    """The values that fit a schema, whose references lead into `root`."""
     definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
     if not isinstance(schema, Mapping):
         schema = {}
     reference = re.fullmatch(r"#/(\$defs|definitions)/([^/]+)", str(schema.get("$ref", "")))
     if reference and depth < _DEEPEST_REFERENCE:
-        return _value_of(root.get(reference[1], {}).get(reference[2], {}), root, depth + 1)
+        return value_of(root.get(reference[1], {}).get(reference[2], {}), root, depth + 1)
     for key in ("anyOf", "oneOf"):
         if isinstance(schema.get(key), list) and depth < _DEEPEST_REFERENCE:
-            return _joined([_value_of(option, root, depth + 1) for option in schema[key]])
+            return _joined([value_of(option, root, depth + 1) for option in schema[key]])
     listed = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(listed, list):
         return ArgumentValue({item if isinstance(item, str) else json.dumps(item): item for item in listed})

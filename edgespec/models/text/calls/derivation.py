@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgespec.generation.tools import Tool
-from edgespec.models.text.calls.layout import CallLayout
+from edgespec.models.text.calls.layout import CallLayout, common_length
 from edgespec.models.text.calls.probes import (
     ANSWER,
     FIRST,
@@ -31,7 +31,7 @@ from edgespec.models.text.calls.probes import (
 )
 from edgespec.models.text.calls.pythonic import PythonicSpelling
 from edgespec.models.text.calls.reader import CallEnd, CallName
-from edgespec.models.text.calls.sections import SplitSection, common_length, parts_around, tagged_layout
+from edgespec.models.text.calls.sections import SplitSection, parts_around, tagged_layout
 from edgespec.models.text.calls.spelling import LayoutSpelling
 
 Messages = Sequence[Mapping[str, Any]]

@@ -46,17 +46,34 @@ class TaggedArguments:
         middles: the text between name and value by JSON's type of the value; "" stands for any other type.
         closes: the text behind a value; it may hold KEY.
         words: how other values are written that JSON writes differently, such as True.
+        item: the name of a list's items, where lists and objects are tags within tags (`nested`); else empty.
     """
 
     opens: str
     middles: tuple[tuple[str, str], ...]
     closes: str
     words: tuple[tuple[str, str], ...] = ()
+    item: str = ""
 
     def middle(self, kind: str) -> str:
         """The text between a name and a value of that type."""
         found = dict(self.middles)
         return found.get(kind, found[""])
+
+    def spelled(self, value: Any) -> str:
+        """A value as the model would write it."""
+        if isinstance(value, str):
+            return value
+        if self.item and isinstance(value, Mapping):
+            parts = [(str(key), item) for key, item in value.items() if item is not None]
+        elif self.item and isinstance(value, list | tuple):
+            parts = [(self.item, item) for item in value]
+        else:
+            return json.dumps(value, ensure_ascii=False)
+        return "".join(
+            self.opens + key + self.middle("") + self.spelled(item) + self.closes.replace(KEY, key)
+            for key, item in parts
+        )
 
     @property
     def types_show(self) -> bool:
@@ -97,7 +114,7 @@ class CallLayout:
             tags.opens
             + key
             + tags.middle(TEXT_TYPE if isinstance(value, str) else "")
-            + (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+            + tags.spelled(value)
             + tags.closes.replace(KEY, key)
             for key, value in values.items()
         )
@@ -126,6 +143,12 @@ def rule(text: str, controls: Mapping[str, int], key: str = "") -> str:
             parts = re.split(f"({marks})", piece) if marks else [piece]
             found += [f"<[{controls[p]}]>" if p in controls else json.dumps(p) for p in parts if p]
     return " ".join(found)
+
+
+def common_length(one: Sequence[str], other: Sequence[str]) -> int:
+    """Count the letters or segments that both begin with."""
+    pairs = zip(one, other, strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 def _pieces(text: str) -> Iterator[str]:

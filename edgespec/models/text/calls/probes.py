@@ -35,7 +35,7 @@ TYPES = {
 FIRST, LAST = "arga", "argi"
 ONE_VALUE = {FIRST: VALUES[FIRST]}
 
-MARK = re.compile(r"<[^<>]*>?|\[[A-Z_/]+\]")
+MARK = re.compile(r"\]<\]\w+\[>\[|<[^<>]*>?|\[[A-Z_/]+\]")  # MiniMax's first
 # Where two renderings begin to differ within a mark, the whole mark differs.
 _SEGMENT = re.compile(rf"{MARK.pattern}|\s+|\d+|\w+|.", re.DOTALL)
 

@@ -6,7 +6,7 @@ import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgespec.models.text.calls.layout import (
     ID,
@@ -17,8 +17,18 @@ from edgespec.models.text.calls.layout import (
     TEXT_TYPE,
     CallLayout,
     TaggedArguments,
+    common_length,
 )
-from edgespec.models.text.calls.probes import FIRST, IDS, LAST, NAMES, ONE_VALUE, TYPES, VALUES, segments
+from edgespec.models.text.calls.probes import (
+    FIRST,
+    IDS,
+    LAST,
+    NAMES,
+    ONE_VALUE,
+    TYPES,
+    VALUES,
+    segments,
+)
 from edgespec.models.text.calls.pythonic import PythonicSpelling
 
 _JSON_ID = re.compile(rf'\s*,\s*"\w+"\s*:\s*"{ID}"')
@@ -118,6 +128,7 @@ def tagged_layout(split: SplitSection, first: str, behind: Mapping[str, str]) ->
     call_opens, call_between = _with_indices_at_end(split.opens, call_between)
     middles, words = _other_values(behind, joint, text_middle)
     tags = TaggedArguments(opens, middles, closes, words)
+    tags = replace(tags, item=_item_of(behind, joint, tags))
     return _sectioned(call_opens.lstrip(), middle, call_closes, call_between, tags)
 
 
@@ -142,10 +153,16 @@ def _other_values(
     return ((("", text_middle),) if alike else tuple(middles.items())), tuple(words)
 
 
-def common_length(one: Sequence[str], other: Sequence[str]) -> int:
-    """Count the segments that both begin with."""
-    pairs = zip(one, other, strict=False)
-    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+def _item_of(behind: Mapping[str, str], joint: str, tags: TaggedArguments) -> str:
+    """The name of the tags around a list's items; empty if lists and objects are not tags within tags."""
+    text = behind.get("argg", "").replace("argg", KEY).removesuffix(joint)
+    named = re.match(re.escape(tags.middle("") + tags.opens) + r"(\w+)", text)
+    if named is None:
+        return ""
+    nested = replace(tags, item=named[1])
+    shown = [(text, "argg"), (behind.get("argh", "").replace("argh", KEY).removesuffix(joint), "argh")]
+    alike = all(seen == tags.middle("") + nested.spelled(VALUES[key]) for seen, key in shown)
+    return nested.item if alike and not tags.types_show else ""
 
 
 def _around(text: str, value: str, key: str) -> tuple[str, str] | None:

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edgespec.errors import UsageError
 from edgespec.generation.tools import Tool
+from edgespec.models.text.calls.argument_rules import ArgumentRules
 from edgespec.models.text.calls.argument_values import (
     ANY_VALUE,
     parameters_of,
@@ -19,17 +19,15 @@ from edgespec.models.text.calls.argument_values import (
 from edgespec.models.text.calls.layout import (
     JSON_SPACE,
     KEY,
-    SLOTS,
     SPACE_RULE,
     CallLayout,
-    TaggedArguments,
     pattern,
     rule,
 )
 from edgespec.models.text.calls.reader import CallReader, JsonCallReader
-from edgespec.models.text.calls.tagged import ArgumentRules, TaggedCallReader
+from edgespec.models.text.calls.tagged import TaggedCallReader
 
-_MARK = re.compile(r"<[^<>\s]*>|\[[A-Z_/]+\]")
+_MARK = re.compile(r"\]<\]\w+\[>\[|<[^<>\s]*>|\[[A-Z_/]+\]")  # as in probes
 
 
 @dataclass(frozen=True)
@@ -110,7 +108,6 @@ class LayoutSpelling:
         lines, arguments = [], []
         required = required_of(tool)
         for m, (key, value) in enumerate(parameters_of(tool).items()):
-            _check_key(tool, key, tags)
             values = ArgumentRules(tags, controls, f"{name}_{m}")
             lines += values.rules(key, value)
             arguments.append(f"{name}_{m}{'' if key in required else '?'}")
@@ -118,11 +115,3 @@ class LayoutSpelling:
             lines += ArgumentRules(tags, controls, f"{name}_any").rules("", ANY_VALUE)
             arguments.append(f"{name}_any*")
         return [f"{name}: {' '.join([opens, *arguments])}", *lines]
-
-
-def _check_key(tool: Tool, key: str, tags: TaggedArguments) -> None:
-    if re.search(rf"[<>\n{SLOTS}]", key):
-        raise UsageError(
-            f"An argument of the tool {tool.name} is named {key!r}.",
-            "This model cannot write '<', '>' and line breaks in the names of arguments.",
-        )

@@ -9,102 +9,26 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from edgespec.generation.tools import Tool
+from edgespec.models.text.calls.argument_rules import closing_of
 from edgespec.models.text.calls.argument_values import (
-    ANY_NAME,
     ANYTHING_BUT_TEXT,
     ArgumentValue,
     parameters_of,
     read_literal,
-    type_name,
 )
 from edgespec.models.text.calls.layout import (
-    JSON_SPACE,
     KEY,
     TEXT_TYPE,
     TaggedArguments,
     pattern,
-    rule,
 )
+from edgespec.models.text.calls.nested import NestedReader
 from edgespec.models.text.calls.reader import CallEnd, CallName
 
-_CLOSING = re.compile(r"(\s*)(\S+)(.*)", re.DOTALL)
 # XML's way to put a text with any characters between tags, which models write around such texts.
 _CDATA = ("<![CDATA[", "]]>")
-
-
-@dataclass(frozen=True)
-class ArgumentRules:
-    """Writes the rules of an argument.
-
-    Attributes:
-        controls: the tokens of marks that are control tokens.
-        name: of the rule of the argument; other rules have it as their prefix.
-    """
-
-    tags: TaggedArguments
-    controls: Mapping[str, int]
-    name: str
-
-    def rules(self, key: str, value: ArgumentValue) -> list[str]:
-        """The rule of the argument, and those that it uses.
-
-        Args:
-            key: the name of the argument; empty for any name.
-        """
-        space, tag, rest = _closing(self.tags.closes.replace(KEY, key))
-        closing = " ".join(filter(None, [_optional(space), rule(tag, self.controls)]))
-        ways = [
-            f"{self._middle(type_name(item))} {json.dumps(written)} {closing}"
-            for word, item in value.words.items()
-            for written in self._written(word, item)
-        ]
-        for form in value.forms:
-            for kind in _types_of(form):
-                schema = {**form, "type": kind} if kind else form
-                ways.append(f"{self._middle(kind)} %json {json.dumps(schema | JSON_SPACE)} {closing}")
-                ways += [
-                    f"{self._middle(kind)} {json.dumps(written)} {closing}"
-                    for word, written in self.tags.words
-                    if kind == type_name(json.loads(word))
-                ]
-        terminals = []
-        for n, text in enumerate(value.texts):
-            terminal = f"{self.name}_text_{n}".upper()
-            way, line = self._text(terminal, text, space, tag)
-            ways.append(f"{self._middle(TEXT_TYPE)} {way}")
-            terminals.append(line)
-        opens, behind = rule(self.tags.opens + key, self.controls), rule(rest, self.controls)
-        named = "" if key else f"/{ANY_NAME}/"
-        return [
-            f"{self.name}: {opens} {named} {self.name}_value {behind}",
-            f"{self.name}_value: {' | '.join(ways)}",
-            *terminals,
-        ]
-
-    def _middle(self, kind: str) -> str:
-        """The text before a value; the white space at its end may be left out, and nothing may be added."""
-        text = self.tags.middle(kind)
-        bare = text.rstrip()
-        return " ".join(filter(None, [rule(bare, self.controls), _optional(text[len(bare) :])]))
-
-    def _written(self, word: str, item: Any) -> list[str]:
-        """The ways to write a word: as in JSON, and as the template writes it."""
-        if isinstance(item, str):
-            return [word]
-        return [word, *(written for json_word, written in self.tags.words if json_word == word)]
-
-    def _text(self, terminal: str, text: str, space: str, tag: str) -> tuple[str, str]:
-        """The rule for a text that matches a regular expression, and its terminal."""
-        optional = f"(?:{_escaped(space)})?" if space else ""
-        if any(tag.startswith(mark) for mark in self.controls):  # which no text can hold
-            return f"{terminal} {rule(tag, self.controls)}", f"{terminal}: /{text}{optional}/"
-        closes = _escaped(tag)
-        # A text ends with the first tag, so it cannot contain one.
-        return terminal, rf"{terminal}: /{text}{optional}{closes}/ & ~/(?s:.*){closes}(?s:.+)/"
 
 
 class TaggedCallReader:
@@ -131,7 +55,8 @@ class TaggedCallReader:
         self._following = re.compile(rf"\s*{following}{name}") if following else None
         self._ends = re.compile(rf"\s*{ends}")
         self._words = tags.words
-        self._space, self._tag, rest = _closing(tags.closes)
+        self._nested = NestedReader(tags) if tags.item else None
+        self._space, self._tag, rest = closing_of(tags.closes)
         opens = pattern(rest) + r"\s*" if rest.strip() else r"\s*"
         kinds = {text: kind for kind, text in tags.middles}  # the last of those that are written alike
         self._keys = [
@@ -222,10 +147,14 @@ class TaggedCallReader:
 
     def _may_end(self, value: ArgumentValue, said: str) -> bool:
         said = said.removesuffix(self._space)
+        if self._nested is not None and not value.is_text:
+            return self._nested.is_whole(said)
         return value.ends_at_tag(said) or (bool(self._words) and read_literal(said) is not None)
 
     def _json(self, value: ArgumentValue, said: str) -> str:
         """The JSON of a value that was written as this text."""
+        if self._nested is not None:
+            return self._nested.read(said, value)
         read = value.read(said)
         # A template that writes True writes lists and objects as Python does, too.
         if self._words and not value.is_text and read.startswith('"') and said not in value.words:
@@ -240,28 +169,6 @@ def _key_pattern(opens: str, middle: str) -> str:
     # Whether white space belongs to the tag or to the value must be certain.
     certain = rf"(?:{re.escape(space)}(?=.)|(?=[^{re.escape(space[0])}]))" if space else ""
     return rf"\s*{pattern(opens.lstrip())}([^<>\n/][^<>\n]*?){pattern(bare)}{certain}"
-
-
-def _closing(closes: str) -> tuple[str, str, str]:
-    """The white space before a closing tag, the tag up to the next white space, and what follows it."""
-    found = _CLOSING.fullmatch(closes)
-    assert found is not None, "a tag has a text"
-    return found[1], found[2], found[3]
-
-
-def _optional(space: str) -> str:
-    """White space in a grammar that may be left out."""
-    return f"/(?:{_escaped(space)})?/" if space else ""
-
-
-def _escaped(text: str) -> str:
-    return re.escape(text).replace("/", r"\/").replace("\n", "n")
-
-
-def _types_of(form: Mapping[str, Any]) -> list[str]:
-    """JSON's types of what fits a schema; [""] if it does not say."""
-    kinds = form.get("type", "")
-    return [str(kind) for kind in kinds] if isinstance(kinds, list) else [str(kinds)]
 
 
 def _overlap(text: str, mark: str) -> int:
