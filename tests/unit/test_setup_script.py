@@ -6,6 +6,8 @@ import importlib.util
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -196,8 +198,8 @@ def test_a_cached_build_does_not_come_to_a_processor_that_needs_fixes(
     monkeypatch.setattr(setup.build_fixes, "are_needed", lambda: needed)
     environment = setup.Environment(tmp_path)
     runs: list[tuple[str, ...]] = []
-    monkeypatch.setattr(environment, "run", lambda *a, extra: runs.append(a) or True)
-    assert setup.install_llama_cpp(environment, {}, "1.0") is needed
+    monkeypatch.setattr(environment, "run", lambda *a, extra, log: runs.append(a) or True)
+    assert setup.build_llama_cpp(environment, {}, "1.0") is needed
     assert ("--no-cache-dir" in runs[0]) is needed
 
 
@@ -310,25 +312,110 @@ def test_a_build_lets_machines_share_a_model_and_a_rebuild_is_fresh(
 ) -> None:
     environment = setup.Environment(tmp_path)
     runs: list[tuple[tuple[str, ...], dict[str, str]]] = []
-    monkeypatch.setattr(environment, "run", lambda *a, extra: runs.append((a, extra)) or True)
+    monkeypatch.setattr(environment, "run", lambda *a, extra, log: runs.append((a, extra)) or True)
     monkeypatch.setattr(setup.backends, "found", lambda _platform: None)
     there = {"llama-cpp-python": "1.0"}
-    assert not setup.install_llama_cpp(environment, there, "1.0")
+    assert not setup.build_llama_cpp(environment, there, "1.0")
     assert runs == []
-    assert setup.install_llama_cpp(environment, there, "1.0", rebuild=True)
+    assert setup.build_llama_cpp(environment, there, "1.0", rebuild=True)
     ((arguments, variables),) = runs
     assert "--no-cache-dir" in arguments
     assert "-DGGML_RPC=ON" in variables["CMAKE_ARGS"]
     monkeypatch.setattr(setup.backends, "found", lambda _platform: "vulkan")
-    assert setup.install_llama_cpp(environment, {}, "1.0")
+    assert setup.build_llama_cpp(environment, {}, "1.0")
     assert "-DGGML_VULKAN=ON" in runs[1][1]["CMAKE_ARGS"]
 
 
-def test_what_the_readme_uses_is_installed(setup: ModuleType) -> None:
+def test_what_the_readme_uses_is_installed(
+    setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ran: list[tuple[str, ...]] = []
-    environment = SimpleNamespace(run=lambda *command: ran.append(command) or True)
+    environment = setup.Environment(tmp_path)
+    monkeypatch.setattr(environment, "run", lambda *command: ran.append(command) or True)
+    environment.wheels.mkdir()
+    (environment.wheels / "llama_cpp_python-1.0-py3-none-any.whl").touch()
     setup.install_edgespec(environment, dev=False)
-    extras = ran[0][-1].removeprefix(".[").removesuffix("]").split(",")
+    assert ran[0][-1].endswith("llama_cpp_python-1.0-py3-none-any.whl")
+    assert not environment.wheels.exists()
+    extras = ran[1][-1].removeprefix(".[").removesuffix("]").split(",")
     readme = (SCRIPT.parents[1] / "README.md").read_text(encoding="utf-8")
     for used, extra in {"edgespec serve": "serve", "--html": "report", "JSON schema": "grammar"}.items():
         assert used not in readme or extra in extras
+
+
+def test_compiling_and_installing_run_side_by_side(
+    setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = setup.Environment(tmp_path)
+    compiling = threading.Event()
+    installing = threading.Event()
+
+    def build(*_: object, **__: object) -> bool:
+        compiling.set()
+        assert installing.wait(30)
+        return True
+
+    def torch(*_: object) -> None:
+        installing.set()
+        assert compiling.wait(30)
+
+    steps: list[str] = []
+    monkeypatch.setattr(setup, "build_llama_cpp", build)
+    monkeypatch.setattr(setup, "install_torch", torch)
+    monkeypatch.setattr(setup, "compile_kernels", lambda _: steps.append("kernels"))
+    monkeypatch.setattr(setup, "install_models", lambda *_: steps.append("models"))
+    monkeypatch.setattr(setup, "install_edgespec", lambda *_, dev: steps.append("edgespec"))
+    pins = setup.read_pins(SCRIPT.parents[1] / "constraints.txt")
+    assert setup.install(environment, {}, pins, dev=False, rebuild=False)
+    assert sorted(steps[:2]) == ["kernels", "models"]
+    assert steps[2:] == ["edgespec"]
+
+
+def test_what_fails_ends_what_runs_beside_it(
+    setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long compilation does not delay the message that the network is away."""
+    environment = setup.Environment(tmp_path)
+    environment.python = Path(sys.executable)
+    (tmp_path / "endless.py").write_text("import time; print('begun', flush=True); time.sleep(600)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    def build(*_: object, **__: object) -> bool:
+        assert not environment.run("endless", log=environment.compiling_log)
+        raise setup.SetupError("it was ended")
+
+    def torch(*_: object) -> None:
+        while not (environment.compiling_log.exists() and "begun" in environment.compiling_log.read_text()):
+            time.sleep(0.01)
+        raise setup.SetupError("the network is away")
+
+    monkeypatch.setattr(setup, "build_llama_cpp", build)
+    monkeypatch.setattr(setup, "install_torch", torch)
+    pins = setup.read_pins(SCRIPT.parents[1] / "constraints.txt")
+    with pytest.raises(setup.SetupError, match="the network is away"):
+        setup.install(environment, {}, pins, dev=False, rebuild=False)
+    assert not environment.run("this")
+
+
+def test_it_says_how_far_a_compilation_is(
+    setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "log"
+    assert setup.compiled_files(log) == (0, 0)
+    log.write_text("[1/80] Building\n" + "x" * 50_000 + "\n  [20/80] Building CXX object\n")
+    assert setup.compiled_files(log) == (20, 80)
+    monkeypatch.setattr(setup, "REPORT_S", 0.01)
+    said = []
+
+    def action() -> bool:
+        while not any("20 of 80 files, about " in line for line in said):
+            said.extend(capsys.readouterr().out.splitlines())
+            time.sleep(0.01)
+        return True
+
+    assert setup.Progress().during("llama.cpp", "compiling", action, log)
+    assert said[0] == "llama.cpp: compiling"
+    assert capsys.readouterr().out.splitlines()[-1] == "llama.cpp: done in 0 s"
+    assert setup.Progress(quiet=True).during("llama.cpp", "compiling", lambda: True, log)
+    assert capsys.readouterr().out == ""
+    assert [setup.duration(seconds) for seconds in (0.4, 59.6, 61)] == ["0 s", "1 min 0 s", "1 min 1 s"]

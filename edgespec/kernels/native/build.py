@@ -16,14 +16,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-
-from edgespec.files.user_folders import cache_folder
 
 SOURCES = Path(__file__).parent
 COMMAND = "python -m edgespec.kernels.native.build"
@@ -163,7 +161,8 @@ def _failure_note(compiler: Sequence[str]) -> Path:
     path = shutil.which(compiler[0]) or compiler[0]
     identity = " ".join([os.path.realpath(path), *compiler[1:], _run([*compiler, "--version"]).stdout])
     digest = hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
-    return cache_folder() / "native" / f"{sources_digest()}-{digest}.failed"
+    *_, folder = _folders()
+    return folder / f"{sources_digest()}-{digest}.failed"
 
 
 def main() -> int:
@@ -278,9 +277,13 @@ def _library_name() -> str:
     return f"edgespec-kernels-{sources_digest()}{suffix}"
 
 
-def _folders() -> tuple[Path, ...]:
-    """Return the folders that may hold a library, the preferred one first."""
-    return SOURCES / "compiled", cache_folder() / "native"
+def _folders() -> Iterator[Path]:
+    """The folders that may hold a library, the preferred one first."""
+    yield SOURCES / "compiled"
+    with suppress(ModuleNotFoundError):  # set-up compiles before it has installed other packages
+        from edgespec.files.user_folders import cache_folder
+
+        yield cache_folder() / "native"
 
 
 if __name__ == "__main__":
