@@ -133,6 +133,7 @@ def install(
     def install_downloads() -> None:
         install_torch(environment, installed, pins["torch"])
         install_models(environment, installed, {name: pins[name] for name in models})
+        install_dependencies(environment, dev=dev)
 
     with ThreadPoolExecutor(2) as pool:
         lanes: list[Future[Any]] = [pool.submit(compile_all), pool.submit(install_downloads)]
@@ -392,18 +393,19 @@ class Progress:
         self.say(f"{name}: {text}")
         start = time.monotonic()
         done = threading.Event()
-        if log is not None:
-            threading.Thread(target=self._watch, args=(name, log, start, done), daemon=True).start()
+        watching = threading.Thread(target=self._watch, args=(name, log, start, done), daemon=True)
+        watching.start()
         try:
             worked = action()
         finally:
             done.set()
+            watching.join()
         if worked:
             self.say(f"{name}: done in {duration(time.monotonic() - start)}")
         return worked
 
-    def _watch(self, name: str, log: Path, start: float, done: threading.Event) -> None:
-        while not done.wait(REPORT_S):
+    def _watch(self, name: str, log: Path | None, start: float, done: threading.Event) -> None:
+        while not done.wait(REPORT_S) and log is not None:
             n_done, n_all = compiled_files(log)
             seconds = time.monotonic() - start
             if 0 < n_done < n_all:
@@ -459,8 +461,9 @@ def torch_commands(platform: str, nvidia: bool, version: str, python: str) -> li
     if platform != "linux" or nvidia:
         return [[[*PIP_INSTALL, f"torch=={version}"]]]
     uv = ["uv", "pip", "install", "--python", python, "--constraint", "constraints.txt"]
+    # Its thousands of files are compiled to byte code when they are first imported, which most never are.
     return [
-        [[*PIP_INSTALL, "--only-binary", ":all:", f"torch=={version}+cpu"]],
+        [[*PIP_INSTALL, "--no-compile", "--only-binary", ":all:", f"torch=={version}+cpu"]],
         [[*PIP_INSTALL, "uv"], [*uv, "--torch-backend=cpu", f"torch=={version}"]],
     ]
 
@@ -517,8 +520,36 @@ def build_llama_cpp(
     return fresh
 
 
+def install_dependencies(environment: Environment, *, dev: bool) -> None:
+    """Install what EdgeSpec needs, but for llama-cpp-python, which may still be compiled."""
+    wanted = [
+        line for line in dependencies(ROOT / "pyproject.toml", extras(dev)) if "llama-cpp-python" not in line
+    ]
+    if not environment.progress.during(
+        "packages", "installing", lambda: environment.run(*PIP_INSTALL, *wanted)
+    ):
+        raise environment.failure("Is the network there?")
+
+
+def extras(dev: bool) -> list[str]:
+    return ["dev"] if dev else ["grammar", "report", "serve"]
+
+
+def dependencies(pyproject: Path, wanted: list[str]) -> list[str]:
+    """The requirements of the package with these extras."""
+    import tomllib  # which an older Python than is needed lacks
+
+    project = tomllib.loads(pyproject.read_text("utf-8"))["project"]
+    found: list[str] = list(project["dependencies"])
+    for extra in wanted:
+        for line in project["optional-dependencies"][extra]:
+            inner = re.fullmatch(rf"{project['name']}\[(.*)\]", line)
+            found += dependencies(pyproject, inner[1].split(",")) if inner else [line]
+    return list(dict.fromkeys(found))
+
+
 def install_edgespec(environment: Environment, *, dev: bool) -> None:
-    """Install the wheel of llama-cpp-python, if one was made, and what else EdgeSpec needs."""
+    """Install EdgeSpec, and the wheel of llama-cpp-python, if one was made."""
     wheels = sorted(map(str, environment.wheels.glob("*.whl")))
 
     def installed() -> bool:
@@ -526,7 +557,7 @@ def install_edgespec(environment: Environment, *, dev: bool) -> None:
         if wheels and not environment.run(*PIP_INSTALL, "--no-deps", "--force-reinstall", *wheels):
             return False
         shutil.rmtree(environment.wheels, ignore_errors=True)
-        return environment.run(*PIP_INSTALL, "--editable", ".[dev]" if dev else ".[grammar,report,serve]")
+        return environment.run(*PIP_INSTALL, "--editable", f".[{','.join(extras(dev))}]")
 
     text = f"installing{' with what its tests need' if dev else ''}"
     if not environment.progress.during("edgespec", text, installed):

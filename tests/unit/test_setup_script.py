@@ -119,7 +119,7 @@ def test_torch_is_the_default_build(platform: str, nvidia: bool, setup: ModuleTy
 
 def test_torch_without_nvidia_on_linux_is_the_cpu_build(setup: ModuleType) -> None:
     by_pip, by_uv = setup.torch_commands("linux", False, "2.13.0", "/venv/bin/python")
-    assert by_pip == [[*PIP, "--only-binary", ":all:", "torch==2.13.0+cpu"]]
+    assert by_pip == [[*PIP, "--no-compile", "--only-binary", ":all:", "torch==2.13.0+cpu"]]
     assert by_uv == [
         [*PIP, "uv"],
         [
@@ -364,11 +364,24 @@ def test_compiling_and_installing_run_side_by_side(
     monkeypatch.setattr(setup, "install_torch", torch)
     monkeypatch.setattr(setup, "compile_kernels", lambda _: steps.append("kernels"))
     monkeypatch.setattr(setup, "install_models", lambda *_: steps.append("models"))
+    monkeypatch.setattr(setup, "install_dependencies", lambda *_, dev: steps.append("packages"))
     monkeypatch.setattr(setup, "install_edgespec", lambda *_, dev: steps.append("edgespec"))
     pins = setup.read_pins(SCRIPT.parents[1] / "constraints.txt")
     assert setup.install(environment, {}, pins, dev=False, rebuild=False)
-    assert sorted(steps[:2]) == ["kernels", "models"]
-    assert steps[2:] == ["edgespec"]
+    assert sorted(steps[:3]) == ["kernels", "models", "packages"]
+    assert steps[3:] == ["edgespec"]
+
+
+def test_dependencies_come_with_those_of_extras(setup: ModuleType, tmp_path: Path) -> None:
+    file = tmp_path / "pyproject.toml"
+    file.write_text(
+        '[project]\nname = "it"\ndependencies = ["a>=1", "b"]\n'
+        '[project.optional-dependencies]\nx = ["c"]\ny = ["d"]\nall = ["it[x,y]", "e"]\n'
+    )
+    assert setup.dependencies(file, []) == ["a>=1", "b"]
+    assert setup.dependencies(file, ["all"]) == ["a>=1", "b", "c", "d", "e"]
+    real = setup.dependencies(SCRIPT.parents[1] / "pyproject.toml", setup.extras(dev=True))
+    assert any(line.startswith("pytest") for line in real)
 
 
 def test_what_fails_ends_what_runs_beside_it(
