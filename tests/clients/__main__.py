@@ -11,12 +11,12 @@ cache. Ends with status 1 if a program did not get the word, or had a request re
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import tempfile
 from pathlib import Path
 
 from tests.clients.conversation import converse
-from tests.clients.installing import install
 from tests.clients.model import scripted_model
 from tests.clients.programs import PROGRAMS
 from tests.clients.report import HEAD, Row, table, turns_table
@@ -51,7 +51,7 @@ def main() -> int:
     model = scripted_model(folder / "models", options.model)
     rows = []
     for name in options.names or PROGRAMS:
-        rows.append(_row(name, model, folder / name, turns=options.turns, limit_s=options.limit))
+        rows.append(_row(name, model, folder, turns=options.turns, limit_s=options.limit))
         print(" | ".join(rows[-1].cells), flush=True)
     tables = "\n\n".join(filter(None, [table(HEAD, [row.cells for row in rows]), turns_table(rows)]))
     print(f"\n{tables}")
@@ -64,9 +64,10 @@ def _row(name: str, model: Path, folder: Path, *, turns: int, limit_s: float) ->
     program = PROGRAMS[name]
     version = ""
     try:
-        installed = install(program, folder / "installed")
+        package = re.sub(r"\W+", "-", program.package.name).strip("-")
+        installed = program.package.install(folder / "installed" / package)
         version = installed.version
-        held = converse(program, installed, model, folder, turns=turns, limit_s=limit_s)
+        held = converse(program, installed, model, folder / name, turns=turns, limit_s=limit_s)
     except Failed as failure:
         return Row(program.name, version, None, str(failure))
     return Row(program.name, version, held)

@@ -22,6 +22,7 @@ class Turn:
 
     Attributes:
         requests: those of the conversation, as they were answered: the call, and the answer with its result.
+        asides: those without tools, such as for a title.
         word: what the file holds.
         output: what the program printed.
         trouble: why the program failed; empty if it did not.
@@ -31,6 +32,7 @@ class Turn:
     word: str
     output: str
     trouble: str
+    asides: Sequence[dict[str, Any]] = ()
 
     @property
     def called(self) -> str:
@@ -93,9 +95,9 @@ def converse(
                 limit_s,
             )
             answers = [entry for entry in _read(records)[before:] if entry["kind"] == "answer"]
-            told.append(
-                Turn([entry for entry in answers if entry["offered"]], word, done.output, done.trouble)
-            )
+            requests = [entry for entry in answers if entry["offered"]]
+            asides = [entry for entry in answers if not entry["offered"]]
+            told.append(Turn(requests, word, done.output, done.trouble, asides))
             if done.trouble:
                 break
     entries = _read(records)

@@ -5,13 +5,33 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+from tests.clients.installing import NpmPackage, Package, PythonPackage
 
 MODEL = "scripted"
 _CONTEXT, _OUTPUT = 65_536, 4096
 _HOUR_MS = "3600000"
 
 Files = Mapping[str, str]
+
+_PAGE = Path(__file__).resolve().with_name("webui_page.py")
+# What brings torch along is needed for embeddings in its own process, and is not imported at the start.
+_WEBUI_PACKAGE = PythonPackage(
+    "open-webui", ("3.12", "3.11"), without=("sentence-transformers", "accelerate")
+)
+_WEBUI = {
+    "WEBUI_AUTH": "False",
+    "WEBUI_SECRET_KEY": "known to everybody, since there is one user",
+    "ENABLE_EVALUATION_ARENA_MODELS": "False",
+    "ENABLE_VERSION_UPDATE_CHECK": "False",
+    "OFFLINE_MODE": "True",  # downloads nothing
+    "HF_HUB_OFFLINE": "1",
+    "ANONYMIZED_TELEMETRY": "False",
+    "SCARF_NO_ANALYTICS": "True",
+    "DO_NOT_TRACK": "True",
+}
 
 
 @dataclass(frozen=True)
@@ -20,8 +40,7 @@ class Program:
 
     Attributes:
         name: as people call it.
-        package: of the npm registry.
-        binary: the name of its command.
+        package: what it is installed from.
         api: the path that it sends its conversations to.
         arguments: those that ask a question; the second value says whether it continues the conversation.
         environment: variables for a server at an address.
@@ -29,8 +48,7 @@ class Program:
     """
 
     name: str
-    package: str
-    binary: str
+    package: Package
     api: str
     arguments: Callable[[str, bool], list[str]]
     environment: Callable[[str], Mapping[str, str]] = field(default=lambda _url: {})
@@ -114,27 +132,52 @@ models:
     return {".continue/config.yaml": text}
 
 
+def _webui(question: str, resumes: bool) -> list[str]:
+    return [str(_PAGE), *(["--continue"] if resumes else []), question]
+
+
+def _webui_environment(url: str) -> Mapping[str, str]:
+    return {
+        **_WEBUI,
+        "ENABLE_OLLAMA_API": "False",
+        "OPENAI_API_BASE_URL": f"{url}/v1",
+        "OPENAI_API_KEY": "none",
+        "RAG_EMBEDDING_ENGINE": "openai",
+        "RAG_OPENAI_API_BASE_URL": f"{url}/v1",
+        "RAG_OPENAI_API_KEY": "none",
+    }
+
+
+def _webui_ollama_environment(url: str) -> Mapping[str, str]:
+    return {
+        **_WEBUI,
+        "ENABLE_OPENAI_API": "False",
+        "OLLAMA_BASE_URL": url,
+        "RAG_EMBEDDING_ENGINE": "ollama",
+        "RAG_OLLAMA_BASE_URL": url,
+    }
+
+
 def _resuming(flag: str, *rest: str) -> Callable[[str, bool], list[str]]:
     """Arguments of a program that continues its latest conversation with a flag."""
     return lambda question, resumes: [*([flag] if resumes else []), *rest, question]
 
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+OLLAMA = "/api/chat"
 
 PROGRAMS = {
     "claude": Program(
         "Claude Code",
-        "@anthropic-ai/claude-code",
-        "claude",
+        NpmPackage("@anthropic-ai/claude-code", "claude"),
         MESSAGES,
         _resuming("--continue", "--allowedTools=Read", "-p"),
         environment=_claude_environment,
     ),
-    "codex": Program("Codex", "@openai/codex", "codex", RESPONSES, _codex, files=_codex_files),
+    "codex": Program("Codex", NpmPackage("@openai/codex", "codex"), RESPONSES, _codex, files=_codex_files),
     "opencode": Program(
         "opencode",
-        "opencode-ai",
-        "opencode",
+        NpmPackage("opencode-ai", "opencode"),
         CHAT,
         lambda question, resumes: ["run", *(["--continue"] if resumes else []), question],
         environment=lambda _url: {"OPENCODE_DISABLE_MODELS_FETCH": "1", "OPENCODE_DISABLE_LSP_DOWNLOAD": "1"},
@@ -142,27 +185,28 @@ PROGRAMS = {
     ),
     "qwen-code": Program(
         "qwen-code",
-        "@qwen-code/qwen-code",
-        "qwen",
+        NpmPackage("@qwen-code/qwen-code", "qwen"),
         CHAT,
         _resuming("--continue", "--yolo", "--auth-type", "openai", "-p"),
         environment=_qwen_environment,
     ),
     "pi": Program(
         "pi",
-        "@mariozechner/pi-coding-agent",
-        "pi",
+        NpmPackage("@mariozechner/pi-coding-agent", "pi"),
         CHAT,
         _resuming("--continue", "--offline", "--provider", "edgespec", "--model", MODEL, "-p"),
         files=_pi_files,
     ),
     "cn": Program(
         "Continue's cn",
-        "@continuedev/cli",
-        "cn",
+        NpmPackage("@continuedev/cli", "cn"),
         CHAT,
         _resuming("--resume", "--auto", "--config", "../home/.continue/config.yaml", "-p"),
         environment=lambda _url: {"CONTINUE_TELEMETRY_ENABLED": "0"},
         files=_continue_files,
+    ),
+    "open-webui": Program("Open WebUI", _WEBUI_PACKAGE, CHAT, _webui, environment=_webui_environment),
+    "open-webui-ollama": Program(
+        "Open WebUI, Ollama API", _WEBUI_PACKAGE, OLLAMA, _webui, environment=_webui_ollama_environment
     ),
 }

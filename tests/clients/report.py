@@ -14,7 +14,7 @@ HEAD = (
     "read of the next request",
     "tool",
     "result",
-    "refused, changed, warned",
+    "besides",
 )
 
 
@@ -41,7 +41,14 @@ class Row:
             return (self.name, self.version, "", "", "", "", self.trouble)
         turn = held.turns[0]
         first, *later = turn.requests or [None]
-        said = [*([turn.trouble] if turn.trouble else []), *held.refused, *held.changed, *held.warnings]
+        asides = [f"{each['prompt_tokens']:,}" for each in turn.asides]
+        said = [
+            *([turn.trouble] if turn.trouble else []),
+            *held.refused,
+            *held.changed,
+            *held.warnings,
+            *([f"requests without tools, tokens: {' + '.join(asides)}"] if asides else []),
+        ]
         return (
             self.name,
             self.version,

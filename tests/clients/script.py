@@ -1,5 +1,6 @@
 """The script of the model: it reads the file that it is asked about, and then says the word in it.
 
+Where a prompt shows an example of JSON as the form of the answer, as for titles, the answer is the example.
 The script decides the name and the arguments of a call, or the words of an answer. The model writes them
 token by token, under a grammar that permits nothing else. So prompts, grammars, streams and the prompt
 cache are those of any other model, and what an answer says depends on what the client has sent.
@@ -20,6 +21,7 @@ from edgespec.generation.tools import Tool
 NO_WORD = "The result of the tool did not come."
 _FILE = re.compile(r"/[\w./-]+/note-\d+\.txt")
 _WORD = re.compile(r"heron-[0-9a-f]{8}")
+_FORM = re.compile(r"JSON format:\s*(\{[^\n]*\})")
 # Tools that read a file, by their names in the programs; the first that is offered is called.
 _READERS = (
     *("read", "read_file", "readfile", "view"),
@@ -79,6 +81,9 @@ def next_answer(messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) ->
     files = _FILE.findall(asked)
     by_name = {tool.name.lower(): tool for tool in tools}
     reader = next((by_name[name] for name in _READERS if name in by_name), None)
+    forms = _FORM.findall(asked)
+    if forms and not tools:
+        return Scripted(text=forms[-1])
     if not files or reader is None:
         return Scripted(text="A note.")
     return Scripted(reader.name, arguments_for(json.loads(reader.parameters), files[-1]))

@@ -1,17 +1,23 @@
-"""Programs that people use, stood in for by one that is honest and one that loses what its tool returned."""
+"""Programs that people use, stood in for by one that is honest and one that loses what its tool returned.
+
+The packages of others are stood in for by wheels in a folder, which pip installs as it does from the index.
+"""
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from tests.clients.conversation import converse
-from tests.clients.installing import Installed
+from tests.clients.installing import Installed, NpmPackage, PythonPackage
 from tests.clients.model import scripted_model
 from tests.clients.programs import CHAT, Program
 from tests.clients.report import Row
+from tests.clients.running import Failed
 from tests.conftest import TEST_MODELS
 
 pytestmark = pytest.mark.slow  # test_clients.py of the unit tests has the script and the table
@@ -50,8 +56,7 @@ def test_a_conversation_is_held_and_judged(tmp_path: Path, result: str, asks_mor
     binary.chmod(0o755)
     program = Program(
         "A program",
-        "none",
-        "program",
+        NpmPackage("none", "program"),
         CHAT,
         lambda question, resumes: [*(["--continue"] if resumes else []), question],
         environment=lambda url: {"ADDRESS": url},
@@ -68,3 +73,45 @@ def test_a_conversation_is_held_and_judged(tmp_path: Path, result: str, asks_mor
     if asks_more:
         assert first.trouble.startswith("exit status 1: ")
         assert "messages must be a non-empty list" in held.refused[0]
+
+
+THIS_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def test_a_python_package_is_installed_once_without_what_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheels, folder = tmp_path / "wheels", tmp_path / "installed"
+    wheels.mkdir()
+    _make_wheel(wheels, "shown", "needed", "left-out>=2", 'extra-one; extra == "all"')
+    _make_wheel(wheels, "needed")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    package = PythonPackage("shown", ("2.1", THIS_PYTHON), without=["Left.Out"])
+    installed = package.install(folder)
+    assert installed.version == "1.0"
+    assert subprocess.run([installed.binary, "-c", "import shown, needed"]).returncode == 0
+    (wheels / "shown-1.0-py3-none-any.whl").unlink()
+    assert package.install(folder) == installed
+
+
+def test_a_python_package_that_cannot_be_installed_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(Failed, match=r"there is no Python 2\.1 or 2\.2"):
+        PythonPackage("shown", ("2.1", "2.2")).install(tmp_path / "installed")
+    with pytest.raises(Failed, match="not installed: exit status 1: "):
+        PythonPackage("shown", (THIS_PYTHON,)).install(tmp_path / "installed")
+    assert list(tmp_path.iterdir()) == []
+
+
+def _make_wheel(folder: Path, name: str, *requirements: str) -> None:
+    about = f"{name}-1.0.dist-info"
+    lines = ["Metadata-Version: 2.1", f"Name: {name}", "Version: 1.0"]
+    lines += [f"Requires-Dist: {each}" for each in requirements]
+    with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{name}.py", "")
+        wheel.writestr(f"{about}/METADATA", "\n".join(lines) + "\n")
+        wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{about}/RECORD", "")

@@ -11,6 +11,7 @@ import pytest
 from edgespec.generation.tools import Tool
 from edgespec.serving.completion_handler import CompletionHandler
 from tests.clients.conversation import Conversation, Turn
+from tests.clients.installing import used
 from tests.clients.report import HEAD, Row, table, turns_table
 from tests.clients.running import Failed, last_line, run
 from tests.clients.script import NO_WORD, arguments_for, next_answer, question
@@ -44,6 +45,26 @@ def test_the_answer_is_what_the_result_says() -> None:
     assert next_answer([ASKED, CALLED, {"role": "tool", "content": ""}], [READ]).text == NO_WORD
     again = [ASKED, CALLED, result, {"role": "assistant", "content": WORD}, ASKED]
     assert next_answer(again, [READ]).call == "Read"
+
+
+def test_a_form_of_json_is_filled_in_as_the_prompt_shows_it() -> None:
+    titled = 'Write a title for:\nRead the file /tmp/note-1.txt\nJSON format: { "title": "A title" }\n'
+    asked = {"role": "user", "content": titled}
+    assert next_answer([asked], []).text == '{ "title": "A title" }'
+    assert next_answer([asked], [READ]).call == "Read"
+
+
+def test_requirements_that_are_not_used_are_left_out() -> None:
+    requirements = [
+        "torch==2.1",
+        "Sentence_Transformers>=5",
+        "uvicorn[standard]==1",
+        'x; extra == "all"',
+        "y",
+    ]
+    assert used(requirements, ["sentence-transformers", "torch"]) == ["uvicorn[standard]==1", "y"]
+    marked = 'async-timeout; python_version < "3.12"'
+    assert used([marked], ["async"]) == [marked]
 
 
 @pytest.mark.parametrize(
@@ -89,6 +110,10 @@ def test_a_row_passes_if_the_word_came_to_the_model_and_back() -> None:
         f"{changed}; Ignored."
     )
     assert Row("A", "", None, "not installed").cells[-1] == "not installed"
+    asides = Turn(
+        turn().requests, WORD, f"The word is {WORD}.", "", [{"prompt_tokens": n} for n in (1547, 30)]
+    )
+    assert Row("A", "1.0", Conversation([asides])).cells[-1] == "requests without tools, tokens: 1,547 + 30"
     silent = Row("A", "1.0", Conversation([Turn([], WORD, "", "no end within 1 s: it wrote nothing")]))
     assert silent.cells[2:] == (
         "",
