@@ -79,13 +79,14 @@ class AnswerPlanner:
         syntax = form.calls if config.offers_tools else None
         shown_only = bool(config.tools) and syntax is None and config.grammar is None
         thought = form.thought
-        if thought is None and syntax is None and not shown_only:
+        if thought is None and syntax is None and not shown_only and form.headers is None:
             return AnswerPlan(self._constraint(len(prompt), config.grammar))
         shown = self._shown(form, calls=bool(config.tools))
         opened = encoder.begins_in_thought(prompt)
         fences = self._fences(syntax, config) if syntax is not None else None
         tools = config.tools if syntax is not None else ()
-        parts = reader_of(form, opened=opened, tools=tools, fences=fences, prompt=prompt)
+        in_text = encoder.begins_in_text(prompt)
+        parts = reader_of(form, opened=opened, in_text=in_text, tools=tools, fences=fences, prompt=prompt)
         # A model that is not to think gets a closed thought, or is told by its template.
         thinks = thought is not None and (opened or config.thinking.enabled is not False)
         if not thinks and syntax is None and not shown_only:
@@ -99,9 +100,9 @@ class AnswerPlanner:
                 syntax, config.tools, config.tool_choice, config.parallel_tool_calls
             ).grammar
         elif shown_only:
-            calls = _no_calls(form.calls, config.tools)
+            calls = _no_calls(form.calls, config.tools, in_text=in_text)
         thinking = None if thought is None or not thinks else _thought(thought, syntax, config, opened=opened)
-        matcher = self._answer_matcher(config, thinking, calls, shown)
+        matcher = self._answer_matcher(config, thinking, calls, shown, _text_opens(syntax))
         return AnswerPlan(self._constrained(len(prompt), matcher, config), parts, shown)
 
     def _constraint(self, prompt_tokens: int, grammar: Grammar | None) -> Constraint | None:
@@ -132,9 +133,9 @@ class AnswerPlanner:
         thought: Thought | None,
         calls: ToolCallGrammar | None,
         shown: frozenset[int],
+        text_opens: str,
     ) -> AnswerMatcher:
         grammar = config.grammar
-        in_channels = calls is not None and bool(calls.prompt_end)
         whole = None if grammar is None else partial(self._grammars.matcher, grammar)
         return AnswerMatcher(
             self._token_bytes.setdefault(shown, TokenBytes(self._vocabulary, shown)),
@@ -143,7 +144,7 @@ class AnswerPlanner:
             thought=thought,
             calls=calls,
             whole=whole,
-            whole_opens=harmony.FINAL if in_channels else "",
+            whole_opens=text_opens,
         )
 
     def not_imposed(self, encoder: Encoder, config: GenerationConfig) -> tuple[str, ...]:
@@ -189,16 +190,19 @@ class AnswerPlanner:
     def _calls(
         self, syntax: CallSyntax, tools: Sequence[Tool], *, required: bool, several: bool
     ) -> ToolCallGrammar:
-        others = syntax.more_triggers(tools)
+        controls = self._controls(syntax)
+        others = syntax.more_triggers(tools, controls)
         return ToolCallGrammar(
             trigger=syntax.trigger.encode(),
-            steps=syntax.steps(tools, self._controls(syntax), several=several),
+            steps=syntax.steps(tools, controls, several=several),
             trigger_in_grammar=syntax.trigger_is_json,
             first_only=syntax.first_only,
             repeats=syntax.repeats and several,
             required=required,
             other_triggers=tuple((trigger.encode(), steps) for trigger, steps in others.items()),
-            prompt_end=harmony.ASSISTANT.encode() if syntax.in_channels else b"",
+            prompt_end=_prompt_end(syntax),
+            joint=syntax.headers.joint.encode() if syntax.headers is not None else b"",
+            trigger_tells=syntax.headers is None,
         )
 
     def _fences(self, syntax: CallSyntax, config: GenerationConfig) -> FenceReader | None:
@@ -229,6 +233,8 @@ class AnswerPlanner:
         if key not in self._marks:
             thought = form.thought
             marks = [*form.calls.marks] if calls or form.in_channels else []
+            marks += form.headers.marks if form.headers is not None else ()
+            marks += [form.text_tags.text_closes] if form.text_tags is not None else []
             if thought is not None:
                 marks += [thought.opens, thought.closes, thought.between, *thought.introductions]
             vocabulary = self._vocabulary
@@ -252,7 +258,7 @@ class AnswerPlanner:
 def _thought(
     form: ThoughtFormat, syntax: CallSyntax | None, config: GenerationConfig, *, opened: bool
 ) -> Thought:
-    calls = syntax is not None and syntax.in_channels
+    calls = syntax is not None and (syntax.in_channels or syntax.headers is not None)
     return Thought(
         opens=form.opens.encode(),
         closes=form.closes.encode(),
@@ -264,16 +270,31 @@ def _thought(
     )
 
 
-def _no_calls(syntax: CallSyntax, tools: Sequence[Tool]) -> ToolCallGrammar:
+def _no_calls(syntax: CallSyntax, tools: Sequence[Tool], *, in_text: bool) -> ToolCallGrammar:
     """Expect nothing but text, although the prompt shows tools."""
     return ToolCallGrammar(
         trigger=syntax.trigger.encode(),
         steps=(),
         first_only=syntax.first_only,
         other_triggers=tuple((trigger.encode(), ()) for trigger in syntax.more_triggers(tools)),
-        prompt_end=harmony.ASSISTANT.encode() if syntax.in_channels else b"",
+        prompt_end=b"" if in_text else _prompt_end(syntax),
+        trigger_tells=syntax.headers is None,
         forbidden=True,
     )
+
+
+def _prompt_end(syntax: CallSyntax) -> bytes:
+    """The end of the prompt that may belong to the trigger of a call."""
+    if syntax.headers is not None:
+        return syntax.headers.again.encode()
+    return harmony.ASSISTANT.encode() if syntax.in_channels else b""
+
+
+def _text_opens(syntax: CallSyntax | None) -> str:
+    """The header of a text that might be a call instead; empty if there is none."""
+    if syntax is not None and syntax.headers is not None:
+        return syntax.headers.first(syntax.headers.text)
+    return harmony.FINAL if syntax is not None and syntax.in_channels else ""
 
 
 def _grammar_steps(calls: ToolCallGrammar | None) -> list[GrammarStep]:

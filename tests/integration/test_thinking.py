@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.serving import load
 from tests.templated import speaking
 from tests.tiers import slow_except
 from tests.unit import templates
+from tests.unit.answering import Served
 
 SKY = "Why is the sky blue?"
 WEATHER = {
@@ -162,6 +164,11 @@ CALLS = [
     (templates.GEMMA_4, "get_weather"),
     (CONTROL_MARKS, "get_weather"),
     (CONTROL_TAGS, "get_weather"),
+    (templates.RECIPIENTS, "get_weather"),
+    (templates.RECIPIENTS, "required"),
+    (templates.MARKED_RECIPIENTS, "get_weather"),
+    (templates.MARKED_RECIPIENTS, "required"),
+    (templates.TEXT_TAGS, "get_weather"),
 ]
 
 
@@ -186,7 +193,7 @@ def test_marks_are_control_tokens_where_the_vocabulary_has_them(
 @pytest.mark.parametrize(("template", "choice"), slow_except([CALLS[1], CALLS[2], CALLS[6]], CALLS))
 def test_calls_have_valid_arguments(loaded: Engine, template: str, choice: str) -> None:
     other = {"type": "function", "function": {"name": "get_time"}}
-    config = GenerationConfig(max_tokens=110, tools=(WEATHER, other), tool_choice=choice, think="5")  # type: ignore[arg-type]
+    config = GenerationConfig(max_tokens=220, tools=(WEATHER, other), tool_choice=choice, think="5")  # type: ignore[arg-type]
     with speaking(loaded, template) as engine:
         chunks = list(engine.stream(ASKED, config))
     answer = chunks[-1].generation
@@ -255,6 +262,9 @@ def test_tools_and_results_are_shown_to_the_model(loaded: Engine) -> None:
         (templates.QWEN_CODER, "<parameter=city>\nOslo\n</parameter>"),
         (templates.GLM, "<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>"),
         (templates.GPT_OSS, in_json),
+        (templates.RECIPIENTS, '>>>get_weather\n{"city": "Oslo"'),
+        (templates.MARKED_RECIPIENTS, '<a:parameter name="city">Oslo</a:parameter>'),
+        (templates.TEXT_TAGS, '<|open|>argument key="city" type="string"<|sep|>Oslo<|close|>argument'),
         (
             templates.GEMMA_4,
             '<|tool_call>call:get_weather{city:<|"|>Oslo<|"|>,unit:<|"|>C<|"|>}<tool_call|>'
@@ -266,7 +276,9 @@ def test_tools_and_results_are_shown_to_the_model(loaded: Engine) -> None:
             assert (template is templates.GPT_OSS) == ("analysis<|message|>I look.<|end|>" in text)
             for part in ("The weather in a city", arguments, "Snow <|im_end|>", "get_weather"):
                 assert part in text, (template, part)
-            assert rendered(engine, told, tools=(WEATHER,), tool_choice="none") == text, "the prefix is kept"
+            uncalled = rendered(engine, told, tools=(WEATHER,), tool_choice="none")
+            assert uncalled.startswith(text), "the prefix is kept"
+            assert uncalled == text or template is templates.RECIPIENTS, "which has the header of a text"
             end = engine.target.model.vocabulary.tokenize("<|im_end|>", control=True)
             harmless = engine.encoder.encode([*told[:2], {**told[2], "content": "Snow"}])
             assert engine.encoder.encode(told).count(end[0]) == harmless.count(end[0])
@@ -285,6 +297,64 @@ def test_gemma_thinks_in_a_channel(loaded: Engine) -> None:
         assert rendered(engine, ASKED, think="on").endswith("<|turn>model\n")
         answer = engine.generate(ASKED, GenerationConfig(max_tokens=24, think="5", tools=(WEATHER,)))  # type: ignore[arg-type]
         assert not answer.text.startswith("<|channel>")
+
+
+FRAMED = (templates.RECIPIENTS, templates.MARKED_RECIPIENTS, templates.TEXT_TAGS)
+TEXT_HEADERS = ("\n>>>all\n", "<|start|>assistant to=user<|message|>", "<|open|>response<|sep|>")
+
+
+@pytest.mark.parametrize(("template", "header"), list(zip(FRAMED, TEXT_HEADERS, strict=True)))
+def test_an_answer_that_can_only_be_a_text_gets_its_header(
+    loaded: Engine, template: str, header: str
+) -> None:
+    begun = [*ASKED, {"role": "assistant", "content": "It is"}]
+    with speaking(loaded, template) as engine:
+        assert rendered(engine, think="off").endswith(header)
+        assert not rendered(engine, think="off", tools=(WEATHER,)).endswith("all\n")
+        answer = engine.generate(ASKED, GenerationConfig(max_tokens=8, think="off"))
+        assert (
+            answer.text
+            == b"".join(map(engine.target.model.vocabulary.piece, answer.tokens)).decode().lstrip()
+        )
+        tokens, own = engine.encoder.continued(
+            begun,
+            config=GenerationConfig(tools=(WEATHER,)),
+            written={},  # type: ignore[arg-type]
+        )
+        spelled = b"".join(engine.target.model.vocabulary.piece(t, control=True) for t in tokens).decode()
+        assert (spelled.endswith(f"{header}It is"), own) == (True, None)
+
+
+@pytest.mark.parametrize(
+    ("template", "with_tools"),
+    slow_except([(templates.MARKED_RECIPIENTS, True)], itertools.product(FRAMED, (False, True))),
+)
+def test_a_form_holds_behind_the_header_of_a_text(loaded: Engine, template: str, with_tools: bool) -> None:
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}
+    tools: Any = (WEATHER,) if with_tools else ()
+    config = GenerationConfig(max_tokens=220, think="5", grammar=Grammar.of_schema(schema), tools=tools)
+    with speaking(loaded, template) as engine:
+        answer = engine.generate(ASKED, config)
+    if answer.tool_calls:
+        assert set(json.loads(answer.tool_calls[0].arguments)) <= {"city", "unit"}
+        assert answer.text == ""
+    else:
+        assert json.loads(answer.text)["n"] in (1, 2)
+
+
+@pytest.mark.parametrize("template", FRAMED)
+def test_calls_are_read_only_where_they_are_offered(loaded: Engine, template: str) -> None:
+    config = GenerationConfig(tools=(WEATHER,), think="off")  # type: ignore[arg-type]
+    answer, _ = Served.here(template).answer([("get_weather", {"city": "Oslo"})])
+    with speaking(loaded, template) as engine:
+        for choice, names in (("none", []), ("auto", ["get_weather"])):
+            chosen = config.with_(tool_choice=choice)
+            prompt = engine.encoder.encode(ASKED, config=chosen)
+            parts = engine._planner.plan(engine.encoder, prompt, chosen, raw=False).parts
+            assert parts is not None
+            parts.push(answer)
+            parts.flush()
+            assert [found.name for found in parts.calls] == names
 
 
 def test_what_cannot_be_done_is_said(loaded: Engine) -> None:

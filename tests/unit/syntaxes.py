@@ -36,9 +36,11 @@ def rendered(
 def format_of(template: str) -> AnswerFormat:
     """The format of answers, learned in this process."""
 
-    def show(messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str | None:
+    def show(
+        messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], begin_answer: bool
+    ) -> str | None:
         try:
-            return rendered(template, messages, variables)
+            return rendered(template, messages, variables, begin_answer=begin_answer)
         except Exception:  # whatever a template raises
             return None
 
@@ -58,6 +60,8 @@ LEARNED = {
         *("FUNCTIONARY", "ACTIONS", "MINIMAX_2", "MINIMAX_3", "DSML", "SEED_CALLS", "NAMED_TAGS", "PYTHONIC"),
     )
 }
+# Those whose messages or texts have headers or tags.
+FRAMED = {name: getattr(templates, name) for name in ("RECIPIENTS", "MARKED_RECIPIENTS", "TEXT_TAGS")}
 HERMES = learned("Hermes", templates.QWEN)
 HERMES_OR_FENCES = learned("Hermes or fences", templates.QWEN_25)
 LLAMA = learned("Llama 3", templates.LLAMA)

@@ -15,8 +15,10 @@ from functools import cached_property
 from typing import Any
 
 from edgespec.models.text.calls import harmony
-from edgespec.models.text.calls.derivation import Messages, derive
+from edgespec.models.text.calls.derivation import Messages, derive, shown_answers
+from edgespec.models.text.calls.headers import Headers, ShownAnswers, headers_of
 from edgespec.models.text.calls.syntax import GENERIC, CallSyntax, family_of, learned, listing_family_of
+from edgespec.models.text.calls.text_tags import TextTags, text_tags_of
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,8 @@ class ThoughtFormat:
         return f"{self.opens}{space}{self.closes}{self.behind(calls=calls)}"
 
 
-Show = Callable[[Messages, Mapping[str, Any]], str | None]
-"""Renders a conversation with variables of the template; None if the template refuses it."""
+Show = Callable[[Messages, Mapping[str, Any], bool], str | None]
+"""Renders a conversation with variables, up to where the model answers if it is to; None if it is refused."""
 
 
 class AnswerFormat:
@@ -78,23 +80,67 @@ class AnswerFormat:
         is_end: whether a mark is the text of a token that ends answers.
 
     Attributes:
-        thought: None if the model does not think.
         in_channels: thoughts, calls and answers are messages of their own (`harmony`).
     """
 
     def __init__(
         self,
         template: str,
-        show: Show = lambda messages, variables: None,
+        show: Show = lambda messages, variables, begin_answer: None,
         is_end: Callable[[str], bool] = lambda mark: False,
     ) -> None:
         self._template = template
         self._code = _code(template)
         self._show = show
         self._is_end = is_end
-        self.thought = _thought(template, self._code)
         self._family = family_of(template) if self._shows_tools else None
         self.in_channels = self._family is not None and self._family.in_channels
+
+    @cached_property
+    def thought(self) -> ThoughtFormat | None:
+        """The marks of thoughts; None if the model does not think."""
+        known = self._known_thought
+        if known is None and self.headers is not None and self.headers.thought:
+            return self._thought_with_header(self.headers)
+        tags = self.text_tags
+        if known is not None or tags is None:
+            return known
+        return _with_switches(
+            ThoughtFormat(tags.thought_opens, tags.thought_closes, tags.text_opens, (tags.text_opens,)),
+            self._template,
+            self._code,
+        )
+
+    @cached_property
+    def headers(self) -> Headers | None:
+        """The headers of messages to several recipients; None if answers have none, or are in channels."""
+        return headers_of(self._answers)
+
+    @cached_property
+    def text_tags(self) -> TextTags | None:
+        """The tags around texts; None if there are none."""
+        return text_tags_of(self._answers) if self.headers is None else None
+
+    @cached_property
+    def _known_thought(self) -> ThoughtFormat | None:
+        return _thought(self._template, self._code)
+
+    @cached_property
+    def _answers(self) -> ShownAnswers:
+        if self._known_thought is not None or self.in_channels:
+            return ShownAnswers(None, None)
+        return shown_answers(self._shown)
+
+    def _thought_with_header(self, headers: Headers) -> ThoughtFormat:
+        text = headers.of(headers.text)
+        thought = ThoughtFormat(
+            headers.first(headers.thought),
+            headers.joint,
+            text,
+            (text, headers.first(headers.text)),
+            headers.again,
+        )
+        return _with_switches(thought, self._template, self._code)
 
     @cached_property
     def calls(self) -> CallSyntax:
@@ -102,14 +148,22 @@ class AnswerFormat:
         if self._family is not None:
             return self._family
         if self._shows_tools or "tool_calls" in self._template:
-            closes = self.thought.closes if self.thought is not None else ""
-            derived = derive(self._shown, thought_closes=closes, is_end=self._is_end)
+            derived = derive(
+                self._shown,
+                thought_closes=self.thought.closes if self.thought is not None else "",
+                text_closes=self.text_tags.text_closes if self.text_tags is not None else "",
+                headers=self.headers,
+                is_end=self._is_end,
+            )
             if derived is not None:
-                return replace(learned(derived, self._template), shows_tools=self._shows_tools)
+                syntax = learned(derived, self._template, self.headers)
+                return replace(syntax, shows_tools=self._shows_tools)
         return (listing_family_of(self._template) if self._shows_tools else None) or GENERIC
 
-    def _shown(self, messages: Messages, tools: Sequence[Mapping[str, Any]]) -> str | None:
-        return self._show(messages, self.tool_variables(tools))
+    def _shown(
+        self, messages: Messages, tools: Sequence[Mapping[str, Any]], begin_answer: bool
+    ) -> str | None:
+        return self._show(messages, self.tool_variables(tools) if tools else {}, begin_answer)
 
     def tool_variables(self, definitions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The variables by which the template gets the definitions of tools."""
@@ -151,28 +205,28 @@ _STRING = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 
 
 def _thought(template: str, code: str) -> ThoughtFormat | None:
-    effort, budget = _uses(code, "reasoning_effort"), _uses(code, "thinking_budget")
-    high = next((word for word in _HIGH if re.search(rf"['\"]{word}['\"]", template)), _HIGH[0])
-    switch = next((name for name in _SWITCHES if _uses(code, name)), "")
+    """The marks of thoughts that a template has in its source."""
     if harmony.is_harmony(template):
-        return ThoughtFormat(
-            harmony.ANALYSIS,
-            harmony.END,
-            _NEXT_FINAL,
-            (_NEXT_FINAL, harmony.FINAL),
-            harmony.ASSISTANT,
-            switch,
-            effort,
-            budget,
-        )
+        introductions = (_NEXT_FINAL, harmony.FINAL)
+        thought = ThoughtFormat(harmony.ANALYSIS, harmony.END, _NEXT_FINAL, introductions, harmony.ASSISTANT)
+        return replace(_with_switches(thought, template, code), high=ThoughtFormat.high)
     for opens, closes in _MARKS:
         # Some templates know only the closing mark, by which they cut earlier thoughts off.
         if closes in template:
             between = "" if closes in _NOTHING_BETWEEN else ThoughtFormat.between
-            return ThoughtFormat(
-                opens, closes, between, switch=switch, knows_effort=effort, knows_budget=budget, high=high
-            )
+            return _with_switches(ThoughtFormat(opens, closes, between), template, code)
     return None
+
+
+def _with_switches(thought: ThoughtFormat, template: str, code: str) -> ThoughtFormat:
+    """The format of thoughts with the variables by which a template controls them."""
+    return replace(
+        thought,
+        switch=next((name for name in _SWITCHES if _uses(code, name)), ""),
+        knows_effort=_uses(code, "reasoning_effort"),
+        knows_budget=_uses(code, "thinking_budget"),
+        high=next((word for word in _HIGH if re.search(rf"['\"]{word}['\"]", template)), _HIGH[0]),
+    )
 
 
 def _code(template: str) -> str:

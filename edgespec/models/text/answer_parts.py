@@ -94,6 +94,7 @@ class AnswerParts(PartsReader):
         syntax: how tools are called; None if no call is to be recognized.
         tools: those that may be called.
         fences: decides which code fences are calls; None if none is.
+        text_closes: the mark that ends the text; only calls may follow. Empty if there is none.
         call_id: as for PartsReader.
     """
 
@@ -102,6 +103,7 @@ class AnswerParts(PartsReader):
         thought: ThoughtFormat | None,
         *,
         opened: bool = False,
+        text_closes: str = "",
         syntax: CallSyntax | None = None,
         tools: Sequence[Tool] = (),
         fences: FenceReader | None = None,
@@ -112,6 +114,7 @@ class AnswerParts(PartsReader):
         self._syntax = syntax
         self._tools = tools
         self._fences = fences
+        self._text_closes = text_closes
         self._may_be_call = fences is not None  # the answer as a whole
         self._in_code = False  # in a code fence that is text
         self._found: list[FencedCall] = []  # calls of a fence that are still to be given
@@ -183,6 +186,8 @@ class AnswerParts(PartsReader):
 
     def _in_text(self, final: bool) -> AnswerPart | None:
         syntax = self._syntax
+        if self._text_closes:
+            return self._in_closed_text(self._text_closes, final)
         if syntax is None:
             said, self._held = self._held, ""
             return AnswerPart(text=said) if said else None
@@ -212,6 +217,28 @@ class AnswerParts(PartsReader):
             if final and self.calls:
                 said = said.rstrip()
         return self._text(said)
+
+    def _in_closed_text(self, closes: str, final: bool) -> AnswerPart | None:
+        """Parse in a text that a mark ends, which the mark of a call may begin with."""
+        at = self._held.find(closes)
+        if at >= 0:
+            said = self._release(at).rstrip()
+            self._take = self._behind_text
+            return self._text(said) or AnswerPart()
+        said = self._release(len(self._held) if final else self._certain_length([closes]))
+        return self._text(said)
+
+    def _behind_text(self, final: bool) -> AnswerPart | None:
+        """Behind the text: calls, and marks that are no part of anything."""
+        syntax = self._syntax
+        trigger = syntax.trigger if syntax is not None else self._text_closes
+        at = self._held.find(trigger)
+        if syntax is not None and at >= 0:
+            self._held = self._held[at + len(trigger) :]
+            self._begin_call(syntax)
+        elif final or syntax is None:
+            self._held = ""
+        return None
 
     def _text(self, said: str) -> AnswerPart | None:
         if self.calls and not self._said:  # the space between calls
@@ -284,7 +311,7 @@ class AnswerParts(PartsReader):
         read, self._held = self._call.read(self._held)
         if isinstance(read, CallEnd):
             self._call = None
-            self._take = self._in_text
+            self._take = self._behind_text if self._text_closes else self._in_text
             return None
         if isinstance(read, CallName):
             return self._new_call(read.name)

@@ -69,8 +69,15 @@ class Encoder:
         """True if a prompt ends with the mark that opens a thought, so that its answer begins within one."""
         if self.format is None or self.format.thought is None:
             return False
-        spelled = b"".join(self._vocabulary.piece(token, control=True) for token in tokens[-_LATEST:])
-        return spelled.rstrip().endswith(self.format.thought.opens.encode())
+        return self._end_of(tokens).rstrip().endswith(self.format.thought.opens.encode())
+
+    def begins_in_text(self, tokens: Sequence[int]) -> bool:
+        """True if a prompt ends with the header of a text, so that its answer begins within one."""
+        headers = self.format.headers if self.format is not None else None
+        return headers is not None and self._end_of(tokens).endswith(headers.of(headers.text).encode())
+
+    def _end_of(self, tokens: Sequence[int]) -> bytes:
+        return b"".join(self._vocabulary.piece(token, control=True) for token in tokens[-_LATEST:])
 
     def encode(
         self, prompt: Prompt, *, raw: bool = False, config: GenerationConfig | None = None
@@ -168,7 +175,9 @@ class Encoder:
         finished, and where a stop string has cut the text.
         """
         form = self.format
-        if form is None or form.in_channels or answer.stop_string or not answer.tokens:
+        if form is None or answer.stop_string or not answer.tokens:
+            return None
+        if form.in_channels or form.headers is not None or form.text_tags is not None:
             return None
         if answer.tool_calls and form.calls.results_in_calls:
             return None
@@ -259,7 +268,7 @@ class Encoder:
         Raises:
             TemplateError, ContextLengthError: as `conversation`.
         """
-        config = (config or GenerationConfig()).with_(think="off")
+        config = (config or GenerationConfig()).with_(think="off", tool_choice="none")
         encoded = self.conversation(messages, config=config, written=written)
         self._vocabulary.refuse_longer(answer, self._context)
         tokens = self._vocabulary.tokenize(answer, control=False, most=self._most)
@@ -313,21 +322,29 @@ class Encoder:
         return messages, variables
 
     def _ending(self, text: str, config: GenerationConfig) -> list[PromptSegment]:
-        """Return what must follow a rendered conversation if the model is not to think and cannot be told."""
+        """Return what must follow a rendered conversation.
+
+        It is a closed thought if the model is not to think and cannot be told, and the header of a text if
+        nothing else may come.
+        """
         assert self.format is not None, "there is a template"
-        thought = self.format.thought
+        thought, headers = self.format.thought, self.format.headers
+        if thought is None and headers is not None and not config.offers_tools:
+            return [PromptSegment(headers.first(headers.text), literal=False)]
         if thought is None or thought.switch or config.thinking.enabled is not False:
             return []
         opened = text.rstrip().endswith(thought.opens)
-        calls = config.offers_tools and self.format.in_channels
+        calls = config.offers_tools and (self.format.in_channels or headers is not None)
         closed = thought.cut(calls=calls).lstrip() if opened else thought.skipped(calls=calls)
         return [PromptSegment(closed, literal=False)]
 
-    def _show(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str | None:
+    def _show(
+        self, messages: Sequence[Message], variables: Mapping[str, Any], begin_answer: bool
+    ) -> str | None:
         """A conversation as the template shows it; None if it does not."""
         assert self._template is not None, "only a template has a format"
         try:
-            return self._template.render(messages, False, variables=variables)
+            return self._template.render(messages, begin_answer, variables=variables)
         except TemplateError:
             return None
 

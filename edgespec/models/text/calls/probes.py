@@ -8,7 +8,7 @@ from typing import Any
 
 from edgespec.models.text.calls.layout import TEXT_TYPE
 
-QUESTION, ANSWER, RESULT = "probequestion", "probeanswer", "proberesult"
+QUESTION, ANSWER, RESULT, THOUGHT = "probequestion", "probeanswer", "proberesult", "probethought"
 NAMES = ("probealpha", "probebeta")
 IDS = ("probeid01", "probeid02")
 NAMED_IDS = ("functions.probealpha:0", "functions.probebeta:1")  # of templates that show ids only (Kimi)

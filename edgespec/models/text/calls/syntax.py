@@ -10,12 +10,13 @@ from typing import Any, Protocol
 from edgespec.generation.tools import Tool
 from edgespec.models.text.calls import gemma, harmony
 from edgespec.models.text.calls.derivation import DerivedCalls
+from edgespec.models.text.calls.headers import Headers
 from edgespec.models.text.calls.imposable import closed
 from edgespec.models.text.calls.layout import CallLayout
 from edgespec.models.text.calls.pythonic import PythonicSpelling
 from edgespec.models.text.calls.reader import CallReader
 from edgespec.models.text.calls.spelling import LayoutSpelling
-from edgespec.models.text.structured_output.steps import GrammarStep, Step
+from edgespec.models.text.structured_output.steps import ChoiceStep, FixedStep, GrammarStep, Step
 
 
 class CallSpelling(Protocol):
@@ -61,6 +62,8 @@ class CallSyntax:
         shows_calls: the template shows earlier calls itself.
         shows_results: the template shows what tools return.
         in_channels: a call is a message of its own, with its name in the header (`harmony`).
+        headers: those of calls that are messages of their own (`headers`); None if they are not.
+        names_again: behind such a header, the call has the tool's name, too.
         in_fences: models of the family also write calls as JSON in a code fence (`fenced`).
         results_in_calls: the template wants results in the message of the calls (`gemma`).
         single: the template takes at most one call in a message.
@@ -77,6 +80,8 @@ class CallSyntax:
     shows_calls: bool = True
     shows_results: bool = True
     in_channels: bool = False
+    headers: Headers | None = None
+    names_again: bool = False
     in_fences: bool = False
     results_in_calls: bool = False
     single: bool = False
@@ -93,6 +98,8 @@ class CallSyntax:
         """The texts in it that may be control tokens."""
         if self.spelling is None:
             return harmony.MARKS
+        if self.headers is not None:
+            return (*self.headers.marks, *self.spelling.marks)
         return (self.trigger, *self.spelling.marks)
 
     def steps(
@@ -110,11 +117,31 @@ class CallSyntax:
         tools = [closed(tool) for tool in tools]
         if self.spelling is None:
             return (harmony.step_of({tool.name: tool.parameters for tool in tools}, self.trigger),)
+        if self.headers is not None:
+            behind = self.headers.behind
+            options = [(FixedStep(tool.name + behind), self._message(tool, controls or {})) for tool in tools]
+            return (ChoiceStep(tuple(options)),)
         grammar = self.spelling.grammar(tools, controls or {}, several=several)
         return (GrammarStep(grammar, "grammar", open_ended=several and self.spelling.goes_on),)
 
-    def more_triggers(self, tools: Sequence[Tool]) -> dict[str, tuple[Step, ...]]:
-        """List other texts with which a call may begin, and what has to follow each."""
+    def _message(self, tool: Tool, controls: Mapping[str, int]) -> GrammarStep:
+        """What has to follow the header of a call of a tool."""
+        if not self.names_again:
+            return GrammarStep(tool.parameters)
+        assert self.spelling is not None, "it was learned"
+        return GrammarStep(self.spelling.grammar([tool], controls, several=False), "grammar")
+
+    def more_triggers(
+        self, tools: Sequence[Tool], controls: Mapping[str, int] | None = None
+    ) -> dict[str, tuple[Step, ...]]:
+        """List other texts with which a call may begin, and what has to follow each.
+
+        Args:
+            controls: as `steps`.
+        """
+        if self.headers is not None:
+            each = [closed(tool) for tool in tools]
+            return {self.headers.of(tool.name): (self._message(tool, controls or {}),) for tool in each}
         if not self.in_channels:
             return {}
         schemas = {tool.name: closed(tool).parameters for tool in tools}
@@ -170,8 +197,12 @@ def listing_family_of(template: str) -> CallSyntax | None:
     return None
 
 
-def learned(derived: DerivedCalls, template: str) -> CallSyntax:
-    """The syntax that renderings of a chat template (Jinja source) have shown."""
+def learned(derived: DerivedCalls, template: str, headers: Headers | None = None) -> CallSyntax:
+    """The syntax that renderings of a chat template (Jinja source) have shown.
+
+    Args:
+        headers: those of calls that are messages of their own.
+    """
     # Qwen2.5 and what was tuned from it. Their successors, which think, keep to the marks.
     spelling = derived.spelling
     fences = isinstance(spelling, LayoutSpelling) and spelling.layout == HERMES_LAYOUT
@@ -187,6 +218,8 @@ def learned(derived: DerivedCalls, template: str) -> CallSyntax:
         shows_results=derived.shows_results,
         arguments_as_text=derived.arguments_as_text,
         empty_content=derived.empty_content,
+        headers=headers,
+        names_again=derived.names_again,
     )
 
 

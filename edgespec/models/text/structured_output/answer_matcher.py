@@ -131,7 +131,8 @@ class AnswerMatcher:
         """The stage at the beginning of the answer proper, after bytes of it; None if they do not fit."""
         calls, whole = self.calls, self.whole
         if calls is not None and (calls.required or whole is not None):
-            called = self.literal(calls.trigger.decode(), data, lambda rest: self.call(calls.steps, rest))
+            trigger = calls.trigger.removeprefix(calls.prompt_end).decode()
+            called = self.literal(trigger, data, lambda rest: self.call(calls.steps, rest))
             if calls.required or whole is None:
                 return called
             form = self.literal(self.whole_opens, data, lambda rest: self._in_grammar(whole(), (), rest))
@@ -179,9 +180,10 @@ class AnswerMatcher:
         space = MAX_SPACE - (len(data) - len(next_call))
         if space < 0:
             return None
+        trigger = (calls.joint + calls.trigger).decode()
         if next_call:
-            return self.literal(calls.trigger.decode(), next_call, lambda rest: self.call(calls.steps, rest))
-        begins = self.tokenize(calls.trigger.decode())
+            return self.literal(trigger, next_call, lambda rest: self.call(calls.steps, rest))
+        begins = self.tokenize(trigger)
         return BehindCall(self, tuple(begins), lambda: self.call(calls.steps, b""), space)
 
     def literal(self, text: str, data: bytes, then: Callable[[bytes], Stage | None]) -> Stage | None:

@@ -73,6 +73,8 @@ class ToolCallGrammar:
         required: the answer has to begin with one.
         other_triggers: further ones, and the steps behind each.
         prompt_end: what the prompt ends with that a trigger may begin with.
+        joint: what stands between a call and the trigger of another one.
+        trigger_tells: the trigger alone tells a call from text; else only the other triggers do.
         forbidden: none may be made, so nothing may follow a trigger.
     """
 
@@ -84,9 +86,13 @@ class ToolCallGrammar:
     required: bool = False
     other_triggers: tuple[tuple[bytes, tuple[Step, ...]], ...] = ()
     prompt_end: bytes = b""
+    joint: bytes = b""
+    trigger_tells: bool = True
     forbidden: bool = False
 
     @property
     def triggers(self) -> tuple[tuple[bytes, tuple[Step, ...]], ...]:
-        """Every trigger, and the steps behind it."""
+        """Every trigger that tells a call from text, and the steps behind it."""
+        if not self.trigger_tells:
+            return self.other_triggers
         return ((self.trigger, self.steps), *self.other_triggers)
