@@ -18,7 +18,6 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +92,8 @@ def _answering(options: argparse.Namespace, way: str) -> float:
         for question in own_questions()[: options.questions]:
             engine.forget_texts()
             made = engine.generate(question.text, config)
-            speeds.append(sum(one.accepted + 1 for one in made.passes) / made.timings.decode_s)
+            tokens = sum(one.accepted + 1 for one in made.passes)
+            speeds.append(tokens / sum(one.seconds for one in made.passes))
     return statistics.median(speeds)
 
 
@@ -124,13 +124,11 @@ def _at_once(options: argparse.Namespace, texts: int) -> float:
         return made / (time.monotonic() - start)
 
 
-def _passages(engine: edgespec.Engine, count: int, tokens: int) -> Sequence[str]:
-    """Different passages of the documentation, of about so many tokens each."""
-    text = " ".join(path.read_text("utf-8") for path in sorted(_PASSAGES.glob("*.md")))
-    words = text.split()
-    n_tokens = len(engine.encoder.encode(" ".join(words[:2000]), raw=True))
-    size = round(tokens * 2000 / n_tokens)
-    return [" ".join(words[start : start + size]) for start in range(0, count * size, size)]
+def _passages(engine: edgespec.Engine, count: int, tokens: int) -> list[list[int]]:
+    """Different passages of the documentation, of so many tokens each."""
+    words = " ".join(path.read_text("utf-8") for path in sorted(_PASSAGES.glob("*.md"))).split()
+    texts = (" ".join(words[start : start + tokens]) for start in range(0, count * tokens, tokens))
+    return [engine.encoder.encode(text, raw=True)[:tokens] for text in texts]
 
 
 def _parse() -> Any:

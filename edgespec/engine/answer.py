@@ -106,9 +106,14 @@ class AnswerInProgress:
         return len(self.sequence.tokens) - 1 - held
 
     @property
+    def left(self) -> int:
+        """Tokens that it may still get."""
+        return max(self.sequence.end - len(self.sequence.tokens), 0)
+
+    @property
     def is_full(self) -> bool:
         """True if it has as many tokens as it may have."""
-        return len(self.sequence.tokens) >= self.sequence.end
+        return not self.left
 
     @property
     def final_length(self) -> int:

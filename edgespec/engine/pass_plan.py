@@ -110,24 +110,26 @@ class CellBudget:
     Attributes:
         cells: cells of the cache.
         spare: cells that must stay free for the rows of the next pass.
-        growth: cells that are kept free for each sequence in flight when another one is let in.
+        growth: cells that are kept free for each sequence when another one is let in, unless it will end
+            before it has taken them.
     """
 
     cells: int
     spare: int
     growth: int = 48
 
-    def admits(self, held: int, wanted: int, in_flight: int) -> bool:
+    def admits(self, held: int, wanted: int, left: Sequence[int]) -> bool:
         """True if another sequence may begin.
 
         Args:
             held: cells that are in use.
             wanted: cells that it needs at once.
-            in_flight: sequences that have begun; the first one is always admitted.
+            left: tokens that each sequence may still get: the new one, and those that have begun. The first
+                one is always admitted.
         """
-        if in_flight == 0:
+        if len(left) == 1:
             return True
-        return held + wanted + self.spare + self.growth * (in_flight + 1) <= self.cells
+        return held + wanted + self.spare + sum(min(self.growth, n) for n in left) <= self.cells
 
     def overflows(self, held: int) -> bool:
         """True if the next pass may not find enough free cells."""

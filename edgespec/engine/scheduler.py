@@ -225,8 +225,9 @@ class Scheduler:
     def _admit(self) -> Generator[Event, None, None]:
         """Resume waiting sequences and start new ones while there is room."""
         while self._waiting:
-            tokens = self._waiting[0].answer.sequence.tokens
-            if not self._has_room(len(tokens), tokens, self._waiting[0].scores):
+            first = self._waiting[0]
+            tokens = first.answer.sequence.tokens
+            if not self._has_room(len(tokens), tokens, first.scores, left=first.answer.left):
                 return
             self._open(self._waiting.popleft())
         while len(self._in_flight) < self._limits.sequences:
@@ -243,24 +244,34 @@ class Scheduler:
                 yield Event(request, error=error)
                 continue
             running.answer.sequence.traced = request.traced
-            if not self._has_room(len(running.prompt), running.prompt, running.scores):
+            left = running.answer.left
+            if not self._has_room(len(running.prompt), running.prompt, running.scores, left=left):
                 self._waiting.append(running)
                 return
             self._open(running)
 
-    def _has_room(self, wanted: int, tokens: Sequence[int] = (), scores: PromptScores | None = None) -> bool:
+    def _has_room(
+        self,
+        wanted: int,
+        tokens: Sequence[int] = (),
+        scores: PromptScores | None = None,
+        *,
+        left: int = 0,
+    ) -> bool:
         """True if another sequence may begin, after forgetting finished ones if need be.
 
         Args:
             wanted: cells that it needs if it shares none.
             tokens: its prompt, of which it shares what another sequence has in the cache.
             scores: of the prompt, if they are wanted.
+            left: tokens that it may get; 0 if it is not known yet.
         """
+        others = [running.answer.left for running in self._in_flight]
         while True:
             source, shared = self._target.longest_prefix(tokens or [], scores=scores)
             if not self._target.cache.ordered:
                 shared = 0  # cells in use are counted for each sequence there
-            if self._cells.admits(self._held, wanted - shared, len(self._in_flight)):
+            if self._cells.admits(self._held, wanted - shared, [left, *others]):
                 return True
             if not self._forget_finished(last=source):
                 return False

@@ -72,3 +72,15 @@ def test_a_newcomer_gets_its_first_token_within_two_passes(short_path: Path) -> 
         assert passes[source.taken_after] >= 32, "the others went on meanwhile"
     assert source.taken_after > 0
     assert 1 <= first - source.taken_after <= 2
+
+
+def test_short_texts_that_have_room_are_answered_at_once(short_path: Path) -> None:
+    """Cells are kept free for no more tokens than each text may still get."""
+    with edgespec.load(short_path, draft="none", context=32, parallel=8, text_tokens=32) as engine:
+        config, in_passes = GenerationConfig(max_tokens=16), []
+        requests = [Request([1, *range(100 * n + 5, 100 * n + 20)], config, raw=True) for n in range(8)]
+        events = engine.stream_many(
+            requests, parallel=8, on_pass=lambda records: in_passes.append(len(records))
+        )
+        assert all(event.error is None for event in events)
+    assert max(in_passes) == 8

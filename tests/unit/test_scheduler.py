@@ -41,9 +41,11 @@ def test_without_prompts_every_text_is_extended() -> None:
 
 def test_cells_are_kept_free_for_texts_to_grow() -> None:
     cells = CellBudget(cells=1000, spare=100, growth=50)
-    assert cells.admits(held=0, wanted=5000, in_flight=0), "the first text always begins"
-    assert cells.admits(held=500, wanted=200, in_flight=3)
-    assert not cells.admits(held=500, wanted=201, in_flight=3)
+    assert cells.admits(held=0, wanted=5000, left=[900]), "the first text always begins"
+    assert cells.admits(held=500, wanted=200, left=[50, 60, 70, 80])
+    assert not cells.admits(held=500, wanted=201, left=[50, 60, 70, 80])
+    assert cells.admits(held=500, wanted=201, left=[50, 60, 70, 49]), "one of them will have ended"
+    assert cells.admits(held=500, wanted=400, left=[0, 0, 0, 0])
     assert cells.overflows(901)
     assert not cells.overflows(900)
 
