@@ -101,6 +101,15 @@ class MemoryConfig(Group):
         OneOf(AUTO, "always", "never"),
         more='"auto" does so if the disk has room for the copy.',
     )
+    pack_dir: tuple[str, ...] = option(
+        (),
+        "--pack-dir",
+        "Folder for that copy; repeatable: several disks are read at the same time.",
+        Texts(repeated=True),
+        says="",
+        metavar="FOLDER",
+        more="Each holds a share by how fast its disk reads. Default: a folder in the cache.",
+    )
     slots: int | None = option(
         None,
         "--slots",

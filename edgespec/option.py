@@ -155,7 +155,7 @@ class Texts(Values):
     def read(self, given: Any) -> tuple[str, ...]:
         if isinstance(given, str):
             given = (part.strip() for part in given.split(",") if part.strip())
-        return tuple(given)
+        return tuple(str(os.fspath(each)) for each in given)
 
 
 class Switch(Values):

@@ -23,6 +23,7 @@ class LoadArguments(TypedDict, total=False):
     memory: int | str | None
     offload: str
     pack: str
+    pack_dir: Sequence[str | os.PathLike[str]]
     slots: int | None
     experts: str
     prompt_cache: bool

@@ -8,6 +8,7 @@ from edgespec.costs.planner import TargetPasses
 from edgespec.costs.prompts import usual_prompt
 from edgespec.files.user_folders import cache_folder
 from edgespec.loading.devices.assignment import read_rate
+from edgespec.loading.pack_folders import ONE_DISK, Disks
 from edgespec.measure.derived_passes import known_curve
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.prefill_chunks import lengths_that_differ
@@ -25,19 +26,22 @@ def expected_prefill(
     store: ProfileStore | None = None,
     *,
     own_kernels: bool = False,
+    disks: Disks = ONE_DISK,
 ) -> PrefillFacts:
     """The grounds on which the pieces of prompts are sized, in a context of so many tokens."""
     differ = lengths_that_differ(cache_folder() / "rows", files.headers[0].fingerprint)
-    passes = expected_passes(files, threads, store)
+    passes = expected_passes(files, threads, store, disks)
     return PrefillFacts(passes, usual_prompt(context), own_kernels, frozenset(differ))
 
 
-def expected_passes(files: ModelFiles, threads: int, store: ProfileStore | None = None) -> TargetPasses:
+def expected_passes(
+    files: ModelFiles, threads: int, store: ProfileStore | None = None, disks: Disks = ONE_DISK
+) -> TargetPasses:
     """Passes over streamed weights: measured with this model, or derived; nothing is measured now."""
     store = store or ProfileStore()
     own = store.preferred_passes(files.headers[0].fingerprint, threads, streams=True)
-    known = own or known_curve(files.headers, store, threads)
-    return passes_of(known, read_rate(files, store), streams=True)
+    known = known_curve(files.headers, store, threads) if own is None else own.on_disks(disks.n)
+    return passes_of(known, disks.read_rate(store) or read_rate(files, store), streams=True)
 
 
 def passes_of(

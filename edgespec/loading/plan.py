@@ -24,6 +24,7 @@ from edgespec.loading.devices.finding import PlacementRequest, describe
 from edgespec.loading.devices.machine import MachineSnapshot
 from edgespec.loading.devices.workers import assign_to_workers
 from edgespec.loading.draft_window import drafter_cells
+from edgespec.loading.pack_folders import ONE_DISK, Disks, disks_of
 from edgespec.loading.pass_costs import expected_prefill, passes_of
 from edgespec.measure.threads import known_threads
 from edgespec.models.gguf.footprint import USUAL_NODES, cells_for
@@ -33,7 +34,7 @@ from edgespec.models.text.grammar.limits import index_bytes
 from edgespec.offload.planning.budget import MemoryPlan, plan_memory
 from edgespec.offload.planning.needs import ContextShape, MemoryNeeds, PairSizes
 from edgespec.offload.planning.rows import needs_within
-from edgespec.offload.planning.stream_layout import StreamLayout
+from edgespec.offload.planning.stream_layout import StreamLayout, wants_pack
 from edgespec.profiles.store import ProfileStore
 from edgespec.speculation.growth import usual_limits
 from edgespec.speculation.policies import policy_shape
@@ -215,16 +216,24 @@ class Planner:
         return HitRates.measured_at(known.held, known.hit_rate) if known else HitRates()
 
     @cached_property
+    def disks(self) -> Disks:
+        """The disks of the folders that were named for packed layers, as far as these would be packed."""
+        memory = self.config.memory
+        if not memory.pack_dir or self.machine.no_streaming or not wants_pack(self.target, memory.pack):
+            return ONE_DISK
+        return disks_of(self.config)
+
+    @cached_property
     def read_rate(self) -> float:
-        """Bytes that the model's disk reads per second."""
-        return read_rate(self.target, self.store)
+        """Bytes per second that the model's disk reads, or those of its packed layers together."""
+        return self.disks.read_rate(self.store) or read_rate(self.target, self.store)
 
     def known_passes(self, *, streams: bool) -> TargetPasses | None:
         """Passes of the target; None if they were not measured yet."""
         profile = self.store.preferred_passes(
             self.target.headers[0].fingerprint, self.threads, streams=streams
         )
-        if profile is None or (streams and not profile.read_rate):
+        if profile is None or (streams and not profile.on_disks(self.disks.n).read_rate):
             return None
         return passes_of(profile, streams=streams)
 
@@ -394,6 +403,7 @@ class Planner:
             self.machine.n_threads,
             self.store,
             own_kernels=self.machine.own_kernels,
+            disks=self.disks,
         )
         return needs_within(sizes, self.target, budget, self.config, prefill, devices=devices)
 

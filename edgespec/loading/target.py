@@ -13,6 +13,7 @@ from edgespec.kernels.layouts import own_in_use
 from edgespec.loading.adapters import refuse_streaming
 from edgespec.loading.heads import Shown, require_hidden_states
 from edgespec.loading.models import open_model
+from edgespec.loading.pack_folders import pack_folders
 from edgespec.loading.plan import Plan
 from edgespec.loading.state import LoadState
 from edgespec.loading.workers import borrow_layers
@@ -196,6 +197,7 @@ def _open_weights(
         meanwhile=partial(meanwhile, plan),
     )
     prepare = partial(prepare_stream, files, memory.layout, memory.pack, packs_folder(), state.on_progress)
+    prepare = partial(prepare, spread=pack_folders(state.config, state.on_progress))
     stream = prepare()
     try:
         model = opened(stream, devices, state.on_progress, beside)

@@ -116,14 +116,9 @@ def measure_full_profile(
     assert keys is not None  # every loaded engine has them
     begun = time.perf_counter()
     drafts = not isinstance(engine.drafter, NoDrafter)
-    file = _streamed_file(engine)
     arriving = StreamRate(engine.target.model.weights)
     try:
-        disk = measure_reading(file, seconds * _DISK, on_progress)
-        known = store.disk(disk_key(file))
-        if known is not None:  # passes tell more than a measurement without them
-            disk = replace(disk, streamed_rate=known.streamed_rate)
-        store.put(disk_key(file), disk)
+        disk = _measured_disks(_streamed_files(engine), seconds * _DISK, on_progress, store)
     except (StreamError, OSError):
         disk = None
     passes, noisy = measure_passes(engine.target, seconds * (_PASSES if drafts else 1 - _DISK), on_progress)
@@ -187,10 +182,34 @@ def measure_full_profile(
     )
 
 
-def _streamed_file(engine: Engine) -> Path:
-    """The file that weights are streamed from."""
+def _streamed_files(engine: Engine) -> list[Path]:
+    """The file that weights are streamed from, or one on each disk."""
     model = engine.target.model
-    return next(iter(model.weights.paths), model.path)
+    return [*model.weights.disk_rates] or [next(iter(model.weights.paths), model.path)]
+
+
+def _measured_disks(
+    files: list[Path], seconds: float, on_progress: Progress, store: ProfileStore
+) -> DiskProfile:
+    """Measure and store the disk of each file; returns all together, with the first one's best setting.
+
+    Raises:
+        StreamError, OSError: a file cannot be read.
+    """
+    found = []
+    for file in files:
+        disk = measure_reading(file, seconds / len(files), on_progress)
+        known = store.disk(disk_key(file))
+        if known is not None:  # passes tell more than a measurement without them
+            disk = replace(disk, streamed_rate=known.streamed_rate)
+        store.put(disk_key(file), disk)
+        found.append(disk)
+    return replace(
+        found[0],
+        direct=sum(disk.direct for disk in found),
+        buffered=sum(disk.buffered for disk in found),
+        streamed_rate=sum(disk.streamed_rate for disk in found),
+    )
 
 
 def _expert_profile(rounds: list[PassRecord], held: float) -> ExpertProfile:

@@ -49,7 +49,10 @@ def initial_costs(
     """
     store = store or ProfileStore()
     passes, drafts = store.passes(keys.passes), store.drafts(keys.drafts)
-    n_bytes = target.model.weights.streamed_bytes
+    n_bytes, disks = target.model.weights.streamed_bytes, len(target.model.weights.disk_rates) or 1
+    if passes is not None and n_bytes and passes.disks != disks:
+        passes = replace(passes.on_disks(disks), read_rate=_known_rate(target, store))
+        store.put(keys.passes, passes)
     if passes is None or passes.disturbed or (n_bytes and not passes.read_rate):
         on_progress("Measuring this machine (once per model)", 0.0)
 
@@ -86,9 +89,16 @@ def initial_costs(
 
 
 def _known_rate(target: Target, store: ProfileStore) -> float:
-    """Bytes per second that arrived from the target's disk in earlier passes of any model; 0 if unknown."""
+    """Bytes per second that arrived from the target's disk in earlier passes of any model; 0 if unknown.
+
+    Of several disks, the speed of each may also be that of reads without passes.
+    """
+    weights = target.model.weights
     try:
-        disk = store.disk(disk_key(target.model.weights.paths[0]))
+        if weights.disk_rates:
+            disks = [store.disk(disk_key(path)) for path in weights.disk_rates]
+            return 0.0 if None in disks else sum(disk.speed for disk in disks if disk is not None)
+        disk = store.disk(disk_key(weights.paths[0]))
     except (OSError, IndexError):
         return 0.0
     return 0.0 if disk is None else disk.streamed_rate

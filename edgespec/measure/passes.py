@@ -201,6 +201,7 @@ def _profile(target: Target, compute: Curve, spread: tuple[float, ...], read_rat
         spread,
         streamed=target.model.weights.streamed_bytes > 0,
         read_rate=read_rate,
+        disks=len(target.model.weights.disk_rates) or 1,
         overlap=USUAL_OVERLAP,
         weight_bytes=target.model.n_bytes,
         parameters=target.model.n_parameters,

@@ -16,6 +16,8 @@ PART_BYTES = READS_AHEAD * PIECE_BYTES  # of which layers need not be divided fu
 # Of one read of an expert: several must be under way at once, although a pass often misses only one or two.
 EXPERT_PIECE_BYTES = 1 << 20
 
+Home = tuple[int, int]  # a file's number, and a byte's offset in it
+
 _GAP = 64 << 10  # tensors further apart than this are read separately
 
 
@@ -111,6 +113,8 @@ class StoredExperts:
         places: name of a stack to the offset of one expert's part in a slot.
         n_bytes: size of the slot that an expert needs.
         checksums: for each expert, those of its reads; empty if they are not known.
+        homes: for each expert, the file and offset of its reads, where they are spread over several files;
+            otherwise empty.
     """
 
     index: int
@@ -119,6 +123,7 @@ class StoredExperts:
     places: Mapping[str, int]
     n_bytes: int
     checksums: Sequence[Sequence[int]] = ()
+    homes: Sequence[Sequence[Home]] = ()
 
     def reads(self, expert: int) -> tuple[Read, ...]:
         """The reads that bring one expert."""
@@ -126,6 +131,7 @@ class StoredExperts:
 
     def _reads(self, expert: int) -> Iterator[Read]:
         known = iter(self.checksums[expert]) if self.checksums else None
+        homes = iter(self.homes[expert]) if self.homes else None
         for run in self.runs:
             begin = run.offset + expert * run.distance
             start = begin // BLOCK * BLOCK
@@ -133,8 +139,9 @@ class StoredExperts:
             for done in range(0, size, EXPERT_PIECE_BYTES):
                 offset, n_bytes = start + done, min(EXPERT_PIECE_BYTES, size - done)
                 checksum = next(known) if known is not None else None
+                file, place = next(homes) if homes is not None else (run.file, offset)
                 yield Read(
-                    Piece(run.file, offset, run.at + offset - begin, n_bytes, checksum),
+                    Piece(file, place, run.at + offset - begin, n_bytes, checksum),
                     first=max(begin - offset, 0),
                     last=min(begin + run.n_bytes - offset, n_bytes),
                 )
@@ -142,11 +149,13 @@ class StoredExperts:
 
 @dataclass(frozen=True)
 class Store:
-    """The source of layers: the model's own files, or one packed file.
+    """The source of layers: the model's own files, or a packed file or its parts.
 
     Attributes:
         kernels: tensor name to the name of the kernel layout it is stored in; plain tensors are absent.
         experts: layer to its experts, where they are read one by one; they are not part of `layers` then.
+        spread: whether every file is on a disk of its own.
+        pack: the file with the index of packed layers; None for the model's own files.
     """
 
     paths: tuple[Path, ...]
@@ -154,6 +163,17 @@ class Store:
     kernels: Mapping[str, str]
     packed: bool
     experts: Mapping[int, StoredExperts] = field(default_factory=dict)
+    spread: bool = False
+    pack: Path | None = None
+
+    @property
+    def n_disks(self) -> int:
+        """Disks that can be read at the same time, as far as that is known."""
+        return len(self.paths) if self.spread else 1
+
+    def disk_of(self, piece: Piece) -> int:
+        """The number of the disk that a piece is on."""
+        return piece.file if self.spread else 0
 
 
 def plain_store(files: ModelFiles, layers: Iterable[Layer], experts: Iterable[LayerExperts] = ()) -> Store:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from time import perf_counter
 
@@ -79,6 +79,7 @@ class SlotFiller:
     """Equal slots, and the threads that read into them.
 
     Args:
+        n_threads: for each disk.
         scratch_bytes: of the largest read whose bytes have to be moved to their place; 0 if there are none.
         on_ended: called whenever a read of a load has ended, with the lock held. Returns whether that may end
             a wait.
@@ -87,6 +88,7 @@ class SlotFiller:
         lock: guards everything, what its owner keeps included.
         waited_s: total seconds of waits.
         meter: counts the reads.
+        disk_meters: count those of each disk.
     """
 
     def __init__(
@@ -105,17 +107,21 @@ class SlotFiller:
         self.slot_bytes = slot_bytes
         self._memory = WeightMemory(n_slots * slot_bytes)
         self.lock = threading.Lock()
-        self._queued = threading.Condition(self.lock)  # readers wait for reads
+        # Each disk has its own readers, which wait for reads: a slow disk does not hold up a fast one.
+        n_disks = reader.store.n_disks
+        self._queued = [threading.Condition(self.lock) for _ in range(n_disks)]
         self._arrived = threading.Condition(self.lock)  # a pass waits for weights
-        self._jobs: deque[_Job] = deque()
-        self._later: deque[_Job] = deque()  # after all others
+        self._jobs: list[deque[_Job]] = [deque() for _ in range(n_disks)]
+        self._later: list[deque[_Job]] = [deque() for _ in range(n_disks)]  # after all others
         self._closing = False
         self._failure: BaseException | None = None  # has ended a thread, whose reads nobody ends
+        self._n_threads = n_threads
         self.waited_s = 0.0
         self.meter = ReadMeter()
+        self.disk_meters = [ReadMeter() for _ in range(n_disks)]
         self._threads = [
-            threading.Thread(target=self._work, name=f"edgespec-reader-{n}", daemon=True)
-            for n in range(n_threads)
+            threading.Thread(target=self._work, args=(n % n_disks,), name=f"edgespec-reader-{n}", daemon=True)
+            for n in range(n_threads * n_disks)
         ]
         try:
             for thread in self._threads:
@@ -151,22 +157,27 @@ class SlotFiller:
         """
         jobs = [(load, read) for read in reads]
         load.missing += len(jobs)
-        (self._later if later else self._jobs).extend(jobs)
-        self._queued.notify(len(jobs))
+        self._enqueue(jobs, self._later if later else self._jobs)
+
+    def _enqueue(self, jobs: Iterable[_Job], queues: Sequence[deque[_Job]]) -> None:
+        for job in jobs:
+            disk = self._reader.store.disk_of(job[1].piece)
+            queues[disk].append(job)
+            self._queued[disk].notify()
 
     def hurry(self, loads: Collection[SlotLoad]) -> None:
         """Read these before what is only to be read later."""
-        if loads and self._later:
-            wanted = {id(load) for load in loads}
-            hurried = [job for job in self._later if id(job[0]) in wanted]
-            self._jobs.extend(hurried)
-            self._later = deque(job for job in self._later if id(job[0]) not in wanted)
-            self._queued.notify(len(hurried))
+        if not (loads and any(self._later)):
+            return
+        wanted = {id(load) for load in loads}
+        hurried = [job for queue in self._later for job in queue if id(job[0]) in wanted]
+        self._later = [deque(job for job in queue if id(job[0]) not in wanted) for queue in self._later]
+        self._enqueue(hurried, self._jobs)
 
     def drop(self, load: SlotLoad) -> None:
         """Do not begin any more reads of a load."""
-        self._jobs = deque(job for job in self._jobs if job[0] is not load)
-        self._later = deque(job for job in self._later if job[0] is not load)
+        self._jobs = [deque(job for job in queue if job[0] is not load) for queue in self._jobs]
+        self._later = [deque(job for job in queue if job[0] is not load) for queue in self._later]
         load.missing = load.under_way
 
     @contextmanager
@@ -199,45 +210,49 @@ class SlotFiller:
         """End the threads and free the memory; the lock must not be held."""
         with self.lock:
             self._closing = True
-            self._jobs.clear()
-            self._later.clear()
-            self._queued.notify_all()
+            for queue in (*self._jobs, *self._later):
+                queue.clear()
+            for queued in self._queued:
+                queued.notify_all()
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join()
         self._memory.close()
 
-    def _work(self) -> None:
+    def _work(self, disk: int) -> None:
         """Read one job after the other until `close`; what ends the thread before that ends every wait."""
         try:
             with ExitStack() as stack:
                 scratch = _Scratch(self._scratch_bytes)
                 stack.callback(scratch.close)
-                while jobs := self._take():
+                while jobs := self._take(disk):
                     error: BaseException | None = None
                     try:
                         self._read(jobs, scratch)
                     except BaseException as caught:  # raised where the weights are needed
                         error = caught
+                    n_bytes = sum(read.piece.n_bytes for _, read in jobs)
                     with self.lock:
-                        self.meter.ended(sum(read.piece.n_bytes for _, read in jobs))
+                        self.meter.ended(n_bytes)
+                        self.disk_meters[disk].ended(n_bytes)
                         self._end(jobs, error)
         except BaseException as error:
             with self.lock:
                 self._failure = error
                 self._arrived.notify_all()
 
-    def _take(self) -> list[_Job]:
-        """Wait for jobs, and begin the next ones; none when the threads are to end."""
+    def _take(self, disk: int) -> list[_Job]:
+        """Wait for jobs of a disk, and begin the next ones; none when the threads are to end."""
         with self.lock:
-            while not (self._jobs or self._later or self._closing):
-                self._queued.wait()
+            while not (self._jobs[disk] or self._later[disk] or self._closing):
+                self._queued[disk].wait()
             if self._closing:
                 return []
-            jobs = self._next_jobs(self._jobs or self._later)
+            jobs = self._next_jobs(self._jobs[disk] or self._later[disk])
             for load, _ in jobs:
                 load.under_way += 1
             self.meter.begun()
+            self.disk_meters[disk].begun()
             return jobs
 
     def _next_jobs(self, queue: deque[_Job]) -> list[_Job]:
@@ -246,7 +261,7 @@ class SlotFiller:
         Where there are few jobs, they are left to the other threads.
         """
         jobs = [queue.popleft()]
-        n_bytes, most = jobs[0][1].piece.n_bytes, len(queue) // len(self._threads)
+        n_bytes, most = jobs[0][1].piece.n_bytes, len(queue) // self._n_threads
         while len(jobs) <= most and jobs[-1][1].continued_by(queue[0][1]):
             n_bytes += queue[0][1].piece.n_bytes
             if n_bytes > PIECE_BYTES:

@@ -12,6 +12,7 @@ from edgespec.errors import StreamError
 from edgespec.files.direct_reader import FileReader
 from edgespec.files.state import FileState
 from edgespec.kernels.ggml import Address
+from edgespec.models.hub.pack_index import remove_pack
 from edgespec.offload.layout import Piece, Store, StoredLayer
 from edgespec.offload.weight_memory import WeightMemory
 
@@ -82,7 +83,7 @@ class StoreReader:
         if self.store.packed and checksum != known:
             path = self.store.paths[piece.file]
             with suppress(OSError):
-                path.unlink()
+                remove_pack(self.store.pack or path)
             raise DamagedPack(
                 f"The packed layer file '{path}' is damaged, and was removed.",
                 "Load the model again, which recreates the file. If this happens twice, check the disk.",
@@ -115,13 +116,16 @@ class LayersBeingRead:
     ) -> None:
         self._reader = reader
         self._memory = memory
-        self._pool = ThreadPoolExecutor(n_threads)
+        self._pools = [ThreadPoolExecutor(n_threads) for _ in range(reader.store.n_disks)]
         self._reads: list[Future[None]] = []
         self.starts: dict[int, Address] = {}
         end = 0
         for layer in layers:
             self.starts[layer.index] = memory.address + end
-            self._reads += [self._pool.submit(self._read, piece, end + piece.at) for piece in layer.pieces]
+            self._reads += [
+                self._pools[reader.store.disk_of(piece)].submit(self._read, piece, end + piece.at)
+                for piece in layer.pieces
+            ]
             end += layer.n_bytes
 
     def _read(self, piece: Piece, at: int) -> None:
@@ -140,4 +144,5 @@ class LayersBeingRead:
 
     def close(self) -> None:
         """Read no more, and wait for reads that are under way."""
-        self._pool.shutdown(cancel_futures=True)
+        for pool in self._pools:
+            pool.shutdown(cancel_futures=True)

@@ -150,6 +150,18 @@ class StreamedWeights:
         return sum(slots.meter.seconds for slots in self._slots)
 
     @property
+    def disk_rates(self) -> Mapping[Path, float]:
+        """Bytes per second that each disk has read for passes, where layers are spread over several disks."""
+        if not self.store.spread:
+            return {}
+        rates = {}
+        for number, path in enumerate(self.store.paths):
+            meters = [slots.disk_meters[number] for slots in self._slots]
+            seconds = sum(meter.seconds for meter in meters)
+            rates[path] = sum(meter.n_bytes for meter in meters) / seconds if seconds > 0 else 0.0
+        return rates
+
+    @property
     def _slots(self) -> list[SlotFiller]:
         return [part.slots for part in (self._ring, self._pool) if part is not None]
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from edgespec.costs.curves import Curve
 from edgespec.costs.planner import TargetPasses
 from edgespec.files.user_folders import cache_folder
+from edgespec.loading.pack_folders import ONE_DISK, Disks
 from edgespec.loading.pass_costs import passes_of
 from edgespec.measure.derived_passes import DerivedPasses
 from edgespec.measure.throughput import measure_reading
@@ -30,12 +31,16 @@ class PassCosts:
 
     Args:
         threads: what passes compute with.
+        disks: that packed layers are spread over.
     """
 
-    def __init__(self, store: ProfileStore, threads: int, on_progress: Progress) -> None:
+    def __init__(
+        self, store: ProfileStore, threads: int, on_progress: Progress, disks: Disks = ONE_DISK
+    ) -> None:
         self._store = store
         self._threads = threads
         self._on_progress = on_progress
+        self._disks = disks
         self._derived = DerivedPasses(store, threads, on_progress)
 
     def of_target(self, model: InspectedModel, *, streams: bool, padded: bool) -> tuple[TargetPasses, str]:
@@ -45,6 +50,8 @@ class PassCosts:
             padded: whether passes are padded to the rows of exact decoding.
         """
         own = self._store.preferred_passes(model.headers[0].fingerprint, self._threads, streams=streams)
+        if own is not None:
+            own = own.on_disks(self._disks.n)
         known = own or self._derived.curve(model.headers)
         rate, rate_source = 0.0, ""
         if streams:
@@ -73,6 +80,10 @@ class PassCosts:
         """Bytes that the disk reads per second, unless passes were timed with it; and the figure's source."""
         if own is not None and own.read_rate:
             return 0.0, ", including reading"
+        if self._disks.folders:
+            rates = self._disks.rates(self._store, self._on_progress)
+            what = "the disk reads" if len(rates) == 1 else f"{len(rates)} disks read"
+            return sum(rates), f"; {what} {readable(sum(rates))}/s"
         place = model.path or _nearest_existing(cache_folder())
         disk = self._store.disk(disk_key(place))
         if disk is None and model.path is not None:

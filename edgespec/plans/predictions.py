@@ -24,17 +24,21 @@ from edgespec.errors import BackendError, MemoryLimitError
 from edgespec.loading.adapters import refuse_streaming
 from edgespec.loading.decision import Finder, decide
 from edgespec.loading.memory_lines import memory_lines
+from edgespec.loading.pack_folders import pack_folders
 from edgespec.loading.plan import Plan, Planner
 from edgespec.loading.sequences import with_cells
 from edgespec.loading.tree_sizes import most_nodes
+from edgespec.machine.disks import disk_of
 from edgespec.models.gguf.footprint import USUAL_TEXT, cell_bytes
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub.inspection import InspectedModel
 from edgespec.models.llama.row_rule import MOST_PADDED_ROWS
-from edgespec.offload.packing.pack import gains_from_packing
+from edgespec.offload.packing.division import divide
+from edgespec.offload.packing.pack import gains_from_packing, piece_sizes
+from edgespec.offload.planning.stream_layout import streamable
 from edgespec.plans.draft_costs import DraftCosts
 from edgespec.plans.pass_costs import PassCosts
-from edgespec.plans.report import BatchPlan, PlanReport
+from edgespec.plans.report import BatchPlan, PackFolder, PlanReport
 from edgespec.progress import Progress
 from edgespec.units import readable
 
@@ -101,7 +105,8 @@ class _Planning:
         self._config = planner.config
         self._temperature = temperature
         self._notes = list(notes)
-        self._pass_costs = PassCosts(planner.store, planner.machine.n_threads, on_progress)
+        self._pass_costs = PassCosts(planner.store, planner.machine.n_threads, on_progress, planner.disks)
+        self._on_progress = on_progress
 
     def report(self, find: Finder) -> PlanReport:
         """Raise as `decide`."""
@@ -166,12 +171,31 @@ class _Planning:
             cache_bytes=named.context * cell_bytes(header, named.kv),
             adapter_bytes=planner.beside,
             memory=memory_lines(plan),
+            pack_folders=self._pack_folders(plan),
             prompts=self._prompts(planner, way, pass_costs.attend_s(model)),
             notes=list(dict.fromkeys(self._notes)),
             uncertain=not way.measured,
             context=named.context,
             trained_context=header.context_length or 0,
         )
+
+    def _pack_folders(self, plan: Plan) -> list[PackFolder]:
+        """What each folder for packed layers would hold; notes say which cannot be used."""
+        planner, layout = self._planner, plan.memory.layout
+        if layout is None or not self._config.memory.pack_dir:
+            return []
+        always = self._config.memory.pack == "always"
+        pack_folders(self._config).usable(self._notes, in_memory=always, make=False)
+        folders = planner.disks.folders
+        if not folders:
+            return []
+        rates = planner.disks.rates(planner.store, self._on_progress)
+        weights = streamable(planner.target, layout.config.memory.experts)
+        shares = divide(piece_sizes(weights.layers, weights.experts), rates)
+        return [
+            PackFolder(str(folder), rate, share, disk_of(folder).free)
+            for folder, rate, share in zip(folders, rates, shares, strict=True)
+        ]
 
     def _candidate(self, drafting: DraftingCosts, plan: Plan) -> _Candidate:
         # Beside a drafter, a model may have to be streamed that fits without it.

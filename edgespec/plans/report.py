@@ -49,6 +49,31 @@ class BatchPlan:
 
 
 @dataclass(frozen=True)
+class PackFolder:
+    """A folder for packed layers, on a disk of its own.
+
+    Attributes:
+        rate: bytes per second that its disk reads.
+        n_bytes: of packed layers that it would hold.
+        free: bytes on its disk.
+    """
+
+    path: str
+    rate: float
+    n_bytes: int
+    free: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to JSON for scripts."""
+        return {
+            "path": self.path,
+            "bytes_per_second": round(self.rate),
+            "bytes": self.n_bytes,
+            "free_bytes": self.free,
+        }
+
+
+@dataclass(frozen=True)
 class PlanReport:
     """A report on how a load would run on this machine.
 
@@ -62,6 +87,7 @@ class PlanReport:
         cache_bytes: of the target's keys and values, for a text that fills the context.
         adapter_bytes: of LoRA adapters.
         memory: what takes the memory, line by line.
+        pack_folders: those that were named for packed layers and can be used; empty if nothing is streamed.
         prompts: how long prompts take to be read, each in a context that holds it, by their tokens; None for
             those that the model or the memory has no room for.
         notes: where the figures come from, and how far they can be trusted.
@@ -80,6 +106,7 @@ class PlanReport:
     cache_bytes: int = 0
     adapter_bytes: int = 0
     memory: list[MemoryLine] = field(default_factory=list)
+    pack_folders: list[PackFolder] = field(default_factory=list)
     prompts: dict[int, PromptTime | None] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     uncertain: bool = False
@@ -121,6 +148,7 @@ class PlanReport:
             "cache_bytes": self.cache_bytes,
             "adapter_bytes": self.adapter_bytes,
             "memory": [line.to_json() for line in self.memory],
+            "pack_folders": [folder.to_json() for folder in self.pack_folders],
             "prompts": [
                 {"tokens": tokens, "seconds": None} if time is None else time.to_json()
                 for tokens, time in self.prompts.items()

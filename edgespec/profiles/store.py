@@ -12,7 +12,7 @@ import json
 import platform
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -118,6 +118,7 @@ class PassProfile(Figures):
         accept_s: seconds of a round outside the pass and the draft.
         streamed: whether layers were streamed during the measurement.
         read_rate: bytes of weights that arrive from disk per second while a pass runs; 0 if none do.
+        disks: that they were read from at the same time.
         weight_bytes, parameters: the model's size.
         overlap: how well reading and arithmetic hide each other; see pass_time.pass_seconds.
         load_s: seconds that loading took.
@@ -136,12 +137,17 @@ class PassProfile(Figures):
     load_s: float = 0.0
     quick: bool = False
     busy: float = 0.0
+    disks: int = 1
 
     @property
     def disturbed(self) -> bool:
         """True if other programs disturbed the measurement, so that its times may be too long."""
         noisy = bool(self.spread) and statistics.median(self.spread) > _NOISY
         return noisy or self.busy > DISTURBED
+
+    def on_disks(self, disks: int) -> PassProfile:
+        """The profile for so many disks: without the rate of another number of them."""
+        return self if self.disks == disks else replace(self, disks=disks, read_rate=0.0)
 
 
 @dataclass(frozen=True)
@@ -240,6 +246,11 @@ class ProfileStore:
     def disk(self, key: Key) -> DiskProfile | None:
         """The speed of a disk."""
         return _read(self._path("disk", key), DiskProfile.from_json)
+
+    def put_streamed_rate(self, key: Key, rate: float) -> None:
+        """Store the bytes per second at which passes found a disk to read."""
+        known = self.disk(key) or DiskProfile(0.0, 0.0, 0, 0)
+        self.put(key, replace(known, streamed_rate=rate))
 
     def device(self, key: Key) -> DeviceProfile | None:
         """The speed of a device."""

@@ -22,7 +22,6 @@ from edgespec.generation.result import PassRecord
 from edgespec.machine.contention import ContentionWatch
 from edgespec.models.llama.runtime.weight_store import WeightStore
 from edgespec.profiles.store import (
-    DiskProfile,
     ExpertProfile,
     PassProfile,
     ProfileKeys,
@@ -274,8 +273,9 @@ class ProfileUpdates:
         overlap = USUAL_OVERLAP if passes is None else passes.overlap
         rate = arriving_rate(self._streamed, weights.streamed_bytes, overlap) or arriving.rate
         if passes is not None:
-            self._store.put(keys.passes, replace(passes, read_rate=rate))
-        with suppress(OSError):  # the file is gone
-            key = disk_key(weights.paths[0])
-            disk = self._store.disk(key) or DiskProfile(0.0, 0.0, 0, 0)
-            self._store.put(key, replace(disk, streamed_rate=rate))
+            disks = len(weights.disk_rates) or 1
+            self._store.put(keys.passes, replace(passes, read_rate=rate, disks=disks))
+        for path, found in (weights.disk_rates or {weights.paths[0]: rate}).items():
+            with suppress(OSError):  # the file is gone
+                if found > 0:
+                    self._store.put_streamed_rate(disk_key(path), found)

@@ -69,6 +69,7 @@ def prepare(task: dict[str, Any]) -> dict[str, Any]:
     """Load once, so that nothing is packed or tried out while rows are measured; and profile the pair."""
     from edgespec.models.gguf.header import read_header
     from edgespec.models.gguf.layers import ModelFiles
+    from edgespec.models.hub.pack_index import parts_of
     from edgespec.models.hub.removal import packs_folder
     from edgespec.offload.packing.pack import pack_path
 
@@ -82,6 +83,8 @@ def prepare(task: dict[str, Any]) -> dict[str, Any]:
     files = ModelFiles.of(read_header(Path(task["load"]["model"])))
     packs = [pack_path(packs_folder(), files, experts=experts) for experts in (True, False)]
     packed = next((path for path in packs if path.exists()), None)
+    if packed is not None:
+        packed = next(iter(parts_of(packed)), packed)
     path = packed if packed and task["load"].get("pack") != "never" else files.paths[0]
     return {"notes": notes, "prompts": prompts, "disk": disk({"path": str(path)})}
 

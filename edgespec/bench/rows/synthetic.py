@@ -21,6 +21,7 @@ from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.synthesis.mixture import mix
 from edgespec.models.gguf.synthesis.widen import widen
+from edgespec.models.hub.pack_index import remove_pack
 from edgespec.models.hub.removal import packs_folder
 from edgespec.models.llama.quantize import make_drafter
 from edgespec.models.llama.routers import routers_for
@@ -171,7 +172,8 @@ def remove_with_pack(path: Path) -> None:
         files = ModelFiles.of(read_header(path))
         for experts in (False, True):
             pack = pack_path(packs_folder(), files, experts=experts)
-            for file in (pack, pack.with_suffix(".lock"), pack.with_name(f"{pack.name}.sources")):
+            remove_pack(pack)
+            for file in (pack.with_suffix(".lock"), pack.with_name(f"{pack.name}.sources")):
                 file.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from edgespec.costs.planner import Prediction
     from edgespec.costs.prompts import PromptTime
     from edgespec.loading.embedder import EmbedderPlan
-    from edgespec.plans.report import BatchPlan, PlanReport
+    from edgespec.plans.report import BatchPlan, PackFolder, PlanReport
 
 _PLANNED = {"model", "draft", "draft_window", "memory", "context", "threads", "kv", "lora", "workers"}
-_PLANNED |= {"gpu_layers", "device", "draft_device", "temperature"}
+_PLANNED |= {"gpu_layers", "device", "draft_device", "pack", "pack_dir", "temperature"}
 _LEFT_OUT = {*OPTIONS, *(field.name for field in fields(SamplingOptions))} - _PLANNED
 
 
@@ -68,7 +68,7 @@ def plan_report(plan: PlanReport, *, verbose: bool = False) -> str:
     """The plan for people: the choice, what it was compared with, and what would help.
 
     Args:
-        verbose: list what takes the memory.
+        verbose: list what takes the memory, and the folders of packed layers.
     """
     chosen = plan.chosen
     holding = chosen.holding
@@ -103,6 +103,8 @@ def plan_report(plan: PlanReport, *, verbose: bool = False) -> str:
     text = table((), rows)
     if verbose and plan.memory:
         text += "\n" + table(("MEMORY", ""), [(line.what, readable(line.n_bytes)) for line in plan.memory])
+    if verbose and plan.pack_folders:
+        text += "\n" + _folders(plan.pack_folders)
     sizes = [(size.drafter, size) for size in plan.sizes]
     if len(sizes) > 1:
         text += "\n" + _table(sizes, "ALL TREES")
@@ -115,6 +117,16 @@ def plan_report(plan: PlanReport, *, verbose: bool = False) -> str:
         text += "\nWhat would help:\n"
         text += "".join(f"  {change.what}: +{change.gain:.0%}\n" for change in advice)
     return text + "\n" + "".join(f"{note}\n" for note in plan.notes)
+
+
+def _folders(folders: list[PackFolder]) -> str:
+    return table(
+        ("PACKED LAYERS IN", "SIZE", "FREE", "READS"),
+        [
+            (folder.path, readable(folder.n_bytes), readable(folder.free), f"{readable(folder.rate)}/s")
+            for folder in folders
+        ],
+    )
 
 
 def _embedder_rows(plan: EmbedderPlan) -> list[tuple[str, str]]:

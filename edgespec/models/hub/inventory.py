@@ -11,6 +11,7 @@ from edgespec.files.writing import remove_abandoned
 from edgespec.models.hub import catalog
 from edgespec.models.hub.cache import cached_models, cached_repositories
 from edgespec.models.hub.external import external_models
+from edgespec.models.hub.pack_index import parts_of
 from edgespec.models.hub.registry import drafters_folder
 from edgespec.models.hub.removal import packs_folder
 from edgespec.models.hub.repository import Hub
@@ -25,6 +26,7 @@ class LocalModel:
         source: "hub", "package", "made"; "ollama", "lm studio", "llama.cpp" or "folder" for models that lie
             elsewhere; or "packed" for packed layer files, which are not models themselves.
         n_bytes: of all its files.
+        parts: of a packed layer file, in other folders.
     """
 
     name: str
@@ -32,6 +34,7 @@ class LocalModel:
     path: Path
     n_bytes: int
     quant: str
+    parts: tuple[Path, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON for scripts."""
@@ -41,6 +44,7 @@ class LocalModel:
             "path": str(self.path),
             "bytes": self.n_bytes,
             "quantization": self.quant,
+            "parts": [str(part) for part in self.parts],
         }
 
 
@@ -65,5 +69,7 @@ def local_models(hub: Hub) -> list[LocalModel]:
             found.append(LocalModel(there.name, there.source, there.path, there.n_bytes, there.quant))
     remove_abandoned(packs_folder())  # not models, and never listed, but as large as one
     for path in sorted(packs_folder().glob("*.pack")):
-        found.append(LocalModel(str(path), "packed", path, size_of(path), ""))
+        parts = parts_of(path)
+        n_bytes = sum(map(size_of, parts), size_of(path))
+        found.append(LocalModel(str(path), "packed", path, n_bytes, "", parts))
     return found

@@ -18,6 +18,7 @@ from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.split_files import split_paths
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub.external import external_model_at
+from edgespec.models.hub.pack_index import parts_of
 from edgespec.models.hub.registry import DrafterPair, PairRegistry, drafters_folder
 
 
@@ -90,7 +91,7 @@ def plan_removal(path: Path) -> Removal:
     removal = Removal()
     if path.parent == packs_folder() and path.suffix == ".pack":
         for file in path.parent.glob(f"{glob.escape(path.name)}*"):
-            removal.files += _pack_files(file)
+            _add_pack(removal, file)
         return removal
     header = _header(path)
     parts = [path]
@@ -138,7 +139,7 @@ def _add_cached(removal: Removal, path: Path) -> None:
 def _add_made(removal: Removal, header: GGUFHeader) -> None:
     cache = cache_folder()
     for pack in packs_folder().glob(f"*-{header.fingerprint[:16]}*.pack*"):
-        removal.files += _pack_files(pack)
+        _add_pack(removal, pack)
     for rule in _row_rules(cache / "rows", header.fingerprint):
         removal.files.append(Removable(rule, "row rule", rule.stat().st_size))
     for profile in _profiles(cache / "profiles", header.fingerprint):
@@ -158,11 +159,18 @@ def packs_folder() -> Path:
     return cache_folder() / "packs"
 
 
-def _pack_files(pack: Path) -> list[Removable]:
-    """A packed file or one of its companions, and its lock."""
-    lock = pack.with_suffix(".lock")
-    files = [pack, lock] if pack.suffix == ".pack" and lock.exists() else [pack]
-    return [Removable(file, "packed file", file.stat().st_size) for file in files]
+def _add_pack(removal: Removal, pack: Path) -> None:
+    """A packed file with its parts and its lock, or one of its companions."""
+    files = [pack]
+    if pack.suffix == ".pack":
+        for part in reversed(parts_of(pack)):
+            if part.is_file():
+                files.insert(0, part)  # before the file that tells where they are
+            else:
+                removal.kept.append(f"{part}, a part of {pack.name}, is not there: its disk may be missing.")
+        if (lock := pack.with_suffix(".lock")).exists():
+            files.append(lock)
+    removal.files += [Removable(file, "packed file", file.stat().st_size) for file in files]
 
 
 def _row_rules(folder: Path, fingerprint: str) -> list[Path]:

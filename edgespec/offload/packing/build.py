@@ -9,6 +9,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,13 +22,13 @@ from edgespec.kernels.ggml import address_of_map
 from edgespec.kernels.layouts import KernelLayout, weight_layout
 from edgespec.models.gguf.experts import LayerExperts, LayerWeights
 from edgespec.models.gguf.layers import FileTensor, Layer, ModelFiles
+from edgespec.models.hub.pack_index import HEAD, MAGIC, VERSION, part_path
 from edgespec.models.llama.runtime.backend import build_identity
-from edgespec.offload.layout import EXPERT_PIECE_BYTES, PIECE_BYTES, Store, pieces, round_up
+from edgespec.offload.layout import EXPERT_PIECE_BYTES, PIECE_BYTES, Home, Store, pieces, round_up
+from edgespec.offload.packing.division import Divider, divide
 from edgespec.offload.packing.pack import (
-    HEAD,
-    MAGIC,
-    VERSION,
-    packed_bytes,
+    PART_HEAD,
+    piece_sizes,
     record_places,
     stack_layout,
     store_of,
@@ -50,10 +51,13 @@ def build_pack(
     layers: tuple[Layer, ...],
     on_progress: Callable[[float], None] | None = None,
     experts: tuple[LayerExperts, ...] = (),
+    rates: Mapping[Path, float] | None = None,
 ) -> Store:
     """Write the packed file of a model, replacing an existing one.
 
     Args:
+        rates: folders for its parts, with the bytes per second that the disk of each reads; none keeps
+            everything in one file.
         experts: those that are to be read one by one, which are not among the layers' weights.
 
     Raises:
@@ -65,15 +69,38 @@ def build_pack(
     settled = all(state.settled for state in states)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_large_write(path, partial) as file:
-            _reserve(file, packed_bytes(layers, experts))
-            with _PackWriter(file, files, layers, experts, on_progress or (lambda _fraction: None)) as writer:
+        with ExitStack() as stack:
+            file = stack.enter_context(atomic_large_write(path, partial))  # the last to be renamed
+            parts = {part_path(path, folder): rate for folder, rate in (rates or {}).items()}
+            outputs = [
+                stack.enter_context(
+                    atomic_large_write(part, part.with_name(f"{part.name}.{os.getpid()}.partial"))
+                )
+                for part in parts
+            ] or [file]
+            token = os.urandom(16)
+            divider = Divider([*parts.values()] or [1.0])
+            sizes = divide(piece_sizes(layers, experts), [*parts.values()] or [1.0])
+            for output, n_bytes in zip(outputs, sizes, strict=True):
+                _reserve(output, BLOCK + n_bytes)
+                output.write(PART_HEAD.pack(MAGIC, token).ljust(BLOCK, b"\0"))
+            report = on_progress or (lambda _fraction: None)
+            with _PackWriter(outputs, divider, bool(parts), files, layers, experts, report) as writer:
                 index = writer.write()
+            if parts:
+                file.write(bytes(BLOCK))
+                for output in outputs:
+                    _flush(output)
+                index["token"] = token.hex()
+                index["parts"] = [
+                    {"path": str(part), "n_bytes": BLOCK + n} for part, n in zip(parts, sizes, strict=True)
+                ]
             sources = Sources(index.pop("hashes"), (states,) if settled else ())
             check_unchanged(files, states)
             names = {"model": header_fingerprint(files), "build": build_identity()}
             _write_index(file, {**names, "sources": sources.to_json(), **index})
-        _sync_folder(path.parent)
+        for folder in (*(rates or ()), path.parent):
+            _sync_folder(folder)
     except OSError as error:
         raise cannot_write(path, error) from error
     return store_of(path, index)
@@ -82,9 +109,15 @@ def build_pack(
 def cannot_write(path: Path, error: OSError) -> OutputError:
     """The error for a packed file that the system refuses to write."""
     return OutputError(
-        f"The packed layer file '{path}' cannot be written: {error.strerror or error}.",
+        f"The packed layer file '{_whole_name(error.filename or path)}' cannot be written: "
+        f"{error.strerror or error}.",
         f"Free some disk space, or use {named('pack', 'never')}.",
     )
+
+
+def _whole_name(path: Path | str) -> Path:
+    """The name that a partial file was to get."""
+    return Path(path).with_suffix("").with_suffix("") if str(path).endswith(".partial") else Path(path)
 
 
 def _reserve(file: IO[bytes], n_bytes: int) -> None:
@@ -96,6 +129,7 @@ def _reserve(file: IO[bytes], n_bytes: int) -> None:
     except OSError as error:
         import errno
 
+        error.filename = file.name
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise  # other errors only mean that this file system cannot reserve space
 
@@ -105,21 +139,26 @@ class _PackWriter:
 
     def __init__(
         self,
-        file: IO[bytes],
+        outputs: Sequence[IO[bytes]],
+        divider: Divider,
+        spread: bool,
         files: ModelFiles,
         layers: Sequence[Layer],
         experts: Sequence[LayerExperts],
         on_progress: Callable[[float], None],
     ) -> None:
-        self._file = file
+        self._outputs = outputs
+        self._spread = spread
+        self._divider = divider
+        self._ends = [BLOCK] * len(outputs)
         self._layers = {layer.index: layer for layer in layers}
         self._experts = {found.index: found for found in experts}
         self._on_progress = on_progress
         self._total = LayerWeights(tuple(layers), tuple(experts)).n_bytes
         self._done = 0
-        self._at = self._synced = BLOCK
+        self._unsynced = 0
         self._kernels: dict[str, str] = {}
-        self._flusher = _Flusher(file)
+        self._flushers = [_Flusher(output) for output in outputs]
         self._weights = _ReadAhead(files, list(self._in_order()))
 
     def _in_order(self) -> Iterator[FileTensor]:
@@ -140,7 +179,6 @@ class _PackWriter:
         stored: list[dict[str, Any]] = []
         records: list[dict[str, Any]] = []
         hashes: dict[int, str] = {}
-        self._file.write(bytes(BLOCK))
         for number in self._numbers:
             source = xxhash.xxh3_128()
             if number in self._layers:
@@ -154,19 +192,24 @@ class _PackWriter:
     def _write_layer(self, layer: Layer, source: xxhash.xxh3_128) -> dict[str, Any]:
         places, n_bytes = tensor_places(layer)
         layouts = {t.name: weight_layout(t.name, t.type_id, t.shape) for t in layer.tensors}
-        offset = self._at
-        checksums = self._write_unit(layer.tensors, layouts, places, n_bytes, PIECE_BYTES, source)
-        return {"offset": offset, "n_bytes": n_bytes, "places": places, "checksums": checksums}
+        written = self._write_unit(layer.tensors, layouts, places, n_bytes, PIECE_BYTES, source)
+        return self._record(n_bytes, places, written.checksums, written.homes, written.homes[0][1])
+
+    def _record(
+        self, n_bytes: int, places: Mapping[str, int], checksums: Any, homes: Any, offset: int
+    ) -> dict[str, Any]:
+        record = {"offset": offset, "n_bytes": n_bytes, "places": places, "checksums": checksums}
+        return {**record, "homes": homes} if self._spread else record
 
     def _write_experts(self, experts: LayerExperts, source: xxhash.xxh3_128) -> dict[str, Any]:
         places, n_bytes = record_places(experts)
         layouts = {stack.name: stack_layout(stack) for stack in experts.tensors}
-        offset = self._at
-        checksums = [
+        written = [
             self._write_unit(experts.parts(expert), layouts, places, n_bytes, EXPERT_PIECE_BYTES, source)
             for expert in range(experts.n_experts)
         ]
-        return {"offset": offset, "n_bytes": n_bytes, "places": places, "checksums": checksums}
+        checksums, homes = [unit.checksums for unit in written], [unit.homes for unit in written]
+        return self._record(n_bytes, places, checksums, homes, homes[0][0][1])
 
     def _write_unit(
         self,
@@ -176,9 +219,9 @@ class _PackWriter:
         n_bytes: int,
         piece_bytes: int,
         source: xxhash.xxh3_128,
-    ) -> list[int]:
-        """Write what is read together; returns the checksums of its pieces."""
-        writer = _PieceWriter(self._file, piece_bytes)
+    ) -> _PieceWriter:
+        """Write what is read together; returns the writer, with the places and checksums of its pieces."""
+        writer = _PieceWriter(self._next_home, n_bytes, piece_bytes)
         for tensor in tensors:
             layout = layouts[tensor.name]
             address, view = self._weights.next()
@@ -194,18 +237,27 @@ class _PackWriter:
             self._done += tensor.n_bytes
             self._on_progress(self._done / self._total)
         writer.pad_to(n_bytes)
-        self._at += n_bytes
-        if self._at - self._synced > _SYNC_EVERY:
-            self._flusher.flush()
-            self._synced = self._at
-        return writer.finish()
+        self._unsynced += n_bytes
+        if self._unsynced > _SYNC_EVERY:
+            for flusher in self._flushers:
+                flusher.flush()
+            self._unsynced = 0
+        return writer
+
+    def _next_home(self, n_bytes: int) -> tuple[Home, IO[bytes]]:
+        """Where the next piece belongs, and the file to write it to."""
+        number = self._divider.next(n_bytes)
+        home = number, self._ends[number]
+        self._ends[number] += n_bytes
+        return home, self._outputs[number]
 
     def __enter__(self) -> _PackWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._weights.close()
-        self._flusher.close()
+        for flusher in self._flushers:
+            flusher.close()
 
 
 def _write_index(file: IO[bytes], index: dict[str, Any]) -> None:
@@ -241,37 +293,47 @@ def _sync_folder(folder: Path) -> None:
 
 
 class _PieceWriter:
-    """Writes a layer or an expert, with a checksum for each piece of it."""
+    """Writes a layer or an expert, with a checksum for each piece of it.
 
-    def __init__(self, file: IO[bytes], piece_bytes: int) -> None:
-        self._file = file
+    Args:
+        next_home: called with the size of each piece.
+        n_bytes: of the whole, at the end of which the last piece ends.
+
+    Attributes:
+        homes: where each piece is.
+        checksums: of the pieces.
+    """
+
+    def __init__(
+        self, next_home: Callable[[int], tuple[Home, IO[bytes]]], n_bytes: int, piece_bytes: int
+    ) -> None:
+        self._next_home = next_home
+        self._n_bytes = n_bytes
         self._piece_bytes = piece_bytes
-        self._written = 0
+        self._written = self._piece_end = 0
         self._checksum = xxhash.xxh3_64()
-        self._checksums: list[int] = []
+        self.homes: list[Home] = []
+        self.checksums: list[int] = []
 
     def write(self, data: bytes | memoryview) -> None:
-        self._file.write(data)
         view = memoryview(data)
         while len(view):
-            room = self._piece_bytes - self._written % self._piece_bytes
+            if self._written == self._piece_end:
+                size = min(self._piece_bytes, self._n_bytes - self._written)
+                home, self._file = self._next_home(size)
+                self.homes.append(home)
+                self._piece_end += size
+            room = self._piece_end - self._written
             part, view = view[:room], view[room:]
+            self._file.write(part)
             self._checksum.update(part)
             self._written += len(part)
-            if self._written % self._piece_bytes == 0:
-                self._close_piece()
+            if self._written == self._piece_end:
+                self.checksums.append(self._checksum.intdigest())
+                self._checksum.reset()
 
     def pad_to(self, offset: int) -> None:
         self.write(bytes(offset - self._written))
-
-    def finish(self) -> list[int]:
-        if self._written % self._piece_bytes:
-            self._close_piece()
-        return self._checksums
-
-    def _close_piece(self) -> None:
-        self._checksums.append(self._checksum.intdigest())
-        self._checksum.reset()
 
 
 class _Flusher:

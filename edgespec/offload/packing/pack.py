@@ -6,6 +6,9 @@
                  every stack, and begins and ends at a block
     index        JSON: the model's fingerprint, the build, places, and a checksum for every piece
 
+Where folders on several disks are named for it, the file has only the index, and each folder a part: block 0
+with the token of the index, then pieces. Pieces of all layers alternate between the parts, see division.py.
+
 Rearranged weights are valid only for one llama.cpp build on one kind of CPU, and for the model that they were
 made from. The index names all three, and a file that does not match is made again. It is written under a
 temporary name, synced and renamed, so it is complete or absent.
@@ -16,12 +19,10 @@ packed; see sources.py for when the hashes are compared.
 
 from __future__ import annotations
 
-import json
 import os
 import struct
-import zlib
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from edgespec.kernels.layouts import KernelLayout, weight_layout
 from edgespec.kernels.setting import AUTO, kernels_setting
 from edgespec.models.gguf.experts import LayerExperts, expert_by_expert
 from edgespec.models.gguf.layers import FileTensor, Layer, ModelFiles
+from edgespec.models.hub.pack_index import MAGIC, StalePack, indexed_parts, read_index
 from edgespec.models.llama.runtime.backend import build_identity
 from edgespec.offload.layout import (
     EXPERT_PIECE_BYTES,
@@ -48,14 +50,12 @@ from edgespec.offload.packing.sources import (
     recall_sources,
 )
 
-MAGIC = b"EDGEPACK"
-VERSION = 3
-HEAD = struct.Struct("<8sIQQI")
+PART_HEAD = struct.Struct("<8s16s")
 _TENSOR_ALIGNMENT = 256  # above any kernel's needs
 
 
-class StalePack(Exception):
-    """A packed file that is damaged, or of another model, build or CPU; the text says which."""
+class PartGone(StalePack):
+    """A part of a packed file that cannot be read; the text says which and why."""
 
 
 def pack_path(folder: Path, files: ModelFiles, *, experts: bool = False) -> Path:
@@ -72,6 +72,19 @@ def pack_path(folder: Path, files: ModelFiles, *, experts: bool = False) -> Path
     kernels = "" if setting == AUTO else f".{setting}"
     kind = ".experts" if experts else ""
     return folder / f"{header.path.stem}-{header.fingerprint[:16]}{kind}{kernels}.pack"
+
+
+def piece_sizes(layers: Iterable[Layer], experts: Iterable[LayerExperts] = ()) -> Iterator[int]:
+    """The sizes of a pack's pieces, in the order in which they are written."""
+    whole = {layer.index: layer for layer in layers}
+    singly = {found.index: found for found in experts}
+    for number in sorted({*whole, *singly}):
+        if number in whole:
+            yield from (piece.n_bytes for piece in pieces(0, 0, 0, tensor_places(whole[number])[1]))
+        if number in singly:
+            size = record_places(singly[number])[1]
+            record = [min(EXPERT_PIECE_BYTES, size - at) for at in range(0, size, EXPERT_PIECE_BYTES)]
+            yield from record * singly[number].n_experts
 
 
 def gains_from_packing(layers: Iterable[Layer]) -> bool:
@@ -99,15 +112,17 @@ def open_pack(
         on_progress: called with the fraction of the model that has been read, if it must be read to compare.
 
     Raises:
+        PartGone: a part of it is gone, damaged or another pack's.
         StalePack: it does not exist, is damaged, or does not match this model, build and CPU.
         StreamError: the model's files cannot be read.
     """
     try:
-        index = _read_index(path)
+        index = read_index(path)
         if index["model"] != header_fingerprint(files):
             raise StalePack(f"{path.name} was made from another model")
         if index["build"] != build_identity():
             raise StalePack(f"{path.name} was made for another llama.cpp build or CPU")
+        _check_parts(index)
         store, made_from = store_of(path, index), Sources.from_json(index["sources"])
         if layers is not None and _units(layers) != {i: set(s.places) for i, s in store.layers.items()}:
             raise StalePack(f"{path.name} has layers in other parts")
@@ -124,24 +139,24 @@ def open_pack(
         raise StalePack(f"{path.name} cannot be read: {error}") from error
 
 
+def _check_parts(index: Mapping[str, Any]) -> None:
+    """Raise PartGone unless all parts are there, whole, and of the same packing as the index."""
+    for part, found in zip(indexed_parts(index), index.get("parts", ()), strict=True):
+        try:
+            with part.open("rb") as file:
+                head, n_bytes = file.read(PART_HEAD.size), os.fstat(file.fileno()).st_size
+        except OSError as error:
+            raise PartGone(
+                f"'{part}', a part of the packed layers, cannot be read: {error.strerror}"
+            ) from error
+        if head != PART_HEAD.pack(MAGIC, bytes.fromhex(index["token"])):
+            raise PartGone(f"'{part}' is damaged, or a part of other packed layers")
+        if n_bytes != found["n_bytes"]:
+            raise PartGone(f"'{part}' is damaged: it has {n_bytes} bytes instead of {found['n_bytes']}")
+
+
 def _units(layers: Iterable[Layer]) -> dict[int, set[str]]:
     return {layer.index: {tensor.name for tensor in layer.tensors} for layer in layers}
-
-
-def _read_index(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        magic, version, at, size, checksum = HEAD.unpack(file.read(HEAD.size))
-        if magic != MAGIC or version != VERSION:
-            raise StalePack(f"{path.name} has another format")
-        n_bytes = os.fstat(file.fileno()).st_size
-        if at + size != n_bytes:
-            raise StalePack(f"{path.name} is damaged: it has {n_bytes} bytes instead of {at + size}")
-        file.seek(at)
-        raw = file.read(size)
-    if zlib.crc32(raw) != checksum:
-        raise StalePack(f"{path.name} is damaged: its index does not match its checksum")
-    index: dict[str, Any] = json.loads(raw)
-    return index
 
 
 def tensor_places(layer: Layer) -> tuple[dict[str, int], int]:
@@ -186,9 +201,15 @@ def store_of(path: Path, index: Mapping[str, Any]) -> Store:
     """
     if index["piece_bytes"] != PIECE_BYTES:
         raise StalePack(f"{path.name} has pieces of a different size")
+    parts = indexed_parts(index)
     layers = {}
     for layer in index["layers"]:
         reads = pieces(0, layer["offset"], 0, layer["n_bytes"])
+        if parts:
+            reads = tuple(
+                replace(piece, file=file, offset=offset)
+                for piece, (file, offset) in zip(reads, layer["homes"], strict=True)
+            )
         checked = tuple(
             replace(piece, checksum=checksum)
             for piece, checksum in zip(reads, layer["checksums"], strict=True)
@@ -202,6 +223,14 @@ def store_of(path: Path, index: Mapping[str, Any]) -> Store:
         if any(len(of_expert) != -(-size // EXPERT_PIECE_BYTES) for of_expert in checksums):
             raise StalePack(f"{path.name} has experts in pieces of another size")
         experts[found["index"]] = StoredExperts(
-            found["index"], len(checksums), (run,), found["places"], size, checksums
+            found["index"], len(checksums), (run,), found["places"], size, checksums, found.get("homes", ())
         )
-    return Store((path,), layers, index["kernels"], packed=True, experts=experts)
+    return Store(
+        parts or (path,),
+        layers,
+        index["kernels"],
+        packed=True,
+        experts=experts,
+        spread=bool(parts),
+        pack=path,
+    )

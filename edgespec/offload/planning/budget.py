@@ -11,6 +11,7 @@ from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub.removal import packs_folder
 from edgespec.offload.packing.choice import packing_in_memory
+from edgespec.offload.packing.division import named_folders
 from edgespec.offload.planning.needs import MemoryNeeds, tied_bytes
 from edgespec.offload.planning.stream_layout import StreamLayout, streamable, wants_pack
 from edgespec.option import named
@@ -150,17 +151,22 @@ def _streamed(
     """The plan with streamed layers; raises as StreamLayout."""
     notes: list[str] = []
     weights = streamable(files, config.memory.experts)
-    pack, pack_bytes = packing_in_memory(files, weights, config.memory.pack, packs_folder(), notes)
+    spread = named_folders(config.memory.pack_dir)
+    pack, pack_bytes = packing_in_memory(files, weights, config.memory.pack, packs_folder(), notes, spread)
     packed = wants_pack(files, pack)
     try:
         layout = StreamLayout.of(rest, needs, budget, config, hits, packed=packed, pack_bytes=pack_bytes)
     except MemoryLimitError as error:
         if not pack_bytes:
             raise
+        in_memory = spread.in_memory or (packs_folder(),)
+        remedy = "set XDG_CACHE_HOME to a folder on a disk"
+        if spread.folders:
+            remedy = f"name a folder on a disk for {named('pack_dir')}"
         raise MemoryLimitError(
             error.what,
-            f"The packed layer file takes {readable(pack_bytes)} of that, as '{packs_folder()}' lies in "
-            f"memory: set XDG_CACHE_HOME to a folder on a disk, or use {named('pack', 'never')}.",
+            f"The packed layer file takes {readable(pack_bytes)} of that, as '{in_memory[0]}' lies in "
+            f"memory: {remedy}, or use {named('pack', 'never')}.",
             least=error.least,
         ) from error
     return MemoryPlan(budget, layout.holding, layout=layout, pack=pack, notes=tuple(notes))

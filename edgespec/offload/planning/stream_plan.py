@@ -16,6 +16,7 @@ from edgespec.models.llama.runtime.model import Model
 from edgespec.models.llama.runtime.weight_store import WeightStore
 from edgespec.offload.layout import Store
 from edgespec.offload.packing.choice import choose_store
+from edgespec.offload.packing.division import IN_CACHE, PackFolders
 from edgespec.offload.packing.sources import States, check_unchanged, current_states
 from edgespec.offload.planning.stream_layout import StreamLayout, streamable
 from edgespec.offload.weights import StreamedWeights
@@ -70,7 +71,12 @@ class StreamPlan:
 
 
 def prepare_stream(
-    files: ModelFiles, layout: StreamLayout, pack: str, folder: Path, on_progress: Progress = no_progress
+    files: ModelFiles,
+    layout: StreamLayout,
+    pack: str,
+    folder: Path,
+    on_progress: Progress = no_progress,
+    spread: PackFolders = IN_CACHE,
 ) -> StreamPlan:
     """Get the store that a layout reads from; packs the layers first if that is wanted.
 
@@ -80,6 +86,7 @@ def prepare_stream(
         files: the model, with layers that are on devices: the packed file has these too.
         pack: "auto" (packs if the disk has room), "always" or "never".
         folder: of packed files.
+        spread: the folders that people named for their parts.
 
     Raises:
         MemoryLimitError: the budget is too small for another store than was planned.
@@ -88,7 +95,7 @@ def prepare_stream(
     """
     states, notes = current_states(files), list[str]()
     weights = streamable(files, layout.config.memory.experts)
-    store = choose_store(files, weights, pack, folder, notes, on_progress)
+    store = choose_store(files, weights, pack, folder, notes, on_progress, spread)
     if store.packed != layout.packed:
         layout = layout.again(packed=store.packed)
     store = replace(
@@ -161,8 +168,9 @@ def _notes(layout: StreamLayout, store: Store, n_layers: int) -> list[str]:
         streamed = sum(store.layers[index].n_bytes for index in placement.streamed)
         whole = len(store.layers) <= len(layout.files.layers())
         units = f"{n_layers} layers" if whole else f"{len(store.layers)} parts of layers"
+        disks = "disk" if store.n_disks == 1 else f"{store.n_disks} disks"
         notes.append(
-            f"{len(placement.streamed)} of {units} are streamed from disk: {readable(streamed)} per pass."
+            f"{len(placement.streamed)} of {units} are streamed from {disks}: {readable(streamed)} per pass."
         )
     if placement.expert_slots:
         notes.append(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from edgespec.errors import EdgeSpecError
@@ -27,6 +28,8 @@ class WeightStore(Protocol):
         setup_s: total seconds that passes have spent on what is needed once for their number of rows.
         read_bytes, reading_s: total bytes read for passes, and total seconds during which reads were under
             way.
+        disk_rates: bytes per second that the disk of each file has read so far, if every file is on a disk of
+            its own; otherwise empty.
         expert_use: hits and misses of experts so far; None if no single experts are streamed.
         experts_held: the share of a mixture's experts that is in memory at a time.
         observers: of the graph's nodes, in every context of the model.
@@ -46,6 +49,8 @@ class WeightStore(Protocol):
     def read_bytes(self) -> int: ...
     @property
     def reading_s(self) -> float: ...
+    @property
+    def disk_rates(self) -> Mapping[Path, float]: ...
     @property
     def expert_use(self) -> ExpertUse | None: ...
     @property
@@ -89,6 +94,7 @@ class AllInMemory:
     paths: Sequence[Path] = ()
     resident_bytes = streamed_bytes = read_bytes = 0
     waited_s = reading_s = 0.0
+    disk_rates: Mapping[Path, float] = MappingProxyType({})
     expert_use: ExpertUse | None = None
     experts_held = 1.0
     observers: Sequence[GraphObserver] = ()
