@@ -150,7 +150,7 @@ def expected_yields(agreement: float) -> TreeYields:
 
 
 def expected_chain_yields(agreement: float) -> TreeYields:
-    """The same for a single path: each token is accepted if all before it were."""
+    """The yield of a single path: each token is accepted if all before it were."""
     tokens = {b: (1 - agreement**b) / (1 - agreement) for b in BUDGETS}
     steps = {b: float(b - 1) for b in BUDGETS if b > 1}
     return TreeYields(0, tokens, steps, (agreement,), rows=steps)

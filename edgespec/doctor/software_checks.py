@@ -76,7 +76,7 @@ def _build(facts: Facts) -> Iterator[Finding]:
 
 
 def _heads(facts: Facts) -> Iterator[Finding]:
-    """Whether the build can draft with heads."""
+    """Report whether the build can draft with heads."""
     if facts.head_fault:
         yield Finding(
             WARNING,

@@ -116,7 +116,7 @@ class DraftSequence:
         self.pending = self._sequence[len(self.read) :]
 
     def _left_out(self, length: int) -> int:
-        """How many tokens to leave out of a sequence of `length` tokens."""
+        """The number of tokens to leave out of a sequence of `length` tokens."""
         return self._window.left_out(length)
 
     def _move_window(self, left_out: int) -> None:

@@ -39,7 +39,7 @@ class DraftSequences(list[DraftSequence]):
         self._window = window
 
     def with_room(self, lengths: Sequence[int], nodes: int) -> list[int]:
-        """Which of several sequences the cache has room for; if it has not for all, short ones.
+        """The sequences that the cache has room for; if it has not for all, short ones.
 
         Args:
             lengths: of the sequences.

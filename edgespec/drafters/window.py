@@ -16,7 +16,7 @@ SINKS = 64  # tokens at the beginning that are kept
 
 @dataclass(frozen=True)
 class DraftWindow:
-    """How much a drafter reads of a sequence.
+    """The part of a sequence that a drafter reads.
 
     The middle of a long sequence is left out. It grows in steps of half the window, so that between two steps
     the drafter's cache only grows at its end.
@@ -39,11 +39,11 @@ class DraftWindow:
         return max(self.last // 2, 1)
 
     def left_out(self, length: int) -> int:
-        """How many tokens behind the first ones are left out of a sequence of `length` tokens."""
+        """The number of tokens behind the first ones that are left out of a sequence of `length` tokens."""
         return max(-(-(length - self.most) // self._step), 0) * self._step
 
     def steps_to(self, left_out: int) -> list[int]:
-        """How many tokens may have been left out lately, the latest first, if `left_out` are left out now."""
+        """The numbers of tokens that were left out lately, the latest first, if `left_out` are now."""
         steps = [left_out, left_out - self._step, left_out - 2 * self._step]
         return [earlier for earlier in steps if earlier >= 0]
 
@@ -52,7 +52,7 @@ class DraftWindow:
         return [*sequence[: self.first], *sequence[self.first + left_out :]]
 
     def length_read(self, length: int) -> int:
-        """How many tokens of a sequence of `length` tokens are read."""
+        """The number of tokens that are read of a sequence of `length` tokens."""
         return length - self.left_out(length)
 
 

@@ -215,7 +215,7 @@ class AgreementMeter:
         return [max(ranks[end - count : end]) for end, count in zip(ends, counts, strict=True)]
 
     def _read_as(self, sample: SampleAnswer) -> tuple[list[int], list[int]]:
-        """What the model reads of a text, and how many of its tokens belong to each of the answer's."""
+        """The tokens that the model reads of a text, and how many of them belong to each of the answer's."""
         if self._translation is None:
             return [*sample.prompt, *sample.answer], [1] * len(sample.answer)
         parts = [self._translation.parts(token) for token in sample.answer]

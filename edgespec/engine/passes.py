@@ -58,7 +58,7 @@ class PromptChunk:
 
     @property
     def scored(self) -> range:
-        """Which of its rows give log-probabilities that are wanted."""
+        """The rows whose log-probabilities are wanted."""
         scores, start = self.cached.scores, len(self.cached.tokens)
         if scores is None:
             return range(0)

@@ -81,7 +81,7 @@ class _InFlight:
         return self.answer.scores
 
     def readable(self, logits: int) -> int:
-        """How many of the next tokens of its prompt a pass can read that gives so many rows of logits."""
+        """The number of tokens of its prompt that a pass with so many rows of logits can read next."""
         missing = self.answer.missing
         if self.scores is None:
             return missing
@@ -173,7 +173,7 @@ class Scheduler:
         return Batch([running.answer.sequence for running in self._extended], chunks, limits.rows)
 
     def _readable(self, reading: Sequence[_InFlight], logits: int) -> list[int]:
-        """How many tokens of each prompt the next pass can read.
+        """The number of tokens of each prompt that the next pass can read.
 
         Args:
             logits: rows of logits that it can give for prompts.

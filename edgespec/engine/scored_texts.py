@@ -73,7 +73,7 @@ def _whole(encoder: Encoder, prompt: Prompt) -> ScoredText:
 
 
 class ScoringProgress:
-    """How many tokens of all texts were read.
+    """Counts the tokens of all texts that were read.
 
     Args:
         on_progress: called with (tokens read, tokens to read) whenever that changes; None if nobody asks.
@@ -85,7 +85,7 @@ class ScoringProgress:
         self._on_progress = on_progress
 
     def observer(self, index: int) -> Callable[[int, int], None] | None:
-        """What is called with the tokens that were read of one text, and those that had to be."""
+        """A callback that takes the tokens read of one text, and those to be read."""
         if self._on_progress is None:
             return None
         return lambda read, to_read: self._now_missing(index, to_read - read)

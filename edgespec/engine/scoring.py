@@ -65,7 +65,7 @@ class PromptScores:
             self._found[position] = token_logprob(values, self.tokens[position], self.top, self._spell)
 
     def shareable(self, other: PromptScores | None, cells: int) -> int:
-        """How many of the first `cells` tokens, which another sequence holds, need not be read again."""
+        """The number of the `cells` tokens that another sequence holds which need not be read again."""
         if other is None or other.top < self.top or cells <= self.covered:
             return min(cells, self.covered)
         same = common_prefix(other.tokens, self.tokens)
@@ -81,7 +81,7 @@ class PromptScores:
                 self._found[position] = other._found[position].cut(self.top)
 
     def will_share(self, other: PromptScores | None, prefix: int) -> int:
-        """How many tokens of a common prefix it can share with another sequence once that has read them."""
+        """The tokens of a common prefix to share with another sequence once that sequence has read them."""
         if other is None or other.top < self.top or other.first > self.covered + 1:
             return min(prefix, self.covered)
         return max(prefix - 1, min(prefix, self.covered))

@@ -615,7 +615,7 @@ class Target:
 
 
 def _shared(other: CachedSequence, tokens: Sequence[int], scores: PromptScores | None) -> int:
-    """How many tokens at the beginning need not be read because another sequence holds them."""
+    """The number of tokens at the beginning that another sequence holds, so that they need not be read."""
     held = common_prefix(other.tokens, tokens)
     return held if scores is None else scores.shareable(other.scores, held)
 

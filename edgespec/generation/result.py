@@ -147,7 +147,7 @@ class TokenLogprob:
     is_greedy: bool = False
 
     def cut(self, top: int) -> TokenLogprob:
-        """The same with at most so many of the likeliest tokens."""
+        """A copy with at most so many of the likeliest tokens."""
         return self if len(self.top) <= top else replace(self, top=self.top[:top])
 
 

@@ -1,4 +1,4 @@
-"""How much of a long text the drafter reads, and the cells that this takes."""
+"""The part of a long text that the drafter reads, and the cells that this takes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SEQUENCES = 4  # long sequences that are drafted for together and have room
 
 
 def draft_window(config: Config, drafter: ModelFiles) -> DraftWindow:
-    """What a model that drafts reads of long texts.
+    """The part of long texts that a draft model reads.
 
     A step of a model with a running state costs the same behind any text, and no part of what it has read can
     be taken out. So it reads whole texts.

@@ -1,4 +1,4 @@
-"""What a plan's memory is taken by, line by line, down to what is left of the budget."""
+"""The uses of a plan's memory, line by line, down to what is left of the budget."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Disks:
 
     @property
     def n(self) -> int:
-        """How many there are."""
+        """The number of disks."""
         return len(self.folders) or 1
 
     def rates(self, store: ProfileStore, on_progress: Progress) -> list[float]:

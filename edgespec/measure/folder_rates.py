@@ -1,4 +1,4 @@
-"""How fast the disks of folders read: recalled, or measured with a file that is removed again."""
+"""The speed at which the disks of folders read: recalled, or measured with a file that is removed again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def folder_rates(folders: Sequence[Path], store: ProfileStore, on_progress: Prog
 
 
 def known_rates(folders: Sequence[Path], store: ProfileStore) -> list[float] | None:
-    """The same without measuring anything; None if a disk was not measured yet."""
+    """As `folder_rates`, without measuring anything; None if a disk was not measured yet."""
     try:
         disks = [store.disk(disk_key(folder)) for folder in folders]
     except OSError:
@@ -41,7 +41,7 @@ def known_rates(folders: Sequence[Path], store: ProfileStore) -> list[float] | N
 
 
 def _disk(folder: Path, store: ProfileStore, on_progress: Progress) -> DiskProfile:
-    """What was measured of a folder's disk; reading alone is measured now if it was not."""
+    """The profile of a folder's disk; reading alone is measured now if it was not."""
     key = disk_key(folder)
     known = store.disk(key) or DiskProfile(0.0, 0.0, 0, 0)
     if known.direct or known.buffered:

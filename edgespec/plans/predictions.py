@@ -180,7 +180,7 @@ class _Planning:
         )
 
     def _pack_folders(self, plan: Plan) -> list[PackFolder]:
-        """What each folder for packed layers would hold; notes say which cannot be used."""
+        """The bytes that each folder for packed layers would hold; notes say which cannot be used."""
         planner, layout = self._planner, plan.memory.layout
         if layout is None or not self._config.memory.pack_dir:
             return []

@@ -97,7 +97,7 @@ class Pending(Generic[Result]):
         """Note that the model has taken the request."""
 
     async def results(self) -> AsyncIterator[Result]:
-        """What the model gives, as it comes.
+        """The output of the model, as it comes.
 
         Raises:
             Exception: whatever the model raised.

@@ -47,11 +47,11 @@ class Loadable(Protocol):
 
     @property
     def warnings(self) -> Sequence[str]:
-        """What people should know at once."""
+        """Warnings, which people should see at once."""
 
     @property
     def notes(self) -> Sequence[str]:
-        """What a person might wonder about."""
+        """Notes that explain decisions."""
 
     @property
     def description(self) -> str:

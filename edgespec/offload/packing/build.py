@@ -245,7 +245,7 @@ class _PackWriter:
         return writer
 
     def _next_home(self, n_bytes: int) -> tuple[Home, IO[bytes]]:
-        """Where the next piece belongs, and the file to write it to."""
+        """The place of the next piece, and the file to write it to."""
         number = self._divider.next(n_bytes)
         home = number, self._ends[number]
         self._ends[number] += n_bytes

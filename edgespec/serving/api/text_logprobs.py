@@ -57,7 +57,7 @@ class TextLogprobs:
         }
 
     def _advance(self, spelling: bytes) -> int:
-        """Where a token begins, in characters."""
+        """The position at which a token begins, in characters."""
         start = self._offset
         self._offset += len(self._decoder.decode(spelling))
         return start

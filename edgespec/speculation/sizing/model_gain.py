@@ -20,7 +20,7 @@ _ASKED_AT_LEAST = 8  # rounds of a class in which a model is asked once, whateve
 
 
 class ModelGain:
-    """What rounds with and without the model yielded, by what the other sources promised."""
+    """The yields of rounds with and without the model, by what the other sources promised."""
 
     def __init__(self) -> None:
         self._with_model: dict[int, _Mean] = {}
@@ -29,7 +29,7 @@ class ModelGain:
         self._steps, self._rows = _Mean(_USUAL_STEPS), _Mean(_USUAL_ROWS)
 
     def pays(self, promised: float, limits: TreeLimits) -> bool:
-        """Whether to ask the model.
+        """True if the model is worth asking.
 
         Args:
             promised: expected tokens of a pass with the other sources' tree, the bonus token included.

@@ -1,4 +1,4 @@
-"""Whether this llama.cpp build can draft with heads."""
+"""Support for draft heads in this llama.cpp build."""
 
 from __future__ import annotations
 

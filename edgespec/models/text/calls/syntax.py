@@ -125,7 +125,7 @@ class CallSyntax:
         return (GrammarStep(grammar, "grammar", open_ended=several and self.spelling.goes_on),)
 
     def _message(self, tool: Tool, controls: Mapping[str, int]) -> GrammarStep:
-        """What has to follow the header of a call of a tool."""
+        """The step behind the header of a call of a tool."""
         if not self.names_again:
             return GrammarStep(tool.parameters)
         assert self.spelling is not None, "it was learned"
