@@ -187,7 +187,9 @@ def closing(syntax: CallSyntax) -> tuple[bytes, ...]:
     spelling = syntax.spelling
     if isinstance(spelling, LayoutSpelling):
         closes = spelling.layout.closes.replace(OPTIONAL_OPENS, "")
-        return (closes.encode(), closes[closes.rfind("<") :].encode())
+        marks = (closes, closes[closes.rfind("<") :])
+        # In free text, a mark that begins with the trigger would lead to another call.
+        return tuple(mark.encode() for mark in marks if not mark.startswith(syntax.trigger))
     return (b"]",)
 
 

@@ -114,8 +114,11 @@ class _Derivation:
 
     def answers(self) -> ShownAnswers:
         said = {"role": "assistant", "content": ANSWER}
-        prompt, text = self._body([], begin_answer=True), self._body([said])
-        if not prompt or text is None or not text.startswith(prompt):
+        prompt = self._body([], begin_answer=True)
+        if not prompt:
+            return ShownAnswers(prompt, None)
+        text = self._body([said])
+        if text is None or not text.startswith(prompt):
             return ShownAnswers(prompt, text)
         if not text[len(prompt) :].partition(ANSWER)[0].strip():
             return ShownAnswers(prompt, text)
