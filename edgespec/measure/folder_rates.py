@@ -50,11 +50,7 @@ def _disk(folder: Path, store: ProfileStore, on_progress: Progress) -> DiskProfi
         measured = _measured(folder, on_progress)
     except (OSError, StreamError):  # no room, for instance, which packing will say
         return known
-    measured = DiskProfile(
-        measured.direct, measured.buffered, measured.block_bytes, measured.threads, known.streamed_rate
-    )
-    store.put(key, measured)
-    return measured
+    return store.put_reading(key, measured)
 
 
 def _measured(folder: Path, on_progress: Progress) -> DiskProfile:

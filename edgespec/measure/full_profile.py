@@ -196,14 +196,10 @@ def _measured_disks(
     Raises:
         StreamError, OSError: a file cannot be read.
     """
-    found = []
-    for file in files:
-        disk = measure_reading(file, seconds / len(files), on_progress)
-        known = store.disk(disk_key(file))
-        if known is not None:  # passes tell more than a measurement without them
-            disk = replace(disk, streamed_rate=known.streamed_rate)
-        store.put(disk_key(file), disk)
-        found.append(disk)
+    found = [
+        store.put_reading(disk_key(file), measure_reading(file, seconds / len(files), on_progress))
+        for file in files
+    ]
     return replace(
         found[0],
         direct=sum(disk.direct for disk in found),

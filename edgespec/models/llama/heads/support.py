@@ -6,8 +6,6 @@ from edgespec.errors import BackendError
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.models.llama.heads import nextn
 
-_REINSTALL = "reinstall llama-cpp-python in the version that EdgeSpec asks for"
-
 
 def require_support(instead: str) -> None:
     """Make sure that heads of all families work here.
@@ -21,7 +19,7 @@ def require_support(instead: str) -> None:
     if fault := support_fault():
         raise BackendError(
             f"This llama.cpp build cannot draft with heads and MTP layers: {fault}.",
-            f"{instead}, or {_REINSTALL}.",
+            f"{instead}, or reinstall llama-cpp-python in the version that EdgeSpec asks for.",
         )
 
 
