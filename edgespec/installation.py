@@ -7,6 +7,8 @@ import re
 from importlib import metadata
 from pathlib import Path
 
+from edgespec.prebuilt import PACKAGE, installed_wheel
+
 _SCRIPT = Path(__file__).parents[1] / "scripts" / "setup.py"
 
 
@@ -17,15 +19,29 @@ def install_command(*, rebuild: bool = False, environment: str = "") -> str:
         rebuild: compile it even if it is installed.
         environment: variables for the compiler, which scripts/setup.py finds by itself.
     """
+    first = _uninstall_wheel() if rebuild else ""
     if _SCRIPT.exists():
-        return f"python3 {os.path.relpath(_SCRIPT)}{' --rebuild' if rebuild else ''}"
-    package = _llama_cpp()
+        return f"{first}python3 {os.path.relpath(_SCRIPT)}{' --rebuild' if rebuild else ''}"
     if not rebuild:
-        return f"pip install '{package}'"
+        return f"pip install '{_llama_cpp()}'"
+    return compile_command("-DGGML_NATIVE=ON -DGGML_RPC=ON", environment=environment)
+
+
+def compile_command(arguments: str, *, environment: str = "") -> str:
+    """Return a shell command by which pip compiles llama.cpp with these arguments of CMake, and has it used.
+
+    Args:
+        environment: variables for the compiler.
+    """
     return (
-        f'{environment}{" " if environment else ""}CMAKE_ARGS="-DGGML_NATIVE=ON -DGGML_RPC=ON" pip install '
-        f"--force-reinstall --no-deps --no-cache-dir --no-binary llama-cpp-python '{package}'"
+        f'{_uninstall_wheel()}{environment}{" " if environment else ""}CMAKE_ARGS="{arguments}" pip install '
+        f"--force-reinstall --no-deps --no-cache-dir --no-binary llama-cpp-python '{_llama_cpp()}'"
     )
+
+
+def _uninstall_wheel() -> str:
+    """The beginning of a command that compiles llama.cpp: the wheel would be used in its place."""
+    return f"pip uninstall -y {PACKAGE} && " if installed_wheel() is not None else ""
 
 
 def _llama_cpp() -> str:

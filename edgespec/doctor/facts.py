@@ -16,6 +16,7 @@ from edgespec.files.user_folders import cache_folder
 from edgespec.machine.disks import Disk, disk_of
 from edgespec.machine.probe import Machine, probe
 from edgespec.models.gguf.footprint import cells_for
+from edgespec.prebuilt import misfit
 from edgespec.progress import Progress, no_progress
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class Facts:
         build: None if llama.cpp cannot be loaded; `build_problem` says why.
         kernels: the build's kernel layouts.
         devices: graphics cards and others that the build can give layers to.
+        wheel_misfit: the reason why an installed wheel of llama.cpp's libraries is not used; empty if it is.
         no_streaming: why weights cannot be streamed here; empty if they can.
         head_fault: the reason why draft heads cannot be used here; empty if they can.
         speed: bytes per second read from `speed_file`; None if not measured.
@@ -74,6 +76,7 @@ class Facts:
     cache: Disk
     build: Build | None = None
     build_problem: str = ""
+    wheel_misfit: str = ""
     kernels: KernelFacts = field(default_factory=KernelFacts)
     devices: tuple[DeviceCheck, ...] = ()
     no_streaming: str = ""
@@ -168,6 +171,7 @@ def gather(
         cache=cache_disk,
         build=build,
         build_problem=build_problem,
+        wheel_misfit=misfit(),
         kernels=kernels,
         devices=devices,
         no_streaming=no_streaming,

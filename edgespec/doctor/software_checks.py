@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from edgespec.doctor.facts import Facts
 from edgespec.doctor.finding import ERROR, HINT, OK, WARNING, Finding
+from edgespec.installation import compile_command
 from edgespec.kernels.setting import cost_of_missing, kernels_of
 from edgespec.machine.cores import FEATURES
 from edgespec.machine.gpus import AMD, INTEL, NVIDIA
+from edgespec.prebuilt import FOLDER, PACKAGE, VARIABLE, WHEEL
+
+if TYPE_CHECKING:
+    from edgespec.models.llama.build import Build
 
 # Features whose absence costs much speed.
 _COSTLY = {"AVX2", "FMA", "AVX512", "AVX512_VNNI", "NEON", "DOTPROD", "MATMUL_INT8"}
@@ -48,6 +54,7 @@ def _build(facts: Facts) -> Iterator[Finding]:
             "Install it again: pip install --force-reinstall --no-cache-dir llama-cpp-python",
         )
         return
+    yield from _origin(facts, build)
     has = facts.machine.cores.features
     missing = [name for name in has if name in FEATURES and name not in build.features]
     if "AVX512_VNNI" in build.features and "AVX_VNNI" in missing:
@@ -58,7 +65,7 @@ def _build(facts: Facts) -> Iterator[Finding]:
             "llama.cpp",
             f"The processor has {', '.join(missing)}, and this llama.cpp build does not use "
             f"{'it' if len(missing) == 1 else 'them'}: it computes slower than it could.",
-            f"Compile it for this processor: {_compile_again(build.version)}",
+            f"Compile it for this processor: {compile_command('-DGGML_NATIVE=ON -DGGML_RPC=ON')}",
         )
     elif has:
         yield Finding(OK, "llama.cpp", "llama.cpp uses all features of this processor.")
@@ -73,6 +80,24 @@ def _build(facts: Facts) -> Iterator[Finding]:
     else:
         yield Finding(OK, "streaming", "Weight streaming works.")
     yield from _heads(facts)
+
+
+def _origin(facts: Facts, build: Build) -> Iterator[Finding]:
+    """Report which libraries of llama.cpp are loaded."""
+    if facts.wheel_misfit:
+        yield Finding(
+            WARNING,
+            "llama.cpp",
+            facts.wheel_misfit,
+            "Install wheels that were made together: pip install --force-reinstall --no-deps *.whl",
+        )
+    chosen = f" Its kernels for {build.variant} suit this processor best." if build.variant else ""
+    if build.origin == WHEEL:
+        yield Finding(OK, "llama.cpp", f"llama.cpp comes from the wheel {PACKAGE} {build.wheel}.{chosen}")
+    elif build.origin == FOLDER:
+        yield Finding(OK, "llama.cpp", f"{VARIABLE} has llama.cpp loaded from {build.libraries}.{chosen}")
+    else:
+        yield Finding(OK, "llama.cpp", "llama.cpp was compiled when it was installed.")
 
 
 def _heads(facts: Facts) -> Iterator[Finding]:
@@ -152,20 +177,13 @@ def _graphics(facts: Facts) -> Iterator[Finding]:
         return
     for gpu in gpus:
         if gpu.vendor != INTEL:  # one inside the processor reads the same memory
-            again = _compile_again(build.version, _GPU_BUILDS[gpu.vendor])
+            again = compile_command(_GPU_BUILDS[gpu.vendor])
             yield Finding(
                 HINT,
                 "graphics",
                 f"{gpu.name} is here, and this llama.cpp build computes on the processor alone.",
                 f"To place layers on it with --gpu-layers: {again}",
             )
-
-
-def _compile_again(version: str, arguments: str = "-DGGML_NATIVE=ON") -> str:
-    return (
-        f'CMAKE_ARGS="{arguments}" pip install --force-reinstall --no-deps --no-cache-dir '
-        f"--no-binary llama-cpp-python llama-cpp-python=={version}"
-    )
 
 
 SOFTWARE_CHECKS = (_surroundings, _build, _kernels, _graphics)

@@ -1,1 +1,5 @@
 """The choice among the processor's kernel layouts: by request, by trial, by speed."""
+
+from edgespec.prebuilt import use_wheel
+
+use_wheel()

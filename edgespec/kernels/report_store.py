@@ -15,6 +15,7 @@ from filelock import FileLock, Timeout
 from edgespec.errors import BackendError
 from edgespec.files.small_json import read_json, remembered
 from edgespec.files.user_folders import cache_folder
+from edgespec.kernels import ggml
 from edgespec.kernels.native.build import library_path
 from edgespec.kernels.rebuild import rebuild_command
 from edgespec.kernels.report import TrialReport
@@ -30,6 +31,7 @@ from edgespec.kernels.setting import (
 )
 from edgespec.kernels.trial import TRIAL_TIMEOUT_S, LayoutsUntried, run_sequences_trial, run_trial
 from edgespec.machine.cores import probe_cores
+from edgespec.prebuilt import VARIABLE as LLAMA_CPP_FOLDER
 
 Trial = Callable[[], TrialReport]
 
@@ -140,7 +142,7 @@ def _path() -> Path:
     """The report for this processor, this build of llama.cpp and of EdgeSpec's own kernels."""
     own = library_path()
     of_own = "" if own is None else f"{own} {own.stat().st_mtime_ns}"
-    folder = Path(os.environ.get("LLAMA_CPP_LIB_PATH", Path(llama_cpp.__file__).parent / "lib"))
+    folder = Path(os.environ.get(LLAMA_CPP_FOLDER, Path(llama_cpp.__file__).parent / "lib"))
     return reports_folder() / f"{_digest(folder, of_own)}.json"
 
 
@@ -149,19 +151,25 @@ def _digest(folder: Path, own: str) -> str:
     """A hash of what kernels depend on.
 
     Args:
-        folder: of llama.cpp's libraries, whose kernels are identified by their bytes.
+        folder: of llama.cpp's libraries. Those with kernels are identified by their bytes; of several, that
+            for this processor.
         own: identifies EdgeSpec's kernels, by their sources.
     """
     digest = hashlib.blake2b(digest_size=12)
     cores = probe_cores()
     digest.update(f"{_VERSION} {llama_cpp.__version__} {cores.model} {' '.join(cores.features)}".encode())
     digest.update(own.encode())
+    chosen = ggml.cpu_library() if _has_variants(folder) else None
     with contextlib.suppress(OSError):
         for file in sorted(f for f in folder.iterdir() if "ggml" in f.name and not f.is_symlink()):
             digest.update(f"{file.name} {file.stat().st_size}".encode())
-            if "ggml-cpu" in file.name:
+            if "ggml-cpu" in file.name and (chosen is None or file.name == chosen.name):
                 digest.update(file.read_bytes())
     return digest.hexdigest()
+
+
+def _has_variants(folder: Path) -> bool:
+    return len(list(folder.glob("*ggml-cpu-*"))) > 1
 
 
 @contextlib.contextmanager

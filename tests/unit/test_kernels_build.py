@@ -68,6 +68,16 @@ def test_a_compiler_without_an_instruction_set_leaves_its_file_out(sources: Path
     assert not hasattr(made, "two")
 
 
+def test_a_library_for_others_lacks_no_instruction_set(sources: Path, tmp_path: Path) -> None:
+    first, second = build.build_into(tmp_path / "first"), build.build_into(tmp_path / "second")
+    assert (functions(first).one(), functions(first).two()) == (1, 2)
+    assert first.read_bytes() == second.read_bytes()
+    assert build.library_path() is None, "it is not for this installation"
+    (sources / "sources.txt").write_text("one.cpp any\ntwo.cpp any -DTWO=2 -mno-such-instruction-set\n")
+    with pytest.raises(BuildFailed, match=r"fails at two\.cpp"):
+        build.build_into(tmp_path / "third")
+
+
 def test_files_of_other_machines_are_not_compiled(sources: Path) -> None:
     (sources / "sources.txt").write_text("one.cpp any\ntwo.cpp some-other-machine\n")
     assert not hasattr(functions(build.build()), "two")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from edgespec.doctor.facts import Facts
     from edgespec.doctor.finding import Finding
     from edgespec.machine.disks import Disk
+    from edgespec.models.llama.build import Build
 
 
 def doctor(
@@ -87,7 +88,8 @@ def describe(facts: Facts) -> list[tuple[str, str]]:
         ("cache", _disk(facts.cache)),
     ]
     if facts.build is not None:
-        rows.append(("llama.cpp", f"{facts.build.version}, {' '.join(facts.build.features)}"))
+        rows.append(("llama.cpp", f"{facts.build.version}, {_libraries(facts.build)}"))
+        rows.append(("", " ".join(facts.build.features)))
         for layout in facts.kernels.layouts:
             rows.append(("", f"{layout.name}: {layout.speed_text if layout.used else 'not used'}"))
         for device in facts.devices:
@@ -108,6 +110,15 @@ def describe(facts: Facts) -> list[tuple[str, str]]:
     if facts.model is not None:
         rows += _model(facts.model.described, facts.model.drafter, facts.model.drafter_reason)
     return [row for row in rows if row[1]]
+
+
+def _libraries(build: Build) -> str:
+    """Where a build is from, and the processor that its kernels are for."""
+    from edgespec.prebuilt import FOLDER, PACKAGE, WHEEL
+
+    origin = {WHEEL: f"from the wheel {PACKAGE} {build.wheel}", FOLDER: f"from {build.libraries}"}
+    kind = f", kernels for {build.variant}" if build.variant else ""
+    return origin.get(build.origin, "compiled here") + kind
 
 
 def format_findings(found: Sequence[Finding], width: int | None = None) -> list[str]:

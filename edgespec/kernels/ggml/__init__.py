@@ -8,6 +8,7 @@ ggml makes no promise about the layout of the structures involved (`structs`), s
 what its public functions say about real objects. No package but this one knows an offset.
 """
 
+from edgespec.kernels.ggml.backends import libraries_folder
 from edgespec.kernels.ggml.buffer_types import (
     extra_buffer_types,
     offer_buffer_types,
@@ -25,7 +26,7 @@ from edgespec.kernels.ggml.experts import (
     set_indices,
     stack_of,
 )
-from edgespec.kernels.ggml.functions import cpu_device, functions
+from edgespec.kernels.ggml.functions import cpu_device, cpu_library, cpu_variant, functions
 from edgespec.kernels.ggml.map_address import address_of_map
 from edgespec.kernels.ggml.operations import (
     attention_operation,
@@ -64,11 +65,14 @@ __all__ = [
     "attention_operation",
     "check",
     "cpu_device",
+    "cpu_library",
+    "cpu_variant",
     "extra_buffer_types",
     "functions",
     "indexed_product",
     "indices_of",
     "is_in_host_memory",
+    "libraries_folder",
     "name_of",
     "offer_buffer_types",
     "offered_buffer_types",

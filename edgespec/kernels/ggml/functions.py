@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import llama_cpp
 
-from edgespec.kernels.ggml.structs import POINTER, SIZE, Address, ContextParams, UnsupportedBuild
+from edgespec.kernels.ggml.backends import library_of, load_backends, variant_of
+from edgespec.kernels.ggml.structs import (
+    POINTER,
+    SIZE,
+    Address,
+    BackendRegistry,
+    ContextParams,
+    UnsupportedBuild,
+)
 
 _CPU_DEVICE = 0
 
@@ -33,7 +42,6 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "ggml_new_graph_custom": (POINTER, [POINTER, SIZE, ctypes.c_bool]),
     "ggml_build_forward_expand": (None, [POINTER, POINTER]),
     "ggml_backend_dev_init": (POINTER, [POINTER, ctypes.c_char_p]),
-    "ggml_backend_cpu_set_n_threads": (None, [POINTER, ctypes.c_int]),
     "ggml_backend_graph_compute": (ctypes.c_int, [POINTER, POINTER]),
     "ggml_backend_free": (None, [POINTER]),
     "ggml_backend_tensor_get": (None, [POINTER, POINTER, SIZE, SIZE]),
@@ -77,8 +85,9 @@ def functions() -> dict[str, Any]:
     """ggml's public functions by name, with their types declared.
 
     Raises:
-        UnsupportedBuild: one is missing.
+        UnsupportedBuild: one is missing, or there is no backend for this processor.
     """
+    load_backends()
     # libllama depends on ggml's libraries, so their symbols can be looked up through it.
     library = llama_cpp.llama_cpp._lib
     found = {}
@@ -90,6 +99,12 @@ def functions() -> dict[str, Any]:
         except AttributeError as error:
             raise UnsupportedBuild(f"it has no {name}") from error
         found[name] = function
+    # A backend's own functions are found through ggml alone where it is a library of its own.
+    registry = found["ggml_backend_dev_backend_reg"](found["ggml_backend_dev_by_type"](_CPU_DEVICE))
+    set_threads = found["ggml_backend_reg_get_proc_address"](registry, b"ggml_backend_set_n_threads")
+    if not set_threads:
+        raise UnsupportedBuild("it has no ggml_backend_set_n_threads")
+    found["ggml_backend_cpu_set_n_threads"] = ctypes.CFUNCTYPE(None, POINTER, ctypes.c_int)(set_threads)
     return found
 
 
@@ -97,3 +112,15 @@ def cpu_device() -> Address:
     """ggml's CPU device."""
     device: Address = functions()["ggml_backend_dev_by_type"](_CPU_DEVICE)
     return device
+
+
+@cache
+def cpu_library() -> Path | None:
+    """The library of ggml's CPU backend; None where the system does not tell."""
+    registry = functions()["ggml_backend_dev_backend_reg"](cpu_device())
+    return library_of(BackendRegistry.from_address(registry).get_name)
+
+
+def cpu_variant() -> str:
+    """The kind of processor that the CPU backend was chosen for, such as "haswell"; empty if there is one."""
+    return variant_of(cpu_library())

@@ -88,7 +88,9 @@ class Tensor(ctypes.Structure):
 
 
 class BackendRegistry(ctypes.Structure):
-    _fields_ = [("api_version", ctypes.c_int)]
+    """The beginning of ggml_backend_reg."""
+
+    _fields_ = [("api_version", ctypes.c_int), *pointer_fields("get_name")]
 
 
 class ContextParams(ctypes.Structure):

@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from edgespec.prebuilt import installed_wheel
+
 SOURCES = Path(__file__).parent
 COMMAND = "python -m edgespec.kernels.native.build"
 
@@ -84,9 +86,11 @@ class SourceFile:
 
 
 def library_path() -> Path | None:
-    """The library that was compiled of these sources; None if there is none."""
+    """The library that was compiled of these sources, here or for a wheel; None if there is none."""
     name = _library_name()
-    return next((path for folder in _folders() if (path := folder / name).is_file()), None)
+    wheel = installed_wheel()
+    folders = [*_folders(), *([wheel.folder] if wheel is not None else [])]
+    return next((path for folder in folders if (path := folder / name).is_file()), None)
 
 
 @cache
@@ -97,6 +101,21 @@ def sources_digest() -> str:
         if path.suffix in (".cpp", ".h") or path.name == _MANIFEST:
             digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()
+
+
+def build_into(folder: Path) -> Path:
+    """Compile the library for all processors of this architecture into a folder, for others to install.
+
+    The same sources and compiler give the same bytes.
+
+    Raises:
+        BuildFailed: there is no compiler, it fails, or it does not know all instruction sets.
+        OSError: the folder cannot be written to.
+    """
+    with tempfile.TemporaryDirectory(prefix="edgespec-kernels-") as scratch:
+        made = _compile(_compiler(), Path(scratch), complete=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        return Path(shutil.copy(made, folder))
 
 
 def build(*, again: bool = False) -> Path:
@@ -169,21 +188,34 @@ def main() -> int:
     """Compile, and print where the library is; returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--again", action="store_true", help="compile the library even if it is there")
+    parser.add_argument(
+        "--into",
+        type=Path,
+        metavar="FOLDER",
+        help="compile one for all processors of this architecture there",
+    )
+    arguments = parser.parse_args()
     try:
-        print(build(again=parser.parse_args().again))
-    except BuildFailed as error:
+        print(build_into(arguments.into) if arguments.into else build(again=arguments.again))
+    except (BuildFailed, OSError) as error:
         print(f"EdgeSpec's own kernels cannot be compiled: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def _compile(compiler: Sequence[str], scratch: Path) -> Path:
+def _compile(compiler: Sequence[str], scratch: Path, *, complete: bool = False) -> Path:
+    """Compile in a scratch folder.
+
+    Args:
+        complete: fail rather than leave out an instruction set.
+    """
+
     def compiled(source: SourceFile) -> Path | None:
         target = scratch / f"{source.name}.o"
         done = _run([*compiler, *_COMMON, *source.flags, "-c", str(SOURCES / source.name), "-o", str(target)])
         if done.returncode == 0:
             return target
-        if source.flags and any(words in done.stderr for words in _UNKNOWN_FLAG):
+        if not complete and source.flags and any(words in done.stderr for words in _UNKNOWN_FLAG):
             return None  # an older compiler: the library lacks this instruction set
         raise _failed(f"{compiler[0]} fails at {source.name}", done)
 

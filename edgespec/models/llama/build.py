@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from pathlib import Path
 
 import llama_cpp
 
+from edgespec.kernels import ggml
 from edgespec.models.llama.runtime.backend import start_backend
+from edgespec.prebuilt import COMPILED, FOLDER, WHEEL, wheel_in_use
 
 CPU, GPU, SHARED_GPU, ACCELERATOR = "cpu", "gpu", "shared gpu", "accelerator"
 _KINDS = (CPU, GPU, SHARED_GPU, ACCELERATOR)  # in ggml's order
@@ -39,16 +42,26 @@ class Build:
     """A llama.cpp build.
 
     Attributes:
-        version: of llama-cpp-python, which includes it.
+        version: of llama-cpp-python, whose bindings are used.
         features: of the processor, used by its kernels, by llama.cpp's names: AVX2, NEON ...
         devices: empty if ggml does not list them.
         offloads: whether it was compiled for handing layers to a GPU.
+        origin: "compiled" when llama-cpp-python was installed, the "wheel" edgespec-llama, or a "folder" that
+            LLAMA_CPP_LIB_PATH names.
+        libraries: their folder.
+        wheel: the version of the wheel that they are from; empty if from none.
+        variant: the kind of processor that its kernels were chosen for, such as "haswell"; empty if it has
+            those for one alone.
     """
 
     version: str
     features: tuple[str, ...]
     devices: tuple[BuildDevice, ...]
     offloads: bool
+    origin: str = COMPILED
+    libraries: str = ""
+    wheel: str = ""
+    variant: str = ""
 
     @property
     def gpus(self) -> tuple[BuildDevice, ...]:
@@ -59,11 +72,18 @@ class Build:
 def current_build() -> Build:
     """The build that is loaded."""
     start_backend()
+    wheel = wheel_in_use()
+    folder = ggml.libraries_folder()
+    own = folder == Path(llama_cpp.__file__).parent / "lib"
     return Build(
         version=llama_cpp.__version__,
         features=parse_features(llama_cpp.llama_print_system_info().decode("utf-8", "replace")),
         devices=_devices(),
         offloads=_offloads(),
+        origin=WHEEL if wheel is not None else COMPILED if own else FOLDER,
+        libraries=str(folder),
+        wheel=wheel.version if wheel is not None else "",
+        variant=ggml.cpu_variant(),
     )
 
 

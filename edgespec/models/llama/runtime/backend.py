@@ -12,7 +12,9 @@ from typing import Any
 
 import llama_cpp
 
+from edgespec.kernels import ggml
 from edgespec.kernels.layouts import available_layouts, kernels_identity
+from edgespec.prebuilt import wheel_in_use
 from edgespec.printable import one_line
 
 _INFO_LEVEL, _ERROR_LEVEL = 2, 4  # ggml_log_level
@@ -93,6 +95,9 @@ def log_lines() -> Iterator[LogLines]:
 def build_identity() -> str:
     """The llama.cpp build, the CPU features it uses, and the kernel layouts in use, as one string.
 
+    Libraries for several processors have another identity than those compiled here: the compiler may have
+    ordered sums differently.
+
     Rounding and speed depend on these.
 
     Raises:
@@ -100,4 +105,11 @@ def build_identity() -> str:
     """
     start_backend()
     features = llama_cpp.llama_print_system_info().decode()
-    return f"{llama_cpp.__version__} {sys.platform} {features} {kernels_identity()}"
+    variant = ggml.cpu_variant()
+    libraries = f" {variant} {_wheel_version()}".rstrip() if variant else ""
+    return f"{llama_cpp.__version__}{libraries} {sys.platform} {features} {kernels_identity()}"
+
+
+def _wheel_version() -> str:
+    wheel = wheel_in_use()
+    return wheel.version if wheel is not None else ""

@@ -1,0 +1,84 @@
+"""The wheel of llama.cpp's libraries (edgespec-llama), and which folder llama-cpp-python loads them from.
+
+llama-cpp-python looks into LLAMA_CPP_LIB_PATH when it is imported, so `use_wheel` must have been called by
+then. The packages that import it do so first.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+VARIABLE = "LLAMA_CPP_LIB_PATH"
+PACKAGE = "edgespec-llama"
+
+COMPILED, WHEEL, FOLDER = "compiled", "wheel", "folder"
+"""Origins of libraries: compiled with llama-cpp-python, the wheel, or a folder that the variable names."""
+
+_BINDINGS = "llama-cpp-python"
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """The wheel, as it is installed.
+
+    Attributes:
+        folder: its libraries.
+        bindings: the version of llama-cpp-python that they fit.
+    """
+
+    folder: Path
+    version: str
+    bindings: str
+
+
+@cache
+def installed_wheel() -> Wheel | None:
+    """The wheel; None if it is not installed."""
+    try:
+        import edgespec_llama
+    except ImportError:
+        return None
+    return Wheel(edgespec_llama.LIBRARIES, _version(PACKAGE), edgespec_llama.LLAMA_CPP_PYTHON)
+
+
+def use_wheel() -> None:
+    """Have llama-cpp-python load the wheel's libraries, if there are any that fit.
+
+    A folder that was chosen by the variable is kept.
+    """
+    wheel = installed_wheel()
+    if wheel is not None and not misfit() and VARIABLE not in os.environ:
+        os.environ[VARIABLE] = str(wheel.folder)
+
+
+def wheel_in_use() -> Wheel | None:
+    """The wheel, if its libraries are loaded or would be."""
+    use_wheel()
+    wheel = installed_wheel()
+    return wheel if wheel is not None and os.environ.get(VARIABLE) == str(wheel.folder) else None
+
+
+@cache
+def misfit() -> str:
+    """The reason why an installed wheel is not used, as a sentence; empty if it is, or there is none."""
+    wheel = installed_wheel()
+    if wheel is None:
+        return ""
+    found = _version(_BINDINGS).partition("+")[0]
+    if found == wheel.bindings:
+        return ""
+    return (
+        f"{PACKAGE} {wheel.version} is for {_BINDINGS} {wheel.bindings}, and {found or 'none'} is "
+        "installed: its libraries are not used."
+    )
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
