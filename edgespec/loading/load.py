@@ -18,7 +18,7 @@ from edgespec.errors import MemoryLimitError
 from edgespec.files.cache_kind import CacheKind
 from edgespec.files.checked import CheckedFiles
 from edgespec.kernels.layouts import own_in_use
-from edgespec.kernels.native.build import build_once, library_path
+from edgespec.kernels.native.build import build_once, needs_build
 from edgespec.kernels.rebuild import own_fault
 from edgespec.kernels.report_store import ensure_report, report_notes, stored_report
 from edgespec.kernels.setting import OWN, cost_of_missing, own_allowed
@@ -195,7 +195,7 @@ def try_kernels(state: LoadState) -> None:
     Raises:
         UsageError: exact decoding with large trees was asked for, which takes EdgeSpec's own kernels.
     """
-    if own_allowed() and library_path() is None:
+    if own_allowed() and needs_build():
         state.on_progress("Compiling EdgeSpec's kernels (once)", 0.0)
         build_once()
     if stored_report() is None:

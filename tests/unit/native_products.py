@@ -193,7 +193,7 @@ def sources(machine: str) -> dict[str, tuple[str, ...]]:
     found = {}
     for line in (SOURCES / "sources.txt").read_text("utf-8").splitlines():
         name, _, flags = line.split("#")[0].partition(" ")
-        needs, *rest = flags.split() or [""]
+        needs, _set, *rest = flags.split() or ["", ""]
         if needs in ("any", machine) and not name.startswith(_OTHERS):
             found[name] = tuple(rest)
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -23,7 +24,9 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         pytest.skip(str(error))
     folder = tmp_path / "sources"
     folder.mkdir()
-    (folder / "sources.txt").write_text("# file, machine, flags\none.cpp any\ntwo.cpp any -DTWO=2\n")
+    (folder / "sources.txt").write_text(
+        "# file, machine, set, flags\none.cpp any any\ntwo.cpp any any -DTWO=2\n"
+    )
     (folder / "one.cpp").write_text('extern "C" int one() { return 1; }\n')
     (folder / "two.cpp").write_text('extern "C" int two() { return TWO; }\n')
     monkeypatch.setattr(build, "SOURCES", folder)
@@ -62,7 +65,9 @@ def test_a_folder_that_cannot_be_written_to_is_passed_over(sources: Path) -> Non
 
 
 def test_a_compiler_without_an_instruction_set_leaves_its_file_out(sources: Path) -> None:
-    (sources / "sources.txt").write_text("one.cpp any\ntwo.cpp any -DTWO=2 -mno-such-instruction-set\n")
+    (sources / "sources.txt").write_text(
+        "one.cpp any any\ntwo.cpp any any -DTWO=2 -mno-such-instruction-set\n"
+    )
     made = functions(build.build())
     assert made.one() == 1
     assert not hasattr(made, "two")
@@ -73,14 +78,112 @@ def test_a_library_for_others_lacks_no_instruction_set(sources: Path, tmp_path: 
     assert (functions(first).one(), functions(first).two()) == (1, 2)
     assert first.read_bytes() == second.read_bytes()
     assert build.library_path() is None, "it is not for this installation"
-    (sources / "sources.txt").write_text("one.cpp any\ntwo.cpp any -DTWO=2 -mno-such-instruction-set\n")
+    (sources / "sources.txt").write_text(
+        "one.cpp any any\ntwo.cpp any any -DTWO=2 -mno-such-instruction-set\n"
+    )
     with pytest.raises(BuildFailed, match=r"fails at two\.cpp"):
         build.build_into(tmp_path / "third")
 
 
 def test_files_of_other_machines_are_not_compiled(sources: Path) -> None:
-    (sources / "sources.txt").write_text("one.cpp any\ntwo.cpp some-other-machine\n")
+    (sources / "sources.txt").write_text("one.cpp any any\ntwo.cpp some-other-machine any\n")
     assert not hasattr(functions(build.build()), "two")
+
+
+@pytest.fixture
+def sets(sources: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The library with three instruction sets, of which SETS names those that the processor has."""
+    (sources / "sources.txt").write_text(
+        "one.cpp any any\nprocessor.cpp any any\n"
+        + "".join(f"{name}.cpp {build._machine()} {name}\n" for name in ("first", "second", "third"))
+    )
+    for name in ("first", "second", "third"):
+        (sources / f"{name}.cpp").write_text(f'extern "C" int {name}() {{ return 1; }}\n')
+    (sources / "processor.cpp").write_text(
+        "#include <cstdlib>\n#include <cstring>\n"
+        'extern "C" int edgespec_isa_id(const char * name) { return name[0]; }\n'
+        'extern "C" int edgespec_processor_has(int isa) { return strchr(getenv("SETS"), isa) != nullptr; }\n'
+    )
+    monkeypatch.setenv("SETS", "f")
+    return sources
+
+
+def compiled_in(path: Path) -> set[str]:
+    return {name for name in ("first", "second", "third") if hasattr(functions(path), name)}
+
+
+def test_instruction_sets_that_the_processor_lacks_are_left_out(sets: Path, tmp_path: Path) -> None:
+    made = build.build()
+    assert compiled_in(made) == build.compiled_sets(made) == {"first"}
+    assert functions(made).one() == 1
+    assert not build.needs_build()
+    assert build.build() == made
+    complete = build.build_into(tmp_path / "wheel")
+    assert compiled_in(complete) == build.compiled_sets(complete) == {"first", "second", "third"}
+
+
+def test_a_library_for_all_processors_serves_each(sets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, complete = build.build(), build.build_into(sets / "compiled")
+    assert build.library_path() == complete, "and not the one for this processor"
+    monkeypatch.setenv("SETS", "t")
+    assert not build.needs_build()
+    assert build.build() == complete
+    assert made.exists()
+
+
+def test_another_processor_adds_its_own_to_a_shared_folder(
+    sets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build.build()
+    monkeypatch.setenv("SETS", "t")
+    assert build.needs_build()
+    build.build_once()
+    made = build.library_path()
+    assert made is not None
+    assert compiled_in(made) == {"first", "third"}
+    for of_processor in ("f", "t"):
+        monkeypatch.setenv("SETS", of_processor)
+        assert not build.needs_build()
+
+
+def test_a_processor_without_any_of_the_sets_gets_the_rest(
+    sets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SETS", "")
+    made = build.build()
+    assert compiled_in(made) == set()
+    assert functions(made).one() == 1
+    assert build.library_path() == made
+    assert not build.needs_build()
+
+
+def test_without_a_compiler_another_processors_library_serves(
+    sets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = build.build()
+    monkeypatch.setenv("SETS", "ft")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    build.build_once()
+    assert build.library_path() == made
+    assert build.known_failure() is None, "there is a library"
+
+
+def test_a_set_that_the_compiler_does_not_know_is_not_tried_again(
+    sets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = sets / "sources.txt"
+    unknown = f"first.cpp {build._machine()} first -mno-such-instruction-set"
+    manifest.write_text(manifest.read_text().replace(f"first.cpp {build._machine()} first", unknown))
+    assert compiled_in(build.build()) == set()
+    assert not build.needs_build()
+
+
+def test_the_real_sources_name_sets_that_their_gate_knows() -> None:
+    made = functions(build.build())
+    sets = build.instruction_sets()
+    assert all(made.edgespec_isa_id(name.encode()) >= 0 for name in sets)
+    here = {name for name in sets if made.edgespec_processor_has(made.edgespec_isa_id(name.encode()))}
+    assert here <= build.compiled_sets(build.build())
 
 
 def test_an_error_of_the_compiler_is_reported(
@@ -137,6 +240,21 @@ def test_a_compiler_that_failed_is_tried_again_when_it_has_changed(compiler: Pat
     build.build_once()
     assert build.library_path() is not None
     assert build.known_failure() is None
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="shell scripts")
+def test_a_compiler_that_failed_is_tried_again_a_day_later(compiler: Path, tmp_path: Path) -> None:
+    """Headers that it lacked may have been installed, which its version does not show."""
+    build.build_once()
+    [note] = noted(tmp_path)
+    build._failures.clear()  # the next process
+    write_compiler(compiler, "", shutil.which("c++") or "g++")
+    build.build_once()
+    assert build.library_path() is None
+    yesterday = note.stat().st_mtime - 25 * 3600
+    os.utime(note, (yesterday, yesterday))
+    build.build_once()
+    assert build.library_path() is not None
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="shell scripts")

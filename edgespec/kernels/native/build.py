@@ -1,13 +1,16 @@
 """Compile EdgeSpec's own kernels: python -m edgespec.kernels.native.build
 
 The library lies beside the sources, or in the user's cache folder where that cannot be written to. Its name
-holds a hash of the sources, so a library of other sources is never loaded. scripts/setup.py runs this; in an
-environment made without it, the first model that is loaded does.
+holds a hash of the sources, so a library of other sources is never loaded, and the instruction sets that it
+was compiled for, if not all of the sources' are: those of this processor. On another processor, such as when
+a folder is shared, those that it lacks are added. scripts/setup.py runs this; in an environment made without
+it, the first model that is loaded does.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import hashlib
 import os
 import platform
@@ -16,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -29,6 +33,9 @@ SOURCES = Path(__file__).parent
 COMMAND = "python -m edgespec.kernels.native.build"
 
 _MANIFEST = "sources.txt"
+_GATE = "processor.cpp"  # knows which instruction sets the processor has
+_ANY = "any"
+_REMEMBERED_S = 24 * 3600.0  # how long a compiler that failed is not tried again
 _COMMON = ("-std=c++17", "-O3", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra")
 _LINK = ("-shared", "-pthread")
 _MISSING = (
@@ -78,19 +85,43 @@ class SourceFile:
     """One file to compile.
 
     Attributes:
+        instruction_set: that the file is for; "any" if it is for all.
         flags: beside those that all files have.
     """
 
     name: str
+    instruction_set: str
     flags: tuple[str, ...]
 
 
 def library_path() -> Path | None:
-    """The library that was compiled of these sources, here or for a wheel; None if there is none."""
-    name = _library_name()
+    """The library that was compiled of these sources, here or for a wheel; None if there is none.
+
+    Of several, it is the one for most instruction sets.
+    """
     wheel = installed_wheel()
     folders = [*_folders(), *([wheel.folder] if wheel is not None else [])]
-    return next((path for folder in folders if (path := folder / name).is_file()), None)
+    pattern = f"edgespec-kernels-{sources_digest()}*{_suffix()}"
+    found = [path for folder in folders for path in sorted(folder.glob(pattern))]
+    return max(found, key=lambda path: len(compiled_sets(path)), default=None)
+
+
+def compiled_sets(library: Path) -> frozenset[str]:
+    """The instruction sets that a library of these sources was compiled for, by its name.
+
+    It lacks those among them that the compiler did not know.
+    """
+    named = library.name.removeprefix(f"edgespec-kernels-{sources_digest()}").removesuffix(_suffix())
+    return frozenset(named.removeprefix("-").split("+")) - {_ANY} if named else instruction_sets()
+
+
+def needs_build() -> bool:
+    """True if there is no library, or this processor has instruction sets that it was not compiled for."""
+    path = library_path()
+    if path is None:
+        return True
+    compiled = compiled_sets(path)
+    return compiled != instruction_sets() and not _runnable(path) <= compiled
 
 
 @cache
@@ -113,7 +144,7 @@ def build_into(folder: Path) -> Path:
         OSError: the folder cannot be written to.
     """
     with tempfile.TemporaryDirectory(prefix="edgespec-kernels-") as scratch:
-        made = _compile(_compiler(), Path(scratch), complete=True)
+        made = _compile(_compiler(), Path(scratch), instruction_sets(), complete=True)
         folder.mkdir(parents=True, exist_ok=True)
         return Path(shutil.copy(made, folder))
 
@@ -130,13 +161,17 @@ def build(*, again: bool = False) -> Path:
     Raises:
         BuildFailed: there is no compiler, it fails, or the library cannot be written.
     """
-    if not again and (known := library_path()) is not None:
+    known = library_path()
+    if known is not None and not again and not needs_build():
         return known
     if sys.platform == "win32":
         raise BuildFailed("they are made for Linux and macOS", "")
     compiler = _compiler()
     with tempfile.TemporaryDirectory(prefix="edgespec-kernels-") as scratch:
-        made = _compile(compiler, Path(scratch))
+        wanted = _of_processor(compiler, Path(scratch))
+        if known is not None:
+            wanted |= compiled_sets(known)  # for the other processors that use this folder
+        made = _compile(compiler, Path(scratch), wanted)
         return _install(made)
 
 
@@ -145,8 +180,8 @@ _failures: dict[Path, BuildFailed] = {}
 
 
 def build_once() -> None:
-    """Compile the library, unless it exists or this compiler has failed at these sources before."""
-    if library_path() is not None or known_failure() is not None:
+    """Compile the library, unless it is there or this compiler has failed at these sources before."""
+    if not needs_build() or _remembered_failure() is not None:
         return
     try:
         build()
@@ -161,8 +196,10 @@ def build_once() -> None:
 
 def known_failure() -> BuildFailed | None:
     """Why the library cannot be compiled, as far as that is known without trying; None if there is one."""
-    if library_path() is not None:
-        return None
+    return _remembered_failure() if library_path() is None else None
+
+
+def _remembered_failure() -> BuildFailed | None:
     if sys.platform == "win32":
         return BuildFailed("they are made for Linux and macOS", "")
     try:
@@ -170,9 +207,12 @@ def known_failure() -> BuildFailed | None:
     except BuildFailed as missing:
         return missing
     try:
-        return BuildFailed(note.read_text("utf-8"), lasting=True)
+        # What the compiler lacked, such as headers, may have been installed since.
+        if abs(time.time() - note.stat().st_mtime) < _REMEMBERED_S:
+            return BuildFailed(note.read_text("utf-8"), lasting=True)
     except (OSError, ValueError):
-        return _failures.get(note)
+        pass
+    return _failures.get(note)
 
 
 def _failure_note(compiler: Sequence[str]) -> Path:
@@ -203,11 +243,42 @@ def main() -> int:
     return 0
 
 
-def _compile(compiler: Sequence[str], scratch: Path, *, complete: bool = False) -> Path:
-    """Compile in a scratch folder.
+def _of_processor(compiler: Sequence[str], scratch: Path) -> frozenset[str]:
+    """The instruction sets that this processor has, as the sources' own gate sees it."""
+    sets = instruction_sets()
+    if not sets:
+        return sets
+    gate = scratch / f"processor{_suffix()}"
+    done = _run([*compiler, *_COMMON, *_LINK, str(SOURCES / _GATE), "-o", str(gate), *_libraries()])
+    if done.returncode:
+        raise _failed(f"{compiler[0]} fails at {_GATE}", done)
+    return _runnable(gate)
+
+
+def _runnable(library: Path) -> frozenset[str]:
+    """The instruction sets of the sources that this processor has.
 
     Args:
-        complete: fail rather than leave out an instruction set.
+        library: holds the gate. Where it cannot be loaded, as one that was made for another machine cannot,
+            all are returned.
+    """
+    sets = instruction_sets()
+    if not sets:
+        return sets
+    try:
+        gate = ctypes.CDLL(str(library))
+        return frozenset(s for s in sets if gate.edgespec_processor_has(gate.edgespec_isa_id(s.encode())))
+    except (OSError, AttributeError):
+        return sets
+
+
+def _compile(
+    compiler: Sequence[str], scratch: Path, wanted: frozenset[str], *, complete: bool = False
+) -> Path:
+    """Compile for some instruction sets, in a scratch folder.
+
+    Args:
+        complete: fail rather than leave out one of them.
     """
 
     def compiled(source: SourceFile) -> Path | None:
@@ -220,8 +291,8 @@ def _compile(compiler: Sequence[str], scratch: Path, *, complete: bool = False) 
         raise _failed(f"{compiler[0]} fails at {source.name}", done)
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        objects = [str(path) for path in pool.map(compiled, sources()) if path is not None]
-    library = scratch / _library_name()
+        objects = [str(path) for path in pool.map(compiled, sources(wanted)) if path is not None]
+    library = scratch / _library_name(wanted)
     done = _run([*compiler, *_LINK, *objects, "-o", str(library), *_libraries()])
     if done.returncode:
         raise _failed(f"{compiler[0]} fails to link", done)
@@ -254,14 +325,23 @@ def _install(library: Path) -> Path:
     raise BuildFailed(f"the library cannot be written: {refused}")
 
 
-def sources() -> list[SourceFile]:
-    """Return the files to compile for this machine."""
+def sources(sets: frozenset[str] | None = None) -> list[SourceFile]:
+    """Return the files to compile for this machine.
+
+    Args:
+        sets: the instruction sets; None for all.
+    """
     found = []
     for line in (SOURCES / _MANIFEST).read_text("utf-8").splitlines():
         fields = line.split("#")[0].split()
-        if fields and fields[1] in ("any", _machine()):
-            found.append(SourceFile(fields[0], tuple(fields[2:])))
+        if fields and fields[1] in (_ANY, _machine()) and (sets is None or fields[2] in {_ANY, *sets}):
+            found.append(SourceFile(fields[0], fields[2], tuple(fields[3:])))
     return found
+
+
+def instruction_sets() -> frozenset[str]:
+    """Return the instruction sets that there are sources for, of this machine's kind of processor."""
+    return frozenset(source.instruction_set for source in sources()) - {_ANY}
 
 
 def _compiler() -> list[str]:
@@ -304,9 +384,13 @@ def _libraries() -> tuple[str, ...]:
     return ("-ldl",) if sys.platform == "linux" else ()
 
 
-def _library_name() -> str:
-    suffix = ".dylib" if sys.platform == "darwin" else ".so"
-    return f"edgespec-kernels-{sources_digest()}{suffix}"
+def _library_name(sets: frozenset[str]) -> str:
+    named = "" if sets == instruction_sets() else f"-{'+'.join(sorted(sets)) or _ANY}"
+    return f"edgespec-kernels-{sources_digest()}{named}{_suffix()}"
+
+
+def _suffix() -> str:
+    return ".dylib" if sys.platform == "darwin" else ".so"
 
 
 def _folders() -> Iterator[Path]:

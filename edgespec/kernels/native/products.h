@@ -32,8 +32,9 @@ enum edgespec_isa {
 
 const char * edgespec_isa_name(int isa); /* "avx2", "avx2-vnni", "avx512-vnni", "amx", "neon-dotprod", "neon-i8mm" */
 int edgespec_isa_id(const char * name);  /* -1: unknown */
+int edgespec_processor_has(int isa);     /* 1 if this processor and system run it; asks for AMX */
 int edgespec_isa_compiled(int isa);      /* 1 if this library has its kernels */
-int edgespec_isa_usable(int isa);        /* 1 if compiled and this processor and system run it; asks for AMX */
+int edgespec_isa_usable(int isa);        /* 1 if both */
 int edgespec_best_isa(void);             /* -1: none */
 
 /* The types that are supported: writes at most `room` numbers, returns how many there are. */
