@@ -33,6 +33,7 @@ from benchmarks.harness import parser_of, print_head
 from edgespec.config import Config
 from edgespec.costs.planned_weights import HitRates
 from edgespec.errors import EdgeSpecError, MemoryLimitError
+from edgespec.heads.shared.layer_tap import LayerTap
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.models.gguf.footprint import Footprint
 from edgespec.models.gguf.header import read_header
@@ -42,7 +43,6 @@ from edgespec.models.llama.cache.shared_cells import SharedCells
 from edgespec.models.llama.cache.state_cache import N_SEQUENCES
 from edgespec.models.llama.cache.tree_cache import BranchingCache
 from edgespec.models.llama.cache.tree_rows import tree_batch
-from edgespec.models.llama.heads.tap import LayerTap
 from edgespec.models.llama.row_rule import FREE, THOROUGH, RowRule, Search, find_row_rule
 from edgespec.models.llama.runtime.backend import start_backend
 from edgespec.models.llama.runtime.batch import TokenBatch

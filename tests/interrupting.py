@@ -16,7 +16,7 @@ _PACKAGE = str(Path(edgespec.__file__).parent)
 _NEVER = tuple(
     str(Path(_PACKAGE) / part)
     for part in (
-        *("offload", "models/llama/heads/tap.py", "models/llama/first_layers.py"),
+        *("offload", "heads/shared/layer_tap.py", "models/llama/first_layers.py"),
         *("models/llama/runtime/graph.py", "models/llama/runtime/signals.py"),
     )
 )

@@ -14,8 +14,8 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.models.gguf.heads.block import BlockKind
-from edgespec.models.gguf.heads.eagle_file import FloatArray
+from edgespec.heads.block.block_head import BlockKind
+from edgespec.heads.eagle.eagle_file import FloatArray
 from tests.heads.block_files import write_block_head
 from tests.heads.block_reference import BlockShape, ReferenceBlockHead
 from tests.tiny import HEAD, N_EMBD, N_FF, N_HEAD, N_VOCAB, add_vocabulary, write_tiny

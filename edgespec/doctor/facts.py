@@ -32,7 +32,7 @@ class ModelFacts:
 
     Attributes:
         path: its first file; None if it is only on the Hub.
-        described: see models.gguf.summary.describe.
+        described: see plans.summary.describe.
         drafter, drafter_reason: what `--draft auto` would take; empty if there is nothing.
         profiled: it has a full profile on this machine.
         approximate: why its figures are approximate; empty if they are those of its file.
@@ -211,11 +211,11 @@ def _inspect_build() -> tuple[Build | None, str, str]:
 
 
 def _inspect_model(model: str, on_progress: Progress) -> ModelFacts:
+    from edgespec.loading.fitting_drafters import drafter_to_take
     from edgespec.models.gguf.layers import ModelFiles
-    from edgespec.models.gguf.summary import describe
-    from edgespec.models.hub.drafter_choice import drafter_to_take
     from edgespec.models.hub.inspection import inspect_model
     from edgespec.offload.planning.fit import USUAL_CONTEXT, fit_report
+    from edgespec.plans.summary import describe
 
     inspected = inspect_model(model, on_progress)
     memory = fit_report(inspected.headers)
@@ -264,7 +264,7 @@ def _size(file: Path) -> int:
 
 
 def _head_fault() -> str:
-    from edgespec.models.llama.heads.support import support_fault
+    from edgespec.heads.head_vetting import support_fault
 
     return support_fault()
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec.drafting.head_conversion import convert_head
 from edgespec.drafting.pair_check import examine_pair
 from edgespec.errors import EdgeSpecError, HubError, UsageError
+from edgespec.heads.eagle.eagle_conversion import convert_head
 from edgespec.models.hub import catalog
 from edgespec.models.hub.download import download
 from edgespec.models.hub.names import HubName

@@ -8,10 +8,9 @@ from typing import Any
 
 from edgespec.drafters.translation import Translation
 from edgespec.errors import PairingError, UsageError
+from edgespec.heads.families import head_recipe
+from edgespec.models.gguf.head_family import head_family
 from edgespec.models.gguf.header import read_header
-from edgespec.models.gguf.heads.block import ASSISTANT, head_kind
-from edgespec.models.gguf.heads.eagle import is_head
-from edgespec.models.gguf.heads.mtp_file import is_mtp_file
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.split_files import split_paths
 from edgespec.models.gguf.types import GGUFHeader
@@ -21,7 +20,6 @@ from edgespec.models.llama.tokenizer.compatibility import CompatibilityCheck, co
 from edgespec.progress import Progress
 from edgespec.units import readable
 
-_MTP_RECIPE = "MTP layer"
 _HEAD_CHECK = "hidden states"
 
 
@@ -86,7 +84,7 @@ def examine_pair(
     """
     paths = [catalog.find(target, on_progress), catalog.find(drafter, on_progress)]
     headers = [read_header(path) for path in paths]
-    head = is_head(headers[1]) or is_mtp_file(headers[1])
+    head = head_family(headers[1]) is not None
     if not head:
         check_sizes(*headers)
     else:
@@ -115,14 +113,6 @@ def examine_pair(
         pair = DrafterPair(**asdict(pair) | {"top1": found.top1, "top4": found.top4, "tokens": found.tokens})
     PairRegistry().add(pair)
     return PairCheck(paths[0], paths[1], checks, fits=True, pair=pair, shared=shared)
-
-
-def head_recipe(drafter: GGUFHeader) -> str:
-    """The kind of a drafter that was trained for its target, for people; empty for models."""
-    if is_mtp_file(drafter):
-        return _MTP_RECIPE
-    kind = head_kind(drafter)
-    return f"head ({kind})" if kind and kind != ASSISTANT else kind
 
 
 def check_sizes(target: GGUFHeader, drafter: GGUFHeader) -> None:

@@ -8,22 +8,20 @@ from pathlib import Path
 
 from edgespec.costs.planner import alternatives, best
 from edgespec.errors import EdgeSpecError, UsageError
+from edgespec.heads.families import drafter_files, head_of
+from edgespec.heads.head_vetting import require_draftable
+from edgespec.heads.mtp.mtp_head import MTPHead, mtp_fault, require_mtp
+from edgespec.loading.fitting_drafters import drafters_that_fit
 from edgespec.loading.plan import Planner
 from edgespec.loading.tree_sizes import known_drafting
 from edgespec.models.gguf.embedding import require_generation
 from edgespec.models.gguf.footprint import USUAL_NODES
+from edgespec.models.gguf.head_family import head_family
 from edgespec.models.gguf.header import read_header
-from edgespec.models.gguf.heads.assistant import is_assistant, read_assistant, require_assistant_fits
-from edgespec.models.gguf.heads.block import read_any_head
-from edgespec.models.gguf.heads.eagle import is_head, require_fit
-from edgespec.models.gguf.heads.mtp import mtp_fault, require_mtp
-from edgespec.models.gguf.heads.mtp_file import MTPFile, drafter_files, is_mtp_file, require_mtp_file_fits
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
-from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
-from edgespec.models.hub.drafter_choice import FAMILY, DrafterCandidate, drafters_that_fit
+from edgespec.models.hub.drafter_choice import FAMILY, DrafterCandidate
 from edgespec.models.hub.registry import PairRegistry
-from edgespec.models.llama.heads.support import require_support
 from edgespec.models.llama.runtime.vetting import require_loadable
 from edgespec.option import named
 from edgespec.progress import Progress
@@ -40,8 +38,9 @@ def read_model(path: Path) -> ModelFiles:
         ModelFileError: one is missing or damaged, or llama.cpp would not survive loading it.
         UsageError: it is a draft head.
     """
-    files = ModelFiles.of(read_header(path))
-    if is_head(files.headers[0]) or is_mtp_file(read_header(path)):
+    header = read_header(path)
+    files = ModelFiles.of(header)
+    if head_family(header) is not None:
         raise UsageError(
             f"{path.name} is a draft head, which only works with the model that it was made for.",
             f"Name that model, and this file with {named('draft', str(path))}.",
@@ -60,41 +59,26 @@ def read_drafter(path: Path, target: ModelFiles) -> ModelFiles:
         BackendError: it is a head, and this llama.cpp build cannot draft with heads of its kind.
         UsageError: llama.cpp does not survive drafting with the MTP layer in the file.
     """
-    header = read_header(path)
-    if is_mtp_file(header):
-        return _read_mtp_file(header, target)
-    if not is_head(header):
+    files = drafter_files(read_header(path))
+    if (head := head_of(files)) is None:
         return read_model(path)
-    files = ModelFiles.of(header)
-    if is_assistant(header):
-        require_assistant_fits(read_assistant(header), target)
-    else:
-        require_fit(read_any_head(header), target)
-    require_support("Name an ordinary drafter")
-    require_loadable(files.headers, target.headers[0])
+    head.require_fit(target)
+    require_draftable(head, files, target)
     return files
-
-
-def _read_mtp_file(header: GGUFHeader, target: ModelFiles) -> MTPFile:
-    """The target's layers for multi-token prediction, from a file of their own; raises as `read_drafter`."""
-    layers = drafter_files(header)
-    assert isinstance(layers, MTPFile)
-    require_mtp_file_fits(layers, target)
-    require_support(f"Leave out {named('draft', 'mtp')}")
-    require_loadable([header, *layers.headers[1:]], mtp=True)
-    return layers
 
 
 def read_mtp(target: ModelFiles) -> MTPLayers:
     """The target's own layers for multi-token prediction.
+
+    Nothing is tried with a model that is planned for and not here.
 
     Raises:
         UsageError: it has none, or llama.cpp cannot compute them.
         BackendError: this llama.cpp build cannot draft with such layers.
     """
     layers = require_mtp(target)
-    require_support(f"Leave out {named('draft', 'mtp')}")
-    require_loadable(target.headers, mtp=True)
+    if target.paths[0].exists():
+        require_draftable(MTPHead(layers), layers, target)
     return layers
 
 
@@ -166,11 +150,10 @@ def _own_layers(planner: Planner, notes: list[str]) -> MTPLayers | None:
     target = planner.target
     if mtp_fault(target):
         return None
-    assert target.mtp is not None
     try:
-        with_layers = planner.plan(target.mtp)
-        if not with_layers.streams or planner.plan().streams:
-            return read_mtp(target)
+        layers = read_mtp(target)
+        if not planner.plan(layers).streams or planner.plan().streams:
+            return layers
         why = "there is no memory for it without streaming weights"
     except EdgeSpecError as error:
         why = error.what.rstrip(".")

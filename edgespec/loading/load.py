@@ -17,6 +17,8 @@ from edgespec.engine.target import Target
 from edgespec.errors import MemoryLimitError
 from edgespec.files.cache_kind import CacheKind
 from edgespec.files.checked import CheckedFiles
+from edgespec.heads.families import head_of
+from edgespec.heads.opening import Shown, hidden_states
 from edgespec.kernels.layouts import own_in_use
 from edgespec.kernels.native.build import build_once, needs_build
 from edgespec.kernels.rebuild import own_fault
@@ -35,7 +37,7 @@ from edgespec.loading.drafter import (
     tree_limits,
 )
 from edgespec.loading.files import find_drafter, read_model
-from edgespec.loading.heads import Shown, hidden_states, open_head
+from edgespec.loading.heads import open_head
 from edgespec.loading.models import open_drafting_model
 from edgespec.loading.plan import Plan, Planner
 from edgespec.loading.state import LoadState
@@ -115,15 +117,16 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
     decision = decide(planner, partial(find_drafter, on_progress=state.on_progress))
     state.notes += decision.notes
     drafter_files = decision.plan.drafter
-    shown = hidden_states(drafter_files)
+    head = None if drafter_files is None else head_of(drafter_files)
+    shown = None if head is None else hidden_states(head)
     plan, target, template = _open_planned(decision, shown, state)
 
     drafted_by = drafter_name(drafter_files, state)
     policy = open_policy(target_files, drafted_by, state)
     experts = target.model.weights.expert_use is not None
     limits = tree_limits(plan, policy, experts=experts)
-    if drafter_files is not None and shown is not None:
-        drafter: Drafter = open_head(drafter_files, target, shown, plan, state)
+    if drafter_files is not None and head is not None and shown is not None:
+        drafter: Drafter = open_head(head, drafter_files, target, shown, plan, state)
     else:
         drafter = open_drafter(target, limits, plan, state)
 

@@ -9,9 +9,9 @@ from edgespec.engine.target import Target
 from edgespec.errors import BackendError
 from edgespec.files.state import FileState
 from edgespec.files.user_folders import cache_folder
+from edgespec.heads.opening import Shown
 from edgespec.kernels.layouts import own_in_use
 from edgespec.loading.adapters import refuse_streaming
-from edgespec.loading.heads import Shown, require_hidden_states
 from edgespec.loading.models import open_model
 from edgespec.loading.pack_folders import pack_folders
 from edgespec.loading.plan import Plan
@@ -77,7 +77,7 @@ def open_target(
     files, header = plan.target, plan.target.headers[0]
     branching = _try_branches(context, header.fingerprint, plan, state)
     if shown is not None:
-        require_hidden_states(model, context, shown)
+        shown.require_rows(context)
     exact = _decodes_exactly(context, branching, plan)
     template = _open_template(model, state)
     if state.adapters:

@@ -9,13 +9,11 @@ from edgespec.costs.curves import Curve
 from edgespec.costs.planner import USUAL_OVERHEAD, DraftingCosts
 from edgespec.costs.yields import USUAL_AGREEMENT, TreeYields, expected_yields
 from edgespec.errors import EdgeSpecError
+from edgespec.heads.block.block_head import BlockHead
+from edgespec.heads.families import drafter_files, head_of
+from edgespec.heads.mtp.mtp_head import MTP_NAME, mtp_fault
 from edgespec.loading.plan import Plan
 from edgespec.models.gguf.header import read_header
-from edgespec.models.gguf.heads.assistant import is_assistant
-from edgespec.models.gguf.heads.block import BlockHead, read_any_head
-from edgespec.models.gguf.heads.eagle import is_head
-from edgespec.models.gguf.heads.mtp import MTP_NAME, mtp_fault, with_output
-from edgespec.models.gguf.heads.mtp_file import MTPFile, drafter_files
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
 from edgespec.models.gguf.vocabulary import another_vocabulary
 from edgespec.models.hub.drafter_choice import agreement_of, candidates
@@ -105,21 +103,16 @@ class DraftCosts:
             draft: its name where it is not on this machine.
         """
         header, target = files.headers[0], ModelFiles.of_headers(self._target.headers)
+        head = head_of(files)
+        multiplied = files if head is None else head.multiplied(files, target)
         if isinstance(files, MTPLayers):
-            return self._of_model(files, MTP_NAME, None, with_output(files, target))
+            return self._of_model(files, MTP_NAME, None, multiplied)
         here = header.path.exists()
         name = header.path.name if here else draft
         top1 = agreement_of(target.headers[0], header.path) if here and self._target.path else None
-        if isinstance(files, MTPFile):
-            return self._of_model(files, f"{name} ({MTP_NAME})", top1, files)
-        if not is_head(header):
-            return self._of_model(files, name, top1, files)
-        if is_assistant(header):
-            return self._of_model(files, f"{name} (assistant)", top1, files)
-        head = read_any_head(header)
-        drafting = self._of_model(
-            files, f"{name} (head)", top1, with_output(files, target) if head.borrows_output else files
-        )
+        if head is not None:
+            name = f"{name} ({head.role})"
+        drafting = self._of_model(files, name, top1, multiplied)
         return _in_one_pass(drafting, head) if isinstance(head, BlockHead) else drafting
 
     def _of_model(

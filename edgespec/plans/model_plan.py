@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from edgespec.config import Config
+from edgespec.heads.mtp.mtp_file import read_mtp_file
 from edgespec.kernels.report_store import ensure_report
 from edgespec.loading.adapters import read_adapters
 from edgespec.loading.devices.cards import Cards
@@ -18,7 +19,7 @@ from edgespec.loading.plan import Planner
 from edgespec.measure.threads import known_threads
 from edgespec.models.gguf.embedding import embedding_shape, require_generation
 from edgespec.models.gguf.footprint import require_cache_type
-from edgespec.models.gguf.heads.mtp_file import is_mtp_file, read_mtp_file
+from edgespec.models.gguf.head_family import HeadFamily, head_family
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub import catalog
 from edgespec.models.hub.inspection import InspectedModel, inspect_model
@@ -97,7 +98,7 @@ def _find(planner: Planner, on_progress: Progress) -> FoundDrafter:
     if speculation.names_a_model:
         model = inspect_model(speculation.draft, on_progress)
         if model.path is None:
-            is_mtp = is_mtp_file(model.headers[0])
+            is_mtp = head_family(model.headers[0]) is HeadFamily.MTP
             files = read_mtp_file(model.headers) if is_mtp else ModelFiles.of_headers(model.headers)
             approximate = (f"{speculation.draft}: its size is approximate.",) if model.approximate else ()
             return FoundDrafter(files, (*model.notes, *approximate), named=True)

@@ -126,7 +126,7 @@ def _outcome(
     except Exception as error:
         return f"broke {type(error).__name__}: {error}"
     progress[1] = STAGES.index("tried")
-    attempt({"path": str(path), **({"beside": str(beside), "adapter": True} if beside else {})})
+    attempt({"path": str(path), **({"beside": str(beside)} if beside else {})})
     progress[1] = STAGES.index("survived")
     try:
         if beside:

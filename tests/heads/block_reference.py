@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.models.gguf.heads.eagle_file import FloatArray
+from edgespec.heads.eagle.eagle_file import FloatArray
 from tests.heads.reference import random_weights, silu
 
 

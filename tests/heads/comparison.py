@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.models.gguf.heads.eagle_file import FloatArray
-from edgespec.models.llama.heads.context import HeadContext
+from edgespec.heads.eagle.eagle_file import FloatArray
+from edgespec.heads.shared.head_context import HeadContext
 from edgespec.models.llama.runtime.batch import TokenBatch
 from tests.heads.reference import ReferenceLayer
 

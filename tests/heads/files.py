@@ -7,7 +7,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from edgespec.models.gguf.heads.eagle_file import FloatArray, HeadShape
+from edgespec.heads.eagle.eagle_file import FloatArray, HeadShape
 from edgespec.models.llama.trials import tiny_hybrid
 from edgespec.models.llama.trials.tiny_hybrid import add_bytes
 from tests.heads.reference import MTPShape

@@ -7,8 +7,8 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from edgespec.models.gguf.heads import assistant
-from edgespec.models.gguf.heads.eagle_file import AddVocabulary
+from edgespec.heads.assistant.assistant_head import TARGET
+from edgespec.heads.eagle.eagle_file import AddVocabulary
 from tests.heads.files import write_file
 from tests.heads.gemma_reference import GemmaShape, Weights
 
@@ -26,7 +26,7 @@ def write_gemma(
         weights: by their names, rows first; see GemmaShape.tensors.
         type_id: of matrices.
     """
-    architecture = assistant.ARCHITECTURE if shape.target_width else assistant.TARGET
+    architecture = "gemma4-assistant" if shape.target_width else TARGET
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(len(shape.sliding))
     writer.add_context_length(4096)

@@ -13,16 +13,16 @@ import pytest
 
 import edgespec
 from edgespec.cli.main import main
-from edgespec.drafters.assistant import AssistantDrafter, GrowingTree
 from edgespec.engine.engine import Engine
 from edgespec.engine.target import Target
 from edgespec.errors import BackendError, ModelFileError, PairingError, UsageError
 from edgespec.generation.config import GenerationConfig
+from edgespec.heads.assistant.assistant_context import AssistantContext
+from edgespec.heads.assistant.assistant_drafter import AssistantDrafter, GrowingTree
+from edgespec.heads.eagle.eagle_file import FloatArray
 from edgespec.models.gguf.header import read_header
-from edgespec.models.gguf.heads.eagle_file import FloatArray
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.cache.tree_cache import BranchingCache
-from edgespec.models.llama.heads.assistant import AssistantContext
 from edgespec.models.llama.runtime.context import NoRoomInCache
 from edgespec.offload.planning.needs import ContextShape, PairSizes
 from edgespec.speculation.growth import Children, Frontier

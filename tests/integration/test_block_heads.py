@@ -13,21 +13,21 @@ import pytest
 import edgespec
 from edgespec.cli.main import main
 from edgespec.config import Config
-from edgespec.drafters.block_head import BlockHeadDrafter
-from edgespec.drafters.block_logits import BlockLogits
-from edgespec.drafters.block_sequence import BlockSequence
 from edgespec.engine.engine import Engine
 from edgespec.engine.sessions.file import SessionFile
 from edgespec.engine.sessions.session import Session
 from edgespec.errors import BackendError, PairingError, UsageError
 from edgespec.generation.config import GenerationConfig
+from edgespec.heads.block.block_context import BlockContext
+from edgespec.heads.block.block_drafter import BlockHeadDrafter
+from edgespec.heads.block.block_head import BlockKind
+from edgespec.heads.block.block_logits import BlockLogits
+from edgespec.heads.block.block_sequence import BlockSequence
+from edgespec.heads.shared.layer_tap import LayerTap
 from edgespec.loading.pass_costs import expected_prefill
 from edgespec.measure.full_profile import measure_full_profile
 from edgespec.models.gguf.header import read_header
-from edgespec.models.gguf.heads.block import BlockKind
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.llama.heads.block import BlockContext
-from edgespec.models.llama.heads.tap import LayerTap
 from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model

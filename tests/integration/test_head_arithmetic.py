@@ -10,14 +10,15 @@ import gguf
 import numpy as np
 import pytest
 
-from edgespec.models.gguf.heads.eagle_file import FloatArray, write_head
+from edgespec.heads.assistant.assistant_context import AssistantContext
+from edgespec.heads.block.block_context import BlockContext
+from edgespec.heads.eagle.eagle_context import EagleContext
+from edgespec.heads.eagle.eagle_file import FloatArray, write_head
+from edgespec.heads.mtp.mtp_context import MTPContext
+from edgespec.heads.shared.last_states import LastStates
+from edgespec.heads.shared.layer_tap import LayerTap
 from edgespec.models.llama.cache.shared_cells import SharedCells
 from edgespec.models.llama.cache.tree_cache import BranchingCache
-from edgespec.models.llama.heads.assistant import AssistantContext
-from edgespec.models.llama.heads.block import BlockContext
-from edgespec.models.llama.heads.context import EagleContext, MTPContext
-from edgespec.models.llama.heads.last_states import LastStates
-from edgespec.models.llama.heads.tap import LayerTap
 from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.graph import GraphObserver
@@ -184,7 +185,7 @@ def test_an_assistant(tmp_path: Path) -> None:
         context = context_of(target, n_sequences=8)
         states = LastStates(GEMMA.width)
         states.attach(context)
-        beside = AssistantContext(assistant, context, n_sequences=8, n_threads=1)
+        beside = AssistantContext(assistant, context, n_cells=0, n_sequences=8, n_threads=1)
         first = BranchingCache(SharedCells(context, ordered=True))
         caches = [first, first.another()]
         for cache, text in zip(caches, TEXTS, strict=True):

@@ -12,15 +12,15 @@ import pytest
 
 import edgespec
 from edgespec.cli.main import main
-from edgespec.drafters.head import HeadDrafter
-from edgespec.drafters.head_sequence import HeadSequence
 from edgespec.engine.engine import Engine
 from edgespec.errors import BackendError, PairingError, UsageError
 from edgespec.generation.config import GenerationConfig
+from edgespec.heads.shared.head_drafter import HeadDrafter
+from edgespec.heads.shared.head_sequence import HeadSequence
+from edgespec.heads.shared.layer_tap import LayerTap
 from edgespec.measure.full_profile import measure_full_profile
 from edgespec.models.gguf.header import read_header
-from edgespec.models.llama.heads import nextn
-from edgespec.models.llama.heads.tap import LayerTap
+from edgespec.models.llama.runtime import nextn
 from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
@@ -182,7 +182,9 @@ def test_texts_that_do_not_fit_together(engine: Engine, monkeypatch: pytest.Monk
     prompts = [PROMPT, [9, *PROMPT], [8, 9, *PROMPT]]
     expected = [engine.generate(prompt, GREEDY).tokens for prompt in prompts]
     cells = engine.target.context.n_cells
-    monkeypatch.setattr("edgespec.drafters.head._SPARE_CELLS", cells - 110)  # room for one of them
+    monkeypatch.setattr(
+        "edgespec.heads.shared.head_drafter._SPARE_CELLS", cells - 110
+    )  # room for one of them
     monkeypatch.setattr(drafter_of(engine)._context, "n_cells", 140 + 2 * engine.limits.budget)
     answers = engine.generate_many(prompts, GREEDY)
     assert [answer.tokens for answer in answers] == expected

@@ -18,6 +18,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.passes import SequenceTree, TargetPass
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.decisions import Decisions
+from edgespec.heads.shared.layer_tap import LayerTap
 from edgespec.kernels import ggml, products
 from edgespec.kernels.attention import Attention
 from edgespec.kernels.layouts import KernelLayout, kernel_layouts, looks_up_rows
@@ -28,7 +29,6 @@ from edgespec.models.gguf.footprint import Footprint
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles, layers_of_each_kind
 from edgespec.models.llama.first_layers import FirstLayers
-from edgespec.models.llama.heads.tap import LayerTap
 from edgespec.models.llama.quantize import make_drafter
 from edgespec.models.llama.row_rule import ANY_ROWS, FEW_PASSES, FREE, FREE_SPARING, find_row_rule
 from edgespec.models.llama.runtime.backend import start_backend

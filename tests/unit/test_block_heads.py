@@ -11,22 +11,16 @@ import gguf
 import numpy as np
 import pytest
 
-from edgespec.drafters.block_logits import BiasedLogits, IndependentLogits, PairedLogits
 from edgespec.errors import ModelFileError, PairingError
 from edgespec.generation.config import GenerationConfig
+from edgespec.heads.block.block_head import BlockHead, BlockKind, read_block_head
+from edgespec.heads.block.block_logits import BiasedLogits, IndependentLogits, PairedLogits
+from edgespec.heads.block.markov_head import MarkovHead
+from edgespec.heads.eagle.eagle_file import FloatArray, write_head
+from edgespec.heads.eagle.eagle_head import EagleHead
+from edgespec.heads.families import head_of
+from edgespec.models.gguf.head_family import HeadFamily, head_family
 from edgespec.models.gguf.header import read_header
-from edgespec.models.gguf.heads.block import (
-    BlockHead,
-    BlockKind,
-    is_block_head,
-    mask_token,
-    read_any_head,
-    read_block_head,
-    selector_candidates,
-)
-from edgespec.models.gguf.heads.eagle import DraftHead, is_head, require_fit
-from edgespec.models.gguf.heads.eagle_file import FloatArray, write_head
-from edgespec.models.gguf.heads.markov import MarkovHead
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.llama.trials.tiny_hybrid import N_VOCAB, add_bytes
@@ -57,9 +51,8 @@ def written(path: Path, shape: BlockShape = SHAPE, **more: FloatArray) -> GGUFHe
 
 def test_what_a_header_says(tmp_path: Path, target: ModelFiles) -> None:
     header = written(tmp_path / "head.gguf")
-    head = read_any_head(header)
-    assert is_head(header)
-    assert is_block_head(header)
+    head = head_of(ModelFiles((header,)))
+    assert head_family(header) is HeadFamily.BLOCK
     assert head == BlockHead(
         header,
         (1, 2, 3),
@@ -72,10 +65,9 @@ def test_what_a_header_says(tmp_path: Path, target: ModelFiles) -> None:
         block_size=6,
         from_anchor=False,
         causal=False,
+        mask_token=SHAPE.mask,
     )
-    assert mask_token(header) == SHAPE.mask
-    assert selector_candidates(header) == 0
-    require_fit(head, target)
+    head.require_fit(target)
 
 
 def test_kinds_differ_by_their_tensors(tmp_path: Path) -> None:
@@ -88,7 +80,7 @@ def test_kinds_differ_by_their_tensors(tmp_path: Path) -> None:
     for shape, kind, n_drafts in kinds:
         head = read_block_head(written(tmp_path / "head.gguf", shape))
         assert (head.kind, head.n_drafts) == (kind, n_drafts)
-        assert selector_candidates(head.header) == shape.top_k
+        assert head.candidates == shape.top_k
     plain = write_head(
         tmp_path / "plain.gguf",
         files.SHAPE,
@@ -96,7 +88,7 @@ def test_kinds_differ_by_their_tensors(tmp_path: Path) -> None:
         add_bytes,
         drafted=np.arange(100),
     )
-    assert type(read_any_head(read_header(plain))) is DraftHead
+    assert type(head_of(ModelFiles.of(read_header(plain)))) is EagleHead
 
 
 def _without(name: str) -> Callable[[GGUFHeader], GGUFHeader]:
@@ -140,13 +132,13 @@ def test_damaged_heads_are_refused(
 def test_heads_of_other_targets_are_refused(tmp_path: Path, target: ModelFiles) -> None:
     deep = read_block_head(written(tmp_path / "deep.gguf", replace(SHAPE, layers=(1, 2, 4))))
     with pytest.raises(PairingError, match=r"it reads the layers 1, 2, 4 \(the first is 0\), but there"):
-        require_fit(deep, target)
+        deep.require_fit(target)
     narrow = read_block_head(written(tmp_path / "narrow.gguf", replace(SHAPE, width=32, head=8)))
     with pytest.raises(PairingError, match=r"it reads hidden states of 32 elements, not 64\."):
-        require_fit(narrow, target)
+        narrow.require_fit(target)
     header = _with(**{"dflash.hyper_connection.count": 4})(deep.header)
     with pytest.raises(PairingError, match=r"is a DSpark head of DeepSeek V4, and these are not supported\."):
-        read_any_head(header)
+        read_block_head(header)
 
 
 def test_independent_positions_give_every_node_of_a_depth_the_same() -> None:

@@ -19,6 +19,10 @@ BREACHES = {
         "speculation/growth.py",
         "from edgespec.speculation.learning import acceptance",
     ),
+    "families of heads are independent": (
+        "heads/mtp/mtp_head.py",
+        "from edgespec.heads.eagle import eagle_head",
+    ),
     "speculation and costs are arithmetic": ("speculation/tree.py", "from edgespec.files import state"),
     "llama.cpp is called in two places": ("engine/engine.py", "import llama_cpp"),
     "only tuning needs torch": ("drafting/make.py", "import torch"),

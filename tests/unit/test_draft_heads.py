@@ -13,19 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.errors import ModelFileError, PairingError
+from edgespec.heads.eagle.eagle_file import FloatArray, HeadShape, write_head
+from edgespec.heads.eagle.eagle_head import EagleHead, read_eagle_head
+from edgespec.heads.shared.layer_head import drafted_tokens
 from edgespec.kernels.ggml import UnsupportedBuild
+from edgespec.models.gguf.head_family import HeadFamily, head_family
 from edgespec.models.gguf.header import read_header
-from edgespec.models.gguf.heads.eagle import (
-    DraftHead,
-    drafted_tokens,
-    is_head,
-    read_head,
-    require_fit,
-)
-from edgespec.models.gguf.heads.eagle_file import FloatArray, HeadShape, write_head
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import ArrayInfo, GGUFHeader
-from edgespec.models.llama.heads import nextn
+from edgespec.models.llama.runtime import nextn
 from edgespec.models.llama.trials.tiny_hybrid import N_VOCAB, add_bytes
 from tests.heads.files import SHAPE, WIDTH, write_target
 from tests.heads.reference import ReferenceHead, random_weights
@@ -47,22 +43,22 @@ def written(path: Path, drafted: Any = DRAFTED, shape: HeadShape = SHAPE, **more
 
 def test_what_a_header_says(tmp_path: Path, target: ModelFiles) -> None:
     header = written(tmp_path / "head.gguf")
-    head = read_head(header)
-    assert is_head(header)
-    assert not is_head(target.headers[0])
-    assert head == DraftHead(
+    head = read_eagle_head(header)
+    assert head_family(header) is HeadFamily.EAGLE
+    assert head_family(target.headers[0]) is None
+    assert head == EagleHead(
         header, (1, 2, 3), WIDTH, WIDTH, 100, borrows_embedding=True, borrows_output=False
     )
     assert drafted_tokens(head).tolist() == DRAFTED.tolist()
-    require_fit(head, target)
+    head.require_fit(target)
     embedding = np.zeros((N_VOCAB, 32), dtype=np.float32)
     own = written(
         tmp_path / "own.gguf",
         shape=replace(SHAPE, width=32, head=8),
         **{"token_embd.weight": embedding},
     )
-    assert not read_head(own).borrows_embedding
-    require_fit(read_head(own), target)
+    assert not read_eagle_head(own).borrows_embedding
+    read_eagle_head(own).require_fit(target)
 
 
 @pytest.mark.parametrize(
@@ -77,9 +73,9 @@ def test_what_a_header_says(tmp_path: Path, target: ModelFiles) -> None:
 def test_tables_of_other_ids_are_refused(
     tmp_path: Path, target: ModelFiles, drafted: Any, fault: str
 ) -> None:
-    head = read_head(written(tmp_path / "head.gguf", drafted))
+    head = read_eagle_head(written(tmp_path / "head.gguf", drafted))
     with pytest.raises(ModelFileError, match=fault):
-        require_fit(head, target)
+        head.require_fit(target)
 
 
 def _without(name: str) -> Callable[[GGUFHeader], GGUFHeader]:
@@ -112,16 +108,16 @@ def test_damaged_heads_are_refused(
 ) -> None:
     header = change(written(tmp_path / "head.gguf"))
     with pytest.raises(ModelFileError, match=fault) as caught:
-        read_head(header)
+        read_eagle_head(header)
     assert caught.value.hint == "Get another conversion of the head."
 
 
 def test_targets_with_more_tokens_are_refused(tmp_path: Path, target: ModelFiles) -> None:
-    head = read_head(written(tmp_path / "head.gguf"))
+    head = read_eagle_head(written(tmp_path / "head.gguf"))
     tokens = {"tokenizer.ggml.tokens": ArrayInfo("string", N_VOCAB + 1)}
     header = replace(target.headers[0], metadata={**target.headers[0].metadata, **tokens})
     with pytest.raises(PairingError, match=r"it knows 259 tokens, but the target has 260\.") as caught:
-        require_fit(head, ModelFiles((header,)))
+        head.require_fit(ModelFiles((header,)))
     assert caught.value.hint.startswith("Name a head that was trained for this model")
 
 

@@ -16,11 +16,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgespec.cli.main import main
-from edgespec.drafting.head_conversion import convert_head, head_shape, head_weights, neighbouring_pairs
 from edgespec.errors import ModelFileError, PairingError, UsageError
+from edgespec.heads.eagle.eagle_conversion import convert_head, head_shape, head_weights, neighbouring_pairs
+from edgespec.heads.eagle.eagle_file import FloatArray
+from edgespec.heads.eagle.eagle_head import read_eagle_head
+from edgespec.heads.shared.layer_head import drafted_tokens
 from edgespec.models.gguf.header import read_header
-from edgespec.models.gguf.heads.eagle import drafted_tokens, read_head
-from edgespec.models.gguf.heads.eagle_file import FloatArray
 from edgespec.models.gguf.safetensors import StoredTensor, read_safetensors
 from edgespec.models.hub.registry import PairRegistry
 from edgespec.models.llama.trials.tiny_hybrid import N_VOCAB
@@ -116,7 +117,7 @@ def test_a_head_becomes_a_gguf_file(published: Published, capsys: pytest.Capture
     assert main([*command, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     path = Path(said["path"])
-    head = read_head(read_header(path))
+    head = read_eagle_head(read_header(path))
     assert head.layers == tuple(said["layers"]) == (2, 2, 1)
     assert head.borrows_embedding, "it is a copy of the target's"
     assert drafted_tokens(head).tolist() == list(range(0, 2 * SHAPE.n_drafted, 2))

@@ -11,8 +11,8 @@ import pytest
 from edgespec.cli.main import main
 from edgespec.drafting.head_fetch import fetch_head
 from edgespec.errors import HubError, UsageError
+from edgespec.models.gguf.head_family import HeadFamily, head_family
 from edgespec.models.gguf.header import read_header
-from edgespec.models.gguf.heads.eagle import is_head
 from edgespec.models.hub import catalog
 from edgespec.models.hub.registry import PairRegistry
 from edgespec.models.hub.repository import Hub
@@ -49,7 +49,7 @@ def test_a_head_is_fetched_converted_and_remembered(
 ) -> None:
     found = fetch_head(str(published.target), repos=(REPO,), hub=hub)
     assert (found.repo, found.converted) == (REPO, True)
-    assert is_head(read_header(found.path))
+    assert head_family(read_header(found.path)) is HeadFamily.EAGLE
     (pair,) = PairRegistry().pairs(read_header(published.target).fingerprint)
     assert pair.path == found.path
     assert sorted(request.path.partition("?")[0].rpartition("/")[2] for request in server.downloads()) == [
@@ -100,6 +100,6 @@ def test_pull_names_the_head_and_fetches_it(
     assert main(["models", "pull", "qwen3-8b", "--head", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["heads"] == list(entry.heads)
-    assert is_head(read_header(Path(found["head"])))
+    assert head_family(read_header(Path(found["head"]))) is HeadFamily.EAGLE
     (pair,) = PairRegistry().pairs(read_header(Path(found["path"])).fingerprint)
     assert str(pair.path) == found["head"]

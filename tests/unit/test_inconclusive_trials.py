@@ -105,7 +105,7 @@ def vet_model(model: Path) -> None:
 
 
 def vet_mtp_layers(model: Path) -> None:
-    require_loadable([read_header(model)], mtp=True)
+    require_loadable([read_header(model)], mtp=True, trial="edgespec.heads.head_trial")
 
 
 def vet_adapter(model: Path) -> None:

@@ -10,14 +10,11 @@ import pytest
 
 from edgespec.config import Config
 from edgespec.errors import ModelFileError, PairingError, UsageError
-from edgespec.models.gguf.heads.eagle import is_head
-from edgespec.models.gguf.heads.mtp import mtp_fault, require_mtp, with_output
-from edgespec.models.gguf.heads.mtp_file import (
-    is_mtp_file,
-    read_mtp_file,
-    reads_target,
-    require_mtp_file_fits,
-)
+from edgespec.heads.families import head_of
+from edgespec.heads.mtp.mtp_file import read_mtp_file
+from edgespec.heads.mtp.mtp_head import MTPHead, mtp_fault, require_mtp
+from edgespec.loading.files import read_mtp
+from edgespec.models.gguf.head_family import HeadFamily, head_family
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
 from edgespec.models.gguf.types import GGUFHeader, TensorInfo
 from edgespec.models.llama.runtime.device_layers import ON_PROCESSOR
@@ -53,16 +50,16 @@ def test_layers_are_set_apart(count: int) -> None:
     assert files.headers[0].block_count == LAYERS == len(files.layers())
     assert isinstance(files.mtp, MTPLayers)
     assert files.mtp.n_layers == files.mtp.headers[0].block_count == count
-    assert files.mtp.width == WIDTH
+    assert MTPHead(files.mtp).shown_width == WIDTH
     assert [layer.index for layer in files.mtp.layers()] == list(range(LAYERS, LAYERS + count))
     assert files.tensor_bytes + files.mtp.tensor_bytes == whole.tensor_bytes
     assert files.headers[0].fingerprint == whole.fingerprint != files.mtp.headers[0].fingerprint
     assert files.headers[0].keeps_running_state
     assert not files.mtp.headers[0].keeps_running_state
     assert ModelFiles.of_headers(files.headers) == ModelFiles(files.headers), "only once"
-    assert reads_target(files.mtp)
-    assert not reads_target(files)
-    assert not is_head(files.mtp.headers[0])
+    assert head_of(files.mtp) == MTPHead(files.mtp)
+    assert head_of(files) is None
+    assert head_family(whole) is None
 
 
 def test_later_files_of_a_split_model_may_hold_them() -> None:
@@ -80,7 +77,8 @@ def test_later_files_of_a_split_model_may_hold_them() -> None:
 
 def test_steps_multiply_by_the_output_too() -> None:
     files = ModelFiles.of_headers([header()])
-    multiplied = with_output(require_mtp(files), files)
+    layers = require_mtp(files)
+    multiplied = MTPHead(layers).multiplied(layers, files)
     assert "output.weight" in [tensor.name for tensor in multiplied.headers[0].tensors]
 
 
@@ -108,6 +106,12 @@ def test_faults_are_named(made: GGUFHeader, fault: str) -> None:
         assert files.headers == (made,)
 
 
+def test_layers_of_a_model_that_is_not_here_are_planned_for() -> None:
+    """Nothing can be tried with them."""
+    files = ModelFiles.of_headers([header()])
+    assert read_mtp(files) is files.mtp
+
+
 def alone(**more: Any) -> GGUFHeader:
     """The file of a model's MTP layer: its other layers are left out."""
     whole = header(**more)
@@ -117,14 +121,15 @@ def alone(**more: Any) -> GGUFHeader:
 
 def test_layers_in_a_file_of_their_own() -> None:
     layers = read_mtp_file([alone()])
-    assert is_mtp_file(alone())
-    assert (layers.n_layers, layers.n_before, layers.width) == (1, LAYERS, WIDTH)
+    assert head_family(alone()) is HeadFamily.MTP
+    assert (layers.n_layers, layers.n_before) == (1, LAYERS)
+    assert MTPHead(layers).shown_width == WIDTH
     assert layers.headers[0].block_count == 1
     assert not layers.headers[0].keeps_running_state
     assert "output.weight" in [tensor.name for tensor in layers.headers[0].tensors]
-    assert reads_target(layers)
+    assert head_of(layers) == MTPHead(layers)
     for other in (header(), header(held=False), header(count=0)):
-        assert not is_mtp_file(other)
+        assert head_family(other) is None
     with pytest.raises(ModelFileError, match="cannot compute MTP layers of the architecture deepseek4"):
         read_mtp_file([alone(architecture="deepseek4")])
 
@@ -143,10 +148,10 @@ def test_layers_in_a_file_of_their_own() -> None:
 def test_the_model_of_layers_in_a_file_of_their_own(target: GGUFHeader, fault: str) -> None:
     layers = read_mtp_file([alone()])
     if not fault:
-        require_mtp_file_fits(layers, ModelFiles.of_headers([target]))
+        MTPHead(layers).require_fit(ModelFiles.of_headers([target]))
         return
     with pytest.raises(PairingError, match="was made for another target") as caught:
-        require_mtp_file_fits(layers, ModelFiles.of_headers([target]))
+        MTPHead(layers).require_fit(ModelFiles.of_headers([target]))
     assert fault in caught.value.what
 
 

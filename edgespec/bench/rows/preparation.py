@@ -27,20 +27,20 @@ from edgespec.bench.rows.synthetic import MixtureShape, synthetic_target
 from edgespec.bench.rows.workload import balanced, own_questions, read_questions
 from edgespec.config import AUTO, MTP, Config, ModelConfig
 from edgespec.errors import BackendError, MemoryLimitError, UsageError
+from edgespec.heads.families import drafter_files
+from edgespec.heads.mtp.mtp_head import MTP_NAME, mtp_fault
 from edgespec.loading.devices.finding import PlacementRequest, open_cards
 from edgespec.loading.devices.machine import MachineSnapshot
+from edgespec.loading.fitting_drafters import drafter_to_take
 from edgespec.loading.plan import Planner
 from edgespec.machine.cores import default_threads, probe_cores
 from edgespec.machine.disks import disk_of
 from edgespec.machine.memory import probe_memory
 from edgespec.models.gguf.experts import layer_weights
 from edgespec.models.gguf.header import read_header
-from edgespec.models.gguf.heads.mtp import MTP_NAME, mtp_fault
-from edgespec.models.gguf.heads.mtp_file import drafter_files
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
-from edgespec.models.hub.drafter_choice import drafter_to_take
 from edgespec.offload.layout import round_up
 from edgespec.progress import Progress
 from edgespec.units import readable

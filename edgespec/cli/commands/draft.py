@@ -205,7 +205,7 @@ def convert(
     quiet: Quiet = False,
 ) -> None:
     """Convert a published EAGLE-3 head to GGUF and register it as a drafter (experimental)."""
-    from edgespec.drafting.head_conversion import convert_head
+    from edgespec.heads.eagle.eagle_conversion import convert_head
     from edgespec.units import readable
 
     terminal = Terminal(quiet=quiet)

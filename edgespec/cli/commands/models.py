@@ -119,10 +119,10 @@ def show(model: Model, as_json: Json = False, quiet: Quiet = False) -> None:
     from edgespec.loading.embedder import plan_embedder
     from edgespec.models.gguf.embedding import embedding_shape
     from edgespec.models.gguf.layers import ModelFiles
-    from edgespec.models.gguf.summary import as_lines, describe
     from edgespec.models.hub.catalog import entry_for
     from edgespec.models.hub.inspection import drafters_of, inspect_model
     from edgespec.offload.planning.fit import fit_report
+    from edgespec.plans.summary import as_lines, describe
 
     terminal = Terminal(quiet=quiet)
     with terminal.working() as progress:

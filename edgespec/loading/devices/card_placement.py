@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from edgespec.config import ALL, AUTO
 from edgespec.costs.layer_assignment import RemotePart
 from edgespec.errors import MemoryLimitError
+from edgespec.heads.families import head_of
 from edgespec.loading.devices.assignment import (
     LayerAssignment,
     layer_sizes,
@@ -19,7 +20,6 @@ from edgespec.loading.devices.cards import Card, Cards
 from edgespec.loading.devices.finding import PlacementRequest, with_type
 from edgespec.loading.devices.placing import drafter_card, place_on_cards, usable, without
 from edgespec.models.gguf.footprint import Footprint
-from edgespec.models.gguf.heads.mtp_file import reads_target
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.runtime.device_layers import ON_PROCESSOR, DeviceLayers
 from edgespec.offload.planning.needs import MemoryNeeds
@@ -147,7 +147,7 @@ def place_models(
         MemoryLimitError: something was asked for that no device has room for.
     """
     on = CardPlacement(cards)
-    if drafter is not None and request.places_drafters and not reads_target(drafter):
+    if drafter is not None and request.places_drafters and head_of(drafter) is None:
         size = needs.footprints[1]
         card = drafter_card(with_type(cards, drafter, request), drafter, size, request.drafter)
         if card is not None:

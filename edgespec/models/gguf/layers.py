@@ -180,12 +180,6 @@ class MTPLayers(ModelFiles):
 
     n_layers: int = 1
 
-    @property
-    def width(self) -> int:
-        """Elements of a feature, and of the model's states."""
-        header = self.headers[0]
-        return as_count(header.metadata.get(f"{header.architecture}.embedding_length")) or 0
-
 
 def mtp_count(header: GGUFHeader) -> int:
     """Layers for multi-token prediction that a header tells of; the file may lack them."""

@@ -117,6 +117,11 @@ class GGUFHeader:
         return self._count("context_length")
 
     @property
+    def embedding_length(self) -> int | None:
+        """Elements of an embedding and of a hidden state."""
+        return self._count("embedding_length")
+
+    @property
     def n_vocab(self) -> int:
         """Tokens in the vocabulary; 0 where the file has none."""
         tokens = self.metadata.get("tokenizer.ggml.tokens")

@@ -8,9 +8,8 @@ from typing import Any
 
 from edgespec.errors import EdgeSpecError, HubError, UsageError
 from edgespec.models.gguf.cursor import IncompleteHeader
+from edgespec.models.gguf.head_family import head_family
 from edgespec.models.gguf.header import read_header, read_header_bytes
-from edgespec.models.gguf.heads.eagle import is_head
-from edgespec.models.gguf.heads.mtp_file import is_mtp_file
 from edgespec.models.gguf.split_files import split_paths
 from edgespec.models.gguf.types import ArrayInfo, GGUFHeader
 from edgespec.models.hub import catalog
@@ -155,8 +154,7 @@ def possible_drafters(model: InspectedModel) -> list[Path]:
         except (EdgeSpecError, OSError):
             continue  # damaged, or no model
         n_bytes = header.tensor_bytes
-        writes = not is_head(header) and not is_mtp_file(header)
-        if 0 < n_bytes <= most and writes and same_vocabulary(own, header):
+        if 0 < n_bytes <= most and head_family(header) is None and same_vocabulary(own, header):
             found.setdefault(path.resolve(), n_bytes)
     return sorted(found, key=lambda path: found[path])
 

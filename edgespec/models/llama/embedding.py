@@ -48,7 +48,7 @@ class EmbeddingContext(Context):
             abort=abort,
             embeds=True,
         )
-        self.width = int(llama_cpp.llama_model_n_embd_out(model.handle))
+        self.width = model.output_width
 
     def embed(self, sequences: Sequence[Sequence[int]]) -> FloatArray:
         """(sequences, width) Their embeddings, as the model pools them.

@@ -14,19 +14,18 @@ from functools import cache
 import psutil
 
 from edgespec.files.user_folders import cache_folder
+from edgespec.heads.families import head_of
+from edgespec.heads.opening import HeadContextShape
+from edgespec.heads.shared.head import Head
+from edgespec.heads.shared.head_context import HEAD_ROWS
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.kernels.layouts import kernel_layout, looks_up_rows
 from edgespec.machine.memory import PROCESS_BYTES
 from edgespec.models.gguf.footprint import USUAL_NODES, Footprint, footprint, vocabulary_bytes, work_bytes
-from edgespec.models.gguf.heads.assistant import is_assistant, read_assistant
-from edgespec.models.gguf.heads.block import read_any_head
-from edgespec.models.gguf.heads.eagle import is_head
-from edgespec.models.gguf.heads.mtp_file import MTPFile
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.gguf.vocabulary import same_tokens
 from edgespec.models.llama.cache.shared_cells import PART
-from edgespec.models.llama.heads.context import HEAD_ROWS
 from edgespec.models.llama.runtime.model import Model
 from edgespec.models.llama.trials.dry_run import AllocationStore, Shape
 from edgespec.models.text.template import WORKER_BYTES
@@ -215,18 +214,11 @@ class PairSizes:
 
     def _size_of(self, drafter: ModelFiles, rows: int) -> Footprint:
         """The footprint of a drafter that reads so many rows at a time; a head has a number of its own."""
-        own = replace(self.context, kv="f16", n_outputs=HEAD_ROWS)
-        if isinstance(drafter, MTPLayers | MTPFile):
-            self._shown = _SHOWN_COPIES * 4 * drafter.width
-            return self._sizes(drafter, own, [HEAD_ROWS])[0]
-        if is_assistant(drafter.headers[0]):
-            self._shown = _SHOWN_COPIES * 4 * read_assistant(drafter.headers[0]).target_width
-            size = self._sizes(drafter, own, [HEAD_ROWS], beside=self._target.headers[0])[0]
-            return replace(size, cache=0)  # what is reported is the target's
-        if is_head(drafter.headers[0]):
-            head = read_any_head(drafter.headers[0])
-            self._shown = _SHOWN_COPIES * 4 * head.target_width * len(head.layers)
-            return self._sizes(drafter, own, [HEAD_ROWS], beside=self._target.headers[0])[0]
+        if (head := head_of(drafter)) is not None:
+            self._shown = _SHOWN_COPIES * 4 * head.shown_width
+            own = replace(self.context, kv="f16", n_outputs=HEAD_ROWS)
+            size = self._sizes(drafter, own, [HEAD_ROWS], head)[0]
+            return size if head.keeps_cells else replace(size, cache=0)  # the target's is reported
         outputs = self.context.drafter_outputs or self.context.drafter_sequences or self.context.n_outputs
         cells = self.context.drafter_cells or self.context.n_cells
         own = replace(self.context, kv="f16", n_cells=cells, n_outputs=outputs, n_sequences=outputs)
@@ -238,22 +230,21 @@ class PairSizes:
         files: ModelFiles,
         context: ContextShape,
         row_counts: Sequence[int],
-        beside: GGUFHeader | None = None,
+        head: Head | None = None,
     ) -> list[Footprint]:
-        """The footprints of a model with contexts for each of these row counts.
-
-        Args:
-            beside: of the target, for a draft head.
-        """
+        """The footprints of a model, or of a head, with contexts for each of these row counts."""
         estimates = [self._estimate(files, context, rows) for rows in row_counts]
         if not self._measured:
             return estimates
+        kind = Shape if head is None else HeadContextShape
         shapes = [
-            Shape(context.n_cells, rows, context.n_outputs, context.n_sequences, context.kv)
+            kind(context.n_cells, rows, context.n_outputs, context.n_sequences, context.kv)
             for rows in row_counts
         ]
         store = AllocationStore(cache_folder() / "allocations")
-        found = store.get(files.headers[0], shapes, beside, mtp=isinstance(files, MTPLayers | MTPFile))
+        beside = self._target.headers[0] if head is not None and head.beside_target else None
+        mtp = head is not None and not head.beside_target
+        found = store.get(files.headers[0], shapes, beside, mtp=mtp)
         if found is None:
             return estimates
         work = [work_bytes(files.headers, n, context.n_threads, context.n_cells) for n in row_counts]

@@ -19,7 +19,7 @@ from edgespec.kernels.native.library import StateBranching
 from edgespec.models.llama.runtime import forks
 from edgespec.models.llama.runtime.abort import AbortFlag, DecodeAborted
 from edgespec.models.llama.runtime.backend import LogLines, log_lines
-from edgespec.models.llama.runtime.batch import TokenBatch
+from edgespec.models.llama.runtime.batch import EncoderBatch, TokenBatch
 from edgespec.models.llama.runtime.compute_thread import ComputeThread
 from edgespec.models.llama.runtime.graph import GraphCallback, GraphObserver
 from edgespec.models.llama.runtime.model import Model
@@ -264,15 +264,22 @@ class Context:
             if problem := self._branching.end():
                 problems.append(problem)
 
-    def _compute(self, function: Callable[..., int], *arguments: object) -> None:
-        """Call a function of llama.cpp that computes.
+    def run_encoder(self, batch: EncoderBatch) -> None:
+        """Run the encoder of a draft head over features.
 
         Raises:
             NoRoomInCache, DecodeAborted, BackendError: as `decode`.
         """
+        forks.has_computed()
+        struct, keep_alive = batch.to_llama()
         with log_lines() as log, self._uninterrupted():
-            code = self._compute_thread.call(function, *arguments)
+            code = self._compute_thread.call(llama_cpp.llama_encode, self.handle, struct)
+        del keep_alive
         self._require_success(code, log)
+
+    def set_causal(self, causal: bool) -> None:
+        """Let rows see only those at positions before theirs, or all, from now on."""
+        llama_cpp.llama_set_causal_attn(self.handle, causal)
 
     def _uninterrupted(self) -> AbstractContextManager[object]:
         """Hold back signal handlers in a block in which llama.cpp calls back, or computes in a thread."""

@@ -237,6 +237,16 @@ class Model:
         return int(llama_cpp.llama_model_n_embd(self.handle))
 
     @property
+    def output_width(self) -> int:
+        """Elements of what the model gives for a row: an embedding, or the feature of an assistant."""
+        return int(llama_cpp.llama_model_n_embd_out(self.handle))
+
+    @property
+    def has_position_parts(self) -> bool:
+        """True if a position has four parts, of which texts use the first three (M-RoPE)."""
+        return bool(llama_cpp.llama_model_rope_type(self.handle) == llama_cpp.LLAMA_ROPE_TYPE_MROPE)
+
+    @property
     def chat_template(self) -> str | None:
         """The Jinja chat template in the file."""
         return self._chat_template(None)

@@ -20,9 +20,8 @@ from edgespec.files.cache_kind import CacheKind
 from edgespec.files.small_json import read_json, remembered
 from edgespec.files.state import FileState
 from edgespec.models.gguf.embedding import embedding_shape
+from edgespec.models.gguf.head_family import head_family
 from edgespec.models.gguf.header import read_header
-from edgespec.models.gguf.heads.eagle import is_head
-from edgespec.models.gguf.heads.mtp_file import is_mtp_file
 from edgespec.models.gguf.split_files import parts_by_name
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.llama.runtime.backend import build_identity
@@ -31,6 +30,7 @@ from edgespec.processes.trial import attempt_in_child
 
 # Of processor time: the largest vocabularies take two seconds, and computing with zeros 0.1 s a gigabyte.
 _MOST_S, _MOST_S_PER_GB = 20.0, 2.0
+_TRIAL = "edgespec.models.llama.trials.load_trial"
 
 # Files whose headers this process need not look up again, with their layers for further tokens or without.
 _survived: dict[tuple[Path, bool], FileState] = {}
@@ -55,7 +55,11 @@ class _Verdict:
 
 
 def require_loadable(
-    headers: Sequence[GGUFHeader], beside: GGUFHeader | None = None, *, mtp: bool = False
+    headers: Sequence[GGUFHeader],
+    beside: GGUFHeader | None = None,
+    *,
+    mtp: bool = False,
+    trial: str = _TRIAL,
 ) -> None:
     """Make sure that llama.cpp survives loading a model, a draft head or a LoRA adapter.
 
@@ -64,13 +68,14 @@ def require_loadable(
         beside: of the target whose matrices it borrows, for a draft head; of the model that it is applied to,
             for a LoRA adapter.
         mtp: the model is to be loaded with its layers for multi-token prediction, which draft.
+        trial: the module of the child's part; see `attempt_in_child`.
 
     Raises:
         ModelFileError: it does not.
         UsageError: it does not survive drafting with these layers.
         InconclusiveTrial: the child process that was to find out was killed, starved or refused memory.
     """
-    place = _place(headers if beside is None else [*headers, beside], mtp=mtp)
+    place = _place(headers if beside is None else [*headers, beside], mtp=mtp, trial=trial)
     tried = [*headers, *([beside] if beside else [])]
     earlier = _time_of(place)
 
@@ -79,7 +84,7 @@ def require_loadable(
         earlier = ""
         before = [FileState.of(header.path) for header in tried]
         seconds = _MOST_S + _MOST_S_PER_GB * sum(header.file_bytes for header in tried) / 1e9
-        verdict = _try_out(headers[0], beside, seconds, mtp=mtp)
+        verdict = _try_out(trial, headers[0], beside, seconds, mtp=mtp)
         if [FileState.of(header.path) for header in tried] != before:
             raise InconclusiveTrial(_subject(headers[0]), "read a file that was being changed")
         return verdict
@@ -134,18 +139,19 @@ def require_survived(path: Path, *, mtp: bool = False) -> None:
     require_loadable([read_header(part) for part in parts], mtp=mtp)
 
 
-def _try_out(header: GGUFHeader, beside: GGUFHeader | None, most_s: float, *, mtp: bool) -> _Verdict:
+def _try_out(
+    trial: str, header: GGUFHeader, beside: GGUFHeader | None, most_s: float, *, mtp: bool
+) -> _Verdict:
     """Load the file in a child process."""
     request: dict[str, Any] = {
         "path": str(header.path.resolve()),
-        "head": is_head(header),
+        "head": head_family(header) is not None,
         "mtp": mtp,
-        "mtp_file": is_mtp_file(header),
     }
     if beside is not None:
-        request |= {"beside": str(beside.path.resolve()), "adapter": header.is_adapter}
+        request["beside"] = str(beside.path.resolve())
     verdict = attempt_in_child(
-        "edgespec.models.llama.trials.load_trial",
+        trial,
         request,
         subject=_subject(header),
         cpu_s=most_s,
@@ -166,10 +172,10 @@ def _subject(header: GGUFHeader) -> str:
     return f"Loading {header.path}"
 
 
-def _place(headers: Sequence[GGUFHeader], *, mtp: bool) -> Path:
-    names = " ".join(
-        [build_identity(), *(header.fingerprint for header in headers), *["mtp"] * mtp, *_embeds(headers[0])]
-    )
+def _place(headers: Sequence[GGUFHeader], *, mtp: bool, trial: str = _TRIAL) -> Path:
+    fingerprints = (header.fingerprint for header in headers)
+    tried = [] if trial == _TRIAL else [trial]
+    names = " ".join([build_identity(), *fingerprints, *["mtp"] * mtp, *_embeds(headers[0]), *tried])
     digest = hashlib.blake2b(names.encode(), digest_size=16).hexdigest()
     return CacheKind.TRIALS.folder / f"{digest}.json"
 

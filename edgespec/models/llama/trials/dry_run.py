@@ -21,8 +21,6 @@ from edgespec.files.small_json import read_json, save_json
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.llama.cache.state_cache import N_SEQUENCES
 from edgespec.models.llama.embedding import EmbeddingContext
-from edgespec.models.llama.heads.context import MTPContext
-from edgespec.models.llama.heads.opening import head_context
 from edgespec.models.llama.runtime.backend import build_identity, log_lines
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
@@ -43,10 +41,38 @@ class Shape:
     n_sequences: int
     kv: str = "f16"
 
+    def open(self, model: Model, beside: Context | None = None) -> Context:
+        """A context of these sizes.
+
+        Args:
+            beside: of the target, for a draft head.
+        """
+        return Context(
+            model,
+            n_cells=self.n_cells,
+            n_rows=self.n_rows,
+            n_outputs=self.n_outputs,
+            n_sequences=N_SEQUENCES if model.keeps_recurrent_state else self.n_sequences,
+            n_threads=1,
+            kv=self.kv,
+            branching=True,
+            beside=beside,
+        )
+
 
 @dataclass(frozen=True)
 class EmbeddingContextShape(Shape):
     """The sizes of a context that computes embeddings."""
+
+    def open(self, model: Model, beside: Context | None = None) -> Context:
+        """A context of these sizes."""
+        return EmbeddingContext(
+            model,
+            n_cells=self.n_cells,
+            n_rows=self.n_rows,
+            n_sequences=self.n_sequences,
+            n_threads=1,
+        )
 
 
 @dataclass(frozen=True)
@@ -130,10 +156,10 @@ def dry_run(
             large = Model(beside, memory_map=False, allocate=False)
             # An assistant has as many cells as its target.
             cells = max(shape.n_cells for shape in shapes)
-            target = _open(stack.enter_context(large), Shape(cells, 64, 64, 1))
+            target = Shape(cells, 64, 64, 1).open(stack.enter_context(large))
         for shape in shapes:
             with log_lines() as lines:
-                _open(model, shape, target).close()
+                shape.open(model, target).close()
             text = "\n".join(lines.info)
             cache = [float(size) for size in _CACHE.findall(text)]
             buffers = [float(size) for size in _BUFFER.findall(text)]
@@ -142,28 +168,3 @@ def dry_run(
                 return None
             found.append(Allocation(round(sum(cache) * _MIB), round(sum(buffers) * _MIB)))
     return found
-
-
-def _open(model: Model, shape: Shape, beside: Context | None = None) -> Context:
-    if beside is not None:
-        return head_context(model, beside, n_cells=shape.n_cells, n_sequences=shape.n_sequences, n_threads=1)
-    if isinstance(shape, EmbeddingContextShape):
-        return EmbeddingContext(
-            model,
-            n_cells=shape.n_cells,
-            n_rows=shape.n_rows,
-            n_sequences=shape.n_sequences,
-            n_threads=1,
-        )
-    if model.mtp:
-        return MTPContext(model, n_cells=shape.n_cells, n_sequences=shape.n_sequences, n_threads=1)
-    return Context(
-        model,
-        n_cells=shape.n_cells,
-        n_rows=shape.n_rows,
-        n_outputs=shape.n_outputs,
-        n_sequences=N_SEQUENCES if model.keeps_recurrent_state else shape.n_sequences,
-        n_threads=1,
-        kv=shape.kv,
-        branching=True,
-    )

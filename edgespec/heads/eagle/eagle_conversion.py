@@ -18,12 +18,12 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.drafting.pair_check import head_recipe
 from edgespec.errors import ModelFileError, UsageError
 from edgespec.files.writing import atomic_large_write, writing_to
+from edgespec.heads.eagle.eagle_file import FloatArray, HeadShape, write_head
+from edgespec.heads.eagle.eagle_head import read_eagle_head
+from edgespec.models.gguf.head_family import HeadFamily
 from edgespec.models.gguf.header import read_header
-from edgespec.models.gguf.heads.eagle import read_head, require_fit
-from edgespec.models.gguf.heads.eagle_file import FloatArray, HeadShape, write_head
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.safetensors import StoredTensor, read_safetensors
 from edgespec.models.gguf.types import GGUFHeader, as_count
@@ -120,8 +120,8 @@ def convert_head(
         with atomic_large_write(path, partial):
             drafted = _drafted(tensors)
             write_head(partial, shape, weights, add_vocabulary, drafted=drafted, type_id=TYPES[quantization])
-            require_fit(read_head(read_header(partial)), large)
-    header, recipe = large.headers[0], head_recipe(read_header(path))
+            read_eagle_head(read_header(partial)).require_fit(large)
+    header, recipe = large.headers[0], f"head ({HeadFamily.EAGLE.value})"
     PairRegistry().add(
         DrafterPair(header.fingerprint, header.path.name, str(path.absolute()), MADE, recipe=recipe)
     )

@@ -17,12 +17,12 @@ from typing import Protocol
 import numpy as np
 
 from edgespec.drafters.draft_sequence import DraftSequence, DraftStep
-from edgespec.drafters.head_sequence import HeadSequence
 from edgespec.drafters.model import ModelDrafter
 from edgespec.files.checked import CheckedFiles
+from edgespec.heads.shared.head_context import HeadContext
+from edgespec.heads.shared.head_sequence import HeadSequence
 from edgespec.models.llama.cache.kv_cache import KVCache
 from edgespec.models.llama.cache.states import StateStore
-from edgespec.models.llama.heads.context import HeadContext
 from edgespec.models.llama.runtime.model import Model
 from edgespec.speculation.drafters.base import DraftRequest
 from edgespec.speculation.growth import TreeLimits

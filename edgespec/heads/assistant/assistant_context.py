@@ -13,10 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import llama_cpp
 import numpy as np
 
-from edgespec.models.llama.heads.context import HeadContext
+from edgespec.heads.shared.head_context import HeadContext
 from edgespec.models.llama.runtime.abort import AbortFlag
 from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context, FloatArray
@@ -28,17 +27,20 @@ class AssistantContext(HeadContext):
 
     Args:
         beside: the target's context. It must stay open as long as this one computes.
+        n_cells: has no effect: there are as many as the target has.
     """
 
     def __init__(
         self,
         model: Model,
-        beside: Context,
+        beside: Context | None,
         *,
+        n_cells: int,
         n_sequences: int,
         n_threads: int,
         abort: AbortFlag | None = None,
     ) -> None:
+        assert beside is not None
         super().__init__(
             model,
             beside,
@@ -47,7 +49,7 @@ class AssistantContext(HeadContext):
             n_threads=n_threads,
             abort=abort,
         )
-        self.width = int(llama_cpp.llama_model_n_embd_out(model.handle))
+        self.width = model.output_width
         beside.clear()  # the cells are empty, so the next rows take the first ones
 
     def draft(
@@ -82,9 +84,9 @@ class AssistantContext(HeadContext):
         )
         return self.logits(), self.features(rows)
 
-    def encode(self, hidden: FloatArray) -> FloatArray:
-        """The target's last states themselves."""
-        return hidden
+    def draft_from_zeros(self, known: int) -> None:
+        """Draft a token as if the target's last state were zero; see HeadContext."""
+        self.draft([0], [known], [0], np.zeros((1, self.width), dtype=np.float32))
 
     def clear(self) -> None:
         """Leave the cells alone: they are the target's."""

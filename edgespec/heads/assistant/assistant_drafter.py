@@ -15,10 +15,10 @@ from typing import Protocol
 
 import numpy as np
 
+from edgespec.heads.assistant.assistant_context import AssistantContext
+from edgespec.heads.shared.head_context import HEAD_ROWS
 from edgespec.models.llama.cache.kv_cache import KVCache
 from edgespec.models.llama.cache.tree_cache import BranchingCache
-from edgespec.models.llama.heads.assistant import AssistantContext
-from edgespec.models.llama.heads.context import HEAD_ROWS
 from edgespec.models.llama.runtime.context import NoRoomInCache
 from edgespec.models.llama.runtime.model import Model
 from edgespec.speculation.drafters.base import Drafter, DraftRequest, ProposedBy

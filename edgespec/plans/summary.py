@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from edgespec.heads.families import head_kind
+from edgespec.heads.mtp.mtp_head import mtp_fault
 from edgespec.models.gguf.embedding import embedding_shape
-from edgespec.models.gguf.heads.block import head_kind
-from edgespec.models.gguf.heads.mtp import mtp_fault
-from edgespec.models.gguf.heads.mtp_file import is_mtp_file
+from edgespec.models.gguf.head_family import HeadFamily, head_family
 from edgespec.models.gguf.layers import ModelFiles, mtp_count
 from edgespec.models.gguf.types import ArrayInfo, GGUFHeader
 from edgespec.units import readable, readable_count
@@ -40,6 +40,8 @@ def describe(
     tensors = [tensor for part in headers for tensor in part.tensors]
     tokens = header.metadata.get("tokenizer.ggml.tokens")
     n_bytes = sum(part.file_bytes for part in headers)
+    family = head_family(header)
+    head = head_kind(header) if family is not HeadFamily.MTP else ""
     return {
         "approximate": approximate,
         "title": header.metadata.get("general.name"),
@@ -50,16 +52,16 @@ def describe(
         "quantization": _quantization(headers),
         "layers": files.headers[0].block_count,
         "mtp_layers": 0 if files.mtp is None else files.mtp.n_layers,
-        "mtp_fault": mtp_fault(files) if mtp_count(header) and not head_kind(header) else "",
+        "mtp_fault": mtp_fault(files) if mtp_count(header) and not head else "",
         "context": header.context_length,
-        "embedding": _number(header, "embedding_length"),
+        "embedding": header.embedding_length,
         "experts": _number(header, "expert_count"),
         "vocabulary": tokens.length if isinstance(tokens, ArrayInfo) else None,
         "tokenizer": header.metadata.get("tokenizer.ggml.model"),
-        "head": head_kind(header) or None,
+        "head": head or None,
         "pooling": None if (embeds := embedding_shape(header)) is None else embeds.pooling,
         "template": None if approximate else "tokenizer.chat_template" in header.metadata,
-        "mtp_file": is_mtp_file(header),
+        "mtp_file": family is HeadFamily.MTP,
         "widened_from": header.metadata.get("edgespec.widened_from"),
         "fingerprint": header.fingerprint,
         "memory": memory,

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import ModelFileError
-from edgespec.models.gguf.heads.block import BlockHead
-from edgespec.models.gguf.heads.eagle import drafted_tokens
+from edgespec.heads.block.block_head import BlockHead
+from edgespec.heads.shared.layer_head import drafted_tokens
 from edgespec.models.gguf.types import TensorInfo
 
 Rows = NDArray[np.float32]

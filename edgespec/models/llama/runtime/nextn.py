@@ -11,8 +11,11 @@ from functools import cache
 from typing import Any
 
 import llama_cpp
+import numpy as np
 
+from edgespec.errors import BackendError
 from edgespec.kernels.ggml import UnsupportedBuild
+from edgespec.models.llama.runtime.context import Context, FloatArray
 
 # Each as it would be named in C, and as GCC and Clang, and MSVC name it.
 _NAMES: Mapping[str, tuple[str, ...]] = {
@@ -39,31 +42,40 @@ def check() -> None:
         _function(name, None, ())
 
 
-def keep_features(context: Any) -> None:
+def keep_features(context: Context) -> None:
     """Make a context keep the features of the rows whose outputs are wanted.
 
     Raises:
         UnsupportedBuild: this build cannot.
     """
-    _function("set", None, (ctypes.c_void_p, ctypes.c_bool, ctypes.c_bool))(context, True, True)
+    _function("set", None, (ctypes.c_void_p, ctypes.c_bool, ctypes.c_bool))(context.handle, True, True)
 
 
-def keep_states(context: Any) -> None:
+def keep_states(context: Context) -> None:
     """Have a context keep the last states of all rows, and compute its logits as before.
 
     Raises:
         UnsupportedBuild: this build cannot.
     """
-    _function("set", None, (ctypes.c_void_p, ctypes.c_bool, ctypes.c_bool))(context, True, False)
+    _function("set", None, (ctypes.c_void_p, ctypes.c_bool, ctypes.c_bool))(context.handle, True, False)
 
 
-def features_address(context: Any) -> int:
-    """The address of the features, or the last states, of the last call; 0 if there are none.
+def kept_rows(context: Context, rows: int, width: int, what: str) -> FloatArray:
+    """(rows, width) of the first rows that the last call of a context has kept: a view, until the next one.
+
+    Args:
+        what: they are, for people.
 
     Raises:
+        BackendError: there are none.
         UnsupportedBuild: this build has none.
     """
-    return int(_function("get", ctypes.c_void_p, (ctypes.c_void_p,))(context) or 0)
+    llama_cpp.llama_synchronize(context.handle)
+    start = _function("get", ctypes.c_void_p, (ctypes.c_void_p,))(context.handle)
+    if not start:
+        raise BackendError(f"llama.cpp has no {what} to read.")
+    memory = (ctypes.c_float * (rows * width)).from_address(start)
+    return np.frombuffer(memoryview(memory), dtype=np.float32).reshape(rows, width)
 
 
 @cache

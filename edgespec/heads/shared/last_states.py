@@ -6,14 +6,12 @@ row, those without logits included, and computes the same logits.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 
-import llama_cpp
 import numpy as np
 
 from edgespec.errors import BackendError
-from edgespec.models.llama.heads import nextn
+from edgespec.models.llama.runtime import nextn
 from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context, FloatArray
 from edgespec.models.llama.runtime.graph import GraphObserver
@@ -41,7 +39,7 @@ class LastStates:
         Raises:
             UnsupportedBuild: this llama.cpp build cannot.
         """
-        nextn.keep_states(context.handle)
+        nextn.keep_states(context)
         self._context = context
 
     def rows(self) -> FloatArray:
@@ -53,13 +51,7 @@ class LastStates:
             BackendError: there are none.
         """
         assert self._context is not None, "no context is attached"
-        llama_cpp.llama_synchronize(self._context.handle)
-        start = nextn.features_address(self._context.handle)
-        if not start:
-            raise BackendError("llama.cpp has no last states to read.")
-        rows = self._context.n_decoded
-        memory = (ctypes.c_float * (rows * self._width)).from_address(start)
-        return np.frombuffer(memoryview(memory), dtype=np.float32).reshape(rows, self._width)
+        return nextn.kept_rows(self._context, self._context.n_decoded, self._width, "last states")
 
     def require_rows(self, context: Context) -> None:
         """Make sure that a context shows its states, by a decode of two tokens; empties its cache.

@@ -53,9 +53,6 @@ class Bias(Protocol):
     def after(self, tokens: IntArray) -> FloatArray:
         """(tokens, rank) the rows of tokens that follow; 0 for those not drafted."""
 
-    def close(self) -> None:
-        """Give back what it reads from."""
-
 
 class BiasedLogits(BlockLogits):
     """Each position with a bias of the token before it (DSpark).

@@ -5,19 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-import llama_cpp
 import numpy as np
 
+from edgespec.heads.block.block_head import BlockHead, BlockKind, read_block_head
+from edgespec.heads.block.markov_head import MarkovHead
+from edgespec.heads.shared.head_context import HeadContext
 from edgespec.models.gguf.header import read_header
-from edgespec.models.gguf.heads.block import (
-    BlockHead,
-    BlockKind,
-    mask_token,
-    read_block_head,
-    selector_candidates,
-)
-from edgespec.models.llama.heads import nextn
-from edgespec.models.llama.heads.context import HeadContext
+from edgespec.models.llama.runtime import nextn
 from edgespec.models.llama.runtime.abort import AbortFlag
 from edgespec.models.llama.runtime.batch import EncoderBatch, TokenBatch
 from edgespec.models.llama.runtime.context import Context, FloatArray
@@ -32,10 +26,10 @@ class BlockContext(HeadContext):
     Attributes:
         head: its header.
         width: elements of a token's features: those of all layers that it reads.
-        candidates: of each position whose pairs are scored; 0 for other heads than DFlash2.
+        bias: of its Markov head; None if it has none.
 
     Raises:
-        ModelFileError: the head's header is damaged.
+        ModelFileError: the head's file is damaged.
         MemoryLimitError: llama.cpp cannot allocate the context.
         UnsupportedBuild: this llama.cpp build has no heads.
     """
@@ -50,23 +44,18 @@ class BlockContext(HeadContext):
         n_threads: int,
         abort: AbortFlag | None = None,
     ) -> None:
-        header = read_header(model.path)
-        self.head: BlockHead = read_block_head(header)
+        self.head: BlockHead = read_block_head(read_header(model.path))
+        self.bias: MarkovHead | None = None
         super().__init__(
             model, beside, n_cells=n_cells, n_sequences=n_sequences, n_threads=n_threads, abort=abort
         )
-        self._mask = mask_token(header)
-        self._in_parts = llama_cpp.llama_model_rope_type(model.handle) == llama_cpp.LLAMA_ROPE_TYPE_MROPE
         self._row_width = self.width
         self.width *= len(self.head.layers)
-        self.candidates = selector_candidates(header) if self.head.kind is BlockKind.DFLASH2 else 0
-        llama_cpp.llama_set_causal_attn(self.handle, self.head.causal)
-        if self.candidates:
-            nextn.keep_states(self.handle)
-
-    def encode(self, hidden: FloatArray) -> FloatArray:
-        """The hidden states themselves."""
-        return hidden
+        self.set_causal(self.head.causal)
+        if self.head.candidates:
+            nextn.keep_states(self)
+        if self.head.kind is BlockKind.DSPARK:
+            self.bias = MarkovHead(self.head)
 
     def sequence_batch(self, features: FloatArray, start: int) -> FeatureBatch:
         """The rows that read features of a sequence from position `start` on.
@@ -74,7 +63,7 @@ class BlockContext(HeadContext):
         Args:
             features: (tokens, width).
         """
-        return FeatureBatch.of_sequence(features, start, in_parts=self._in_parts)
+        return FeatureBatch.of_sequence(features, start, in_parts=self.model.has_position_parts)
 
     def block_batch(self, root: int, start: int) -> TokenBatch:
         """The rows of a block behind a sequence.
@@ -83,7 +72,7 @@ class BlockContext(HeadContext):
             root: the last token, whose features are not known yet.
             start: its position.
         """
-        tokens = [root] + [self._mask] * (self.head.block_size - 1)
+        tokens = [root] + [self.head.mask_token] * (self.head.block_size - 1)
         return TokenBatch.run(tokens, start, 1, "all")
 
     def pairs(self, blocks: int) -> tuple[FloatArray, FloatArray]:
@@ -102,10 +91,28 @@ class BlockContext(HeadContext):
         Raises:
             BackendError: there are none.
         """
-        count, size = self.candidates, self.head.block_size
-        rows = self._states(blocks * size, self._row_width).reshape(blocks, size, -1)[:, 1:]
+        count, size = self.head.candidates, self.head.block_size
+        rows = (
+            nextn.kept_rows(self, blocks * size, self._row_width, "features")
+            .copy()
+            .reshape(blocks, size, -1)[:, 1:]
+        )
         scores = rows[:, :, count : count + count * count].reshape(blocks, size - 1, count, count)
         return rows[:, :, :count], scores
+
+    def draft_from_zeros(self, known: int) -> None:
+        """Draft a block as if all that the head reads of its target were zero; see HeadContext."""
+        self.decode(self.sequence_batch(np.zeros((known, self.width), dtype=np.float32), 0))
+        self.decode(self.block_batch(0, known))
+        self.logits()
+        if self.head.candidates:
+            self.pairs(1)
+
+    def close(self) -> None:
+        """Free the cache and the buffers, and close the file of the bias."""
+        super().close()
+        if self.bias is not None:
+            self.bias.close()
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.drafters.block_logits import BlockLogits
-from edgespec.drafters.head_sequence import HeadSequence
+from edgespec.heads.block.block_context import BlockContext
+from edgespec.heads.block.block_logits import BlockLogits
+from edgespec.heads.shared.head_sequence import HeadSequence
 from edgespec.models.llama.cache.kv_cache import KVCache
-from edgespec.models.llama.heads.block import BlockContext
 from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.speculation.growth import Children, Frontier
 from edgespec.speculation.tree import FloatArray

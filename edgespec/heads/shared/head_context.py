@@ -2,22 +2,18 @@
 
 A head reads rows of a token and the feature of the token before it, and gives logits and a feature of its own
 for each, which takes the place of the target's for drafted tokens. Features are made of the target's hidden
-states by the encoder of a head in a file of its own. For a layer of the target's file, they are these states.
+states by the encoder of an EAGLE-3 head. For other heads, they are these states.
 """
 
 from __future__ import annotations
 
-import ctypes
-from abc import abstractmethod
+from dataclasses import replace
 
-import llama_cpp
 import numpy as np
 
-from edgespec.errors import BackendError
-from edgespec.models.llama.heads import nextn
-from edgespec.models.llama.runtime import forks
+from edgespec.models.llama.runtime import nextn
 from edgespec.models.llama.runtime.abort import AbortFlag
-from edgespec.models.llama.runtime.batch import EncoderBatch
+from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context, FloatArray
 from edgespec.models.llama.runtime.model import Model
 
@@ -28,7 +24,7 @@ MOST_HEAD_SEQUENCES = HEAD_ROWS - 1
 
 
 class HeadContext(Context):
-    """A context of a head; see EagleContext and MTPContext.
+    """A context of a head; there is a class for each family.
 
     Every decode must want the logits of all its rows, or of none: the head computes all of them, and
     llama.cpp keeps the first ones.
@@ -70,20 +66,25 @@ class HeadContext(Context):
         )
         self.n_sequences = n_sequences
         self.n_outputs = HEAD_ROWS
-        self.width = int(llama_cpp.llama_model_n_embd(model.handle))
-        nextn.keep_features(self.handle)
+        self.width = model.width
+        nextn.keep_features(self)
 
-    @abstractmethod
+    @property
+    def shown_width(self) -> int:
+        """Elements of what the target shows of each token."""
+        return self.width
+
     def encode(self, hidden: FloatArray) -> FloatArray:
-        """The features (tokens, width) of tokens.
+        """The features (tokens, width) of tokens: their hidden states themselves, if there is no encoder.
 
         Args:
-            hidden: (tokens, width of what the target shows) their hidden states.
+            hidden: (tokens, shown_width) their hidden states.
 
         Raises:
             DecodeAborted: the abort flag was set.
             BackendError: llama.cpp refused the batch, or the context is closed.
         """
+        return hidden
 
     def features(self, rows: int) -> FloatArray:
         """(rows, width) of the first rows of the last call whose outputs were wanted: a copy.
@@ -91,47 +92,20 @@ class HeadContext(Context):
         Raises:
             BackendError: there are none.
         """
-        return self._states(rows, self.width)
+        return nextn.kept_rows(self, rows, self.width, "features").copy()
 
-    def _states(self, rows: int, width: int) -> FloatArray:
-        """(rows, width) of the first rows of the last call that llama.cpp keeps states of: a copy."""
-        llama_cpp.llama_synchronize(self.handle)
-        start = nextn.features_address(self.handle)
-        if not start:
-            raise BackendError("llama.cpp has no features to read.")
-        memory = (ctypes.c_float * (rows * width)).from_address(start)
-        return np.array(memory, dtype=np.float32).reshape(rows, width)
+    def draft_from_zeros(self, known: int) -> None:
+        """Draft as if all that the head reads of its target were zero, and then from its own features.
 
+        Args:
+            known: tokens that the target has cached of sequence 0.
 
-class EagleContext(HeadContext):
-    """A context of an EAGLE-3 head beside its target's.
-
-    The head has an encoder, which makes a token's feature of its hidden states.
-    """
-
-    # Encoding wants a sequence, and leaves it empty: no text may have it.
-    _encoding_sequences = 1
-
-    def encode(self, hidden: FloatArray) -> FloatArray:
-        """The features (tokens, width) of tokens, computed by the head; see HeadContext."""
-        features = np.empty((len(hidden), self.width), dtype=np.float32)
-        for start in range(0, len(hidden), self.n_rows):
-            piece = hidden[start : start + self.n_rows]
-            forks.has_computed()
-            struct, keep_alive = EncoderBatch.of(piece, self.n_sequences).to_llama()
-            self._compute(llama_cpp.llama_encode, self.handle, struct)
-            del keep_alive
-            features[start : start + len(piece)] = self.features(len(piece))
-        return features
-
-
-class MTPContext(HeadContext):
-    """A context of a model's own layers for multi-token prediction.
-
-    Their features are the model's last states, which it shows as they are. `beside` is None, and the model is
-    the target, loaded with these layers.
-    """
-
-    def encode(self, hidden: FloatArray) -> FloatArray:
-        """The hidden states themselves."""
-        return hidden
+        Raises:
+            BackendError: llama.cpp refuses the rows.
+        """
+        features = self.encode(np.zeros((known, self.shown_width), dtype=np.float32))
+        for start in (0, known):
+            rows = TokenBatch.run([0] * known, start, n_sequences=1, logits="all")
+            self.decode(replace(rows, features=features))
+            self.logits()
+            features = self.features(known)

@@ -1,6 +1,6 @@
 """The drafter of block heads: one pass of the head gives a whole tree.
 
-A block head (see `models.gguf.heads.block`) reads the target's hidden states of the sequence, and predicts a
+A block head (see `block_head`) reads the target's hidden states of the sequence, and predicts a
 block of tokens behind it in one pass. The tree is the best one by the product of the positions' chances
 (DDTree, arXiv 2604.12989), found by the same search as the trees of models. Only the root costs a pass: all
 other nodes are known by then.
@@ -15,11 +15,11 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.drafters.block_logits import Bias, BiasedLogits, BlockLogits, IndependentLogits, PairedLogits
-from edgespec.drafters.block_sequence import BlockSequence
-from edgespec.drafters.head import HeadDrafter
+from edgespec.heads.block.block_context import BlockContext
+from edgespec.heads.block.block_logits import BiasedLogits, BlockLogits, IndependentLogits, PairedLogits
+from edgespec.heads.block.block_sequence import BlockSequence
+from edgespec.heads.shared.head_drafter import HeadDrafter
 from edgespec.models.llama.cache.kv_cache import KVCache, decode_together
-from edgespec.models.llama.heads.block import BlockContext
 from edgespec.models.llama.runtime.model import Model
 from edgespec.speculation.drafters.base import DraftRequest
 from edgespec.speculation.growth import Children, Frontier, TreeLimits
@@ -38,7 +38,6 @@ class BlockHeadDrafter(HeadDrafter):
 
     Args:
         proposers: sources whose candidates are merged into the tree.
-        bias: of a Markov head; None if it has none.
     """
 
     def __init__(
@@ -47,10 +46,8 @@ class BlockHeadDrafter(HeadDrafter):
         context: BlockContext,
         target_vocabulary: int,
         proposers: Sequence[Proposer] = (),
-        bias: Bias | None = None,
     ) -> None:
         self._block = context
-        self._bias = bias
         super().__init__(model, context, target_vocabulary, proposers)
 
     def _new_sequence(self, cache: KVCache) -> BlockSequence:
@@ -104,12 +101,6 @@ class BlockHeadDrafter(HeadDrafter):
     def _lacks_room(self, tokens: int) -> bool:
         return tokens + self._block.head.block_size > self._context.n_cells
 
-    def close(self) -> None:
-        """Free the context and the weights."""
-        super().close()
-        if self._bias is not None:
-            self._bias.close()
-
     def _expand(self, frontiers: Sequence[tuple[int, Frontier]]) -> list[Children]:
         """Expand several trees: their blocks are read with the roots."""
         sequences = [self._drafted[place] for place, _ in frontiers]
@@ -145,15 +136,15 @@ class BlockHeadDrafter(HeadDrafter):
     def _logits_of(self, sequences: Sequence[BlockSequence]) -> list[BlockLogits]:
         """The logits of the blocks that were read last."""
         head = self._block.head
-        if self._block.candidates:
+        if head.candidates:
             pairs = zip(*self._block.pairs(len(sequences)), strict=True)
             return [PairedLogits(candidates, scores, self._n_vocab) for candidates, scores in pairs]
         logits = self._context.logits().reshape(len(sequences), head.block_size, -1)
         found: list[BlockLogits] = []
         for sequence, block in zip(sequences, logits, strict=True):
             drafts = block[head.block_size - head.n_drafts :, : self._n_vocab].copy()
-            if self._bias is None:
+            if self._block.bias is None:
                 found.append(IndependentLogits(drafts))
             else:
-                found.append(BiasedLogits(drafts, sequence.root, self._bias))
+                found.append(BiasedLogits(drafts, sequence.root, self._block.bias))
         return found

@@ -1,0 +1,1 @@
+"""Draft heads of all families: their headers, contexts, drafters and trials."""

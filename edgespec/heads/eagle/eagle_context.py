@@ -1,0 +1,35 @@
+"""The contexts of EAGLE-3 heads."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edgespec.heads.eagle.eagle_head import read_eagle_head
+from edgespec.heads.shared.head_context import HeadContext
+from edgespec.models.gguf.header import read_header
+from edgespec.models.llama.runtime.batch import EncoderBatch
+from edgespec.models.llama.runtime.context import FloatArray
+
+
+class EagleContext(HeadContext):
+    """A context of an EAGLE-3 head beside its target's.
+
+    The head has an encoder, which makes a token's feature of its hidden states.
+    """
+
+    # Encoding wants a sequence, and leaves it empty: no text may have it.
+    _encoding_sequences = 1
+
+    @property
+    def shown_width(self) -> int:
+        """Elements of the hidden states of a token; see HeadContext."""
+        return read_eagle_head(read_header(self.model.path)).shown_width
+
+    def encode(self, hidden: FloatArray) -> FloatArray:
+        """The features (tokens, width) of tokens, computed by the head; see HeadContext."""
+        features = np.empty((len(hidden), self.width), dtype=np.float32)
+        for start in range(0, len(hidden), self.n_rows):
+            piece = hidden[start : start + self.n_rows]
+            self.run_encoder(EncoderBatch.of(piece, self.n_sequences))
+            features[start : start + len(piece)] = self.features(len(piece))
+        return features

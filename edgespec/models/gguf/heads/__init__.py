@@ -1,1 +1,0 @@
-"""The headers of draft heads, and whether a head fits its target."""
