@@ -14,12 +14,10 @@ from edgespec.drafters.window import WHOLE, DraftWindow
 from edgespec.models.llama.cache.kv_cache import KVCache, common_prefix, cut, inherit
 from edgespec.models.llama.cache.states import SavedState
 from edgespec.models.llama.runtime.batch import TokenBatch
-from edgespec.speculation.drafters.base import ProposedBy
-from edgespec.speculation.drafters.expansions import Expansions
-from edgespec.speculation.growth import Children, Frontier, TreeLimits
+from edgespec.speculation.drafters.candidates import TreeCandidates
+from edgespec.speculation.growth import Children, Frontier
 from edgespec.speculation.ranking import Ranking
-from edgespec.speculation.sources.base import JoinedProposals
-from edgespec.speculation.tree import FloatArray, TokenTree
+from edgespec.speculation.tree import FloatArray
 
 
 class DraftSequence:
@@ -39,6 +37,7 @@ class DraftSequence:
 
     Attributes:
         cache: the keys and values of what was read.
+        candidates: of the last tree's nodes; set anew when a tree begins.
         read: the tokens that were read, without the branches.
         pending: the tokens up to the root that are still to be read.
         root_was_known: whether the root was read in the search for the last tree already.
@@ -64,18 +63,13 @@ class DraftSequence:
         self._window = window
         self._translation = translation
         self._branches = DraftBranches()
-        self._expansions = Expansions()
         self._sequence: list[int] = []
-        self._text: list[int] = []  # the same in the target's tokens, none of them left out
-        self._limits: TreeLimits | None = None
-        self._ranking: Ranking | None = None
-        self._proposals: JoinedProposals | None = None
+        self.candidates = TreeCandidates(())
         self._asked = 0  # candidates of each node in the last tree
 
     def begin(self, sequence: Sequence[int]) -> None:
         """Begin a new tree after this sequence."""
         self._move_window(self._left_out(len(sequence)))
-        self._expansions = Expansions()
         self._sequence = self.part(sequence)
         self.unused = 0
 
@@ -141,8 +135,7 @@ class DraftSequence:
         self.cache.rewind(len(self.read))
         del self.read[self.cache.length :]
         self._branches, self.pending = DraftBranches(), []
-        self._expansions, self._limits, self._ranking = Expansions(), None, None
-        self._sequence, self._text = [], []
+        self._sequence, self.candidates = [], TreeCandidates(())
 
     def forget(self) -> None:
         """Forget everything that was read."""
@@ -153,22 +146,6 @@ class DraftSequence:
         """Drop the branches of the last tree from the cache."""
         last, self._branches = self._branches, DraftBranches()
         self.cache.commit(0, 0, last.used_paths, len(last))
-
-    def begin_candidates(
-        self,
-        text: Sequence[int],
-        limits: TreeLimits | None,
-        ranking: Ranking | None,
-        proposals: JoinedProposals | None,
-    ) -> None:
-        """Set what the candidates of the new tree depend on.
-
-        Args:
-            text: the whole sequence in the target's tokens.
-            limits, ranking, proposals: None if tokens are drawn instead.
-        """
-        self._text = list(text)
-        self._limits, self._ranking, self._proposals = limits, ranking, proposals
 
     def keep_accepted(
         self, ranking: Ranking | None, count: int = 0, *, alone: bool = False, room: int = 0
@@ -188,7 +165,7 @@ class DraftSequence:
         path = last.walk(sequence[known:]) if extends else [0]
         # The tree begins with the last token's candidates. The token is read for its logits, unless the
         # search for the last tree has already found them.
-        same = ranking is not None and ranking is self._ranking
+        same = ranking is not None and ranking is self.candidates.ranking
         root = last.found.get(path[-1]) if same else None
         if root is not None and root.tokens.shape[1] < min(count, self._n_vocab):
             root = None
@@ -280,20 +257,15 @@ class DraftSequence:
             rows: the nodes that were read.
             logits: (rows, n_vocab) after each of them.
         """
-        assert self._limits is not None
-        assert self._ranking is not None
-        count, found = self._limits.branching, self._branches.found
+        count, found = self.candidates.branching, self._branches.found
         numbers = self._branches.numbers(self._read_as(frontier))
-        self._ranking.before_ranking(frontier, rows)
-        if rows:
-            positions = [len(self._text) + int(depth) for depth in frontier.depths[rows]]
-            best = self._ranking.best(logits, positions, count, frontier.tokens[rows])
-            for row, place in enumerate(rows):
-                number = numbers[place]
-                assert number is not None, "it was read"
-                found[number] = best.row(row)
-            if len(rows) == len(frontier.nodes):
-                return best
+        best = self.candidates.ranked(frontier, rows, logits)
+        for row, place in enumerate(rows):
+            number = numbers[place]
+            assert number is not None, "it was read"
+            found[number] = best.row(row)
+        if len(rows) == len(frontier.nodes):
+            return best
         # Nodes that were read earlier have their candidates, and those that could not be read have none.
         parts = [
             (row, found[n].first(count)) for row, n in enumerate(numbers) if n is not None and n in found
@@ -305,28 +277,9 @@ class DraftSequence:
             children.tokens[row, :width], children.logprobs[row, :width] = part.tokens, part.logprobs
         return children
 
-    def joined(self, frontier: Frontier, children: Children) -> Children:
-        """The model's candidates, joined by those of the proposers; kept until the target has decided."""
-        if self._proposals is not None:
-            assert self._ranking is not None
-            children = self._proposals.join(frontier, children)
-            children = self._ranking.filtered(frontier, children, len(self._text))
-        self._expansions.add(frontier, children)
-        return children
-
-    def proposed_by(self, tree: TokenTree) -> list[ProposedBy]:
-        """Return the proposer of each node of the last tree."""
-        return self._expansions.proposed_by(tree)
-
     def learn(self, sequence: Sequence[int]) -> None:
         """Teach the policy which candidates of the last tree the target chose."""
-        end = len(self._text)
-        if self._limits is not None and list(sequence[:end]) == self._text:
-            went_on = sequence[end:]
-            if self._translation is not None:
-                went_on = self._translation.split(went_on)
-            self._expansions.teach(self._limits.expansion.acceptance, went_on)
-        self._expansions = Expansions()  # each counts as evidence once
+        self.candidates.learn(sequence, None if self._translation is None else self._translation.split)
 
 
 @dataclass

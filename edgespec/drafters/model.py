@@ -26,14 +26,15 @@ from edgespec.models.llama.cache.states import BLOCK, StateStore
 from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
-from edgespec.speculation.drafters.base import Drafter, DraftRequest, ProposedBy
+from edgespec.speculation.drafters.base import DraftRequest, ProposedBy
+from edgespec.speculation.drafters.candidates import TreeCandidates
+from edgespec.speculation.drafters.merging import MergingDrafter
 from edgespec.speculation.drafters.proposing import ProposingDrafter
 from edgespec.speculation.growth import Children, Frontier, TreeLimits
 from edgespec.speculation.ranking import Ranking
 from edgespec.speculation.sampled_trees import Drawing, grow_drawn
 from edgespec.speculation.sizing.model_gain import ModelGain
 from edgespec.speculation.sources.base import Proposer
-from edgespec.speculation.sources.target_rows import observed
 from edgespec.speculation.tree import FloatArray, TokenTree
 from edgespec.speculation.tree_search import TreeSearch, grow_together
 from edgespec.speculation.verification.base import DraftedTree
@@ -60,7 +61,7 @@ class _Round:
     by_model: bool
 
 
-class ModelDrafter(Drafter):
+class ModelDrafter(MergingDrafter):
     """Drafts with a model, for one sequence or for several at once.
 
     Whatever a call raises and wherever it is interrupted, the next call first discards what it left behind.
@@ -71,6 +72,7 @@ class ModelDrafter(Drafter):
         window: what is read of long sequences; all of them for a model with a running state.
         translation: between its tokens and the target's, if its vocabulary is another one.
         most_rows: of a draft step for several sequences; None for as many as the context has outputs.
+        name: of the model, for people; None for that of its file.
 
     Attributes:
         steps, rows: draft steps of the last trees, and nodes read in them.
@@ -92,17 +94,17 @@ class ModelDrafter(Drafter):
         *,
         translation: Translation | None = None,
         most_rows: int | None = None,
+        name: str | None = None,
     ) -> None:
-        self._window = window
-        self._most_rows = most_rows or context.n_outputs
-        self.name = ", ".join([model.path.stem, *(proposer.name for proposer in proposers)])
-        self._model = model
-        self._context = context
-        self._translation = translation
         # One vocabulary may be padded at its end; padding is no token of the other.
         own_vocabulary = model.vocabulary.n_tokens if translation is None else target_vocabulary
         self._n_vocab = min(own_vocabulary, target_vocabulary)
-        self._proposers = proposers
+        super().__init__(proposers, name or model.path.stem, self._n_vocab)
+        self._window = window
+        self._most_rows = most_rows or context.n_outputs
+        self._model = model
+        self._context = context
+        self._translation = translation
         self._sequences = DraftSequences(context, self._new_sequence, window)
         self._drafted: list[DraftSequence] = []  # those of the last trees, in order
         self._places: dict[int, int] = {}  # where each request of the last call is in there
@@ -124,15 +126,6 @@ class ModelDrafter(Drafter):
     def root_was_known(self) -> bool:
         """True if the last tree's root had already been read in the search for the tree before."""
         return bool(self._drafted) and self._drafted[0].root_was_known
-
-    def draft(self, sequence: Sequence[int], limits: TreeLimits, ranking: Ranking) -> TokenTree:
-        """A tree of at most `limits.budget` nodes below the last token of the sequence.
-
-        Raises:
-            DecodeAborted: stopped from outside; the next call continues from what was read.
-        """
-        (tree,) = self.draft_together([DraftRequest(sequence, limits, ranking)], limits)
-        return tree
 
     def draft_together(self, requests: Sequence[DraftRequest], limits: TreeLimits) -> list[TokenTree]:
         """A tree for each of several sequences, from one search.
@@ -185,7 +178,7 @@ class ModelDrafter(Drafter):
             return DraftedTree(TokenTree.root_only(sequence[-1]))
         (drafted,) = self._drafted = self._sequences_for([(own, None, 0)])
         self._recall(drafted, own, self._prompts)
-        drafted.begin_candidates(sequence, None, None, None)
+        drafted.candidates = TreeCandidates(sequence)
 
         def read(frontier: Frontier) -> tuple[list[int], FloatArray]:
             step = DraftStep(drafted, frontier)
@@ -230,14 +223,7 @@ class ModelDrafter(Drafter):
         place = self._places.get(index)
         if place is None or place >= len(self._drafted):
             return super().proposed_by(tree, index)
-        return self._drafted[place].proposed_by(tree)
-
-    def observe(self, sequence: Sequence[int], tree: TokenTree, logits: FloatArray) -> None:
-        observed(self._proposers, sequence, tree, logits[:, : self._n_vocab])
-
-    def forget_sequences(self) -> None:
-        for proposer in self._proposers:
-            proposer.forget()
+        return self._drafted[place].candidates.proposed_by(tree)
 
     def learn(self, sequence: Sequence[int], index: int = 0) -> None:
         """Teach the policy which candidates of the last tree the target chose."""
@@ -347,7 +333,7 @@ class ModelDrafter(Drafter):
         for drafted, request, (own, _, _) in zip(self._drafted, requests, wanted, strict=True):
             self._recall(drafted, own, self._prompts)
             proposals = request.proposals(self._proposers)
-            drafted.begin_candidates(request.sequence, request.limits, request.ranking, proposals)
+            drafted.candidates = TreeCandidates(request.sequence, request.limits, request.ranking, proposals)
 
     def _recall(self, drafted: DraftSequence, sequence: Sequence[int], store: StateStore | None) -> None:
         """Restore as much of a long sequence as a store holds."""
@@ -369,7 +355,7 @@ class ModelDrafter(Drafter):
             if not is_known:
                 step, logits = next(read)
                 rows = step.rows
-            found.append(sequence.joined(frontier, sequence.ranked(frontier, rows, logits)))
+            found.append(sequence.candidates.joined(frontier, sequence.ranked(frontier, rows, logits)))
         return found
 
     def _known(self, place: int, frontier: Frontier) -> NDArray[np.bool_]:

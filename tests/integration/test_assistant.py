@@ -79,15 +79,15 @@ class Step:
 def noted_steps(monkeypatch: pytest.MonkeyPatch) -> list[Step]:
     """The draft steps that are taken from now on, each tree's part in one of its own."""
     found: list[Step] = []
-    candidates = GrowingTree.candidates
+    expand = GrowingTree.expand
 
     def note(self: GrowingTree, frontier: Frontier, logits: FloatArray) -> Children:
         features = self.features_before(frontier)
         root = frontier.nodes.tolist() == [0]
-        found.append(Step(self.sequence, root, frontier.tokens.tolist(), features, logits.copy()))
-        return candidates(self, frontier, logits)
+        found.append(Step(self.candidates.text, root, frontier.tokens.tolist(), features, logits.copy()))
+        return expand(self, frontier, logits)
 
-    monkeypatch.setattr(GrowingTree, "candidates", note)
+    monkeypatch.setattr(GrowingTree, "expand", note)
     return found
 
 

@@ -21,13 +21,12 @@ from edgespec.models.llama.cache.kv_cache import KVCache
 from edgespec.models.llama.cache.tree_cache import BranchingCache
 from edgespec.models.llama.runtime.context import NoRoomInCache
 from edgespec.models.llama.runtime.model import Model
-from edgespec.speculation.drafters.base import Drafter, DraftRequest, ProposedBy
-from edgespec.speculation.drafters.expansions import Expansions
+from edgespec.speculation.drafters.base import DraftRequest, ProposedBy
+from edgespec.speculation.drafters.candidates import TreeCandidates
+from edgespec.speculation.drafters.merging import MergingDrafter
 from edgespec.speculation.growth import Children, Frontier, TreeLimits
-from edgespec.speculation.ranking import Ranking
 from edgespec.speculation.sampled_trees import Drawing, grow_drawn
-from edgespec.speculation.sources.base import JoinedProposals, Proposer
-from edgespec.speculation.sources.target_rows import observed
+from edgespec.speculation.sources.base import Proposer
 from edgespec.speculation.tree import FloatArray, TokenTree
 from edgespec.speculation.tree_search import TreeSearch, grow_together
 from edgespec.speculation.verification.base import DraftedTree
@@ -55,27 +54,14 @@ class GrowingTree:
     """A tree that is drafted below a sequence.
 
     Args:
-        sequence: its last token is the root.
-        sequence: the target's id of the sequence.
+        sequence_id: the target's, of the sequence.
         state: (width,) of the token before the root.
-        limits, ranking: of the tree; None if tokens are drawn instead.
     """
 
-    def __init__(
-        self,
-        sequence: Sequence[int],
-        sequence_id: int,
-        state: FloatArray,
-        limits: TreeLimits | None = None,
-        ranking: Ranking | None = None,
-        proposals: JoinedProposals | None = None,
-    ) -> None:
-        self.sequence = list(sequence)
+    def __init__(self, sequence_id: int, state: FloatArray, candidates: TreeCandidates) -> None:
+        self.root_position = len(candidates.text) - 1
         self.sequence_id = sequence_id
-        self.expansions = Expansions()
-        self.limits = limits
-        self._ranking = ranking
-        self._proposals = proposals
+        self.candidates = candidates
         self._features = {-1: state}  # the root has the parent -1
 
     def features_before(self, frontier: Frontier) -> FloatArray:
@@ -87,26 +73,17 @@ class GrowingTree:
         for node, feature in zip(frontier.nodes.tolist(), features, strict=True):
             self._features[node] = feature
 
-    def candidates(self, frontier: Frontier, logits: FloatArray) -> Children:
+    def expand(self, frontier: Frontier, logits: FloatArray) -> Children:
         """The candidates after each node, with those of the proposers.
 
         Args:
             logits: (nodes, n_vocab).
         """
-        assert self.limits is not None
-        assert self._ranking is not None
-        start = len(self.sequence)
-        self._ranking.before_ranking(frontier, range(len(frontier.nodes)))
-        positions = [start + int(depth) for depth in frontier.depths]
-        children = self._ranking.best(logits, positions, self.limits.branching, frontier.tokens)
-        if self._proposals is not None:
-            children = self._proposals.join(frontier, children)
-            children = self._ranking.filtered(frontier, children, start)
-        self.expansions.add(frontier, children)
-        return children
+        ranked = self.candidates.ranked(frontier, range(len(frontier.nodes)), logits)
+        return self.candidates.joined(frontier, ranked)
 
 
-class AssistantDrafter(Drafter):
+class AssistantDrafter(MergingDrafter):
     """Drafts with an assistant, for one sequence or for several at once; a `HiddenReader` of its target.
 
     A sequence is drafted for once the target has shown the state of its last token but one. Until then, as
@@ -125,11 +102,10 @@ class AssistantDrafter(Drafter):
         target_vocabulary: int,
         proposers: Sequence[Proposer] = (),
     ) -> None:
-        self.name = ", ".join([model.path.stem, *(proposer.name for proposer in proposers)])
+        self._n_vocab = min(model.vocabulary.n_tokens, target_vocabulary)
+        super().__init__(proposers, model.path.stem, self._n_vocab)
         self._model = model
         self._context = context
-        self._n_vocab = min(model.vocabulary.n_tokens, target_vocabulary)
-        self._proposers = proposers
         self._shown: list[_ShownState] = []
         self._drafted: dict[int, GrowingTree] = {}  # by the places of their requests
 
@@ -145,15 +121,6 @@ class AssistantDrafter(Drafter):
     def digest(self) -> None:
         """Nothing to do: states are read as they are, when they are needed."""
 
-    def draft(self, sequence: Sequence[int], limits: TreeLimits, ranking: Ranking) -> TokenTree:
-        """A tree of at most `limits.budget` nodes below the last token of the sequence.
-
-        Raises:
-            DecodeAborted: stopped from outside.
-        """
-        (tree,) = self.draft_together([DraftRequest(sequence, limits, ranking)], limits)
-        return tree
-
     def draft_together(self, requests: Sequence[DraftRequest], limits: TreeLimits) -> list[TokenTree]:
         """A tree for each of several sequences, from one search.
 
@@ -168,7 +135,8 @@ class AssistantDrafter(Drafter):
         drafted: dict[int, GrowingTree] = {}
         for index, request in enumerate(requests if limits.allows_drafting else ()):
             proposals = request.proposals(self._proposers)
-            growing = self._after(request.sequence, request.limits, request.ranking, proposals)
+            candidates = TreeCandidates(request.sequence, request.limits, request.ranking, proposals)
+            growing = self._below(candidates)
             if growing is not None:
                 drafted[index] = growing
         if not drafted:
@@ -181,7 +149,7 @@ class AssistantDrafter(Drafter):
         def expand(frontiers: Sequence[tuple[int, Frontier]]) -> list[Children]:
             steps = [(growing_trees[place], frontier) for place, frontier in frontiers]
             return [
-                growing.candidates(frontier, logits)
+                growing.expand(frontier, logits)
                 for (growing, frontier), logits in zip(steps, self._read(steps), strict=True)
             ]
 
@@ -201,7 +169,7 @@ class AssistantDrafter(Drafter):
             DecodeAborted: stopped from outside.
         """
         self._begin()
-        growing = self._after(sequence)
+        growing = self._below(TreeCandidates(sequence))
 
         def read(frontier: Frontier) -> tuple[list[int], FloatArray]:
             assert growing is not None
@@ -235,24 +203,12 @@ class AssistantDrafter(Drafter):
     def proposed_by(self, tree: TokenTree, index: int = 0) -> list[ProposedBy]:
         """Return the proposer of each node of the last tree."""
         growing = self._drafted.get(index)
-        return super().proposed_by(tree, index) if growing is None else growing.expansions.proposed_by(tree)
-
-    def observe(self, sequence: Sequence[int], tree: TokenTree, logits: FloatArray) -> None:
-        observed(self._proposers, sequence, tree, logits[:, : self._n_vocab])
-
-    def forget_sequences(self) -> None:
-        for proposer in self._proposers:
-            proposer.forget()
+        return super().proposed_by(tree, index) if growing is None else growing.candidates.proposed_by(tree)
 
     def learn(self, sequence: Sequence[int], index: int = 0) -> None:
         """Teach the policy which candidates of the last tree the target chose."""
-        growing = self._drafted.get(index)
-        if growing is None:
-            return
-        end = len(growing.sequence)
-        if growing.limits is not None and list(sequence[:end]) == growing.sequence:
-            growing.expansions.teach(growing.limits.expansion.acceptance, sequence[end:])
-        growing.expansions = Expansions()  # each counts as evidence once
+        if index in self._drafted:
+            self._drafted[index].candidates.learn(sequence)
 
     def close(self) -> None:
         """Free the context and the weights."""
@@ -263,15 +219,9 @@ class AssistantDrafter(Drafter):
         self._drafted = {}
         self.steps = self.rows = 0
 
-    def _after(
-        self,
-        sequence: Sequence[int],
-        limits: TreeLimits | None = None,
-        ranking: Ranking | None = None,
-        proposals: JoinedProposals | None = None,
-    ) -> GrowingTree | None:
-        """A tree to grow below a sequence; None if the assistant cannot see all that it needs of it."""
-        before = list(sequence[:-1])
+    def _below(self, candidates: TreeCandidates) -> GrowingTree | None:
+        """A tree to grow below its root; None if the assistant cannot see all that it needs of it."""
+        before = candidates.text[:-1]
         for shown in self._shown:
             cache = shown.owner.cache
             if shown.tokens != before or list(shown.owner.tokens) != before:
@@ -281,14 +231,14 @@ class AssistantDrafter(Drafter):
             sequence_id = cache.ids[0]
             known = sequence_id < self._context.n_sequences
             if known and self._context.last_position(sequence_id) == len(before) - 1:
-                return GrowingTree(sequence, sequence_id, shown.state, limits, ranking, proposals)
+                return GrowingTree(sequence_id, shown.state, candidates)
         return None
 
     def _read(self, steps: Sequence[tuple[GrowingTree, Frontier]]) -> list[FloatArray]:
         """Read the nodes of draft steps together; returns their logits, valid until the next decode."""
         counts = [len(frontier.nodes) for _, frontier in steps]
         tokens = np.concatenate([frontier.tokens for _, frontier in steps])
-        positions = np.repeat([len(growing.sequence) - 1 for growing, _ in steps], counts)
+        positions = np.repeat([growing.root_position for growing, _ in steps], counts)
         sequence_ids = np.repeat([growing.sequence_id for growing, _ in steps], counts)
         before = np.concatenate([growing.features_before(frontier) for growing, frontier in steps])
         parts = []

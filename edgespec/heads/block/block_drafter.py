@@ -22,6 +22,7 @@ from edgespec.heads.shared.head_drafter import HeadDrafter
 from edgespec.models.llama.cache.kv_cache import KVCache, decode_together
 from edgespec.models.llama.runtime.model import Model
 from edgespec.speculation.drafters.base import DraftRequest
+from edgespec.speculation.drafters.candidates import TreeCandidates
 from edgespec.speculation.growth import Children, Frontier, TreeLimits
 from edgespec.speculation.sampled_trees import Drawing, grow_drawn
 from edgespec.speculation.sources.base import Proposer
@@ -61,7 +62,7 @@ class BlockHeadDrafter(HeadDrafter):
         self._begin()
         (drafted,) = self._drafted = self._sequences_for([(sequence, None, 0)])
         assert isinstance(drafted, BlockSequence)
-        drafted.begin_candidates(sequence, None, None, None)
+        drafted.candidates = TreeCandidates(sequence)
         self._read_blocks([drafted])
 
         def read(frontier: Frontier) -> tuple[list[int], FloatArray]:
@@ -107,7 +108,7 @@ class BlockHeadDrafter(HeadDrafter):
         roots = [sequence for sequence, (_, f) in zip(sequences, frontiers, strict=True) if f.nodes[0] == 0]
         self._read_blocks([sequence for sequence in roots if isinstance(sequence, BlockSequence)])
         return [
-            sequence.joined(frontier, sequence.ranked(frontier, [], _NO_LOGITS))
+            sequence.candidates.joined(frontier, sequence.ranked(frontier, [], _NO_LOGITS))
             for sequence, (_, frontier) in zip(sequences, frontiers, strict=True)
         ]
 

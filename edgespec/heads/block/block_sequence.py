@@ -87,17 +87,11 @@ class BlockSequence(HeadSequence):
     def ranked(self, frontier: Frontier, rows: list[int], logits: FloatArray) -> Children:
         """The candidates of a frontier, from the block."""
         del rows, logits
-        assert self._limits is not None
-        assert self._ranking is not None
-        count = self._limits.branching
-        children = Children.none(len(frontier.nodes), count)
+        children = Children.none(len(frontier.nodes), self.candidates.branching)
         places, parts = self.logits_after(frontier)
-        start = self.unread + len(self.read)
         for part in parts:
             these, places = places[: len(part)], places[len(part) :]
-            positions = [start + int(depth) for depth in frontier.depths[these]]
-            self._ranking.before_ranking(frontier.part(these), range(len(these)))
-            best = self._ranking.best(part, positions, count, frontier.tokens[these])
+            best = self.candidates.ranked(frontier.part(these), range(len(these)), part)
             width = best.tokens.shape[1]
             children.tokens[these, :width], children.logprobs[these, :width] = best.tokens, best.logprobs
         return children

@@ -81,9 +81,7 @@ class HeadDrafter(ModelDrafter):
     ) -> None:
         self._head = context
         self._owns_model = name is None
-        super().__init__(model, context, target_vocabulary, proposers)
-        if name is not None:
-            self.name = ", ".join([name, *(proposer.name for proposer in proposers)])
+        super().__init__(model, context, target_vocabulary, proposers, name=name)
         self._shown: list[_ShownStates] = []
         self._closed: list[TargetTokens] = []
         self._owned: list[tuple[TargetTokens, HeadSequence]] = []

@@ -4,56 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgespec.speculation.drafters.base import Drafter, DraftRequest, ProposedBy
-from edgespec.speculation.drafters.expansions import Expansions
+from edgespec.speculation.drafters.base import DraftRequest, ProposedBy
+from edgespec.speculation.drafters.candidates import TreeCandidates
+from edgespec.speculation.drafters.merging import MergingDrafter
 from edgespec.speculation.growth import Children, Frontier, TreeLimits
-from edgespec.speculation.ranking import Ranking
-from edgespec.speculation.sources.base import JoinedProposals, Proposer, proposals_of
+from edgespec.speculation.sources.base import Proposer, proposals_of
 from edgespec.speculation.sources.recycling import RecycledSource
-from edgespec.speculation.sources.target_rows import observed
 from edgespec.speculation.sources.text import TextSource
-from edgespec.speculation.tree import FloatArray, TokenTree
+from edgespec.speculation.tree import TokenTree
 from edgespec.speculation.tree_search import TreeSearch, grow_together
 
 
-class _ProposedTree:
-    """One tree while it grows, and until the target has decided."""
-
-    def __init__(self, request: DraftRequest, proposals: JoinedProposals) -> None:
-        self._request = request
-        self._sequence = list(request.sequence)
-        self._proposals = proposals
-        self._expansions = Expansions()
-
-    def expand(self, frontier: Frontier) -> Children:
-        children = self._proposals.join(frontier, Children.none(len(frontier.nodes), 0))
-        children = self._request.ranking.filtered(frontier, children, len(self._sequence))
-        self._expansions.add(frontier, children)
-        return children
-
-    def proposed_by(self, tree: TokenTree) -> list[ProposedBy]:
-        return self._expansions.proposed_by(tree)
-
-    def learn(self, sequence: Sequence[int]) -> None:
-        if list(sequence[: len(self._sequence)]) == self._sequence:
-            self._expansions.teach(self._request.limits.expansion.acceptance, sequence[len(self._sequence) :])
-        self._expansions = Expansions()  # each counts as evidence once
-
-
-class ProposingDrafter(Drafter):
+class ProposingDrafter(MergingDrafter):
     """Drafts trees from proposals alone."""
 
     steps = 0
 
     def __init__(self, proposers: Sequence[Proposer]) -> None:
-        self.name = ", ".join(proposer.name for proposer in proposers)
-        self._proposers = proposers
-        self._last: list[_ProposedTree] = []
-
-    def draft(self, sequence: Sequence[int], limits: TreeLimits, ranking: Ranking) -> TokenTree:
-        """A tree of what may follow the sequence."""
-        (tree,) = self.draft_together([DraftRequest(sequence, limits, ranking)], limits)
-        return tree
+        super().__init__(proposers)
+        self._last: list[TreeCandidates] = []
 
     def draft_together(self, requests: Sequence[DraftRequest], limits: TreeLimits) -> list[TokenTree]:
         """A tree for each of several sequences, from one search."""
@@ -61,12 +30,20 @@ class ProposingDrafter(Drafter):
         if not limits.allows_drafting:
             return [TokenTree.root_only(request.sequence[-1]) for request in requests]
         self._last = [
-            _ProposedTree(request, proposals_of(self._proposers, request.sequence, request.limits.depth))
+            TreeCandidates(
+                request.sequence,
+                request.limits,
+                request.ranking,
+                proposals_of(self._proposers, request.sequence, request.limits.depth),
+            )
             for request in requests
         ]
 
         def expand(frontiers: Sequence[tuple[int, Frontier]]) -> list[Children]:
-            return [self._last[index].expand(frontier) for index, frontier in frontiers]
+            return [
+                self._last[index].joined(frontier, Children.none(len(frontier.nodes), 0))
+                for index, frontier in frontiers
+            ]
 
         searches = [TreeSearch(request.sequence[-1], request.limits) for request in requests]
         return grow_together(searches, expand, limits)
@@ -74,13 +51,6 @@ class ProposingDrafter(Drafter):
     def proposed_by(self, tree: TokenTree, index: int = 0) -> list[ProposedBy]:
         """Return the proposer of each node of one of the last trees."""
         return self._last[index].proposed_by(tree) if index < len(self._last) else ["text"] * (len(tree) - 1)
-
-    def observe(self, sequence: Sequence[int], tree: TokenTree, logits: FloatArray) -> None:
-        observed(self._proposers, sequence, tree, logits)
-
-    def forget_sequences(self) -> None:
-        for proposer in self._proposers:
-            proposer.forget()
 
     def learn(self, sequence: Sequence[int], index: int = 0) -> None:
         """Teach the policy which candidates of the last tree the target chose."""
