@@ -42,6 +42,7 @@ from edgespec.models.llama.runtime.device_layers import DeviceLayers
 from edgespec.models.llama.runtime.model import Model
 from edgespec.plans.model_plan import plan_for
 from edgespec.profiles.device_profile import DeviceProfile
+from edgespec.profiles.store import ProfileStore
 from edgespec.progress import no_progress
 
 PROMPT = "Why is the sky blue?"
@@ -166,7 +167,7 @@ def become_card(address: str, models: list[str]) -> None:
     own, there = measure_speeds(min(types), 1, endpoints=[address])
     transfer = Curve.through([(1 << 14, 1e-4), (1 << 20, 1e-3)])
     for type_id in types:
-        remember(known, type_id, 1, DeviceProfile(there.seconds, own.seconds, transfer))
+        remember(ProfileStore(), known, type_id, 1, DeviceProfile(there.seconds, own.seconds, transfer))
 
 
 def case(model: str, **options: Any) -> dict[str, Any]:

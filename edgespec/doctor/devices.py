@@ -11,6 +11,7 @@ from edgespec.progress import Progress
 
 if TYPE_CHECKING:
     from edgespec.models.llama.build import Build
+    from edgespec.profiles.store import ProfileStore
 
 _Q4_K = 12  # ggml's number of a quantization that many models have
 
@@ -42,7 +43,7 @@ class DeviceCheck:
         return asdict(self)
 
 
-def examine_devices(build: Build, on_progress: Progress) -> tuple[DeviceCheck, ...]:
+def examine_devices(build: Build, store: ProfileStore, on_progress: Progress) -> tuple[DeviceCheck, ...]:
     """Try and measure every device, in a child process; what was measured before is not measured again."""
     if not build.gpus:
         return ()
@@ -50,7 +51,7 @@ def examine_devices(build: Build, on_progress: Progress) -> tuple[DeviceCheck, .
     from edgespec.loading.devices.finding import PlacementRequest, describe, measured
     from edgespec.machine.cores import default_threads
 
-    request = PlacementRequest(DevicesConfig(), default_threads(), on_progress)
+    request = PlacementRequest(DevicesConfig(), default_threads(), store, on_progress)
     found = []
     for device in build.gpus:
         about = (device.name, device.description, device.free, device.total)

@@ -17,6 +17,7 @@ from edgespec.machine.disks import Disk, disk_of
 from edgespec.machine.probe import Machine, probe
 from edgespec.models.gguf.footprint import cells_for
 from edgespec.prebuilt import misfit
+from edgespec.profiles.store import ProfileStore, machine_identity
 from edgespec.progress import Progress, no_progress
 
 if TYPE_CHECKING:
@@ -143,16 +144,16 @@ def gather(
     # First, while this program itself is idle.
     machine = probe(cache)
     cache_disk = machine.disk
-    hub = Hub.from_environment()
+    hub, store = Hub.from_environment(), ProfileStore()
     build, build_problem, no_streaming = _inspect_build()
     on_progress("Trying the processor's kernels", 0.0)
     kernels = examine_kernels() if build is not None else KernelFacts()
-    devices = examine_devices(build, on_progress) if build is not None else ()
+    devices = examine_devices(build, store, on_progress) if build is not None else ()
     model_facts: ModelFacts | None = None
     model_problem: EdgeSpecError | None = None
     if model is not None:
         try:
-            model_facts = _inspect_model(model, on_progress)
+            model_facts = _inspect_model(model, store, on_progress)
         except EdgeSpecError as error:
             model_problem = error
         except OSError as error:
@@ -210,7 +211,7 @@ def _inspect_build() -> tuple[Build | None, str, str]:
     return build, "", ""
 
 
-def _inspect_model(model: str, on_progress: Progress) -> ModelFacts:
+def _inspect_model(model: str, store: ProfileStore, on_progress: Progress) -> ModelFacts:
     from edgespec.loading.fitting_drafters import drafter_to_take
     from edgespec.models.gguf.layers import ModelFiles
     from edgespec.models.hub.inspection import inspect_model
@@ -230,16 +231,14 @@ def _inspect_model(model: str, on_progress: Progress) -> ModelFacts:
         describe(inspected.headers, memory=memory, approximate=inspected.approximate),
         drafter=str(taken.path) if taken else "",
         drafter_reason=taken.reason if taken else "",
-        profiled=_is_profiled(inspected.headers[0].fingerprint),
+        profiled=_is_profiled(inspected.headers[0].fingerprint, store),
         approximate=" ".join(inspected.notes) if inspected.approximate else "",
     )
 
 
-def _is_profiled(fingerprint: str) -> bool:
-    from edgespec.profiles.store import ProfileStore, machine_identity
-
+def _is_profiled(fingerprint: str, store: ProfileStore) -> bool:
     try:
-        known = ProfileStore().all_passes(**machine_identity(), model=fingerprint)
+        known = store.all_passes(**machine_identity(), model=fingerprint)
     except (ImportError, OSError, RuntimeError, AttributeError):
         return False  # without llama.cpp it cannot have been measured
     return any(not profile.quick for profile in known)

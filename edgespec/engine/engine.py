@@ -95,12 +95,12 @@ class Engine:
         abort: AbortFlag,
         *,
         context: int,
+        updates: ProfileUpdates,
         tree_budget: int | None = None,
         limits: TreeLimits | None = None,
         policy: TreePolicy | None = None,
         costs: RoundCosts | None = None,
         keys: ProfileKeys | None = None,
-        learn: bool = True,
         notes: Sequence[str] = (),
         warnings: Sequence[str] = (),
         load_s: float = 0.0,
@@ -119,7 +119,7 @@ class Engine:
         self.limits = limits_for(target, limits, tree_budget)
         self.policy = policy or tree_policy()
         self.keys = keys
-        self.profile_updates = ProfileUpdates(keys if learn else None)
+        self.profile_updates = updates
         self._costs = costs
         n_vocab, drafts = target.model.vocabulary.n_tokens, not isinstance(drafter, NoDrafter)
         self._noise = NoiseCache(noise_bytes(n_vocab, drafts=drafts, answers=texts or 1))

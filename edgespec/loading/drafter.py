@@ -170,6 +170,7 @@ def pair_costs(
             limits.width,
             keys,
             state.on_progress,
+            state.store,
             notes=state.notes,
             first_layers=state.first_layers if target.rule == ANY_ROWS else None,
         )

@@ -53,6 +53,7 @@ from edgespec.models.llama.runtime.vetting import require_loadable
 from edgespec.models.text.encoding import Encoder
 from edgespec.models.text.template import ChatTemplate
 from edgespec.profiles.store import ProfileKeys
+from edgespec.profiles.updates import ProfileUpdates
 from edgespec.progress import Progress, no_progress
 from edgespec.speculation.drafters.base import Drafter
 
@@ -103,17 +104,19 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
     try_kernels(state)  # their outcome is part of what a file is vetted for
     target_files = read_model(path)
     require_cache_type(config.model.kv, target_files.headers[0])
-    state.n_threads = config.devices.threads or known_threads(target_files.headers[0].fingerprint)
+    fingerprint = target_files.headers[0].fingerprint
+    state.n_threads = config.devices.threads or known_threads(fingerprint, state.store)
     state.adapters = read_adapters(config.model.lora, target_files.headers[0])
     for adapter in state.adapters:
         require_loadable([adapter.header], target_files.headers[0])
     _connect_workers(target_files, state)
     cards = open_cards(
-        target_files, PlacementRequest(config.devices, state.n_threads, state.on_progress, state.notes)
+        target_files,
+        PlacementRequest(config.devices, state.n_threads, state.store, state.on_progress, state.notes),
     )
     machine = MachineSnapshot.read(state.n_threads, cards, state.workers)
     adapter_bytes = sum(adapter.header.file_bytes for adapter in state.adapters)
-    planner = Planner(target_files, config, machine, beside=adapter_bytes, measured=True)
+    planner = Planner(target_files, config, machine, state.store, beside=adapter_bytes, measured=True)
     decision = decide(planner, partial(find_drafter, on_progress=state.on_progress))
     state.notes += decision.notes
     drafter_files = decision.plan.drafter
@@ -131,7 +134,7 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
         drafter = open_drafter(target, limits, plan, state)
 
     keys = ProfileKeys.of(
-        target_files.headers[0].fingerprint,
+        fingerprint,
         drafted_by,
         threads=target.context.n_threads,
         mode=f"{target.rule} {plan.kernels}{state.variant}",
@@ -144,12 +147,12 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
         Encoder(target.model.vocabulary, template, config.model.context),
         state.abort,
         context=config.model.context,
+        updates=ProfileUpdates(keys if config.speculation.learn else None, state.store),
         tree_budget=config.speculation.tree_budget,
         limits=limits,
         policy=policy,
         costs=pair_costs(target, drafter, limits, keys, state),
         keys=keys,
-        learn=config.speculation.learn,
         notes=state.notes,
         warnings=state.warnings,
         load_s=time.perf_counter() - start,

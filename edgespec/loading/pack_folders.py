@@ -41,16 +41,17 @@ ONE_DISK = Disks()
 """That of the cache folder."""
 
 
-def pack_folders(config: Config, on_progress: Progress = no_progress) -> PackFolders:
+def pack_folders(config: Config, store: ProfileStore, on_progress: Progress = no_progress) -> PackFolders:
     """The folders, with what recalls or measures the speed of their disks.
 
     Raises:
         UsageError: one is in the home of a user who has none.
     """
-    rates_of = partial(folder_rates, store=ProfileStore(), on_progress=on_progress)
+    rates_of = partial(folder_rates, store=store, on_progress=on_progress)
     return named_folders(config.memory.pack_dir, rates_of)
 
 
-def disks_of(config: Config) -> Disks:
+def disks_of(config: Config, store: ProfileStore) -> Disks:
     """The disks of the folders that a load would use; makes none of them."""
-    return Disks(pack_folders(config).usable([], in_memory=config.memory.pack == "always", make=False))
+    always = config.memory.pack == "always"
+    return Disks(pack_folders(config, store).usable([], in_memory=always, make=False))

@@ -23,7 +23,7 @@ def expected_prefill(
     files: ModelFiles,
     context: int,
     threads: int,
-    store: ProfileStore | None = None,
+    store: ProfileStore,
     *,
     own_kernels: bool = False,
     disks: Disks = ONE_DISK,
@@ -35,10 +35,9 @@ def expected_prefill(
 
 
 def expected_passes(
-    files: ModelFiles, threads: int, store: ProfileStore | None = None, disks: Disks = ONE_DISK
+    files: ModelFiles, threads: int, store: ProfileStore, disks: Disks = ONE_DISK
 ) -> TargetPasses:
     """Passes over streamed weights: measured with this model, or derived; nothing is measured now."""
-    store = store or ProfileStore()
     own = store.preferred_passes(files.headers[0].fingerprint, threads, streams=True)
     known = known_curve(files.headers, store, threads) if own is None else own.on_disks(disks.n)
     return passes_of(known, disks.read_rate(store) or read_rate(files, store), streams=True)

@@ -180,6 +180,7 @@ class Planner:
     """Plans for one target on one machine.
 
     Attributes:
+        store: what was measured on this machine.
         beside: bytes of LoRA adapters.
         measured: whether contexts are tried by dry runs, as when they are about to be loaded.
         process_bytes: of the process; None measures them where contexts are measured.
@@ -191,7 +192,7 @@ class Planner:
     target: ModelFiles
     config: Config
     machine: MachineSnapshot
-    store: ProfileStore = field(default_factory=ProfileStore)
+    store: ProfileStore
     beside: int = 0
     measured: bool = False
     process_bytes: int | None = None
@@ -221,7 +222,7 @@ class Planner:
         memory = self.config.memory
         if not memory.pack_dir or self.machine.no_streaming or not wants_pack(self.target, memory.pack):
             return ONE_DISK
-        return disks_of(self.config)
+        return disks_of(self.config, self.store)
 
     @cached_property
     def read_rate(self) -> float:
@@ -418,6 +419,7 @@ class Planner:
         return PlacementRequest(
             self.config.devices,
             self.machine.n_threads,
+            self.store,
             most=self.most_on_cards,
             read_rate=self.read_rate,
         )

@@ -15,6 +15,7 @@ from edgespec.models.llama.first_layers import FirstLayers
 from edgespec.models.llama.runtime.abort import AbortFlag
 from edgespec.models.llama.runtime.model import Closable, Model
 from edgespec.option import named
+from edgespec.profiles.store import ProfileStore
 from edgespec.progress import Progress
 from edgespec.units import readable
 from edgespec.workers.pool import WorkerPool
@@ -28,6 +29,7 @@ class LoadState:
     Attributes:
         abort: ends the decodes of everything that is loaded.
         notes: what a person might wonder about, in plain sentences.
+        store: what was measured on this machine.
         n_threads: CPU threads to compute with.
         plan: what is being carried out; None before it is made.
         adapters: LoRA adapters of the target.
@@ -42,6 +44,7 @@ class LoadState:
         self.on_progress = on_progress
         self.abort = AbortFlag()
         self.notes: list[str] = []
+        self.store = ProfileStore()
         self.n_threads = config.devices.threads or default_threads()
         self.plan: Plan | None = None
         self.adapters: list[Adapter] = []

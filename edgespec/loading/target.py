@@ -197,7 +197,7 @@ def _open_weights(
         meanwhile=partial(meanwhile, plan),
     )
     prepare = partial(prepare_stream, files, memory.layout, memory.pack, packs_folder(), state.on_progress)
-    prepare = partial(prepare, spread=pack_folders(state.config, state.on_progress))
+    prepare = partial(prepare, spread=pack_folders(state.config, state.store, state.on_progress))
     stream = prepare()
     try:
         model = opened(stream, devices, state.on_progress, beside)
@@ -320,9 +320,9 @@ def _choose_threads(target: Target, fingerprint: str, plan: Plan, state: LoadSta
         # What passes take on devices and other machines says nothing of the processor.
         tries = target.model.weights.expert_use is None and plan.assignment is None
         if tries and speculation.drafts and speculation.tree_budget is None:
-            state.n_threads = choose_threads(target, fingerprint)
+            state.n_threads = choose_threads(target, fingerprint, state.store)
         else:
-            state.n_threads = known_threads(fingerprint)
+            state.n_threads = known_threads(fingerprint, state.store)
             target.context.set_threads(state.n_threads)
     except DecodeAborted:
         raise KeyboardInterrupt from None

@@ -104,14 +104,13 @@ class FullProfile:
 
 
 def measure_full_profile(
-    engine: Engine, seconds: float, on_progress: Progress, store: ProfileStore | None = None
+    engine: Engine, seconds: float, on_progress: Progress, store: ProfileStore
 ) -> FullProfile:
     """Measure a loaded pair for about this many seconds, and store the results.
 
     Raises:
         DecodeAborted: stopped from outside; nothing of an unfinished part is stored.
     """
-    store = store or ProfileStore()
     keys = engine.keys
     assert keys is not None  # every loaded engine has them
     begun = time.perf_counter()

@@ -27,7 +27,7 @@ def initial_costs(
     width: int,
     keys: ProfileKeys,
     on_progress: Progress,
-    store: ProfileStore | None = None,
+    store: ProfileStore,
     notes: list[str] | None = None,
     first_layers: FirstLayers | None = None,
 ) -> RoundCosts:
@@ -47,7 +47,6 @@ def initial_costs(
         DecodeAborted: stopped from outside.
         BackendError: llama.cpp cannot multiply here.
     """
-    store = store or ProfileStore()
     passes, drafts = store.passes(keys.passes), store.drafts(keys.drafts)
     n_bytes, disks = target.model.weights.streamed_bytes, len(target.model.weights.disk_rates) or 1
     if passes is not None and n_bytes and passes.disks != disks:

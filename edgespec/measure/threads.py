@@ -46,14 +46,14 @@ def fastest(seconds: Mapping[int, Mapping[int, float]]) -> int:
     return chosen
 
 
-def known_threads(fingerprint: str, store: ProfileStore | None = None) -> int:
+def known_threads(fingerprint: str, store: ProfileStore) -> int:
     """Threads for a model: the number measured to be the fastest, or else one per physical core."""
-    kept = (store or ProfileStore()).threads(_key(fingerprint))
+    kept = store.threads(_key(fingerprint))
     return kept if kept in thread_counts() else default_threads()
 
 
 def choose_threads(
-    target: Target, fingerprint: str, counts: Sequence[int] | None = None, store: ProfileStore | None = None
+    target: Target, fingerprint: str, store: ProfileStore, counts: Sequence[int] | None = None
 ) -> int:
     """Threads for a loaded target, stored or measured now; its context uses them from now on.
 
@@ -63,7 +63,6 @@ def choose_threads(
     Raises:
         DecodeAborted: stopped from outside.
     """
-    store = store or ProfileStore()
     counts = thread_counts() if counts is None else counts
     chosen = store.threads(_key(fingerprint))
     if chosen not in counts:

@@ -34,7 +34,7 @@ class ExpectedSpeed:
 
 
 def expected_speed(
-    keys: ProfileKeys, memory: MemoryUse, temperature: float, store: ProfileStore | None = None
+    keys: ProfileKeys, memory: MemoryUse, temperature: float, store: ProfileStore
 ) -> ExpectedSpeed | None:
     """The speed of a loaded pair; None if the passes of this model were not measured.
 
@@ -42,7 +42,6 @@ def expected_speed(
         keys: of the loaded pair.
         memory: where its weights are.
     """
-    store = store or ProfileStore()
     profile = store.passes(keys.passes)
     if profile is None or (memory.streamed_bytes_per_pass and not profile.read_rate):
         return None

@@ -122,7 +122,7 @@ def _machine(
         workers = measure_workers(devices.workers, files, threads)
         notes += workers_in_words(workers, files)
     elif cards is None:
-        cards = open_cards(files, PlacementRequest(devices, threads, on_progress, notes))
+        cards = open_cards(files, PlacementRequest(devices, threads, store, on_progress, notes))
     machine = MachineSnapshot.read(threads, cards, workers)
     room = machine.free.budget()
     if limit is None or limit <= room:

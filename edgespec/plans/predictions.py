@@ -185,7 +185,7 @@ class _Planning:
         if layout is None or not self._config.memory.pack_dir:
             return []
         always = self._config.memory.pack == "always"
-        pack_folders(self._config).usable(self._notes, in_memory=always, make=False)
+        pack_folders(self._config, planner.store).usable(self._notes, in_memory=always, make=False)
         folders = planner.disks.folders
         if not folders:
             return []

@@ -64,23 +64,22 @@ class Resources:
 
     Attributes:
         disk: free bytes.
-        disk_rate: bytes a second.
         store: what was measured on this machine.
+        disk_rate: bytes a second.
         here: names of the catalog's models that are already here.
         config: the options of the load that is planned for.
     """
 
     machine: MachineSnapshot
     disk: int
+    store: ProfileStore
     disk_rate: float = _DISK_RATE
-    store: ProfileStore = field(default_factory=ProfileStore)
     here: frozenset[str] = frozenset()
     config: Config = field(default_factory=Config)
 
     @classmethod
-    def of_this_machine(cls, config: Config | None = None, store: ProfileStore | None = None) -> Resources:
+    def of_this_machine(cls, store: ProfileStore, config: Config | None = None) -> Resources:
         """Read them as they are now."""
-        store = store or ProfileStore()
         profile = store.disk(disk_key(_nearest(cache_folder())))
         return cls(
             MachineSnapshot.read(),

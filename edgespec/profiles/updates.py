@@ -176,9 +176,9 @@ class ProfileUpdates:
         keys: the keys of the pair's profile; None stores nothing.
     """
 
-    def __init__(self, keys: ProfileKeys | None, store: ProfileStore | None = None) -> None:
+    def __init__(self, keys: ProfileKeys | None, store: ProfileStore) -> None:
         self._keys = keys
-        self._store = store or ProfileStore()
+        self._store = store
         self._tallies: dict[float, _TreeTally | None] = {}
         self._meters: dict[bool, _FirstTrees] = {}  # of pairs whose yields are not known, by whether sampled
         self._seconds: dict[int, deque[float]] = {}

@@ -13,6 +13,7 @@ from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.build import current_build
 from edgespec.profiles.device_profile import DeviceProfile
+from edgespec.profiles.store import ProfileStore
 from tests.card.device import STAND_IN
 
 
@@ -22,4 +23,10 @@ def measure_stand_in(model: str) -> None:
     type_id = usual_type(ModelFiles.of(read_header(model)))  # type: ignore[arg-type]
     own, there = measure_speeds(type_id, default_threads(), endpoints=[os.environ[STAND_IN]])
     transfer = Curve.through([(1 << 14, 1e-4), (1 << 20, 1e-3)])
-    remember(device, type_id, default_threads(), DeviceProfile(there.seconds, own.seconds, transfer))
+    remember(
+        ProfileStore(),
+        device,
+        type_id,
+        default_threads(),
+        DeviceProfile(there.seconds, own.seconds, transfer),
+    )

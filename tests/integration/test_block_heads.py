@@ -33,6 +33,7 @@ from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 from edgespec.offload.planning.needs import ContextShape, PairSizes
 from edgespec.offload.planning.rows import needs_within
+from edgespec.profiles.store import ProfileStore
 from edgespec.progress import no_progress
 from edgespec.speculation.tree import FloatArray
 from tests.head_answers import GREEDY, PROMPT, SAMPLED, UNDRAFTED, check_cancelled_answer
@@ -317,7 +318,7 @@ def test_long_texts_fill_the_heads_cache(pair: TinyBlocks) -> None:
 
 
 def test_a_profile_counts_the_trees_of_real_passes(engine: Engine) -> None:
-    profile = measure_full_profile(engine, 1.0, no_progress)
+    profile = measure_full_profile(engine, 1.0, no_progress, ProfileStore())
     assert profile.drafts is not None
     for yields in (profile.greedy, profile.sampled):
         assert yields is not None
@@ -354,7 +355,7 @@ def test_logits_of_a_block_are_kept_when_the_next_is_read(
 def test_the_budget_counts_the_head(pair: TinyBlocks) -> None:
     files, head = (ModelFiles.of(read_header(path)) for path in (pair.target, pair.head))
     shape = ContextShape(512, 64, 64, 1)
-    prefill = expected_prefill(files, 512, 1)
+    prefill = expected_prefill(files, 512, 1, ProfileStore())
     alone, both = (
         needs_within(PairSizes(files, drafter, shape, measured=True), files, 8 << 30, Config(), prefill)
         for drafter in (None, head)

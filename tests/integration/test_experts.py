@@ -193,7 +193,7 @@ def test_a_plan_knows_how_many_experts_fit_and_says_what_it_assumes(plain: Path)
 def test_the_budget_that_holds_a_share_of_the_experts(plain: Path, smol_path: Path) -> None:
     shape = ContextShape(cells_for(256), n_sequences=1)
     files = ModelFiles.of(read_header(plain))
-    prefill = expected_prefill(files, 256, 1)
+    prefill = expected_prefill(files, 256, 1, ProfileStore())
     budgets = [budget_for_experts(files, Config(), shape, share, prefill) for share in (0.4, 0.6, 0.8)]
     assert budgets == sorted(budgets)
     with edgespec.load(plain, memory=budgets[1], offload="stream", draft="none", context=256) as engine:

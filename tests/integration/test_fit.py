@@ -17,6 +17,7 @@ from edgespec.loading.plan import Planner
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub.inspection import inspect_model
 from edgespec.offload.planning.fit import fit_report
+from edgespec.profiles.store import ProfileStore
 from edgespec.units import readable
 
 CONTEXT = 256
@@ -68,7 +69,7 @@ def _check_plan(path: Path) -> None:
     headers = inspect_model(str(path)).headers
     budget = fit_report(headers, context=CONTEXT)["least_bytes"]
     config = Config.of(context=CONTEXT, draft="none", memory=budget)
-    plan = Planner(ModelFiles(headers), config, MachineSnapshot.read(), measured=True).plan()
+    plan = Planner(ModelFiles(headers), config, MachineSnapshot.read(), ProfileStore(), measured=True).plan()
     assert plan.streams
     with edgespec.load(path, memory=budget, context=CONTEXT, draft="none") as engine:
         assert engine.memory.streamed_bytes_per_pass == plan.holding.streamed_bytes

@@ -24,6 +24,7 @@ from edgespec.models.llama.runtime import nextn
 from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
+from edgespec.profiles.store import ProfileStore
 from edgespec.progress import no_progress
 from edgespec.speculation.growth import Children, Frontier
 from edgespec.speculation.tree import FloatArray
@@ -230,7 +231,7 @@ def test_a_text_of_which_nothing_is_known_gets_a_root(engine: Engine) -> None:
 
 
 def test_a_profile_counts_the_trees_of_real_passes(engine: Engine) -> None:
-    profile = measure_full_profile(engine, 1.0, no_progress)
+    profile = measure_full_profile(engine, 1.0, no_progress, ProfileStore())
     assert profile.drafts is not None
     for yields in (profile.greedy, profile.sampled):
         assert yields is not None
@@ -294,7 +295,7 @@ def test_the_budget_counts_the_head(pair: TinyPair) -> None:
 
     files, head = (ModelFiles.of(read_header(path)) for path in (pair.target, pair.head))
     shape = ContextShape(512, 64, 64, 1)
-    prefill = expected_prefill(files, 512, 1)
+    prefill = expected_prefill(files, 512, 1, ProfileStore())
     alone, both = (
         needs_within(PairSizes(files, drafter, shape, measured=True), files, 8 << 30, Config(), prefill)
         for drafter in (None, head)

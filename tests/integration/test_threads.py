@@ -23,11 +23,11 @@ def test_counts_are_timed_and_one_of_them_is_taken(q4_drafter_path: Path, tmp_pa
         timed = threads_module._measure(engine.target, (1, 2))
         assert {count: set(rows) for count, rows in timed.items()} == {1: {1, 8, 32}, 2: {1, 8, 32}}
         assert all(seconds > 0 for rows in timed.values() for seconds in rows.values())
-        chosen = choose_threads(engine.target, engine.keys.target, (1, 2), store)
+        chosen = choose_threads(engine.target, engine.keys.target, store, (1, 2))
         assert chosen in (1, 2)
         assert engine.target.context.n_threads == chosen
         engine.target.rewind(0)
         assert engine.generate("Why is the sky blue?", config).tokens == expected
         store.put_threads(threads_module._key(engine.keys.target), 2, timed)
-        assert choose_threads(engine.target, engine.keys.target, (1, 2), store) == 2
-        assert choose_threads(engine.target, engine.keys.target, (1,), store) == 1
+        assert choose_threads(engine.target, engine.keys.target, store, (1, 2)) == 2
+        assert choose_threads(engine.target, engine.keys.target, store, (1,)) == 1

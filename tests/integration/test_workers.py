@@ -233,7 +233,7 @@ def test_a_plan_measures_workers(smol_path: Path, has_rpc: None) -> None:
     with LocalWorker("--threads", "1") as worker:
         workers = measure_workers([worker.address], files, threads=1)
     machine = MachineSnapshot(FreeMemory(64 << 30), 1, workers=workers)
-    planner = Planner(files, Config.of(context=512, workers=[worker.address]), machine)
+    planner = Planner(files, Config.of(context=512, workers=[worker.address]), machine, ProfileStore())
     needs = planner.needs()
     budget = needs.total - sum(layer_sizes(files))  # so that all layers are elsewhere
     plan = planner.place(needs, budget=budget)

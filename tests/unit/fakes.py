@@ -21,6 +21,8 @@ from edgespec.models.llama.row_rule import RowRule
 from edgespec.models.llama.runtime.abort import AbortFlag
 from edgespec.models.llama.runtime.weight_store import AllInMemory
 from edgespec.models.text.encoding import Encoder
+from edgespec.profiles.store import ProfileStore
+from edgespec.profiles.updates import ProfileUpdates
 from edgespec.speculation.drafters.base import Drafter, DraftRequest
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.ranking import Ranking
@@ -303,6 +305,7 @@ def fake_engine(
         encoder,
         AbortFlag(),
         context=CONTEXT,
+        updates=ProfileUpdates(None, ProfileStore()),
         tree_budget=tree_budget,
         exact=exact,
     )

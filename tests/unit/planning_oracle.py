@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from edgespec.config import NONE, Config
 from edgespec.costs.planned_weights import HitRates, PlannedExperts, PlannedWeights
@@ -24,8 +25,11 @@ from edgespec.offload.packing.pack import gains_from_packing, record_places, ten
 from edgespec.offload.planning.needs import MOST_PROMPT_ROWS, MemoryNeeds, tied_bytes
 from edgespec.offload.planning.placement import LayerPlacement, PoolSizes, place, place_with_experts
 from edgespec.offload.planning.rows import PrefillFacts
+from edgespec.profiles.store import ProfileStore
 
 _MOST_STREAMED_ROWS = 4096
+
+_STORE = ProfileStore(Path("/nowhere/profiles"))
 
 
 def predict(
@@ -76,7 +80,7 @@ def predict_on(
     """Place weights on whatever holds layers."""
     streams = config.memory.offload == "stream"
     if machine.workers is not None:
-        assignment = assign_to_workers(machine.workers, needs, files, budget, read_rate(files))
+        assignment = assign_to_workers(machine.workers, needs, files, budget, read_rate(files, _STORE))
         left = assignment.left(needs)
         if _whole(left) <= budget:
             lent = sum(device.free for device in machine.workers.devices)
@@ -124,7 +128,7 @@ def decide(
             suffices = False
         if not suffices:
             needs = measure(devices=True)
-            rate = None if config.memory.offload == NONE else read_rate(target)
+            rate = None if config.memory.offload == NONE else read_rate(target, _STORE)
             assignment = assign_to_workers(machine.workers, needs, target, budget, rate)
         assert assignment is not None
         left = assignment.left(needs)
@@ -216,7 +220,7 @@ def _whole(needs: MemoryNeeds) -> int:
 
 
 def _request(machine: MachineSnapshot, config: Config, files: ModelFiles) -> PlacementRequest:
-    return PlacementRequest(config.devices, machine.n_threads, read_rate=read_rate(files))
+    return PlacementRequest(config.devices, machine.n_threads, _STORE, read_rate=read_rate(files, _STORE))
 
 
 def _stored(files: ModelFiles, weights: LayerWeights, *, packed: bool) -> tuple[dict[int, int], int]:

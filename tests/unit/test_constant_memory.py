@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from edgespec import GenerationConfig
 from edgespec.engine.requests import Request
 from edgespec.generation.result import PassRecord
+from edgespec.profiles.store import ProfileStore
 from edgespec.profiles.updates import ProfileUpdates
 from edgespec.speculation.drafters.base import NoDrafter
 from tests.unit.fakes import fake_engine
@@ -38,7 +39,7 @@ def test_requests_and_answers_are_let_go_when_they_are_done() -> None:
 
 
 def test_the_times_of_passes_are_those_of_the_latest() -> None:
-    updates = ProfileUpdates(None)
+    updates = ProfileUpdates(None, ProfileStore())
     for number in range(5000):
         updates.add_pass(PassRecord(8, 0, 0.0, float(number), 0.0), threads=1)
     (kept,) = updates._seconds.values()

@@ -114,7 +114,9 @@ def vet_adapter(model: Path) -> None:
 
 
 def try_device(model: Path) -> None:
-    measured(BuildDevice("CPU", str(model), "gpu", 0, 0), 2, PlacementRequest(DevicesConfig(), 1))
+    measured(
+        BuildDevice("CPU", str(model), "gpu", 0, 0), 2, PlacementRequest(DevicesConfig(), 1, ProfileStore())
+    )
 
 
 TRIALS: dict[str, Callable[[Path], object]] = {

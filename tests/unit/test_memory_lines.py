@@ -14,6 +14,7 @@ from edgespec.loading.plan import Planner
 from edgespec.machine.memory import FreeMemory
 from edgespec.models.gguf.synthesis.weightless import ModelShape, hollow_files
 from edgespec.offload.planning.needs import BESIDE_STREAM_ROWS, MOST_PROMPT_ROWS
+from edgespec.profiles.store import ProfileStore
 from tests.unit.test_plan import Case, cases
 
 MIB = 1 << 20
@@ -23,7 +24,7 @@ SMALL = ModelShape("qwen2", 24, 896, 4864, 14, 2, head=64)
 
 def planner(memory: int, **options: object) -> Planner:
     machine = MachineSnapshot(FreeMemory(memory * MIB), 2, own_kernels=True)
-    return Planner(hollow_files("large", LARGE), Config.of(context=2048, **options), machine)
+    return Planner(hollow_files("large", LARGE), Config.of(context=2048, **options), machine, ProfileStore())
 
 
 @settings(deadline=None)

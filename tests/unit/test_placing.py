@@ -67,7 +67,7 @@ def room(layers: float) -> int:
 
 
 def asked(layers: int | str = "auto", **more: Any) -> PlacementRequest:
-    return PlacementRequest(DevicesConfig(gpu_layers=layers), 1, **more)
+    return PlacementRequest(DevicesConfig(gpu_layers=layers), 1, ProfileStore(), **more)
 
 
 def place(found: Cards, memory: int, request: PlacementRequest | None = None) -> tuple[int, tuple[int, ...]]:

@@ -44,7 +44,7 @@ def machine(tmp_path: Path) -> Machine:
             key = machine_identity() | {"threads": str(threads), "type": str(type_id)}
             store.put_products(key, [byte_s * max(1.0, rows / 4) for rows in (1, 8, 32)])
         snapshot = MachineSnapshot(FreeMemory(memory), threads, own_kernels=True)
-        return Resources(snapshot, disk, disk_rate, store, here)
+        return Resources(snapshot, disk, store, disk_rate, here)
 
     return resources
 
@@ -194,7 +194,7 @@ def test_hybrids_keep_cells_in_their_layers_with_attention_alone() -> None:
 @pytest.mark.parametrize("name", ["HF_HUB_CACHE", "HF_HOME"])
 def test_this_machine_can_be_looked_at(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "/nowhere/at/all")
-    found = Resources.of_this_machine()
+    found = Resources.of_this_machine(ProfileStore())
     assert found.machine.free.budget() > 0
     assert found.disk > 0
     assert found.here == frozenset()

@@ -13,6 +13,7 @@ from edgespec.machine.memory import FreeMemory
 from edgespec.models.gguf.layers import LOOKED_UP, ModelFiles
 from edgespec.models.gguf.synthesis.weightless import ModelShape, hollow_files
 from edgespec.models.gguf.types import TensorInfo
+from edgespec.profiles.store import ProfileStore
 
 GIB = 1 << 30
 SHAPE = ModelShape("gemma4", 35, 2048, 8192, 8, 2, head=256, vocabulary=262_144, tied=True)
@@ -31,7 +32,7 @@ def with_table(bare: ModelFiles) -> ModelFiles:
 
 
 def planner(files: ModelFiles, memory: int) -> Planner:
-    return Planner(files, Config(), MachineSnapshot(FreeMemory(memory), 2, own_kernels=True))
+    return Planner(files, Config(), MachineSnapshot(FreeMemory(memory), 2, own_kernels=True), ProfileStore())
 
 
 def test_a_table_is_in_no_layer(bare: ModelFiles, with_table: ModelFiles) -> None:

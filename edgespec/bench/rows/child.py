@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
     from edgespec.generation.config import GenerationConfig
     from edgespec.generation.result import Generation
+    from edgespec.profiles.store import ProfileStore
 
 _WARM_UP_TOKENS = 16
 _CURVE_ROWS = (1, 2, 4, 8, 16, 32, 48, 64)
@@ -72,14 +73,16 @@ def prepare(task: dict[str, Any]) -> dict[str, Any]:
     from edgespec.models.hub.pack_index import parts_of
     from edgespec.models.hub.removal import packs_folder
     from edgespec.offload.packing.pack import pack_path
+    from edgespec.profiles.store import ProfileStore
 
     task["load"].pop("tree_budget", None)  # a profile watches trees of all sizes
     with _load(task, _report) as engine:
         notes, prompts = engine.notes, _rendered(engine, task["prompts"])
-        if task["profile_s"] and not _is_profiled(engine):
+        store = ProfileStore()
+        if task["profile_s"] and not _is_profiled(engine, store):
             from edgespec.measure.full_profile import measure_full_profile
 
-            measure_full_profile(engine, task["profile_s"], _report)
+            measure_full_profile(engine, task["profile_s"], _report, store)
     files = ModelFiles.of(read_header(Path(task["load"]["model"])))
     packs = [pack_path(packs_folder(), files, experts=experts) for experts in (True, False)]
     packed = next((path for path in packs if path.exists()), None)
@@ -89,12 +92,9 @@ def prepare(task: dict[str, Any]) -> dict[str, Any]:
     return {"notes": notes, "prompts": prompts, "disk": disk({"path": str(path)})}
 
 
-def _is_profiled(engine: Engine) -> bool:
+def _is_profiled(engine: Engine, store: ProfileStore) -> bool:
     """True if passes and trees of this pair have a full profile."""
-    from edgespec.profiles.store import ProfileStore
-
     assert engine.keys is not None
-    store = ProfileStore()
     passes = store.passes(engine.keys.passes)
     return passes is not None and not passes.quick and store.yields(engine.keys.yields(0.0)) is not None
 
@@ -110,6 +110,7 @@ def budgets(task: dict[str, Any]) -> dict[str, Any]:
     from edgespec.models.llama.runtime.backend import start_backend
     from edgespec.offload.planning.held_experts import budget_for_experts
     from edgespec.offload.planning.needs import ContextShape
+    from edgespec.profiles.store import ProfileStore
 
     files, load = ModelFiles.of(read_header(Path(task["model"]))), Config.of(**task["load"])
     shape = ContextShape(
@@ -119,7 +120,7 @@ def budgets(task: dict[str, Any]) -> dict[str, Any]:
         kv=load.model.kv,
     )
     start_backend()
-    prefill = expected_prefill(files, load.model.context, shape.n_threads)
+    prefill = expected_prefill(files, load.model.context, shape.n_threads, ProfileStore())
     found = {
         n: budget_for_experts(files, load, shape, n / 100, prefill) + _PROCESSES_DIFFER for n in task["held"]
     }

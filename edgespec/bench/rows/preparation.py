@@ -42,6 +42,7 @@ from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.offload.layout import round_up
+from edgespec.profiles.store import ProfileStore
 from edgespec.progress import Progress
 from edgespec.units import readable
 from edgespec.version import __version__
@@ -101,16 +102,16 @@ def prepared_bench(request: BenchRequest, on_progress: Progress) -> Iterator[Pre
             request = replace(request, cap=int(min(held.values()) / BUDGET_SHARE))
         options = RowOptions(load, request.trees, request.cap, marks, request.texts, held)
         notes: list[str] = []
-        threads = load.devices.threads or default_threads()
+        threads, store = load.devices.threads or default_threads(), ProfileStore()
         machine = MachineSnapshot.read(
-            threads, open_cards(files, PlacementRequest(load.devices, threads, on_progress, notes))
+            threads, open_cards(files, PlacementRequest(load.devices, threads, store, on_progress, notes))
         )
         room = machine.free.available
         limit = min(options.limit or room, room)
         # Rows have budgets and trees of their own; the largest trees need the most.
         trees = [tree for tree in request.trees if isinstance(tree, int)]
         planner = Planner(
-            files, load.with_(memory=None, offload=AUTO, tree_budget=max(trees, default=None)), machine
+            files, load.with_(memory=None, offload=AUTO, tree_budget=max(trees, default=None)), machine, store
         )
         drafter = _drafter(planner, limit, on_progress)
         if drafter is not None:

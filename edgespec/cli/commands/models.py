@@ -185,10 +185,11 @@ def _plan(model: str, fingerprint: str) -> dict[str, Any] | None:
     from edgespec.plans.model_plan import plan_for
     from edgespec.profiles.store import ProfileStore
 
-    if not any(ProfileStore().all_passes(model=fingerprint)):
+    store = ProfileStore()
+    if not any(store.all_passes(model=fingerprint)):
         return None
     try:
-        found = plan_for(Config.of(model=model), no_progress)
+        found = plan_for(Config.of(model=model), no_progress, store)
     except MemoryLimitError:
         return None
     return found.chosen.to_json()

@@ -59,10 +59,11 @@ def profile(
     terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
     with terminal.load(loading) as engine:
         from edgespec.measure.full_profile import measure_full_profile
+        from edgespec.profiles.store import ProfileStore
 
         terminal.note(f"Measuring for about {readable_time(seconds)}.")
         with terminal.working(engine, long=True) as progress:
-            found = measure_full_profile(engine, seconds, progress)
+            found = measure_full_profile(engine, seconds, progress, ProfileStore())
     from edgespec.measure.throughput import memory_bandwidth
 
     # Beside the model there may be no memory for it.

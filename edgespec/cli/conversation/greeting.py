@@ -23,8 +23,9 @@ def expected(engine: Engine, temperature: float) -> ExpectedSpeed | None:
     if engine.keys is None:
         return None
     from edgespec.plans.loaded import expected_speed
+    from edgespec.profiles.store import ProfileStore
 
-    return expected_speed(engine.keys, engine.memory, temperature)
+    return expected_speed(engine.keys, engine.memory, temperature, ProfileStore())
 
 
 def greeting_line(model: str, drafter: str, memory: MemoryUse, speed: ExpectedSpeed | None) -> str:

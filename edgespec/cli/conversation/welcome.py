@@ -61,6 +61,7 @@ def _download_lines(name: str, loading: Config, progress: Progress) -> list[str]
     from edgespec.models.hub.inspection import catalog_model, inspect_model
     from edgespec.models.hub.repository import Hub
     from edgespec.plans.suggestion import Resources, tokens_per_second
+    from edgespec.profiles.store import ProfileStore
 
     hub_name = catalog.hub_name_of(name)
     if hub_name is None or Hub.from_environment().offline:
@@ -76,7 +77,7 @@ def _download_lines(name: str, loading: Config, progress: Progress) -> list[str]
     files = ModelFiles.of_headers((usual or inspect_model(name, progress)).headers)
     n_bytes = known[0].n_bytes if known and usual else sum(header.file_bytes for header in files.headers)
     said = f"{name} is not installed. Downloading {readable(n_bytes)} from {hub_name}."
-    resources = Resources.of_this_machine(loading)
+    resources = Resources.of_this_machine(ProfileStore(), loading)
     try:
         planner = Planner(files, loading, resources.machine, resources.store)
         plan = decide(planner, lambda _planner: FoundDrafter()).plan
@@ -107,8 +108,9 @@ def _line(found: Suggestion) -> str:
 
 def _suggestions() -> list[Suggestion]:
     from edgespec.plans.suggestion import Resources, suggest
+    from edgespec.profiles.store import ProfileStore
 
     try:
-        return suggest(Resources.of_this_machine())
+        return suggest(Resources.of_this_machine(ProfileStore()))
     except OSError:  # folders that cannot be read must not keep anybody from chatting
         return []

@@ -180,9 +180,9 @@ def hidden_bytes(files: ModelFiles) -> int:
     return 4 * width if isinstance(width, int) else 0
 
 
-def read_rate(files: ModelFiles, store: ProfileStore | None = None) -> float:
+def read_rate(files: ModelFiles, store: ProfileStore) -> float:
     """Bytes that the disk of a model reads per second, as far as that is known."""
     if not files.paths[0].exists():  # planned from its header on the Hub
         return _USUAL_RATE
-    disk = (store or ProfileStore()).disk(disk_key(files.paths[0]))
+    disk = store.disk(disk_key(files.paths[0]))
     return disk.speed if disk is not None and disk.speed else _USUAL_RATE

@@ -46,6 +46,7 @@ class PlacementRequest:
     Attributes:
         devices: the options.
         n_threads: the processor computes with.
+        store: what was measured of devices.
         notes: sentences on what was found.
         most: layers on devices at most, after a load has run out of their memory.
         read_rate: bytes of weights that the disk reads per second.
@@ -53,6 +54,7 @@ class PlacementRequest:
 
     devices: DevicesConfig
     n_threads: int
+    store: ProfileStore
     on_progress: Progress = no_progress
     notes: list[str] = field(default_factory=list)
     most: int | None = None
@@ -122,14 +124,14 @@ def measured(device: BuildDevice, type_id: int, request: PlacementRequest) -> Ca
         DeviceFailed: llama.cpp cannot compute on it.
         InconclusiveTrial: whether it can was not found out.
     """
-    store, key = ProfileStore(), _key(device, type_id, request.n_threads)
-    profile = store.device(key)
+    key = _key(device, type_id, request.n_threads)
+    profile = request.store.device(key)
     if profile is None:
         request.on_progress(f"Trying {device.name} (once)", 0.0)
         watch = ContentionWatch(request.n_threads)
         profile = measure_device(device.name, type_id, request.n_threads)
         if not watch.disturbed:
-            store.put(key, profile)
+            request.store.put(key, profile)
     return Card(
         device.name, device.description, device.free, device.total, device.kind == SHARED_GPU, profile
     )
@@ -182,6 +184,8 @@ def _why_none(otherwise: str) -> str:
     return f"{otherwise}, or see 'edgespec doctor' for how to compile llama.cpp for a GPU."
 
 
-def remember(device: BuildDevice, type_id: int, n_threads: int, profile: DeviceProfile) -> None:
+def remember(
+    store: ProfileStore, device: BuildDevice, type_id: int, n_threads: int, profile: DeviceProfile
+) -> None:
     """Store what was measured of a device."""
-    ProfileStore().put(_key(device, type_id, n_threads), profile)
+    store.put(_key(device, type_id, n_threads), profile)
