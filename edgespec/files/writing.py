@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -119,7 +120,7 @@ def remove_abandoned(folder: Path, pattern: str = "*.partial") -> int:
     freed = 0
     for path in folder.glob(pattern):
         with suppress(OSError):
-            if os.name != "posix":  # Windows itself refuses to remove an open file
+            if sys.platform == "win32":  # which refuses to remove an open file
                 n_bytes = path.stat().st_size
                 path.unlink()
                 freed += n_bytes
@@ -133,10 +134,10 @@ def remove_abandoned(folder: Path, pattern: str = "*.partial") -> int:
 
 def _lock(descriptor: int) -> bool | None:
     """Lock an open file: False if another process holds the lock, None if files cannot be locked here."""
-    try:
-        import fcntl
-    except ImportError:
+    if sys.platform == "win32":
         return None
+    import fcntl
+
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import psutil
 
+from edgespec.machine.cores import allowed_numbers
+
 DISTURBED = 0.1  # of the time that a measurement's threads could have run
 
 
@@ -29,10 +31,7 @@ class ProcessorUse:
 def read_load() -> ProcessorUse:
     """Processor time used up to now."""
     per_core = psutil.cpu_times(percpu=True)
-    try:
-        allowed = [core for core in os.sched_getaffinity(0) if core < len(per_core)]
-    except AttributeError:  # not on macOS and Windows
-        allowed = list(range(len(per_core)))
+    allowed = [core for core in allowed_numbers() or range(len(per_core)) if core < len(per_core)]
     busy = 0.0
     for core in allowed:
         times = per_core[core]._asdict()
@@ -78,10 +77,7 @@ class ContentionWatch:
     @property
     def pressure(self) -> float:
         """The share of the threads' time that other programs have taken away so far."""
-        try:
-            cores = len(os.sched_getaffinity(0))
-        except AttributeError:  # not on macOS and Windows
-            cores = os.cpu_count() or 1
+        cores = len(allowed_numbers() or ()) or os.cpu_count() or 1
         now = read_load()
         if self._computing and now.own_s - self._before.own_s < (now.at - self._before.at) / 2:
             return 1.0

@@ -95,7 +95,7 @@ def usable_cores(root: Path = ROOT) -> int:
 
 def physical_cores(root: Path = ROOT) -> int:
     """Physical cores this process may use."""
-    allowed = _allowed_numbers()
+    allowed = allowed_numbers()
     if allowed is None:
         return psutil.cpu_count(logical=False) or _allowed()
     folder = root / "sys/devices/system/cpu"
@@ -116,18 +116,14 @@ def default_threads(root: Path = ROOT) -> int:
     return thread_counts(root)[0]
 
 
-def _allowed_numbers() -> set[int] | None:
-    try:
-        return os.sched_getaffinity(0)
-    except AttributeError:  # not on macOS and Windows
-        return None
+def allowed_numbers() -> set[int] | None:
+    """The numbers of the cores that this process may use; None where the system does not say."""
+    return os.sched_getaffinity(0) if sys.platform == "linux" else None
 
 
 def _allowed() -> int:
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on macOS and Windows
-        return psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    allowed = allowed_numbers()
+    return len(allowed) if allowed else psutil.cpu_count(logical=False) or os.cpu_count() or 1
 
 
 def _quotas(root: Path) -> Iterator[float]:

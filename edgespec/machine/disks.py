@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,10 +88,12 @@ def _nearest(path: Path) -> Path:
 
 
 def _device_number(place: Path) -> tuple[int, int] | None:
+    if sys.platform == "win32":
+        return None  # there are no such numbers
     try:
         found = place.stat().st_dev
         return os.major(found), os.minor(found)
-    except (OSError, AttributeError):  # Windows has no such numbers
+    except OSError:
         return None
 
 

@@ -126,10 +126,10 @@ def release_free_memory() -> None:
 
 def peak_rss() -> int:
     """The peak resident memory of this process, in bytes."""
-    try:
-        import resource
-    except ImportError:  # Windows
+    if sys.platform == "win32":
         return int(getattr(psutil.Process().memory_info(), "peak_wset", 0))
+    import resource
+
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
@@ -169,9 +169,9 @@ def _swap_elsewhere() -> tuple[int, int]:
 
 
 def _address_space() -> int | None:
-    try:
-        import resource
-    except ImportError:  # Windows
+    if sys.platform == "win32":
         return None
+    import resource
+
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     return None if limit == resource.RLIM_INFINITY else limit

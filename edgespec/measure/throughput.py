@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import statistics
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from edgespec.errors import StreamError
-from edgespec.files.direct_reader import BLOCK, FileReader
+from edgespec.files.direct_reader import FileReader
+from edgespec.files.positioned import BLOCK, drop_cached
 from edgespec.offload.layout import PIECE_BYTES
 from edgespec.offload.weight_memory import WeightMemory
 from edgespec.offload.weights import N_READERS
@@ -154,7 +156,7 @@ def _speed(
 
 def forget_cached(path: Path) -> None:
     """Ask the system to drop the file from the page cache, where possible; mapped pages stay."""
-    if hasattr(os, "posix_fadvise"):
-        with path.open("rb", buffering=0) as file:
+    with path.open("rb", buffering=0) as file:
+        if sys.platform == "linux":
             os.fsync(file.fileno())  # pages that are not written yet would stay
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        drop_cached(file.fileno())

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edgespec.files.direct_reader import BLOCK
+from edgespec.files.positioned import BLOCK
 from edgespec.models.gguf.experts import LayerExperts
 from edgespec.models.gguf.layers import FileTensor, Layer, ModelFiles
 

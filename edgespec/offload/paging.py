@@ -8,7 +8,6 @@ comes next.
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 from collections import deque
@@ -17,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from edgespec.files.positioned import can_read_at_offsets, open_positioned
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address, UnsupportedBuild
 from edgespec.kernels.watch import new_watch
@@ -60,7 +60,7 @@ class PagedWeights(AllInMemory, GraphObserver):
         self._closing = False
         self.read_bytes = 0
         self.observers = [self]
-        self._files = [path.open("rb", buffering=0) for path in files.paths]
+        self._files = [open_positioned(path, direct=False) for path in files.paths]
         self._threads = [
             threading.Thread(target=self._work, name=f"edgespec-pager-{n}", daemon=True)
             for n in range(_N_READERS)
@@ -127,7 +127,7 @@ class PagedWeights(AllInMemory, GraphObserver):
                 piece = self._jobs.popleft()
             try:
                 with memoryview(scratch) as memory, memory[: piece.n_bytes] as part:
-                    n = os.preadv(self._files[piece.file].fileno(), [part], piece.offset)
+                    n = self._files[piece.file].read([part], piece.offset)
             except OSError:
                 continue  # llama.cpp will fault on it, if it is needed
             with self._changed:
@@ -136,7 +136,7 @@ class PagedWeights(AllInMemory, GraphObserver):
 
 def try_paging(files: ModelFiles) -> PagedWeights | None:
     """Read-ahead for a mapped model; None if that is not possible here."""
-    if not hasattr(os, "preadv"):
+    if not can_read_at_offsets():
         return None
     try:
         return PagedWeights(files)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -13,7 +14,8 @@ from typing import Any
 import xxhash
 
 from edgespec.errors import BackendError, EdgeSpecError, ModelFileError, StreamError
-from edgespec.files.direct_reader import BLOCK, FileReader
+from edgespec.files.direct_reader import FileReader
+from edgespec.files.positioned import BLOCK
 from edgespec.files.state import FileState
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address, UnbackedBufferType
@@ -106,7 +108,7 @@ class _MappedTable:
         reader = FileReader(path)
         try:
             area = reader.mapped()
-            if hasattr(mmap, "MADV_RANDOM"):  # a row is all that is wanted, not what follows it
+            if sys.platform != "win32":  # a row is all that is wanted, not what follows it
                 area.madvise(mmap.MADV_RANDOM)
             return cls(table, reader, area, _checksum(reader, table), reader.opened)
         except BaseException:
@@ -115,7 +117,7 @@ class _MappedTable:
 
     def give_back(self) -> None:
         """Take no memory of this process for rows until they are looked up again."""
-        if hasattr(mmap, "MADV_DONTNEED"):
+        if sys.platform != "win32":
             start = self.table.offset // mmap.PAGESIZE * mmap.PAGESIZE
             length = self.table.offset + self.table.n_bytes - start
             self.area.madvise(mmap.MADV_DONTNEED, start, length)

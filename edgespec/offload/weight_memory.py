@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
 
 from edgespec.errors import MemoryLimitError
 from edgespec.kernels.ggml import Address, address_of_map
+from edgespec.machine.address_space import anonymous_memory, use_huge_pages
 from edgespec.units import readable
 
 _HUGE_PAGE = 2 << 20
@@ -24,7 +24,7 @@ class WeightMemory:
     def __init__(self, n_bytes: int) -> None:
         self.n_bytes = n_bytes
         try:
-            self._map = mmap.mmap(-1, n_bytes + _HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self._map = anonymous_memory(n_bytes + _HUGE_PAGE)
         except (OSError, MemoryError) as error:
             raise MemoryLimitError(
                 f"Not enough memory: cannot allocate {readable(n_bytes)} for weights."
@@ -33,10 +33,7 @@ class WeightMemory:
         self._lead = -start % _HUGE_PAGE
         self.address: Address = start + self._lead
         self._view = memoryview(self._map)
-        advice = getattr(mmap, "MADV_HUGEPAGE", None)
-        if advice is not None:
-            with contextlib.suppress(OSError):  # a kernel without huge pages
-                self._map.madvise(advice)
+        use_huge_pages(self._map)
 
     def view(self, offset: int, n_bytes: int) -> memoryview:
         """A view to write to, which must be released afterwards."""

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.errors import StreamError
-from edgespec.files.direct_reader import BLOCK, FileReader
+from edgespec.files.direct_reader import FileReader
+from edgespec.files.positioned import BLOCK
 from edgespec.models.llama.runtime.abort import DecodeAborted
 from edgespec.offload.experts.pool import ExpertPool, FadingCounts
 from edgespec.offload.layout import EXPERT_PIECE_BYTES, ExpertRun, Store, StoredExperts

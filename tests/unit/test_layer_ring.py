@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edgespec.files.direct_reader import BLOCK
+from edgespec.files.positioned import BLOCK
 from edgespec.offload.layer_ring import LayerRing
 from edgespec.offload.layout import Piece, Store, StoredLayer
 from edgespec.offload.store_reader import StoreReader

@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 import pytest
 
-from edgespec.files.direct_reader import BLOCK
+from edgespec.files.positioned import BLOCK
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles, pattern_of
 from edgespec.offload.layout import StoredLayer, plain_store

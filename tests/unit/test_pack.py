@@ -17,7 +17,7 @@ import xxhash
 
 from edgespec.errors import OutputError, StreamError
 from edgespec.files import state as filestate
-from edgespec.files.direct_reader import BLOCK
+from edgespec.files.positioned import BLOCK
 from edgespec.files.writing import remove_abandoned
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import checks, structs

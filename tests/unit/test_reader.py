@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import StreamError
-from edgespec.files.direct_reader import BLOCK, FileReader
+from edgespec.files.direct_reader import FileReader
+from edgespec.files.positioned import BLOCK
 
 SIZE = 5 * BLOCK + 123
 CONTENT = bytes(os.urandom(SIZE))

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import os
+import re
+import signal
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
+import psutil
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "setup.py"
@@ -33,8 +40,13 @@ def setup_module() -> Iterator[ModuleType]:
 @pytest.fixture
 def setup(setup_module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The script on a processor that needs no fixes, whatever this one needs."""
-    monkeypatch.setattr(setup_module.build_fixes, "are_needed", lambda: False)
+    monkeypatch.setattr(part("build_fixes"), "are_needed", lambda: False)
     return setup_module
+
+
+def part(name: str) -> ModuleType:
+    """A module of the script, which has them beside it."""
+    return sys.modules[name]
 
 
 def run(*arguments: str | Path, path: str | Path) -> subprocess.CompletedProcess[str]:
@@ -158,7 +170,7 @@ def test_second_run_notices_what_changed(
 ) -> None:
     environment = setup.Environment(tmp_path)
     mark = (
-        f'{{"inputs": "{setup.inputs_digest()}", "dev": false, "cmake_args": "", '
+        f'{{"inputs": "{part("environment").inputs_digest()}", "dev": false, "cmake_args": "", '
         '"packages": {"torch": "2.13.0", "rich": "15.0.0"}}'
     )
     (tmp_path / "setup.json").write_text(mark)
@@ -171,7 +183,7 @@ def test_other_cmake_arguments_ask_for_a_new_build(
     environment = setup.Environment(tmp_path)
     (tmp_path / "setup.json").write_text('{"cmake_args": "-DGGML_CUDA=on"}')
     for arguments, built in [("", True), ("-DGGML_CUDA=on", True), ("-DGGML_VULKAN=on", False)]:
-        monkeypatch.setattr(setup, "CMAKE_ARGS", arguments)
+        environment.cmake_args = arguments
         assert environment.has_build() is built
 
 
@@ -181,26 +193,14 @@ def test_some_processors_need_a_build_with_fixes(
     environment = setup.Environment(tmp_path)
     environment.mark_current(dev=False, compiled=False)  # a build of unknown origin
     assert environment.has_build()
-    monkeypatch.setattr(setup.build_fixes, "are_needed", lambda: True)
+    monkeypatch.setattr(part("build_fixes"), "are_needed", lambda: True)
     assert not environment.has_build()
     environment.mark_current(dev=False, compiled=True)
     assert environment.has_build()
     environment.mark_current(dev=False, compiled=False)  # another package was added
     assert environment.has_build()
-    monkeypatch.setattr(setup.build_fixes, "digest", lambda: "better fixes")
+    monkeypatch.setattr(part("build_fixes"), "digest", lambda: "better fixes")
     assert not environment.has_build()
-
-
-@pytest.mark.parametrize("needed", [False, True])
-def test_a_cached_build_does_not_come_to_a_processor_that_needs_fixes(
-    needed: bool, setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(setup.build_fixes, "are_needed", lambda: needed)
-    environment = setup.Environment(tmp_path)
-    runs: list[tuple[str, ...]] = []
-    monkeypatch.setattr(environment, "run", lambda *a, extra, log: runs.append(a) or True)
-    assert setup.build_llama_cpp(environment, {}, "1.0") is needed
-    assert ("--no-cache-dir" in runs[0]) is needed
 
 
 def test_it_ends_by_trying_the_kernels(
@@ -232,7 +232,7 @@ def test_failure_shows_the_end_of_the_log(setup: ModuleType, tmp_path: Path) -> 
     assert environment.run("no_such_module") is False
     lines = str(environment.failure("Try again.")).splitlines()
     assert lines[0] == "this failed:"
-    assert len(lines) == 1 + setup.LOG_TAIL + 2
+    assert len(lines) == 1 + part("environment").LOG_TAIL + 2
     assert lines[-3].endswith("No module named no_such_module")
     assert lines[-2:] == ["Try again.", f"The whole output is in {environment.log}"]
 
@@ -267,8 +267,8 @@ def test_a_backend_is_taken_if_its_card_and_its_tools_are_there(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("VULKAN_SDK", str(tmp_path))
     monkeypatch.delenv("CUDACXX", raising=False)
-    assert setup.backends.found("linux", tmp_path) == found
-    assert setup.backends.found("darwin", tmp_path) is None
+    assert part("backends").found("linux", tmp_path) == found
+    assert part("backends").found("darwin", tmp_path) is None
 
 
 def test_headers_that_are_too_old_for_vulkan(
@@ -280,7 +280,7 @@ def test_headers_that_are_too_old_for_vulkan(
     header.write_text("#define VK_HEADER_VERSION 239")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("VULKAN_SDK", str(tmp_path))
-    assert f"{header} is older" in setup.backends.missing("vulkan", "linux")
+    assert f"{header} is older" in part("backends").missing("vulkan", "linux")
 
 
 @pytest.mark.parametrize(
@@ -294,8 +294,8 @@ def test_cuda_is_compiled_for_the_cards_that_are_here(
     program.write_text(f"#!/bin/sh\nprintf '{said}'\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    assert setup.backends.arguments("cuda").removeprefix("-DGGML_CUDA=ON").strip() == wanted
-    assert "ARCHITECTURES" not in setup.backends.arguments("vulkan")
+    assert part("backends").arguments("cuda").removeprefix("-DGGML_CUDA=ON").strip() == wanted
+    assert "ARCHITECTURES" not in part("backends").arguments("vulkan")
 
 
 @pytest.mark.parametrize("backend", ["cuda", "rocm", "vulkan", "metal"])
@@ -307,40 +307,42 @@ def test_a_backend_that_cannot_be_compiled(backend: str, tmp_path: Path) -> None
     assert not (tmp_path / "venv").exists()
 
 
-def test_a_build_lets_machines_share_a_model_and_a_rebuild_is_fresh(
-    setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    environment = setup.Environment(tmp_path)
-    runs: list[tuple[tuple[str, ...], dict[str, str]]] = []
-    monkeypatch.setattr(environment, "run", lambda *a, extra, log: runs.append((a, extra)) or True)
-    monkeypatch.setattr(setup.backends, "found", lambda _platform: None)
-    there = {"llama-cpp-python": "1.0"}
-    assert not setup.build_llama_cpp(environment, there, "1.0")
-    assert runs == []
-    assert setup.build_llama_cpp(environment, there, "1.0", rebuild=True)
-    ((arguments, variables),) = runs
-    assert "--no-cache-dir" in arguments
-    assert "-DGGML_RPC=ON" in variables["CMAKE_ARGS"]
-    monkeypatch.setattr(setup.backends, "found", lambda _platform: "vulkan")
-    assert setup.build_llama_cpp(environment, {}, "1.0")
-    assert "-DGGML_VULKAN=ON" in runs[1][1]["CMAKE_ARGS"]
+def test_what_the_readme_uses_is_installed(setup: ModuleType) -> None:
+    readme = (SCRIPT.parents[1] / "README.md").read_text(encoding="utf-8")
+    for used, extra in {"edgespec serve": "serve", "--html": "report", "JSON schema": "grammar"}.items():
+        assert used not in readme or extra in setup.extras(dev=False)
 
 
-def test_what_the_readme_uses_is_installed(
+def test_what_llama_cpp_needs_is_installed(setup: ModuleType) -> None:
+    """Its wheel is installed by itself, when all else is there."""
+    needed = {re.split("[<>=!~ ;\\[]", line)[0] for line in metadata.requires("llama-cpp-python") or []}
+    extra = {
+        re.split("[<>=!~ ;\\[]", line)[0]
+        for line in metadata.requires("llama-cpp-python") or []
+        if "extra ==" in line
+    }
+    own = setup.dependencies(SCRIPT.parents[1] / "pyproject.toml", setup.extras(dev=False))
+    names = {part("environment").normalized(re.split("[<>=!~ ;\\[]", line)[0]) for line in own}
+    assert {part("environment").normalized(name) for name in needed - extra} <= names | {
+        *setup.BESIDE_LLAMA_CPP
+    }
+
+
+def test_the_wheel_that_was_compiled_is_installed_and_its_folders_go(
     setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[tuple[str, ...]] = []
     environment = setup.Environment(tmp_path)
     monkeypatch.setattr(environment, "run", lambda *command: ran.append(command) or True)
-    environment.wheels.mkdir()
+    setup.install_llama_cpp(environment)
+    assert ran == [], "there is none"
+    for folder in (environment.wheels, environment.build):
+        folder.mkdir()
     (environment.wheels / "llama_cpp_python-1.0-py3-none-any.whl").touch()
-    setup.install_edgespec(environment, dev=False)
+    setup.install_llama_cpp(environment)
     assert ran[0][-1].endswith("llama_cpp_python-1.0-py3-none-any.whl")
     assert not environment.wheels.exists()
-    extras = ran[1][-1].removeprefix(".[").removesuffix("]").split(",")
-    readme = (SCRIPT.parents[1] / "README.md").read_text(encoding="utf-8")
-    for used, extra in {"edgespec serve": "serve", "--html": "report", "JSON schema": "grammar"}.items():
-        assert used not in readme or extra in extras
+    assert not environment.build.exists()
 
 
 def test_compiling_and_installing_run_side_by_side(
@@ -356,20 +358,22 @@ def test_compiling_and_installing_run_side_by_side(
         return True
 
     def torch(*_: object) -> None:
+        assert {"edgespec", "models", "packages"} <= {*steps}, "what an answer needs comes first"
         installing.set()
         assert compiling.wait(30)
 
     steps: list[str] = []
     monkeypatch.setattr(setup, "build_llama_cpp", build)
     monkeypatch.setattr(setup, "install_torch", torch)
-    monkeypatch.setattr(setup, "compile_kernels", lambda _: steps.append("kernels"))
+    monkeypatch.setattr(setup, "compile_kernels", lambda _: steps.append("kernels") or True)
     monkeypatch.setattr(setup, "install_models", lambda *_: steps.append("models"))
     monkeypatch.setattr(setup, "install_dependencies", lambda *_, dev: steps.append("packages"))
-    monkeypatch.setattr(setup, "install_edgespec", lambda *_, dev: steps.append("edgespec"))
+    monkeypatch.setattr(setup, "install_edgespec", lambda _: steps.append("edgespec"))
+    monkeypatch.setattr(setup, "install_llama_cpp", lambda _: steps.append("llama.cpp"))
     pins = setup.read_pins(SCRIPT.parents[1] / "constraints.txt")
     assert setup.install(environment, {}, pins, dev=False, rebuild=False)
-    assert sorted(steps[:3]) == ["kernels", "models", "packages"]
-    assert steps[3:] == ["edgespec"]
+    assert sorted(steps[:4]) == ["edgespec", "kernels", "models", "packages"]
+    assert steps[4:] == ["llama.cpp"]
 
 
 def test_dependencies_come_with_those_of_extras(setup: ModuleType, tmp_path: Path) -> None:
@@ -397,13 +401,14 @@ def test_what_fails_ends_what_runs_beside_it(
         assert not environment.run("endless", log=environment.compiling_log)
         raise setup.SetupError("it was ended")
 
-    def torch(*_: object) -> None:
+    def torch(*_: object, **__: object) -> None:
         while not (environment.compiling_log.exists() and "begun" in environment.compiling_log.read_text()):
             time.sleep(0.01)
         raise setup.SetupError("the network is away")
 
     monkeypatch.setattr(setup, "build_llama_cpp", build)
-    monkeypatch.setattr(setup, "install_torch", torch)
+    monkeypatch.setattr(setup, "compile_kernels", lambda _: True)
+    monkeypatch.setattr(setup, "install_dependencies", torch)
     pins = setup.read_pins(SCRIPT.parents[1] / "constraints.txt")
     with pytest.raises(setup.SetupError, match="the network is away"):
         setup.install(environment, {}, pins, dev=False, rebuild=False)
@@ -414,10 +419,10 @@ def test_it_says_how_far_a_compilation_is(
     setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = tmp_path / "log"
-    assert setup.compiled_files(log) == (0, 0)
+    assert part("progress").compiled_files(log) == (0, 0)
     log.write_text("[1/80] Building\n" + "x" * 50_000 + "\n  [20/80] Building CXX object\n")
-    assert setup.compiled_files(log) == (20, 80)
-    monkeypatch.setattr(setup, "REPORT_S", 0.01)
+    assert part("progress").compiled_files(log) == (20, 80)
+    monkeypatch.setattr(part("progress"), "REPORT_S", 0.01)
     said = []
 
     def action() -> bool:
@@ -431,4 +436,205 @@ def test_it_says_how_far_a_compilation_is(
     assert capsys.readouterr().out.splitlines()[-1] == "llama.cpp: done in 0 s"
     assert setup.Progress(quiet=True).during("llama.cpp", "compiling", lambda: True, log)
     assert capsys.readouterr().out == ""
-    assert [setup.duration(seconds) for seconds in (0.4, 59.6, 61)] == ["0 s", "1 min 0 s", "1 min 1 s"]
+    assert [part("progress").duration(seconds) for seconds in (0.4, 59.6, 61)] == [
+        "0 s",
+        "1 min 0 s",
+        "1 min 1 s",
+    ]
+
+
+def test_a_terminal_shows_what_is_being_done_in_its_last_line(
+    setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(part("progress"), "_REFRESH_S", 0.01)
+    log, output = tmp_path / "log", Terminal()
+    log.write_text("[20/80] Building\n")
+    progress = setup.Progress(output=output)
+
+    def action() -> bool:
+        while "llama.cpp (20 of 80 files, about " not in output.getvalue():
+            time.sleep(0.01)
+        progress.say("torch: done")
+        return True
+
+    assert progress.during("llama.cpp", "compiling", action, log)
+    assert "\r\x1b[Ktorch: done\n" in output.getvalue()
+    assert output.getvalue().endswith("llama.cpp: done in 0 s\n")
+
+
+class FakePip:
+    """Stands in for the processes that download and compile: files appear as pip would leave them."""
+
+    def __init__(self, environment: Any, *, compiles: bool = True) -> None:
+        self.compiles = compiles
+        self.ran: list[tuple[tuple[str, ...], dict[str, str]]] = []
+        environment.python = Path(sys.executable)
+        environment.run = self.run
+
+    def run(self, *command: str, extra: dict[str, str] | None = None, log: Path | None = None) -> bool:
+        assert log is not None
+        log.parent.mkdir(exist_ok=True)
+        log.touch()
+        self.ran.append((command, extra or {}))
+        if "download" in command:
+            folder = Path(command[command.index("--dest") + 1])
+            folder.mkdir()
+            with tarfile.open(folder / "llama_cpp_python-1.0.tar.gz", "w:gz") as archive:
+                archive.addfile(tarfile.TarInfo("llama_cpp_python-1.0/CMakeLists.txt"))
+        if "wheel" in command and self.compiles:
+            folder = Path(command[command.index("--wheel-dir") + 1])
+            folder.mkdir()
+            (folder / "llama_cpp_python-1.0-py3-none-any.whl").touch()
+        return self.compiles or "wheel" not in command
+
+    @property
+    def steps(self) -> list[str]:
+        return [" ".join(command[:2]) for command, _ in self.ran]
+
+
+@pytest.fixture
+def no_card(monkeypatch: pytest.MonkeyPatch, setup: ModuleType, tmp_path: Path) -> None:
+    """A machine without a graphics card, and with an empty cache of pip's."""
+    monkeypatch.setattr(part("backends"), "found", lambda _platform: None)
+    monkeypatch.setattr(part("llama_build"), "has_nvidia", lambda: False)
+    monkeypatch.setenv("PIP_CACHE_DIR", str(tmp_path / "pip"))
+
+
+@pytest.mark.usefixtures("no_card")
+def test_llama_cpp_is_compiled_once_on_a_machine(
+    setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = setup.Environment(tmp_path / "first")
+    pip = FakePip(first)
+    assert setup.build_llama_cpp(first, {}, "1.0")
+    assert pip.steps == ["pip install", "pip download", "pip wheel"]
+    arguments = pip.ran[-1][1]["CMAKE_ARGS"]
+    assert "-DGGML_RPC=ON" in arguments
+    assert "llama_cpp.cmake" in arguments
+    assert not setup.build_llama_cpp(first, {"llama-cpp-python": "1.0"}, "1.0"), "it is installed"
+
+    second = setup.Environment(tmp_path / "second")
+    pip = FakePip(second)
+    assert setup.build_llama_cpp(second, {}, "1.0")
+    assert pip.ran == []
+    assert [path.name for path in second.wheels.iterdir()] == ["llama_cpp_python-1.0-py3-none-any.whl"]
+    assert setup.build_llama_cpp(second, {"llama-cpp-python": "1.0"}, "1.0", rebuild=True)
+    assert pip.steps == ["pip install", "pip download", "pip wheel"]
+
+    for change in ("options", "fixes", "card"):
+        third = setup.Environment(tmp_path / change, cmake_args="-DX=1" if change == "options" else "")
+        if change == "fixes":
+            monkeypatch.setattr(part("build_fixes"), "applies", lambda: True)
+            monkeypatch.setattr(part("build_fixes"), "digest", lambda: "better fixes")
+        if change == "card":
+            monkeypatch.setattr(part("backends"), "found", lambda _platform: "vulkan")
+        pip = FakePip(third)
+        assert setup.build_llama_cpp(third, {}, "1.0")
+        assert "pip wheel" in pip.steps, change
+    assert "-DGGML_VULKAN=ON" in pip.ran[-1][1]["CMAKE_ARGS"]
+
+
+@pytest.mark.usefixtures("no_card")
+def test_an_interrupted_build_goes_on_where_it_was(setup: ModuleType, tmp_path: Path) -> None:
+    environment = setup.Environment(tmp_path / "venv")
+    pip = FakePip(environment, compiles=False)
+    with pytest.raises(setup.SetupError, match="this failed"):
+        setup.build_llama_cpp(environment, {}, "1.0")
+    ((before, variables),) = pip.ran[-1:]
+    pip = FakePip(environment)
+    assert setup.build_llama_cpp(environment, {}, "1.0")
+    ((command, again),) = pip.ran
+    assert command == before, "the same sources"
+    assert again["SKBUILD_BUILD_DIR"] == variables["SKBUILD_BUILD_DIR"]
+    (Path(command[-1]) / "CMakeLists.txt").unlink()
+    pip = FakePip(environment)
+    assert setup.build_llama_cpp(environment, {}, "1.0", rebuild=True)
+    assert pip.steps == ["pip install", "pip download", "pip wheel"], "from the beginning"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_what_a_killed_set_up_began_is_waited_for(
+    setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(SCRIPT.parent)]))
+    (tmp_path / "step.py").write_text(
+        "import pathlib, time\nprint('begun', flush=True)\n"
+        "while not pathlib.Path('END').exists(): time.sleep(0.01)\n".replace("END", str(tmp_path / "end"))
+    )
+    (tmp_path / "killed.py").write_text(
+        "import pathlib, sys\nfrom environment import Environment\n"
+        f"it = Environment(pathlib.Path({str(tmp_path / 'venv')!r}))\n"
+        "it.python = pathlib.Path(sys.executable)\nit.path.mkdir()\n"
+        "with it.alone():\n    it.run('step')\n"
+    )
+    killed = subprocess.Popen([sys.executable, "-m", "killed"])
+    environment = setup.Environment(tmp_path / "venv")
+    while not (environment.log.exists() and "begun" in environment.log.read_text()):
+        time.sleep(0.01)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    entered = threading.Event()
+
+    def enter() -> None:
+        with environment.alone():
+            entered.set()
+
+    entering = threading.Thread(target=enter)
+    entering.start()
+    while "Waiting for another set-up" not in capsys.readouterr().out:
+        time.sleep(0.01)
+    assert not entered.is_set()
+    (tmp_path / "end").touch()
+    assert entered.wait(30)
+    entering.join()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="processes have no groups")
+def test_what_is_ended_ends_with_what_it_started(
+    setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "starts.py").write_text(
+        "import subprocess, sys, time\n"
+        "inner = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "print('started', inner.pid, flush=True)\ninner.wait()\n"
+    )
+    environment = setup.Environment(tmp_path)
+    environment.python = Path(sys.executable)
+    worked: list[bool] = []
+    running = threading.Thread(target=lambda: worked.append(environment.run("starts")))
+    running.start()
+    while not (
+        environment.log.exists() and (found := re.search(r"started (\d+)\n", environment.log.read_text()))
+    ):
+        time.sleep(0.01)
+    environment.stop()
+    running.join(30)
+    assert worked == [False]
+    while psutil.pid_exists(pid := int(found[1])) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
+
+
+def test_half_installed_packages_are_installed_again(setup: ModuleType, tmp_path: Path) -> None:
+    packages = tmp_path / "lib" / "python3.11" / "site-packages"
+    for name in ("whole", "half"):
+        (packages / f"{name}-1.0.dist-info").mkdir(parents=True)
+        (packages / f"{name}-1.0.dist-info" / "METADATA").touch()
+    (packages / "whole-1.0.dist-info" / "INSTALLER").write_text("pip")
+    setup.Environment(tmp_path).forget_halves()
+    assert [path.name for path in packages.iterdir()] == ["whole-1.0.dist-info"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="other paths")
+def test_an_environment_without_pip_is_made_again(setup: ModuleType, tmp_path: Path) -> None:
+    """Creating it was interrupted: pip comes last."""
+    environment = setup.Environment(tmp_path / "venv")
+    environment.python.parent.mkdir(parents=True)
+    environment.python.symlink_to(sys.executable)
+    (environment.path / "pyvenv.cfg").write_text("home = /nowhere\n")
+    environment.create()
+    assert environment.installed().keys() >= {"pip"}

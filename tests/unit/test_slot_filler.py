@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import MemoryLimitError, StreamError
-from edgespec.files.direct_reader import BLOCK
+from edgespec.files.positioned import BLOCK
 from edgespec.offload.layout import Piece, Read, Store
 from edgespec.offload.slot_filler import SlotFiller, SlotLoad
 from edgespec.offload.store_reader import StoreReader

@@ -11,7 +11,7 @@ import pytest
 import xxhash
 
 from edgespec.errors import StreamError
-from edgespec.files.direct_reader import BLOCK
+from edgespec.files.positioned import BLOCK
 from edgespec.offload.layout import Piece, Store
 from edgespec.offload.store_reader import DamagedPack, StoreReader
 from tests.tamper import time_put_back

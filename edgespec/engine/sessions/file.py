@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -259,10 +260,10 @@ def _locked(path: Path) -> int:
         BlockingIOError: another program has it.
     """
     lock = os.open(_lock_of(path), os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        import fcntl
-    except ImportError:  # on Windows nothing keeps a second program out
+    if sys.platform == "win32":  # nothing keeps a second program out
         return lock
+    import fcntl
+
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BaseException:

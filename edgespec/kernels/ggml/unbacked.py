@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import mmap
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from typing import Any
 from edgespec.kernels.ggml.functions import functions
 from edgespec.kernels.ggml.map_address import address_of_map
 from edgespec.kernels.ggml.structs import POINTER, SIZE, Address, Buffer, BufferType, Tensor
+from edgespec.machine.address_space import address_space
 
 _UNREAD = b"\x01"  # replaces the first letter of a name
 
@@ -88,13 +88,7 @@ class UnbackedBufferType:
         return call
 
     def _alloc(self, _type: Address, size: int) -> Address:
-        # Read-only private memory does not count towards the limit on committed memory.
-        area = mmap.mmap(-1, size + mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ)
-        if hasattr(
-            mmap, "MADV_HUGEPAGE"
-        ):  # where the area is read after all, one page of zeros stands for many
-            with contextlib.suppress(OSError):
-                area.madvise(mmap.MADV_HUGEPAGE)
+        area = address_space(size + mmap.PAGESIZE)
         self._areas.append(area)
         buffer: Address = self._f["ggml_backend_cpu_buffer_from_ptr"](address_of_map(area), size)
         layout = Buffer.from_address(buffer)

@@ -16,7 +16,8 @@ from typing import IO, Any
 import xxhash
 
 from edgespec.errors import OutputError
-from edgespec.files.direct_reader import BLOCK, FileReader
+from edgespec.files.direct_reader import FileReader
+from edgespec.files.positioned import BLOCK, drop_cached
 from edgespec.files.writing import atomic_large_write
 from edgespec.kernels.ggml import address_of_map
 from edgespec.kernels.layouts import KernelLayout, weight_layout
@@ -278,8 +279,7 @@ def _flush(file: IO[bytes]) -> None:
 
 def _sync(descriptor: int) -> None:
     os.fsync(descriptor)
-    if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    drop_cached(descriptor)
 
 
 def _sync_folder(folder: Path) -> None:

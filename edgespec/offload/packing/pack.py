@@ -27,7 +27,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from edgespec.files.direct_reader import BLOCK
+from edgespec.files.positioned import BLOCK
 from edgespec.kernels.layouts import KernelLayout, weight_layout
 from edgespec.kernels.setting import AUTO, kernels_setting
 from edgespec.models.gguf.experts import LayerExperts, expert_by_expert

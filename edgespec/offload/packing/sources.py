@@ -21,7 +21,8 @@ from typing import Any
 import xxhash
 
 from edgespec.errors import StreamError
-from edgespec.files.direct_reader import BLOCK, FileReader
+from edgespec.files.direct_reader import FileReader
+from edgespec.files.positioned import BLOCK
 from edgespec.files.small_json import read_json, save_json
 from edgespec.files.state import FileState, states_of
 from edgespec.models.gguf.layers import Layer, ModelFiles

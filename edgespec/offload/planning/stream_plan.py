@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from edgespec.files.positioned import can_read_at_offsets
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.models.gguf.layers import ModelFiles
@@ -155,7 +155,7 @@ def check_supported() -> None:
     Raises:
         UnsupportedBuild: they cannot; the text says why.
     """
-    if os.name != "posix" or not hasattr(os, "preadv"):
+    if not can_read_at_offsets():
         raise UnsupportedBuild("this system lacks direct reads")
     start_backend()
     ggml.check()
