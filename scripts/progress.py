@@ -35,7 +35,8 @@ class Step:
         if not 0 < n_done < n_all:
             return ""
         left = (time.monotonic() - self.start) * (n_all - n_done) / n_done
-        return f"{n_done} of {n_all} files, about {duration(left)} more"
+        rest = f", about {duration(left)} more" if 10 * n_done > n_all else ""  # files differ in size
+        return f"{n_done} of {n_all} files{rest}"
 
 
 class Progress:

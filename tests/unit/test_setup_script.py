@@ -422,6 +422,10 @@ def test_it_says_how_far_a_compilation_is(
     assert part("progress").compiled_files(log) == (0, 0)
     log.write_text("[1/80] Building\n" + "x" * 50_000 + "\n  [20/80] Building CXX object\n")
     assert part("progress").compiled_files(log) == (20, 80)
+    assert part("progress").Step("it", time.monotonic() - 2, log).state() == "20 of 80 files, about 6 s more"
+    log.write_text("[2/80] Building\n")
+    assert part("progress").Step("it", time.monotonic() - 2, log).state() == "2 of 80 files"
+    log.write_text("[20/80] Building\n")
     monkeypatch.setattr(part("progress"), "REPORT_S", 0.01)
     said = []
 
