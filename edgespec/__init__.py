@@ -70,3 +70,13 @@ def __getattr__(name: str) -> Any:
             "llama-cpp-python is not installed.",
             f"Install it: {install_command()}",
         ) from error
+    except (FileNotFoundError, RuntimeError) as error:
+        if "shared library" not in str(error).lower():  # what llama-cpp-python says of llama.cpp's
+            raise
+        from edgespec.errors import BackendError
+        from edgespec.installation import install_command
+
+        raise BackendError(
+            f"llama.cpp cannot be loaded: {error}.",
+            f"Install the wheel edgespec-llama, or compile llama.cpp: {install_command(rebuild=True)}",
+        ) from error

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.doctor.devices import DeviceCheck, examine_devices
 from edgespec.doctor.kernels import KernelFacts, examine_kernels
-from edgespec.errors import EdgeSpecError
+from edgespec.errors import BackendError, EdgeSpecError
 from edgespec.files.user_folders import cache_folder
 from edgespec.machine.disks import Disk, disk_of
 from edgespec.machine.probe import Machine, probe
@@ -162,7 +162,7 @@ def gather(
     if file is not None:
         machine = replace(machine, disk=disk_of(file))
     speed = None
-    if measure_disk and file is not None and _size(file) >= _WORTH_READING:
+    if measure_disk and build is not None and file is not None and _size(file) >= _WORTH_READING:
         from edgespec.measure.throughput import read_speed
 
         on_progress("Reading from the disk", 0.0)
@@ -202,6 +202,7 @@ def _inspect_build() -> tuple[Build | None, str, str]:
         OSError,
         RuntimeError,
         AttributeError,
+        BackendError,
     ) as error:  # the library is missing or broken
         return None, str(error).splitlines()[0] if str(error) else type(error).__name__, ""
     try:

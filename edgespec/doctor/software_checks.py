@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from edgespec.doctor.facts import Facts
 from edgespec.doctor.finding import ERROR, HINT, OK, WARNING, Finding
-from edgespec.installation import compile_command
+from edgespec.installation import compile_command, install_command
 from edgespec.kernels.setting import cost_of_missing, kernels_of
 from edgespec.machine.cores import FEATURES
 from edgespec.machine.gpus import AMD, INTEL, NVIDIA
@@ -51,7 +51,7 @@ def _build(facts: Facts) -> Iterator[Finding]:
             ERROR,
             "llama.cpp",
             f"llama.cpp cannot be loaded: {facts.build_problem}.",
-            "Install it again: pip install --force-reinstall --no-cache-dir llama-cpp-python",
+            f"Install the wheel {PACKAGE}, or compile llama.cpp: {install_command(rebuild=True)}",
         )
         return
     yield from _origin(facts, build)

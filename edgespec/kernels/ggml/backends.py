@@ -10,8 +10,11 @@ from typing import Any
 
 import llama_cpp
 
+from edgespec.errors import BackendError
+from edgespec.installation import install_command
 from edgespec.kernels.ggml.structs import POINTER, SIZE, UnsupportedBuild
 
+_CPU = 0  # ggml's number of this kind of device
 _PREFIX = "ggml-cpu-"
 _LOG_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, POINTER)
 
@@ -26,11 +29,13 @@ def load_backends() -> None:
     """Have ggml load its backends, unless they are part of the build; the processor's is the best it can use.
 
     Raises:
-        UnsupportedBuild: there is none for this processor.
+        BackendError: there is none for this processor.
+        UnsupportedBuild: this build has no such functions.
     """
     library = llama_cpp.llama_cpp._lib
     try:
         count = ctypes.CFUNCTYPE(SIZE)(("ggml_backend_reg_count", library))
+        device = ctypes.CFUNCTYPE(POINTER, ctypes.c_int)(("ggml_backend_dev_by_type", library))
         load = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(("ggml_backend_load_all_from_path", library))
         log_get = ctypes.CFUNCTYPE(None, POINTER, POINTER)(("ggml_log_get", library))
         log_set = ctypes.CFUNCTYPE(None, POINTER, POINTER)(("ggml_log_set", library))
@@ -47,8 +52,11 @@ def load_backends() -> None:
         load(str(libraries_folder()).encode())
     finally:
         log_set(function, data)
-    if not count():
-        raise UnsupportedBuild(f"there is no backend for this processor in {libraries_folder()}")
+    if not device(_CPU):
+        raise BackendError(
+            f"llama.cpp has no kernels for this processor in '{libraries_folder()}'.",
+            f"Compile it here: {install_command(rebuild=True)}",
+        )
 
 
 class _DlInfo(ctypes.Structure):

@@ -85,7 +85,8 @@ def functions() -> dict[str, Any]:
     """ggml's public functions by name, with their types declared.
 
     Raises:
-        UnsupportedBuild: one is missing, or there is no backend for this processor.
+        UnsupportedBuild: one is missing.
+        BackendError: there is no backend for this processor.
     """
     load_backends()
     # libllama depends on ggml's libraries, so their symbols can be looked up through it.
