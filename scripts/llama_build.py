@@ -1,6 +1,6 @@
 """Compiles llama.cpp for scripts/setup.py: its Python bindings' sources become a wheel.
 
-The folder of the build stays until the wheel is made, so that an interrupted build goes on where it was. A
+The folder of the build stays until the wheel is made, so that an interrupted build resumes. A
 finished wheel is kept beside pip's cache, for the next environment on this machine.
 """
 
@@ -43,7 +43,7 @@ def build_llama_cpp(
     """
     progress = environment.progress
     if installed.get(BINDINGS) == version and environment.has_build() and not rebuild:
-        progress.say(f"llama.cpp: {BINDINGS} {version} is there")
+        progress.say(f"llama.cpp: {BINDINGS} {version} is installed")
         return False
     options = _options(environment)
     key = _key(version, options)
@@ -80,7 +80,7 @@ def has_nvidia() -> bool:
 
 
 def _options(environment: Environment) -> str:
-    """The options that were asked for, or those of the card that is here."""
+    """The options given, or those of the graphics card of this machine."""
     progress = environment.progress
     options = environment.cmake_args
     if not options and (found := backends.found(sys.platform)) is not None:
@@ -191,11 +191,11 @@ def _fetch(environment: Environment, build: Path, version: str) -> Path:
         return True
 
     if source.exists():
-        environment.progress.say("llama.cpp: going on where compiling it was interrupted")
+        environment.progress.say("llama.cpp: resuming the compilation that was interrupted")
     elif not environment.progress.during(
         "llama.cpp", f"fetching the sources of {BINDINGS} {version}", fetched
     ):
-        raise environment.failure("Is the network there?", log)
+        raise environment.failure("Check the network connection, and try again.", log)
     return source
 
 
@@ -216,7 +216,7 @@ def _compile(environment: Environment, build: Path, source: Path, options: str) 
         text += f", about {duration(CORE_SECONDS / cores)} on {cores} cores of usual speed"
     if not environment.progress.during("llama.cpp", text, compiled, environment.compiling_log):
         raise environment.failure(
-            "If the compiler was stopped for want of memory, close other programs and try again.\n"
+            "If the compiler ran out of memory, close other programs and try again.\n"
             f"If the compiler is at fault: {compiler_advice(sys.platform)}",
             environment.compiling_log,
         )

