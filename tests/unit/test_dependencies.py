@@ -37,7 +37,8 @@ def _imported() -> dict[str, str]:
                 names = [node.module or ""]
             for name in names:
                 found.setdefault(name.partition(".")[0], str(path.relative_to(ROOT)))
-    others = sys.stdlib_module_names | {"edgespec", "_typeshed"}  # the last is of type checkers alone
+    own = {"edgespec", *(folder.name for folder in (ROOT / "wheels").iterdir())}
+    others = sys.stdlib_module_names | own | {"_typeshed"}  # the last is of type checkers alone
     return {name: at for name, at in found.items() if name not in others}
 
 

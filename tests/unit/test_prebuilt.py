@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,12 @@ import pytest
 from edgespec import prebuilt
 from edgespec.installation import install_command
 from edgespec.prebuilt import VARIABLE, Wheel
+
+
+@pytest.fixture(autouse=True)
+def forget_the_misfit() -> Iterator[None]:
+    yield
+    prebuilt.misfit.cache_clear()
 
 
 @pytest.fixture
@@ -23,7 +30,8 @@ def wheel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Wheel:
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, wheel: Wheel | None) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setenv(VARIABLE, "")  # so that what is set from here on is undone, too
+    monkeypatch.delenv(VARIABLE)
     monkeypatch.setattr(prebuilt, "installed_wheel", lambda: wheel)
     prebuilt.misfit.cache_clear()
     monkeypatch.setattr("edgespec.installation.installed_wheel", lambda: wheel)
@@ -46,7 +54,6 @@ def test_a_wheel_for_other_bindings_is_not_used(monkeypatch: pytest.MonkeyPatch,
     assert prebuilt.wheel_in_use() is None
     assert VARIABLE not in os.environ
     assert "edgespec-llama 0.0.9 is for llama-cpp-python 0.3.1" in prebuilt.misfit()
-    prebuilt.misfit.cache_clear()
 
 
 def test_what_compiles_llama_cpp_removes_the_wheel_first(
