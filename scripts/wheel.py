@@ -1,10 +1,10 @@
 """Make the wheels of EdgeSpec that install without a compiler: scripts/wheel
 
-Three wheels come to be in dist, to be installed together (pip install dist/*.whl):
+It writes three wheels to dist, to be installed together (pip install dist/*.whl):
 
 - edgespec itself;
 - edgespec_llama: llama.cpp's libraries for all processors of this architecture, and EdgeSpec's own kernels;
-- llama_cpp_python: its Python files alone, as its own distribution would compile llama.cpp.
+- llama_cpp_python: the Python files of llama-cpp-python, whose own distribution would compile llama.cpp.
 
 Needs Python 3.11 or later, a C++ compiler, and the network for the pinned tools and sources; Linux. The same
 inputs, among them the compiler, give the same bytes. Other systems' libraries are made by cibuildwheel, for
@@ -38,9 +38,8 @@ BINDINGS = "llama-cpp-python"
 SOURCES_SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
 """Of llama-cpp-python's source distribution, which contains llama.cpp."""
 
-LOCAL_VERSION = (
-    "edgespec"  # of the bindings, so that they are preferred to the distribution of the same version
-)
+# Of the bindings, so that they are preferred to the distribution of the same version.
+LOCAL_VERSION = "edgespec"
 NEEDED = ("CMakeLists.txt", "LICENSE", "cmake", "ggml", "include", "licenses", "src", "vendor")
 EPOCH = 1_577_836_800  # the time of all files in wheels: 2020-01-01, as Hatchling sets it
 DATE = (2020, 1, 1, 0, 0, 0)
