@@ -96,16 +96,7 @@ class Environment:
                 f"{self.path} is there and is no virtual environment.\nChoose another place: --venv PATH"
             )
         self.progress.say(f"environment: creating {self.path}")
-        # With -m, so that a Python inside an environment makes one of its own base.
-        made = subprocess.run(
-            [sys.executable, "-m", "venv", "--clear", str(self.path)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-        if made.returncode != 0:
-            raise SetupError(f"{self.path} cannot be created.\n{made.stdout.strip()}")
+        make_venv(self.path)
 
     def installed(self) -> dict[str, str]:
         """Name and version of every package in it; empty while there is none."""
@@ -203,9 +194,7 @@ class Environment:
     def failure(self, hint: str, log: Path | None = None) -> SetupError:
         """The end of a log as an error."""
         path = log or self.log
-        tail = path.read_text("utf-8", "replace").splitlines()[-LOG_TAIL:]
-        lines = "\n".join(f"  {line}" for line in tail)
-        return SetupError(f"this failed:\n{lines}\n{hint}\nThe whole output is in {path}")
+        return SetupError(f"this failed:\n{log_tail(path)}\n{hint}\nThe whole output is in {path}")
 
     def activation(self) -> str:
         script = self.python.parent / "activate"
@@ -227,6 +216,30 @@ class Environment:
 
     def _is_venv(self) -> bool:
         return (self.path / "pyvenv.cfg").exists()
+
+
+def make_venv(path: Path) -> None:
+    """Create a virtual environment, in place of what is there.
+
+    Raises:
+        SetupError: it cannot be created.
+    """
+    # With -m, so that a Python inside an environment makes one of its own base.
+    made = subprocess.run(
+        [sys.executable, "-m", "venv", "--clear", str(path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if made.returncode != 0:
+        raise SetupError(f"{path} cannot be created.\n{made.stdout.strip()}")
+
+
+def log_tail(log: Path) -> str:
+    """The last lines of a log, indented."""
+    lines = log.read_text("utf-8", "replace").splitlines()[-LOG_TAIL:]
+    return "\n".join(f"  {line}" for line in lines)
 
 
 def inputs_digest() -> str:

@@ -27,6 +27,7 @@ from collections.abc import Mapping, Sequence
 from email import message_from_bytes
 from pathlib import Path
 
+from environment import SetupError, log_tail, make_venv
 from setup import read_pins
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -44,7 +45,6 @@ NEEDED = ("CMakeLists.txt", "LICENSE", "cmake", "ggml", "include", "licenses", "
 EPOCH = 1_577_836_800  # the time of all files in wheels: 2020-01-01, as Hatchling sets it
 DATE = (2020, 1, 1, 0, 0, 0)
 MOST_BYTES = 40 * 1000**2
-LOG_TAIL = 30  # lines
 
 
 class WheelError(Exception):
@@ -67,7 +67,7 @@ def main() -> int:
             report(compile_libraries(tools, WORK / "sources", options.into))
         report(bindings_wheel(sources, options.into))
         report(edgespec_wheel(tools, options.into))
-    except (WheelError, OSError, tarfile.TarError) as error:
+    except (WheelError, SetupError, OSError, tarfile.TarError) as error:
         print(f"wheel: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -122,15 +122,7 @@ class Tools:
         if mark.exists() and mark.read_bytes() == TOOLS.read_bytes():
             return
         print("wheel: installing tools", flush=True)
-        made = subprocess.run(
-            [sys.executable, "-m", "venv", "--clear", str(self._path)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-        if made.returncode:
-            raise WheelError(f"{self._path} cannot be created.\n{made.stdout.strip()}")
+        make_venv(self._path)
         self.run("pip", "install", "--no-deps", "--requirement", str(TOOLS))
         shutil.copy(TOOLS, mark)
 
@@ -154,9 +146,7 @@ class Tools:
                 check=False,
             )
         if done.returncode:
-            lines = self.log.read_text("utf-8", "replace").splitlines()
-            tail = "\n".join(f"  {line}" for line in lines[-LOG_TAIL:])
-            raise WheelError(f"{module} failed:\n{tail}\nThe whole output is in {self.log}")
+            raise WheelError(f"{module} failed:\n{log_tail(self.log)}\nThe whole output is in {self.log}")
 
 
 # Sources.
