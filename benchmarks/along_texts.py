@@ -18,8 +18,8 @@ from benchmarks.replay import Contexts, Walk, replay
 from benchmarks.trees import Question, limits_of, questions_of
 from edgespec.engine.requests import Request
 from edgespec.generation.config import GenerationConfig
+from edgespec.llama.runtime.model import Model
 from edgespec.machine.probe import usable_cores
-from edgespec.models.llama.runtime.model import Model
 from edgespec.speculation.noise import GumbelNoise
 from edgespec.speculation.policies import tree_policy
 

@@ -35,21 +35,21 @@ from edgespec.costs.planned_weights import HitRates
 from edgespec.errors import EdgeSpecError, MemoryLimitError
 from edgespec.heads.shared.layer_tap import LayerTap
 from edgespec.kernels.ggml import UnsupportedBuild
+from edgespec.llama.cache.shared_cells import SharedCells
+from edgespec.llama.cache.state_cache import N_SEQUENCES
+from edgespec.llama.cache.tree_cache import BranchingCache
+from edgespec.llama.cache.tree_rows import tree_batch
+from edgespec.llama.row_rule import FREE, THOROUGH, RowRule, Search, find_row_rule
+from edgespec.llama.runtime.backend import start_backend
+from edgespec.llama.runtime.batch import TokenBatch
+from edgespec.llama.runtime.context import Context, FloatArray
+from edgespec.llama.runtime.device_layers import ON_PROCESSOR
+from edgespec.llama.runtime.model import Model
+from edgespec.llama.state_trees import BranchExactness, try_branches
 from edgespec.models.gguf.footprint import Footprint
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub import catalog
-from edgespec.models.llama.cache.shared_cells import SharedCells
-from edgespec.models.llama.cache.state_cache import N_SEQUENCES
-from edgespec.models.llama.cache.tree_cache import BranchingCache
-from edgespec.models.llama.cache.tree_rows import tree_batch
-from edgespec.models.llama.row_rule import FREE, THOROUGH, RowRule, Search, find_row_rule
-from edgespec.models.llama.runtime.backend import start_backend
-from edgespec.models.llama.runtime.batch import TokenBatch
-from edgespec.models.llama.runtime.context import Context, FloatArray
-from edgespec.models.llama.runtime.device_layers import ON_PROCESSOR
-from edgespec.models.llama.runtime.model import Model
-from edgespec.models.llama.state_trees import BranchExactness, try_branches
 from edgespec.offload.planning.needs import MemoryNeeds
 from edgespec.offload.planning.stream_layout import StreamLayout
 from edgespec.offload.planning.stream_plan import open_streamed_model, prepare_stream

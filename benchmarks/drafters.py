@@ -37,7 +37,7 @@ from edgespec.drafting.tuning.options import TuneOptions
 from edgespec.drafting.tuning.tune import tune
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import PassRecord
-from edgespec.models.llama.quantize import make_drafter
+from edgespec.llama.quantize import make_drafter
 
 _PASS_S = 0.7  # of the target, by which drafters are compared while they are made
 

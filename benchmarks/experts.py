@@ -42,13 +42,13 @@ from edgespec.bench.rows.synthetic import MixtureShape
 from edgespec.engine.engine import Engine
 from edgespec.errors import MemoryLimitError
 from edgespec.generation.config import GenerationConfig
+from edgespec.llama.routers import routers_for
+from edgespec.llama.runtime.backend import start_backend
+from edgespec.llama.runtime.batch import TokenBatch
+from edgespec.llama.runtime.context import Context
+from edgespec.llama.runtime.model import Model
 from edgespec.measure.throughput import sequential_speed
 from edgespec.models.gguf.synthesis.mixture import mix
-from edgespec.models.llama.routers import routers_for
-from edgespec.models.llama.runtime.backend import start_backend
-from edgespec.models.llama.runtime.batch import TokenBatch
-from edgespec.models.llama.runtime.context import Context
-from edgespec.models.llama.runtime.model import Model
 from edgespec.offload.experts.pool import ExpertPool
 
 PROMPT = "Write a short story about a fox and a crow who share a house."

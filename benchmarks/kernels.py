@@ -36,14 +36,14 @@ from edgespec.kernels.layouts import available_layouts
 from edgespec.kernels.native import build, library
 from edgespec.kernels.report_store import ensure_report, layouts_in_use
 from edgespec.kernels.setting import OWN, PLAIN, VARIABLE, setting_for, setting_of
+from edgespec.llama.runtime.backend import start_backend
+from edgespec.llama.runtime.batch import TokenBatch
+from edgespec.llama.runtime.context import Context
+from edgespec.llama.runtime.model import Model
 from edgespec.machine.cores import usable_cores
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub import catalog
-from edgespec.models.llama.runtime.backend import start_backend
-from edgespec.models.llama.runtime.batch import TokenBatch
-from edgespec.models.llama.runtime.context import Context
-from edgespec.models.llama.runtime.model import Model
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 SETS = {  # the file of EdgeSpec's own kernels for each instruction set

@@ -114,7 +114,7 @@ def row_of_llama_cpp(texts: int, options: argparse.Namespace) -> dict[str, Any]:
     """llama.cpp's own batched decoding of as many rows of the model in memory."""
     sizes = {"prompt": 40, "tokens": options.tokens, "texts": texts, "threads": default_threads()}
     arguments = [f"--model={smollm2()}", *(f"--{name}={n}" for name, n in sizes.items())]
-    program = "edgespec.models.llama.plain_batches"
+    program = "edgespec.llama.plain_batches"
     runs = [measured_apart(program, arguments) for _ in range(options.rounds)]
     middle = sorted(runs, key=lambda run: float(run["speed_tg"]))[len(runs) // 2]
     return {

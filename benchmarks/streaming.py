@@ -29,14 +29,14 @@ from benchmarks.harness import measured_apart, parser_of
 from benchmarks.workload import FOLDER, q4_0, widened
 from edgespec.engine.engine import Engine
 from edgespec.generation.config import GenerationConfig
+from edgespec.llama.runtime.backend import start_backend
+from edgespec.llama.runtime.batch import TokenBatch
+from edgespec.llama.runtime.context import Context
+from edgespec.llama.runtime.model import Model
 from edgespec.machine.probe import usable_cores
 from edgespec.measure.throughput import sequential_speed
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.llama.runtime.backend import start_backend
-from edgespec.models.llama.runtime.batch import TokenBatch
-from edgespec.models.llama.runtime.context import Context
-from edgespec.models.llama.runtime.model import Model
 from edgespec.offload.packing.build import build_pack
 from edgespec.offload.packing.pack import pack_path
 

@@ -42,11 +42,11 @@ from benchmarks.replay import Contexts, Run, Walk, replay
 from benchmarks.report_trees import report
 from benchmarks.workload import dropped, dropped_four, q4_0, read_lines, smollm2
 from edgespec.generation.config import GenerationConfig
+from edgespec.llama.quantize import make_drafter
+from edgespec.llama.runtime.batch import TokenBatch
+from edgespec.llama.runtime.context import Context
+from edgespec.llama.runtime.model import Model
 from edgespec.machine.probe import usable_cores
-from edgespec.models.llama.quantize import make_drafter
-from edgespec.models.llama.runtime.batch import TokenBatch
-from edgespec.models.llama.runtime.context import Context
-from edgespec.models.llama.runtime.model import Model
 from edgespec.profiles.table_file import TableFile
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.learning.tables import TableStore

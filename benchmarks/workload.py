@@ -11,9 +11,9 @@ from typing import Any
 
 from platformdirs import user_cache_path
 
+from edgespec.llama.quantize import make_drafter
 from edgespec.models.gguf.synthesis.widen import widen
 from edgespec.models.hub import catalog
-from edgespec.models.llama.quantize import make_drafter
 
 FOLDER = Path(os.environ.get("EDGESPEC_BENCH_MODELS", user_cache_path("edgespec") / "bench-models"))
 """Where models that are made for measuring are kept."""

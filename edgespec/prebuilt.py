@@ -1,7 +1,8 @@
 """The wheel of llama.cpp's libraries (edgespec-llama), and which folder llama-cpp-python loads them from.
 
-llama-cpp-python looks into LLAMA_CPP_LIB_PATH when it is imported, so `use_wheel` must have been called by
-then. The packages that import it do so first.
+llama-cpp-python looks into LLAMA_CPP_LIB_PATH when it is imported, and OpenMP at its own variables when it is
+loaded, so `prepare_loading` must have been called by then. The packages that import llama-cpp-python call it
+first.
 """
 
 from __future__ import annotations
@@ -19,6 +20,12 @@ COMPILED, WHEEL, FOLDER = "compiled", "wheel", "folder"
 """Origins of libraries: compiled with llama-cpp-python, the wheel, or a folder that the variable names."""
 
 _BINDINGS = "llama-cpp-python"
+
+# llama.cpp's threads meet at a barrier a thousand times per pass, where OpenMP lets early threads spin for a
+# millisecond. If another program occupies the core of a late thread, both waste their time slices: decoding
+# beside a busy program ran at a third or a tenth of its speed. Spinning a thousand times is enough when the
+# cores are free, and costs nothing then.
+_SPINNING, _SPINS = "GOMP_SPINCOUNT", "1000"
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,12 @@ def installed_wheel() -> Wheel | None:
     except ImportError:
         return None
     return Wheel(edgespec_llama.LIBRARIES, _version(PACKAGE), edgespec_llama.LLAMA_CPP_PYTHON)
+
+
+def prepare_loading() -> None:
+    """Set the variables that llama.cpp's libraries are loaded with, unless a person has set them."""
+    os.environ.setdefault(_SPINNING, _SPINS)
+    use_wheel()
 
 
 def use_wheel() -> None:

@@ -21,8 +21,8 @@ from hypothesis import settings
 import edgespec
 from edgespec.kernels import setting as kernels_setting
 from edgespec.kernels.report_store import ensure_report, reports_folder
+from edgespec.llama.quantize import KEEP, make_drafter
 from edgespec.models.gguf.synthesis.widen import widen
-from edgespec.models.llama.quantize import KEEP, make_drafter
 from tests.tiers import QUICK, THOROUGH
 
 settings.register_profile(QUICK, max_examples=25, deadline=None)

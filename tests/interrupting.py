@@ -12,12 +12,12 @@ import edgespec
 
 _PACKAGE = str(Path(edgespec.__file__).parent)
 # llama.cpp calls this code back in the middle of a pass, where no Python signal handler runs; see
-# edgespec/models/llama/runtime/signals.py.
+# edgespec/llama/runtime/signals.py.
 _NEVER = tuple(
     str(Path(_PACKAGE) / part)
     for part in (
-        *("offload", "heads/shared/layer_tap.py", "models/llama/first_layers.py"),
-        *("models/llama/runtime/graph.py", "models/llama/runtime/signals.py"),
+        *("offload", "heads/shared/layer_tap.py", "llama/first_layers.py"),
+        *("llama/runtime/graph.py", "llama/runtime/signals.py"),
     )
 )
 

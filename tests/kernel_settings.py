@@ -10,7 +10,7 @@ from __future__ import annotations
 from edgespec.kernels.layouts import available_layouts
 from edgespec.kernels.report_store import ensure_report, layouts_in_use
 from edgespec.kernels.setting import PLAIN, setting_of
-from edgespec.models.llama.runtime.backend import start_backend
+from edgespec.llama.runtime.backend import start_backend
 
 
 def settings() -> list[str]:

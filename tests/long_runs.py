@@ -156,7 +156,7 @@ def _answer_all(items: Iterable[str], answer: Callable[[str, Path], str], path: 
 def _spelled(header: Header, text: str, path: Path) -> str:
     """Tokenize a text with this vocabulary: why that is impossible, or that the tokens spell another text."""
     from edgespec.errors import EdgeSpecError
-    from edgespec.models.llama.runtime.model import Model
+    from edgespec.llama.runtime.model import Model
 
     path.write_bytes(header.to_bytes())
     try:
@@ -218,7 +218,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no other after that")
     parser.add_argument("--results", type=Path, help="keep the results there, and do the others next time")
     options = parser.parse_args()
-    from edgespec.models.llama.runtime.backend import start_backend
+    from edgespec.llama.runtime.backend import start_backend
 
     os.environ["GGML_NO_BACKTRACE"] = "1"
     start_backend()

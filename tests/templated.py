@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from edgespec.engine.engine import Engine
-from edgespec.models.text.encoding import Encoder
-from edgespec.models.text.template import ChatTemplate
+from edgespec.text.encoding import Encoder
+from edgespec.text.template import ChatTemplate
 
 _KEY = b"tokenizer.chat_template"
 _TEXT = 8  # a GGUF value that is a string

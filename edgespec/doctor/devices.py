@@ -10,7 +10,7 @@ from edgespec.errors import InconclusiveTrial
 from edgespec.progress import Progress
 
 if TYPE_CHECKING:
-    from edgespec.models.llama.build import Build
+    from edgespec.llama.build import Build
     from edgespec.profiles.store import ProfileStore
 
 _Q4_K = 12  # ggml's number of a quantization that many models have

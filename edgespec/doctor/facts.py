@@ -21,8 +21,8 @@ from edgespec.profiles.store import ProfileStore, machine_identity
 from edgespec.progress import Progress, no_progress
 
 if TYPE_CHECKING:
+    from edgespec.llama.build import Build
     from edgespec.models.hub.repository import Hub
-    from edgespec.models.llama.build import Build
 
 _WORTH_READING = 64 << 20  # bytes; reading a smaller file would say little about the speed
 
@@ -193,7 +193,7 @@ def _inspect_build() -> tuple[Build | None, str, str]:
     """The build, why there is none, and why it cannot stream."""
     try:
         from edgespec.kernels.ggml import UnsupportedBuild
-        from edgespec.models.llama.build import current_build
+        from edgespec.llama.build import current_build
         from edgespec.offload.planning.stream_plan import check_supported
 
         build = current_build()

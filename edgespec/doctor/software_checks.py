@@ -14,7 +14,7 @@ from edgespec.machine.gpus import AMD, INTEL, NVIDIA
 from edgespec.prebuilt import FOLDER, PACKAGE, VARIABLE, WHEEL
 
 if TYPE_CHECKING:
-    from edgespec.models.llama.build import Build
+    from edgespec.llama.build import Build
 
 # Features whose absence costs much speed.
 _COSTLY = {"AVX2", "FMA", "AVX512", "AVX512_VNNI", "NEON", "DOTPROD", "MATMUL_INT8"}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.models.llama.cache.kv_cache import KVCache
+from edgespec.llama.cache.kv_cache import KVCache
 from edgespec.speculation.growth import Children, Frontier
 from edgespec.speculation.tree import TokenTree
 

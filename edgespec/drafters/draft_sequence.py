@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from edgespec.drafters.branches import DraftBranches
 from edgespec.drafters.translation import Translation
 from edgespec.drafters.window import WHOLE, DraftWindow
-from edgespec.models.llama.cache.kv_cache import KVCache, common_prefix, cut, inherit
-from edgespec.models.llama.cache.states import SavedState
-from edgespec.models.llama.runtime.batch import TokenBatch
+from edgespec.llama.cache.kv_cache import KVCache, common_prefix, cut, inherit
+from edgespec.llama.cache.states import SavedState
+from edgespec.llama.runtime.batch import TokenBatch
 from edgespec.speculation.drafters.candidates import TreeCandidates
 from edgespec.speculation.growth import Children, Frontier
 from edgespec.speculation.ranking import Ranking

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 
 from edgespec.drafters.draft_sequence import DraftSequence
 from edgespec.drafters.window import WHOLE, DraftWindow
-from edgespec.models.llama.cache.kv_cache import (
+from edgespec.llama.cache.kv_cache import (
     KVCache,
     close_all_but,
     open_beside,
     open_cache,
 )
-from edgespec.models.llama.runtime.context import Context
+from edgespec.llama.runtime.context import Context
 from edgespec.speculation.ranking import Ranking
 
 _MOST_UNUSED = 16  # rounds after which a sequence that is not drafted for is forgotten

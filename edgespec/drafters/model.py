@@ -15,17 +15,17 @@ from edgespec.drafters.draft_sequences import DraftSequences
 from edgespec.drafters.translation import Translation
 from edgespec.drafters.window import WHOLE, DraftWindow
 from edgespec.files.checked import CheckedFiles
-from edgespec.models.gguf.header import read_header
-from edgespec.models.llama.cache.identity import cache_identity
-from edgespec.models.llama.cache.kv_cache import (
+from edgespec.llama.cache.identity import cache_identity
+from edgespec.llama.cache.kv_cache import (
     KVCache,
     common_prefix,
     decode_together,
 )
-from edgespec.models.llama.cache.states import BLOCK, StateStore
-from edgespec.models.llama.runtime.batch import TokenBatch
-from edgespec.models.llama.runtime.context import Context
-from edgespec.models.llama.runtime.model import Model
+from edgespec.llama.cache.states import BLOCK, StateStore
+from edgespec.llama.runtime.batch import TokenBatch
+from edgespec.llama.runtime.context import Context
+from edgespec.llama.runtime.model import Model
+from edgespec.models.gguf.header import read_header
 from edgespec.speculation.drafters.base import DraftRequest, ProposedBy
 from edgespec.speculation.drafters.candidates import TreeCandidates
 from edgespec.speculation.drafters.merging import MergingDrafter

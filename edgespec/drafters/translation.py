@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
+from edgespec.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.speculation.tree import FloatArray, IntArray, TokenTree
 
 _MOST_JOINED = 4  # tokens of a path that may become one

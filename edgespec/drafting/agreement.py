@@ -20,12 +20,12 @@ import numpy as np
 from edgespec.drafters.translation import Translation
 from edgespec.engine.engine import Engine
 from edgespec.generation.config import GenerationConfig
+from edgespec.llama.runtime.batch import TokenBatch
+from edgespec.llama.runtime.context import Context
+from edgespec.llama.runtime.model import Model
+from edgespec.llama.tokenizer.compatibility import differs
+from edgespec.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.machine.cores import default_threads
-from edgespec.models.llama.runtime.batch import TokenBatch
-from edgespec.models.llama.runtime.context import Context
-from edgespec.models.llama.runtime.model import Model
-from edgespec.models.llama.tokenizer.compatibility import differs
-from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.profiles.stream_rate import StreamRate
 from edgespec.progress import Progress
 

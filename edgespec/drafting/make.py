@@ -26,13 +26,13 @@ from edgespec.drafting.recipe_search import CostModel, EvaluatedRecipe, Recipe, 
 from edgespec.drafting.recipes import RecipeMeter, RecipeState
 from edgespec.errors import BackendError, EdgeSpecError, OutputError, UsageError
 from edgespec.files.writing import remove_abandoned
+from edgespec.llama.quantize import KEEP, QUANTIZATIONS, make_drafter
 from edgespec.machine.memory import FreeMemory
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.split_files import split_paths
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.registry import MADE, DrafterPair, PairRegistry, drafters_folder
-from edgespec.models.llama.quantize import KEEP, QUANTIZATIONS, make_drafter
 from edgespec.progress import Progress, no_progress
 
 _CONTEXT = 1024

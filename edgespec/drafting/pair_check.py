@@ -9,6 +9,7 @@ from typing import Any
 from edgespec.drafters.translation import Translation
 from edgespec.errors import PairingError, UsageError
 from edgespec.heads.families import head_recipe
+from edgespec.llama.tokenizer.compatibility import CompatibilityCheck, compare
 from edgespec.models.gguf.head_family import head_family
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
@@ -16,7 +17,6 @@ from edgespec.models.gguf.split_files import split_paths
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.registry import MADE, REGISTERED, DrafterPair, PairRegistry, drafters_folder
-from edgespec.models.llama.tokenizer.compatibility import CompatibilityCheck, compare
 from edgespec.progress import Progress
 from edgespec.units import readable
 
@@ -91,7 +91,7 @@ def examine_pair(
         from edgespec.loading.files import read_drafter
 
         read_drafter(paths[1], ModelFiles.of(headers[0]))
-    from edgespec.models.llama.runtime.model import Model
+    from edgespec.llama.runtime.model import Model
 
     with Model(paths[0], vocabulary_only=True) as large, Model(paths[1], vocabulary_only=True) as small:
         checks = tuple(compare(large.vocabulary, small.vocabulary))

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from edgespec.costs.pass_time import even_draft_seconds, pass_seconds, read_seconds, round_seconds
 from edgespec.drafting.agreement import Agreement
-from edgespec.models.llama.quantize import KEEP
+from edgespec.llama.quantize import KEEP
 from edgespec.progress import Progress
 
 _TRIED = 4  # of the least important layers, measured together with those already dropped

@@ -26,10 +26,10 @@ from edgespec.drafting.layer_masking import MaskedCopy
 from edgespec.drafting.recipe_search import Recipe
 from edgespec.errors import OutputError
 from edgespec.files.writing import atomic_write
+from edgespec.llama.quantize import KEEP, make_drafter
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.split_files import split_paths
 from edgespec.models.gguf.types import GGUFHeader
-from edgespec.models.llama.quantize import KEEP, make_drafter
 from edgespec.progress import Progress, no_progress
 from edgespec.units import readable
 

@@ -16,12 +16,12 @@ from edgespec.engine.sequence import RunningSequence, Sizer
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk, FinishReason, Generation, PassRecord
 from edgespec.generation.tools import CallPiece
+from edgespec.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.machine.probe import peak_rss
-from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
-from edgespec.models.text.answer_parts import AnswerPart, PartsReader
-from edgespec.models.text.stream import TextStream
 from edgespec.speculation.methods import DecodingMethod
 from edgespec.speculation.tree import Acceptance, FloatArray, TokenTree
+from edgespec.text.answer_parts import AnswerPart, PartsReader
+from edgespec.text.stream import TextStream
 
 
 class AnswerObserver(Protocol):

@@ -10,20 +10,20 @@ from typing import Any
 from edgespec.errors import GrammarError, UsageError
 from edgespec.generation.config import GenerationConfig, Grammar
 from edgespec.generation.tools import CHOICES, Tool
-from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
-from edgespec.models.text.answer_format import AnswerFormat, ThoughtFormat
-from edgespec.models.text.answer_parts import PartsReader
-from edgespec.models.text.calls import harmony
-from edgespec.models.text.calls.fenced import FenceReader
-from edgespec.models.text.calls.imposable import closed, not_imposed, unconstrained
-from edgespec.models.text.calls.syntax import CallSyntax
-from edgespec.models.text.encoding import Encoder
-from edgespec.models.text.grammar.matchers import Grammars
-from edgespec.models.text.reading import reader_of
-from edgespec.models.text.structured_output.answer_matcher import AnswerMatcher
-from edgespec.models.text.structured_output.steps import ChoiceStep, GrammarStep, Thought, ToolCallGrammar
-from edgespec.models.text.structured_output.token_bytes import TokenBytes
+from edgespec.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.speculation.constraint import Constraint, Matcher
+from edgespec.text.answer_format import AnswerFormat, ThoughtFormat
+from edgespec.text.answer_parts import PartsReader
+from edgespec.text.calls import harmony
+from edgespec.text.calls.fenced import FenceReader
+from edgespec.text.calls.imposable import closed, not_imposed, unconstrained
+from edgespec.text.calls.syntax import CallSyntax
+from edgespec.text.encoding import Encoder
+from edgespec.text.grammar.matchers import Grammars
+from edgespec.text.reading import reader_of
+from edgespec.text.structured_output.answer_matcher import AnswerMatcher
+from edgespec.text.structured_output.steps import ChoiceStep, GrammarStep, Thought, ToolCallGrammar
+from edgespec.text.structured_output.token_bytes import TokenBytes
 
 _KEPT_CALLS = 8
 

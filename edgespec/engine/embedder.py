@@ -9,10 +9,10 @@ import numpy as np
 
 from edgespec.engine.usage import Usage
 from edgespec.errors import BackendError, ContextLengthError, UsageError
-from edgespec.models.llama.embedding import EmbeddingContext
-from edgespec.models.llama.runtime.abort import AbortFlag, DecodeAborted
-from edgespec.models.llama.runtime.context import FloatArray
-from edgespec.models.llama.runtime.model import Model
+from edgespec.llama.embedding import EmbeddingContext
+from edgespec.llama.runtime.abort import AbortFlag, DecodeAborted
+from edgespec.llama.runtime.context import FloatArray
+from edgespec.llama.runtime.model import Model
 from edgespec.option import named
 
 PASS_TOKENS = 512

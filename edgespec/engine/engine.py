@@ -37,8 +37,7 @@ from edgespec.generation.config import GenerationConfig
 from edgespec.generation.decisions import Decisions
 from edgespec.generation.result import Chunk, FinishReason, Generation, MemoryUse, PassRecord
 from edgespec.generation.score import Score
-from edgespec.models.llama.runtime.abort import AbortFlag, DecodeAborted
-from edgespec.models.text.encoding import Encoder, Prompt
+from edgespec.llama.runtime.abort import AbortFlag, DecodeAborted
 from edgespec.option import named
 from edgespec.profiles.store import ProfileKeys
 from edgespec.profiles.updates import ProfileUpdates
@@ -49,6 +48,7 @@ from edgespec.speculation.noise import NoiseCache, noise_bytes
 from edgespec.speculation.policies import TreePolicy, tree_policy
 from edgespec.speculation.sizing.sizers import FIRST_BUDGET, AdaptiveSizer, FixedSizer, fixed_nodes
 from edgespec.speculation.tree import Acceptance, TokenTree
+from edgespec.text.encoding import Encoder, Prompt
 
 # Nodes of the first tree where every row needs experts of its own: even a small one may cost several plain
 # passes there.

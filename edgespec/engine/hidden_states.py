@@ -10,7 +10,7 @@ from edgespec.speculation.tree import FloatArray
 
 
 class HiddenStates(Protocol):
-    """Access to the hidden states of the last decode; see models.llama.heads.tap."""
+    """Access to the hidden states of the last decode; see llama.heads.tap."""
 
     def rows(self) -> FloatArray: ...
 

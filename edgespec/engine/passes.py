@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from edgespec.engine.scoring import PromptScores
 from edgespec.generation.expert_use import ExpertUse
-from edgespec.models.llama.cache.kv_cache import KVCache
-from edgespec.models.llama.cache.states import StateStore
+from edgespec.llama.cache.kv_cache import KVCache
+from edgespec.llama.cache.states import StateStore
 from edgespec.speculation.tree import FloatArray, TokenTree
 
 

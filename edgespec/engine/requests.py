@@ -15,7 +15,7 @@ from edgespec.generation.result import Chunk, Generation
 from edgespec.speculation.tree import Acceptance, FloatArray, TokenTree
 
 if TYPE_CHECKING:
-    from edgespec.models.text.encoding import Prompt
+    from edgespec.text.encoding import Prompt
 
 
 @dataclass(eq=False)

@@ -22,10 +22,10 @@ from edgespec.engine.sequence import Batch
 from edgespec.engine.target import Target
 from edgespec.files.cache_kind import CacheKind
 from edgespec.generation.result import Chunk, FinishReason, PassRecord
+from edgespec.llama.cache.kv_cache import common_prefix
+from edgespec.llama.cache.state_file import StateFile
+from edgespec.llama.row_rule import MOST_PADDED_ROWS
 from edgespec.models.gguf.footprint import USUAL_NODES
-from edgespec.models.llama.cache.kv_cache import common_prefix
-from edgespec.models.llama.cache.state_file import StateFile
-from edgespec.models.llama.row_rule import MOST_PADDED_ROWS
 from edgespec.speculation.drafters.base import Drafter
 
 _STREAMED_ROWS = 128  # of a shared pass that reads weights: more take long while a prompt is read

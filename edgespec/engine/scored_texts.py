@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from edgespec.arguments import check_type
 from edgespec.errors import UsageError
-from edgespec.models.llama.cache.kv_cache import common_prefix
-from edgespec.models.text.encoding import Encoder, Prompt
+from edgespec.llama.cache.kv_cache import common_prefix
+from edgespec.text.encoding import Encoder, Prompt
 
 _Item = TypeVar("_Item")
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from edgespec.engine.logprobs import token_logprob
 from edgespec.generation.result import TokenLogprob
-from edgespec.models.llama.cache.kv_cache import common_prefix
+from edgespec.llama.cache.kv_cache import common_prefix
 from edgespec.speculation.tree import FloatArray
 
 

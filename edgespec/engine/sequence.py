@@ -9,8 +9,8 @@ import numpy as np
 
 from edgespec.engine.passes import CachedSequence, PromptChunk, SequenceTree
 from edgespec.generation.result import PassTree
-from edgespec.models.llama.cache.states import StateStore
-from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
+from edgespec.llama.cache.states import StateStore
+from edgespec.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.speculation.drafters.base import ProposedBy
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.methods import DecodingMethod

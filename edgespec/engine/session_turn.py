@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edgespec.files.checked import CheckedFiles
 from edgespec.generation.result import Generation
-from edgespec.models.llama.cache.states import StateStore
+from edgespec.llama.cache.states import StateStore
 
 
 @dataclass(eq=False)

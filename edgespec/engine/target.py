@@ -16,7 +16,7 @@ from edgespec.engine.hidden_states import HiddenFeed, HiddenReader, HiddenStates
 from edgespec.engine.passes import CachedSequence, PromptChunk, SequenceTree, TargetPass, VerifiedTree
 from edgespec.engine.scoring import PromptScores
 from edgespec.files.checked import CheckedFiles
-from edgespec.models.llama.cache.kv_cache import (
+from edgespec.llama.cache.kv_cache import (
     KVCache,
     close_all_but,
     common_prefix,
@@ -26,16 +26,16 @@ from edgespec.models.llama.cache.kv_cache import (
     open_cache,
     placement,
 )
-from edgespec.models.llama.cache.state_cache import same_states
-from edgespec.models.llama.cache.state_file import StateFile
-from edgespec.models.llama.cache.states import SavedState, StateStore
-from edgespec.models.llama.cache.tree_rows import tree_batch
-from edgespec.models.llama.output_pieces import OutputPieces, UnknownEnd, row_bytes, supports
-from edgespec.models.llama.prefill_chunks import PrefillChunks
-from edgespec.models.llama.row_rule import ANY_ROWS, RowRule
-from edgespec.models.llama.runtime.batch import IntArray, TokenBatch
-from edgespec.models.llama.runtime.context import Context
-from edgespec.models.llama.runtime.model import Model
+from edgespec.llama.cache.state_cache import same_states
+from edgespec.llama.cache.state_file import StateFile
+from edgespec.llama.cache.states import SavedState, StateStore
+from edgespec.llama.cache.tree_rows import tree_batch
+from edgespec.llama.output_pieces import OutputPieces, UnknownEnd, row_bytes, supports
+from edgespec.llama.prefill_chunks import PrefillChunks
+from edgespec.llama.row_rule import ANY_ROWS, RowRule
+from edgespec.llama.runtime.batch import IntArray, TokenBatch
+from edgespec.llama.runtime.context import Context
+from edgespec.llama.runtime.model import Model
 
 _MOST_SCORED_BYTES = 64 << 20  # of the copies from which the end of a pass is computed in pieces
 

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from edgespec.errors import BackendError, UsageError
-from edgespec.models.llama.runtime import forks
-from edgespec.models.llama.runtime.abort import AbortFlag
+from edgespec.llama.runtime import forks
+from edgespec.llama.runtime.abort import AbortFlag
 
 Answer = Generator[Any, None, None]
 Step = TypeVar("Step")

@@ -13,9 +13,9 @@ from typing import Any
 from edgespec.errors import EdgeSpecError, MemoryLimitError
 from edgespec.heads.opening import open_context
 from edgespec.heads.shared.last_states import LastStates
-from edgespec.models.llama.runtime.backend import start_backend
-from edgespec.models.llama.runtime.batch import TokenBatch
-from edgespec.models.llama.trials.zero_weights import (
+from edgespec.llama.runtime.backend import start_backend
+from edgespec.llama.runtime.batch import TokenBatch
+from edgespec.llama.trials.zero_weights import (
     model_with_zeros,
     planned_model,
     read_and_write,

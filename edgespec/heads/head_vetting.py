@@ -5,10 +5,10 @@ from __future__ import annotations
 from edgespec.errors import BackendError
 from edgespec.heads.shared.head import Head
 from edgespec.kernels.ggml import UnsupportedBuild
+from edgespec.llama.runtime import nextn
+from edgespec.llama.runtime.vetting import require_loadable
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.llama.runtime import nextn
-from edgespec.models.llama.runtime.vetting import require_loadable
 from edgespec.option import named
 
 _TRIAL = "edgespec.heads.head_trial"

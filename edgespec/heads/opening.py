@@ -19,12 +19,12 @@ from edgespec.heads.shared.last_states import LastStates
 from edgespec.heads.shared.layer_head import LayerHead
 from edgespec.heads.shared.layer_tap import LayerTap
 from edgespec.kernels.ggml import UnsupportedBuild
+from edgespec.llama.runtime.abort import AbortFlag
+from edgespec.llama.runtime.context import Context
+from edgespec.llama.runtime.model import Model
+from edgespec.llama.trials.dry_run import Shape
 from edgespec.models.gguf.head_family import HeadFamily, head_family
 from edgespec.models.gguf.header import read_header
-from edgespec.models.llama.runtime.abort import AbortFlag
-from edgespec.models.llama.runtime.context import Context
-from edgespec.models.llama.runtime.model import Model
-from edgespec.models.llama.trials.dry_run import Shape
 from edgespec.speculation.sources.base import Proposer
 
 Shown = LayerTap | LastStates

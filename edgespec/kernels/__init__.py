@@ -1,5 +1,5 @@
 """The choice among the processor's kernel layouts: by request, by trial, by speed."""
 
-from edgespec.prebuilt import use_wheel
+from edgespec.prebuilt import prepare_loading
 
-use_wheel()
+prepare_loading()

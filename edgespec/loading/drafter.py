@@ -11,6 +11,11 @@ from edgespec.drafters.window import WHOLE, DraftWindow
 from edgespec.engine.target import Target
 from edgespec.files.cache_kind import CacheKind
 from edgespec.files.secret import user_secret
+from edgespec.llama.row_rule import ANY_ROWS
+from edgespec.llama.runtime.abort import DecodeAborted
+from edgespec.llama.runtime.context import Context
+from edgespec.llama.tokenizer.compatibility import differs
+from edgespec.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.loading.draft_window import draft_window
 from edgespec.loading.models import open_drafting_model
 from edgespec.loading.plan import Plan
@@ -19,11 +24,6 @@ from edgespec.loading.tree_sizes import most_nodes
 from edgespec.measure.initial_costs import initial_costs
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.llama.row_rule import ANY_ROWS
-from edgespec.models.llama.runtime.abort import DecodeAborted
-from edgespec.models.llama.runtime.context import Context
-from edgespec.models.llama.tokenizer.compatibility import differs
-from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.profiles.store import ProfileKeys
 from edgespec.profiles.table_file import TableFile
 from edgespec.speculation.drafters.base import Drafter, NoDrafter

@@ -11,6 +11,9 @@ from edgespec.config import Config
 from edgespec.engine.embedder import PASS_TOKENS, Embedder
 from edgespec.errors import MemoryLimitError, UsageError
 from edgespec.files.user_folders import cache_folder
+from edgespec.llama.embedding import EmbeddingContext
+from edgespec.llama.runtime.vetting import require_loadable
+from edgespec.llama.trials.dry_run import AllocationStore, EmbeddingContextShape
 from edgespec.loading.arguments import checked_config
 from edgespec.loading.load import try_kernels
 from edgespec.loading.models import open_model
@@ -22,9 +25,6 @@ from edgespec.models.gguf.footprint import footprint, vocabulary_bytes, work_byt
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub import catalog
-from edgespec.models.llama.embedding import EmbeddingContext
-from edgespec.models.llama.runtime.vetting import require_loadable
-from edgespec.models.llama.trials.dry_run import AllocationStore, EmbeddingContextShape
 from edgespec.offload.planning.needs import LATER_BYTES, measured_process_bytes, with_second_copy
 from edgespec.option import named
 from edgespec.progress import Progress, no_progress

@@ -11,6 +11,7 @@ from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.heads.families import drafter_files, head_of
 from edgespec.heads.head_vetting import require_draftable
 from edgespec.heads.mtp.mtp_head import MTPHead, mtp_fault, require_mtp
+from edgespec.llama.runtime.vetting import require_loadable
 from edgespec.loading.fitting_drafters import drafters_that_fit
 from edgespec.loading.plan import Planner
 from edgespec.loading.tree_sizes import known_drafting
@@ -22,7 +23,6 @@ from edgespec.models.gguf.layers import ModelFiles, MTPLayers
 from edgespec.models.hub import catalog
 from edgespec.models.hub.drafter_choice import FAMILY, DrafterCandidate
 from edgespec.models.hub.registry import PairRegistry
-from edgespec.models.llama.runtime.vetting import require_loadable
 from edgespec.option import named
 from edgespec.progress import Progress
 from edgespec.units import readable_rate

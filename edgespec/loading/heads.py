@@ -10,13 +10,13 @@ from edgespec.heads.mtp.mtp_head import MTP_NAME, MTPHead
 from edgespec.heads.opening import Shown, head_drafter, open_context
 from edgespec.heads.shared.head import Head
 from edgespec.heads.shared.head_drafter import HeadDrafter
+from edgespec.llama.runtime.model import Model
+from edgespec.llama.tokenizer.compatibility import differs
 from edgespec.loading.drafter import file_sources
 from edgespec.loading.models import open_drafting_model
 from edgespec.loading.plan import Plan
 from edgespec.loading.state import LoadState
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
-from edgespec.models.llama.runtime.model import Model
-from edgespec.models.llama.tokenizer.compatibility import differs
 from edgespec.option import named
 
 

@@ -24,6 +24,8 @@ from edgespec.kernels.native.build import build_once, needs_build
 from edgespec.kernels.rebuild import own_fault
 from edgespec.kernels.report_store import ensure_report, report_notes, stored_report
 from edgespec.kernels.setting import OWN, cost_of_missing, own_allowed
+from edgespec.llama.row_rule import MOST_PADDED_ROWS
+from edgespec.llama.runtime.vetting import require_loadable
 from edgespec.loading.adapters import read_adapters
 from edgespec.loading.arguments import LoadArguments, checked_config, takes_options
 from edgespec.loading.decision import Decision, decide, plan_with_sequences
@@ -48,14 +50,12 @@ from edgespec.models.gguf.footprint import require_cache_type
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub import catalog
-from edgespec.models.llama.row_rule import MOST_PADDED_ROWS
-from edgespec.models.llama.runtime.vetting import require_loadable
-from edgespec.models.text.encoding import Encoder
-from edgespec.models.text.template import ChatTemplate
 from edgespec.profiles.store import ProfileKeys
 from edgespec.profiles.updates import ProfileUpdates
 from edgespec.progress import Progress, no_progress
 from edgespec.speculation.drafters.base import Drafter
+from edgespec.text.encoding import Encoder
+from edgespec.text.template import ChatTemplate
 
 
 @takes_options

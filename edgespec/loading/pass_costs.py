@@ -7,12 +7,12 @@ from edgespec.costs.pass_time import SLOWDOWN_BESIDE_READS, USUAL_OVERLAP
 from edgespec.costs.planner import TargetPasses
 from edgespec.costs.prompts import usual_prompt
 from edgespec.files.user_folders import cache_folder
+from edgespec.llama.prefill_chunks import lengths_that_differ
+from edgespec.llama.row_rule import SPARING
 from edgespec.loading.devices.assignment import read_rate
 from edgespec.loading.pack_folders import ONE_DISK, Disks
 from edgespec.measure.derived_passes import known_curve
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.llama.prefill_chunks import lengths_that_differ
-from edgespec.models.llama.row_rule import SPARING
 from edgespec.offload.planning.rows import PrefillFacts
 from edgespec.profiles.store import PassProfile, ProfileStore
 

@@ -18,6 +18,7 @@ from edgespec.costs.planner import TargetPasses
 from edgespec.drafters.folder_index import MAKING_BYTES
 from edgespec.errors import MemoryLimitError
 from edgespec.generation.result import MemoryUse
+from edgespec.llama.runtime.model import Model
 from edgespec.loading.devices.assignment import LayerAssignment, read_rate, remote_parts
 from edgespec.loading.devices.card_placement import NO_CARDS, CardPlacement, drafter_parts, place_models
 from edgespec.loading.devices.finding import PlacementRequest, describe
@@ -29,8 +30,6 @@ from edgespec.loading.pass_costs import expected_prefill, passes_of
 from edgespec.measure.threads import known_threads
 from edgespec.models.gguf.footprint import USUAL_NODES, cells_for
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
-from edgespec.models.llama.runtime.model import Model
-from edgespec.models.text.grammar.limits import index_bytes
 from edgespec.offload.planning.budget import MemoryPlan, plan_memory
 from edgespec.offload.planning.needs import ContextShape, MemoryNeeds, PairSizes
 from edgespec.offload.planning.rows import needs_within
@@ -39,6 +38,7 @@ from edgespec.profiles.store import ProfileStore
 from edgespec.speculation.growth import usual_limits
 from edgespec.speculation.policies import policy_shape
 from edgespec.speculation.tree import MAX_LEAVES
+from edgespec.text.grammar.limits import index_bytes
 
 _SHARED_STEP = 16  # rows of a draft step for several sequences where none were asked for
 _REQUESTS_BYTES = 24 << 20  # what servers keep of the latest: responses, answers, schemas

@@ -8,12 +8,12 @@ from typing import TypeVar
 
 from edgespec.config import Config, ModelConfig
 from edgespec.errors import MemoryLimitError
+from edgespec.llama.first_layers import FirstLayers
+from edgespec.llama.runtime.abort import AbortFlag
+from edgespec.llama.runtime.model import Closable, Model
 from edgespec.loading.adapters import Adapter
 from edgespec.loading.plan import Plan
 from edgespec.machine.cores import default_threads
-from edgespec.models.llama.first_layers import FirstLayers
-from edgespec.models.llama.runtime.abort import AbortFlag
-from edgespec.models.llama.runtime.model import Closable, Model
 from edgespec.option import named
 from edgespec.profiles.store import ProfileStore
 from edgespec.progress import Progress

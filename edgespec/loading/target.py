@@ -11,6 +11,27 @@ from edgespec.files.state import FileState
 from edgespec.files.user_folders import cache_folder
 from edgespec.heads.opening import Shown
 from edgespec.kernels.layouts import own_in_use
+from edgespec.llama.cache.identity import cache_identity
+from edgespec.llama.cache.state_cache import N_SEQUENCES
+from edgespec.llama.first_layers import FirstLayers
+from edgespec.llama.prefill_chunks import PrefillChunks, outcomes_path
+from edgespec.llama.row_rule import (
+    ANY_ROWS,
+    FREE,
+    FREE_SPARING,
+    SPARING,
+    THOROUGH,
+    RowRule,
+    RowRuleStore,
+)
+from edgespec.llama.runtime.abort import DecodeAborted
+from edgespec.llama.runtime.adapters import load_adapter
+from edgespec.llama.runtime.batch import TokenBatch
+from edgespec.llama.runtime.context import Context
+from edgespec.llama.runtime.device_layers import ON_PROCESSOR, DeviceLayers
+from edgespec.llama.runtime.model import Model
+from edgespec.llama.runtime.weight_store import WeightStore
+from edgespec.llama.state_trees import ROWS, BranchExactness, BranchingStore
 from edgespec.loading.adapters import refuse_streaming
 from edgespec.loading.models import open_model
 from edgespec.loading.pack_folders import pack_folders
@@ -21,34 +42,13 @@ from edgespec.machine.cores import thread_counts
 from edgespec.measure.threads import choose_threads, known_threads
 from edgespec.models.gguf.footprint import cells_for
 from edgespec.models.hub.removal import packs_folder
-from edgespec.models.llama.cache.identity import cache_identity
-from edgespec.models.llama.cache.state_cache import N_SEQUENCES
-from edgespec.models.llama.first_layers import FirstLayers
-from edgespec.models.llama.prefill_chunks import PrefillChunks, outcomes_path
-from edgespec.models.llama.row_rule import (
-    ANY_ROWS,
-    FREE,
-    FREE_SPARING,
-    SPARING,
-    THOROUGH,
-    RowRule,
-    RowRuleStore,
-)
-from edgespec.models.llama.runtime.abort import DecodeAborted
-from edgespec.models.llama.runtime.adapters import load_adapter
-from edgespec.models.llama.runtime.batch import TokenBatch
-from edgespec.models.llama.runtime.context import Context
-from edgespec.models.llama.runtime.device_layers import ON_PROCESSOR, DeviceLayers
-from edgespec.models.llama.runtime.model import Model
-from edgespec.models.llama.runtime.weight_store import WeightStore
-from edgespec.models.llama.state_trees import ROWS, BranchExactness, BranchingStore
-from edgespec.models.text.template import ChatTemplate
 from edgespec.offload.attention import keep_row_attention
 from edgespec.offload.experts.switch import UnknownRouting
 from edgespec.offload.paging import try_paging
 from edgespec.offload.planning.stream_plan import open_streamed_model, prepare_stream
 from edgespec.offload.store_reader import DamagedPack
 from edgespec.option import named
+from edgespec.text.template import ChatTemplate
 
 
 def open_target(

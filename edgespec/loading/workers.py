@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from edgespec.errors import EdgeSpecError
+from edgespec.llama.runtime.device_layers import DeviceLayers
+from edgespec.llama.runtime.weight_store import AllInMemory
 from edgespec.loading.devices.assignment import LayerAssignment, usual_type
 from edgespec.loading.state import LoadState
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.llama.runtime.device_layers import DeviceLayers
-from edgespec.models.llama.runtime.weight_store import AllInMemory
 from edgespec.units import readable
 from edgespec.workers.address import parse_addresses
 from edgespec.workers.pool import WorkerPool

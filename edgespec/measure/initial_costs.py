@@ -7,12 +7,12 @@ from dataclasses import replace
 from edgespec.costs.curves import Curve
 from edgespec.costs.pass_time import SLOWDOWN_BESIDE_READS, RoundCosts, even_step, streamed_curve
 from edgespec.engine.target import Target
+from edgespec.llama.first_layers import FirstLayers
 from edgespec.measure.derived_passes import DerivedPasses
 from edgespec.measure.draft_steps import quick_steps
 from edgespec.measure.passes import passes_by_first_layers, quick_passes
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.llama.first_layers import FirstLayers
 from edgespec.profiles.store import DraftProfile, PassProfile, ProfileKeys, ProfileStore, disk_key
 from edgespec.progress import Progress
 from edgespec.speculation.drafters.base import Drafter

@@ -29,15 +29,15 @@ from edgespec.kernels.native import library
 from edgespec.kernels.products import FloatArray, Processor, Product, quantized, type_name
 from edgespec.kernels.report import ROWS
 from edgespec.kernels.setting import OWN, PLAIN
+from edgespec.llama.runtime.backend import start_backend
+from edgespec.llama.runtime.batch import TokenBatch
+from edgespec.llama.runtime.context import Context
+from edgespec.llama.runtime.model import Model
+from edgespec.llama.trials.tiny_hybrid import WIDTH, write_tiny_hybrid
 from edgespec.machine.cores import usable_cores
 from edgespec.machine.probe import available_memory
 from edgespec.models.gguf.types import BLOCK_SIZES
 from edgespec.models.hub import catalog
-from edgespec.models.llama.runtime.backend import start_backend
-from edgespec.models.llama.runtime.batch import TokenBatch
-from edgespec.models.llama.runtime.context import Context
-from edgespec.models.llama.runtime.model import Model
-from edgespec.models.llama.trials.tiny_hybrid import WIDTH, write_tiny_hybrid
 
 _LENGTH, _HEIGHT = 2048, 1024  # of the matrix; every block size and tile size divides them
 _STACK = 4  # matrices in a stack, as experts have

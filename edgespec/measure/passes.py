@@ -17,11 +17,11 @@ from edgespec.costs.curves import Curve
 from edgespec.costs.pass_time import USUAL_OVERLAP, fitted_overlap, read_seconds
 from edgespec.engine.passes import SequenceTree
 from edgespec.engine.target import Target
+from edgespec.llama.first_layers import FirstLayers
+from edgespec.llama.row_rule import FEW_PASSES
 from edgespec.machine.contention import ContentionWatch
 from edgespec.measure.samples import ROUNDS, TimingSamples
 from edgespec.models.gguf.footprint import USUAL_NODES
-from edgespec.models.llama.first_layers import FirstLayers
-from edgespec.models.llama.row_rule import FEW_PASSES
 from edgespec.profiles.store import PassProfile
 from edgespec.profiles.stream_rate import StreamRate
 from edgespec.progress import Progress, no_progress

@@ -13,8 +13,8 @@ from __future__ import annotations
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address, TensorShape
 from edgespec.kernels.watch import new_watch
-from edgespec.models.llama.runtime.context import Context
-from edgespec.models.llama.runtime.graph import GraphObserver
+from edgespec.llama.runtime.context import Context
+from edgespec.llama.runtime.graph import GraphObserver
 
 MOST_ROWS = 60  # of a stream; ggml uses tiles from 64 on
 _QUERIES, _MASK = 0, 3  # among a node's sources

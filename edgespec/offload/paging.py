@@ -20,9 +20,9 @@ from edgespec.files.positioned import can_read_at_offsets, open_positioned
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address, UnsupportedBuild
 from edgespec.kernels.watch import new_watch
+from edgespec.llama.runtime.graph import GraphObserver
+from edgespec.llama.runtime.weight_store import AllInMemory, BufferTypes
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.llama.runtime.graph import GraphObserver
-from edgespec.models.llama.runtime.weight_store import AllInMemory, BufferTypes
 from edgespec.offload.layout import Piece, plain_store
 
 _AHEAD = 1  # layers after the one that begins; more could evict pages before they are used

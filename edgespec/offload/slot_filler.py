@@ -15,7 +15,7 @@ from time import perf_counter
 
 from edgespec.errors import StreamError
 from edgespec.kernels.ggml import Address
-from edgespec.models.llama.runtime.abort import DecodeAborted
+from edgespec.llama.runtime.abort import DecodeAborted
 from edgespec.offload.layout import PIECE_BYTES, Read
 from edgespec.offload.store_reader import StoreReader
 from edgespec.offload.weight_memory import WeightMemory

@@ -19,8 +19,8 @@ from edgespec.files.positioned import BLOCK
 from edgespec.files.state import FileState
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address, UnbackedBufferType
+from edgespec.llama.runtime.weight_store import AllInMemory, BufferTypes
 from edgespec.models.gguf.layers import FileTensor, ModelFiles
-from edgespec.models.llama.runtime.weight_store import AllInMemory, BufferTypes
 from edgespec.offload.weight_memory import WeightMemory
 
 _CHUNK = 4 << 20  # of the table, read to compare its content

@@ -18,9 +18,9 @@ from edgespec.generation.expert_use import ExpertUse
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address, UnbackedBufferType
 from edgespec.kernels.layouts import available_layouts
+from edgespec.llama.runtime.graph import GraphObserver
+from edgespec.llama.runtime.weight_store import BufferTypes, WeightStore
 from edgespec.models.gguf.layers import ModelFiles, pattern_of
-from edgespec.models.llama.runtime.graph import GraphObserver
-from edgespec.models.llama.runtime.weight_store import BufferTypes, WeightStore
 from edgespec.offload.experts.pool import ExpertPool
 from edgespec.offload.experts.switch import ExpertSwitch
 from edgespec.offload.layer_ring import LayerRing, LayerSwitch

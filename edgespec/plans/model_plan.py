@@ -8,6 +8,7 @@ from functools import partial
 from edgespec.config import Config
 from edgespec.heads.mtp.mtp_file import read_mtp_file
 from edgespec.kernels.report_store import ensure_report
+from edgespec.llama.runtime.vetting import require_loadable
 from edgespec.loading.adapters import read_adapters
 from edgespec.loading.devices.cards import Cards
 from edgespec.loading.devices.finding import PlacementRequest, open_cards
@@ -23,7 +24,6 @@ from edgespec.models.gguf.head_family import HeadFamily, head_family
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub import catalog
 from edgespec.models.hub.inspection import InspectedModel, inspect_model
-from edgespec.models.llama.runtime.vetting import require_loadable
 from edgespec.plans.predictions import report_on
 from edgespec.plans.report import PlanReport
 from edgespec.profiles.store import ProfileStore

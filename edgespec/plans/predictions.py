@@ -21,6 +21,7 @@ from edgespec.costs.planner import (
 )
 from edgespec.costs.prompts import PromptTime, predict_prompt
 from edgespec.errors import BackendError, MemoryLimitError
+from edgespec.llama.row_rule import MOST_PADDED_ROWS
 from edgespec.loading.adapters import refuse_streaming
 from edgespec.loading.decision import Finder, decide
 from edgespec.loading.memory_lines import memory_lines
@@ -32,7 +33,6 @@ from edgespec.machine.disks import disk_of
 from edgespec.models.gguf.footprint import USUAL_TEXT, cell_bytes
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub.inspection import InspectedModel
-from edgespec.models.llama.row_rule import MOST_PADDED_ROWS
 from edgespec.offload.packing.division import divide
 from edgespec.offload.packing.pack import gains_from_packing, piece_sizes
 from edgespec.offload.planning.stream_layout import streamable

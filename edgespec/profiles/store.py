@@ -99,7 +99,7 @@ def disk_key(path: Path) -> dict[str, str]:
 
 def machine_identity() -> dict[str, str]:
     """The facts that measurements depend on besides models: processor, memory, llama.cpp build."""
-    from edgespec.models.llama.runtime.backend import build_identity
+    from edgespec.llama.runtime.backend import build_identity
 
     return {
         "machine": f"{platform.machine()} {probe_cores().model}",

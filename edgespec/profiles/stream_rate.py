@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgespec.models.llama.runtime.weight_store import WeightStore
+from edgespec.llama.runtime.weight_store import WeightStore
 
 
 class StreamRate:

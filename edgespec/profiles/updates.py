@@ -19,8 +19,8 @@ from edgespec.costs.pass_time import USUAL_OVERLAP, read_seconds_within
 from edgespec.costs.yields import BUDGETS, TreeYields
 from edgespec.generation.expert_use import ExpertUse
 from edgespec.generation.result import PassRecord
+from edgespec.llama.runtime.weight_store import WeightStore
 from edgespec.machine.contention import ContentionWatch
-from edgespec.models.llama.runtime.weight_store import WeightStore
 from edgespec.profiles.store import (
     ExpertProfile,
     PassProfile,

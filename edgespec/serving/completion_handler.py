@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edgespec.generation.result import Generation
-from edgespec.models.text.replay import WrittenAnswer
 from edgespec.serving.api.completion_request import (
     CompletionRequest,
     nth_config,
@@ -31,6 +30,7 @@ from edgespec.serving.request_handler import RequestHandler
 from edgespec.serving.request_log import RequestLogEntry
 from edgespec.serving.response_sender import ResponseSender
 from edgespec.serving.served_model import ServedModel
+from edgespec.text.replay import WrittenAnswer
 
 
 @dataclass

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import UsageError
-from edgespec.models.text.replay import WrittenAnswer
 from edgespec.serving.api.completion_request import CompletionRequest, check_size, too_long
 from edgespec.serving.api.limits import Limits
 from edgespec.serving.api.text_logprobs import EchoedPrompt
 from edgespec.serving.api.warnings import Warnings
 from edgespec.serving.served_model import ServedModel
+from edgespec.text.replay import WrittenAnswer
 
 if TYPE_CHECKING:
-    from edgespec.models.text.encoding import Prompt
+    from edgespec.text.encoding import Prompt
 
 
 def encoded_prompts(

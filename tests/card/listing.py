@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
-from edgespec.models.llama.build import current_build
+from edgespec.llama.build import current_build
 
 if __name__ == "__main__":
     print(json.dumps([asdict(device) for device in current_build().gpus]))

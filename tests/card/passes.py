@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 
 from edgespec.kernels import ggml
-from edgespec.models.llama.runtime.backend import log_lines, start_backend
-from edgespec.models.llama.runtime.batch import TokenBatch
-from edgespec.models.llama.runtime.context import Context
-from edgespec.models.llama.runtime.device_layers import ON_PROCESSOR, DeviceLayers
-from edgespec.models.llama.runtime.model import Model
-from edgespec.models.llama.runtime.weight_store import AllInMemory, BufferTypes
+from edgespec.llama.runtime.backend import log_lines, start_backend
+from edgespec.llama.runtime.batch import TokenBatch
+from edgespec.llama.runtime.context import Context
+from edgespec.llama.runtime.device_layers import ON_PROCESSOR, DeviceLayers
+from edgespec.llama.runtime.model import Model
+from edgespec.llama.runtime.weight_store import AllInMemory, BufferTypes
 from tests.card.device import card, free_bytes
 
 _FFN = r"blk\.{layer}\.ffn_(up|down|gate)\."  # as llama.cpp's --n-cpu-ffn has it

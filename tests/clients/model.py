@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
+from edgespec.llama.quantize import KEEP, make_drafter
 from edgespec.models.gguf.header import read_header
-from edgespec.models.llama.quantize import KEEP, make_drafter
 from tests.conftest import package_folder
 from tests.templated import with_template
 from tests.unit.templates import QWEN_25

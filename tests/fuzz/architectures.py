@@ -230,7 +230,7 @@ def names() -> list[str]:
 
 def _knows(architecture: bytes) -> bool:
     """True if llama.cpp has this architecture, by its error about a file with nothing else in it."""
-    from edgespec.models.llama.runtime.model import Model
+    from edgespec.llama.runtime.model import Model
 
     header = Header([Entry(b"general.architecture", STRING, architecture)], [Tensor(b"x", (32,), _F32)])
     with tempfile.NamedTemporaryFile(suffix=".gguf") as file:
@@ -418,8 +418,8 @@ class _Maker:
 
 
 def main() -> int:
+    from edgespec.llama.runtime.backend import start_backend
     from edgespec.models.hub import catalog
-    from edgespec.models.llama.runtime.backend import start_backend
 
     start_backend()
     vocabulary_of, made = catalog.find(None), 0

@@ -44,8 +44,8 @@ _SLOTS, _MOST_PROBES = 1 << 16, 16
 
 
 def main() -> None:
-    from edgespec.models.llama.runtime.backend import start_backend
-    from edgespec.models.llama.trials import load_trial  # noqa: F401 (imported before forks are made)
+    from edgespec.llama.runtime.backend import start_backend
+    from edgespec.llama.trials import load_trial  # noqa: F401 (imported before forks are made)
 
     start_backend()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -109,7 +109,7 @@ def _signal_name(status: int) -> str:
 def _outcome(
     base: Header, seed: int, path: Path, known: KnownFiles, progress: memoryview, beside: Path | None
 ) -> str:
-    from edgespec.models.llama.trials.load_trial import attempt
+    from edgespec.llama.trials.load_trial import attempt
 
     progress[1] = STAGES.index("start")
     head, zeros = base.parts() if seed == UNDAMAGED else mutated(base, seed)
@@ -154,10 +154,10 @@ def compute(path: Path, adapter: Path | None = None) -> None:
     Raises:
         EdgeSpecError: llama.cpp cannot.
     """
-    from edgespec.models.llama.runtime.adapters import load_adapter
-    from edgespec.models.llama.runtime.batch import TokenBatch
-    from edgespec.models.llama.runtime.context import Context
-    from edgespec.models.llama.runtime.model import Model
+    from edgespec.llama.runtime.adapters import load_adapter
+    from edgespec.llama.runtime.batch import TokenBatch
+    from edgespec.llama.runtime.context import Context
+    from edgespec.llama.runtime.model import Model
 
     with Model(path, memory_map=True, repack=False, vetted=False) as model:
         context = Context(model, n_cells=64, n_rows=32, n_outputs=32, n_sequences=1, n_threads=1)

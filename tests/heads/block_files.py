@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.heads.eagle.eagle_file import AddVocabulary, FloatArray
-from edgespec.models.llama.trials.tiny_hybrid import N_VOCAB
+from edgespec.llama.trials.tiny_hybrid import N_VOCAB
 from tests.heads.block_reference import BlockShape
 from tests.heads.files import N_LAYERS, WIDTH, write_file
 

@@ -8,8 +8,8 @@ import gguf
 import numpy as np
 
 from edgespec.heads.eagle.eagle_file import FloatArray, HeadShape
-from edgespec.models.llama.trials import tiny_hybrid
-from edgespec.models.llama.trials.tiny_hybrid import add_bytes
+from edgespec.llama.trials import tiny_hybrid
+from edgespec.llama.trials.tiny_hybrid import add_bytes
 from tests.heads.reference import MTPShape
 
 WIDTH, N_LAYERS = 64, 4

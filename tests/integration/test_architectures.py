@@ -13,12 +13,12 @@ import pytest
 import edgespec
 from edgespec.errors import BackendError, ModelFileError
 from edgespec.generation.config import GenerationConfig
+from edgespec.llama.quantize import make_drafter
+from edgespec.llama.runtime.batch import TokenBatch
+from edgespec.llama.runtime.context import Context
+from edgespec.llama.runtime.model import Model
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.llama.quantize import make_drafter
-from edgespec.models.llama.runtime.batch import TokenBatch
-from edgespec.models.llama.runtime.context import Context
-from edgespec.models.llama.runtime.model import Model
 from edgespec.offload.packing.pack import gains_from_packing
 from edgespec.offload.planning import stream_layout
 from edgespec.offload.weights import StreamedWeights

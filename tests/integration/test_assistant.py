@@ -20,10 +20,10 @@ from edgespec.generation.config import GenerationConfig
 from edgespec.heads.assistant.assistant_context import AssistantContext
 from edgespec.heads.assistant.assistant_drafter import AssistantDrafter, GrowingTree
 from edgespec.heads.eagle.eagle_file import FloatArray
+from edgespec.llama.cache.tree_cache import BranchingCache
+from edgespec.llama.runtime.context import NoRoomInCache
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.llama.cache.tree_cache import BranchingCache
-from edgespec.models.llama.runtime.context import NoRoomInCache
 from edgespec.offload.planning.needs import ContextShape, PairSizes
 from edgespec.speculation.growth import Children, Frontier
 from tests.head_answers import GREEDY, PROMPT, SAMPLED, UNDRAFTED, check_cancelled_answer, check_own_text

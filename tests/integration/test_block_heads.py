@@ -24,13 +24,13 @@ from edgespec.heads.block.block_head import BlockKind
 from edgespec.heads.block.block_logits import BlockLogits
 from edgespec.heads.block.block_sequence import BlockSequence
 from edgespec.heads.shared.layer_tap import LayerTap
+from edgespec.llama.runtime.batch import TokenBatch
+from edgespec.llama.runtime.context import Context
+from edgespec.llama.runtime.model import Model
 from edgespec.loading.pass_costs import expected_prefill
 from edgespec.measure.full_profile import measure_full_profile
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.llama.runtime.batch import TokenBatch
-from edgespec.models.llama.runtime.context import Context
-from edgespec.models.llama.runtime.model import Model
 from edgespec.offload.planning.needs import ContextShape, PairSizes
 from edgespec.offload.planning.rows import needs_within
 from edgespec.profiles.store import ProfileStore

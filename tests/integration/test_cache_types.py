@@ -15,10 +15,10 @@ from edgespec import GenerationConfig
 from edgespec.config import Config
 from edgespec.errors import MemoryLimitError, ModelFileError, UsageError
 from edgespec.generation.result import Generation
+from edgespec.llama.cache.shared_cells import PART
+from edgespec.llama.trials.dry_run import Shape, dry_run
 from edgespec.models.gguf.footprint import cells_for
 from edgespec.models.gguf.header import read_header
-from edgespec.models.llama.cache.shared_cells import PART
-from edgespec.models.llama.trials.dry_run import Shape, dry_run
 from edgespec.plans.model_plan import plan_for
 from edgespec.plans.report import PlanReport
 from edgespec.progress import no_progress

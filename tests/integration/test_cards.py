@@ -16,8 +16,8 @@ import edgespec
 from edgespec import GenerationConfig
 from edgespec.errors import UsageError
 from edgespec.kernels.ggml import rpc
+from edgespec.llama.build import current_build
 from edgespec.loading.devices.finding import find_devices
-from edgespec.models.llama.build import current_build
 from tests.lending import LocalWorker
 from tests.tiers import slow_except
 from tests.tiny import write_tiny

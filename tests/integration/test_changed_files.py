@@ -16,7 +16,7 @@ from edgespec import Engine, GenerationConfig, Session
 from edgespec.engine.sessions.file import SessionFile
 from edgespec.errors import ModelFileError, StreamError
 from edgespec.files import state as filestate
-from edgespec.models.llama.runtime.model import Model
+from edgespec.llama.runtime.model import Model
 from tests.least_memory import load_in_least_memory
 from tests.tamper import rearrange
 

@@ -12,8 +12,8 @@ import edgespec
 from edgespec import Engine, GenerationConfig, Session
 from edgespec.engine.sessions.file import SessionFile
 from edgespec.errors import SessionError
-from edgespec.models.text.encoding import Encoder
-from edgespec.models.text.template import ChatTemplate
+from edgespec.text.encoding import Encoder
+from edgespec.text.template import ChatTemplate
 from tests.desk import Desk
 from tests.unit import templates
 

@@ -23,9 +23,9 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.sessions.file import SessionFile
 from edgespec.errors import BackendError
 from edgespec.generation.config import GenerationConfig
-from edgespec.models.llama.runtime.batch import TokenBatch
-from edgespec.models.llama.runtime.context import Context
-from edgespec.models.llama.runtime.model import Model
+from edgespec.llama.runtime.batch import TokenBatch
+from edgespec.llama.runtime.context import Context
+from edgespec.llama.runtime.model import Model
 from tests.least_memory import load_in_least_memory
 from tests.tiny import write_tiny
 
@@ -212,8 +212,8 @@ _USE_AFTER_CLOSE = """
 import sys
 from pathlib import Path
 from edgespec.errors import BackendError
-from edgespec.models.llama.runtime.context import Context
-from edgespec.models.llama.runtime.model import Model
+from edgespec.llama.runtime.context import Context
+from edgespec.llama.runtime.model import Model
 from edgespec.engine.sessions.file import SessionFile
 from tests.integration.test_closing import _AFTER_CLOSE
 

@@ -17,7 +17,7 @@ from edgespec.engine.sessions.file import SessionFile
 from edgespec.engine.sessions.session import Session
 from edgespec.errors import ContradictionError
 from edgespec.generation.config import GenerationConfig
-from edgespec.models.llama.runtime.context import Context
+from edgespec.llama.runtime.context import Context
 from tests.tiny_mamba import write_mamba
 
 STORY = "".join(

@@ -17,9 +17,9 @@ from edgespec.drafting.layer_masking import MaskedCopy
 from edgespec.drafting.make import MakeOptions, make_for
 from edgespec.drafting.recipes import RecipeState
 from edgespec.errors import OutputError, UsageError
+from edgespec.llama.quantize import KEEP, make_drafter
 from edgespec.models.gguf.header import read_header
 from edgespec.models.hub.registry import REGISTERED, DrafterPair, PairRegistry, drafters_folder
-from edgespec.models.llama.quantize import KEEP, make_drafter
 from edgespec.speculation.drafters.proposing import ProposingDrafter
 
 

@@ -16,7 +16,7 @@ from edgespec.drafters.model import ModelDrafter
 from edgespec.engine.engine import Engine
 from edgespec.errors import ContextLengthError, MemoryLimitError, ModelFileError, TemplateError, UsageError
 from edgespec.generation.config import GenerationConfig, Grammar
-from edgespec.models.llama.runtime.batch import TokenBatch
+from edgespec.llama.runtime.batch import TokenBatch
 
 QUESTION = "Why is the sky blue?"
 

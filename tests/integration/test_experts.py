@@ -20,12 +20,12 @@ from edgespec.costs.planner import DraftingCosts, TargetPasses, predict
 from edgespec.engine.engine import Engine
 from edgespec.errors import ModelFileError, StreamError
 from edgespec.generation.config import GenerationConfig
+from edgespec.llama.quantize import make_drafter
 from edgespec.loading.pass_costs import expected_prefill
 from edgespec.models.gguf.experts import layer_weights
 from edgespec.models.gguf.footprint import cells_for, footprint
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.llama.quantize import make_drafter
 from edgespec.offload.experts import switch
 from edgespec.offload.packing.pack import gains_from_packing
 from edgespec.offload.planning.budget import plan_memory

@@ -13,8 +13,8 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.target import Target
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
-from edgespec.models.llama.cache.states import BLOCK
-from edgespec.models.llama.row_rule import ANY_ROWS
+from edgespec.llama.cache.states import BLOCK
+from edgespec.llama.row_rule import ANY_ROWS
 from tests.interrupting import Intruder
 from tests.least_memory import load_in_least_memory
 from tests.tiers import slow_except

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from edgespec.errors import EdgeSpecError
-from edgespec.models.llama.cache.kv_cache import open_cache
-from edgespec.models.llama.cache.tree_cache import BranchingCache
-from edgespec.models.llama.runtime.batch import TokenBatch
-from edgespec.models.llama.runtime.context import Context, NoRoomInCache
-from edgespec.models.llama.runtime.model import Model
+from edgespec.llama.cache.kv_cache import open_cache
+from edgespec.llama.cache.tree_cache import BranchingCache
+from edgespec.llama.runtime.batch import TokenBatch
+from edgespec.llama.runtime.context import Context, NoRoomInCache
+from edgespec.llama.runtime.model import Model
 from tests.tiny import write_tiny
 
 N_ROWS = 16

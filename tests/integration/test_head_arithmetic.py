@@ -17,13 +17,13 @@ from edgespec.heads.eagle.eagle_file import FloatArray, write_head
 from edgespec.heads.mtp.mtp_context import MTPContext
 from edgespec.heads.shared.last_states import LastStates
 from edgespec.heads.shared.layer_tap import LayerTap
-from edgespec.models.llama.cache.shared_cells import SharedCells
-from edgespec.models.llama.cache.tree_cache import BranchingCache
-from edgespec.models.llama.runtime.batch import TokenBatch
-from edgespec.models.llama.runtime.context import Context
-from edgespec.models.llama.runtime.graph import GraphObserver
-from edgespec.models.llama.runtime.model import Model
-from edgespec.models.llama.trials.tiny_hybrid import N_VOCAB, add_bytes, write_tiny_hybrid
+from edgespec.llama.cache.shared_cells import SharedCells
+from edgespec.llama.cache.tree_cache import BranchingCache
+from edgespec.llama.runtime.batch import TokenBatch
+from edgespec.llama.runtime.context import Context
+from edgespec.llama.runtime.graph import GraphObserver
+from edgespec.llama.runtime.model import Model
+from edgespec.llama.trials.tiny_hybrid import N_VOCAB, add_bytes, write_tiny_hybrid
 from tests.heads import block_files
 from tests.heads.block_files import write_block_head
 from tests.heads.block_reference import BlockShape, ReferenceBlockHead

@@ -18,12 +18,12 @@ from edgespec.generation.config import GenerationConfig
 from edgespec.heads.shared.head_drafter import HeadDrafter
 from edgespec.heads.shared.head_sequence import HeadSequence
 from edgespec.heads.shared.layer_tap import LayerTap
+from edgespec.llama.runtime import nextn
+from edgespec.llama.runtime.batch import TokenBatch
+from edgespec.llama.runtime.context import Context
+from edgespec.llama.runtime.model import Model
 from edgespec.measure.full_profile import measure_full_profile
 from edgespec.models.gguf.header import read_header
-from edgespec.models.llama.runtime import nextn
-from edgespec.models.llama.runtime.batch import TokenBatch
-from edgespec.models.llama.runtime.context import Context
-from edgespec.models.llama.runtime.model import Model
 from edgespec.profiles.store import ProfileStore
 from edgespec.progress import no_progress
 from edgespec.speculation.growth import Children, Frontier

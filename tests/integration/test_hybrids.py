@@ -17,13 +17,13 @@ from edgespec.generation.config import GenerationConfig
 from edgespec.generation.decisions import Decisions
 from edgespec.kernels.layouts import available_layouts, only
 from edgespec.kernels.report_store import ensure_report, layouts_in_use
-from edgespec.models.llama.cache.state_cache import N_SEQUENCES, StateCache
-from edgespec.models.llama.cache.states import StateStore
-from edgespec.models.llama.runtime.backend import start_backend
-from edgespec.models.llama.runtime.batch import TokenBatch
-from edgespec.models.llama.runtime.context import Context
-from edgespec.models.llama.runtime.model import Model
-from edgespec.models.llama.state_trees import BranchExactness, try_branches
+from edgespec.llama.cache.state_cache import N_SEQUENCES, StateCache
+from edgespec.llama.cache.states import StateStore
+from edgespec.llama.runtime.backend import start_backend
+from edgespec.llama.runtime.batch import TokenBatch
+from edgespec.llama.runtime.context import Context
+from edgespec.llama.runtime.model import Model
+from edgespec.llama.state_trees import BranchExactness, try_branches
 from edgespec.speculation.drafters.base import NoDrafter
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.ranking import Ranking

@@ -13,10 +13,10 @@ import edgespec
 from edgespec.costs.curves import Curve
 from edgespec.engine.engine import Engine
 from edgespec.kernels.report import ROWS
+from edgespec.llama.runtime.batch import TokenBatch
 from edgespec.measure import initial_costs as measuring
 from edgespec.measure.initial_costs import initial_costs
 from edgespec.measure.passes import time_pass
-from edgespec.models.llama.runtime.batch import TokenBatch
 from edgespec.profiles.store import DraftProfile, ProfileKeys, ProfileStore
 from edgespec.progress import no_progress
 

@@ -20,7 +20,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.passes import CachedSequence
 from edgespec.errors import BackendError, UsageError
 from edgespec.generation.config import GenerationConfig
-from edgespec.models.llama.quantize import make_drafter
+from edgespec.llama.quantize import make_drafter
 from edgespec.speculation.drafters.base import NoDrafter
 from tests.interrupting import Intruder, Intrusion
 from tests.least_memory import load_in_least_memory
@@ -222,7 +222,7 @@ def test_a_cancelled_answer_continues_as_if_it_had_not_been(engine: Engine) -> N
 
 _CTRL_C = """
 import json, os, random, signal, sys, threading, time
-from edgespec.models.llama.runtime.compute_thread import ComputeThread
+from edgespec.llama.runtime.compute_thread import ComputeThread
 from tests.integration.test_interruptions import PROMPT, SAMPLED, open_engine
 
 if sys.argv[3] == "own thread":

@@ -23,16 +23,16 @@ from edgespec.kernels.products import quantized
 from edgespec.kernels.report import TrialReport
 from edgespec.kernels.setting import PLAIN, VARIABLE, kernels_of
 from edgespec.kernels.trial import run_sequences_trial
+from edgespec.llama.runtime.backend import start_backend
+from edgespec.llama.runtime.batch import TokenBatch
+from edgespec.llama.runtime.context import Context
+from edgespec.llama.runtime.device_layers import ON_PROCESSOR
+from edgespec.llama.runtime.layout_overrides import layout_overrides
+from edgespec.llama.runtime.model import Model
+from edgespec.llama.trials.tiny_hybrid import write_tiny_hybrid
 from edgespec.models.gguf.footprint import Footprint
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.llama.runtime.backend import start_backend
-from edgespec.models.llama.runtime.batch import TokenBatch
-from edgespec.models.llama.runtime.context import Context
-from edgespec.models.llama.runtime.device_layers import ON_PROCESSOR
-from edgespec.models.llama.runtime.layout_overrides import layout_overrides
-from edgespec.models.llama.runtime.model import Model
-from edgespec.models.llama.trials.tiny_hybrid import write_tiny_hybrid
 from edgespec.offload.planning.needs import MemoryNeeds
 from edgespec.offload.planning.stream_layout import StreamLayout
 from edgespec.offload.planning.stream_plan import open_streamed_model, prepare_stream
@@ -66,7 +66,7 @@ if "edgespec.measure.kernel_worker" in sys.orig_argv:
 SABOTAGE_SEQUENCES = """
 import sys
 if "edgespec.measure.kernel_worker" in sys.orig_argv:
-    from edgespec.models.llama.runtime.context import Context
+    from edgespec.llama.runtime.context import Context
 
     logits = Context.logits
 
@@ -157,7 +157,7 @@ def test_llama_cpp_that_does_not_work_ends_in_a_message(auto: None, program: Pro
 def test_a_crash_of_the_program_itself_ends_in_a_message(program: Program, tmp_path: Path) -> None:
     crash = (
         "import ctypes, sys\nif 'generate' in sys.orig_argv:\n"
-        "    import edgespec.models.llama.runtime.context as context\n"
+        "    import edgespec.llama.runtime.context as context\n"
         "    context.Context.decode = lambda *_: ctypes.string_at(0)\n"
     )
     run = [sys.executable, "-m", "edgespec", "generate", "-p", "Hello", "--draft", "none"]
@@ -302,7 +302,7 @@ def test_layers_of_a_gpu_are_left_to_llama_cpp(plain_is_faster: set[int], q4_dra
 
 def test_layers_for_a_gpu_that_is_not_there_are_refused(smol_path: Path) -> None:
     import edgespec
-    from edgespec.models.llama.build import current_build
+    from edgespec.llama.build import current_build
 
     if current_build().gpus:
         pytest.skip("there is a GPU")

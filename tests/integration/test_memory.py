@@ -19,16 +19,16 @@ import edgespec
 from edgespec.bench.rows.capped import cap_kind, run_capped
 from edgespec.errors import MemoryLimitError
 from edgespec.generation.config import GenerationConfig
+from edgespec.llama.cache.kv_cache import open_cache
+from edgespec.llama.cache.shared_cells import PART
+from edgespec.llama.runtime.batch import TokenBatch
+from edgespec.llama.runtime.context import Context
+from edgespec.llama.runtime.model import Model
+from edgespec.llama.trials.dry_run import AllocationStore, Shape, dry_run
 from edgespec.machine.disks import TMPFS, disk_of
 from edgespec.models.gguf.footprint import work_bytes
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.llama.cache.kv_cache import open_cache
-from edgespec.models.llama.cache.shared_cells import PART
-from edgespec.models.llama.runtime.batch import TokenBatch
-from edgespec.models.llama.runtime.context import Context
-from edgespec.models.llama.runtime.model import Model
-from edgespec.models.llama.trials.dry_run import AllocationStore, Shape, dry_run
 from edgespec.offload.packing.pack import gains_from_packing
 from tests.least_memory import least_memory
 from tests.tiers import slow_except
@@ -93,9 +93,9 @@ def test_a_dry_run_foretells_what_contexts_take(rows: int, wide_path: Path, tmp_
 import ctypes
 from pathlib import Path
 import numpy as np
-from edgespec.models.llama.runtime.batch import TokenBatch
-from edgespec.models.llama.runtime.context import Context
-from edgespec.models.llama.runtime.model import Model
+from edgespec.llama.runtime.batch import TokenBatch
+from edgespec.llama.runtime.context import Context
+from edgespec.llama.runtime.model import Model
 
 ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # no huge pages: what is touched counts, not what lies around it
 
@@ -135,7 +135,7 @@ def test_packing_holds_one_tensor_and_its_rearranged_copy(wide_path: Path, tmp_p
 import resource
 from pathlib import Path
 from edgespec.models.gguf.header import read_header
-from edgespec.models.llama.runtime.backend import start_backend
+from edgespec.llama.runtime.backend import start_backend
 from edgespec.kernels.layouts import kernel_layout
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.offload.packing import build

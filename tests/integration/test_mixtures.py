@@ -11,12 +11,12 @@ import edgespec
 from edgespec.bench.rows.synthetic import MixtureShape
 from edgespec.errors import ModelFileError, UsageError
 from edgespec.generation.config import GenerationConfig
+from edgespec.llama import routers
+from edgespec.llama.routers import routers_for
 from edgespec.models.gguf.experts import layer_weights
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.synthesis.mixture import mix
-from edgespec.models.llama import routers
-from edgespec.models.llama.routers import routers_for
 from tests.tiny import N_EMBD, N_LAYER, write_tiny
 
 PROMPT = "the one and the other"

@@ -17,6 +17,7 @@ from edgespec.cli.main import main
 from edgespec.config import Config
 from edgespec.drafting.pair_check import examine_pair
 from edgespec.errors import HubError
+from edgespec.llama.quantize import make_drafter
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.synthesis.widen import widen
 from edgespec.models.hub import catalog
@@ -24,7 +25,6 @@ from edgespec.models.hub.inspection import inspect_model, same_vocabulary
 from edgespec.models.hub.registry import REGISTERED, DrafterPair, PairRegistry
 from edgespec.models.hub.removal import packs_folder
 from edgespec.models.hub.repository import Hub
-from edgespec.models.llama.quantize import make_drafter
 from edgespec.plans.model_plan import plan_for
 from edgespec.profiles.store import ProfileStore, machine_identity
 from edgespec.progress import no_progress

@@ -19,11 +19,11 @@ from edgespec.heads.mtp.mtp_context import MTPContext
 from edgespec.heads.mtp.mtp_file import read_mtp_file
 from edgespec.heads.shared.head_drafter import HeadDrafter
 from edgespec.heads.shared.last_states import LastStates
+from edgespec.llama.runtime.batch import TokenBatch
+from edgespec.llama.runtime.context import Context
+from edgespec.llama.runtime.model import Model
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.llama.runtime.batch import TokenBatch
-from edgespec.models.llama.runtime.context import Context
-from edgespec.models.llama.runtime.model import Model
 from edgespec.offload.planning.needs import ContextShape, PairSizes
 from tests.head_answers import GREEDY, PROMPT, SAMPLED, UNDRAFTED, check_cancelled_answer, check_own_text
 from tests.least_memory import load_in_least_memory
@@ -202,7 +202,7 @@ def test_a_text_that_was_restored_is_drafted_for_from_there_on(tiny: TinyMTP) ->
 def test_where_states_cannot_branch_chains_are_drafted(
     tiny: TinyMTP, texts: dict[GenerationConfig, list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgespec.models.llama.runtime.context._new_branching", lambda: None)
+    monkeypatch.setattr("edgespec.llama.runtime.context._new_branching", lambda: None)
     with opened(tiny.path, exact=None) as engine:
         assert engine.target.max_leaves == 1
         answer = engine.generate(PROMPT, GREEDY)

@@ -25,17 +25,17 @@ from edgespec.kernels.layouts import KernelLayout, kernel_layouts, looks_up_rows
 from edgespec.kernels.native import library
 from edgespec.kernels.products import Processor
 from edgespec.kernels.setting import OWN, PLAIN, VARIABLE, setting_for
+from edgespec.llama.first_layers import FirstLayers
+from edgespec.llama.quantize import make_drafter
+from edgespec.llama.row_rule import ANY_ROWS, FEW_PASSES, FREE, FREE_SPARING, find_row_rule
+from edgespec.llama.runtime.backend import start_backend
+from edgespec.llama.runtime.batch import TokenBatch
+from edgespec.llama.runtime.context import Context
+from edgespec.llama.runtime.device_layers import ON_PROCESSOR
+from edgespec.llama.runtime.model import Model
 from edgespec.models.gguf.footprint import Footprint
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles, layers_of_each_kind
-from edgespec.models.llama.first_layers import FirstLayers
-from edgespec.models.llama.quantize import make_drafter
-from edgespec.models.llama.row_rule import ANY_ROWS, FEW_PASSES, FREE, FREE_SPARING, find_row_rule
-from edgespec.models.llama.runtime.backend import start_backend
-from edgespec.models.llama.runtime.batch import TokenBatch
-from edgespec.models.llama.runtime.context import Context
-from edgespec.models.llama.runtime.device_layers import ON_PROCESSOR
-from edgespec.models.llama.runtime.model import Model
 from edgespec.offload.planning.needs import MemoryNeeds, tied_bytes
 from edgespec.offload.planning.stream_layout import StreamLayout
 from edgespec.offload.planning.stream_plan import open_streamed_model, prepare_stream

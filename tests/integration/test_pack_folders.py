@@ -18,13 +18,13 @@ import edgespec
 from edgespec.cli.main import main
 from edgespec.engine.engine import Engine
 from edgespec.errors import OutputError, StreamError
+from edgespec.llama.quantize import make_drafter
+from edgespec.llama.runtime.backend import start_backend
 from edgespec.machine.disks import TMPFS, disk_of
 from edgespec.measure.folder_rates import folder_rates
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub.removal import packs_folder
-from edgespec.models.llama.quantize import make_drafter
-from edgespec.models.llama.runtime.backend import start_backend
 from edgespec.offload.packing import choice, division
 from edgespec.offload.packing.pack import gains_from_packing
 from edgespec.profiles.store import DiskProfile, ProfileStore, disk_key

@@ -10,9 +10,9 @@ import pytest
 
 from edgespec.engine.engine import Engine
 from edgespec.generation.config import GenerationConfig
-from edgespec.models.llama.prefill_chunks import PrefillChunks
-from edgespec.models.llama.row_rule import ANY_ROWS, RowRule
-from edgespec.models.llama.runtime.batch import TokenBatch
+from edgespec.llama.prefill_chunks import PrefillChunks
+from edgespec.llama.row_rule import ANY_ROWS, RowRule
+from edgespec.llama.runtime.batch import TokenBatch
 from edgespec.offload.attention import RowAttention
 from edgespec.offload.planning import rows
 from edgespec.offload.weights import StreamedWeights

@@ -16,12 +16,12 @@ from edgespec.files.checked import CheckedFiles
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.decisions import Decisions
 from edgespec.kernels.products import quantized
-from edgespec.models.llama.cache.chain_cache import ChainCache
-from edgespec.models.llama.cache.states import StateStore
-from edgespec.models.llama.runtime.backend import start_backend
-from edgespec.models.llama.runtime.batch import TokenBatch
-from edgespec.models.llama.runtime.context import Context
-from edgespec.models.llama.trials.tiny_hybrid import N_VOCAB, write_tiny_hybrid
+from edgespec.llama.cache.chain_cache import ChainCache
+from edgespec.llama.cache.states import StateStore
+from edgespec.llama.runtime.backend import start_backend
+from edgespec.llama.runtime.batch import TokenBatch
+from edgespec.llama.runtime.context import Context
+from edgespec.llama.trials.tiny_hybrid import N_VOCAB, write_tiny_hybrid
 from edgespec.speculation.drafters.base import NoDrafter
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.methods import DecodingMethod, method_for
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.usefixtures("chains")
 @pytest.fixture
 def chains(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing computes branches here, as where EdgeSpec's own kernels were not compiled."""
-    monkeypatch.setattr("edgespec.models.llama.runtime.context._new_branching", lambda: None)
+    monkeypatch.setattr("edgespec.llama.runtime.context._new_branching", lambda: None)
 
 
 @pytest.fixture(scope="module")

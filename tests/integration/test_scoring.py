@@ -15,9 +15,9 @@ from edgespec.engine.engine import Engine
 from edgespec.errors import ContextLengthError, UsageError
 from edgespec.generation.result import TokenLogprob
 from edgespec.generation.score import Score
-from edgespec.models.llama.runtime.batch import TokenBatch
-from edgespec.models.llama.runtime.context import Context
-from edgespec.models.llama.runtime.model import Model
+from edgespec.llama.runtime.batch import TokenBatch
+from edgespec.llama.runtime.context import Context
+from edgespec.llama.runtime.model import Model
 from tests.least_memory import load_in_least_memory
 from tests.tiers import slow_except
 from tests.tiny import write_tiny
@@ -256,7 +256,7 @@ def test_a_graph_with_another_end_is_scored_in_more_passes(
     short_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edgespec.offload.planning.rows.best_rows", lambda *_: CONTEXT)
-    monkeypatch.setattr("edgespec.models.llama.output_pieces._MOST_NODES", 2)
+    monkeypatch.setattr("edgespec.llama.output_pieces._MOST_NODES", 2)
     (expected,) = engine.score([TEXT])
     with load_in_least_memory(short_path, exact=True, context=CONTEXT, threads=1) as streamed:
         assert streamed.score([TEXT])[0].token_logprobs == expected.token_logprobs

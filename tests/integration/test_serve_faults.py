@@ -24,9 +24,9 @@ from platformdirs import user_cache_path
 
 from edgespec.engine.engine import Engine
 from edgespec.errors import MemoryLimitError
-from edgespec.models.text.encoding import Encoder
-from edgespec.models.text.template import ChatTemplate
 from edgespec.serving.api.limits import Limits
+from edgespec.text.encoding import Encoder
+from edgespec.text.template import ChatTemplate
 from tests.serving import CHAT, TEXT, Client, Running, end_of, load, serving, started
 from tests.tiny import write_tiny
 from tests.waiting import PATIENCE_S, wait_until

@@ -19,7 +19,7 @@ import pytest
 
 from edgespec.engine.engine import Engine
 from edgespec.files.checked import CheckedFiles
-from edgespec.models.llama.cache.states import BLOCK
+from edgespec.llama.cache.states import BLOCK
 from tests.integration.test_serve_api import TEMPLATE
 from tests.serving import CHAT, Running, load, serving, started
 from tests.templated import now_speaking

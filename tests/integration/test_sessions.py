@@ -18,7 +18,7 @@ from edgespec.drafters.model import ModelDrafter
 from edgespec.engine.sessions.file import SessionFile, saved_sessions
 from edgespec.errors import SessionError, UsageError
 from edgespec.files.checked import CheckedFiles
-from edgespec.models.llama.cache.states import BLOCK, StateStore
+from edgespec.llama.cache.states import BLOCK, StateStore
 
 QUESTIONS = ["Hi", "Why is the sky blue?", "And at night?"]
 SHORT = GenerationConfig(max_tokens=16)

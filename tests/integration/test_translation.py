@@ -14,10 +14,10 @@ from edgespec.drafters.model import ModelDrafter
 from edgespec.drafters.translation import Translation
 from edgespec.engine.engine import Engine
 from edgespec.generation.config import GenerationConfig
-from edgespec.models.llama.runtime.batch import TokenBatch
-from edgespec.models.llama.runtime.context import Context
-from edgespec.models.llama.runtime.model import Model
-from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
+from edgespec.llama.runtime.batch import TokenBatch
+from edgespec.llama.runtime.context import Context
+from edgespec.llama.runtime.model import Model
+from edgespec.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.speculation.draws import Draws
 from edgespec.speculation.growth import usual_limits
 from edgespec.speculation.sampled_trees import Drawing, by_rank

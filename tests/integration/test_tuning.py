@@ -32,12 +32,12 @@ from edgespec.drafting.tuning.training import StepBudget, Trainer, TrainingMetho
 from edgespec.drafting.tuning.tune import tune
 from edgespec.errors import BackendError, MemoryLimitError, PairingError, UsageError
 from edgespec.files.cache_kind import CacheKind
+from edgespec.llama.quantize import KEEP, make_drafter
+from edgespec.llama.runtime.batch import TokenBatch
+from edgespec.llama.runtime.context import Context
+from edgespec.llama.runtime.model import Model
 from edgespec.models.gguf.header import read_header
 from edgespec.models.hub.registry import MADE, DrafterPair, PairRegistry, drafters_folder
-from edgespec.models.llama.quantize import KEEP, make_drafter
-from edgespec.models.llama.runtime.batch import TokenBatch
-from edgespec.models.llama.runtime.context import Context
-from edgespec.models.llama.runtime.model import Model
 from tests.tiny import N_VOCAB, write_tiny
 
 QUICK = TuneOptions(steps=6, answers=12, tokens=16, threads=1, budgets=(4,), pass_s=1.0, quantization="q8_0")

@@ -17,10 +17,10 @@ from edgespec.kernels import report_store
 from edgespec.kernels.layouts import kernel_layouts
 from edgespec.kernels.report import TrialReport
 from edgespec.kernels.setting import SETTINGS, VARIABLE
-from edgespec.models.llama.runtime.backend import start_backend
-from edgespec.models.llama.runtime.batch import TokenBatch
-from edgespec.models.llama.runtime.context import Context
-from edgespec.models.llama.runtime.model import Model
+from edgespec.llama.runtime.backend import start_backend
+from edgespec.llama.runtime.batch import TokenBatch
+from edgespec.llama.runtime.context import Context
+from edgespec.llama.runtime.model import Model
 from tests.fuzz.headers import small_model
 from tests.tiny import write_tiny
 from tests.tiny_hybrids import HYBRIDS

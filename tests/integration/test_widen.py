@@ -13,9 +13,9 @@ import pytest
 import edgespec
 from edgespec.errors import ModelFileError, OutputError, UsageError
 from edgespec.generation.config import GenerationConfig
+from edgespec.llama.quantize import make_drafter
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.synthesis.widen import widen
-from edgespec.models.llama.quantize import make_drafter
 from tests.tiny import write_tiny
 
 PROMPT = "Why is the sky blue?"

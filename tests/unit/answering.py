@@ -10,12 +10,12 @@ from jinja2 import UndefinedError
 
 from edgespec.errors import TemplateError
 from edgespec.generation.tools import Tool
-from edgespec.models.text.answer_format import AnswerFormat
-from edgespec.models.text.calls.layout import common_length
-from edgespec.models.text.calls.messages import with_calls_for
-from edgespec.models.text.calls.probes import segments
-from edgespec.models.text.reading import reader_of
-from edgespec.models.text.template_worker import Refused
+from edgespec.text.answer_format import AnswerFormat
+from edgespec.text.calls.layout import common_length
+from edgespec.text.calls.messages import with_calls_for
+from edgespec.text.calls.probes import segments
+from edgespec.text.reading import reader_of
+from edgespec.text.template_worker import Refused
 from tests.unit.syntaxes import rendered
 
 SCHEMA = {

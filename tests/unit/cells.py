@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from edgespec.models.llama.runtime.batch import TokenBatch
+from edgespec.llama.runtime.batch import TokenBatch
 
 N_SEQUENCES = 8
 

@@ -15,18 +15,18 @@ import numpy as np
 
 from edgespec.engine.engine import Engine
 from edgespec.engine.passes import PromptChunk, SequenceTree, TargetPass, VerifiedTree
-from edgespec.models.llama.cache.kv_cache import common_prefix
-from edgespec.models.llama.cache.states import StateStore
-from edgespec.models.llama.row_rule import RowRule
-from edgespec.models.llama.runtime.abort import AbortFlag
-from edgespec.models.llama.runtime.weight_store import AllInMemory
-from edgespec.models.text.encoding import Encoder
+from edgespec.llama.cache.kv_cache import common_prefix
+from edgespec.llama.cache.states import StateStore
+from edgespec.llama.row_rule import RowRule
+from edgespec.llama.runtime.abort import AbortFlag
+from edgespec.llama.runtime.weight_store import AllInMemory
 from edgespec.profiles.store import ProfileStore
 from edgespec.profiles.updates import ProfileUpdates
 from edgespec.speculation.drafters.base import Drafter, DraftRequest
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.ranking import Ranking
 from edgespec.speculation.tree import FloatArray, IntArray, TokenTree
+from edgespec.text.encoding import Encoder
 
 N_VOCAB = 24
 END = 0

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from edgespec.models.text.answer_format import AnswerFormat
-from edgespec.models.text.calls.syntax import CallSyntax
-from edgespec.models.text.template_worker import make_renderer
+from edgespec.text.answer_format import AnswerFormat
+from edgespec.text.calls.syntax import CallSyntax
+from edgespec.text.template_worker import make_renderer
 from tests.unit import templates
 
 # Texts of tokens that end an answer.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec.models.text.answer_format import AnswerFormat
-from edgespec.models.text.template import ChatTemplate
+from edgespec.text.answer_format import AnswerFormat
+from edgespec.text.template import ChatTemplate
 from tests.unit import templates
 from tests.unit.syntaxes import format_of
 

@@ -16,18 +16,18 @@ from hypothesis import strategies as st
 
 from edgespec.errors import UsageError
 from edgespec.generation.tools import Tool
-from edgespec.models.text.answer_parts import AnswerParts
-from edgespec.models.text.calls.gemma import spelled as spelled_by_gemma
-from edgespec.models.text.calls.imposable import closed
-from edgespec.models.text.calls.layout import KEY, OPTIONAL_OPENS
-from edgespec.models.text.calls.spelling import LayoutSpelling
-from edgespec.models.text.calls.syntax import GEMMA, GENERIC, HARMONY, LFM2, CallSyntax
-from edgespec.models.text.channels import ChannelParts
-from edgespec.models.text.grammar.closing import closed_schema
-from edgespec.models.text.structured_output.answer_matcher import AnswerMatcher
-from edgespec.models.text.structured_output.steps import GrammarStep, Thought, ToolCallGrammar
-from edgespec.models.text.structured_output.token_bytes import TokenBytes
 from edgespec.speculation.constraint import Constraint
+from edgespec.text.answer_parts import AnswerParts
+from edgespec.text.calls.gemma import spelled as spelled_by_gemma
+from edgespec.text.calls.imposable import closed
+from edgespec.text.calls.layout import KEY, OPTIONAL_OPENS
+from edgespec.text.calls.spelling import LayoutSpelling
+from edgespec.text.calls.syntax import GEMMA, GENERIC, HARMONY, LFM2, CallSyntax
+from edgespec.text.channels import ChannelParts
+from edgespec.text.grammar.closing import closed_schema
+from edgespec.text.structured_output.answer_matcher import AnswerMatcher
+from edgespec.text.structured_output.steps import GrammarStep, Thought, ToolCallGrammar
+from edgespec.text.structured_output.token_bytes import TokenBytes
 from tests.tiers import examples
 from tests.unit.syntaxes import GLM, HERMES, LEARNED, LLAMA, MISTRAL, MISTRAL_NAMED, QWEN_CODER, learned
 

@@ -10,11 +10,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from edgespec.generation.tools import Tool, ToolCall
-from edgespec.models.text.answer_format import ThoughtFormat
-from edgespec.models.text.answer_parts import AnswerParts, PartsReader, call_id
-from edgespec.models.text.calls.fenced import FenceReader
-from edgespec.models.text.calls.syntax import GEMMA, GENERIC, HARMONY, CallSyntax
-from edgespec.models.text.channels import ChannelParts
+from edgespec.text.answer_format import ThoughtFormat
+from edgespec.text.answer_parts import AnswerParts, PartsReader, call_id
+from edgespec.text.calls.fenced import FenceReader
+from edgespec.text.calls.syntax import GEMMA, GENERIC, HARMONY, CallSyntax
+from edgespec.text.channels import ChannelParts
 from tests.unit.syntaxes import GLM, HERMES, HERMES_OR_FENCES, LLAMA, MISTRAL, MISTRAL_NAMED, QWEN_CODER
 
 THINK = ThoughtFormat("<think>", "</think>")

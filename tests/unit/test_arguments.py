@@ -14,7 +14,7 @@ import pytest
 
 from edgespec.arguments import check_fields, check_type, checks_arguments
 from edgespec.errors import UsageError
-from edgespec.models.text.encoding import Prompt
+from edgespec.text.encoding import Prompt
 
 
 class Closable(Protocol):

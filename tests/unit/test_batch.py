@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.models.llama.cache.tree_rows import tree_batch
-from edgespec.models.llama.runtime.batch import EncoderBatch, TokenBatch
+from edgespec.llama.cache.tree_rows import tree_batch
+from edgespec.llama.runtime.batch import EncoderBatch, TokenBatch
 from edgespec.speculation.tree import TokenTree
 from tests.unit.strategies import trees
 

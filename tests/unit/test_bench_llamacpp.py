@@ -132,7 +132,7 @@ def test_without_the_program_the_bindings_decode(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("PATH", str(tmp_path))
     others = batches(None, tmp_path)
     command = others._command(16, 20)
-    assert command[:3] == [sys.executable, "-m", "edgespec.models.llama.plain_batches"]
+    assert command[:3] == [sys.executable, "-m", "edgespec.llama.plain_batches"]
     assert " ".join(command[5:]) == "--prompt 20 --tokens 8 --texts 16 --threads 2 --no-repack"
     answered = others.measure(
         others.specs[0],

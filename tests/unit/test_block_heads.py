@@ -19,11 +19,11 @@ from edgespec.heads.block.markov_head import MarkovHead
 from edgespec.heads.eagle.eagle_file import FloatArray, write_head
 from edgespec.heads.eagle.eagle_head import EagleHead
 from edgespec.heads.families import head_of
+from edgespec.llama.trials.tiny_hybrid import N_VOCAB, add_bytes
 from edgespec.models.gguf.head_family import HeadFamily, head_family
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import GGUFHeader
-from edgespec.models.llama.trials.tiny_hybrid import N_VOCAB, add_bytes
 from edgespec.speculation.learning.drafter_calibration import DrafterCalibration
 from edgespec.speculation.noise import GumbelNoise
 from edgespec.speculation.ranking import CalibratedRanking

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.drafters.branches import DraftBranches
-from edgespec.models.llama.cache.shared_cells import SharedCells
-from edgespec.models.llama.cache.tree_cache import BranchingCache
-from edgespec.models.llama.runtime.batch import TokenBatch
+from edgespec.llama.cache.shared_cells import SharedCells
+from edgespec.llama.cache.tree_cache import BranchingCache
+from edgespec.llama.runtime.batch import TokenBatch
 from edgespec.speculation.growth import Children, Frontier
 from tests.tiers import examples
 from tests.unit.cells import Cells

@@ -11,6 +11,7 @@ import pytest
 from edgespec.config import Config
 from edgespec.costs.curves import Curve
 from edgespec.costs.yields import expected_yields
+from edgespec.llama.trials.tiny_hybrid import N_VOCAB
 from edgespec.loading.devices.machine import MachineSnapshot
 from edgespec.loading.files import choose_candidate
 from edgespec.loading.plan import Planner
@@ -20,7 +21,6 @@ from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub.drafter_choice import DrafterCandidate
 from edgespec.models.hub.registry import MADE, REGISTERED
-from edgespec.models.llama.trials.tiny_hybrid import N_VOCAB
 from edgespec.profiles.store import DraftProfile, PassProfile, ProfileKeys, ProfileStore
 from tests.heads.files import WIDTH, write_target
 

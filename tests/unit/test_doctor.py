@@ -20,13 +20,13 @@ from edgespec.doctor.facts import Facts, ModelFacts, gather
 from edgespec.doctor.finding import ERROR, HINT, OK, SEVERITIES, WARNING, Finding
 from edgespec.doctor.kernels import KernelFacts, LayoutFacts
 from edgespec.errors import ModelFileError, UsageError
+from edgespec.llama.build import Build, BuildDevice, parse_features
 from edgespec.machine.cores import Cores
 from edgespec.machine.disks import Disk
 from edgespec.machine.gpus import Gpu
 from edgespec.machine.memory import Memory
 from edgespec.machine.power import Power
 from edgespec.machine.probe import Machine
-from edgespec.models.llama.build import Build, BuildDevice, parse_features
 
 GIB = 1 << 30
 

@@ -17,12 +17,12 @@ from edgespec.heads.eagle.eagle_file import FloatArray, HeadShape, write_head
 from edgespec.heads.eagle.eagle_head import EagleHead, read_eagle_head
 from edgespec.heads.shared.layer_head import drafted_tokens
 from edgespec.kernels.ggml import UnsupportedBuild
+from edgespec.llama.runtime import nextn
+from edgespec.llama.trials.tiny_hybrid import N_VOCAB, add_bytes
 from edgespec.models.gguf.head_family import HeadFamily, head_family
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import ArrayInfo, GGUFHeader
-from edgespec.models.llama.runtime import nextn
-from edgespec.models.llama.trials.tiny_hybrid import N_VOCAB, add_bytes
 from tests.heads.files import SHAPE, WIDTH, write_target
 from tests.heads.reference import ReferenceHead, random_weights
 

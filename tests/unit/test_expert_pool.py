@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from edgespec.errors import StreamError
 from edgespec.files.direct_reader import FileReader
 from edgespec.files.positioned import BLOCK
-from edgespec.models.llama.runtime.abort import DecodeAborted
+from edgespec.llama.runtime.abort import DecodeAborted
 from edgespec.offload.experts.pool import ExpertPool, FadingCounts
 from edgespec.offload.layout import EXPERT_PIECE_BYTES, ExpertRun, Store, StoredExperts
 from edgespec.offload.store_reader import StoreReader

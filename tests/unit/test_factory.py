@@ -14,8 +14,8 @@ import llama_cpp
 import pytest
 
 from edgespec.errors import BackendError, ModelFileError, OutputError, UsageError
+from edgespec.llama.quantize import KEEP, QUANTIZATIONS, make_drafter
 from edgespec.models.gguf.header import read_header
-from edgespec.models.llama.quantize import KEEP, QUANTIZATIONS, make_drafter
 from tests.tiers import slow_except
 from tests.tiny import N_LAYER, finish, write_tiny
 from tests.waiting import PATIENCE_S, wait_until
@@ -182,7 +182,7 @@ def test_write_that_fails_midway_leaves_nothing(smol_path: Path, tmp_path: Path)
         import resource
         from pathlib import Path
         from edgespec.errors import OutputError
-        from edgespec.models.llama.quantize import make_drafter
+        from edgespec.llama.quantize import make_drafter
 
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000_000, 20_000_000))
         try:
@@ -207,7 +207,7 @@ def test_a_signal_ends_the_quantizer_and_leaves_nothing(smol_path: Path, tmp_pat
     # iq3_s takes long, so that the interrupt comes in the middle.
     script = f"""
         from pathlib import Path
-        from edgespec.models.llama.quantize import make_drafter
+        from edgespec.llama.quantize import make_drafter
 
         target, output = Path({str(smol_path)!r}), Path({str(tmp_path / "d.gguf")!r})
         make_drafter(target, output, quantization="iq3_s")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edgespec.generation.result import PassRecord
-from edgespec.models.llama.runtime.weight_store import WeightStore
+from edgespec.llama.runtime.weight_store import WeightStore
 from edgespec.profiles.store import ProfileKeys, ProfileStore
 from edgespec.profiles.updates import ProfileUpdates
 from edgespec.speculation.tree import TokenTree

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.models.text.calls.headers import Headers
-from edgespec.models.text.reading import reader_of
+from edgespec.text.calls.headers import Headers
+from edgespec.text.reading import reader_of
 from tests.unit import templates
 from tests.unit.answering import ONE, TOOLS, TWO, Call, Served
 from tests.unit.syntaxes import FRAMED

@@ -14,9 +14,9 @@ import pytest
 from edgespec.cli.batch.formats.lines import read_jobs
 from edgespec.errors import GrammarError
 from edgespec.generation.config import Grammar
-from edgespec.models.llama.runtime.model import Model
-from edgespec.models.text.grammar.limits import check, is_plain
-from edgespec.models.text.grammar.matchers import _KEPT, _KEPT_BYTES, Grammars, _Compiled
+from edgespec.llama.runtime.model import Model
+from edgespec.text.grammar.limits import check, is_plain
+from edgespec.text.grammar.matchers import _KEPT, _KEPT_BYTES, Grammars, _Compiled
 
 # Run in a process of its own: where a form is not bounded, compiling it ends that process.
 HOSTILE = """
@@ -24,8 +24,8 @@ import json, sys
 from pathlib import Path
 from edgespec.errors import EdgeSpecError
 from edgespec.generation.config import Grammar
-from edgespec.models.text.grammar.matchers import Grammars
-from edgespec.models.llama.runtime.model import Model
+from edgespec.text.grammar.matchers import Grammars
+from edgespec.llama.runtime.model import Model
 for form in json.load(sys.stdin):
     with Model(Path(sys.argv[1]), vocabulary_only=True) as model:
         try:
@@ -107,7 +107,7 @@ def test_ordinary_forms_are_compiled_without_a_trial(
     def no_child(*_args: object, **_options: object) -> None:
         pytest.fail("a child process was started")
 
-    monkeypatch.setattr("edgespec.models.text.grammar.matchers.attempt_in_child", no_child)
+    monkeypatch.setattr("edgespec.text.grammar.matchers.attempt_in_child", no_child)
     forms = [
         schema(
             {"type": "object", "properties": {"age": {"type": "integer", "multipleOf": 5, "maximum": 150}}}
@@ -142,15 +142,15 @@ PLAIN = {
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_what_is_taken_for_plain_is_far_from_the_limits(name: str) -> None:
-    from edgespec.models.text.grammar.matchers import _LIMITS, MOST_COMPILED_BYTES
     from edgespec.processes.trial import attempt_in_child
+    from edgespec.text.grammar.matchers import _LIMITS, MOST_COMPILED_BYTES
 
     form = PLAIN[name]
     check(form)
     assert is_plain(form)
     request = {"kind": form.kind, "text": form.text, "limits": _LIMITS}
     verdict = attempt_in_child(
-        "edgespec.models.text.grammar.trial",
+        "edgespec.text.grammar.trial",
         request,
         subject="The grammar",
         cpu_s=20,
@@ -165,7 +165,7 @@ def test_a_child_that_dies_is_a_verdict() -> None:
 
     for form, why in ((chained_terminals(10_000), "crash"), (schema({"multipleOf": 99_999_989}), "time")):
         request = {"kind": form.kind, "text": form.text, "limits": {}}
-        verdict = attempt_in_child("edgespec.models.text.grammar.trial", request, subject="It", cpu_s=2)
+        verdict = attempt_in_child("edgespec.text.grammar.trial", request, subject="It", cpu_s=2)
         assert (verdict.answer, verdict.why) == (None, why)
 
 

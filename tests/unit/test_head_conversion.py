@@ -21,10 +21,10 @@ from edgespec.heads.eagle.eagle_conversion import convert_head, head_shape, head
 from edgespec.heads.eagle.eagle_file import FloatArray
 from edgespec.heads.eagle.eagle_head import read_eagle_head
 from edgespec.heads.shared.layer_head import drafted_tokens
+from edgespec.llama.trials.tiny_hybrid import N_VOCAB
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.safetensors import StoredTensor, read_safetensors
 from edgespec.models.hub.registry import PairRegistry
-from edgespec.models.llama.trials.tiny_hybrid import N_VOCAB
 from tests.heads.files import N_LAYERS, SHAPE, WIDTH, write_target
 from tests.heads.reference import random_weights
 

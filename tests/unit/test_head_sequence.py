@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.heads.shared.head_sequence import HeadSequence
-from edgespec.models.llama.runtime.batch import TokenBatch
+from edgespec.llama.runtime.batch import TokenBatch
 from edgespec.speculation.growth import Frontier
 from edgespec.speculation.tree import FloatArray
 

@@ -23,23 +23,23 @@ from edgespec.kernels.device_speed import measure_speeds
 from edgespec.kernels.report import TrialReport
 from edgespec.kernels.report_store import _saved_or_new
 from edgespec.kernels.trial import run_trial
+from edgespec.llama.build import BuildDevice
+from edgespec.llama.cache.state_cache import N_SEQUENCES
+from edgespec.llama.row_rule import RowRuleStore
+from edgespec.llama.runtime.backend import start_backend
+from edgespec.llama.runtime.context import Context
+from edgespec.llama.runtime.model import Model
+from edgespec.llama.runtime.vetting import require_loadable
+from edgespec.llama.state_trees import BranchingStore
 from edgespec.loading.devices.finding import PlacementRequest, measured
 from edgespec.machine.contention import ContentionWatch
 from edgespec.measure.derived_passes import DerivedPasses
 from edgespec.models.gguf.header import read_header
-from edgespec.models.llama.build import BuildDevice
-from edgespec.models.llama.cache.state_cache import N_SEQUENCES
-from edgespec.models.llama.row_rule import RowRuleStore
-from edgespec.models.llama.runtime.backend import start_backend
-from edgespec.models.llama.runtime.context import Context
-from edgespec.models.llama.runtime.model import Model
-from edgespec.models.llama.runtime.vetting import require_loadable
-from edgespec.models.llama.state_trees import BranchingStore
-from edgespec.models.text.grammar.matchers import check_grammar
 from edgespec.processes import trial
 from edgespec.profiles.store import ProfileStore
 from edgespec.progress import no_progress
 from edgespec.serving.api.refusals import refusal_for
+from edgespec.text.grammar.matchers import check_grammar
 from tests.fuzz.headers import STRING, Entry, small_model
 from tests.tiny import write_tiny
 from tests.tiny_adapters import write_adapter
@@ -268,7 +268,7 @@ def test_a_measurement_that_was_stopped_is_disturbed() -> None:
 
 
 def test_running_out_of_processor_time_is_a_verdict(new_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgespec.models.llama.runtime.vetting._MOST_S", 1.0)
+    monkeypatch.setattr("edgespec.llama.runtime.vetting._MOST_S", 1.0)
     monkeypatch.setattr(trial, "_BOOT", _BOOT.format(harm="\n    while True: pass"))
     with pytest.raises(ModelFileError, match="it does not finish"):
         vet_model(new_model)

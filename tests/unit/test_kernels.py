@@ -21,12 +21,12 @@ from edgespec.kernels.layouts import (
     weight_layout,
 )
 from edgespec.kernels.setting import PLAIN, SETTINGS, VARIABLE, allowed_layouts
+from edgespec.llama.cache.identity import cache_identity
+from edgespec.llama.row_rule import THOROUGH, RowRuleStore
+from edgespec.llama.runtime.backend import build_identity, start_backend
+from edgespec.llama.runtime.model import Model
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.llama.cache.identity import cache_identity
-from edgespec.models.llama.row_rule import THOROUGH, RowRuleStore
-from edgespec.models.llama.runtime.backend import build_identity, start_backend
-from edgespec.models.llama.runtime.model import Model
 from edgespec.offload.packing.pack import pack_path
 
 Q4_0 = 2
@@ -144,7 +144,7 @@ def test_own_kernels_are_among_the_layouts_once_the_backend_has_started() -> Non
     program = (
         "from edgespec.kernels import ggml\n"
         "from edgespec.kernels.native import library\n"
-        "from edgespec.models.llama.runtime.backend import start_backend\n"
+        "from edgespec.llama.runtime.backend import start_backend\n"
         "start_backend()\n"
         "ggml.offer_buffer_types(ggml.extra_buffer_types())\n"
         "found = ggml.offered_buffer_types()\n"
@@ -158,7 +158,7 @@ def test_own_kernels_are_among_the_layouts_once_the_backend_has_started() -> Non
 def test_other_code_may_load_models_while_the_own_kernels_are_not_in_use(smol_path: Path) -> None:
     program = (
         "import llama_cpp\n"
-        "from edgespec.models.llama.runtime.backend import start_backend\n"
+        "from edgespec.llama.runtime.backend import start_backend\n"
         "start_backend()\n"
         "params = llama_cpp.llama_model_default_params()\n"
         "params.use_extra_bufts = True\n"

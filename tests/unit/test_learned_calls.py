@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.models.text.answer_format import AnswerFormat
-from edgespec.models.text.answer_parts import AnswerParts
-from edgespec.models.text.calls.messages import with_calls_for
+from edgespec.text.answer_format import AnswerFormat
+from edgespec.text.answer_parts import AnswerParts
+from edgespec.text.calls.messages import with_calls_for
 from tests.unit import templates
 from tests.unit.answering import ONE, TOOLS, TWO, Call, conversation
 from tests.unit.syntaxes import ENDS, LEARNED, format_of, rendered

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from edgespec.errors import EdgeSpecError
-from edgespec.models.text.template import ChatTemplate
+from edgespec.text.template import ChatTemplate
 from tests.clients.llama_cpp_source import chat_templates
 from tests.unit.answering import ONE, TWO, Served
 

@@ -10,15 +10,15 @@ import pytest
 from edgespec.errors import GrammarError
 from edgespec.generation.config import Grammar
 from edgespec.generation.tools import Tool
-from edgespec.models.text.calls.imposable import (
+from edgespec.text.calls.imposable import (
     ANY_ARGUMENTS,
     closed,
     imposable_format,
     not_imposed,
 )
-from edgespec.models.text.calls.misfits import misfit
-from edgespec.models.text.grammar.limits import source_of
-from edgespec.models.text.grammar.trial import _Bytes
+from edgespec.text.calls.misfits import misfit
+from edgespec.text.grammar.limits import source_of
+from edgespec.text.grammar.trial import _Bytes
 
 
 def refusal(schema: Any) -> str:

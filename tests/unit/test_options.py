@@ -167,7 +167,7 @@ def test_library_messages_name_no_flags() -> None:
     """What `edgespec.load` and an engine say is for callers of Python too."""
     folder = Path(edgespec.__file__).parent
     found = []
-    for package in ("loading", "engine", "drafters", "offload", "models/llama", "models/text", "speculation"):
+    for package in ("loading", "engine", "drafters", "offload", "llama", "text", "speculation"):
         for path in (folder / package).rglob("*.py"):
             found += [
                 f"{path.name}: {text}"

@@ -22,11 +22,11 @@ from edgespec.files.writing import remove_abandoned
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import checks, structs
 from edgespec.kernels.layouts import kernel_layout
+from edgespec.llama.runtime.backend import start_backend
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.parts import split_layers
 from edgespec.models.hub.pack_index import HEAD, StalePack
-from edgespec.models.llama.runtime.backend import start_backend
 from edgespec.offload.layout import Store
 from edgespec.offload.packing import pack
 from edgespec.offload.packing.build import build_pack
@@ -255,7 +255,7 @@ PACKING = """
 import sys, time
 from pathlib import Path
 from edgespec.models.gguf.header import read_header
-from edgespec.models.llama.runtime.backend import start_backend
+from edgespec.llama.runtime.backend import start_backend
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.offload.packing.build import build_pack
 

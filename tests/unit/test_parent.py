@@ -40,7 +40,7 @@ _PARENTS = {
         "sys.path.insert(0, '.'); attempt_in_child('hanging', {}, subject='It', cpu_s=100)",
     ),
     "the renderer of templates": (
-        "from pathlib import Path; from edgespec.models.text.template_process import TemplateProcess",
+        "from pathlib import Path; from edgespec.text.template_process import TemplateProcess",
         "child = TemplateProcess(); child._await_ready(); Path('runs').touch(); signal.pause()",
     ),
 }
@@ -60,7 +60,7 @@ def test_a_child_ends_with_its_parent(tmp_path: Path, child: str) -> None:
 def test_the_quantizer_ends_with_its_parent(tmp_path: Path, short_path: Path) -> None:
     """It is stopped, as it would be done in a moment."""
     work = f"make_drafter(Path({str(short_path)!r}), Path('out.gguf'), quantization='q4_0')"
-    imports = "from pathlib import Path; from edgespec.models.llama.quantize import make_drafter"
+    imports = "from pathlib import Path; from edgespec.llama.quantize import make_drafter"
     with _parent(tmp_path, imports, work) as parent:
 
         def worker() -> psutil.Process | None:

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.models.llama.prefill_chunks import LENGTHS, PrefillChunks, outcomes_path
-from edgespec.models.llama.row_rule import RowRule, RowRuleStore, files_about
+from edgespec.files.per_model import files_about
+from edgespec.llama.prefill_chunks import LENGTHS, PrefillChunks, outcomes_path
+from edgespec.llama.row_rule import RowRule, RowRuleStore
 
 RULE = RowRule(4, 8)
 
@@ -94,7 +95,7 @@ def test_outcomes_are_remembered_and_a_damaged_file_is_as_good_as_none(tmp_path:
 
 @pytest.mark.parametrize("rule", [RowRule(1, 2), RowRule(4, 8), RowRule(8, 8, 56)])
 def test_of_row_counts_with_one_size_the_largest_is_tried(rule: RowRule) -> None:
-    from edgespec.models.llama.row_rule import distinct_counts
+    from edgespec.llama.row_rule import distinct_counts
 
     counts = (1, 2, 3, 5, 8, 9, 31, 32, 59)
     tried = distinct_counts(rule, counts)
@@ -105,7 +106,7 @@ def test_of_row_counts_with_one_size_the_largest_is_tried(rule: RowRule) -> None
 
 
 def test_a_rule_found_with_layers_on_a_gpu_is_not_used_without(tmp_path: Path) -> None:
-    from edgespec.models.llama.row_rule import THOROUGH
+    from edgespec.llama.row_rule import THOROUGH
 
     store = RowRuleStore(tmp_path)
     held = ["packed gpu_layers=0", "packed gpu_layers=4", "plain gpu_layers=0"]
@@ -113,7 +114,7 @@ def test_a_rule_found_with_layers_on_a_gpu_is_not_used_without(tmp_path: Path) -
 
 
 def test_everything_remembered_of_a_model_is_found_when_it_is_removed(tmp_path: Path) -> None:
-    from edgespec.models.llama.row_rule import SPARING
+    from edgespec.llama.row_rule import SPARING
 
     store = RowRuleStore(tmp_path)
     mine = [

@@ -76,7 +76,7 @@ def test_the_libraries_of_an_installed_wheel_are_loaded(tmp_path: Path) -> None:
         "LLAMA_CPP_PYTHON = importlib.metadata.version('llama-cpp-python').partition('+')[0]\n"
     )
     code = (
-        "from edgespec.models.llama.build import current_build\n"
+        "from edgespec.llama.build import current_build\n"
         "build = current_build()\n"
         "print(build.origin, build.libraries)"
     )

@@ -11,11 +11,11 @@ import pytest
 from numpy.typing import NDArray
 
 from edgespec.errors import BackendError
+from edgespec.llama.runtime.batch import TokenBatch
+from edgespec.llama.runtime.context import Context
+from edgespec.llama.runtime.model import Model
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.vocabulary import another_vocabulary, same_tokens
-from edgespec.models.llama.runtime.batch import TokenBatch
-from edgespec.models.llama.runtime.context import Context
-from edgespec.models.llama.runtime.model import Model
 from tests.tiny import finish, write_tiny
 
 _TOKENS = ["a", "bc", "é", "d" * 20]

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from edgespec.models.llama.cache.segments import Segments
+from edgespec.llama.cache.segments import Segments
 
 PART = 5
 

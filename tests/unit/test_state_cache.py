@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.kernels.native import library
 from edgespec.kernels.native.library import StateBranching
-from edgespec.models.llama.cache.state_cache import TreeRows, same_states, tree_of
-from edgespec.models.llama.cache.tree_rows import tree_batch
+from edgespec.llama.cache.state_cache import TreeRows, same_states, tree_of
+from edgespec.llama.cache.tree_rows import tree_batch
 from edgespec.speculation.tree import TokenTree
 from tests.unit.strategies import trees
 

@@ -19,7 +19,7 @@ import edgespec
 from edgespec.errors import TemplateError
 from edgespec.generation.tools import Tool
 from edgespec.models.gguf.header import read_header
-from edgespec.models.text.template import ChatTemplate, PromptSegment, render_segments
+from edgespec.text.template import ChatTemplate, PromptSegment, render_segments
 from tests.tiny import ARCHITECTURES, write_tiny
 from tests.waiting import PATIENCE_S, wait_until
 

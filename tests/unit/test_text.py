@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.models.text.stream import TextStream
+from edgespec.text.stream import TextStream
 
 # Few letters, so that stop strings occur, overlap and nearly occur; and characters of 2 to 4 bytes.
 _TEXT = st.text(alphabet="aab\né€😀", max_size=40)

@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.errors import ContextLengthError
-from edgespec.models.llama.runtime.model import Model
-from edgespec.models.llama.tokenizer.deep_stack import on_deep_stack
-from edgespec.models.llama.tokenizer.text_chunks import MOST_CHARS, split
-from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
-from edgespec.models.text.encoding import Encoder
+from edgespec.llama.runtime.model import Model
+from edgespec.llama.tokenizer.deep_stack import on_deep_stack
+from edgespec.llama.tokenizer.text_chunks import MOST_CHARS, split
+from edgespec.llama.tokenizer.vocabulary import Vocabulary
+from edgespec.text.encoding import Encoder
 from tests.fuzz.headers import small_model
 from tests.tiny import ARCHITECTURES, write_tiny
 
@@ -67,7 +67,7 @@ RUNS = ["a", "é", "中", " ", "!", "7", "\n", "/\n", "a ", "ab1", "\t "]
 HOSTILE = """
 import sys
 from pathlib import Path
-from edgespec.models.llama.runtime.model import Model
+from edgespec.llama.runtime.model import Model
 names, folder, length, natural = sys.argv[1].split(), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 for name in names:
     with Model(folder / f"{name}.gguf", vocabulary_only=True) as model:

@@ -13,17 +13,17 @@ import edgespec
 from edgespec.cli.main import main
 from edgespec.drafting.pair_check import examine_pair
 from edgespec.errors import ModelFileError
+from edgespec.llama.runtime import vetting
+from edgespec.llama.runtime.backend import LogLines
+from edgespec.llama.runtime.model import Model
+from edgespec.llama.runtime.vetting import reading_order, require_survived
+from edgespec.llama.trials.dry_run import AllocationStore, Shape
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.llama.runtime import vetting
-from edgespec.models.llama.runtime.backend import LogLines
-from edgespec.models.llama.runtime.model import Model
-from edgespec.models.llama.runtime.vetting import reading_order, require_survived
-from edgespec.models.llama.trials.dry_run import AllocationStore, Shape
 from tests.fuzz.headers import STRING, UINT32, Entry, Header, small_model, tiny_model
 
-CHILD = "edgespec.models.llama.runtime.vetting.attempt_in_child"
-REMEMBERED = "edgespec.models.llama.runtime.vetting._survived"
+CHILD = "edgespec.llama.runtime.vetting.attempt_in_child"
+REMEMBERED = "edgespec.llama.runtime.vetting._survived"
 
 
 def written(header: Header, folder: Path) -> Path:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from edgespec.files.checked import CheckedFiles
-from edgespec.models.text.replay import Replay, WrittenAnswer
-from edgespec.models.text.template import PromptSegment
 from edgespec.serving.written_answers import WrittenAnswers
+from edgespec.text.replay import Replay, WrittenAnswer
+from edgespec.text.template import PromptSegment
 
 ASKED: list[dict[str, Any]] = [{"role": "user", "content": "Weather?"}]
 ANSWER = WrittenAnswer((3, 1, 4), "I look.", "Hm.", (("look", '{"city": "Oslo", "days": 2.0}'),), thought=1)

@@ -102,12 +102,12 @@ def _is_profiled(engine: Engine, store: ProfileStore) -> bool:
 def budgets(task: dict[str, Any]) -> dict[str, Any]:
     """The budgets that hold shares of a mixture's experts, for a process like those that measure rows."""
     import edgespec.loading.load  # noqa: F401  # its imports take memory, too
+    from edgespec.llama.runtime.backend import start_backend
     from edgespec.loading.pass_costs import expected_prefill
     from edgespec.machine.cores import default_threads
     from edgespec.models.gguf.footprint import cells_for
     from edgespec.models.gguf.header import read_header
     from edgespec.models.gguf.layers import ModelFiles
-    from edgespec.models.llama.runtime.backend import start_backend
     from edgespec.offload.planning.held_experts import budget_for_experts
     from edgespec.offload.planning.needs import ContextShape
     from edgespec.profiles.store import ProfileStore
@@ -186,7 +186,7 @@ def pass_curve(engine: Engine) -> dict[int, dict[str, float]]:
 
     import numpy as np
 
-    from edgespec.models.llama.runtime.batch import TokenBatch
+    from edgespec.llama.runtime.batch import TokenBatch
 
     context = engine.target.context
     engine.target.rewind(0)

@@ -32,7 +32,7 @@ _PLAIN_PROGRAMS = ("llama-completion", "llama-cli")
 _SPECULATIVE = "llama-speculative-simple"
 # "eval time = ... ( 12.34 ms per token, 81.05 tokens per second)", which is not the prompt's line.
 _EVAL_SPEED = re.compile(r"(?<!prompt )eval time =.*?,\s+([\d.]+) tokens per second")
-_BINDINGS = [sys.executable, "-m", "edgespec.models.llama.plain_batches"]
+_BINDINGS = [sys.executable, "-m", "edgespec.llama.plain_batches"]
 _NOT_RENDERED = "Its prompts could not be rendered."
 _TOKEN_BYTES = 3.5  # of a usual text
 _CELLS = 256  # llama.cpp gives each text a multiple of these

@@ -17,15 +17,15 @@ import psutil
 from edgespec.errors import OutputError, UsageError
 from edgespec.files.user_folders import cache_folder
 from edgespec.files.writing import remove_abandoned
+from edgespec.llama.quantize import make_drafter
+from edgespec.llama.routers import routers_for
+from edgespec.llama.runtime.backend import start_backend
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.synthesis.mixture import mix
 from edgespec.models.gguf.synthesis.widen import widen
 from edgespec.models.hub.pack_index import remove_pack
 from edgespec.models.hub.removal import packs_folder
-from edgespec.models.llama.quantize import make_drafter
-from edgespec.models.llama.routers import routers_for
-from edgespec.models.llama.runtime.backend import start_backend
 from edgespec.offload.packing.pack import gains_from_packing, pack_path
 from edgespec.progress import Progress
 from edgespec.units import readable
@@ -46,7 +46,7 @@ class MixtureShape:
     Attributes:
         experts: of each layer.
         used: of them for each token.
-        skew, locality: of the routers' choices; see models.llama.routers.
+        skew, locality: of the routers' choices; see llama.routers.
     """
 
     experts: int

@@ -42,7 +42,7 @@ from edgespec.generation.result import Generation
 from edgespec.serving.api.completion_request import check_tokens, nth_config
 
 if TYPE_CHECKING:
-    from edgespec.models.text.encoding import Prompt
+    from edgespec.text.encoding import Prompt
 
 _MOST_HELD = 1000  # results that wait for an earlier one; no lines are begun beyond that
 

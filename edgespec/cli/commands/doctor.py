@@ -21,8 +21,8 @@ from edgespec.cli.screen.terminal import Terminal, is_terminal
 if TYPE_CHECKING:
     from edgespec.doctor.facts import Facts
     from edgespec.doctor.finding import Finding
+    from edgespec.llama.build import Build
     from edgespec.machine.disks import Disk
-    from edgespec.models.llama.build import Build
 
 
 def doctor(

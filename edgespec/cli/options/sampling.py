@@ -250,7 +250,7 @@ def exact_contradicts(rule: str) -> UsageError:
 @cache
 def _check_grammar(grammar: Grammar) -> None:
     """Refuse a wrong grammar before a model is loaded for it; raises as `check_grammar`."""
-    from edgespec.models.text.grammar.matchers import check_grammar
+    from edgespec.text.grammar.matchers import check_grammar
 
     check_grammar(grammar)
 

@@ -11,9 +11,9 @@ from edgespec.drafters.model import ModelDrafter
 from edgespec.drafting.agreement import Agreement, AgreementMeter, SampleAnswer
 from edgespec.drafting.recipe_search import CostModel
 from edgespec.generation.config import GenerationConfig
+from edgespec.llama.runtime.context import Context
+from edgespec.llama.runtime.model import Model
 from edgespec.machine.cores import default_threads
-from edgespec.models.llama.runtime.context import Context
-from edgespec.models.llama.runtime.model import Model
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.noise import GumbelNoise
 from edgespec.speculation.policies import tree_policy

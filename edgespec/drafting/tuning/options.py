@@ -8,7 +8,7 @@ from typing import Any
 
 from edgespec.drafting.tuning.evaluation import BUDGETS, Evaluation
 from edgespec.errors import OutputError, UsageError
-from edgespec.models.llama.quantize import KEEP, QUANTIZATIONS
+from edgespec.llama.quantize import KEEP, QUANTIZATIONS
 from edgespec.units import readable_rate, readable_time
 
 LEAST_ANSWERS = 4

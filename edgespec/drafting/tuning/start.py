@@ -10,12 +10,12 @@ from edgespec.drafting.pair_check import check_sizes
 from edgespec.drafting.tuning.network.weights import check_tunable
 from edgespec.drafting.tuning.options import TuneOptions
 from edgespec.errors import EdgeSpecError, PairingError
+from edgespec.llama.runtime.model import Model
+from edgespec.llama.tokenizer.compatibility import differs
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.drafter_choice import candidates
-from edgespec.models.llama.runtime.model import Model
-from edgespec.models.llama.tokenizer.compatibility import differs
 from edgespec.progress import Progress
 
 

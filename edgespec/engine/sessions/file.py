@@ -22,7 +22,7 @@ from edgespec.arguments import checks_arguments
 from edgespec.errors import SessionError
 from edgespec.files.user_folders import data_folder, expanded
 from edgespec.files.writing import atomic_write
-from edgespec.models.text.encoding import EncodedConversation
+from edgespec.text.encoding import EncodedConversation
 
 _FORMAT = 1
 _ROLES = ("user", "assistant")
@@ -33,7 +33,7 @@ class Conversation:
     """The contents of a saved session.
 
     Attributes:
-        identity: what the saved states depend on; see `models.llama.cache.identity`.
+        identity: what the saved states depend on; see `llama.cache.identity`.
         system: the system prompt.
         messages: {"role", "content"} of each turn, without the system prompt.
         pending: a question without an answer.

@@ -15,7 +15,7 @@ from edgespec.errors import SessionError, UsageError
 from edgespec.files.checked import CheckedFiles
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk, Generation
-from edgespec.models.text.encoding import EncodedConversation
+from edgespec.text.encoding import EncodedConversation
 
 
 @dataclass(frozen=True)

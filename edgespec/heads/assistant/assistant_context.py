@@ -16,10 +16,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from edgespec.heads.shared.head_context import HeadContext
-from edgespec.models.llama.runtime.abort import AbortFlag
-from edgespec.models.llama.runtime.batch import TokenBatch
-from edgespec.models.llama.runtime.context import Context, FloatArray
-from edgespec.models.llama.runtime.model import Model
+from edgespec.llama.runtime.abort import AbortFlag
+from edgespec.llama.runtime.batch import TokenBatch
+from edgespec.llama.runtime.context import Context, FloatArray
+from edgespec.llama.runtime.model import Model
 
 
 class AssistantContext(HeadContext):

@@ -17,10 +17,10 @@ import numpy as np
 
 from edgespec.heads.assistant.assistant_context import AssistantContext
 from edgespec.heads.shared.head_context import HEAD_ROWS
-from edgespec.models.llama.cache.kv_cache import KVCache
-from edgespec.models.llama.cache.tree_cache import BranchingCache
-from edgespec.models.llama.runtime.context import NoRoomInCache
-from edgespec.models.llama.runtime.model import Model
+from edgespec.llama.cache.kv_cache import KVCache
+from edgespec.llama.cache.tree_cache import BranchingCache
+from edgespec.llama.runtime.context import NoRoomInCache
+from edgespec.llama.runtime.model import Model
 from edgespec.speculation.drafters.base import DraftRequest, ProposedBy
 from edgespec.speculation.drafters.candidates import TreeCandidates
 from edgespec.speculation.drafters.merging import MergingDrafter

@@ -10,12 +10,12 @@ import numpy as np
 from edgespec.heads.block.block_head import BlockHead, BlockKind, read_block_head
 from edgespec.heads.block.markov_head import MarkovHead
 from edgespec.heads.shared.head_context import HeadContext
+from edgespec.llama.runtime import nextn
+from edgespec.llama.runtime.abort import AbortFlag
+from edgespec.llama.runtime.batch import EncoderBatch, TokenBatch
+from edgespec.llama.runtime.context import Context, FloatArray
+from edgespec.llama.runtime.model import Model
 from edgespec.models.gguf.header import read_header
-from edgespec.models.llama.runtime import nextn
-from edgespec.models.llama.runtime.abort import AbortFlag
-from edgespec.models.llama.runtime.batch import EncoderBatch, TokenBatch
-from edgespec.models.llama.runtime.context import Context, FloatArray
-from edgespec.models.llama.runtime.model import Model
 
 
 class BlockContext(HeadContext):

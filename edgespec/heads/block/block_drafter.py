@@ -19,8 +19,8 @@ from edgespec.heads.block.block_context import BlockContext
 from edgespec.heads.block.block_logits import BiasedLogits, BlockLogits, IndependentLogits, PairedLogits
 from edgespec.heads.block.block_sequence import BlockSequence
 from edgespec.heads.shared.head_drafter import HeadDrafter
-from edgespec.models.llama.cache.kv_cache import KVCache, decode_together
-from edgespec.models.llama.runtime.model import Model
+from edgespec.llama.cache.kv_cache import KVCache, decode_together
+from edgespec.llama.runtime.model import Model
 from edgespec.speculation.drafters.base import DraftRequest
 from edgespec.speculation.drafters.candidates import TreeCandidates
 from edgespec.speculation.growth import Children, Frontier, TreeLimits

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from edgespec.heads.block.block_context import BlockContext
 from edgespec.heads.block.block_logits import BlockLogits
 from edgespec.heads.shared.head_sequence import HeadSequence
-from edgespec.models.llama.cache.kv_cache import KVCache
-from edgespec.models.llama.runtime.batch import TokenBatch
+from edgespec.llama.cache.kv_cache import KVCache
+from edgespec.llama.runtime.batch import TokenBatch
 from edgespec.speculation.growth import Children, Frontier
 from edgespec.speculation.tree import FloatArray
 

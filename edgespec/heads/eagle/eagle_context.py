@@ -6,9 +6,9 @@ import numpy as np
 
 from edgespec.heads.eagle.eagle_head import read_eagle_head
 from edgespec.heads.shared.head_context import HeadContext
+from edgespec.llama.runtime.batch import EncoderBatch
+from edgespec.llama.runtime.context import FloatArray
 from edgespec.models.gguf.header import read_header
-from edgespec.models.llama.runtime.batch import EncoderBatch
-from edgespec.models.llama.runtime.context import FloatArray
 
 
 class EagleContext(HeadContext):

@@ -11,11 +11,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from edgespec.models.llama.runtime import nextn
-from edgespec.models.llama.runtime.abort import AbortFlag
-from edgespec.models.llama.runtime.batch import TokenBatch
-from edgespec.models.llama.runtime.context import Context, FloatArray
-from edgespec.models.llama.runtime.model import Model
+from edgespec.llama.runtime import nextn
+from edgespec.llama.runtime.abort import AbortFlag
+from edgespec.llama.runtime.batch import TokenBatch
+from edgespec.llama.runtime.context import Context, FloatArray
+from edgespec.llama.runtime.model import Model
 
 HEAD_ROWS = 64  # of a decode: the head computes the logits of all of them, wanted or not
 # For texts and branches; encoding takes one more. llama.cpp plans a row of logits for each sequence, and

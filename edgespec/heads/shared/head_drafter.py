@@ -21,9 +21,9 @@ from edgespec.drafters.model import ModelDrafter
 from edgespec.files.checked import CheckedFiles
 from edgespec.heads.shared.head_context import HeadContext
 from edgespec.heads.shared.head_sequence import HeadSequence
-from edgespec.models.llama.cache.kv_cache import KVCache
-from edgespec.models.llama.cache.states import StateStore
-from edgespec.models.llama.runtime.model import Model
+from edgespec.llama.cache.kv_cache import KVCache
+from edgespec.llama.cache.states import StateStore
+from edgespec.llama.runtime.model import Model
 from edgespec.speculation.drafters.base import DraftRequest
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.ranking import Ranking

@@ -13,8 +13,8 @@ from dataclasses import replace
 import numpy as np
 
 from edgespec.drafters.draft_sequence import DraftSequence
-from edgespec.models.llama.cache.kv_cache import KVCache, inherit
-from edgespec.models.llama.runtime.batch import TokenBatch
+from edgespec.llama.cache.kv_cache import KVCache, inherit
+from edgespec.llama.runtime.batch import TokenBatch
 from edgespec.speculation.growth import Frontier
 from edgespec.speculation.ranking import Ranking
 from edgespec.speculation.tree import FloatArray

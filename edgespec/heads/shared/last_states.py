@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from edgespec.errors import BackendError
-from edgespec.models.llama.runtime import nextn
-from edgespec.models.llama.runtime.batch import TokenBatch
-from edgespec.models.llama.runtime.context import Context, FloatArray
-from edgespec.models.llama.runtime.graph import GraphObserver
+from edgespec.llama.runtime import nextn
+from edgespec.llama.runtime.batch import TokenBatch
+from edgespec.llama.runtime.context import Context, FloatArray
+from edgespec.llama.runtime.graph import GraphObserver
 
 
 class LastStates:

@@ -17,9 +17,9 @@ from edgespec.errors import BackendError
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address
 from edgespec.kernels.watch import new_watch
-from edgespec.models.llama.runtime.batch import TokenBatch
-from edgespec.models.llama.runtime.context import Context, FloatArray
-from edgespec.models.llama.runtime.graph import GraphObserver
+from edgespec.llama.runtime.batch import TokenBatch
+from edgespec.llama.runtime.context import Context, FloatArray
+from edgespec.llama.runtime.graph import GraphObserver
 from edgespec.option import named
 
 _OUTPUT = b"l_out-%d"

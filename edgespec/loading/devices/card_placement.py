@@ -8,6 +8,7 @@ from edgespec.config import ALL, AUTO
 from edgespec.costs.layer_assignment import RemotePart
 from edgespec.errors import MemoryLimitError
 from edgespec.heads.families import head_of
+from edgespec.llama.runtime.device_layers import ON_PROCESSOR, DeviceLayers
 from edgespec.loading.devices.assignment import (
     LayerAssignment,
     layer_sizes,
@@ -21,7 +22,6 @@ from edgespec.loading.devices.finding import PlacementRequest, with_type
 from edgespec.loading.devices.placing import drafter_card, place_on_cards, usable, without
 from edgespec.models.gguf.footprint import Footprint
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.llama.runtime.device_layers import ON_PROCESSOR, DeviceLayers
 from edgespec.offload.planning.needs import MemoryNeeds
 from edgespec.option import named
 from edgespec.units import readable

@@ -9,11 +9,11 @@ from edgespec.config import AUTO, NONE, DevicesConfig
 from edgespec.costs.curves import Curve
 from edgespec.errors import BackendError, InconclusiveTrial, UsageError
 from edgespec.kernels.device_speed import DeviceFailed, measure_speeds
+from edgespec.llama.build import SHARED_GPU, BuildDevice, current_build
 from edgespec.loading.devices.assignment import usual_type
 from edgespec.loading.devices.cards import Card, Cards
 from edgespec.machine.contention import ContentionWatch
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.llama.build import SHARED_GPU, BuildDevice, current_build
 from edgespec.option import named
 from edgespec.profiles.device_profile import DeviceProfile
 from edgespec.profiles.store import Key, ProfileStore, machine_identity

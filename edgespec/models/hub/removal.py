@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import ModelFileError, OutputError
+from edgespec.files.per_model import files_about
 from edgespec.files.user_folders import cache_folder
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.split_files import split_paths
@@ -140,7 +141,7 @@ def _add_made(removal: Removal, header: GGUFHeader) -> None:
     cache = cache_folder()
     for pack in packs_folder().glob(f"*-{header.fingerprint[:16]}*.pack*"):
         _add_pack(removal, pack)
-    for rule in _row_rules(cache / "rows", header.fingerprint):
+    for rule in files_about(cache / "rows", header.fingerprint):
         removal.files.append(Removable(rule, "row rule", rule.stat().st_size))
     for profile in _profiles(cache / "profiles", header.fingerprint):
         removal.files.append(Removable(profile, "profile", profile.stat().st_size))
@@ -171,13 +172,6 @@ def _add_pack(removal: Removal, pack: Path) -> None:
         if (lock := pack.with_suffix(".lock")).exists():
             files.append(lock)
     removal.files += [Removable(file, "packed file", file.stat().st_size) for file in files]
-
-
-def _row_rules(folder: Path, fingerprint: str) -> list[Path]:
-    """The row rules found for the model."""
-    from edgespec.models.llama.row_rule import files_about
-
-    return files_about(folder, fingerprint)
 
 
 def _profiles(folder: Path, fingerprint: str) -> list[Path]:

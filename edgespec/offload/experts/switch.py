@@ -17,7 +17,7 @@ from edgespec.errors import BackendError
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address, Indices
 from edgespec.kernels.watch import new_watch
-from edgespec.models.llama.runtime.graph import GraphObserver
+from edgespec.llama.runtime.graph import GraphObserver
 from edgespec.offload.experts.pool import ExpertPool
 from edgespec.option import named
 

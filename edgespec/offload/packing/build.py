@@ -21,10 +21,10 @@ from edgespec.files.positioned import BLOCK, drop_cached
 from edgespec.files.writing import atomic_large_write
 from edgespec.kernels.ggml import address_of_map
 from edgespec.kernels.layouts import KernelLayout, weight_layout
+from edgespec.llama.runtime.backend import build_identity
 from edgespec.models.gguf.experts import LayerExperts, LayerWeights
 from edgespec.models.gguf.layers import FileTensor, Layer, ModelFiles
 from edgespec.models.hub.pack_index import HEAD, MAGIC, VERSION, part_path
-from edgespec.models.llama.runtime.backend import build_identity
 from edgespec.offload.layout import EXPERT_PIECE_BYTES, PIECE_BYTES, Home, Store, pieces, round_up
 from edgespec.offload.packing.division import Divider, divide
 from edgespec.offload.packing.pack import (

@@ -30,10 +30,10 @@ from typing import Any
 from edgespec.files.positioned import BLOCK
 from edgespec.kernels.layouts import KernelLayout, weight_layout
 from edgespec.kernels.setting import AUTO, kernels_setting
+from edgespec.llama.runtime.backend import build_identity
 from edgespec.models.gguf.experts import LayerExperts, expert_by_expert
 from edgespec.models.gguf.layers import FileTensor, Layer, ModelFiles
 from edgespec.models.hub.pack_index import MAGIC, StalePack, indexed_parts, read_index
-from edgespec.models.llama.runtime.backend import build_identity
 from edgespec.offload.layout import (
     EXPERT_PIECE_BYTES,
     PIECE_BYTES,

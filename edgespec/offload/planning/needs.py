@@ -20,17 +20,17 @@ from edgespec.heads.shared.head import Head
 from edgespec.heads.shared.head_context import HEAD_ROWS
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.kernels.layouts import kernel_layout, looks_up_rows
+from edgespec.llama.cache.shared_cells import PART
+from edgespec.llama.runtime.model import Model
+from edgespec.llama.trials.dry_run import AllocationStore, Shape
 from edgespec.machine.memory import PROCESS_BYTES
 from edgespec.models.gguf.footprint import USUAL_NODES, Footprint, footprint, vocabulary_bytes, work_bytes
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.gguf.vocabulary import same_tokens
-from edgespec.models.llama.cache.shared_cells import PART
-from edgespec.models.llama.runtime.model import Model
-from edgespec.models.llama.trials.dry_run import AllocationStore, Shape
-from edgespec.models.text.template import WORKER_BYTES
 from edgespec.speculation.noise import noise_bytes
 from edgespec.speculation.sampling import scratch_bytes
+from edgespec.text.template import WORKER_BYTES
 
 MOST_PROMPT_ROWS = 512
 """Most rows of a piece of a prompt where weights are in memory: more would be no faster."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from edgespec.config import Config
 from edgespec.costs.planned_weights import HitRates, PlannedExperts, PlannedWeights
 from edgespec.kernels.ggml import UnsupportedBuild
+from edgespec.llama.runtime.vetting import reading_order
 from edgespec.models.gguf.experts import LayerWeights, layer_weights
 from edgespec.models.gguf.layers import ModelFiles, kind_of
 from edgespec.models.gguf.parts import split_layers
-from edgespec.models.llama.runtime.vetting import reading_order
 from edgespec.offload.layout import EXPERT_PIECE_BYTES, PART_BYTES, plain_store
 from edgespec.offload.packing.pack import gains_from_packing, record_places, tensor_places
 from edgespec.offload.planning.needs import MemoryNeeds, tied_bytes

@@ -9,11 +9,11 @@ from pathlib import Path
 from edgespec.files.positioned import can_read_at_offsets
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import UnsupportedBuild
+from edgespec.llama.runtime.backend import start_backend
+from edgespec.llama.runtime.device_layers import DeviceLayers
+from edgespec.llama.runtime.model import Model
+from edgespec.llama.runtime.weight_store import WeightStore
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.llama.runtime.backend import start_backend
-from edgespec.models.llama.runtime.device_layers import DeviceLayers
-from edgespec.models.llama.runtime.model import Model
-from edgespec.models.llama.runtime.weight_store import WeightStore
 from edgespec.offload.layout import Store
 from edgespec.offload.packing.choice import choose_store
 from edgespec.offload.packing.division import IN_CACHE, PackFolders

@@ -21,7 +21,7 @@ from edgespec.serving.api.warnings import Warnings
 
 if TYPE_CHECKING:
     from edgespec.generation.result import Generation
-    from edgespec.models.text.encoding import Prompt
+    from edgespec.text.encoding import Prompt
 
 _MAX_ANSWERS = 128
 _TAG = ":latest"  # of a model's name, which Ollama's clients add
@@ -70,7 +70,7 @@ class CompletionRequest:
         """Warn of calls that do not fit what could not be imposed of their tools' schemas."""
         if not answer.tool_calls or not isinstance(self.warnings, list):
             return
-        from edgespec.models.text.calls.imposable import misfit_of
+        from edgespec.text.calls.imposable import misfit_of
 
         tools = {tool.name: tool for tool in self.config.tools}
         for call in answer.tool_calls:

@@ -68,7 +68,7 @@ def _schema(name: str, value: object, limits: Limits, warnings: Warnings) -> Gra
     if not isinstance(value, Mapping | bool):
         raise wrong(name, value, "a JSON schema")
     grammar = _within(Grammar.of_schema(value), limits)
-    from edgespec.models.text.calls.imposable import imposable_format
+    from edgespec.text.calls.imposable import imposable_format
 
     imposed, left_out = imposable_format(grammar)
     for text in left_out:

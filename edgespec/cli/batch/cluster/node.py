@@ -23,7 +23,7 @@ from edgespec.version import __version__
 
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
-    from edgespec.models.text.encoding import Prompt
+    from edgespec.text.encoding import Prompt
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from edgespec.generation.config import GenerationConfig
 
 if TYPE_CHECKING:
-    from edgespec.models.text.encoding import Prompt
+    from edgespec.text.encoding import Prompt
 
 
 @dataclass(frozen=True)

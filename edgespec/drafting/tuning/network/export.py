@@ -18,8 +18,8 @@ from edgespec.drafting.tuning.network.weights import (
     write_weights,
 )
 from edgespec.files.writing import atomic_large_write, writing_to
+from edgespec.llama.quantize import KEEP, make_drafter
 from edgespec.models.gguf.types import GGUFHeader
-from edgespec.models.llama.quantize import KEEP, make_drafter
 
 AS_BEFORE = KEEP
 FINE = "q8_0"  # keeps all that is learned, in about twice the bytes of the usual types

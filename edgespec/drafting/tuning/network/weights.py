@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from edgespec.drafting.tuning.network.shape import NetworkShape, shape_of
 from edgespec.errors import BackendError, ModelFileError
+from edgespec.llama.quantize import QUANTIZATIONS
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.split_files import split_paths
 from edgespec.models.gguf.types import GGUFHeader
-from edgespec.models.llama.quantize import QUANTIZATIONS
 
 Weights = dict[str, NDArray[np.float32]]
 

@@ -1,0 +1,143 @@
+"""The llama.cpp build in use: what it was compiled for, and the devices it can compute on."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from pathlib import Path
+
+import llama_cpp
+
+from edgespec.kernels import ggml
+from edgespec.llama.runtime.backend import start_backend
+from edgespec.prebuilt import COMPILED, FOLDER, WHEEL, wheel_in_use
+
+CPU, GPU, SHARED_GPU, ACCELERATOR = "cpu", "gpu", "shared gpu", "accelerator"
+_KINDS = (CPU, GPU, SHARED_GPU, ACCELERATOR)  # in ggml's order
+
+
+@dataclass(frozen=True)
+class BuildDevice:
+    """A device that the build can compute on.
+
+    Attributes:
+        kind: "cpu", "gpu" with memory of its own, "shared gpu" without, "accelerator" or "other".
+        free, total: bytes of its memory; 0 if unknown.
+    """
+
+    name: str
+    description: str
+    kind: str
+    free: int
+    total: int
+
+    @property
+    def is_gpu(self) -> bool:
+        """True if layers can be handed to it."""
+        return self.kind in (GPU, SHARED_GPU)
+
+
+@dataclass(frozen=True)
+class Build:
+    """A llama.cpp build.
+
+    Attributes:
+        version: of llama-cpp-python, whose bindings are used.
+        features: of the processor, used by its kernels, by llama.cpp's names: AVX2, NEON ...
+        devices: empty if ggml does not list them.
+        offloads: whether it was compiled for handing layers to a GPU.
+        origin: "compiled" when llama-cpp-python was installed, the "wheel" edgespec-llama, or a "folder" that
+            LLAMA_CPP_LIB_PATH names.
+        libraries: their folder.
+        wheel: the version of the wheel that they are from; empty if from none.
+        variant: the kind of processor that its kernels were chosen for, such as "haswell"; empty if it has
+            those for one alone.
+    """
+
+    version: str
+    features: tuple[str, ...]
+    devices: tuple[BuildDevice, ...]
+    offloads: bool
+    origin: str = COMPILED
+    libraries: str = ""
+    wheel: str = ""
+    variant: str = ""
+
+    @property
+    def gpus(self) -> tuple[BuildDevice, ...]:
+        """The devices that layers can be handed to."""
+        return tuple(device for device in self.devices if device.is_gpu)
+
+
+def current_build() -> Build:
+    """The build that is loaded."""
+    start_backend()
+    wheel = wheel_in_use()
+    folder = ggml.libraries_folder()
+    own = folder == Path(llama_cpp.__file__).parent / "lib"
+    return Build(
+        version=llama_cpp.__version__,
+        features=parse_features(llama_cpp.llama_print_system_info().decode("utf-8", "replace")),
+        devices=_devices(),
+        offloads=_offloads(),
+        origin=WHEEL if wheel is not None else COMPILED if own else FOLDER,
+        libraries=str(folder),
+        wheel=wheel.version if wheel is not None else "",
+        variant=ggml.cpu_variant(),
+    )
+
+
+def parse_features(line: str) -> tuple[str, ...]:
+    """The names from llama.cpp's line, such as "CPU : AVX2 = 1 | FMA = 1 | REPACK = 1 | "."""
+    found = []
+    for field in line.split("|"):
+        name, _, value = field.rpartition(":")[2].partition("=")
+        if value.strip() not in ("", "0"):
+            found.append(name.strip())
+    return tuple(found)
+
+
+def _offloads() -> bool:
+    """True if a backend for graphics cards was compiled in; llama.cpp counts other machines as such."""
+    if not llama_cpp.llama_supports_gpu_offload():
+        return False
+    if not llama_cpp.llama_supports_rpc():
+        return True
+    library = llama_cpp.llama_cpp._lib
+    try:
+        count = ctypes.CFUNCTYPE(ctypes.c_size_t)(("ggml_backend_reg_count", library))
+        get = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)(("ggml_backend_reg_get", library))
+        name = ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_void_p)(("ggml_backend_reg_name", library))
+    except AttributeError:
+        return True
+    return any(name(get(index)) not in (b"CPU", b"RPC", b"BLAS") for index in range(count()))
+
+
+def _devices() -> tuple[BuildDevice, ...]:
+    library = llama_cpp.llama_cpp._lib  # depends on ggml's libraries, so their symbols are found through it
+    pointer, size, text = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p
+    amount = ctypes.POINTER(size)
+    try:
+        count = ctypes.CFUNCTYPE(size)(("ggml_backend_dev_count", library))
+        get = ctypes.CFUNCTYPE(pointer, size)(("ggml_backend_dev_get", library))
+        name = ctypes.CFUNCTYPE(text, pointer)(("ggml_backend_dev_name", library))
+        description = ctypes.CFUNCTYPE(text, pointer)(("ggml_backend_dev_description", library))
+        kind = ctypes.CFUNCTYPE(ctypes.c_int, pointer)(("ggml_backend_dev_type", library))
+        memory = ctypes.CFUNCTYPE(None, pointer, amount, amount)(("ggml_backend_dev_memory", library))
+    except AttributeError:
+        return ()
+    found = []
+    for index in range(count()):
+        device = get(index)
+        number, free, total = kind(device), size(), size()
+        memory(device, ctypes.byref(free), ctypes.byref(total))
+        found.append(
+            BuildDevice(
+                name=(name(device) or b"").decode("utf-8", "replace"),
+                description=(description(device) or b"").decode("utf-8", "replace").strip(),
+                kind=_KINDS[number] if 0 <= number < len(_KINDS) else "other",
+                free=free.value,
+                total=total.value,
+            )
+        )
+    return tuple(found)

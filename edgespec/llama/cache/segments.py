@@ -1,0 +1,151 @@
+"""The owners of cells, in the order of the cells, for compaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from edgespec.llama.runtime.batch import TokenBatch
+
+
+class CellHolder(Protocol):
+    """A sequence that has cells; see BranchingCache, which is one.
+
+    Attributes:
+        length: committed tokens.
+        ids: the sequence ids that hold the committed sequence.
+    """
+
+    length: int
+    ids: list[int]
+
+    def numbered(self, batch: TokenBatch) -> TokenBatch: ...
+    def close_path(self) -> None: ...
+    def close_paths(self) -> None: ...
+
+
+@dataclass
+class CellRange:
+    """Consecutive positions of one sequence, or of several that share their cells.
+
+    Attributes:
+        start, end: positions start .. end - 1.
+        holders: the sequences; each has these positions in these cells.
+    """
+
+    start: int
+    end: int
+    holders: list[CellHolder]
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+
+class Segments:
+    """All stretches of all sequences, ordered by cell.
+
+    Attributes:
+        n_cells: cells that sequences hold.
+    """
+
+    def __init__(self) -> None:
+        self.n_cells = 0
+        self._stretches: list[CellRange] = []
+        self._in_place = 0  # leading stretches that fill the first cells without gaps
+
+    def __iter__(self) -> Iterator[CellRange]:
+        return iter(self._stretches)
+
+    def add(self, holder: CellHolder, start: int, end: int) -> None:
+        """Add positions of a sequence, whose cells come after those of all positions added before."""
+        self.n_cells += end - start
+        last = self._stretches[-1] if len(self._stretches) > self._in_place else None
+        if last is not None and last.holders == [holder] and last.end == start:
+            last.end = end
+        elif end > start:
+            self._stretches.append(CellRange(start, end, [holder]))
+
+    def truncate(self, holder: CellHolder, length: int) -> None:
+        """Drop positions `length` and later of a sequence; cells that others share stay theirs."""
+        kept: list[CellRange] = []
+        in_place = self._in_place
+        for index, stretch in enumerate(self._stretches):
+            if stretch.end <= length or holder not in stretch.holders:
+                kept.append(stretch)
+                continue
+            others = [other for other in stretch.holders if other is not holder]
+            if stretch.start < length:
+                kept.append(CellRange(stretch.start, length, stretch.holders))
+            if others:
+                kept.append(CellRange(max(stretch.start, length), stretch.end, others))
+            else:
+                self.n_cells -= stretch.end - max(stretch.start, length)
+                in_place = min(in_place, index)
+        # A split of a stretch in place is in place too, but counting it is not worth the trouble.
+        self._stretches, self._in_place = kept, in_place
+
+    def share(self, source: CellHolder, holder: CellHolder, length: int) -> None:
+        """Make a sequence, which has no positions yet, hold the first `length` positions of another."""
+        shared: list[CellRange] = []
+        in_place = self._in_place
+        for index, stretch in enumerate(self._stretches):
+            if stretch.start >= length or source not in stretch.holders:
+                shared.append(stretch)
+                continue
+            shared.append(CellRange(stretch.start, min(stretch.end, length), [*stretch.holders, holder]))
+            if stretch.end > length:
+                in_place = min(in_place, index)
+                shared.append(CellRange(length, stretch.end, stretch.holders))
+        self._stretches, self._in_place = shared, in_place
+
+    def parts_to_move(self, size: int) -> Iterator[list[CellRange]]:
+        """The stretches that are not in place, as parts of at most `size` cells, in order.
+
+        Within a part, a sequence's adjacent stretches are joined. That changes the order between sequences,
+        which does not matter, and keeps the order within each. Once all parts have been taken, everything is
+        in place.
+        """
+        moved = self._stretches[: self._in_place]
+        part: list[CellRange] = []
+        room = size
+        for stretch in self._stretches[self._in_place :]:
+            start = stretch.start
+            while start < stretch.end:
+                end = min(stretch.end, start + room)
+                _join(part, CellRange(start, end, stretch.holders))
+                room -= end - start
+                start = end
+                if room == 0:
+                    yield part
+                    moved += part
+                    part, room = [], size
+        if part:
+            yield part
+            moved += part
+        self._stretches = _joined(moved)
+        self._in_place = len(self._stretches)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._stretches, self._in_place, self.n_cells = [], 0, 0
+
+
+def _join(part: list[CellRange], stretch: CellRange) -> None:
+    for known in part:
+        if known.end == stretch.start and known.holders == stretch.holders:
+            known.end = stretch.end
+            return
+    part.append(stretch)
+
+
+def _joined(stretches: list[CellRange]) -> list[CellRange]:
+    """Join neighbouring stretches of one sequence."""
+    joined: list[CellRange] = []
+    for stretch in stretches:
+        last = joined[-1] if joined else None
+        if last is not None and last.holders == stretch.holders and last.end == stretch.start:
+            last.end = stretch.end
+        else:
+            joined.append(stretch)
+    return joined

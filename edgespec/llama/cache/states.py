@@ -1,0 +1,163 @@
+"""Keys and values on disk, so that a sequence that was read once need not be read again.
+
+A sequence's state is saved in blocks of `BLOCK` tokens, with a shorter one at its end. A block's file is
+named by a hash over everything its bits depend on: the model, the build, the settings, and every token up to
+its end. So any block that is found is valid, sequences with the same beginning share blocks, and there is no
+index to maintain. Models with a recurrent state have one block for the whole sequence.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from edgespec.errors import BackendError
+from edgespec.files.checked import CheckedFiles
+from edgespec.llama.cache.kv_cache import KVCache
+from edgespec.llama.runtime.context import NoRoomInCache
+
+BLOCK = 128  # tokens
+
+_SUFFIX = ".kv"
+
+
+class SavedState(Protocol):
+    """Something from which sequences are restored."""
+
+    def restore(self, cache: KVCache, tokens: Sequence[int]) -> int:
+        """Extend the cache, which holds a prefix of `tokens`; returns how many tokens it holds then."""
+
+
+@dataclass(frozen=True)
+class _StateBlock:
+    """The tokens start .. end - 1 of a sequence, and the name of their file."""
+
+    start: int
+    end: int
+    name: str
+
+    @property
+    def is_whole(self) -> bool:
+        return self.end - self.start == BLOCK
+
+
+class StateStore:
+    """The states of sequences in files.
+
+    Args:
+        files: where they are.
+        identity: everything but the tokens that the bits depend on.
+    """
+
+    def __init__(self, files: CheckedFiles, identity: str) -> None:
+        self._files = files
+        self._seed = hashlib.blake2b(identity.encode(), digest_size=16).digest()
+
+    @property
+    def failure(self) -> str:
+        """The reason why the last write failed; empty if it did not."""
+        return self._files.failure
+
+    def restore(self, cache: KVCache, tokens: Sequence[int]) -> int:
+        """Extend the cache, which holds a prefix of `tokens`, as far as there are files.
+
+        Returns:
+            How many tokens the cache holds now: no fewer than before, unless a file turns out to be damaged.
+        """
+        found = self._longest_chain(tokens, cache.saves_parts)
+        if not found or found[-1].end <= cache.length:
+            return cache.length
+        for block in found:
+            if block.end <= cache.length:
+                continue
+            cache.rewind(block.start)
+            state = self._files.read(block.name)
+            if state is None:
+                break
+            try:
+                cache.restore((ctypes.c_uint8 * len(state)).from_buffer(state), block.end - block.start)
+            except NoRoomInCache:
+                break
+            except BackendError:
+                self._files.discard(block.name)
+                break
+        self._files.used([block.name for block in found])
+        return cache.length
+
+    def save(self, cache: KVCache, tokens: Sequence[int], *, tail: bool) -> None:
+        """Write the blocks of the sequence in the cache that are not on disk yet.
+
+        Args:
+            tokens: the sequence in the cache.
+            tail: also write the tokens after the last whole block.
+        """
+        for _ in self.saving(cache, tokens, tail=tail):
+            pass
+
+    def saving(self, cache: KVCache, tokens: Sequence[int], *, tail: bool) -> Iterator[None]:
+        """As `save`, with a step for each block that is written; the sequence must not change in between."""
+        parts = cache.saves_parts
+        blocks = [block for block in self._blocks(tokens, parts) if tail or (parts and block.is_whole)]
+        for block in blocks:
+            if self._files.is_resting:
+                return
+            if not self._files.has(block.name):
+                self._files.write(block.name, memoryview(cache.save(block.start, block.end)))
+                yield
+        self._files.used([block.name for block in blocks])
+
+    def prune(self, tokens: Sequence[int], *, parts: bool) -> None:
+        """Remove every block that does not belong to this sequence."""
+        kept = {block.name for block in self._blocks(tokens, parts)}
+        for name in self._names() - kept:
+            self._files.discard(name)
+
+    def clear(self) -> None:
+        """Remove all blocks."""
+        for name in self._names():
+            self._files.discard(name)
+
+    def _blocks(self, tokens: Sequence[int], parts: bool) -> Iterator[_StateBlock]:
+        name = self._seed
+        step = BLOCK if parts else max(len(tokens), 1)
+        for start in range(0, len(tokens), step):
+            piece = tokens[start : start + step]
+            name = hashlib.blake2b(name + array("i", piece).tobytes(), digest_size=16).digest()
+            yield _StateBlock(start, start + len(piece), f"{name.hex()}-{len(piece)}{_SUFFIX}")
+
+    def _longest_chain(self, tokens: Sequence[int], parts: bool) -> list[_StateBlock]:
+        names = self._names()
+        if not parts:
+            lengths = {length for name in names if 0 < (length := _length(name)) <= len(tokens)}
+            sequences = (tokens[:length] for length in sorted(lengths, reverse=True))
+            wholes = (block for sequence in sequences for block in self._blocks(sequence, parts=False))
+            return [block for block in wholes if block.name in names][:1]
+        chain: list[_StateBlock] = []
+        for block in self._blocks(tokens, parts=True):
+            if block.name not in names:
+                return chain + self._shorter(tokens, block, chain, names)
+            chain.append(block)
+        return chain
+
+    def _shorter(
+        self, tokens: Sequence[int], missing: _StateBlock, chain: list[_StateBlock], names: set[str]
+    ) -> list[_StateBlock]:
+        """The longest block that begins where a missing one does, in a list of at most one."""
+        before = bytes.fromhex(chain[-1].name.partition("-")[0]) if chain else self._seed
+        for end in range(missing.end - 1, missing.start, -1):
+            data = before + array("i", tokens[missing.start : end]).tobytes()
+            name = hashlib.blake2b(data, digest_size=16).hexdigest() + f"-{end - missing.start}{_SUFFIX}"
+            if name in names:
+                return [_StateBlock(missing.start, end, name)]
+        return []
+
+    def _names(self) -> set[str]:
+        return {name for name in self._files.names() if name.endswith(_SUFFIX)}
+
+
+def _length(name: str) -> int:
+    return int(name.removesuffix(_SUFFIX).partition("-")[2])

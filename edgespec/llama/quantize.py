@@ -1,0 +1,169 @@
+"""Making a drafter from a target: requantizing it, dropping layers, or both.
+
+llama.cpp's own quantizer does the work, in a child process: it holds the interpreter lock for minutes, aborts
+on some damaged files, and logs to stderr. A child can be interrupted, can fail, and can be kept quiet.
+
+The result is written next to `output` under a temporary name and loaded once to see that it works. Only then
+is it renamed, so `output` is never half a model.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from edgespec.errors import BackendError, EdgeSpecError, ModelFileError, OutputError, UsageError
+from edgespec.files.writing import atomic_large_write, writing_to
+from edgespec.installation import install_command
+from edgespec.processes.exit_status import describe_exit
+from edgespec.processes.parent import ended_with_parent
+
+KEEP = "keep"
+
+# Every type that llama.cpp quantizes to without an importance matrix, most accurate first.
+QUANTIZATIONS = (
+    *("bf16", "f16", "q8_0", "q6_k", "q5_k_m", "q5_k_s", "q5_1", "q5_0", "q4_k_m", "q4_k_s"),
+    *("q4_1", "q4_0", "iq4_nl", "iq4_xs", "q3_k_l", "q3_k_m", "q3_k_s", "iq3_m", "iq3_s", "q2_k"),
+)
+
+
+def make_drafter(
+    target: Path,
+    output: Path,
+    *,
+    quantization: str = "q4_0",
+    drop_layers: Sequence[int] = (),
+    threads: int | None = None,
+) -> Path:
+    """Write a drafter made from `target` to `output`, replacing an existing file.
+
+    Vocabulary and chat template are the target's, so the two always pair.
+
+    Args:
+        target: a GGUF model; of a split model, its first file.
+        output: where the drafter goes; one file, even when the target is split.
+        quantization: one of QUANTIZATIONS, or "keep" to leave every tensor's type as it is.
+        drop_layers: indices of the target's layers to leave out, counted from 0, in any order.
+        threads: to quantize with; None means one for each processor.
+
+    Returns:
+        `output`.
+
+    Raises:
+        UsageError: an unknown quantization, a layer the target does not have, or nothing to change.
+        ModelFileError: `target` is no GGUF model.
+        OutputError: `output` cannot be written.
+        BackendError: llama.cpp is missing, or cannot make or load this drafter.
+    """
+    dropped = sorted(set(drop_layers))
+    _check_request(target, output, quantization, dropped, threads)
+    partial = output.with_name(output.name + ".partial")
+    request = {
+        "target": os.fspath(target),
+        "partial": os.fspath(partial),
+        "ftype": None if quantization == KEEP else f"LLAMA_FTYPE_MOSTLY_{quantization.upper()}",
+        "dropped": dropped,
+        "threads": threads or 0,
+    }
+    # Opened here because llama.cpp does not say why it could not open a file.
+    with (
+        writing_to(output, "Choose an existing folder that you can write to."),
+        atomic_large_write(output, partial),
+    ):
+        failure = _run_worker(request)
+        if failure:
+            raise _explain(failure, target, output, quantization, dropped)
+    return output
+
+
+def _check_request(
+    target: Path, output: Path, quantization: str, dropped: list[int], threads: int | None
+) -> None:
+    if quantization != KEEP and quantization not in QUANTIZATIONS:
+        raise UsageError(
+            f"There is no quantization '{quantization}'.",
+            f"Choose one of {', '.join(QUANTIZATIONS)}, or {KEEP} to leave the types as they are.",
+        )
+    if quantization == KEEP and not dropped:
+        raise UsageError(
+            "The drafter would be a copy of its target.",
+            "Choose a quantization, or drop layers.",
+        )
+    if threads is not None and threads < 1:
+        raise UsageError(f"threads must be at least 1, not {threads}.")
+    if not target.is_file():
+        raise ModelFileError(f"There is no model file {target}.", "Give the path of a GGUF file.")
+    if output.exists() and output.samefile(target):
+        raise UsageError(f"The drafter would overwrite its target {target}.", "Choose another output.")
+
+
+def _run_worker(request: dict[str, Any]) -> dict[str, Any]:
+    """Run the child. Returns what went wrong; empty if nothing did."""
+    root = str(Path(__file__).resolve().parents[2])
+    search = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    # On an abort, llama.cpp would otherwise start a debugger to print a backtrace.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(search), "GGML_NO_BACKTRACE": "1"}
+    command = [sys.executable, "-m", "edgespec.llama.quantize_worker", json.dumps(request)]
+    child = subprocess.run(
+        ended_with_parent(command),
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    if child.returncode == 0:
+        failure: dict[str, Any] = json.loads(child.stdout)
+        return failure
+    last = (child.stderr.strip().splitlines() or ["no reason given"])[-1]
+    return {"stage": "crash", "reason": f"its process {describe_exit(child.returncode)}: {last}"}
+
+
+def _explain(
+    failure: dict[str, Any], target: Path, output: Path, quantization: str, dropped: list[int]
+) -> EdgeSpecError:
+    reason = failure.get("reason", "")
+    match failure["stage"]:
+        case "import":
+            return BackendError(f"llama.cpp cannot be loaded: {reason}", f"Run: {install_command()}")
+        case "read":
+            return ModelFileError(
+                f"{target} cannot be read as a GGUF model: {reason}",
+                "The file may be damaged, or not a model. Download it again.",
+            )
+        case "layers":
+            count = failure["layers"]
+            outside = [layer for layer in dropped if not 0 <= layer < count]
+            if outside:
+                return UsageError(
+                    f"{target.name} has no layer {outside[0]}.",
+                    f"Its {count} layers are numbered 0 to {count - 1}.",
+                )
+            return UsageError(
+                f"Dropping all {count} layers of {target.name} leaves nothing.",
+                "Drop fewer layers.",
+            )
+        case "write":
+            free = shutil.disk_usage(output.parent).free
+            return OutputError(
+                f"{output} could not be written completely.",
+                f"Is the disk full? {free:,} bytes are free there.",
+            )
+        case "check" if dropped:
+            return BackendError(
+                f"llama.cpp cannot load {target.name} without layers "
+                f"{', '.join(map(str, dropped))}: {reason}",
+                "Models with per-layer settings cannot lose a layer; only requantize this one.",
+            )
+        case _:
+            return BackendError(
+                f"llama.cpp could not make a drafter ({quantization}) from {target.name}: {reason}",
+                "Another quantization may work, for example q8_0.",
+            )

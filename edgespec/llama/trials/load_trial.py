@@ -1,0 +1,124 @@
+"""The child's part of vetting a model file: load it with zeros for its weights, tokenize, and compute.
+
+Run by `processes.trial` for `runtime.vetting`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from edgespec.errors import EdgeSpecError, MemoryLimitError
+from edgespec.kernels.ggml import Address
+from edgespec.kernels.watch import new_watch
+from edgespec.llama.embedding import EmbeddingContext
+from edgespec.llama.runtime.adapters import load_adapter
+from edgespec.llama.runtime.backend import start_backend
+from edgespec.llama.runtime.batch import TokenBatch
+from edgespec.llama.runtime.graph import GraphObserver
+from edgespec.llama.runtime.model import Model
+from edgespec.llama.trials.zero_weights import (
+    ZeroWeights,
+    model_with_zeros,
+    planned_model,
+    read_and_write,
+    small_context,
+    zeros_work,
+)
+from edgespec.models.gguf.embedding import embedding_shape
+from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.layers import is_layer_weight
+
+start_backend()
+
+
+def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Do what loading the model at "path" and reading a prompt do.
+
+    An adapter is applied to the model at "beside". A "head" is only loaded. With "mtp", the model's layers
+    for further tokens are loaded, too.
+
+    Returns:
+        The "error" with which llama.cpp refused the file, or else the names of a model's matrices in the
+        "order" in which a pass reads them, if that was seen.
+    """
+    path, mtp = Path(request["path"]), bool(request.get("mtp"))
+    order: list[str] = []
+    try:
+        if "beside" in request:
+            _compute(Path(request["beside"]), adapter=path)
+        elif request.get("head"):
+            with planned_model(path, mtp=mtp) as model:
+                read_and_write(model)
+        else:
+            order = _compute(path, mtp=mtp)
+    except MemoryLimitError:
+        raise  # says nothing of the file
+    except EdgeSpecError as error:
+        return {"error": error.what}
+    return {"order": order}
+
+
+def _compute(path: Path, adapter: Path | None = None, *, mtp: bool = False) -> list[str]:
+    """Read a prompt of two tokens, then one more.
+
+    Returns:
+        As ReadingOrder.names.
+    """
+    if not zeros_work():
+        with planned_model(path, mtp=mtp) as model:
+            read_and_write(model)
+            (_open_embedding(model) if _embeds(path) else small_context(model)).close()
+        if adapter is not None:
+            with Model(path, memory_map=True, repack=False, vetted=False) as model:
+                load_adapter(model, adapter)
+        return []
+    with model_with_zeros(path, mtp=mtp) as model:
+        if adapter is None:
+            read_and_write(model)
+        if adapter is None and _embeds(path):
+            _open_embedding(model).embed([[0, 0], [0]])
+            return []
+        assert isinstance(model.weights, ZeroWeights)
+        order = ReadingOrder(model.weights.tensors)
+        context = small_context(model, order)
+        if adapter is not None:
+            context.adapt([(load_adapter(model, adapter), 1.0)])
+        for position, tokens in ((0, [0, 0]), (2, [0])):
+            context.decode(TokenBatch.run(tokens, position, n_sequences=1, logits="last"))
+            context.logits()
+        context.close()
+        return order.names
+
+
+def _embeds(path: Path) -> bool:
+    return embedding_shape(read_header(path)) is not None
+
+
+def _open_embedding(model: Model) -> EmbeddingContext:
+    return EmbeddingContext(model, n_cells=256, n_rows=64, n_sequences=2, n_threads=1)
+
+
+class ReadingOrder(GraphObserver):
+    """Observes the order in which passes read the matrices of layers.
+
+    Attributes:
+        names: of the matrices, in that order; empty if it was not the same in all passes.
+    """
+
+    def __init__(self, tensors: Mapping[str, Address]) -> None:
+        self.watch = new_watch()
+        self.names: list[str] = []
+        self._names_of = {address: name for name, address in tensors.items() if is_layer_weight(name)}
+        self._passes = 0
+        for address in self._names_of:
+            self.watch.ask_about_readers(address, 0)
+
+    def end(self, *, completed: bool) -> None:
+        """Compare the order of a pass with that of the passes before."""
+        read = [self._names_of[reader.tensor] for reader in self.watch.readers()]
+        if not completed or (self._passes and read != self.names):
+            read = []
+        self.names = read
+        self._passes += 1

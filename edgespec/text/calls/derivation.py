@@ -1,0 +1,301 @@
+"""Learn from a chat template how its model calls tools: render conversations with calls, and compare.
+
+A template that shows the calls of earlier answers shows them as the model was trained to write them. So the
+text around names, arguments and values follows from renderings that differ in one thing each.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edgespec.generation.tools import Tool
+from edgespec.text.calls.headers import Headers, ShownAnswers
+from edgespec.text.calls.layout import CallLayout, common_length
+from edgespec.text.calls.probes import (
+    ANSWER,
+    FIRST,
+    IDS,
+    LAST,
+    MARK,
+    NAMED_IDS,
+    NAMES,
+    ONE_VALUE,
+    QUESTION,
+    RESULT,
+    THOUGHT,
+    TOOLS,
+    VALUES,
+    segments,
+)
+from edgespec.text.calls.pythonic import PythonicSpelling
+from edgespec.text.calls.reader import CallEnd, CallName
+from edgespec.text.calls.sections import SplitSection, parts_around, tagged_layout
+from edgespec.text.calls.spelling import LayoutSpelling
+
+Messages = Sequence[Mapping[str, Any]]
+Render = Callable[[Messages, Sequence[Mapping[str, Any]], bool], str | None]
+"""Renders a conversation and its tools, up to where the model answers if it is to; None if it is refused."""
+
+_MAX_CHARS = 1 << 16
+_JSON_BEGINS = re.compile(r'[\[{]\s*(?:[\[{]\s*)*"')
+
+
+@dataclass(frozen=True)
+class DerivedCalls:
+    """The calls of a template, as renderings show them.
+
+    Attributes:
+        trigger: the text by which a call is told from other text.
+        trigger_is_json: calls are bare JSON, which begins with the trigger.
+        single: the template shows at most one call for each message.
+        shows_results: the template shows what tools return.
+        arguments_as_text: the template takes arguments as JSON text, not as objects.
+        empty_content: the content of a message without text that the template takes, "" or None.
+        names_again: the name of a tool stands in the header of the message and in the call.
+    """
+
+    spelling: LayoutSpelling | PythonicSpelling
+    trigger: str
+    trigger_is_json: bool
+    single: bool
+    shows_results: bool
+    arguments_as_text: bool
+    empty_content: str | None
+    names_again: bool = False
+
+
+def derive(
+    render: Render,
+    *,
+    thought_closes: str = "",
+    text_closes: str = "",
+    headers: Headers | None = None,
+    is_end: Callable[[str], bool] = lambda mark: False,
+) -> DerivedCalls | None:
+    """Learn how a template shows calls; None if it shows none, or in a way that layouts cannot express.
+
+    Args:
+        thought_closes: the mark that ends a thought; what comes before it does not belong to a call.
+        text_closes: the mark that ends a text.
+        headers: those of calls that are messages of their own.
+        is_end: whether a mark is the text of a token that ends answers.
+    """
+    return _Derivation(render, thought_closes, text_closes, headers, is_end).derived()
+
+
+def shown_answers(render: Render) -> ShownAnswers:
+    """What a template shows of answers; of thoughts and calls only if it shows something before a text."""
+    return _Derivation(render, "", "", None, lambda mark: False).answers()
+
+
+class _Derivation:
+    def __init__(
+        self,
+        render: Render,
+        thought_closes: str,
+        text_closes: str,
+        headers: Headers | None,
+        is_end: Callable[[str], bool],
+    ) -> None:
+        self._render = render
+        self._thought_closes = thought_closes
+        self._text_closes = text_closes
+        self._headers = headers
+        self._is_end = is_end
+        self._as_text = False
+        self._content: str | None = ""
+        self._ids = IDS
+        self._plain: list[str] = []
+        self._probes: Sequence[Mapping[str, Any]] = ()
+
+    def answers(self) -> ShownAnswers:
+        said = {"role": "assistant", "content": ANSWER}
+        prompt = self._body([], begin_answer=True)
+        if not prompt:
+            return ShownAnswers(prompt, None)
+        text = self._body([said])
+        if text is None or not text.startswith(prompt):
+            return ShownAnswers(prompt, text)
+        if not text[len(prompt) :].partition(ANSWER)[0].strip():
+            return ShownAnswers(prompt, text)
+        thought = self._body([{**said, "reasoning_content": THOUGHT}])
+        for self._probes in TOOLS:
+            call = self._settled(ONE_VALUE)
+            if call is not None:
+                break
+        calls = self._shown([(NAMES[0], ONE_VALUE), (NAMES[1], ONE_VALUE)])
+        prompt = self._body([], begin_answer=True)
+        called = {**said, "tool_calls": [self._call(0, NAMES[0], ONE_VALUE)]}
+        return ShownAnswers(prompt, self._body([said]), thought, call, calls, self._body([called]))
+
+    def derived(self) -> DerivedCalls | None:
+        plain = None
+        for self._probes in TOOLS:
+            plain = plain or self._body([{"role": "assistant", "content": ANSWER}])
+            if plain is not None:
+                break
+        single = self._settled(ONE_VALUE) if plain is not None else None
+        if plain is None or single is None:
+            return None
+        self._plain = segments(plain)
+        one = self._section(single)
+        both = None
+        if self._headers is None:
+            two = self._shown([(NAMES[0], ONE_VALUE), (NAMES[1], ONE_VALUE)])
+            both = self._section(two) if two is not None and NAMES[1] in two else None
+        split = SplitSection.of(one, both) if one is not None else None
+        if one is None or split is None:
+            return None
+        spelling, trigger, is_json = self._spelling(split)
+        if spelling is None or not _reads(spelling, trigger, one, is_json=is_json):
+            return None
+        results = self._shows_results()
+        single_only = both is None and self._headers is None
+        return DerivedCalls(
+            spelling,
+            trigger,
+            is_json,
+            single_only,
+            results,
+            self._as_text,
+            self._content,
+            self._headers is not None and bool(split.opens),
+        )
+
+    def _spelling(self, split: SplitSection) -> tuple[LayoutSpelling | PythonicSpelling | None, str, bool]:
+        """The spelling, its trigger, and whether that is part of JSON."""
+        pythonic = split.pythonic()
+        if pythonic is not None:
+            return pythonic, pythonic.opens, False
+        layout = split.layout() or self._tagged(split)
+        if layout is None:
+            return None, "", False
+        if self._headers is not None:
+            return LayoutSpelling(layout, ""), self._headers.again + self._headers.before, False
+        trigger, is_json = self._trigger(layout.opens)
+        spelling = LayoutSpelling(layout, "" if is_json else trigger)
+        return (spelling if trigger else None), trigger, is_json
+
+    def _shows_results(self) -> bool:
+        call = self._call(0, NAMES[0], ONE_VALUE)
+        result = {"role": "tool", "tool_call_id": call["id"], "name": NAMES[0], "content": RESULT}
+        called = {"role": "assistant", "content": self._content, "tool_calls": [call]}
+        shown = self._body([called, result])
+        return shown is not None and RESULT in shown
+
+    def _settled(self, values: Mapping[str, Any]) -> str | None:
+        """The rendering of a call, in the form of message that the template takes."""
+        for self._ids in (IDS, NAMED_IDS):
+            for self._as_text in (False, True):
+                for self._content in ("", None):
+                    shown = self._shown([(NAMES[0], values)])
+                    if shown is not None and NAMES[0] in shown and VALUES[FIRST] in shown:
+                        return shown
+        return None
+
+    def _shown(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str | None:
+        """The rendering of an answer that calls tools, behind the question."""
+        listed = [self._call(n, name, values) for n, (name, values) in enumerate(calls)]
+        return self._body([{"role": "assistant", "content": self._content, "tool_calls": listed}])
+
+    def _call(self, index: int, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        arguments = json.dumps(values) if self._as_text else dict(values)
+        function = {"name": name, "arguments": arguments}
+        return {"id": self._ids[index], "type": "function", "function": function}
+
+    def _body(self, answer: Messages, *, begin_answer: bool = False) -> str | None:
+        text = self._render([{"role": "user", "content": QUESTION}, *answer], self._probes, begin_answer)
+        if text is None or QUESTION not in text:
+            return None
+        body = text.rpartition(QUESTION)[2]
+        return body if len(body) <= _MAX_CHARS else None
+
+    def _section(self, shown: str) -> str | None:
+        """The part of a rendering that an answer without calls has not."""
+        if self._headers is not None:
+            return self._message(shown, self._headers)
+        parts = segments(shown)
+        begin = common_length(parts, self._plain)
+        end = common_length(parts[begin:][::-1], self._plain[begin:][::-1])
+        if self._text_closes:
+            rest = "".join(self._plain).partition(ANSWER)[2].removeprefix(self._text_closes)
+            end = min(end, len(segments(rest)))
+        section = "".join(parts[begin : len(parts) - end])
+        behind = section.find(NAMES[0])
+        if behind < 0:
+            return None
+        if self._thought_closes:
+            at = section.rfind(self._thought_closes, 0, behind)
+            section = section[at + len(self._thought_closes) :] if at >= 0 else section
+            behind = section.find(NAMES[0])
+        ends = (mark.start() for mark in MARK.finditer(section, behind) if self._is_end(mark[0]))
+        return section[: next(ends, len(section))]
+
+    def _message(self, shown: str, headers: Headers) -> str | None:
+        """The message of the first call, with the name before it if that stands in the header only."""
+        header = headers.first(NAMES[0])
+        _, found, message = shown.partition(header)
+        ends = [message.find(mark) for mark in (*headers.ends, headers.again)]
+        message = message[: min((end for end in ends if end >= 0), default=len(message))]
+        if not found:
+            return None
+        return message if NAMES[0] in message else NAMES[0] + headers.behind + message
+
+    def _trigger(self, opens: str) -> tuple[str, bool]:
+        """The beginning of a call's text that no other answer has, and whether it is part of JSON."""
+        begun = opens.lstrip()
+        bracket = _JSON_BEGINS.search(begun)
+        if bracket is not None and bracket.start() == 0:
+            found = re.match(r'[\[{]\s*"\w+"\s*:', begun)
+            return (found[0], True) if found is not None and begun[0] == "{" else ("", False)
+        plain = set(self._plain)
+        at = 0
+        for segment in segments(begun):
+            at += len(segment)
+            if segment.isspace() or segment in plain:
+                continue
+            if MARK.fullmatch(segment):
+                return begun[:at].rstrip(), False
+            break
+        # Words might stand in any text, so as many as there are before the JSON.
+        if bracket is not None and "\n" in begun[: bracket.start()]:
+            return begun[: bracket.start()].rstrip(), False
+        words = re.match(r"\S+", begun)
+        return (words[0], False) if words is not None and words[0] not in plain else ("", False)
+
+    def _tagged(self, split: SplitSection) -> CallLayout | None:
+        """The layout of calls whose arguments stand between tags."""
+        shown = self._shown([(NAMES[0], VALUES)])
+        section = self._section(shown) if shown is not None else None
+        if section is None:
+            return None
+        listed = [key for key in VALUES if key in section]  # some templates leave out what is null
+        parts = parts_around(section, [NAMES[0], *listed])
+        if parts is None or listed[:2] != [FIRST, "argb"] or listed[-1] != LAST:
+            return None
+        return tagged_layout(split, parts[1], dict(zip(listed, parts[2:], strict=True)))
+
+
+def _reads(spelling: LayoutSpelling | PythonicSpelling, trigger: str, section: str, *, is_json: bool) -> bool:
+    """True if the call of a probe is read as it was."""
+    at = section.find(trigger)  # which is in the header, for a message of its own
+    text = section[at if is_json else at + len(trigger) :] if at >= 0 else section
+    reader = spelling.reader([Tool.of(probe) for probe in TOOLS[-1]])
+    name, arguments = "", ""
+    while True:
+        read, rest = reader.read(text)
+        if isinstance(read, CallEnd) or (not read and rest == text):
+            break
+        if isinstance(read, CallName):
+            name += read.name
+        else:
+            arguments += read
+        text = rest
+    try:
+        return name == NAMES[0] and json.loads(arguments) == ONE_VALUE
+    except ValueError:
+        return False

@@ -1,0 +1,191 @@
+"""Calls that are written as JSON in a code fence or alone, instead of between the marks of the template.
+
+Qwen2.5-Coder is known for it:
+
+    ```json
+    {"name": "get_weather", "arguments": {"city": "Oslo"}}
+    ```
+
+A fence is a call only if all of its JSON is calls of tools that were declared, with arguments that fit, and
+so is an answer that is nothing but such JSON. Most others are told apart by their first characters; until
+then, nothing of them is shown.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edgespec.generation.tools import Tool
+from edgespec.text.calls.argument_values import properties_of
+
+FENCE = "```"
+
+_LANGUAGES = ("json", "")
+_SHOWING = 512  # characters of a fence that show whether it may begin a call
+_BEGINS_LINE = re.compile(r"(?:\A|\n)[ \t]*\Z")
+_BETWEEN = re.compile(r"[\s,]*")
+
+FittingCalls = Callable[[str, str], bool]
+"""True if arguments (JSON) fit a declared tool, which is named first."""
+
+
+@dataclass(frozen=True)
+class FencedCall:
+    """A call that stood in a fence; `arguments` is JSON."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
+class Fence:
+    """A code fence that was decided.
+
+    Attributes:
+        size: characters of it: all of it if it is calls or was read to its end, else what opens it.
+        calls: those in it; empty if it is text.
+        is_open: it is text, and continues.
+    """
+
+    size: int
+    calls: Sequence[FencedCall] = ()
+    is_open: bool = False
+
+
+class FenceReader:
+    """Decides whether code fences are calls.
+
+    Args:
+        tools: those that may be called.
+        fits: whether a call may be made.
+        several: whether an answer may have more than one call. If not, its first one counts: others in the
+            same fence are dropped, and later fences are text.
+    """
+
+    def __init__(self, tools: Sequence[Tool], fits: FittingCalls, *, several: bool = True) -> None:
+        self._tools = {tool.name: tool for tool in tools}
+        self._fits = fits
+        self._several = several
+        self._had_call = False
+        calls = [f'{{"name":"{name}"' for name in self._tools] + ['{"arguments":']
+        self._beginnings = [begin + call for begin in ("", "[") for call in calls]
+        self._searched = 0  # where the search for the end of the fence is
+
+    def decide(self, text: str, *, final: bool) -> Fence | None:
+        """Decide about the fence that a text begins with; None if more of the text is needed.
+
+        Args:
+            final: there is no more. What is a call but for the closing fence is one.
+        """
+        decided = self._decided(text, final=final)
+        if decided is not None:
+            self._searched = 0
+            self._had_call = self._had_call or bool(decided.calls)
+        return decided
+
+    def decide_whole(self, text: str, *, final: bool) -> Sequence[FencedCall] | None:
+        """Decide whether an answer is calls and nothing else; None if more of it is needed.
+
+        Args:
+            text: the answer so far.
+            final: there is no more.
+        """
+        if not self._may_be_calls(text):
+            return ()
+        if not final:
+            return None
+        calls = self._calls(text)
+        self._had_call = bool(calls)
+        return calls
+
+    def _may_be_calls(self, text: str) -> bool:
+        """True if the first characters of a text may begin the JSON of a call."""
+        shown = re.sub(r"\s+", "", text[:_SHOWING])
+        return any(shown.startswith(begin) or begin.startswith(shown) for begin in self._beginnings)
+
+    def _decided(self, text: str, *, final: bool) -> Fence | None:
+        opened = Fence(len(FENCE), is_open=True)
+        if self._had_call and not self._several:
+            return opened
+        line, newline, body = text[len(FENCE) :].partition("\n")
+        if not newline:
+            undecided = any(name.startswith(line.strip(" \r\t")) for name in _LANGUAGES)
+            return None if undecided and not final else opened
+        if line.strip() not in _LANGUAGES:
+            return opened
+        if not self._may_be_calls(body):
+            return opened
+        start = len(text) - len(body)
+        while (at := text.find(FENCE, max(self._searched, start))) >= 0:
+            calls = self._calls(text[start:at])
+            if calls:
+                return Fence(at + len(FENCE), calls)
+            if begins_line(text[:at]):  # strings in JSON hold no line breaks, so this ends the fence
+                return Fence(at + len(FENCE))
+            self._searched = at + len(FENCE)
+        self._searched = max(self._searched, len(text) - len(FENCE) + 1)
+        if not final:
+            return None
+        calls = self._calls(text[start:])
+        return Fence(len(text), calls) if calls else opened
+
+    def _calls(self, body: str) -> Sequence[FencedCall]:
+        """The calls that the JSON in a fence consists of; none if anything in it is no call."""
+        try:
+            values = list(_values(body))
+            calls = [self._call(value) for value in values]
+        except (ValueError, RecursionError):
+            return ()
+        found = [call for call in calls if call is not None]
+        if len(found) < len(calls):
+            return ()
+        return found if self._several else found[:1]
+
+    def _call(self, value: Any) -> FencedCall | None:
+        if not isinstance(value, dict) or value.keys() != {"name", "arguments"}:
+            return None
+        tool = self._tools.get(value["name"]) if isinstance(value["name"], str) else None
+        if tool is None or not isinstance(value["arguments"], dict):
+            return None
+        arguments = json.dumps(value["arguments"], ensure_ascii=False)
+        arguments.encode()  # half a surrogate pair is a ValueError
+        ordered = _ordered(value["arguments"], tool.schema, tool.schema)
+        fits = self._fits(tool.name, json.dumps(ordered, ensure_ascii=False))
+        return FencedCall(tool.name, arguments) if fits else None
+
+
+def begins_line(before: str) -> bool:
+    """True if what follows a text is at the beginning of a line, but for space."""
+    return _BEGINS_LINE.search(before[-64:] if len(before) > 64 else before) is not None
+
+
+def _values(body: str) -> Iterator[Any]:
+    """The JSON values that a text consists of; of a list, its items.
+
+    Raises:
+        ValueError: it consists of something else.
+    """
+    decoder, at = json.JSONDecoder(), 0
+    while True:
+        between = _BETWEEN.match(body, at)
+        at = between.end() if between is not None else at
+        if at == len(body):
+            return
+        value, at = decoder.raw_decode(body, at)
+        yield from value if isinstance(value, list) else [value]
+
+
+def _ordered(value: Any, schema: Any, root: Mapping[str, Any]) -> Any:
+    """The value with the keys of objects in the order of their schema, in which a grammar expects them."""
+    if isinstance(value, list):
+        items = schema.get("items") if isinstance(schema, dict) else None
+        return [_ordered(item, items, root) for item in value]
+    if not isinstance(value, dict):
+        return value
+    known = properties_of(schema, root)
+    keys = [*(key for key in known if key in value), *(key for key in value if key not in known)]
+    return {key: _ordered(value[key], known.get(key), root) for key in keys}

@@ -1,0 +1,181 @@
+"""Arguments that stand between tags, one by one, as Qwen3-Coder, GLM and many others write them.
+
+A text stands there as it is; any other value is JSON. So what may be written follows from the schema of each
+argument: it is turned into a grammar (in llguidance's dialect of Lark), and read back into JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+
+from edgespec.generation.tools import Tool
+from edgespec.text.calls.argument_rules import closing_of
+from edgespec.text.calls.argument_values import (
+    ANYTHING_BUT_TEXT,
+    ArgumentValue,
+    parameters_of,
+    read_literal,
+)
+from edgespec.text.calls.layout import (
+    KEY,
+    TEXT_TYPE,
+    TaggedArguments,
+    pattern,
+)
+from edgespec.text.calls.nested import NestedReader
+from edgespec.text.calls.reader import CallEnd, CallName
+
+# XML's way to put a text with any characters between tags, which models write around such texts.
+_CDATA = ("<![CDATA[", "]]>")
+
+
+class TaggedCallReader:
+    """Reads calls between tags; see `reader.CallReader`. Texts are passed on as they come.
+
+    Args:
+        middle: the text between a call's name and its first argument.
+        first, following, ends: regular expressions of the text before the first name, before each further
+            one (empty if there is none), and behind the last call.
+    """
+
+    def __init__(
+        self,
+        tags: TaggedArguments,
+        middle: str,
+        tools: Sequence[Tool],
+        *,
+        first: str,
+        following: str,
+        ends: str,
+    ) -> None:
+        name = rf"([\w.-]+)(?=[^\w.-]){pattern(middle.rstrip())}"
+        self._head = re.compile(rf"\s*{first}{name}")
+        self._following = re.compile(rf"\s*{following}{name}") if following else None
+        self._ends = re.compile(rf"\s*{ends}")
+        self._words = tags.words
+        self._nested = NestedReader(tags) if tags.item else None
+        self._space, self._tag, rest = closing_of(tags.closes)
+        opens = pattern(rest) + r"\s*" if rest.strip() else r"\s*"
+        kinds = {text: kind for kind, text in tags.middles}  # the last of those that are written alike
+        self._keys = [
+            (re.compile(_key_pattern(tags.opens, text), re.DOTALL), kind if tags.types_show else None)
+            for text, kind in kinds.items()
+        ]
+        self._rest = re.compile(opens)
+        self._parameters = {tool.name: parameters_of(tool) for tool in tools}
+        self._known: Mapping[str, ArgumentValue] = {}
+        self._value: ArgumentValue | None = None  # of the argument that is being read
+        self._closes = ""  # its closing tag
+        self._began = False  # its first characters were read
+        self._count = 0
+        self._named = self._ended = False
+
+    def read(self, text: str) -> tuple[CallName | CallEnd | str, str]:
+        """See `CallReader`."""
+        if self._ended:
+            return CallEnd(), text
+        if self._value is not None:
+            return self._in_value(self._value, text)
+        if not self._named:
+            return self._in_head(text)
+        for key, kind in self._keys:
+            found = key.match(text)
+            if found is not None:
+                return self._begin_value(found[1], kind), text[found.end() :]
+        if self._following is not None and self._following.match(text):
+            self._head, self._named = self._following, False
+            return self._end_arguments(), text
+        end = self._ends.match(text)
+        if end is None:
+            return "", text
+        self._ended = True
+        return self._end_arguments(), text[end.end() :]
+
+    def _in_head(self, text: str) -> tuple[CallName | str, str]:
+        found = self._head.match(text)
+        if found is None:
+            return "", text
+        self._named = True
+        self._count = 0
+        self._known = self._parameters.get(found[1], {})
+        return CallName(found[1]), text[found.end() :]
+
+    def _end_arguments(self) -> str:
+        return "}" if self._count else "{}"
+
+    def _begin_value(self, key: str, kind: str | None) -> str:
+        """Begin an argument; `kind` is JSON's type of its value if the tag tells it."""
+        value = self._known.get(key, ArgumentValue({}, ("",), types=ANYTHING_BUT_TEXT))
+        if kind is not None:
+            is_text = kind == TEXT_TYPE
+            value = ArgumentValue({}, ("",)) if is_text else ArgumentValue({}, types=ANYTHING_BUT_TEXT)
+        self._value, self._began = value, False
+        self._closes = self._tag.replace(KEY, key)
+        self._count += 1
+        before = "{" if self._count == 1 else ", "
+        quote = '"' if value.is_text else ""
+        return f"{before}{json.dumps(key)}: {quote}"
+
+    def _in_value(self, value: ArgumentValue, text: str) -> tuple[str, str]:
+        opens, quote = _CDATA
+        closes = self._closes
+        if not self._began and (text.startswith(opens) or (value.is_text and opens.startswith(text))):
+            at = text.find(quote + closes)
+            if at < 0:
+                return "", text
+            self._value = None
+            said = text[len(opens) : at]
+            return (f'{_inner(said)}"' if value.is_text else self._json(value, said)), text[
+                at + len(quote + closes) :
+            ]
+        at = text.find(closes)
+        while at >= 0 and not self._may_end(value, text[:at]):
+            at = text.find(closes, at + 1)
+        if at >= 0:
+            said, rest = text[:at].removesuffix(self._space), text[at + len(closes) :]
+            self._value = None
+            return (f'{_inner(said)}"' if value.is_text else self._json(value, said)), rest
+        if not value.is_text:
+            return "", text
+        self._began = True
+        mark = self._space + closes
+        held = max(_overlap(text, mark), _overlap(text, closes))
+        end = len(text) - held
+        return _inner(text[:end]), text[end:]
+
+    def _may_end(self, value: ArgumentValue, said: str) -> bool:
+        said = said.removesuffix(self._space)
+        if self._nested is not None and not value.is_text:
+            return self._nested.is_whole(said)
+        return value.ends_at_tag(said) or (bool(self._words) and read_literal(said) is not None)
+
+    def _json(self, value: ArgumentValue, said: str) -> str:
+        """The JSON of a value that was written as this text."""
+        if self._nested is not None:
+            return self._nested.read(said, value)
+        read = value.read(said)
+        # A template that writes True writes lists and objects as Python does, too.
+        if self._words and not value.is_text and read.startswith('"') and said not in value.words:
+            return read_literal(said) or read
+        return read
+
+
+def _key_pattern(opens: str, middle: str) -> str:
+    """The regular expression of an argument's name, which is group 1, and the tags around it."""
+    bare = middle.rstrip()
+    space = middle[len(bare) :]
+    # Whether white space belongs to the tag or to the value must be certain.
+    certain = rf"(?:{re.escape(space)}(?=.)|(?=[^{re.escape(space[0])}]))" if space else ""
+    return rf"\s*{pattern(opens.lstrip())}([^<>\n/][^<>\n]*?){pattern(bare)}{certain}"
+
+
+def _overlap(text: str, mark: str) -> int:
+    """The length of the text's end with which a mark begins."""
+    return next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if mark.startswith(text[-n:])), 0)
+
+
+def _inner(text: str) -> str:
+    """A part of a text as JSON has it between its quotes."""
+    return json.dumps(text)[1:-1]
