@@ -46,13 +46,13 @@ from edgespec.llama.runtime.context import Context, FloatArray
 from edgespec.llama.runtime.device_layers import ON_PROCESSOR
 from edgespec.llama.runtime.model import Model
 from edgespec.llama.state_trees import BranchExactness, try_branches
+from edgespec.loading.streamed_model import open_streamed_model, prepare_stream
 from edgespec.models.gguf.footprint import Footprint
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub import catalog
-from edgespec.offload.planning.needs import MemoryNeeds
-from edgespec.offload.planning.stream_layout import StreamLayout
-from edgespec.offload.planning.stream_plan import open_streamed_model, prepare_stream
+from edgespec.planning.memory.needs import MemoryNeeds
+from edgespec.planning.memory.stream_layout import StreamLayout
 from edgespec.progress import no_progress
 from edgespec.speculation.tree import TokenTree
 from tests.fuzz.architectures import NotMade, make, names

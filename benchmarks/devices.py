@@ -27,14 +27,14 @@ from edgespec import GenerationConfig
 from edgespec.config import Config
 from edgespec.costs.curves import Curve
 from edgespec.errors import MemoryLimitError
-from edgespec.loading.devices.assignment import layer_seconds, layer_sizes, usual_type
-from edgespec.loading.devices.cards import Card, Cards
-from edgespec.loading.devices.finding import find_devices
 from edgespec.machine.cores import default_threads
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub import catalog
 from edgespec.models.hub.inspection import inspect_model
-from edgespec.plans.model_plan import plan_for
+from edgespec.planning.devices.assignment import layer_seconds, layer_sizes, usual_type
+from edgespec.planning.devices.cards import Card, Cards
+from edgespec.planning.devices.finding import find_devices
+from edgespec.planning.report.model_report import plan_for
 from edgespec.profiles.device_profile import DeviceProfile
 from edgespec.profiles.store import DiskProfile, PassProfile, ProfileStore, disk_key, machine_identity
 from edgespec.progress import no_progress

@@ -18,7 +18,7 @@ from edgespec.config import Config
 from edgespec.errors import MemoryLimitError
 from edgespec.models.gguf.synthesis.weightless import ModelShape
 from edgespec.models.hub import catalog
-from edgespec.plans.model_plan import plan_for
+from edgespec.planning.report.model_report import plan_for
 from edgespec.profiles.store import DiskProfile, ProfileStore, disk_key
 from edgespec.progress import no_progress
 

@@ -28,7 +28,7 @@ from edgespec.config import Config
 from edgespec.costs.batches import TextLengths
 from edgespec.engine.requests import Request
 from edgespec.generation.config import GenerationConfig
-from edgespec.plans.model_plan import plan_for
+from edgespec.planning.report.model_report import plan_for
 from edgespec.progress import no_progress
 
 _CONTEXT = 512  # of answers to questions

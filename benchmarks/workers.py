@@ -28,12 +28,12 @@ from edgespec.config import Config
 from edgespec.costs.planner import Prediction
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
-from edgespec.loading.devices.assignment import layer_sizes
 from edgespec.models.gguf.footprint import USUAL_NODES, cells_for
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.offload.planning.needs import ContextShape, PairSizes
-from edgespec.plans.model_plan import plan_for
+from edgespec.planning.devices.assignment import layer_sizes
+from edgespec.planning.memory.needs import ContextShape, PairSizes
+from edgespec.planning.report.model_report import plan_for
 from edgespec.progress import no_progress
 
 _CONTEXT = 1024

@@ -35,12 +35,12 @@ from edgespec.llama.build import current_build
 from edgespec.llama.runtime.backend import log_lines
 from edgespec.llama.runtime.device_layers import DeviceLayers
 from edgespec.llama.runtime.model import Model
-from edgespec.loading.devices.assignment import usual_type
-from edgespec.loading.devices.finding import remember
-from edgespec.loading.devices.machine import MachineSnapshot
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.plans.model_plan import plan_for
+from edgespec.planning.devices.assignment import usual_type
+from edgespec.planning.devices.finding import remember
+from edgespec.planning.devices.machine import MachineSnapshot
+from edgespec.planning.report.model_report import plan_for
 from edgespec.profiles.device_profile import DeviceProfile
 from edgespec.profiles.store import ProfileStore
 from edgespec.progress import no_progress

@@ -48,8 +48,8 @@ def examine_devices(build: Build, store: ProfileStore, on_progress: Progress) ->
     if not build.gpus:
         return ()
     from edgespec.kernels.device_speed import DeviceFailed
-    from edgespec.loading.devices.finding import PlacementRequest, describe, measured
     from edgespec.machine.cores import default_threads
+    from edgespec.planning.devices.finding import PlacementRequest, describe, measured
 
     request = PlacementRequest(DevicesConfig(), default_threads(), store, on_progress)
     found = []

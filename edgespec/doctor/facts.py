@@ -194,7 +194,7 @@ def _inspect_build() -> tuple[Build | None, str, str]:
     try:
         from edgespec.kernels.ggml import UnsupportedBuild
         from edgespec.llama.build import current_build
-        from edgespec.offload.planning.stream_plan import check_supported
+        from edgespec.offload.support import check_supported
 
         build = current_build()
     except (
@@ -213,11 +213,11 @@ def _inspect_build() -> tuple[Build | None, str, str]:
 
 
 def _inspect_model(model: str, store: ProfileStore, on_progress: Progress) -> ModelFacts:
-    from edgespec.loading.fitting_drafters import drafter_to_take
     from edgespec.models.gguf.layers import ModelFiles
     from edgespec.models.hub.inspection import inspect_model
-    from edgespec.offload.planning.fit import USUAL_CONTEXT, fit_report
-    from edgespec.plans.summary import describe
+    from edgespec.planning.fitting_drafters import drafter_to_take
+    from edgespec.planning.memory.fit import USUAL_CONTEXT, fit_report
+    from edgespec.planning.report.summary import describe
 
     inspected = inspect_model(model, on_progress)
     memory = fit_report(inspected.headers)

@@ -88,7 +88,7 @@ def examine_pair(
     if not head:
         check_sizes(*headers)
     else:
-        from edgespec.loading.files import read_drafter
+        from edgespec.planning.files import read_drafter
 
         read_drafter(paths[1], ModelFiles.of(headers[0]))
     from edgespec.llama.runtime.model import Model

@@ -16,14 +16,14 @@ from edgespec.llama.runtime.abort import DecodeAborted
 from edgespec.llama.runtime.context import Context
 from edgespec.llama.tokenizer.compatibility import differs
 from edgespec.llama.tokenizer.vocabulary import Vocabulary
-from edgespec.loading.draft_window import draft_window
 from edgespec.loading.models import open_drafting_model
-from edgespec.loading.plan import Plan
 from edgespec.loading.state import LoadState
-from edgespec.loading.tree_sizes import most_nodes
 from edgespec.measure.initial_costs import initial_costs
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
+from edgespec.planning.draft_window import draft_window
+from edgespec.planning.plan import Plan
+from edgespec.planning.tree_sizes import most_nodes
 from edgespec.profiles.store import ProfileKeys
 from edgespec.profiles.table_file import TableFile
 from edgespec.speculation.drafters.base import Drafter, NoDrafter

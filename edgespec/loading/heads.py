@@ -14,10 +14,10 @@ from edgespec.llama.runtime.model import Model
 from edgespec.llama.tokenizer.compatibility import differs
 from edgespec.loading.drafter import file_sources
 from edgespec.loading.models import open_drafting_model
-from edgespec.loading.plan import Plan
 from edgespec.loading.state import LoadState
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
 from edgespec.option import named
+from edgespec.planning.plan import Plan
 
 
 def open_head(

@@ -26,11 +26,7 @@ from edgespec.kernels.report_store import ensure_report, report_notes, stored_re
 from edgespec.kernels.setting import OWN, cost_of_missing, own_allowed
 from edgespec.llama.row_rule import MOST_PADDED_ROWS
 from edgespec.llama.runtime.vetting import require_loadable
-from edgespec.loading.adapters import read_adapters
 from edgespec.loading.arguments import LoadArguments, checked_config, takes_options
-from edgespec.loading.decision import Decision, decide, plan_with_sequences
-from edgespec.loading.devices.finding import PlacementRequest, open_cards
-from edgespec.loading.devices.machine import MachineSnapshot
 from edgespec.loading.drafter import (
     drafter_name,
     open_drafter,
@@ -38,10 +34,8 @@ from edgespec.loading.drafter import (
     pair_costs,
     tree_limits,
 )
-from edgespec.loading.files import find_drafter, read_model
 from edgespec.loading.heads import open_head
 from edgespec.loading.models import open_drafting_model
-from edgespec.loading.plan import Plan, Planner
 from edgespec.loading.state import LoadState
 from edgespec.loading.target import open_target
 from edgespec.loading.workers import connect
@@ -50,6 +44,12 @@ from edgespec.models.gguf.footprint import require_cache_type
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub import catalog
+from edgespec.planning.adapters import read_adapters
+from edgespec.planning.decision import Decision, decide, plan_with_sequences
+from edgespec.planning.devices.finding import PlacementRequest, open_cards
+from edgespec.planning.devices.machine import MachineSnapshot
+from edgespec.planning.files import find_drafter, read_model
+from edgespec.planning.plan import Plan, Planner
 from edgespec.profiles.store import ProfileKeys
 from edgespec.profiles.updates import ProfileUpdates
 from edgespec.progress import Progress, no_progress

@@ -7,11 +7,11 @@ from pathlib import Path
 from edgespec.llama.runtime.device_layers import ON_PROCESSOR, DeviceLayers
 from edgespec.llama.runtime.model import Model
 from edgespec.llama.runtime.weight_store import WeightStore
-from edgespec.loading.plan import Plan
 from edgespec.loading.state import LoadState
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.vocabulary import same_tokens
 from edgespec.offload.tables import WeightsBesideTables
+from edgespec.planning.plan import Plan
 
 
 def open_model(

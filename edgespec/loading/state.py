@@ -11,10 +11,10 @@ from edgespec.errors import MemoryLimitError
 from edgespec.llama.first_layers import FirstLayers
 from edgespec.llama.runtime.abort import AbortFlag
 from edgespec.llama.runtime.model import Closable, Model
-from edgespec.loading.adapters import Adapter
-from edgespec.loading.plan import Plan
 from edgespec.machine.cores import default_threads
 from edgespec.option import named
+from edgespec.planning.adapters import Adapter
+from edgespec.planning.plan import Plan
 from edgespec.profiles.store import ProfileStore
 from edgespec.progress import Progress
 from edgespec.units import readable

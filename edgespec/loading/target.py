@@ -32,11 +32,9 @@ from edgespec.llama.runtime.device_layers import ON_PROCESSOR, DeviceLayers
 from edgespec.llama.runtime.model import Model
 from edgespec.llama.runtime.weight_store import WeightStore
 from edgespec.llama.state_trees import ROWS, BranchExactness, BranchingStore
-from edgespec.loading.adapters import refuse_streaming
 from edgespec.loading.models import open_model
-from edgespec.loading.pack_folders import pack_folders
-from edgespec.loading.plan import Plan
 from edgespec.loading.state import LoadState
+from edgespec.loading.streamed_model import open_streamed_model, prepare_stream
 from edgespec.loading.workers import borrow_layers
 from edgespec.machine.cores import thread_counts
 from edgespec.measure.threads import choose_threads, known_threads
@@ -45,9 +43,11 @@ from edgespec.models.hub.removal import packs_folder
 from edgespec.offload.attention import keep_row_attention
 from edgespec.offload.experts.switch import UnknownRouting
 from edgespec.offload.paging import try_paging
-from edgespec.offload.planning.stream_plan import open_streamed_model, prepare_stream
 from edgespec.offload.store_reader import DamagedPack
 from edgespec.option import named
+from edgespec.planning.adapters import refuse_streaming
+from edgespec.planning.pack_folders import pack_folders
+from edgespec.planning.plan import Plan
 from edgespec.text.template import ChatTemplate
 
 

@@ -19,7 +19,7 @@ from edgespec import GenerationConfig
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgeSpecError, MemoryLimitError
 from edgespec.llama.runtime.backend import log_lines
-from edgespec.loading.devices.machine import MachineSnapshot
+from edgespec.planning.devices.machine import MachineSnapshot
 from tests.card.device import STAND_IN, card, take_all_but
 from tests.card.stand_in import measure_stand_in
 

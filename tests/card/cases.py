@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgespec.loading.devices.assignment import layer_sizes, output_bytes
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
+from edgespec.planning.devices.assignment import layer_sizes, output_bytes
 from tests.card.passes import Placement
 
 ALL_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)

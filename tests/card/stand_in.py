@@ -7,11 +7,11 @@ import os
 from edgespec.costs.curves import Curve
 from edgespec.kernels.device_speed import measure_speeds
 from edgespec.llama.build import current_build
-from edgespec.loading.devices.assignment import usual_type
-from edgespec.loading.devices.finding import remember
 from edgespec.machine.cores import default_threads
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
+from edgespec.planning.devices.assignment import usual_type
+from edgespec.planning.devices.finding import remember
 from edgespec.profiles.device_profile import DeviceProfile
 from edgespec.profiles.store import ProfileStore
 from tests.card.device import STAND_IN

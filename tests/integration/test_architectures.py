@@ -20,8 +20,8 @@ from edgespec.llama.runtime.model import Model
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.offload.packing.pack import gains_from_packing
-from edgespec.offload.planning import stream_layout
 from edgespec.offload.weights import StreamedWeights
+from edgespec.planning.memory import stream_layout
 from tests.integration.test_streaming import load_streamed
 from tests.tiers import slow_except
 from tests.tiny import ARCHITECTURES, MIXTURES, N_LAYER, write_tiny

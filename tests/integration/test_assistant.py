@@ -24,7 +24,7 @@ from edgespec.llama.cache.tree_cache import BranchingCache
 from edgespec.llama.runtime.context import NoRoomInCache
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.offload.planning.needs import ContextShape, PairSizes
+from edgespec.planning.memory.needs import ContextShape, PairSizes
 from edgespec.speculation.growth import Children, Frontier
 from tests.head_answers import GREEDY, PROMPT, SAMPLED, UNDRAFTED, check_cancelled_answer, check_own_text
 from tests.heads.gemma_files import write_gemma

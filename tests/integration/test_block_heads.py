@@ -27,12 +27,12 @@ from edgespec.heads.shared.layer_tap import LayerTap
 from edgespec.llama.runtime.batch import TokenBatch
 from edgespec.llama.runtime.context import Context
 from edgespec.llama.runtime.model import Model
-from edgespec.loading.pass_costs import expected_prefill
 from edgespec.measure.full_profile import measure_full_profile
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.offload.planning.needs import ContextShape, PairSizes
-from edgespec.offload.planning.rows import needs_within
+from edgespec.planning.memory.needs import ContextShape, PairSizes
+from edgespec.planning.memory.rows import needs_within
+from edgespec.planning.pass_costs import expected_prefill
 from edgespec.profiles.store import ProfileStore
 from edgespec.progress import no_progress
 from edgespec.speculation.tree import FloatArray

@@ -19,8 +19,8 @@ from edgespec.llama.cache.shared_cells import PART
 from edgespec.llama.trials.dry_run import Shape, dry_run
 from edgespec.models.gguf.footprint import cells_for
 from edgespec.models.gguf.header import read_header
-from edgespec.plans.model_plan import plan_for
-from edgespec.plans.report import PlanReport
+from edgespec.planning.report.model_report import plan_for
+from edgespec.planning.report.report import PlanReport
 from edgespec.progress import no_progress
 from tests.fuzz.headers import UINT32, parse
 from tests.least_memory import least_memory

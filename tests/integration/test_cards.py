@@ -17,7 +17,7 @@ from edgespec import GenerationConfig
 from edgespec.errors import UsageError
 from edgespec.kernels.ggml import rpc
 from edgespec.llama.build import current_build
-from edgespec.loading.devices.finding import find_devices
+from edgespec.planning.devices.finding import find_devices
 from tests.lending import LocalWorker
 from tests.tiers import slow_except
 from tests.tiny import write_tiny

@@ -21,17 +21,17 @@ from edgespec.engine.engine import Engine
 from edgespec.errors import ModelFileError, StreamError
 from edgespec.generation.config import GenerationConfig
 from edgespec.llama.quantize import make_drafter
-from edgespec.loading.pass_costs import expected_prefill
 from edgespec.models.gguf.experts import layer_weights
 from edgespec.models.gguf.footprint import cells_for, footprint
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.offload.experts import switch
 from edgespec.offload.packing.pack import gains_from_packing
-from edgespec.offload.planning.budget import plan_memory
-from edgespec.offload.planning.held_experts import budget_for_experts
-from edgespec.offload.planning.needs import ContextShape, MemoryNeeds
 from edgespec.offload.weights import StreamedWeights
+from edgespec.planning.memory.budget import plan_memory
+from edgespec.planning.memory.held_experts import budget_for_experts
+from edgespec.planning.memory.needs import ContextShape, MemoryNeeds
+from edgespec.planning.pass_costs import expected_prefill
 from edgespec.profiles import updates
 from edgespec.profiles.store import ProfileStore
 from tests.hanging_reads import cancelled_while_reading, fail_a_read

@@ -12,11 +12,11 @@ import pytest
 import edgespec
 from edgespec.config import Config
 from edgespec.errors import MemoryLimitError
-from edgespec.loading.devices.machine import MachineSnapshot
-from edgespec.loading.plan import Planner
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub.inspection import inspect_model
-from edgespec.offload.planning.fit import fit_report
+from edgespec.planning.devices.machine import MachineSnapshot
+from edgespec.planning.memory.fit import fit_report
+from edgespec.planning.plan import Planner
 from edgespec.profiles.store import ProfileStore
 from edgespec.units import readable
 

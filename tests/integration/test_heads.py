@@ -288,10 +288,10 @@ def test_architectures_show_their_hidden_states(architecture: str, smol_path: Pa
 
 def test_the_budget_counts_the_head(pair: TinyPair) -> None:
     from edgespec.config import Config
-    from edgespec.loading.pass_costs import expected_prefill
     from edgespec.models.gguf.layers import ModelFiles
-    from edgespec.offload.planning.needs import ContextShape, PairSizes
-    from edgespec.offload.planning.rows import needs_within
+    from edgespec.planning.memory.needs import ContextShape, PairSizes
+    from edgespec.planning.memory.rows import needs_within
+    from edgespec.planning.pass_costs import expected_prefill
 
     files, head = (ModelFiles.of(read_header(path)) for path in (pair.target, pair.head))
     shape = ContextShape(512, 64, 64, 1)

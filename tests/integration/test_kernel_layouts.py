@@ -30,12 +30,12 @@ from edgespec.llama.runtime.device_layers import ON_PROCESSOR
 from edgespec.llama.runtime.layout_overrides import layout_overrides
 from edgespec.llama.runtime.model import Model
 from edgespec.llama.trials.tiny_hybrid import write_tiny_hybrid
+from edgespec.loading.streamed_model import open_streamed_model, prepare_stream
 from edgespec.models.gguf.footprint import Footprint
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.offload.planning.needs import MemoryNeeds
-from edgespec.offload.planning.stream_layout import StreamLayout
-from edgespec.offload.planning.stream_plan import open_streamed_model, prepare_stream
+from edgespec.planning.memory.needs import MemoryNeeds
+from edgespec.planning.memory.stream_layout import StreamLayout
 
 # Runs in every Python that is started, and spoils one layout in the process that tries them.
 SABOTAGE = """

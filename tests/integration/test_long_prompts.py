@@ -12,8 +12,8 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.requests import Request
 from edgespec.generation.config import Grammar
 from edgespec.generation.result import Generation
-from edgespec.offload.planning import rows
 from edgespec.offload.weights import StreamedWeights
+from edgespec.planning.memory import rows
 from tests.integration.test_streaming import load_streamed
 from tests.tiers import slow_except
 

@@ -25,7 +25,7 @@ from edgespec.models.hub.inspection import inspect_model, same_vocabulary
 from edgespec.models.hub.registry import REGISTERED, DrafterPair, PairRegistry
 from edgespec.models.hub.removal import packs_folder
 from edgespec.models.hub.repository import Hub
-from edgespec.plans.model_plan import plan_for
+from edgespec.planning.report.model_report import plan_for
 from edgespec.profiles.store import ProfileStore, machine_identity
 from edgespec.progress import no_progress
 from tests.fuzz.headers import small_model

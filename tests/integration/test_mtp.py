@@ -24,7 +24,7 @@ from edgespec.llama.runtime.context import Context
 from edgespec.llama.runtime.model import Model
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.offload.planning.needs import ContextShape, PairSizes
+from edgespec.planning.memory.needs import ContextShape, PairSizes
 from tests.head_answers import GREEDY, PROMPT, SAMPLED, UNDRAFTED, check_cancelled_answer, check_own_text
 from tests.least_memory import load_in_least_memory
 from tests.tiers import slow_except

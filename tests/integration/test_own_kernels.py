@@ -33,13 +33,13 @@ from edgespec.llama.runtime.batch import TokenBatch
 from edgespec.llama.runtime.context import Context
 from edgespec.llama.runtime.device_layers import ON_PROCESSOR
 from edgespec.llama.runtime.model import Model
+from edgespec.loading.streamed_model import open_streamed_model, prepare_stream
 from edgespec.models.gguf.footprint import Footprint
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles, layers_of_each_kind
-from edgespec.offload.planning.needs import MemoryNeeds, tied_bytes
-from edgespec.offload.planning.stream_layout import StreamLayout
-from edgespec.offload.planning.stream_plan import open_streamed_model, prepare_stream
 from edgespec.offload.weights import StreamedWeights
+from edgespec.planning.memory.needs import MemoryNeeds, tied_bytes
+from edgespec.planning.memory.stream_layout import StreamLayout
 from tests.integration.test_streaming import load_streamed
 from tests.least_memory import load_in_least_memory
 from tests.tiers import slow_except

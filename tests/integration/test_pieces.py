@@ -14,8 +14,8 @@ from edgespec.llama.prefill_chunks import PrefillChunks
 from edgespec.llama.row_rule import ANY_ROWS, RowRule
 from edgespec.llama.runtime.batch import TokenBatch
 from edgespec.offload.attention import RowAttention
-from edgespec.offload.planning import rows
 from edgespec.offload.weights import StreamedWeights
+from edgespec.planning.memory import rows
 from tests.integration.test_streaming import load_streamed
 from tests.tiers import slow_except
 

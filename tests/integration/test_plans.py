@@ -21,14 +21,14 @@ from edgespec.costs.prompts import PromptTime
 from edgespec.errors import MemoryLimitError
 from edgespec.kernels.report import ROWS
 from edgespec.llama.row_rule import SPARING
-from edgespec.loading.devices import machine
 from edgespec.measure.derived_passes import DerivedPasses
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.types import BLOCK_SIZES
 from edgespec.models.hub.registry import REGISTERED, DrafterPair, PairRegistry
 from edgespec.models.hub.repository import Hub
-from edgespec.plans.model_plan import plan_for
-from edgespec.plans.report import PlanReport
+from edgespec.planning.devices import machine
+from edgespec.planning.report.model_report import plan_for
+from edgespec.planning.report.report import PlanReport
 from edgespec.profiles.store import DiskProfile, PassProfile, ProfileStore, disk_key, machine_identity
 from edgespec.progress import no_progress
 from tests.least_memory import least_memory

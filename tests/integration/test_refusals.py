@@ -19,8 +19,8 @@ from edgespec.generation.config import GenerationConfig
 from edgespec.kernels.layouts import kernel_layouts
 from edgespec.machine.cores import default_threads
 from edgespec.models.gguf.header import read_header
-from edgespec.plans.model_plan import plan_for
-from edgespec.plans.report import PlanReport
+from edgespec.planning.report.model_report import plan_for
+from edgespec.planning.report.report import PlanReport
 from edgespec.profiles.store import ProfileStore, machine_identity
 from edgespec.progress import no_progress
 from edgespec.units import parse_size

@@ -230,7 +230,7 @@ def test_a_streamed_model_reads_and_scores_a_document_in_one_pass(
     """With no more rows of logits than any pass has."""
     if kernels:
         monkeypatch.setenv("EDGESPEC_KERNELS", kernels)
-    monkeypatch.setattr("edgespec.offload.planning.rows.best_rows", lambda *_: CONTEXT)
+    monkeypatch.setattr("edgespec.planning.memory.rows.best_rows", lambda *_: CONTEXT)
     loading: dict[str, Any] = {"draft": "none", "context": CONTEXT, "threads": 1}
     few = GenerationConfig(max_tokens=4, logprobs=0)
     with edgespec.load(any_path, exact=True, **loading) as resident:
@@ -255,7 +255,7 @@ def test_a_streamed_model_reads_and_scores_a_document_in_one_pass(
 def test_a_graph_with_another_end_is_scored_in_more_passes(
     short_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgespec.offload.planning.rows.best_rows", lambda *_: CONTEXT)
+    monkeypatch.setattr("edgespec.planning.memory.rows.best_rows", lambda *_: CONTEXT)
     monkeypatch.setattr("edgespec.llama.output_pieces._MOST_NODES", 2)
     (expected,) = engine.score([TEXT])
     with load_in_least_memory(short_path, exact=True, context=CONTEXT, threads=1) as streamed:

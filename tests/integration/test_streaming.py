@@ -20,13 +20,13 @@ from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
 from edgespec.kernels import ggml
 from edgespec.kernels.native import gate
-from edgespec.loading.devices import machine
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.offload.layer_ring import LayerSwitch
 from edgespec.offload.packing import choice
 from edgespec.offload.packing.pack import gains_from_packing
 from edgespec.offload.paging import PagedWeights
+from edgespec.planning.devices import machine
 from tests.hanging_reads import cancelled_while_reading, fail_a_read
 from tests.leaks import held_around
 from tests.least_memory import load_in_least_memory, weights_of

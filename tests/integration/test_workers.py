@@ -26,14 +26,14 @@ from edgespec.costs.curves import Curve
 from edgespec.costs.planner import TargetPasses
 from edgespec.errors import BackendError, MemoryLimitError, UsageError, WorkerError
 from edgespec.kernels.ggml import rpc
-from edgespec.loading.devices.assignment import layer_sizes
-from edgespec.loading.devices.machine import MachineSnapshot
-from edgespec.loading.devices.workers import measure_workers, workers_in_words
-from edgespec.loading.plan import Planner
 from edgespec.machine.memory import FreeMemory
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.offload.planning.needs import tied_bytes
+from edgespec.planning.devices.assignment import layer_sizes
+from edgespec.planning.devices.machine import MachineSnapshot
+from edgespec.planning.devices.workers import measure_workers, workers_in_words
+from edgespec.planning.memory.needs import tied_bytes
+from edgespec.planning.plan import Planner
 from edgespec.profiles.store import DiskProfile, ProfileStore, disk_key
 from edgespec.workers import protocol
 from edgespec.workers.address import WorkerAddress

@@ -13,18 +13,18 @@ from edgespec.config import NONE, Config
 from edgespec.costs.planned_weights import HitRates, PlannedExperts, PlannedWeights
 from edgespec.costs.prompts import best_rows
 from edgespec.errors import MemoryLimitError
-from edgespec.loading.devices.assignment import LayerAssignment, read_rate
-from edgespec.loading.devices.card_placement import NO_CARDS, place_models
-from edgespec.loading.devices.finding import PlacementRequest
-from edgespec.loading.devices.machine import MachineSnapshot
-from edgespec.loading.devices.workers import assign_to_workers
 from edgespec.models.gguf.experts import LayerWeights, layer_weights
 from edgespec.models.gguf.layers import Layer, ModelFiles
 from edgespec.offload.layout import EXPERT_PIECE_BYTES, plain_store
 from edgespec.offload.packing.pack import gains_from_packing, record_places, tensor_places
-from edgespec.offload.planning.needs import MOST_PROMPT_ROWS, MemoryNeeds, tied_bytes
-from edgespec.offload.planning.placement import LayerPlacement, PoolSizes, place, place_with_experts
-from edgespec.offload.planning.rows import PrefillFacts
+from edgespec.planning.devices.assignment import LayerAssignment, read_rate
+from edgespec.planning.devices.card_placement import NO_CARDS, place_models
+from edgespec.planning.devices.finding import PlacementRequest
+from edgespec.planning.devices.machine import MachineSnapshot
+from edgespec.planning.devices.workers import assign_to_workers
+from edgespec.planning.memory.needs import MOST_PROMPT_ROWS, MemoryNeeds, tied_bytes
+from edgespec.planning.memory.placement import LayerPlacement, PoolSizes, place, place_with_experts
+from edgespec.planning.memory.rows import PrefillFacts
 from edgespec.profiles.store import ProfileStore
 
 _MOST_STREAMED_ROWS = 4096

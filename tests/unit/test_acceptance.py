@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.offload.planning.needs import LEARNED_BYTES
+from edgespec.planning.memory.needs import LEARNED_BYTES
 from edgespec.profiles.table_file import TableFile
 from edgespec.speculation.evidence import (
     NOTHING,

@@ -12,15 +12,15 @@ from edgespec.config import Config
 from edgespec.costs.curves import Curve
 from edgespec.costs.yields import expected_yields
 from edgespec.llama.trials.tiny_hybrid import N_VOCAB
-from edgespec.loading.devices.machine import MachineSnapshot
-from edgespec.loading.files import choose_candidate
-from edgespec.loading.plan import Planner
 from edgespec.machine.memory import FreeMemory
 from edgespec.measure.threads import known_threads
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub.drafter_choice import DrafterCandidate
 from edgespec.models.hub.registry import MADE, REGISTERED
+from edgespec.planning.devices.machine import MachineSnapshot
+from edgespec.planning.files import choose_candidate
+from edgespec.planning.plan import Planner
 from edgespec.profiles.store import DraftProfile, PassProfile, ProfileKeys, ProfileStore
 from tests.heads.files import WIDTH, write_target
 

@@ -19,8 +19,8 @@ from edgespec.llama.cache.kv_cache import KVCache
 from edgespec.llama.cache.shared_cells import SharedCells
 from edgespec.llama.cache.tree_cache import BranchingCache
 from edgespec.llama.runtime.batch import TokenBatch
-from edgespec.loading.draft_window import draft_window, drafter_cells, usual_window
 from edgespec.models.gguf.layers import ModelFiles
+from edgespec.planning.draft_window import draft_window, drafter_cells, usual_window
 from edgespec.speculation.growth import Frontier
 from tests.unit.cells import Cells
 from tests.unit.test_plan import Q4_0, model

@@ -11,7 +11,7 @@ from edgespec.cli.conversation.greeting import greeting_line
 from edgespec.costs.curves import Curve
 from edgespec.costs.yields import expected_yields
 from edgespec.generation.result import MemoryUse
-from edgespec.plans.loaded import ExpectedSpeed, expected_speed
+from edgespec.planning.report.loaded import ExpectedSpeed, expected_speed
 from edgespec.profiles.store import DraftProfile, PassProfile, ProfileKeys, ProfileStore
 
 GIB = 1 << 30

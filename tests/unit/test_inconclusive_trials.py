@@ -31,10 +31,10 @@ from edgespec.llama.runtime.context import Context
 from edgespec.llama.runtime.model import Model
 from edgespec.llama.runtime.vetting import require_loadable
 from edgespec.llama.state_trees import BranchingStore
-from edgespec.loading.devices.finding import PlacementRequest, measured
 from edgespec.machine.contention import ContentionWatch
 from edgespec.measure.derived_passes import DerivedPasses
 from edgespec.models.gguf.header import read_header
+from edgespec.planning.devices.finding import PlacementRequest, measured
 from edgespec.processes import trial
 from edgespec.profiles.store import ProfileStore
 from edgespec.progress import no_progress

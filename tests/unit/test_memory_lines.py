@@ -8,12 +8,12 @@ from hypothesis import event, given, settings
 
 from edgespec.config import Config
 from edgespec.errors import BackendError, MemoryLimitError
-from edgespec.loading.devices.machine import MachineSnapshot
-from edgespec.loading.memory_lines import UNUSED, memory_lines
-from edgespec.loading.plan import Planner
 from edgespec.machine.memory import FreeMemory
 from edgespec.models.gguf.synthesis.weightless import ModelShape, hollow_files
-from edgespec.offload.planning.needs import BESIDE_STREAM_ROWS, MOST_PROMPT_ROWS
+from edgespec.planning.devices.machine import MachineSnapshot
+from edgespec.planning.memory.needs import BESIDE_STREAM_ROWS, MOST_PROMPT_ROWS
+from edgespec.planning.plan import Planner
+from edgespec.planning.report.memory_lines import UNUSED, memory_lines
 from edgespec.profiles.store import ProfileStore
 from tests.unit.test_plan import Case, cases
 

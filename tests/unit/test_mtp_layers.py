@@ -14,10 +14,10 @@ from edgespec.heads.families import head_of
 from edgespec.heads.mtp.mtp_file import read_mtp_file
 from edgespec.heads.mtp.mtp_head import MTPHead, mtp_fault, require_mtp
 from edgespec.llama.runtime.device_layers import ON_PROCESSOR
-from edgespec.loading.files import read_mtp
 from edgespec.models.gguf.head_family import HeadFamily, head_family
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
 from edgespec.models.gguf.types import GGUFHeader, TensorInfo
+from edgespec.planning.files import read_mtp
 
 WIDTH, LAYERS = 256, 4
 

@@ -10,19 +10,19 @@ import pytest
 from edgespec.config import Config
 from edgespec.costs.curves import Curve
 from edgespec.costs.planner import TargetPasses
-from edgespec.loading.devices import assignment
-from edgespec.loading.devices.assignment import usual_type
-from edgespec.loading.devices.cards import Card, Cards
-from edgespec.loading.devices.machine import MachineSnapshot
-from edgespec.loading.plan import Plan, Planner
 from edgespec.machine.memory import FreeMemory
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.offload.planning import budget as budget_planning
-from edgespec.offload.planning import stream_layout
-from edgespec.offload.planning.budget import least_budget
-from edgespec.plans.model_plan import plan_for
-from edgespec.plans.report import PlanReport
+from edgespec.planning.devices import assignment
+from edgespec.planning.devices.assignment import usual_type
+from edgespec.planning.devices.cards import Card, Cards
+from edgespec.planning.devices.machine import MachineSnapshot
+from edgespec.planning.memory import budget as budget_planning
+from edgespec.planning.memory import stream_layout
+from edgespec.planning.memory.budget import least_budget
+from edgespec.planning.plan import Plan, Planner
+from edgespec.planning.report.model_report import plan_for
+from edgespec.planning.report.report import PlanReport
 from edgespec.profiles.device_profile import DeviceProfile
 from edgespec.profiles.store import PassProfile, ProfileStore, machine_identity
 from edgespec.progress import no_progress

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from edgespec.errors import MemoryLimitError
-from edgespec.offload.planning.placement import (
+from edgespec.planning.memory.placement import (
     FEWEST_SLOTS,
     PoolSizes,
     place,

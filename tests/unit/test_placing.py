@@ -17,16 +17,16 @@ from edgespec.kernels import report_store
 from edgespec.kernels.layouts import available_layouts
 from edgespec.kernels.report import TrialReport
 from edgespec.kernels.setting import PLAIN, VARIABLE
-from edgespec.loading.devices.assignment import layer_seconds, layer_sizes, output_bytes
-from edgespec.loading.devices.card_placement import CardPlacement
-from edgespec.loading.devices.cards import Card, Cards
-from edgespec.loading.devices.finding import PlacementRequest
-from edgespec.loading.devices.placing import RESERVED_SHARE, drafter_card, place_on_cards, without
 from edgespec.measure.derived_passes import known_products
 from edgespec.models.gguf.footprint import Footprint
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import GGUFHeader, TensorInfo
-from edgespec.offload.planning.needs import MemoryNeeds
+from edgespec.planning.devices.assignment import layer_seconds, layer_sizes, output_bytes
+from edgespec.planning.devices.card_placement import CardPlacement
+from edgespec.planning.devices.cards import Card, Cards
+from edgespec.planning.devices.finding import PlacementRequest
+from edgespec.planning.devices.placing import RESERVED_SHARE, drafter_card, place_on_cards, without
+from edgespec.planning.memory.needs import MemoryNeeds
 from edgespec.profiles.device_profile import DeviceProfile
 from edgespec.profiles.store import ProfileKeys, ProfileStore
 

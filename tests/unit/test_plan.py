@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from edgespec.config import Config
 from edgespec.costs.curves import Curve
 from edgespec.errors import BackendError, MemoryLimitError
-from edgespec.loading import pass_costs
-from edgespec.loading.devices.cards import Card, Cards
-from edgespec.loading.devices.machine import MachineSnapshot
 from edgespec.loading.load import load
-from edgespec.loading.plan import Plan, Planner
 from edgespec.machine.memory import FreeMemory
 from edgespec.models.gguf.footprint import USUAL_NODES
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import BLOCK_SIZES, ArrayInfo, GGUFHeader, TensorInfo
-from edgespec.offload.planning.budget import least_budget
+from edgespec.planning import pass_costs
+from edgespec.planning.devices.cards import Card, Cards
+from edgespec.planning.devices.machine import MachineSnapshot
+from edgespec.planning.memory.budget import least_budget
+from edgespec.planning.plan import Plan, Planner
 from edgespec.profiles.device_profile import DeviceProfile
 from edgespec.profiles.store import ProfileStore
 from tests.tiers import examples
@@ -162,7 +162,7 @@ def cases(draw: st.DrawFn) -> Case:
 @pytest.fixture(autouse=True)
 def nothing_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take the processor's speed from the simulated devices alone."""
-    monkeypatch.setattr("edgespec.loading.devices.assignment.measured_products", lambda type_id: None)
+    monkeypatch.setattr("edgespec.planning.devices.assignment.measured_products", lambda type_id: None)
 
 
 def usual(case: Case) -> bool:

@@ -26,12 +26,12 @@ from edgespec.costs.yields import expected_yields
 from edgespec.errors import BackendError, MemoryLimitError
 from edgespec.files.user_folders import cache_folder
 from edgespec.kernels.layouts import kernel_layouts
-from edgespec.loading.files import FoundDrafter
-from edgespec.loading.memory_lines import MemoryLine
-from edgespec.loading.plan import Planner
 from edgespec.models.hub.inspection import InspectedModel
-from edgespec.plans.predictions import report_on
-from edgespec.plans.report import BatchPlan, PlanReport
+from edgespec.planning.files import FoundDrafter
+from edgespec.planning.plan import Planner
+from edgespec.planning.report.memory_lines import MemoryLine
+from edgespec.planning.report.predictions import report_on
+from edgespec.planning.report.report import BatchPlan, PlanReport
 from edgespec.profiles.store import DiskProfile, ProfileStore, disk_key, machine_identity
 from edgespec.progress import no_progress
 from edgespec.units import parse_size, readable_rate

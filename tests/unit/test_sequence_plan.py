@@ -13,18 +13,18 @@ from edgespec.config import Config
 from edgespec.costs.curves import Curve
 from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig
-from edgespec.loading.devices import assignment
-from edgespec.loading.devices.assignment import usual_type
-from edgespec.loading.devices.cards import Card, Cards
-from edgespec.loading.devices.machine import MachineSnapshot
 from edgespec.loading.load import load
-from edgespec.loading.plan import Planner, SequencePlan
-from edgespec.loading.sequences import plan_sequences
 from edgespec.machine.memory import FreeMemory
 from edgespec.measure.threads import known_threads
 from edgespec.models.gguf.footprint import cell_bytes, cells_for
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
+from edgespec.planning.devices import assignment
+from edgespec.planning.devices.assignment import usual_type
+from edgespec.planning.devices.cards import Card, Cards
+from edgespec.planning.devices.machine import MachineSnapshot
+from edgespec.planning.plan import Planner, SequencePlan
+from edgespec.planning.sequences import plan_sequences
 from edgespec.profiles.device_profile import DeviceProfile
 from edgespec.profiles.store import PassProfile, ProfileStore, machine_identity
 

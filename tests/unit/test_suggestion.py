@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from edgespec.cli.conversation.welcome import welcome_lines
-from edgespec.loading.devices.machine import MachineSnapshot
 from edgespec.machine.memory import FreeMemory
 from edgespec.models.gguf.footprint import cell_bytes, state_bytes
 from edgespec.models.gguf.types import BLOCK_SIZES
 from edgespec.models.hub import catalog
-from edgespec.plans.suggestion import USABLE, Resources, estimate, suggest
+from edgespec.planning.devices.machine import MachineSnapshot
+from edgespec.planning.report.suggestion import USABLE, Resources, estimate, suggest
 from edgespec.profiles.store import ProfileStore, machine_identity
 from tests.tiers import slow_except
 

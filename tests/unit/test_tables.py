@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from edgespec.config import Config
-from edgespec.loading.devices.machine import MachineSnapshot
-from edgespec.loading.plan import Planner
 from edgespec.machine.memory import FreeMemory
 from edgespec.models.gguf.layers import LOOKED_UP, ModelFiles
 from edgespec.models.gguf.synthesis.weightless import ModelShape, hollow_files
 from edgespec.models.gguf.types import TensorInfo
+from edgespec.planning.devices.machine import MachineSnapshot
+from edgespec.planning.plan import Planner
 from edgespec.profiles.store import ProfileStore
 
 GIB = 1 << 30

@@ -10,16 +10,16 @@ import pytest
 
 from edgespec.config import Config
 from edgespec.costs.curves import Curve
-from edgespec.loading.devices.machine import MachineSnapshot
 from edgespec.loading.load import load
-from edgespec.loading.plan import Planner
-from edgespec.loading.tree_sizes import usual_nodes
 from edgespec.machine.memory import FreeMemory
 from edgespec.measure.threads import known_threads
 from edgespec.models.gguf.footprint import USUAL_NODES, Footprint, footprint
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub import catalog
+from edgespec.planning.devices.machine import MachineSnapshot
+from edgespec.planning.plan import Planner
+from edgespec.planning.tree_sizes import usual_nodes
 from edgespec.profiles.store import PassProfile, ProfileStore, machine_identity
 from edgespec.speculation.tree import MAX_LEAVES
 
@@ -139,7 +139,7 @@ def test_logits_that_weights_are_read_for_keep_trees_smaller(
 
     curve = FLAT.scaled(0.1)
     without = nodes(large, curve, read_rate=300e6)
-    monkeypatch.setattr("edgespec.offload.planning.needs.footprint", more_logits)
+    monkeypatch.setattr("edgespec.planning.memory.needs.footprint", more_logits)
     assert nodes(large, curve, read_rate=300e6) < without
 
 

@@ -8,8 +8,8 @@ from edgespec.bench.rows.row_spec import AUTO, PLAIN, RowSpec
 from edgespec.config import Config
 from edgespec.errors import EdgeSpecError
 from edgespec.machine.cores import default_threads
-from edgespec.plans.model_plan import plan_for
-from edgespec.plans.report import PlanReport
+from edgespec.planning.report.model_report import plan_for
+from edgespec.planning.report.report import PlanReport
 from edgespec.progress import no_progress
 
 

@@ -103,13 +103,13 @@ def budgets(task: dict[str, Any]) -> dict[str, Any]:
     """The budgets that hold shares of a mixture's experts, for a process like those that measure rows."""
     import edgespec.loading.load  # noqa: F401  # its imports take memory, too
     from edgespec.llama.runtime.backend import start_backend
-    from edgespec.loading.pass_costs import expected_prefill
     from edgespec.machine.cores import default_threads
     from edgespec.models.gguf.footprint import cells_for
     from edgespec.models.gguf.header import read_header
     from edgespec.models.gguf.layers import ModelFiles
-    from edgespec.offload.planning.held_experts import budget_for_experts
-    from edgespec.offload.planning.needs import ContextShape
+    from edgespec.planning.memory.held_experts import budget_for_experts
+    from edgespec.planning.memory.needs import ContextShape
+    from edgespec.planning.pass_costs import expected_prefill
     from edgespec.profiles.store import ProfileStore
 
     files, load = ModelFiles.of(read_header(Path(task["model"]))), Config.of(**task["load"])

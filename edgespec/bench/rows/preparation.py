@@ -29,10 +29,6 @@ from edgespec.config import AUTO, MTP, Config, ModelConfig
 from edgespec.errors import BackendError, MemoryLimitError, UsageError
 from edgespec.heads.families import drafter_files
 from edgespec.heads.mtp.mtp_head import MTP_NAME, mtp_fault
-from edgespec.loading.devices.finding import PlacementRequest, open_cards
-from edgespec.loading.devices.machine import MachineSnapshot
-from edgespec.loading.fitting_drafters import drafter_to_take
-from edgespec.loading.plan import Planner
 from edgespec.machine.cores import default_threads, probe_cores
 from edgespec.machine.disks import disk_of
 from edgespec.machine.memory import probe_memory
@@ -42,6 +38,10 @@ from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.offload.layout import round_up
+from edgespec.planning.devices.finding import PlacementRequest, open_cards
+from edgespec.planning.devices.machine import MachineSnapshot
+from edgespec.planning.fitting_drafters import drafter_to_take
+from edgespec.planning.plan import Planner
 from edgespec.profiles.store import ProfileStore
 from edgespec.progress import Progress
 from edgespec.units import readable

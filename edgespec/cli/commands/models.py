@@ -116,13 +116,13 @@ def list_models(
 @app.command(epilog="Example:\n\nedgespec models show bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M")
 def show(model: Model, as_json: Json = False, quiet: Quiet = False) -> None:
     """Describe a model and how it would run here; models on the Hub are not downloaded."""
-    from edgespec.loading.embedder import plan_embedder
     from edgespec.models.gguf.embedding import embedding_shape
     from edgespec.models.gguf.layers import ModelFiles
     from edgespec.models.hub.catalog import entry_for
     from edgespec.models.hub.inspection import drafters_of, inspect_model
-    from edgespec.offload.planning.fit import fit_report
-    from edgespec.plans.summary import as_lines, describe
+    from edgespec.planning.embedder import plan_embedder
+    from edgespec.planning.memory.fit import fit_report
+    from edgespec.planning.report.summary import as_lines, describe
 
     terminal = Terminal(quiet=quiet)
     with terminal.working() as progress:
@@ -182,7 +182,7 @@ def _catalog_rows(entry: CatalogEntry) -> list[tuple[str, str]]:
 def _plan(model: str, fingerprint: str) -> dict[str, Any] | None:
     """The plan for the model here, if its passes were measured."""
     from edgespec.errors import MemoryLimitError
-    from edgespec.plans.model_plan import plan_for
+    from edgespec.planning.report.model_report import plan_for
     from edgespec.profiles.store import ProfileStore
 
     store = ProfileStore()

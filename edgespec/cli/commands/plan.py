@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from edgespec.costs.planned_weights import PlannedExperts, PlannedWeights
     from edgespec.costs.planner import Prediction
     from edgespec.costs.prompts import PromptTime
-    from edgespec.loading.embedder import EmbedderPlan
-    from edgespec.plans.report import BatchPlan, PackFolder, PlanReport
+    from edgespec.planning.embedder import EmbedderPlan
+    from edgespec.planning.report.report import BatchPlan, PackFolder, PlanReport
 
 _PLANNED = {"model", "draft", "draft_window", "memory", "context", "threads", "kv", "lora", "workers"}
 _PLANNED |= {"gpu_layers", "device", "draft_device", "pack", "pack_dir", "temperature"}
@@ -45,7 +45,7 @@ def plan(
     and disk otherwise. Models on the Hub are not downloaded.
     """
     loading, config = flag.on(loading, called), sampling.config()
-    from edgespec.plans.model_plan import embedder_plan_for, plan_for
+    from edgespec.planning.report.model_report import embedder_plan_for, plan_for
 
     terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
     with terminal.working() as progress:

@@ -9,7 +9,7 @@ from edgespec.units import readable, readable_rate
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
     from edgespec.generation.result import MemoryUse
-    from edgespec.plans.loaded import ExpectedSpeed
+    from edgespec.planning.report.loaded import ExpectedSpeed
 
 
 def greeting(engine: Engine, temperature: float) -> str:
@@ -22,7 +22,7 @@ def expected(engine: Engine, temperature: float) -> ExpectedSpeed | None:
     """The speed to expect of a loaded model; None if it is not known."""
     if engine.keys is None:
         return None
-    from edgespec.plans.loaded import expected_speed
+    from edgespec.planning.report.loaded import expected_speed
     from edgespec.profiles.store import ProfileStore
 
     return expected_speed(engine.keys, engine.memory, temperature, ProfileStore())

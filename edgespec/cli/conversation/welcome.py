@@ -9,8 +9,8 @@ from edgespec.units import readable, readable_rate
 
 if TYPE_CHECKING:
     from edgespec.config import Config
-    from edgespec.loading.plan import Plan
-    from edgespec.plans.suggestion import Suggestion
+    from edgespec.planning.plan import Plan
+    from edgespec.planning.report.suggestion import Suggestion
     from edgespec.progress import Progress
 
 _DEMO = "This is SmolLM2 135M, the bundled demo model."
@@ -53,14 +53,14 @@ def announce_download(terminal: Terminal, loading: Config) -> None:
 
 def _download_lines(name: str, loading: Config, progress: Progress) -> list[str]:
     from edgespec.errors import HubError, MemoryLimitError
-    from edgespec.loading.decision import decide
-    from edgespec.loading.files import FoundDrafter
-    from edgespec.loading.plan import Planner
     from edgespec.models.gguf.layers import ModelFiles
     from edgespec.models.hub import catalog
     from edgespec.models.hub.inspection import catalog_model, inspect_model
     from edgespec.models.hub.repository import Hub
-    from edgespec.plans.suggestion import Resources, tokens_per_second
+    from edgespec.planning.decision import decide
+    from edgespec.planning.files import FoundDrafter
+    from edgespec.planning.plan import Planner
+    from edgespec.planning.report.suggestion import Resources, tokens_per_second
     from edgespec.profiles.store import ProfileStore
 
     hub_name = catalog.hub_name_of(name)
@@ -107,7 +107,7 @@ def _line(found: Suggestion) -> str:
 
 
 def _suggestions() -> list[Suggestion]:
-    from edgespec.plans.suggestion import Resources, suggest
+    from edgespec.planning.report.suggestion import Resources, suggest
     from edgespec.profiles.store import ProfileStore
 
     try:

@@ -10,7 +10,7 @@ from typing import Any
 
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.split_files import split_paths
-from edgespec.plans.summary import describe
+from edgespec.planning.report.summary import describe
 from edgespec.units import readable_count
 from edgespec.version import __version__
 

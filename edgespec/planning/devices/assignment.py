@@ -1,0 +1,188 @@
+"""The layers of a model on this machine's processor, and on devices, which were measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
+
+from edgespec.costs.layer_assignment import RemotePart
+from edgespec.kernels.layouts import measured_products
+from edgespec.kernels.report import ROWS
+from edgespec.models.gguf.layers import ModelFiles
+from edgespec.planning.devices.cards import Card
+from edgespec.planning.memory.needs import MemoryNeeds
+from edgespec.profiles.store import ProfileStore, disk_key
+from edgespec.workers.pool import LentDevice
+
+CLEARLY_FASTER = 1.15  # than the processor a device must be, to get layers that there is room for in memory
+USUAL_ROWS = 8  # of the passes for which layers are spread
+
+_USUAL_RATE = 2e9  # bytes per second that a disk reads, until that is measured
+_LAYER_DESCRIPTION = 11 << 10  # bytes that tell a worker what to compute for a layer
+_ROW_MASK = 1 << 10  # bytes that tell a device which cells a row sees, in a text of usual length
+
+_Device = TypeVar("_Device")
+
+
+LayerDevice = Card | LentDevice
+
+
+class LayerDevices(Protocol):
+    """Devices that were measured together: `Cards`, or a `WorkerPool`.
+
+    Attributes:
+        devices: in order.
+        own_seconds: what this machine's processor takes for a byte of weights as they are in files, for each
+            of kernels.report.ROWS.
+        remote: whether they are other machines, which are told in every pass what to compute.
+    """
+
+    @property
+    def devices(self) -> Sequence[LayerDevice]: ...
+    @property
+    def own_seconds(self) -> tuple[float, ...]: ...
+    @property
+    def remote(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class LayerAssignment:
+    """The number of layers on each device.
+
+    Attributes:
+        here: layers on this machine's processor, in memory or streamed; the first ones.
+        counts: layers on each device.
+        lent_bytes: of weights that are not in this machine's memory.
+        where: the same in words.
+        key: the same for keys of what depends on it.
+        output: whether the output is on a device too.
+    """
+
+    here: int
+    counts: tuple[int, ...]
+    lent_bytes: int
+    where: str = ""
+    key: str = ""
+    output: bool = False
+
+    @property
+    def elsewhere(self) -> int:
+        """Layers on devices."""
+        return sum(self.counts)
+
+    def left(self, needs: MemoryNeeds) -> MemoryNeeds:
+        """The needs of this machine's memory.
+
+        Args:
+            needs: as if everything were on this machine's processor.
+        """
+        target, *drafters = needs.footprints
+        cache = round(target.cache * self.here / max(self.here + self.elsewhere, 1))
+        target = replace(target, weights=target.weights - self.lent_bytes, cache=cache)
+        return replace(needs, footprints=[target, *drafters])
+
+    def used(self, devices: Sequence[_Device]) -> list[tuple[_Device, int]]:
+        """The devices that hold layers, each with how many."""
+        return [(device, count) for device, count in zip(devices, self.counts, strict=True) if count]
+
+
+def in_words(here: int, counts: Sequence[int], names: Sequence[str]) -> str:
+    """The places of layers, in words."""
+    used = [(count, name) for count, name in zip(counts, names, strict=True) if count]
+    return ", ".join([f"{here} here", *(f"{count} on {name}" for count, name in used)])
+
+
+def room_here(needs: MemoryNeeds, files: ModelFiles, room: int) -> tuple[int, int]:
+    """Bytes of the largest layer with its keys and values, and what there is for layers in memory.
+
+    Args:
+        needs: as if everything were on this machine.
+        room: bytes that this machine may use.
+    """
+    sizes = layer_sizes(files)
+    first = needs.footprints[0]
+    cells = first.cache // max(len(sizes), 1)
+    others = needs.process + sum(f.total for f in needs.footprints[1:])
+    beside = first.weights - sum(sizes)  # embeddings and output stay here
+    return max(sizes, default=0) + cells, room - others - first.buffers - beside
+
+
+def transfer_seconds(device: LayerDevice, n_bytes: float) -> float:
+    """Seconds in which activations of so many bytes get to a device and back."""
+    return max(device.transfer.at(n_bytes), device.ping_s)
+
+
+def remote_parts(assignment: LayerAssignment, devices: LayerDevices, files: ModelFiles) -> list[RemotePart]:
+    """Time per pass on each device that holds layers, transfers included."""
+    sizes, total = layer_sizes(files), files.tensor_bytes
+    own = [seconds * _kernel_share(usual_type(files), at) for at, seconds in enumerate(devices.own_seconds)]
+    parts, start = [], assignment.here
+    for device, count in assignment.used(devices.devices):
+        slowness = {rows: there / here for rows, there, here in zip(ROWS, device.seconds, own, strict=True)}
+        share = sum(sizes[start : start + count]) / total
+        row = hidden_bytes(files) + _ROW_MASK
+        described = count * _LAYER_DESCRIPTION if devices.remote else 0
+        parts.append(RemotePart(share, slowness, device.transfer, described, row))
+        start += count
+    return parts
+
+
+def layer_seconds(devices: LayerDevices, files: ModelFiles, rows: int = USUAL_ROWS) -> list[float]:
+    """Seconds of a pass over one layer of usual size: here, and then on each device."""
+    sizes = layer_sizes(files)
+    at = ROWS.index(rows)
+    per_byte = [devices.own_seconds[at] * _kernel_share(usual_type(files), at)]
+    per_byte += [device.seconds[at] for device in devices.devices]
+    return [seconds * sum(sizes) / max(len(sizes), 1) for seconds in per_byte]
+
+
+def _kernel_share(type_id: int, at: int) -> float:
+    """The time that products take here relative to weights as they are in files, by the layout in use."""
+    measured = measured_products(type_id)
+    if measured is None:
+        return 1.0
+    in_use, plain = measured
+    return in_use[at] / plain[at]
+
+
+def usual_type(files: ModelFiles) -> int:
+    """The quantization of most bytes of a model."""
+    by_type: dict[int, int] = {}
+    for header in files.headers:
+        for tensor in header.tensors:
+            if len(tensor.shape) > 1:
+                by_type[tensor.type_id] = by_type.get(tensor.type_id, 0) + tensor.n_bytes
+    return max(by_type, key=lambda type_id: by_type[type_id])
+
+
+def layer_sizes(files: ModelFiles) -> list[int]:
+    """Bytes of each layer: everything that is named after it."""
+    sizes: dict[int, int] = {}
+    for header in files.headers:
+        for tensor in header.tensors:
+            parts = tensor.name.split(".")
+            if parts[0] == "blk" and parts[1].isdigit():
+                sizes[int(parts[1])] = sizes.get(int(parts[1]), 0) + tensor.n_bytes
+    return [sizes[index] for index in sorted(sizes)]
+
+
+def output_bytes(files: ModelFiles) -> int:
+    """Bytes of the matrix that makes logits: the output, or the embeddings where it is tied to them."""
+    sizes = {tensor.name: tensor.n_bytes for header in files.headers for tensor in header.tensors}
+    return sizes.get("output.weight", sizes.get("token_embd.weight", 0))
+
+
+def hidden_bytes(files: ModelFiles) -> int:
+    """Bytes of a row of activations between two layers."""
+    header = files.headers[0]
+    width = header.metadata.get(f"{header.architecture}.embedding_length")
+    return 4 * width if isinstance(width, int) else 0
+
+
+def read_rate(files: ModelFiles, store: ProfileStore) -> float:
+    """Bytes that the disk of a model reads per second, as far as that is known."""
+    if not files.paths[0].exists():  # planned from its header on the Hub
+        return _USUAL_RATE
+    disk = store.disk(disk_key(files.paths[0]))
+    return disk.speed if disk is not None and disk.speed else _USUAL_RATE

@@ -1,0 +1,188 @@
+"""The parts of target and drafter on this machine's devices, and what that leaves for its memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from edgespec.config import ALL, AUTO
+from edgespec.costs.layer_assignment import RemotePart
+from edgespec.errors import MemoryLimitError
+from edgespec.heads.families import head_of
+from edgespec.llama.runtime.device_layers import ON_PROCESSOR, DeviceLayers
+from edgespec.models.gguf.footprint import Footprint
+from edgespec.models.gguf.layers import ModelFiles
+from edgespec.option import named
+from edgespec.planning.devices.assignment import (
+    LayerAssignment,
+    layer_sizes,
+    output_bytes,
+    remote_parts,
+    room_here,
+    usual_type,
+)
+from edgespec.planning.devices.cards import Card, Cards
+from edgespec.planning.devices.finding import PlacementRequest, with_type
+from edgespec.planning.devices.placing import drafter_card, place_on_cards, usable, without
+from edgespec.planning.memory.needs import MemoryNeeds
+from edgespec.units import readable
+
+
+@dataclass(frozen=True)
+class CardPlacement:
+    """The parts of target and drafter on devices of this machine.
+
+    Attributes:
+        cards: with the memory that the drafter leaves; None if there are none.
+        placed: where the target's layers are; None if none were to be on devices.
+        drafter_card: that the drafter is on; None if it is on the processor.
+        drafter_layers: how many layers the drafter has.
+        drafter_bytes: of its weights there.
+        shared_bytes: of layers on devices that use this machine's memory.
+        planned: bytes of the target on each card that holds layers, with its cells and buffers.
+    """
+
+    cards: Cards | None = None
+    placed: LayerAssignment | None = None
+    drafter_card: Card | None = None
+    drafter_layers: int = 0
+    drafter_bytes: int = 0
+    shared_bytes: int = 0
+    planned: tuple[tuple[Card, int], ...] = ()
+
+    @property
+    def assignment(self) -> LayerAssignment | None:
+        """The places of the target's layers; None if none are on devices."""
+        return self.placed if self.placed is not None and self.placed.elsewhere else None
+
+    @property
+    def target(self) -> DeviceLayers:
+        """The target's layers there, for llama.cpp."""
+        if self.cards is None or self.assignment is None:
+            return ON_PROCESSOR
+        used = self.assignment.used(self.cards.devices)
+        return DeviceLayers.of([(card.pointer, count) for card, count in used], output=self.assignment.output)
+
+    @property
+    def drafter(self) -> DeviceLayers:
+        """All of the drafter, if it is there, for llama.cpp."""
+        card = self.drafter_card
+        if card is None:
+            return ON_PROCESSOR
+        return DeviceLayers.of([(card.pointer, self.drafter_layers)], output=True)
+
+    @property
+    def drafter_name(self) -> str:
+        """The device that the drafter is on, for keys; empty if it is on the processor."""
+        return "" if self.drafter_card is None else self.drafter_card.key
+
+    @property
+    def n_layers(self) -> int:
+        """Number of the target's layers."""
+        return 0 if self.assignment is None else self.assignment.elsewhere
+
+    @property
+    def notes(self) -> list[str]:
+        """The places in words."""
+        notes = [] if self.drafter_card is None else [f"The drafter is on {self.drafter_card.name}."]
+        return notes if self.placed is None else [*notes, f"Layers: {self.placed.where}."]
+
+    def require_room(self) -> None:
+        """Look at the cards once more before they are used.
+
+        Some drivers end the process where memory runs out, so what other programs have taken must be noticed
+        before.
+
+        Raises:
+            MemoryLimitError: a card has less memory free than when this was planned, and too little.
+        """
+        for card, n_bytes in self.planned:
+            now = card.now()
+            if now.free < card.free and usable(now) < n_bytes:
+                raise MemoryLimitError(
+                    f"{card.name} has {readable(now.free)} free, and had {readable(card.free)} a moment ago.",
+                    f"Close programs that use the card, or leave out {named('gpu_layers')}.",
+                )
+
+    def shortfall(self, request: PlacementRequest) -> list[str]:
+        """A warning if fewer layers are there than were asked for."""
+        if self.cards is None or self.placed is None or request.layers == AUTO:
+            return []
+        total = self.placed.here + self.placed.elsewhere
+        wanted = total if request.layers == ALL else min(int(request.layers), total)
+        if self.placed.elsewhere >= wanted:
+            return []
+        free = " and ".join(f"{card.name} ({readable(card.free)} free)" for card in self.cards.devices)
+        return [f"{self.placed.elsewhere} of {total} layers fit on {free}."]
+
+    def left(self, needs: MemoryNeeds) -> MemoryNeeds:
+        """The needs of this machine's memory.
+
+        Args:
+            needs: as if everything were on the processor.
+        """
+        target, *drafters = (needs if self.assignment is None else self.assignment.left(needs)).footprints
+        if self.drafter_card is not None:  # its logits come here
+            drafters = [replace(size, weights=0, cache=0, tables=0) for size in drafters]
+        return replace(needs, footprints=[target, *drafters], process=needs.process + self.shared_bytes)
+
+
+NO_CARDS = CardPlacement()
+
+
+def place_models(
+    cards: Cards,
+    needs: MemoryNeeds,
+    target: ModelFiles,
+    drafter: ModelFiles | None,
+    room: int,
+    request: PlacementRequest,
+) -> CardPlacement:
+    """Give devices the drafter, if its steps are faster there, and then layers of the target.
+
+    Args:
+        needs: as if everything were on the processor.
+        room: bytes of this machine's memory.
+
+    Raises:
+        MemoryLimitError: something was asked for that no device has room for.
+    """
+    on = CardPlacement(cards)
+    if drafter is not None and request.places_drafters and head_of(drafter) is None:
+        size = needs.footprints[1]
+        card = drafter_card(with_type(cards, drafter, request), drafter, size, request.drafter)
+        if card is not None:
+            cards = without(cards, card, size.total)
+            on = CardPlacement(
+                cards,
+                drafter_card=card,
+                drafter_layers=len(layer_sizes(drafter)),
+                drafter_bytes=size.weights,
+                shared_bytes=size.weights + size.cache if card.shared else 0,
+            )
+    if request.layers == 0:
+        return on
+    assignment = place_on_cards(cards, on.left(needs), target, room, request)
+    shared = _shared_bytes(cards, assignment, needs.footprints[0]) if assignment.elsewhere else 0
+    layer_bytes, _ = room_here(needs, target, room)
+    used = assignment.used(cards.devices)
+    planned = [(card, count * layer_bytes + needs.footprints[0].buffers) for card, count in used]
+    if assignment.output:
+        card, n_bytes = planned[-1]
+        planned[-1] = card, n_bytes + output_bytes(target)
+    return replace(on, placed=assignment, shared_bytes=on.shared_bytes + shared, planned=tuple(planned))
+
+
+def drafter_parts(on: CardPlacement, drafter: ModelFiles) -> tuple[RemotePart, ...]:
+    """Seconds of draft steps on the device that the drafter is on; nothing if it is on the processor."""
+    if on.drafter_card is None:
+        return ()
+    cards = Cards.of([on.drafter_card], usual_type(drafter))
+    (layers,) = remote_parts(LayerAssignment(0, (on.drafter_layers,), 0), cards, drafter)
+    return (replace(layers, share=1.0),)  # with its output
+
+
+def _shared_bytes(cards: Cards, assignment: LayerAssignment, target: Footprint) -> int:
+    """Bytes of this machine's memory that layers on devices without memory of their own take."""
+    shared = sum(count for card, count in assignment.used(cards.devices) if card.shared)
+    cells = target.cache / (assignment.here + assignment.elsewhere)
+    return round(shared * (assignment.lent_bytes / assignment.elsewhere + cells))

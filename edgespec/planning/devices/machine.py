@@ -1,0 +1,64 @@
+"""The machine that a plan is for, read once: free memory, and devices with theirs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from edgespec.kernels.ggml import UnsupportedBuild
+from edgespec.kernels.layouts import own_in_use
+from edgespec.machine.cores import default_threads
+from edgespec.machine.memory import FreeMemory
+from edgespec.offload.support import check_supported
+from edgespec.planning.devices.assignment import LayerDevices
+from edgespec.planning.devices.cards import Cards
+
+
+@dataclass(frozen=True)
+class MachineSnapshot:
+    """The machine that a plan is for, read once.
+
+    Attributes:
+        free: memory that is free.
+        n_threads: CPU threads to compute with.
+        cards: devices of this machine that may hold layers, with their free memory; None if there are none.
+        workers: other machines that may hold layers, with what they lend; None if there are none.
+        own_kernels: whether EdgeSpec's own kernels are in use.
+        no_streaming: why weights cannot be streamed here; empty if they can.
+    """
+
+    free: FreeMemory
+    n_threads: int
+    cards: Cards | None = None
+    workers: LayerDevices | None = None
+    own_kernels: bool = False
+    no_streaming: str = ""
+
+    @classmethod
+    def read(
+        cls, n_threads: int | None = None, cards: Cards | None = None, workers: LayerDevices | None = None
+    ) -> MachineSnapshot:
+        """Read this machine's state, after devices were opened, which takes some memory."""
+        try:
+            check_supported()
+            no_streaming = ""
+        except UnsupportedBuild as error:
+            no_streaming = str(error)
+        return cls(
+            FreeMemory.read(), n_threads or default_threads(), cards, workers, own_in_use(), no_streaming
+        )
+
+    def with_cards_now(self) -> MachineSnapshot:
+        """This machine with the memory of its cards that is free now.
+
+        Raises:
+            BackendError: a card is gone.
+        """
+        if self.cards is None:
+            return self
+        devices = tuple(card.now() for card in self.cards.devices)
+        return replace(self, cards=replace(self.cards, devices=devices))
+
+    @property
+    def lent_bytes(self) -> int:
+        """Bytes of memory that workers lend."""
+        return 0 if self.workers is None else sum(device.free for device in self.workers.devices)

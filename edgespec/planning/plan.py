@@ -1,0 +1,430 @@
+"""The plan of a load: where every layer will be, what that takes, and why. `load` carries it out.
+
+It follows from the configuration, a snapshot of the machine, the models' headers and what earlier runs have
+measured. Nothing is read or written for it but what is missing of these, so the plan of `edgespec plan`, and
+those by which drafters and numbers of sequences are compared, are the plans that a load would carry out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from edgespec.config import NONE, Config
+from edgespec.costs.curves import Curve
+from edgespec.costs.layer_assignment import RemotePart, curve_over_machines
+from edgespec.costs.planned_weights import HitRates, PlannedWeights
+from edgespec.costs.planner import TargetPasses
+from edgespec.drafters.folder_index import MAKING_BYTES
+from edgespec.errors import MemoryLimitError
+from edgespec.generation.result import MemoryUse
+from edgespec.llama.runtime.model import Model
+from edgespec.measure.threads import known_threads
+from edgespec.models.gguf.footprint import USUAL_NODES, cells_for
+from edgespec.models.gguf.layers import ModelFiles, MTPLayers
+from edgespec.planning.devices.assignment import LayerAssignment, read_rate, remote_parts
+from edgespec.planning.devices.card_placement import NO_CARDS, CardPlacement, drafter_parts, place_models
+from edgespec.planning.devices.finding import PlacementRequest, describe
+from edgespec.planning.devices.machine import MachineSnapshot
+from edgespec.planning.devices.workers import assign_to_workers
+from edgespec.planning.draft_window import drafter_cells
+from edgespec.planning.memory.budget import MemoryPlan, plan_memory
+from edgespec.planning.memory.needs import ContextShape, MemoryNeeds, PairSizes
+from edgespec.planning.memory.rows import needs_within
+from edgespec.planning.memory.stream_layout import StreamLayout, wants_pack
+from edgespec.planning.pack_folders import ONE_DISK, Disks, disks_of
+from edgespec.planning.pass_costs import expected_prefill, passes_of
+from edgespec.profiles.store import ProfileStore
+from edgespec.speculation.growth import usual_limits
+from edgespec.speculation.policies import policy_shape
+from edgespec.speculation.tree import MAX_LEAVES
+from edgespec.text.grammar.limits import index_bytes
+
+_SHARED_STEP = 16  # rows of a draft step for several sequences where none were asked for
+_REQUESTS_BYTES = 24 << 20  # what servers keep of the latest: responses, answers, schemas
+_BESIDE_TREES = 8  # sequence ids for padding, for what is parked, and for sequences
+
+
+@dataclass(frozen=True)
+class SequencePlan:
+    """The number of sequences answered at once.
+
+    Attributes:
+        sequences: how many, where a call does not say; None leaves it to the passes' costs.
+        more_cells: cells of the cache besides those for a single sequence.
+        note: what that takes, in a sentence.
+    """
+
+    sequences: int | None = None
+    more_cells: int = 0
+    note: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The places of the weights of a target and its drafter, and the memory that these take.
+
+    Attributes:
+        config: the options that it is for.
+        target, drafter: the models; no drafter if it has no model.
+        context: the sizes of their contexts: cells, rows with logits, sequences, threads.
+        needs: as if everything were on the processor, with the rows of a pass.
+        memory: what of this machine's memory holds the target, and what is streamed.
+        machine: that this is a plan for.
+        assignment: which layers are on cards or workers; None if none are.
+        on_cards: what is on cards.
+        sequences: how many are answered at once.
+        notes, warnings: the reasons, in sentences.
+    """
+
+    config: Config
+    target: ModelFiles
+    drafter: ModelFiles | None
+    context: ContextShape
+    needs: MemoryNeeds
+    memory: MemoryPlan
+    machine: MachineSnapshot
+    assignment: LayerAssignment | None = None
+    on_cards: CardPlacement = NO_CARDS
+    sequences: SequencePlan = SequencePlan()
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def holding(self) -> PlannedWeights:
+        """The places of the target's weights, in bytes."""
+        return self.memory.holding
+
+    @property
+    def drafter_tables(self) -> int:
+        """Bytes of the drafter's tables that are left in its file."""
+        on_card = bool(self.on_cards.drafter_name)
+        return 0 if self.memory.layout is None or on_card else self.needs.drafter_tables
+
+    @property
+    def drafts_for_itself(self) -> bool:
+        """True if the target's own layers for multi-token prediction draft."""
+        return isinstance(self.drafter, MTPLayers)
+
+    @property
+    def streams(self) -> bool:
+        """True if passes read weights from disk."""
+        return self.holding.streamed_bytes > 0
+
+    @property
+    def exact(self) -> bool:
+        """Exactness of decoding: as asked for, or else where the weights are streamed.
+
+        A streamed pass takes the same time with the rows that exactness adds. But where only the experts that
+        rows need are read, a pass over few rows takes about as long as its arithmetic.
+        """
+        asked, layout = self.config.speculation.exact, self.memory.layout
+        return (layout is not None and not layout.weights.experts) if asked is None else asked
+
+    @property
+    def kernels(self) -> str:
+        """The kernels that run, as keys of what is remembered name them."""
+        return "plain" if self.memory.kernels_differ else "packed"
+
+    @property
+    def places(self) -> str:
+        """The places of layers, for keys; empty if all are on the processor."""
+        return f" layers={self.assignment.key}" if self.assignment is not None else ""
+
+    def with_layout(self, layout: StreamLayout) -> Plan:
+        """The plan with other places of streamed weights."""
+        return replace(self, memory=replace(self.memory, layout=layout, holding=layout.holding))
+
+    def use(self, model: Model) -> MemoryUse:
+        """Memory of the loaded target, for reports."""
+        footprints, layout = self.needs.footprints, self.memory.layout
+        use = MemoryUse(
+            budget_bytes=self.memory.budget,
+            resident_bytes=sum(f.weights for f in footprints),
+            target_bytes=footprints[0].weights,
+        )
+        use.device_bytes = self.on_cards.drafter_bytes
+        cards = self.machine.cards
+        use.devices = () if cards is None else tuple(map(describe, cards.devices))
+        if self.assignment is not None:
+            use.device_bytes += self.assignment.lent_bytes
+            use.layers = self.assignment.where
+        use.resident_bytes -= use.device_bytes
+        if layout is not None and model.weights.resident_bytes:
+            drafter = sum(f.weights for f in footprints[1:]) - self.on_cards.drafter_bytes
+            drafter -= self.drafter_tables
+            use.resident_bytes = layout.other_bytes + model.weights.resident_bytes + drafter
+            use.streamed_bytes_per_pass = model.weights.streamed_bytes
+        return use
+
+    @property
+    def parts(self) -> list[RemotePart]:
+        """Time per pass on each device that holds layers."""
+        devices = self.machine.workers or self.on_cards.cards
+        if self.assignment is None or devices is None:
+            return []
+        return remote_parts(self.assignment, devices, self.target)
+
+    def over(self, passes: TargetPasses) -> TargetPasses:
+        """The target's passes, from those of the whole model on the processor."""
+        return replace(passes, compute=curve_over_machines(passes.compute, self.parts))
+
+    def draft_steps(self, here: Curve) -> Curve:
+        """Seconds of draft steps by rows, from those on the processor."""
+        parts = () if self.drafter is None else drafter_parts(self.on_cards, self.drafter)
+        return curve_over_machines(here, parts)
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Plans for one target on one machine.
+
+    Attributes:
+        store: what was measured on this machine.
+        beside: bytes of LoRA adapters.
+        measured: whether contexts are tried by dry runs, as when they are about to be loaded.
+        process_bytes: of the process; None measures them where contexts are measured.
+        most_on_cards: layers that may be there, after a load has run out of their memory; None for any.
+        usual_nodes: nodes that trees may have if no other number is asked for.
+        sequences: how many are to be answered at once, and their cells.
+    """
+
+    target: ModelFiles
+    config: Config
+    machine: MachineSnapshot
+    store: ProfileStore
+    beside: int = 0
+    measured: bool = False
+    process_bytes: int | None = None
+    most_on_cards: int | None = None
+    usual_nodes: int = USUAL_NODES
+    sequences: SequencePlan = SequencePlan()
+
+    @property
+    def budget(self) -> int:
+        """Bytes of this machine's memory that may be used."""
+        return self.machine.free.budget(self.config.memory.limit)
+
+    @cached_property
+    def threads(self) -> int:
+        """CPU threads of the passes that were measured: those asked for, or the fastest number."""
+        return self.config.devices.threads or known_threads(self.target.headers[0].fingerprint, self.store)
+
+    @cached_property
+    def hits(self) -> HitRates:
+        """Hit rates of experts in memory, as far as they were measured."""
+        known = self.store.experts(self.target.headers[0].fingerprint)
+        return HitRates.measured_at(known.held, known.hit_rate) if known else HitRates()
+
+    @cached_property
+    def disks(self) -> Disks:
+        """The disks of the folders that were named for packed layers, as far as these would be packed."""
+        memory = self.config.memory
+        if not memory.pack_dir or self.machine.no_streaming or not wants_pack(self.target, memory.pack):
+            return ONE_DISK
+        return disks_of(self.config, self.store)
+
+    @cached_property
+    def read_rate(self) -> float:
+        """Bytes per second that the model's disk reads, or those of its packed layers together."""
+        return self.disks.read_rate(self.store) or read_rate(self.target, self.store)
+
+    def known_passes(self, *, streams: bool) -> TargetPasses | None:
+        """Passes of the target; None if they were not measured yet."""
+        profile = self.store.preferred_passes(
+            self.target.headers[0].fingerprint, self.threads, streams=streams
+        )
+        if profile is None or (streams and not profile.on_disks(self.disks.n).read_rate):
+            return None
+        return passes_of(profile, streams=streams)
+
+    @property
+    def context(self) -> ContextShape:
+        """The sizes of contexts."""
+        config = self.config
+        parallel, tree = config.batching.parallel, config.speculation.tree_budget
+        asked = max(tree or 0, parallel if isinstance(parallel, int) else 0, USUAL_NODES)
+        nodes = max(asked, self.usual_nodes)
+        return ContextShape(
+            cells_for(config.model.context, tree or 0) + self.sequences.more_cells,
+            nodes,
+            _sequences(nodes),
+            self.machine.n_threads,
+            config.model.kv,
+            _sequences(asked),  # most leaves of the largest trees are not expanded, and need none
+            self._drafter_outputs(nodes, _sequences(asked)),
+            self.beside + self._indexing,
+            self.sequences.sequences or 1,
+        )
+
+    def _context_with(self, drafter: ModelFiles | None) -> ContextShape:
+        """The sizes of contexts with a drafter, which need not have cells for whole texts."""
+        if drafter is None:
+            return self.context
+        cells = drafter_cells(self.config, drafter) + self.sequences.more_cells
+        return replace(self.context, drafter_cells=cells)
+
+    def _drafter_outputs(self, nodes: int, sequences: int) -> int:
+        """Rows of a draft step: those of a tree's, or one for each sequence where these share passes."""
+        if self.config.batching.parallel is not None:
+            return sequences
+        options = self.config.speculation
+        shape = policy_shape(options.tree)
+        limits = shape.clamp(usual_limits(nodes), options.tree_depth, options.tree_width)
+        return min(max(limits.width, _SHARED_STEP), sequences)
+
+    @property
+    def _indexing(self) -> int:
+        """Bytes of the index of texts to draft from, and of what is kept for requests and their grammars."""
+        texts = 0 if self.config.speculation.draft_from is None else MAKING_BYTES
+        if self.config.batching.parallel is None:  # requests have grammars, and a call seldom has
+            return texts
+        return texts + index_bytes(self.target.headers[0].n_vocab) + _REQUESTS_BYTES
+
+    def plan(self, drafter: ModelFiles | None = None) -> Plan:
+        """The plan for the target with a drafter, with the rows of a pass that suit the memory best.
+
+        Raises:
+            MemoryLimitError, BackendError: as plan_memory; or a device has no room for what was asked for.
+            ModelFileError: llama.cpp cannot load a model.
+        """
+        sizes = self.sizes(drafter)
+        needs = self._within(sizes, self.budget + self.machine.lent_bytes)
+        if self.machine.workers is not None:
+            try:
+                plan = self.place(needs, drafter)
+            except MemoryLimitError:
+                plan = None
+            if plan is None or not plan.memory.in_memory:
+                # Passes get fewer rows first; what is left over is streamed then.
+                plan = self.place(self._within(sizes, self.budget, devices=True), drafter)
+        else:
+            on_cards = self._on_cards(needs, drafter, self.budget)
+            if on_cards.assignment is not None:  # exact passes are shorter then
+                needs = self._within(sizes, self.budget + on_cards.assignment.lent_bytes, devices=True)
+            plan = self.place(needs, drafter, on_cards=on_cards)
+        if drafter is not None and needs.footprints[1].weights > needs.footprints[0].weights:
+            name = drafter.headers[0].path.name
+            note = f"The drafter {name} is larger than its target: it is unlikely to pay off."
+            plan = replace(plan, notes=(note, *plan.notes))
+        return plan
+
+    def place(
+        self,
+        needs: MemoryNeeds,
+        drafter: ModelFiles | None = None,
+        *,
+        budget: int | None = None,
+        on_cards: CardPlacement | None = None,
+    ) -> Plan:
+        """Place weights that need so much.
+
+        Args:
+            needs: as if everything were on the processor.
+            budget: another one than the planner's.
+            on_cards: what is on cards, if that is decided already.
+
+        Raises:
+            MemoryLimitError, BackendError: as `plan`.
+        """
+        budget = self.budget if budget is None else budget
+        notes: tuple[str, ...] = ()
+        warnings: tuple[str, ...] = ()
+        if self.machine.workers is not None:
+            disk_rate = None if self.config.memory.offload == NONE else self.read_rate
+            found = assign_to_workers(self.machine.workers, needs, self.target, budget, disk_rate)
+            on_cards, left, notes = NO_CARDS, found.left(needs), (f"Layers: {found.where}.",)
+            assignment: LayerAssignment | None = found
+            if left.total <= budget:
+                lent = self.machine.lent_bytes
+                holding = PlannedWeights(budget + lent, needs.total, self.target.tensor_bytes)
+                memory = MemoryPlan(budget, holding)
+                return self._plan(drafter, needs, memory, assignment, on_cards, notes, warnings)
+        else:
+            on_cards = on_cards or self._on_cards(needs, drafter, budget)
+            assignment, left = on_cards.assignment, on_cards.left(needs)
+            notes, warnings = tuple(on_cards.notes), tuple(on_cards.shortfall(self._request))
+        memory = plan_memory(
+            left,
+            self.target,
+            budget,
+            self.config,
+            here=None if assignment is None else assignment.here,
+            hits=self.hits,
+            no_streaming=self.machine.no_streaming,
+        )
+        return self._plan(drafter, needs, memory, assignment, on_cards, notes, warnings)
+
+    def sizes(self, drafter: ModelFiles | None = None) -> PairSizes:
+        """The needs of the target and a drafter by the rows of a pass; raises as PairSizes."""
+        copied = self.config.memory.offload == NONE
+        return PairSizes(
+            self.target,
+            drafter,
+            self._context_with(drafter),
+            measured=self.measured,
+            copied=copied,
+            process_bytes=self.process_bytes,
+        )
+
+    def needs(self, drafter: ModelFiles | None = None) -> MemoryNeeds:
+        """The needs with passes of as few rows as any target can do with."""
+        sizes = self.sizes(drafter)
+        return sizes.at(sizes.context.fewest_rows)
+
+    def _plan(
+        self,
+        drafter: ModelFiles | None,
+        needs: MemoryNeeds,
+        memory: MemoryPlan,
+        assignment: LayerAssignment | None,
+        on_cards: CardPlacement,
+        notes: tuple[str, ...],
+        warnings: tuple[str, ...],
+    ) -> Plan:
+        return Plan(
+            self.config,
+            self.target,
+            drafter,
+            self._context_with(drafter),
+            needs,
+            memory,
+            self.machine,
+            assignment,
+            on_cards,
+            self.sequences,
+            notes + memory.notes,
+            warnings + memory.warnings,
+        )
+
+    def _within(self, sizes: PairSizes, budget: int, *, devices: bool = False) -> MemoryNeeds:
+        prefill = expected_prefill(
+            self.target,
+            self.config.model.context,
+            self.machine.n_threads,
+            self.store,
+            own_kernels=self.machine.own_kernels,
+            disks=self.disks,
+        )
+        return needs_within(sizes, self.target, budget, self.config, prefill, devices=devices)
+
+    def _on_cards(self, needs: MemoryNeeds, drafter: ModelFiles | None, budget: int) -> CardPlacement:
+        cards = self.machine.cards
+        if cards is None:
+            return NO_CARDS
+        return place_models(cards, needs, self.target, drafter, budget, self._request)
+
+    @property
+    def _request(self) -> PlacementRequest:
+        return PlacementRequest(
+            self.config.devices,
+            self.machine.n_threads,
+            self.store,
+            most=self.most_on_cards,
+            read_rate=self.read_rate,
+        )
+
+
+def _sequences(nodes: int) -> int:
+    """Sequence ids for sequences and the branches of trees; each costs a row of logits, used or not."""
+    return min(nodes + _BESIDE_TREES, MAX_LEAVES) if nodes > USUAL_NODES else USUAL_NODES

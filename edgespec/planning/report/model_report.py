@@ -1,0 +1,131 @@
+"""Plan how a model would run here: a model on this machine, or one on the Hub by its header."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from edgespec.config import Config
+from edgespec.heads.mtp.mtp_file import read_mtp_file
+from edgespec.kernels.report_store import ensure_report
+from edgespec.llama.runtime.vetting import require_loadable
+from edgespec.measure.threads import known_threads
+from edgespec.models.gguf.embedding import embedding_shape, require_generation
+from edgespec.models.gguf.footprint import require_cache_type
+from edgespec.models.gguf.head_family import HeadFamily, head_family
+from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.hub import catalog
+from edgespec.models.hub.inspection import InspectedModel, inspect_model
+from edgespec.planning.adapters import read_adapters
+from edgespec.planning.devices.cards import Cards
+from edgespec.planning.devices.finding import PlacementRequest, open_cards
+from edgespec.planning.devices.machine import MachineSnapshot
+from edgespec.planning.devices.workers import measure_workers, workers_in_words
+from edgespec.planning.embedder import EmbedderPlan, plan_embedder
+from edgespec.planning.files import FoundDrafter, find_drafter
+from edgespec.planning.plan import Planner
+from edgespec.planning.report.predictions import report_on
+from edgespec.planning.report.report import PlanReport
+from edgespec.profiles.store import ProfileStore
+from edgespec.progress import Progress
+from edgespec.units import readable
+
+
+def embedder_plan_for(config: Config, on_progress: Progress) -> EmbedderPlan | None:
+    """The plan for an embedding model that is here or on the Hub; None for a model of another kind.
+
+    Raises:
+        EdgeSpecError: the model cannot be found or loaded.
+        MemoryLimitError: it does not fit.
+    """
+    model = inspect_model(config.model.name or str(catalog.find(None)), on_progress)
+    shape = embedding_shape(model.headers[0])
+    if shape is None:
+        return None
+    if model.path is not None:
+        ensure_report()  # part of what a file is vetted for
+        require_loadable(model.headers)
+    files = ModelFiles.of_headers(model.headers)
+    plan = plan_embedder(files, shape, config, measured=model.path is not None)
+    plan.require_room()
+    return plan
+
+
+def plan_for(
+    config: Config,
+    on_progress: Progress,
+    store: ProfileStore | None = None,
+    cards: Cards | None = None,
+    *,
+    temperature: float = 0.0,
+    estimated: bool = False,
+) -> PlanReport:
+    """The report on a model that is here, or for one on the Hub, of which only the header is read.
+
+    Args:
+        config: its memory limit may be more than the machine has, to see what that would give.
+        cards: to plan for cards that are not here.
+        estimated: estimate what contexts take even if the model is here.
+
+    Raises:
+        EdgeSpecError: the model or the drafter cannot be found.
+        MemoryLimitError: the memory is too small; names a size that suffices.
+    """
+    store, named = store or ProfileStore(), config.model
+    model = inspect_model(named.name or str(catalog.find(None)), on_progress)
+    header, notes = model.headers[0], list(model.notes)
+    require_generation(header)
+    require_cache_type(named.kv, header)
+    if model.path is not None:
+        ensure_report()  # part of what a file is vetted for
+    machine = _machine(model, config, store, cards, on_progress, notes)
+    adapter_bytes = sum(adapter.header.file_bytes for adapter in read_adapters(named.lora, header))
+    planner = Planner(
+        ModelFiles.of_headers(model.headers),
+        config,
+        machine,
+        store,
+        beside=adapter_bytes,
+        measured=model.path is not None and not estimated,
+    )
+    find = partial(_find, on_progress=on_progress)
+    return report_on(model, planner, find, on_progress, temperature=temperature, notes=notes)
+
+
+def _find(planner: Planner, on_progress: Progress) -> FoundDrafter:
+    """The drafter that a load would take; one that is named may be on the Hub."""
+    speculation = planner.config.speculation
+    if speculation.names_a_model:
+        model = inspect_model(speculation.draft, on_progress)
+        if model.path is None:
+            is_mtp = head_family(model.headers[0]) is HeadFamily.MTP
+            files = read_mtp_file(model.headers) if is_mtp else ModelFiles.of_headers(model.headers)
+            approximate = (f"{speculation.draft}: its size is approximate.",) if model.approximate else ()
+            return FoundDrafter(files, (*model.notes, *approximate), named=True)
+    return find_drafter(planner, on_progress)
+
+
+def _machine(
+    model: InspectedModel,
+    config: Config,
+    store: ProfileStore,
+    cards: Cards | None,
+    on_progress: Progress,
+    notes: list[str],
+) -> MachineSnapshot:
+    """Describe this machine, with the memory that was named if it has less, and the workers or cards."""
+    files, devices, limit = ModelFiles.of_headers(model.headers), config.devices, config.memory.limit
+    threads = devices.threads or known_threads(model.headers[0].fingerprint, store)
+    workers = None
+    if devices.workers:
+        on_progress("Connecting to workers", 0.0)
+        workers = measure_workers(devices.workers, files, threads)
+        notes += workers_in_words(workers, files)
+    elif cards is None:
+        cards = open_cards(files, PlacementRequest(devices, threads, store, on_progress, notes))
+    machine = MachineSnapshot.read(threads, cards, workers)
+    room = machine.free.budget()
+    if limit is None or limit <= room:
+        return machine
+    notes.append(f"The plan is for {readable(limit)} of memory; {readable(room)} are free now.")
+    return replace(machine, free=replace(machine.free, available=max(limit, machine.free.available)))
