@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from edgespec.doctor.facts import Facts
 from edgespec.doctor.finding import ERROR, HINT, OK, WARNING, Finding
 from edgespec.installation import compile_command, install_command
-from edgespec.kernels.setting import cost_of_missing, kernels_of
+from edgespec.kernels.setting import OWN, cost_of_missing, kernels_of
 from edgespec.machine.cores import FEATURES
 from edgespec.machine.gpus import AMD, INTEL, NVIDIA
 from edgespec.prebuilt import FOLDER, PACKAGE, VARIABLE, WHEEL
@@ -34,7 +34,18 @@ def _surroundings(facts: Facts) -> Iterator[Finding]:
         )
     if facts.token:
         yield Finding(OK, "hub", f"A Hub token is set; it is sent to {facts.endpoint} only.")
-    if not facts.compiler:
+
+
+def _compiler(facts: Facts) -> Iterator[Finding]:
+    """Report a missing compiler, as a fault only where something here would be compiled."""
+    if facts.compiler:
+        return
+    build = facts.build
+    from_wheel = build is not None and build.origin == WHEEL
+    own_kernels_fail = any(layout.name == OWN and layout.problem for layout in facts.kernels.layouts)
+    if from_wheel and not own_kernels_fail:
+        yield Finding(OK, "compiler", f"There is no C++ compiler, and the wheel {PACKAGE} needs none.")
+    else:
         yield Finding(
             HINT,
             "compiler",
@@ -186,4 +197,4 @@ def _graphics(facts: Facts) -> Iterator[Finding]:
             )
 
 
-SOFTWARE_CHECKS = (_surroundings, _build, _kernels, _graphics)
+SOFTWARE_CHECKS = (_surroundings, _compiler, _build, _kernels, _graphics)

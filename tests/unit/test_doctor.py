@@ -20,6 +20,7 @@ from edgespec.doctor.facts import Facts, ModelFacts, gather
 from edgespec.doctor.finding import ERROR, HINT, OK, SEVERITIES, WARNING, Finding
 from edgespec.doctor.kernels import KernelFacts, LayoutFacts
 from edgespec.errors import ModelFileError, UsageError
+from edgespec.kernels.setting import OWN
 from edgespec.llama.build import Build, BuildDevice, parse_features
 from edgespec.machine.cores import Cores
 from edgespec.machine.disks import Disk
@@ -27,6 +28,7 @@ from edgespec.machine.gpus import Gpu
 from edgespec.machine.memory import Memory
 from edgespec.machine.power import Power
 from edgespec.machine.probe import Machine
+from edgespec.prebuilt import WHEEL
 
 GIB = 1 << 30
 
@@ -73,6 +75,16 @@ def approximate(why: str) -> Facts:
 
 def wrong(facts: Facts) -> list[Finding]:
     return [finding for finding in diagnose(facts) if finding.severity != OK]
+
+
+def test_a_wheel_needs_no_compiler_unless_its_own_kernels_fail() -> None:
+    build = replace(BUILD, origin=WHEEL, wheel="0.1.0", variant="haswell")
+    wheel = replace(WELL, compiler=False, build=build)
+    assert wrong(wheel) == []
+    said = {finding.what for finding in diagnose(wheel)}
+    assert "There is no C++ compiler, and the wheel edgespec-llama needs none." in said
+    without = KernelFacts((LayoutFacts(OWN, False, "they do not fit this llama.cpp", "compile them"),))
+    assert "compiler" in {finding.about for finding in wrong(replace(wheel, kernels=without))}
 
 
 def test_of_a_machine_that_is_well_nothing_is_wrong() -> None:
