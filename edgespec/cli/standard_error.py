@@ -82,19 +82,30 @@ def announce_crashes(*, verbose: bool) -> None:
     try:
         reader, _pipe = os.pipe()
         try:
-            os.posix_spawn(
-                _SHELL,
-                [_SHELL, "-c", _SCRIPT, _SHELL, _HINT, "1" if verbose else ""],
-                os.environ,
-                file_actions=[
-                    (os.POSIX_SPAWN_DUP2, reader, 0),
-                    (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
-                ],
-                setpgroup=0,  # so that Ctrl-C does not reach it
-            )
+            _start_shell(reader, verbose=verbose)
         finally:
             os.close(reader)
         faulthandler.enable(_pipe, all_threads=False)
-    except (OSError, AttributeError):  # no such shell, or no such call, as on Windows
+    except OSError:  # no such shell
         with contextlib.suppress(OSError, ValueError, AttributeError):
             faulthandler.enable(sys.stderr, all_threads=False)
+
+
+def _start_shell(reader: int, *, verbose: bool) -> None:
+    """Start the shell that reads the pipe.
+
+    Raises:
+        OSError: there is none.
+    """
+    if sys.platform == "win32":
+        raise FileNotFoundError(_SHELL)
+    os.posix_spawn(
+        _SHELL,
+        [_SHELL, "-c", _SCRIPT, _SHELL, _HINT, "1" if verbose else ""],
+        os.environ,
+        file_actions=[
+            (os.POSIX_SPAWN_DUP2, reader, 0),
+            (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+        ],
+        setpgroup=0,  # so that Ctrl-C does not reach it
+    )

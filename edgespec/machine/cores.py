@@ -118,7 +118,9 @@ def default_threads(root: Path = ROOT) -> int:
 
 def allowed_numbers() -> set[int] | None:
     """The numbers of the cores that this process may use; None where the system does not say."""
-    return os.sched_getaffinity(0) if sys.platform == "linux" else None
+    if sys.platform == "linux":
+        return os.sched_getaffinity(0)
+    return None
 
 
 def _allowed() -> int:

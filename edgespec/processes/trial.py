@@ -204,10 +204,10 @@ def serve(attempt: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
 
 
 def _limit(limits: Mapping[str, Any]) -> None:
-    try:
-        import resource
-    except ImportError:
-        return  # Windows: only the parent's time limit applies
+    if sys.platform == "win32":
+        return  # only the parent's time limit applies
+    import resource
+
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGXCPU, signal.SIG_DFL)  # ignored, the limit would end in SIGKILL
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGXCPU])
@@ -226,10 +226,10 @@ def _limit(limits: Mapping[str, Any]) -> None:
 
 def memory_is_limited() -> bool:
     """True if the system may refuse memory instead of ending processes when there is none."""
-    try:
-        import resource
-    except ImportError:
+    if sys.platform == "win32":
         return False
+    import resource
+
     if any(
         resource.getrlimit(kind)[0] != resource.RLIM_INFINITY
         for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA)

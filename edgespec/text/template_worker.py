@@ -145,6 +145,8 @@ def _answer(message: Mapping[str, Any]) -> None:
 
 def _mapped_bytes() -> int:
     """Address space in use, which is what the limit counts; 0 if the system does not say."""
+    if sys.platform == "win32":
+        return 0
     try:
         import resource
 
@@ -156,7 +158,7 @@ def _mapped_bytes() -> int:
 
 def _limit_memory(own: int, request_bytes: int) -> None:
     """Limit the process to what it had after its imports plus what a request of this length needs."""
-    if not own:
+    if sys.platform == "win32" or not own:
         return  # Windows, macOS: the time limit and the output limit remain
     import resource
 
@@ -168,7 +170,7 @@ def _limit_memory(own: int, request_bytes: int) -> None:
 
 def _end_self_after(seconds: float) -> None:
     """End this process after so long, in case its parent is gone; 0 cancels that."""
-    if hasattr(signal, "setitimer"):
+    if sys.platform != "win32":
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
 

@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -22,6 +23,7 @@ from pathlib import Path
 
 from edgespec.processes.parent import ended_with_parent
 
+_KILLED = 9  # SIGKILL, which Python does not have on Windows
 _ROOTS = {"cgroup-v1": Path("/sys/fs/cgroup/memory"), "cgroup-v2": Path("/sys/fs/cgroup")}
 # The limit of memory, and the one that keeps swap from taking what does not fit.
 _LIMITS = {
@@ -65,7 +67,7 @@ class CappedResult:
     @property
     def killed(self) -> bool:
         """True if it was killed, as the system does to a process that exceeds its cap."""
-        return self.out_of_memory or self.status in (-signal.SIGKILL, 128 + signal.SIGKILL)
+        return self.out_of_memory or self.status in (-_KILLED, 128 + _KILLED)
 
 
 @functools.cache
@@ -103,8 +105,7 @@ class KillableProcess:
         """Kill it and everything it started; does nothing if no process is running."""
         with self._lock:
             if self._process is not None:
-                with contextlib.suppress(OSError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
+                _kill(self._process)
 
     @contextlib.contextmanager
     def holding(self, process: subprocess.Popen[bytes]) -> Iterator[None]:
@@ -165,8 +166,7 @@ def run_capped(
                         on_line(lines[-1])
                 rss = _wait(process)
             except BaseException:
-                with contextlib.suppress(OSError):
-                    os.killpg(process.pid, signal.SIGKILL)
+                _kill(process)
                 process.wait()
                 raise
             finally:
@@ -187,9 +187,18 @@ def run_capped(
         )
 
 
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and, but for Windows, everything it started."""
+    if sys.platform == "win32":
+        process.kill()
+        return
+    with contextlib.suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
 def _wait(process: subprocess.Popen[bytes]) -> int:
     """Wait for its end; returns its peak memory."""
-    if not hasattr(os, "wait4"):
+    if sys.platform == "win32":
         process.wait()
         return 0
     _, status, usage = os.wait4(process.pid, 0)

@@ -24,7 +24,7 @@ def without_echo() -> Iterator[None]:
     echo is switched off again.
     """
     global _shell_modes
-    if not is_terminal(sys.stdin) or os.name != "posix":
+    if not is_terminal(sys.stdin) or sys.platform == "win32":
         yield
         return
     import termios
@@ -56,7 +56,7 @@ def without_echo() -> Iterator[None]:
 @contextlib.contextmanager
 def with_shell_modes() -> Iterator[None]:
     """The terminal's modes as before `without_echo` while the block runs: other programs expect them."""
-    if _shell_modes is None:
+    if _shell_modes is None or sys.platform == "win32":
         yield
         return
     import termios
@@ -73,8 +73,11 @@ def with_shell_modes() -> Iterator[None]:
 def suspend() -> None:
     """Stop as Ctrl-Z does, with the shell's terminal modes; returns when `fg` resumes the program.
 
-    For programs that read single keys, where the terminal does not turn Ctrl-Z into a signal.
+    For programs that read single keys, where the terminal does not turn Ctrl-Z into a signal. Nothing is
+    stopped on Windows.
     """
+    if sys.platform == "win32":
+        return
     import termios
 
     keys = sys.stdin.fileno()

@@ -6,6 +6,7 @@ Run by `processes/trial.py` for `grammar.py`.
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -64,6 +65,9 @@ def _walk(matcher: llguidance.LLMatcher) -> None:
 
 
 def _resident() -> int:
+    """Bytes of memory that this process holds; 0 where the system does not say."""
+    if sys.platform == "win32":
+        return 0
     import resource
 
     try:
