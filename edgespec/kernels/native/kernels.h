@@ -94,7 +94,7 @@ template <class I, class T, int P> inline void add_plane(const uint8_t * step, t
 template <class I, class T> inline void decode(const uint8_t * step, typename I::Bytes * quants) {
     add_plane<I, T, 0>(step, quants);
     if constexpr (sizeof(Planes<T::BITS>::LIST) > sizeof(Plane)) add_plane<I, T, 1>(step, quants);
-    if constexpr (T::VALUES != nullptr) {
+    if constexpr (T::LOOKED_UP) {
 #pragma GCC unroll 8
         for (int i = 0; i < VECTORS; i++) quants[i] = I::lookup(T::VALUES, quants[i]);
     }

@@ -194,7 +194,7 @@ template <class T> void get_scales(const uint8_t * scales, int row, Block & b) {
 }
 
 template <class T> int value_of(uint8_t quant) {
-    if constexpr (T::VALUES != nullptr) return T::VALUES[quant];
+    if constexpr (T::LOOKED_UP) return T::VALUES[quant];
     else return quant;
 }
 

@@ -40,7 +40,7 @@ struct Small {
     static constexpr int OFFSET = OFFSET_;
     static constexpr bool MIN = MIN_;
     static constexpr Scaling SCALING = SCALING_;
-    static constexpr const uint8_t * VALUES = nullptr;  // what a packed quant stands for, where not itself
+    static constexpr bool LOOKED_UP = false;  // is what a packed quant stands for in VALUES, or the quant itself?
     static constexpr int SCALE_BYTES = SCALING == Scaling::POWER ? 16 : MIN ? 64 : 32;
 };
 
@@ -50,7 +50,7 @@ template <int ID_, int FILE_BYTES_, int BITS_, int MAX_, int OFFSET_, int SUB_, 
     static constexpr int ID = ID_, BLOCK = 256, FILE_BYTES = FILE_BYTES_, BITS = BITS_, MAX = MAX_, OFFSET = OFFSET_;
     static constexpr int SUB = SUB_;
     static constexpr bool MIN = MIN_;
-    static constexpr const uint8_t * VALUES = nullptr;
+    static constexpr bool LOOKED_UP = false;
     static constexpr int PAIRS = 256 / SUB / 2;  // scales come in pairs: 32 bytes for 16 rows
     // Where mins have 4 bits, a byte holds a scale and a min.
     static constexpr bool SHARED = MIN && SUB == 16;
@@ -68,14 +68,18 @@ using Q4_1 = Small<3, 20, 4, 15, 0, true>;
 using Q5_0 = Small<6, 22, 5, 31, 16, false>;
 using Q5_1 = Small<7, 24, 5, 31, 0, true>;
 using Q8_0 = Small<8, 34, 8, 255, 128, false>;
-struct IQ4_NL : Small<20, 18, 4, 255, 128, false> { static constexpr const uint8_t * VALUES = IQ4_VALUES; };
-struct MXFP4 : Small<39, 17, 4, 24, 12, false, Scaling::POWER> { static constexpr const uint8_t * VALUES = MXFP4_VALUES; };
+template <class Base, const uint8_t * VALUES_> struct LookedUp : Base {
+    static constexpr bool LOOKED_UP = true;
+    static constexpr const uint8_t * VALUES = VALUES_;
+};
+using IQ4_NL = LookedUp<Small<20, 18, 4, 255, 128, false>, IQ4_VALUES>;
+using MXFP4 = LookedUp<Small<39, 17, 4, 24, 12, false, Scaling::POWER>, MXFP4_VALUES>;
 using Q2_K = Super<10, 84, 2, 3, 0, 16, true>;
 using Q3_K = Super<11, 110, 3, 7, 4, 16, false>;
 using Q4_K = Super<12, 144, 4, 15, 0, 32, true>;
 using Q5_K = Super<13, 176, 5, 31, 0, 32, true>;
 using Q6_K = Super<14, 210, 6, 63, 32, 16, false>;
-struct IQ4_XS : Super<23, 136, 4, 255, 128, 32, false> { static constexpr const uint8_t * VALUES = IQ4_VALUES; };
+using IQ4_XS = LookedUp<Super<23, 136, 4, 255, 128, 32, false>, IQ4_VALUES>;
 
 // Weights as floats, activations too: the 16 rows of a value are neighbours.
 template <int ID_> struct Float {
