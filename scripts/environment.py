@@ -85,18 +85,22 @@ class Environment:
                 self.progress.say(f"Waiting for another set-up in {folder} to end")
                 fcntl.flock(held, fcntl.LOCK_EX)
 
+    def prepare(self) -> None:
+        """Begin new logs in its folder, which is emptied unless a whole environment is there."""
+        if not self._is_whole():
+            if self.path.exists() and any(self.path.iterdir()) and not self._is_venv():
+                raise SetupError(
+                    f"{self.path} is there and is no virtual environment.\nChoose another place: --venv PATH"
+                )
+            self._empty()
+        self.log.write_text("", "utf-8")
+        self.compiling_log.write_text("", "utf-8")
+
     def create(self) -> None:
-        """Make it, unless it is there, and begin new logs."""
-        if self.python.exists() and self._has_pip():
-            self.log.write_text("", "utf-8")
-            self.compiling_log.write_text("", "utf-8")
-            return
-        if self.path.exists() and any(self.path.iterdir()) and not self._is_venv():
-            raise SetupError(
-                f"{self.path} is there and is no virtual environment.\nChoose another place: --venv PATH"
-            )
-        self.progress.say(f"environment: creating {self.path}")
-        make_venv(self.path)
+        """Make it in its folder, unless it is there."""
+        if not self._is_whole():
+            self.progress.say(f"environment: creating {self.path}")
+            make_venv(self.path, clear=False)
 
     def installed(self) -> dict[str, str]:
         """Name and version of every package in it; empty while there is none."""
@@ -154,9 +158,19 @@ class Environment:
         }
         self._mark.write_text(json.dumps(mark, indent=1), "utf-8")
 
-    def run(self, *arguments: str, extra: dict[str, str] | None = None, log: Path | None = None) -> bool:
-        """Run `python -m ARGUMENTS` with its output going to a log. Returns whether it worked."""
-        command = [str(self.python), "-m", *arguments]
+    def run(
+        self,
+        *arguments: str,
+        extra: dict[str, str] | None = None,
+        log: Path | None = None,
+        python: str = "",
+    ) -> bool:
+        """Run `python -m ARGUMENTS` with its output going to a log. Returns whether it worked.
+
+        Args:
+            python: another one than the environment's.
+        """
+        command = [python or str(self.python), "-m", *arguments]
         with (log or self.log).open("a", encoding="utf-8") as output:
             output.write(f"\n$ {' '.join(map(shlex.quote, command))}\n")
             output.flush()
@@ -209,24 +223,40 @@ class Environment:
             return {}
         return mark
 
-    def _has_pip(self) -> bool:
+    def _is_whole(self) -> bool:
         """False where creating it was interrupted: pip comes last."""
+        if not self.python.exists():
+            return False
         asked = [str(self.python), "-m", "pip", "--version"]
         return subprocess.run(asked, capture_output=True, check=False).returncode == 0
 
     def _is_venv(self) -> bool:
         return (self.path / "pyvenv.cfg").exists()
 
+    def _empty(self) -> None:
+        """Leave nothing in the folder but the mark of an environment, by which the next set-up knows it."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        mark = self.path / "pyvenv.cfg"
+        mark.touch()
+        for inner in self.path.iterdir():
+            if inner.is_dir() and not inner.is_symlink():
+                shutil.rmtree(inner)
+            elif inner != mark:
+                inner.unlink()
 
-def make_venv(path: Path) -> None:
+
+def make_venv(path: Path, *, clear: bool = True) -> None:
     """Create a virtual environment, in place of what is there.
+
+    Args:
+        clear: remove what is there first.
 
     Raises:
         SetupError: it cannot be created.
     """
     # With -m, so that a Python inside an environment makes one of its own base.
     made = subprocess.run(
-        [sys.executable, "-m", "venv", "--clear", str(path)],
+        [sys.executable, "-m", "venv", *(["--clear"] if clear else []), str(path)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

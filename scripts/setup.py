@@ -95,7 +95,7 @@ def set_up(environment: Environment, *, dev: bool, rebuild: bool = False) -> Non
         if rebuild or not environment.is_current(installed, dev=dev):
             pins = read_pins(ROOT / "constraints.txt")
             check_machine(environment, installed, pins)
-            environment.create()
+            environment.prepare()
             compiled = install(environment, installed, pins, dev=dev, rebuild=rebuild)
             environment.mark_current(dev=dev, compiled=compiled)
             try_kernels(environment)
@@ -111,6 +111,7 @@ def install(
     """Compile and install; returns whether llama.cpp was compiled for this environment just now.
 
     Compiling waits for the processor, and installing for the network and the disk, so they run side by side.
+    Own kernels need no package, so their compilation begins while the environment is made.
     """
     models = MODELS + (TEST_MODELS if dev else [])
 
@@ -121,15 +122,13 @@ def install(
         install_torch(environment, installed, pins["torch"])  # last: nothing but tuning needs it
 
     with ThreadPoolExecutor(3) as pool:
-        compiling = pool.submit(
-            build_llama_cpp, environment, installed, pins["llama-cpp-python"], rebuild=rebuild
-        )
-        lanes: list[Future[Any]] = [
-            compiling,
-            pool.submit(compile_kernels_meanwhile, environment),
-            pool.submit(install_all),
-        ]
+        lanes: list[Future[Any]] = [pool.submit(compile_kernels_meanwhile, environment)]
         try:
+            environment.create()
+            compiling = pool.submit(
+                build_llama_cpp, environment, installed, pins["llama-cpp-python"], rebuild=rebuild
+            )
+            lanes += [compiling, pool.submit(install_all)]
             while not all(lane.done() for lane in lanes):
                 time.sleep(0.2)  # Ctrl-C does not interrupt waiting for a thread on every system
                 for lane in lanes:
@@ -309,7 +308,7 @@ def compile_kernels(environment: Environment) -> bool:
     """Compile EdgeSpec's own kernels, unless they are there; without them, llama.cpp's serve."""
     log = environment.path / "setup-kernels.log"
     log.unlink(missing_ok=True)
-    if environment.run("edgespec.kernels.native.build", log=log):
+    if environment.run("edgespec.kernels.native.build", log=log, python=sys.executable):
         return True
     said = "\n".join(log.read_text("utf-8", "replace").splitlines()[2:])  # below the command
     environment.progress.say(f"{said.strip()}\nllama.cpp's kernels are used instead, which are slower.")

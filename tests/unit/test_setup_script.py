@@ -362,10 +362,19 @@ def test_compiling_and_installing_run_side_by_side(
         installing.set()
         assert compiling.wait(30)
 
+    def kernels(_: object) -> bool:
+        steps.append("kernels")
+        return True
+
+    def created() -> None:
+        while "kernels" not in steps:  # they are compiled meanwhile
+            time.sleep(0.01)
+
     steps: list[str] = []
     monkeypatch.setattr(setup, "build_llama_cpp", build)
     monkeypatch.setattr(setup, "install_torch", torch)
-    monkeypatch.setattr(setup, "compile_kernels", lambda _: steps.append("kernels") or True)
+    monkeypatch.setattr(environment, "create", created)
+    monkeypatch.setattr(setup, "compile_kernels", kernels)
     monkeypatch.setattr(setup, "install_models", lambda *_: steps.append("models"))
     monkeypatch.setattr(setup, "install_dependencies", lambda *_, dev: steps.append("packages"))
     monkeypatch.setattr(setup, "install_edgespec", lambda _: steps.append("edgespec"))
@@ -406,6 +415,7 @@ def test_what_fails_ends_what_runs_beside_it(
             time.sleep(0.01)
         raise setup.SetupError("the network is away")
 
+    monkeypatch.setattr(environment, "create", lambda: None)
     monkeypatch.setattr(setup, "build_llama_cpp", build)
     monkeypatch.setattr(setup, "compile_kernels", lambda _: True)
     monkeypatch.setattr(setup, "install_dependencies", torch)
@@ -640,5 +650,15 @@ def test_an_environment_without_pip_is_made_again(setup: ModuleType, tmp_path: P
     environment.python.parent.mkdir(parents=True)
     environment.python.symlink_to(sys.executable)
     (environment.path / "pyvenv.cfg").write_text("home = /nowhere\n")
+    environment.prepare()
     environment.create()
     assert environment.installed().keys() >= {"pip"}
+
+
+def test_a_folder_that_was_only_begun_is_taken(setup: ModuleType, tmp_path: Path) -> None:
+    """Set-up was killed before the environment was made, when kernels were being compiled."""
+    environment = setup.Environment(tmp_path / "venv")
+    environment.prepare()
+    (environment.path / "setup-kernels.log").touch()
+    setup.Environment(tmp_path / "venv").prepare()
+    assert not (environment.path / "setup-kernels.log").exists()
