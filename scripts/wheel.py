@@ -64,7 +64,7 @@ def main() -> int:
         options.into.mkdir(parents=True, exist_ok=True)
         if not options.pure:
             put_together(sources, WORK / "sources")
-            report(compile_libraries(tools, WORK / "sources", options.into))
+            report(compile_libraries(tools, WORK / "sources", options.into, options.variants))
         report(bindings_wheel(sources, options.into))
         report(edgespec_wheel(tools, options.into))
     except (WheelError, SetupError, OSError, tarfile.TarError) as error:
@@ -89,6 +89,13 @@ def parse_arguments() -> argparse.Namespace:
         type=Path,
         metavar="FILE",
         help=f"of {BINDINGS}, the pinned version (default: it is downloaded)",
+    )
+    parser.add_argument(
+        "--variants",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="for tests, kernels for these kinds of processor alone, by ggml's names, such as haswell",
     )
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--pure", action="store_true", help="make the two wheels without libraries only")
@@ -210,18 +217,25 @@ def update(source: Path, target: Path) -> None:
 # Wheels.
 
 
-def compile_libraries(tools: Tools, sources: Path, into: Path) -> Path:
-    """Compile the libraries, and have auditwheel find out on which systems they work."""
-    print(
-        "wheel: compiling llama.cpp for all processors, which takes half an hour on two cores. The output is "
-        f"in {tools.log}",
-        flush=True,
+def compile_libraries(tools: Tools, sources: Path, into: Path, variants: Sequence[str]) -> Path:
+    """Compile the libraries, and have auditwheel find out on which systems they work.
+
+    Args:
+        variants: the kinds of processor; all, if empty.
+    """
+    kinds = (
+        f"for {' and '.join(variants)}"
+        if variants
+        else "for all processors, which takes half an hour on two cores"
     )
+    print(f"wheel: compiling llama.cpp {kinds}. The output is in {tools.log}", flush=True)
     raw, repaired = WORK / "compiled", WORK / "repaired"
     for folder in (raw, repaired):
         shutil.rmtree(folder, ignore_errors=True)
     tools.run(
         *("pip", "wheel", "--verbose", "--no-deps", "--no-index", "--no-build-isolation"),
+        # Named even if there are none: CMake keeps those of the build before.
+        *("--config-settings", f"cmake.define.EDGESPEC_VARIANTS={';'.join(variants)}"),
         *("--wheel-dir", str(raw), str(sources)),
         extra={
             "CMAKE_BUILD_PARALLEL_LEVEL": os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", str(os.cpu_count()))
