@@ -215,7 +215,7 @@ def _inspect_build() -> tuple[Build | None, str, str]:
 def _inspect_model(model: str, store: ProfileStore, on_progress: Progress) -> ModelFacts:
     from edgespec.models.gguf.layers import ModelFiles
     from edgespec.models.hub.inspection import inspect_model
-    from edgespec.planning.fitting_drafters import drafter_to_take
+    from edgespec.planning.drafter import drafter_to_take
     from edgespec.planning.memory.fit import USUAL_CONTEXT, fit_report
     from edgespec.planning.report.summary import describe
 

@@ -22,8 +22,8 @@ from edgespec.measure.initial_costs import initial_costs
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.planning.draft_window import draft_window
+from edgespec.planning.exactness import max_nodes
 from edgespec.planning.plan import Plan
-from edgespec.planning.tree_sizes import most_nodes
 from edgespec.profiles.store import ProfileKeys
 from edgespec.profiles.table_file import TableFile
 from edgespec.speculation.drafters.base import Drafter, NoDrafter
@@ -50,14 +50,10 @@ def open_policy(target: ModelFiles, drafter: str, state: LoadState) -> TreePolic
     return tree_policy(state.config.speculation.tree, store)
 
 
-def tree_limits(plan: Plan, policy: TreePolicy, *, experts: bool = False) -> TreeLimits:
-    """Return the limits of every tree.
-
-    Args:
-        experts: whether passes read the experts that their rows need.
-    """
-    speculation, nodes = plan.config.speculation, most_nodes(plan, experts=experts)
-    return policy.clamp(usual_limits(nodes), speculation.tree_depth, speculation.tree_width)
+def tree_limits(plan: Plan, policy: TreePolicy) -> TreeLimits:
+    """Return the limits of every tree."""
+    speculation = plan.config.speculation
+    return policy.clamp(usual_limits(max_nodes(plan)), speculation.tree_depth, speculation.tree_width)
 
 
 def open_drafter(target: Target, limits: TreeLimits, plan: Plan, state: LoadState) -> Drafter:

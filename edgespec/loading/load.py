@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Unpack
@@ -39,16 +38,16 @@ from edgespec.loading.models import open_drafting_model
 from edgespec.loading.state import LoadState
 from edgespec.loading.target import open_target
 from edgespec.loading.workers import connect
-from edgespec.measure.threads import known_threads
+from edgespec.measure.threads import planned_threads
 from edgespec.models.gguf.footprint import require_cache_type
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub import catalog
 from edgespec.planning.adapters import read_adapters
-from edgespec.planning.decision import Decision, decide, plan_with_sequences
-from edgespec.planning.devices.finding import PlacementRequest, open_cards
-from edgespec.planning.devices.machine import MachineSnapshot
-from edgespec.planning.files import find_drafter, read_model
+from edgespec.planning.decision import Decision, decide
+from edgespec.planning.devices.finding import PlacementRequest
+from edgespec.planning.drafter import find_drafter
+from edgespec.planning.files import read_model
 from edgespec.planning.plan import Plan, Planner
 from edgespec.profiles.store import ProfileKeys
 from edgespec.profiles.updates import ProfileUpdates
@@ -105,18 +104,19 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
     target_files = read_model(path)
     require_cache_type(config.model.kv, target_files.headers[0])
     fingerprint = target_files.headers[0].fingerprint
-    state.n_threads = config.devices.threads or known_threads(fingerprint, state.store)
+    state.n_threads = planned_threads(config.devices.threads, fingerprint, state.store)
     state.adapters = read_adapters(config.model.lora, target_files.headers[0])
     for adapter in state.adapters:
         require_loadable([adapter.header], target_files.headers[0])
     _connect_workers(target_files, state)
-    cards = open_cards(
+    planner = Planner.of_this_machine(
         target_files,
+        config,
         PlacementRequest(config.devices, state.n_threads, state.store, state.on_progress, state.notes),
+        adapters=state.adapters,
+        workers=state.workers,
+        measured=True,
     )
-    machine = MachineSnapshot.read(state.n_threads, cards, state.workers)
-    adapter_bytes = sum(adapter.header.file_bytes for adapter in state.adapters)
-    planner = Planner(target_files, config, machine, state.store, beside=adapter_bytes, measured=True)
     decision = decide(planner, partial(find_drafter, on_progress=state.on_progress))
     state.notes += decision.notes
     drafter_files = decision.plan.drafter
@@ -126,8 +126,7 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
 
     drafted_by = drafter_name(drafter_files, state)
     policy = open_policy(target_files, drafted_by, state)
-    experts = target.model.weights.expert_use is not None
-    limits = tree_limits(plan, policy, experts=experts)
+    limits = tree_limits(plan, policy)
     if drafter_files is not None and head is not None and shown is not None:
         drafter: Drafter = open_head(head, drafter_files, target, shown, plan, state)
     else:
@@ -175,9 +174,10 @@ def _open_planned(
         if drafter is not None and shown is None and state.drafter is None:
             state.drafter = open_drafting_model(drafter, plan, state, devices=plan.on_cards.drafter)
 
-    planner, plan, drafter = decision.planner, decision.plan, decision.plan.drafter
+    drafter = decision.plan.drafter
     while True:
-        state.plan, state.drafter = plan, None
+        plan = state.plan = decision.plan
+        state.drafter = None
         try:
             with state.undone_on_memory_limit():
                 state.notes += plan.notes
@@ -186,12 +186,10 @@ def _open_planned(
         except MemoryLimitError as error:
             if not plan.on_cards.n_layers:
                 raise
-            fewer = plan.on_cards.n_layers * 3 // 4
-            machine = planner.machine.with_cards_now()
-            planner = replace(planner, machine=machine, most_on_cards=fewer)
-            plan = plan_with_sequences(planner, drafter)
+            decision = decision.with_fewer_on_cards()
             state.warnings.append(
-                f"A device ran out of memory ({error.what.rstrip('.')}): retrying with {fewer} layers there."
+                f"A device ran out of memory ({error.what.rstrip('.')}): retrying with "
+                f"{decision.planner.most_on_cards} layers there."
             )
 
 

@@ -10,25 +10,16 @@ from edgespec.errors import BackendError
 from edgespec.files.state import FileState
 from edgespec.files.user_folders import cache_folder
 from edgespec.heads.opening import Shown
-from edgespec.kernels.layouts import own_in_use
 from edgespec.llama.cache.identity import cache_identity
 from edgespec.llama.cache.state_cache import N_SEQUENCES
 from edgespec.llama.first_layers import FirstLayers
 from edgespec.llama.prefill_chunks import PrefillChunks, outcomes_path
-from edgespec.llama.row_rule import (
-    ANY_ROWS,
-    FREE,
-    FREE_SPARING,
-    SPARING,
-    THOROUGH,
-    RowRule,
-    RowRuleStore,
-)
+from edgespec.llama.row_rule import ANY_ROWS, RowRule, RowRuleStore
 from edgespec.llama.runtime.abort import DecodeAborted
 from edgespec.llama.runtime.adapters import load_adapter
 from edgespec.llama.runtime.batch import TokenBatch
 from edgespec.llama.runtime.context import Context
-from edgespec.llama.runtime.device_layers import ON_PROCESSOR, DeviceLayers
+from edgespec.llama.runtime.device_layers import DeviceLayers
 from edgespec.llama.runtime.model import Model
 from edgespec.llama.runtime.weight_store import WeightStore
 from edgespec.llama.state_trees import ROWS, BranchExactness, BranchingStore
@@ -46,6 +37,7 @@ from edgespec.offload.paging import try_paging
 from edgespec.offload.store_reader import DamagedPack
 from edgespec.option import named
 from edgespec.planning.adapters import refuse_streaming
+from edgespec.planning.exactness import rule_searches
 from edgespec.planning.pack_folders import pack_folders
 from edgespec.planning.plan import Plan
 from edgespec.text.template import ChatTemplate
@@ -82,12 +74,12 @@ def open_target(
     template = _open_template(model, state)
     if state.adapters:
         context.adapt([(load_adapter(model, a.header.path), a.scale) for a in state.adapters])
-    if exact:
-        if model.weights.streamed_bytes and model.weights.expert_use is None:
-            state.first_layers = FirstLayers(context, files)
+    if exact and model.weights.streamed_bytes and model.weights.expert_use is None:
+        state.first_layers = FirstLayers(context, files)
+    chains = model.keeps_recurrent_state and not context.branches
+    rule = None
+    if exact or not (plan.exact or chains):
         rule = _row_rule(context, header.fingerprint, plan, state)
-    else:
-        rule = _free_rule(context, header.fingerprint, plan, state)
     target = Target(model, context, rule)
     target.identity = cache_identity(
         header,
@@ -132,7 +124,7 @@ def _open_context(
         return context
 
     def branching(model: Model) -> bool:
-        return model.keeps_recurrent_state and _alone(plan, state)
+        return model.keeps_recurrent_state and plan.alone
 
     plan, model = _open_weights(plan, state, meanwhile)
     context = open_for(model)
@@ -259,36 +251,20 @@ def _open_template(model: Model, state: LoadState) -> ChatTemplate | None:
     return template
 
 
-def _free_rule(context: Context, fingerprint: str, plan: Plan, state: LoadState) -> RowRule | None:
-    """The rule that adds no rows, if it holds for a model in memory and exact decoding was not declined."""
-    in_memory = plan.memory.in_memory and _alone(plan, state)
-    chains = context.model.keeps_recurrent_state and not context.branches
-    if state.config.speculation.exact is not None or not in_memory or chains:
-        return None
-    if not own_in_use():
-        return None
-    held = f"{plan.kernels}{state.variant}{plan.places}"
-    return RowRuleStore(cache_folder() / "rows").get(fingerprint, held, context, FREE)
-
-
-def _alone(plan: Plan, state: LoadState) -> bool:
-    """True if this machine's processor computes all layers: other devices cannot be watched."""
-    return state.workers is None and plan.assignment is None and plan.on_cards.target == ON_PROCESSOR
-
-
 def _row_rule(context: Context, fingerprint: str, plan: Plan, state: LoadState) -> RowRule | None:
-    exact = state.config.speculation.exact
-    state.on_progress("Finding the rule for exact decoding (once per model)", 0.0)
+    """The first rule that holds of those that are tried under the plan; None if none does."""
     held = f"{plan.kernels}{state.variant}{plan.places}"
-    slow = plan.memory.layout is not None or state.workers is not None
     rules = RowRuleStore(cache_folder() / "rows")
-    searches = (FREE_SPARING, SPARING) if slow else (FREE, THOROUGH)
-    for search in searches if _alone(plan, state) else searches[1:]:
+    if plan.exact:
+        state.on_progress("Finding the rule for exact decoding (once per model)", 0.0)
+    for search in rule_searches(plan):
         rule = rules.get(fingerprint, held, context, search, state.first_layers)
         if rule is not None:
             state.config.speculation.require_exact_budget(rule.maximum)
             return rule
-    if exact is not None:
+    if not plan.exact:
+        return None
+    if state.config.speculation.exact is not None:
         raise BackendError(
             "No row rule gives identical results with this model on this machine, so decoding cannot "
             "be exact here.",
@@ -312,14 +288,10 @@ def _allow_long_chunks(target: Target, fingerprint: str) -> None:
 
 def _choose_threads(target: Target, fingerprint: str, plan: Plan, state: LoadState) -> None:
     """Compute with the fastest number of threads, which is measured where trees are sized too."""
-    speculation = state.config.speculation
     if state.config.devices.threads is not None or len(thread_counts()) < 2:
         return
     try:
-        # Random text would fill the memory for experts with those that no real text needs.
-        # What passes take on devices and other machines says nothing of the processor.
-        tries = target.model.weights.expert_use is None and plan.assignment is None
-        if tries and speculation.drafts and speculation.tree_budget is None:
+        if plan.times_threads:
             state.n_threads = choose_threads(target, fingerprint, state.store)
         else:
             state.n_threads = known_threads(fingerprint, state.store)

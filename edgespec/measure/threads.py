@@ -52,6 +52,11 @@ def known_threads(fingerprint: str, store: ProfileStore) -> int:
     return kept if kept in thread_counts() else default_threads()
 
 
+def planned_threads(asked: int | None, fingerprint: str, store: ProfileStore) -> int:
+    """Threads for a model: those asked for, or those that are known to be the fastest."""
+    return asked or known_threads(fingerprint, store)
+
+
 def choose_threads(
     target: Target, fingerprint: str, store: ProfileStore, counts: Sequence[int] | None = None
 ) -> int:

@@ -15,7 +15,7 @@ from edgespec.machine.memory import PROCESS_BYTES
 from edgespec.models.gguf.footprint import USUAL_NODES
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
 from edgespec.option import named
-from edgespec.planning.files import FoundDrafter
+from edgespec.planning.drafter import FoundDrafter
 from edgespec.planning.memory.needs import measured_process_bytes
 from edgespec.planning.plan import Plan, Planner, SequencePlan
 from edgespec.planning.sequences import plan_sequences
@@ -40,6 +40,12 @@ class Decision:
     plan: Plan
     notes: tuple[str, ...] = ()
 
+    def with_fewer_on_cards(self) -> Decision:
+        """The decision with fewer layers on cards, after these have run out of memory; raises as `decide`."""
+        planner, fewer = self.planner, self.plan.on_cards.n_layers * 3 // 4
+        planner = replace(planner, machine=planner.machine.with_cards_now(), most_on_cards=fewer)
+        return replace(self, planner=planner, plan=_plan_with_sequences(planner, self.plan.drafter))
+
 
 def decide(planner: Planner, find: Finder) -> Decision:
     """Decide how the target of a planner is loaded.
@@ -60,7 +66,7 @@ def decide(planner: Planner, find: Finder) -> Decision:
         raise _with_minimum(error, planner, find) from error
 
 
-def plan_with_sequences(planner: Planner, drafter: ModelFiles | None) -> Plan:
+def _plan_with_sequences(planner: Planner, drafter: ModelFiles | None) -> Plan:
     """The plan with cells for several sequences; or for a single one, if what was estimated does not fit."""
     sequences = planner.sequences
     try:
@@ -101,7 +107,7 @@ def _with_nodes(
 ) -> Decision:
     sequences = plan_sequences(replace(estimated, usual_nodes=nodes), drafter)
     planner = replace(planner, usual_nodes=nodes, sequences=sequences)
-    return Decision(planner, plan_with_sequences(planner, drafter), notes)
+    return Decision(planner, _plan_with_sequences(planner, drafter), notes)
 
 
 def _with_minimum(error: MemoryLimitError, planner: Planner, find: Finder) -> MemoryLimitError:

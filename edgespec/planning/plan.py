@@ -7,8 +7,9 @@ those by which drafters and numbers of sequences are compared, are the plans tha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from edgespec.config import NONE, Config
 from edgespec.costs.curves import Curve
@@ -19,12 +20,19 @@ from edgespec.drafters.folder_index import MAKING_BYTES
 from edgespec.errors import MemoryLimitError
 from edgespec.generation.result import MemoryUse
 from edgespec.llama.runtime.model import Model
-from edgespec.measure.threads import known_threads
+from edgespec.measure.threads import planned_threads
 from edgespec.models.gguf.footprint import USUAL_NODES, cells_for
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
-from edgespec.planning.devices.assignment import LayerAssignment, read_rate, remote_parts
+from edgespec.planning.adapters import Adapter
+from edgespec.planning.devices.assignment import (
+    LayerAssignment,
+    LayerDevices,
+    read_rate,
+    remote_parts,
+)
 from edgespec.planning.devices.card_placement import NO_CARDS, CardPlacement, drafter_parts, place_models
-from edgespec.planning.devices.finding import PlacementRequest, describe
+from edgespec.planning.devices.cards import Cards
+from edgespec.planning.devices.finding import PlacementRequest, describe, open_cards
 from edgespec.planning.devices.machine import MachineSnapshot
 from edgespec.planning.devices.workers import assign_to_workers
 from edgespec.planning.draft_window import drafter_cells
@@ -122,6 +130,22 @@ class Plan:
         return (layout is not None and not layout.weights.experts) if asked is None else asked
 
     @property
+    def alone(self) -> bool:
+        """True if this machine's processor computes all layers: other devices cannot be watched."""
+        return self.assignment is None and self.machine.workers is None
+
+    @property
+    def times_threads(self) -> bool:
+        """True if passes over random text are to find the fastest number of threads, where that is asked.
+
+        They would fill the memory for experts with those that no real text needs. And what they take on
+        devices and other machines says nothing of the processor.
+        """
+        speculation = self.config.speculation
+        sizes_trees = speculation.drafts and speculation.tree_budget is None
+        return sizes_trees and self.holding.experts is None and self.assignment is None
+
+    @property
     def kernels(self) -> str:
         """The kernels that run, as keys of what is remembered name them."""
         return "plain" if self.memory.kernels_differ else "packed"
@@ -200,6 +224,34 @@ class Planner:
     usual_nodes: int = USUAL_NODES
     sequences: SequencePlan = SequencePlan()
 
+    @classmethod
+    def of_this_machine(
+        cls,
+        target: ModelFiles,
+        config: Config,
+        request: PlacementRequest,
+        *,
+        adapters: Sequence[Adapter] = (),
+        cards: Cards | None = None,
+        workers: LayerDevices | None = None,
+        measured: bool = False,
+    ) -> Planner:
+        """A planner for this machine as it is now.
+
+        Args:
+            request: with the threads to compute with, and what was measured on this machine.
+            cards: other ones than are found here.
+            workers: connected already; they keep layers off cards.
+
+        Raises:
+            UsageError, BackendError: as `open_cards`.
+        """
+        if cards is None:
+            cards = open_cards(target, request)
+        machine = MachineSnapshot.read(request.n_threads, cards, workers)
+        beside = sum(adapter.header.file_bytes for adapter in adapters)
+        return cls(target, config, machine, request.store, beside=beside, measured=measured)
+
     @property
     def budget(self) -> int:
         """Bytes of this machine's memory that may be used."""
@@ -208,7 +260,7 @@ class Planner:
     @cached_property
     def threads(self) -> int:
         """CPU threads of the passes that were measured: those asked for, or the fastest number."""
-        return self.config.devices.threads or known_threads(self.target.headers[0].fingerprint, self.store)
+        return planned_threads(self.config.devices.threads, self.target.headers[0].fingerprint, self.store)
 
     @cached_property
     def hits(self) -> HitRates:
@@ -328,6 +380,16 @@ class Planner:
             MemoryLimitError, BackendError: as `plan`.
         """
         budget = self.budget if budget is None else budget
+        planned = partial(
+            Plan,
+            self.config,
+            self.target,
+            drafter,
+            self._context_with(drafter),
+            needs,
+            machine=self.machine,
+            sequences=self.sequences,
+        )
         notes: tuple[str, ...] = ()
         warnings: tuple[str, ...] = ()
         if self.machine.workers is not None:
@@ -338,8 +400,7 @@ class Planner:
             if left.total <= budget:
                 lent = self.machine.lent_bytes
                 holding = PlannedWeights(budget + lent, needs.total, self.target.tensor_bytes)
-                memory = MemoryPlan(budget, holding)
-                return self._plan(drafter, needs, memory, assignment, on_cards, notes, warnings)
+                return planned(memory=MemoryPlan(budget, holding), assignment=assignment, notes=notes)
         else:
             on_cards = on_cards or self._on_cards(needs, drafter, budget)
             assignment, left = on_cards.assignment, on_cards.left(needs)
@@ -353,7 +414,13 @@ class Planner:
             hits=self.hits,
             no_streaming=self.machine.no_streaming,
         )
-        return self._plan(drafter, needs, memory, assignment, on_cards, notes, warnings)
+        return planned(
+            memory=memory,
+            assignment=assignment,
+            on_cards=on_cards,
+            notes=notes + memory.notes,
+            warnings=warnings + memory.warnings,
+        )
 
     def sizes(self, drafter: ModelFiles | None = None) -> PairSizes:
         """The needs of the target and a drafter by the rows of a pass; raises as PairSizes."""
@@ -371,31 +438,6 @@ class Planner:
         """The needs with passes of as few rows as any target can do with."""
         sizes = self.sizes(drafter)
         return sizes.at(sizes.context.fewest_rows)
-
-    def _plan(
-        self,
-        drafter: ModelFiles | None,
-        needs: MemoryNeeds,
-        memory: MemoryPlan,
-        assignment: LayerAssignment | None,
-        on_cards: CardPlacement,
-        notes: tuple[str, ...],
-        warnings: tuple[str, ...],
-    ) -> Plan:
-        return Plan(
-            self.config,
-            self.target,
-            drafter,
-            self._context_with(drafter),
-            needs,
-            memory,
-            self.machine,
-            assignment,
-            on_cards,
-            self.sequences,
-            notes + memory.notes,
-            warnings + memory.warnings,
-        )
 
     def _within(self, sizes: PairSizes, budget: int, *, devices: bool = False) -> MemoryNeeds:
         prefill = expected_prefill(

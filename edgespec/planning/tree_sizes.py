@@ -26,7 +26,6 @@ from edgespec.profiles.store import ProfileKeys
 
 _LARGEST_NODES = 256  # more were never measured
 _STEP = 8  # nodes from one size that is tried to the next
-_EXPERT_NODES = 8  # every node needs experts of its own, so that larger trees lose
 _AS_FAST = 0.99  # of the fastest size: a smaller one that comes so close is taken, for its memory
 
 
@@ -70,16 +69,6 @@ def _holdings(usual: Plan, largest: Plan, sizes: Sequence[int]) -> Iterable[Plan
             resident_bytes=holding.resident_bytes - more,
             streamed_bytes=holding.streamed_bytes + more,
         )
-
-
-def most_nodes(plan: Plan, *, experts: bool) -> int:
-    """Nodes that a tree may have under a plan.
-
-    Args:
-        experts: whether passes read the experts that their rows need.
-    """
-    fixed = plan.config.speculation.tree_budget is not None
-    return _EXPERT_NODES if experts and not fixed else plan.context.n_outputs
 
 
 def known_drafting(

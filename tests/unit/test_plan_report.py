@@ -27,7 +27,7 @@ from edgespec.errors import BackendError, MemoryLimitError
 from edgespec.files.user_folders import cache_folder
 from edgespec.kernels.layouts import kernel_layouts
 from edgespec.models.hub.inspection import InspectedModel
-from edgespec.planning.files import FoundDrafter
+from edgespec.planning.drafter import FoundDrafter
 from edgespec.planning.plan import Planner
 from edgespec.planning.report.memory_lines import MemoryLine
 from edgespec.planning.report.predictions import report_on

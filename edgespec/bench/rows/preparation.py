@@ -38,9 +38,8 @@ from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.offload.layout import round_up
-from edgespec.planning.devices.finding import PlacementRequest, open_cards
-from edgespec.planning.devices.machine import MachineSnapshot
-from edgespec.planning.fitting_drafters import drafter_to_take
+from edgespec.planning.devices.finding import PlacementRequest
+from edgespec.planning.drafter import drafter_to_take
 from edgespec.planning.plan import Planner
 from edgespec.profiles.store import ProfileStore
 from edgespec.progress import Progress
@@ -103,16 +102,15 @@ def prepared_bench(request: BenchRequest, on_progress: Progress) -> Iterator[Pre
         options = RowOptions(load, request.trees, request.cap, marks, request.texts, held)
         notes: list[str] = []
         threads, store = load.devices.threads or default_threads(), ProfileStore()
-        machine = MachineSnapshot.read(
-            threads, open_cards(files, PlacementRequest(load.devices, threads, store, on_progress, notes))
-        )
-        room = machine.free.available
-        limit = min(options.limit or room, room)
         # Rows have budgets and trees of their own; the largest trees need the most.
         trees = [tree for tree in request.trees if isinstance(tree, int)]
-        planner = Planner(
-            files, load.with_(memory=None, offload=AUTO, tree_budget=max(trees, default=None)), machine, store
+        planner = Planner.of_this_machine(
+            files,
+            load.with_(memory=None, offload=AUTO, tree_budget=max(trees, default=None)),
+            PlacementRequest(load.devices, threads, store, on_progress, notes),
         )
+        room = planner.machine.free.available
+        limit = min(options.limit or room, room)
         drafter = _drafter(planner, limit, on_progress)
         if drafter is not None:
             load = load.with_(draft=drafter)  # the same one for every row

@@ -9,20 +9,19 @@ from edgespec.config import Config
 from edgespec.heads.mtp.mtp_file import read_mtp_file
 from edgespec.kernels.report_store import ensure_report
 from edgespec.llama.runtime.vetting import require_loadable
-from edgespec.measure.threads import known_threads
+from edgespec.measure.threads import planned_threads
 from edgespec.models.gguf.embedding import embedding_shape, require_generation
 from edgespec.models.gguf.footprint import require_cache_type
 from edgespec.models.gguf.head_family import HeadFamily, head_family
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub import catalog
-from edgespec.models.hub.inspection import InspectedModel, inspect_model
+from edgespec.models.hub.inspection import inspect_model
 from edgespec.planning.adapters import read_adapters
 from edgespec.planning.devices.cards import Cards
-from edgespec.planning.devices.finding import PlacementRequest, open_cards
-from edgespec.planning.devices.machine import MachineSnapshot
+from edgespec.planning.devices.finding import PlacementRequest
 from edgespec.planning.devices.workers import measure_workers, workers_in_words
+from edgespec.planning.drafter import FoundDrafter, find_drafter
 from edgespec.planning.embedder import EmbedderPlan, plan_embedder
-from edgespec.planning.files import FoundDrafter, find_drafter
 from edgespec.planning.plan import Planner
 from edgespec.planning.report.predictions import report_on
 from edgespec.planning.report.report import PlanReport
@@ -78,16 +77,23 @@ def plan_for(
     require_cache_type(named.kv, header)
     if model.path is not None:
         ensure_report()  # part of what a file is vetted for
-    machine = _machine(model, config, store, cards, on_progress, notes)
-    adapter_bytes = sum(adapter.header.file_bytes for adapter in read_adapters(named.lora, header))
-    planner = Planner(
-        ModelFiles.of_headers(model.headers),
+    files, threads = ModelFiles.of_headers(model.headers), config.devices.threads
+    threads = planned_threads(threads, header.fingerprint, store)
+    workers = None
+    if config.devices.workers:
+        on_progress("Connecting to workers", 0.0)
+        workers = measure_workers(config.devices.workers, files, threads)
+        notes += workers_in_words(workers, files)
+    planner = Planner.of_this_machine(
+        files,
         config,
-        machine,
-        store,
-        beside=adapter_bytes,
+        PlacementRequest(config.devices, threads, store, on_progress, notes),
+        adapters=read_adapters(named.lora, header),
+        cards=cards,
+        workers=workers,
         measured=model.path is not None and not estimated,
     )
+    planner = _with_memory_named(planner, notes)
     find = partial(_find, on_progress=on_progress)
     return report_on(model, planner, find, on_progress, temperature=temperature, notes=notes)
 
@@ -105,27 +111,12 @@ def _find(planner: Planner, on_progress: Progress) -> FoundDrafter:
     return find_drafter(planner, on_progress)
 
 
-def _machine(
-    model: InspectedModel,
-    config: Config,
-    store: ProfileStore,
-    cards: Cards | None,
-    on_progress: Progress,
-    notes: list[str],
-) -> MachineSnapshot:
-    """Describe this machine, with the memory that was named if it has less, and the workers or cards."""
-    files, devices, limit = ModelFiles.of_headers(model.headers), config.devices, config.memory.limit
-    threads = devices.threads or known_threads(model.headers[0].fingerprint, store)
-    workers = None
-    if devices.workers:
-        on_progress("Connecting to workers", 0.0)
-        workers = measure_workers(devices.workers, files, threads)
-        notes += workers_in_words(workers, files)
-    elif cards is None:
-        cards = open_cards(files, PlacementRequest(devices, threads, store, on_progress, notes))
-    machine = MachineSnapshot.read(threads, cards, workers)
+def _with_memory_named(planner: Planner, notes: list[str]) -> Planner:
+    """The planner for a machine that has the memory that was named, if this one has less."""
+    machine, limit = planner.machine, planner.config.memory.limit
     room = machine.free.budget()
     if limit is None or limit <= room:
-        return machine
+        return planner
     notes.append(f"The plan is for {readable(limit)} of memory; {readable(room)} are free now.")
-    return replace(machine, free=replace(machine.free, available=max(limit, machine.free.available)))
+    free = replace(machine.free, available=max(limit, machine.free.available))
+    return replace(planner, machine=replace(machine, free=free))

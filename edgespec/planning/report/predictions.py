@@ -21,7 +21,6 @@ from edgespec.costs.planner import (
 )
 from edgespec.costs.prompts import PromptTime, predict_prompt
 from edgespec.errors import BackendError, MemoryLimitError
-from edgespec.llama.row_rule import MOST_PADDED_ROWS
 from edgespec.machine.disks import disk_of
 from edgespec.models.gguf.footprint import USUAL_TEXT, cell_bytes
 from edgespec.models.gguf.layers import ModelFiles
@@ -30,6 +29,7 @@ from edgespec.offload.packing.division import divide
 from edgespec.offload.packing.pack import gains_from_packing, piece_sizes
 from edgespec.planning.adapters import refuse_streaming
 from edgespec.planning.decision import Finder, decide
+from edgespec.planning.exactness import max_nodes, pads_rows
 from edgespec.planning.memory.stream_layout import streamable
 from edgespec.planning.pack_folders import pack_folders
 from edgespec.planning.plan import Plan, Planner
@@ -38,7 +38,6 @@ from edgespec.planning.report.memory_lines import memory_lines
 from edgespec.planning.report.pass_costs import PassCosts
 from edgespec.planning.report.report import BatchPlan, PackFolder, PlanReport
 from edgespec.planning.sequences import with_cells
-from edgespec.planning.tree_sizes import most_nodes
 from edgespec.progress import Progress
 from edgespec.units import readable
 
@@ -199,12 +198,9 @@ class _Planning:
 
     def _candidate(self, drafting: DraftingCosts, plan: Plan) -> _Candidate:
         # Beside a drafter, a model may have to be streamed that fits without it.
-        padded = plan.streams and plan.exact and not plan.machine.own_kernels
-        here, source = self._pass_costs.of_target(self._model, streams=plan.streams, padded=padded)
+        here, source = self._pass_costs.of_target(self._model, streams=plan.streams, padded=pads_rows(plan))
         self._notes.append(source)
-        passes = plan.over(here)
-        most = most_nodes(plan, experts=plan.holding.experts is not None)
-        most = min(most, MOST_PADDED_ROWS) if padded else most
+        passes, most = plan.over(here), max_nodes(plan)
         sizes = alternatives(plan.holding, passes, drafting, most)
         return _Candidate(drafting, plan, here, passes, most, tuple(sizes))
 
