@@ -40,10 +40,6 @@ class SequenceCells:
         """Bytes of one sequence."""
         return self.cell_bytes * self.tokens
 
-    def sequences_in(self, n_bytes: int) -> int:
-        """The number of sequences that fit in so many bytes."""
-        return max(n_bytes, 0) // max(self.sequence_bytes, 1)
-
 
 @dataclass(frozen=True)
 class TextLengths:

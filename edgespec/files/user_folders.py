@@ -51,3 +51,10 @@ def _homeless() -> UsageError:
         "The home folder is unknown: HOME is not an absolute path, and the user has no entry in the system.",
         "Set HOME to a folder that you can write to.",
     )
+
+
+def nearest_existing(folder: Path) -> Path:
+    """A folder, or the innermost one around it that exists."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return folder

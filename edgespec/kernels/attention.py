@@ -1,6 +1,6 @@
 """Attention over random keys and values, computed by ggml or by EdgeSpec's own kernels.
 
-To be computed only in a process of its own (measure.kernel_worker, or `attempt`), as a kernel may crash.
+To be computed only in a process of its own (llama.trials.kernel_worker, or `attempt`), as a kernel may crash.
 """
 
 from __future__ import annotations

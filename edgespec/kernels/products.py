@@ -1,6 +1,6 @@
 """Products of a quantized matrix with rows of activations, computed by ggml in a given layout.
 
-To be used only in a process of its own (measure.kernel_worker), as a kernel may crash.
+To be used only in a process of its own (llama.trials.kernel_worker), as a kernel may crash.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from edgespec.processes.trial import memory_is_limited
 
 TRIAL_TIMEOUT_S = 240.0  # it takes two seconds; this long only on a machine that starves it
 
-WORKER = (sys.executable, "-m", "edgespec.measure.kernel_worker")
+WORKER = (sys.executable, "-m", "edgespec.llama.trials.kernel_worker")
 SEQUENCES = (*WORKER, "sequences")
 
 

@@ -33,8 +33,7 @@ def usual_nodes(planner: Planner, drafter: ModelFiles | None = None) -> int:
     """Nodes that trees may have if no other number is asked for."""
     if not _may_be_large(planner):
         return USUAL_NODES
-    passes = planner.known_passes(streams=True)
-    passes = passes or expected_passes(planner.target, planner.threads, planner.store, planner.disks)
+    passes = expected_passes(planner.target, planner.threads, planner.store, planner.disks)
     if not passes.read_rate:
         return USUAL_NODES
     try:

@@ -40,7 +40,7 @@ from edgespec.planning.memory.stream_layout import StreamLayout
 # Runs in every Python that is started, and spoils one layout in the process that tries them.
 SABOTAGE = """
 import os, signal, sys
-if "edgespec.measure.kernel_worker" in sys.orig_argv:
+if "edgespec.llama.trials.kernel_worker" in sys.orig_argv:
     from edgespec.kernels import products
 
     class Spoiled(products.Product):
@@ -65,7 +65,7 @@ if "edgespec.measure.kernel_worker" in sys.orig_argv:
 # The same for several sequences: what follows the first one of a batch is nonsense.
 SABOTAGE_SEQUENCES = """
 import sys
-if "edgespec.measure.kernel_worker" in sys.orig_argv:
+if "edgespec.llama.trials.kernel_worker" in sys.orig_argv:
     from edgespec.llama.runtime.context import Context
 
     logits = Context.logits
@@ -144,7 +144,7 @@ def test_a_faulty_layout_is_left_out_and_the_program_answers(
 
 
 def test_llama_cpp_that_does_not_work_ends_in_a_message(auto: None, program: Program, tmp_path: Path) -> None:
-    crash = "import os, sys\nif 'edgespec.measure.kernel_worker' in sys.orig_argv: os.abort()"
+    crash = "import os, sys\nif 'edgespec.llama.trials.kernel_worker' in sys.orig_argv: os.abort()"
     (tmp_path / "sabotage" / "sitecustomize.py").write_text(crash)
     run = [sys.executable, "-m", "edgespec", "generate", "-p", "Hello"]
     done = subprocess.run(run, capture_output=True, text=True, check=False)

@@ -53,7 +53,7 @@ PROMPT = "Once upon a time"
 # Runs in every Python that is started, and spoils the plug in the process that tries the kernels.
 SABOTAGE = """
 import sys
-if "edgespec.measure.kernel_worker" in sys.orig_argv:
+if "edgespec.llama.trials.kernel_worker" in sys.orig_argv:
     import ctypes
     from edgespec.kernels.native.library import NativeLibrary
     NativeLibrary.activate = lambda _library: ctypes.string_at(0)

@@ -88,7 +88,6 @@ def test_no_more_texts_than_gain_something() -> None:
 def test_texts_and_the_bytes_they_take() -> None:
     cells = SequenceCells(cell_bytes=1000, tokens=500)
     assert cells.sequence_bytes == 500_000
-    assert (cells.sequences_in(1_400_000), cells.sequences_in(499_999), cells.sequences_in(-5)) == (2, 0, 0)
 
 
 curves = st.lists(st.floats(1e-4, 10.0), min_size=2, max_size=6).map(

@@ -238,7 +238,7 @@ def test_layouts_that_could_not_be_tried_are_left_out_by_this_process_alone(
         runs.append(1)
         program = (
             f"{_HARM[fate]}\nimport runpy\n"
-            "runpy.run_module('edgespec.measure.kernel_worker', run_name='__main__')"
+            "runpy.run_module('edgespec.llama.trials.kernel_worker', run_name='__main__')"
         )
         return run_trial([sys.executable, "-c", program], 0.3 if fate == "stopped" else PATIENCE_S)
 

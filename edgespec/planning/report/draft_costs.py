@@ -19,7 +19,7 @@ from edgespec.models.hub.drafter_choice import agreement_of, candidates
 from edgespec.models.hub.inspection import InspectedModel
 from edgespec.models.hub.registry import same_file
 from edgespec.planning.plan import Plan
-from edgespec.planning.report.pass_costs import PassCosts
+from edgespec.planning.report.target_passes import PassCosts
 from edgespec.profiles.store import ProfileKeys, ProfileStore
 
 _LOOKUP_NAME = "prompt lookup"

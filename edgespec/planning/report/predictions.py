@@ -35,8 +35,8 @@ from edgespec.planning.pack_folders import pack_folders
 from edgespec.planning.plan import Plan, Planner
 from edgespec.planning.report.draft_costs import DraftCosts
 from edgespec.planning.report.memory_lines import memory_lines
-from edgespec.planning.report.pass_costs import PassCosts
 from edgespec.planning.report.report import BatchPlan, PackFolder, PlanReport
+from edgespec.planning.report.target_passes import PassCosts
 from edgespec.planning.sequences import with_cells
 from edgespec.progress import Progress
 from edgespec.units import readable

@@ -17,7 +17,7 @@ from edgespec.config import Config
 from edgespec.costs.planner import USUAL_OVERHEAD, DraftingCosts, alternatives, best
 from edgespec.costs.yields import USUAL_AGREEMENT, TreeYields, expected_yields
 from edgespec.errors import BackendError, MemoryLimitError
-from edgespec.files.user_folders import cache_folder, expanded
+from edgespec.files.user_folders import cache_folder, expanded, nearest_existing
 from edgespec.measure.derived_passes import known_curve
 from edgespec.models.hub import catalog
 from edgespec.models.hub.catalog import CatalogEntry
@@ -80,10 +80,10 @@ class Resources:
     @classmethod
     def of_this_machine(cls, store: ProfileStore, config: Config | None = None) -> Resources:
         """Read them as they are now."""
-        profile = store.disk(disk_key(_nearest(cache_folder())))
+        profile = store.disk(disk_key(nearest_existing(cache_folder())))
         return cls(
             MachineSnapshot.read(),
-            disk=shutil.disk_usage(_nearest(downloads_folder())).free,
+            disk=shutil.disk_usage(nearest_existing(downloads_folder())).free,
             disk_rate=profile.speed if profile else _DISK_RATE,
             store=store,
             here=frozenset(
@@ -183,9 +183,3 @@ def downloads_folder() -> Path:
 
 def _folder(entry: CatalogEntry, name: str) -> Path:
     return downloads_folder() / f"models--{entry.repo.replace('/', '--')}" / name
-
-
-def _nearest(folder: Path) -> Path:
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    return folder

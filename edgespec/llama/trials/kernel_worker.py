@@ -1,6 +1,6 @@
 """The child process of `kernels.trial`: computes with every kernel layout, and compares with the plain one.
 
-    python -m edgespec.measure.kernel_worker [sequences] SKIPPED
+    python -m edgespec.llama.trials.kernel_worker [sequences] SKIPPED
 
 SKIPPED is a JSON list of layouts (ggml's names) to leave out. With `sequences`, only several sequences of a
 model with a running state are tried. Prints one JSON object per line, and announces each step before taking

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from edgespec.costs.curves import Curve
 from edgespec.costs.planner import TargetPasses
-from edgespec.files.user_folders import cache_folder
+from edgespec.files.user_folders import cache_folder, nearest_existing
 from edgespec.measure.derived_passes import DerivedPasses
 from edgespec.measure.throughput import measure_reading
 from edgespec.models.gguf.layers import ModelFiles
@@ -84,7 +84,7 @@ class PassCosts:
             rates = self._disks.rates(self._store, self._on_progress)
             what = "the disk reads" if len(rates) == 1 else f"{len(rates)} disks read"
             return sum(rates), f"; {what} {readable(sum(rates))}/s"
-        place = model.path or _nearest_existing(cache_folder())
+        place = model.path or nearest_existing(cache_folder())
         disk = self._store.disk(disk_key(place))
         if disk is None and model.path is not None:
             disk = self._measured_disk(model.path)
@@ -96,9 +96,3 @@ class PassCosts:
         disk = measure_reading(path, _DISK_S, self._on_progress)
         self._store.put(disk_key(path), disk)
         return disk
-
-
-def _nearest_existing(folder: Path) -> Path:
-    while not folder.exists():
-        folder = folder.parent
-    return folder
