@@ -115,13 +115,14 @@ def _gap(engine: Engine, prompt: str, tokens: list[int], reference: list[int]) -
     at = next((i for i, (a, b) in enumerate(zip(tokens, reference, strict=False)) if a != b), None)
     if at is None:
         return 0.0
-    from edgespec.engine.passes import SequenceTree
+    from edgespec.engine.sequence import Sequence, SequenceTree
     from edgespec.speculation.tree import TokenTree
 
     text = [*engine.encoder.encode(prompt), *reference[:at]]
-    engine.target.prefill(text[:-1])
-    trees = [SequenceTree(text, TokenTree.root_only(text[-1]))]
-    logits = engine.target.verify(trees).verified[0].logits[0]
+    sequence = Sequence(text)
+    engine.target.prefill(sequence)
+    trees = [SequenceTree(sequence, TokenTree.root_only(text[-1]))]
+    logits = engine.target.verify(trees).logits[0][0]
     gap = abs(float(logits[tokens[at]] - logits[reference[at]]))
     engine.target.commit(trees, [[0]])
     return gap

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import edgespec
+from edgespec.engine import sequence as sequences
 from edgespec.engine.engine import Engine
-from edgespec.engine.passes import CachedSequence
 from edgespec.engine.requests import Event, Request, RequestSource
 from edgespec.llama.cache.state_file import StateFile
 from tests.integration.test_parallel import alone, requests
@@ -91,9 +91,10 @@ def together(
     set_aside, before = engine.target.set_aside, engine.target.cache.compactions
     states: list[StateFile] = []
 
-    def noted(cached: CachedSequence, folder: Path) -> StateFile:
-        states.append(set_aside(cached, folder))
-        return states[-1]
+    def noted(sequence: sequences.Sequence, folder: Path) -> None:
+        set_aside(sequence, folder)
+        assert sequence.state is not None
+        states.append(sequence.state)
 
     engine.target.set_aside = noted  # type: ignore[method-assign]
     try:

@@ -9,16 +9,12 @@ from functools import partial
 from typing import Protocol
 
 from edgespec.engine.answer_plan import AnswerPlan
-from edgespec.engine.logprobs import Logprobs
-from edgespec.engine.passes import CachedSequence
-from edgespec.engine.scoring import PromptScores
-from edgespec.engine.sequence import RunningSequence, Sizer
+from edgespec.engine.logprobs import Logprobs, PromptScores
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk, FinishReason, Generation, PassRecord
 from edgespec.generation.tools import CallPiece
 from edgespec.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.machine.probe import peak_rss
-from edgespec.speculation.methods import DecodingMethod
 from edgespec.speculation.tree import Acceptance, FloatArray, TokenTree
 from edgespec.text.answer_parts import AnswerPart, PartsReader
 from edgespec.text.stream import TextStream
@@ -28,96 +24,75 @@ class AnswerObserver(Protocol):
     """Sees what the target says in one answer, and what else it might have said."""
 
     def add(self, logits: FloatArray, tree: TokenTree, accepted: Acceptance) -> None:
-        """A pass: see `RunningSequence.on_accept`. Called for tokens behind the end of the answer too."""
+        """A pass: see `Answer.on_accept`. Called for tokens behind the end of the answer too."""
 
     def finish(self, answer: Generation) -> None:
         """The answer has ended, or was stopped."""
 
 
-class AnswerInProgress:
-    """One answer from its prompt to its end.
+class Answer:
+    """The answer of one sequence, from its prompt to its end.
 
     Args:
+        prompt_tokens: tokens before it.
         room: most tokens that the context has room for behind the prompt.
         plan: how it is constrained and taken apart; None for free text.
 
     Attributes:
         config: its settings.
         generation: the answer so far.
-        sequence: prompt and answer, as passes extend them.
+        most: tokens that it may have.
         constrained: whether not every token may follow everywhere.
         builder: turns accepted tokens into text, and knows where the answer ends.
-        scores: the log-probabilities of the prompt's tokens; None if they are not wanted.
+        on_accept: called in each pass with the target's logits (nodes, n_vocab), the tree and what was
+            accepted of it.
     """
 
     def __init__(
         self,
-        prompt: Sequence[int],
+        prompt_tokens: int,
         room: int,
         config: GenerationConfig,
         generation: Generation,
         vocabulary: Vocabulary,
-        method: DecodingMethod,
-        sizer: Sizer,
         plan: AnswerPlan | None = None,
     ) -> None:
         plan = plan or AnswerPlan()
         self.config = config
         self.generation = generation
+        self.most = room if config.max_tokens is None else min(config.max_tokens, room)
         self.constrained = plan.constraint is not None
         self.builder = AnswerBuilder(generation, vocabulary, config.stop, plan.parts, plan.shown)
-        most = room if config.max_tokens is None else min(config.max_tokens, room)
-        self.sequence = RunningSequence(list(prompt), method, len(prompt) + most, sizer)
+        self.on_accept: Callable[[FloatArray, TokenTree, Acceptance], None] | None = None
         self._room = room
         self._spell = partial(vocabulary.piece, control=True)  # no method of this object, which it would keep
-        self._prompt_tokens = len(prompt)
+        self._prompt_tokens = prompt_tokens
         self._start = time.perf_counter()
         self._logprobs: Logprobs | None = None
         if config.logprobs is not None:
-            self._logprobs = self.sequence.on_accept = Logprobs(config.logprobs, self._spell)
-        self.scores: PromptScores | None = None
+            self._logprobs = self.on_accept = Logprobs(config.logprobs, self._spell)
+        self._scores: PromptScores | None = None
         self._observer: AnswerObserver | None = None
 
-    def score_prompt(self, first: int) -> None:
-        """Record the log-probabilities of the prompt's tokens, from this position on."""
-        prompt = self.sequence.tokens[: self._prompt_tokens]
-        self.scores = PromptScores(prompt, first, self.config.logprobs or 0, self._spell)
+    def score_prompt(self, tokens: Sequence[int], first: int) -> PromptScores:
+        """Report the log-probabilities of the prompt's tokens from this position on, which are returned."""
+        self._scores = PromptScores(tokens, first, self.config.logprobs or 0, self._spell)
+        return self._scores
 
     def observe(self, observer: AnswerObserver) -> None:
         """Let an observer see every pass, and the end."""
-        before, self._observer = self.sequence.on_accept, observer
+        before, self._observer = self.on_accept, observer
 
         def on_accept(logits: FloatArray, tree: TokenTree, accepted: Acceptance) -> None:
             if before is not None:
                 before(logits, tree, accepted)
             observer.add(logits, tree, accepted)
 
-        self.sequence.on_accept = on_accept
-
-    @property
-    def cached(self) -> CachedSequence | None:
-        """The sequence in which the target caches the text; None for the target's own."""
-        return self.sequence.cached
-
-    @property
-    def missing(self) -> int:
-        """Tokens that must be read before the text can be extended; the last one is read by the next pass."""
-        held = len(self.sequence.cached.tokens) if self.sequence.cached is not None else 0
-        return len(self.sequence.tokens) - 1 - held
-
-    @property
-    def left(self) -> int:
-        """Tokens that it may still get."""
-        return max(self.sequence.end - len(self.sequence.tokens), 0)
-
-    @property
-    def is_full(self) -> bool:
-        """True if it has as many tokens as it may have."""
-        return not self.left
+        self.on_accept = on_accept
 
     @property
     def final_length(self) -> int:
-        """Tokens of the text that plain decoding has read by the end of the answer."""
+        """Tokens of the sequence that plain decoding has read by the end of the answer."""
         return self._prompt_tokens + self.builder.tokens_to_cache
 
     def prompt_was_read(self, n_tokens: int) -> None:
@@ -127,17 +102,17 @@ class AnswerInProgress:
             # The last token is read by the first pass, whatever is in the cache.
             self.generation.cached_tokens = max(self._prompt_tokens - 1 - n_tokens, 0)
 
-    def add(self, record: PassRecord) -> Chunk:
-        """Add what a pass has appended to the text; whatever follows the end of the answer is not counted."""
+    def add(self, sequence: Sequence[int], record: PassRecord) -> Chunk:
+        """Add what a pass has appended to its sequence; what follows the end of the answer is not counted."""
         answer, timings, builder = self.generation, self.generation.timings, self.builder
         before, known = builder.count, len(answer.tokens)
-        delta = builder.feed(self.sequence.tokens[self._prompt_tokens + before :])
+        delta = builder.feed(sequence[self._prompt_tokens + before :])
         record = record.cut(builder.count - before)
         if answer.passes:
             timings.decode_s += record.seconds
         else:
             timings.prefill_s += record.seconds
-        scored = () if answer.passes or self.scores is None else tuple(self.scores.values)
+        scored = () if answer.passes or self._scores is None else tuple(self._scores.values)
         answer.passes.append(record)
         timings.draft_s += record.draft_s
         timings.verify_s += record.verify_s
@@ -154,18 +129,16 @@ class AnswerInProgress:
             prompt_logprobs=scored,
         )
 
-    def finish(self, reason: FinishReason, truncate_to: Callable[[int], None]) -> Chunk:
+    def finish(self, reason: FinishReason) -> Chunk:
         """Finish the answer.
 
         Args:
-            reason: why it ends, unless the answer has ended by itself.
-            truncate_to: makes the cache end where plain decoding would have stopped.
+            reason: why it ends, unless it has ended by itself.
         """
         answer = self.generation
         rest = self.builder.finish(reason)
-        if self.scores is not None:
-            answer.prompt_logprobs = self.scores.values
-        truncate_to(self.final_length)
+        if self._scores is not None:
+            answer.prompt_logprobs = self._scores.values
         answer.context_full = answer.finish_reason == "length" and len(answer.tokens) == self._room
         answer.memory.peak_rss_bytes = peak_rss()
         if self._observer is not None:

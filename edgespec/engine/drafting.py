@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from edgespec.engine.sequence import Batch, RunningSequence, Sizer
+from edgespec.engine.sequence import Batch, Sequence, Sizer
 from edgespec.engine.target import Target
 from edgespec.generation.decisions import Decisions
 from edgespec.speculation.drafters.base import Drafter
@@ -65,13 +65,13 @@ def draft_batch(batch: Batch, drafter: Drafter, target: Target, sizer: Sizer, de
     for sequence in batch.sequences:
         sequence.proposed_by = []
     for place, index in enumerate(drafts.asked):
-        if batch.sequences[index].traced:  # now, as the drafter forgets it when it learns from the trees
+        if batch.sequences[index].is_traced:  # now, as the drafter forgets it when it learns from the trees
             tree = drafts.trees[index].tree
             batch.sequences[index].proposed_by = drafter.proposed_by(tree, place)
     return drafts
 
 
-def _draft_one(sequence: RunningSequence, drafter: Drafter, target: Target, decisions: Decisions) -> Drafts:
+def _draft_one(sequence: Sequence, drafter: Drafter, target: Target, decisions: Decisions) -> Drafts:
     """The tree of a sequence that has a pass to itself: its method may prescribe what kind of tree."""
     unread = sequence.unread
     room = PassRoom(target.most_unread + 1 - unread, unread) if unread else None

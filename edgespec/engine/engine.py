@@ -10,26 +10,26 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
+from collections import abc
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 from contextlib import AbstractContextManager, ExitStack, aclosing, closing
 from dataclasses import replace
 
 from edgespec.arguments import checks_arguments, shown
 from edgespec.costs.batches import knee_of_sequences
 from edgespec.costs.pass_time import RoundCosts
-from edgespec.engine.answer import AnswerInProgress, AnswerObserver
+from edgespec.engine.answer import Answer, AnswerObserver
 from edgespec.engine.answer_plan import AnswerPlanner
 from edgespec.engine.asynchronous import events_of_thread
 from edgespec.engine.drafting import Drafts, draft_batch, limits_for
 from edgespec.engine.observation import ObservationPolicy
-from edgespec.engine.passes import TargetPass
 from edgespec.engine.plain_passes import PlainPasses
 from edgespec.engine.requests import AnswerCollector, Event, Request, RequestList, RequestSource, numbered
 from edgespec.engine.scheduler import Scheduler
 from edgespec.engine.scored_texts import ScoringProgress, scored_text, scored_texts
-from edgespec.engine.sequence import Batch, Sizer
+from edgespec.engine.sequence import Batch, Sequence, Sizer
 from edgespec.engine.session_turn import SavedStates, SessionTurn
-from edgespec.engine.target import Target
+from edgespec.engine.target import Target, TargetPass
 from edgespec.engine.usage import Usage
 from edgespec.errors import ContextLengthError, EdgeSpecError, UsageError
 from edgespec.files.checked import CheckedFiles
@@ -101,8 +101,8 @@ class Engine:
         policy: TreePolicy | None = None,
         costs: RoundCosts | None = None,
         keys: ProfileKeys | None = None,
-        notes: Sequence[str] = (),
-        warnings: Sequence[str] = (),
+        notes: abc.Sequence[str] = (),
+        warnings: abc.Sequence[str] = (),
         load_s: float = 0.0,
         memory: MemoryUse | None = None,
         exact: bool = False,
@@ -115,7 +115,7 @@ class Engine:
         self.warnings = list(warnings)
         self.last_generation: Generation | None = None
         self.prompt_files: CheckedFiles | None = None
-        self.new_observer: Callable[[Sequence[int]], AnswerObserver] | None = None
+        self.new_observer: Callable[[abc.Sequence[int]], AnswerObserver] | None = None
         self.limits = limits_for(target, limits, tree_budget)
         self.policy = policy or tree_policy()
         self.keys = keys
@@ -235,20 +235,23 @@ class Engine:
 
         return self._usage.in_turn(begin)
 
-    def restore_conversation(self, tokens: Sequence[int], states: SavedStates) -> int:
+    def restore_conversation(self, tokens: abc.Sequence[int], states: SavedStates) -> int:
         """Restore a conversation from its saved states; returns how many tokens are in the cache then.
 
         Raises:
             UsageError: this thread has begun an answer and not ended it.
             BackendError: the engine is closed.
         """
-        return self._usage.run_in_turn(lambda: self.target.recall(tokens, store=states.target))
+        return self._usage.run_in_turn(lambda: self._recall(tokens, states))
 
-    def save_conversation(self, tokens: Sequence[int], states: SavedStates) -> None:
+    def save_conversation(self, tokens: abc.Sequence[int], states: SavedStates) -> None:
         """Save what the cache has of a conversation; raises as `restore_conversation`."""
         self._usage.run_in_turn(lambda: self._save(tokens, states))
 
-    def _save(self, tokens: Sequence[int], states: SavedStates) -> None:
+    def _recall(self, tokens: abc.Sequence[int], states: SavedStates) -> int:
+        return self.target.recall(Sequence(list(tokens), store=states.target), len(tokens))
+
+    def _save(self, tokens: abc.Sequence[int], states: SavedStates) -> None:
         if self.target.save_state(states.target, tokens):
             self.drafter.save(tokens, states.drafter)
 
@@ -295,7 +298,7 @@ class Engine:
         source: RequestSource | Iterable[Request],
         *,
         parallel: int | None = None,
-        on_pass: Callable[[Sequence[PassRecord]], None] | None = None,
+        on_pass: Callable[[abc.Sequence[PassRecord]], None] | None = None,
     ) -> Generator[Event, None, None]:
         """Answer many requests in shared passes, yielding what each pass adds to each answer.
 
@@ -379,7 +382,7 @@ class Engine:
     def score(
         self,
         prompts: Iterable[Prompt],
-        continuations: Iterable[str | Sequence[int]] | None = None,
+        continuations: Iterable[str | abc.Sequence[int]] | None = None,
         *,
         top: int = 0,
         parallel: int | None = None,
@@ -448,7 +451,7 @@ class Engine:
         drafts = draft_batch(batch, self.drafter, self.target, self.sizer, self._decisions)
 
         draft_end, draft_read_s = time.perf_counter(), self.target.reading_s - read_s
-        trees = batch.trees(drafts.trees)
+        trees, prompt_rows = batch.trees(drafts.trees), sum(s.unread for s in batch.sequences)
         result = self.target.verify(trees, batch.chunks)
 
         verify_end = time.perf_counter()
@@ -472,7 +475,7 @@ class Engine:
             draft_rows=self.drafter.rows if asked else 0,
             draft_text_s=self.drafter.text_s if asked else 0.0,
             observe_s=observe_s,
-            prompt_rows=sum(tree.unread for tree in trees),
+            prompt_rows=prompt_rows,
             shared=len(batch.sequences) + len(batch.chunks) > 1,
         )
         self._learn(batch, whole)
@@ -482,16 +485,15 @@ class Engine:
         """Show the pass to the drafter; returns the seconds that it took."""
         resting_s = None if drafts.asked or not batch.sequences else verify_s / len(batch.sequences)
         return sum(
-            self._observation.show(self.drafter, sequence.tokens, draft.tree, verified.logits, resting_s)
-            for sequence, draft, verified in zip(batch.sequences, drafts.trees, result.verified, strict=True)
+            self._observation.show(self.drafter, sequence.tokens, draft.tree, logits, resting_s)
+            for sequence, draft, logits in zip(batch.sequences, drafts.trees, result.logits, strict=True)
         )
 
-    def _accept(self, batch: Batch, drafts: Drafts, result: TargetPass) -> list[Sequence[int]]:
+    def _accept(self, batch: Batch, drafts: Drafts, result: TargetPass) -> list[abc.Sequence[int]]:
         """Extend each sequence by what the target chose; returns the accepted path of each tree."""
         paths = []
-        for sequence, draft, verified in zip(batch.sequences, drafts.trees, result.verified, strict=True):
-            sequence.unread = 0
-            paths.append(sequence.accept(draft, verified.logits))
+        for sequence, draft, logits in zip(batch.sequences, drafts.trees, result.logits, strict=True):
+            paths.append(sequence.accept(draft, logits))
             if sequence.error is None and len(draft.tree) > 1:
                 self.last_round = sequence.last_round
         for place, index in enumerate(drafts.asked):
@@ -504,13 +506,12 @@ class Engine:
         n_sequences = len(batch.sequences)
         if not n_sequences:
             return
-        chunk_rows = sum(len(chunk.tokens) for chunk in batch.chunks)
-        other_rows = record.prompt_rows + chunk_rows
+        other_rows = record.prompt_rows + batch.chunk_rows
         sizer = self.sizer if batch.dedicated_to is None else batch.dedicated_to.sizer
         sizer.record(record, n_sequences, other_rows)
         if n_sequences == 1 and not other_rows:
             self.plain_passes.add(record)
-        by_rows = replace(record, nodes=record.nodes + chunk_rows)
+        by_rows = replace(record, nodes=record.nodes + batch.chunk_rows)
         self.profile_updates.add_pass(by_rows, self.target.context.n_threads)
 
     def _answer(
@@ -523,8 +524,9 @@ class Engine:
         turn: SessionTurn | None = None,
     ) -> Generator[Chunk, None, None]:
         """Read the prompt, then extend the text pass by pass until the answer ends."""
-        answer = self._begin(prompt, room, config, raw)
-        sequence, self.last_round = answer.sequence, None
+        sequence = self._begin(prompt, room, config, raw)
+        answer, self.last_round = sequence.answer, None
+        assert answer is not None
         states = turn.states if turn is not None else None
         sequence.store = states.target if states is not None else None
         reason: FinishReason = "cancelled"
@@ -535,21 +537,18 @@ class Engine:
                 # A head drafts from hidden states of the whole prompt.
                 most_unread = 0 if self.drafter.reads_target else self.target.most_unread
                 sequence.unread = self.target.prefill(
-                    sequence.tokens[:-1],
-                    on_prefill,
-                    most_unread=max(most_unread - FIRST_BUDGET, 0),
-                    store=sequence.store,
+                    sequence, on_progress=on_prefill, most_unread=max(most_unread - FIRST_BUDGET, 0)
                 )
             finally:
                 answer.prompt_was_read(len(prompt) - 1 - self.target.recalled)
             self._usage.check()  # the progress callback may have closed the engine
             if states is not None:
                 self.drafter.recall(sequence.tokens, states.drafter)
-            while not answer.is_full:
+            while not sequence.is_full:
                 (record,) = self.step(Batch([sequence]))
                 if sequence.error is not None:
                     raise sequence.error
-                yield self._add_pass(answer, record)
+                yield self._add_pass(sequence, record)
                 if answer.builder.ended or self._abort.is_set:
                     break
             else:
@@ -560,7 +559,7 @@ class Engine:
             reason = "error"
             raise
         finally:
-            last = self._finish(answer, reason)
+            last = self._finish(sequence, reason)
             if turn is not None and answer.generation.passes:
                 self._end_turn(turn, answer.generation)
         if answer.generation.finish_reason == "cancelled":
@@ -574,8 +573,8 @@ class Engine:
             if is_open and turn.states is not None and not turn.states.closed:
                 self._save([*turn.tokens, *answer.tokens], turn.states)
 
-    def _begin(self, prompt: list[int], room: int, config: GenerationConfig, raw: bool) -> AnswerInProgress:
-        """Begin an answer: how it is constrained and taken apart, drafted and accepted."""
+    def _begin(self, prompt: list[int], room: int, config: GenerationConfig, raw: bool) -> Sequence:
+        """Begin the answer to a prompt: how it is constrained and taken apart, drafted and accepted."""
         seed = secrets.randbits(32) if config.seed is None else config.seed
         plan = self._planner.plan(self.encoder, prompt, config, raw=raw)
         vocabulary = self.target.model.vocabulary
@@ -589,11 +588,10 @@ class Engine:
             noise=self._noise,
         )
         generation = self._new_answer(len(prompt), config, seed)
-        sizer = self._sizer_for(method)
-        answer = AnswerInProgress(prompt, room, config, generation, vocabulary, method, sizer, plan)
+        answer = Answer(len(prompt), room, config, generation, vocabulary, plan)
         if self.new_observer is not None:
             answer.observe(self.new_observer(prompt))
-        return answer
+        return Sequence(list(prompt), method, len(prompt) + answer.most, self._sizer_for(method), answer)
 
     def _sizer_for(self, method: DecodingMethod) -> Sizer:
         """The engine's own, unless the rule has trees of one size."""
@@ -602,27 +600,30 @@ class Engine:
         nodes = fixed_nodes(method.nodes, self._costs, self.limits, chain=method.chain)
         return FixedSizer(replace(self.limits, budget=nodes))
 
-    def _finish(self, answer: AnswerInProgress, reason: FinishReason, *, in_cache: bool = True) -> Chunk:
-        """End an answer, and the text in the cache where plain decoding would have."""
-
-        def truncate_to(length: int) -> None:
-            with self._usage.held_for_cleanup() as is_open:
-                if is_open and in_cache:
-                    self.target.truncate_to(length, answer.cached)
-
+    def _finish(self, sequence: Sequence, reason: FinishReason) -> Chunk:
+        """End an answer, and its sequence in the cache where plain decoding would have."""
+        answer = sequence.answer
+        assert answer is not None
         answer.generation.plain_pass_s = self.plain_passes.seconds
         try:
-            return answer.finish(reason, truncate_to)
+            last = answer.finish(reason)
+            with self._usage.held_for_cleanup() as is_open:
+                if is_open and sequence.cache is not None:
+                    self.target.truncate_to(sequence, answer.final_length)
+            return last
         finally:
+            sequence.finish()
             self.policy.save()
 
-    def _add_pass(self, answer: AnswerInProgress, record: PassRecord) -> Chunk:
-        """Add a pass to the answer that has the target to itself."""
-        chunk, config = answer.add(record), answer.config
+    def _add_pass(self, sequence: Sequence, record: PassRecord) -> Chunk:
+        """Add a pass to the answer of the sequence that has the target to itself."""
+        answer = sequence.answer
+        assert answer is not None
+        chunk, config = sequence.add(record, self.target.model.vocabulary), answer.config
         assert chunk.record is not None
         if record.nodes > 1 and config.rule.kind.invariant and not answer.constrained:
-            assert self.last_round is not None
-            tree, accepted = self.last_round
+            assert sequence.last_round is not None
+            tree, accepted = sequence.last_round
             path = accepted.path[: chunk.record.accepted + 1]
             self.profile_updates.add_tree(tree, path, record, config.temperature)
         return chunk
@@ -631,26 +632,27 @@ class Engine:
         self,
         source: RequestSource,
         parallel: int | None,
-        on_pass: Callable[[Sequence[PassRecord]], None] | None,
+        on_pass: Callable[[abc.Sequence[PassRecord]], None] | None,
     ) -> Generator[Event, None, None]:
         """Answer the requests of a source, waiting for more while there are none."""
         scheduler = Scheduler(
             self.target,
             self.drafter,
             source,
+            step=self.step,
             begin=self._begin_request,
-            # A sequence that waits, or was given up, is not in the cache.
-            finish=lambda answer, reason: self._finish(answer, reason, in_cache=answer.cached is not None),
+            finish=self._finish,
             most_sequences=parallel or self.texts,
+            on_pass=on_pass,
         )
-        with closing(self._usage.held_steps(self._scheduled_passes(scheduler, on_pass))) as events:
+        with closing(self._usage.held_steps(scheduler.events(self._abort))) as events:
             for event in events:
                 if event is not None:
                     yield event
                 elif not source.wait():
                     return
 
-    def _begin_request(self, request: Request) -> AnswerInProgress:
+    def _begin_request(self, request: Request) -> Sequence:
         """Begin the answer to a request, or the scoring of its prompt."""
         prompt, first = request.prompt, request.scored_from
         if request.continuation is not None:
@@ -658,45 +660,13 @@ class Engine:
                 text = scored_text(self.encoder, prompt, request.continuation)
             prompt, first = text.tokens, text.first
         tokens, room = self._checked(prompt, request.config, request.raw)
-        answer = self._begin(tokens, room, request.config, request.raw)
+        sequence = self._begin(tokens, room, request.config, request.raw)
+        sequence.request = request
+        if request.on_accept is not None and sequence.answer is not None:
+            sequence.answer.on_accept = request.on_accept
         if first is not None:
-            answer.score_prompt(first)
-        return answer
-
-    def _scheduled_passes(
-        self, scheduler: Scheduler, on_pass: Callable[[Sequence[PassRecord]], None] | None
-    ) -> Generator[Event | None, None, None]:
-        """Yield what each pass adds to each answer; None while there is nothing to do until another request.
-
-        When everything is stopped, what is being answered ends as cancelled.
-        """
-        try:
-            while not self._abort.is_set:
-                yield from scheduler.join_and_leave()
-                if not scheduler.is_idle:
-                    yield from self._scheduled_pass(scheduler, on_pass)
-                    scheduler.write_state()
-                elif not scheduler.write_state():
-                    yield None
-            scheduler.write_all()
-        except DecodeAborted:
-            scheduler.write_all()
-        finally:
-            unfinished = scheduler.close()
-        for request, answer in unfinished:
-            yield Event(request, self._finish(answer, "cancelled", in_cache=False))
-
-    def _scheduled_pass(
-        self, scheduler: Scheduler, on_pass: Callable[[Sequence[PassRecord]], None] | None
-    ) -> Generator[Event, None, None]:
-        """Yield what a pass adds to each answer; nothing of the pass is kept afterwards."""
-        batch = scheduler.schedule()
-        if batch is None:
-            return
-        records = self.step(batch)
-        if records and on_pass is not None:
-            on_pass(records)
-        yield from scheduler.passed(records, batch)
+            sequence.score_prompt(first)
+        return sequence
 
     def _new_answer(self, prompt_tokens: int, config: GenerationConfig, seed: int) -> Generation:
         answer = Generation(
@@ -795,7 +765,7 @@ def _round_up(value: int, step: int) -> int:
     return -(-value // step) * step
 
 
-def _divided(whole: PassRecord, drafts: Drafts, paths: Sequence[Sequence[int]]) -> list[PassRecord]:
+def _divided(whole: PassRecord, drafts: Drafts, paths: abc.Sequence[abc.Sequence[int]]) -> list[PassRecord]:
     """The record of a pass for each of its sequences."""
     if len(paths) == 1:
         return [whole]

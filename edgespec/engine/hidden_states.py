@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import abc
 from typing import Protocol
 
-from edgespec.engine.passes import CachedSequence
+from edgespec.engine.sequence import Sequence
 from edgespec.speculation.tree import FloatArray
 
 
@@ -18,11 +18,11 @@ class HiddenStates(Protocol):
 class HiddenReader(Protocol):
     """A drafter that reads the hidden states of committed tokens."""
 
-    def receive(self, cached: CachedSequence, start: int, hidden: FloatArray) -> None:
+    def receive(self, sequence: Sequence, start: int, hidden: FloatArray) -> None:
         """Tokens of a sequence were read. Computes nothing, so it cannot be interrupted.
 
         Args:
-            cached: holds the sequence, up to the last of these tokens.
+            sequence: in the cache up to the last of these tokens.
             start: of the first.
             hidden: (tokens, width) of each.
         """
@@ -34,7 +34,7 @@ class HiddenReader(Protocol):
             DecodeAborted: stopped from outside; the rest is computed later.
         """
 
-    def closed(self, cached: CachedSequence) -> None:
+    def closed(self, sequence: Sequence) -> None:
         """A sequence was forgotten, and its place in the cache with it."""
 
 
@@ -49,21 +49,21 @@ class HiddenFeed:
         """Give a reader the hidden states from now on."""
         self._states, self._reader = states, reader
 
-    def show(self, cached: CachedSequence, start: int, rows: slice | Sequence[int]) -> None:
+    def show(self, sequence: Sequence, start: int, rows: slice | abc.Sequence[int]) -> None:
         """Show the reader the hidden states of rows of the last decode that a sequence kept.
 
         Args:
             start: position of the first in the sequence.
         """
         if self._states is not None and self._reader is not None:
-            self._reader.receive(cached, start, self._states.rows()[rows].copy())
+            self._reader.receive(sequence, start, self._states.rows()[rows].copy())
 
     def digest(self) -> None:
         """Pass them to the reader; see `HiddenReader`."""
         if self._reader is not None:
             self._reader.digest()
 
-    def closed(self, cached: CachedSequence) -> None:
+    def closed(self, sequence: Sequence) -> None:
         """Tell the reader that a sequence was forgotten."""
         if self._reader is not None:
-            self._reader.closed(cached)
+            self._reader.closed(sequence)

@@ -27,7 +27,7 @@ class Request:
         raw: continue the text as it is, without a template.
         cancelled: set by the caller, from any thread, to end the answer.
         traced: its chunks show the trees of its passes.
-        on_accept: see `RunningSequence`; called for tokens behind the end of the answer too. It takes the
+        on_accept: see `Answer`; called for tokens behind the end of the answer too. It takes the
             place of recording logprobs.
         on_prefill: called with (tokens read, tokens to read) while the prompt is read, in the thread
             that answers.

@@ -1,14 +1,20 @@
-"""Sequences that are being extended, and the batches of them that passes take."""
+"""A sequence, from its request to the end of its answer, and the batches of sequences that passes take."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import abc
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from enum import Enum
 
 import numpy as np
 
-from edgespec.engine.passes import CachedSequence, PromptChunk, SequenceTree
-from edgespec.generation.result import PassTree
+from edgespec.engine.answer import Answer
+from edgespec.engine.logprobs import PromptScores
+from edgespec.engine.requests import Request
+from edgespec.generation.result import Chunk, PassRecord, PassTree
+from edgespec.llama.cache.kv_cache import KVCache, common_prefix
+from edgespec.llama.cache.state_file import StateFile
 from edgespec.llama.cache.states import StateStore
 from edgespec.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.speculation.drafters.base import ProposedBy
@@ -21,44 +27,135 @@ from edgespec.speculation.verification.base import DraftedTree
 Sizer = FixedSizer | AdaptiveSizer
 
 
-@dataclass
-class RunningSequence:
-    """A sequence that is being extended.
+class Status(Enum):
+    """The stages of a sequence."""
+
+    WAITING = "for room in the cache"
+    READING = "its prompt"
+    RUNNING = "extended by passes"
+    FINISHED = "kept in the cache for sequences that begin alike"
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A prompt, and the answer to it as it grows.
+
+    Its tokens are held here alone. The cache holds a beginning of them, `cached`; the last one is the root of
+    the next tree, and is never in the cache.
 
     Attributes:
-        tokens: prompt and answer so far; accepted tokens are appended. The target's cache holds all but the
-            last one, which becomes the root of the next tree.
-        method: how its tokens are drafted and accepted.
+        tokens: prompt and answer so far; accepted tokens are appended.
+        method: how its tokens are drafted and accepted; None once it is finished.
         end: most tokens that it may have.
         sizer: decides how large its trees are while it has passes to itself.
-        cached: its entry in the target's cache; None for the target's own.
-        unread: tokens before the last one that the target's cache lacks; the next pass reads them.
-        store: where the target's state of this sequence is kept on disk; None if it has no store of its own.
+        answer: the answer; None once it is finished.
+        request: what it answers, if it shares passes with others; None once it is finished.
+        cache: its place in the target's cache; None while it has none.
+        scores: the log-probabilities of its prompt, as far as they are known; None if they are not wanted.
+        unread: tokens before the last one that the cache lacks; the next pass reads them.
+        store: where its state alone is kept on disk; None if it has no store of its own.
+        state: what the cache held of it, while it waits for room there again.
+        started: whether any of its tokens were read for it alone.
+        read: tokens of its prompt that were read for it.
+        to_read: tokens of its prompt that were not known when it was given its place in the cache.
         last_round: its latest tree with drafted tokens, and what was accepted of it.
         error: what went wrong with this sequence alone in its latest pass.
-        traced: note who proposes its tokens.
         proposed_by: who proposed the nodes of its latest tree below the root, if it is traced.
-        on_accept: called with the target's logits (nodes, n_vocab), the tree and what was accepted of it.
     """
 
     tokens: list[int]
-    method: DecodingMethod
-    end: int
-    sizer: Sizer
-    cached: CachedSequence | None = None
+    method: DecodingMethod | None = None
+    end: int = 0
+    sizer: Sizer | None = None
+    answer: Answer | None = None
+    request: Request | None = None
+    cache: KVCache | None = None
+    scores: PromptScores | None = None
     unread: int = 0
     store: StateStore | None = None
+    state: StateFile | None = None
+    started: bool = False
+    read: int = 0
+    to_read: int = 0
     last_round: tuple[TokenTree, Acceptance] | None = None
     error: Exception | None = None
-    traced: bool = False
     proposed_by: list[ProposedBy] = field(default_factory=list)
-    on_accept: Callable[[FloatArray, TokenTree, Acceptance], None] | None = None
+
+    @property
+    def status(self) -> Status:
+        """Its stage."""
+        if self.answer is None:
+            return Status.FINISHED
+        if self.cache is None:
+            return Status.WAITING
+        return Status.READING if self.missing else Status.RUNNING
+
+    @property
+    def place(self) -> KVCache:
+        """Its place in the target's cache, which it must have."""
+        assert self.cache is not None, "the sequence is not in the cache"
+        return self.cache
+
+    @property
+    def n_cached(self) -> int:
+        """The number of its tokens that the cache holds."""
+        return 0 if self.cache is None else min(self.cache.length, len(self.tokens))
+
+    @property
+    def cached(self) -> list[int]:
+        """The tokens that the cache holds."""
+        return self.tokens[: self.n_cached]
+
+    @property
+    def missing(self) -> int:
+        """Tokens that must be read before it can be extended; the last one is read by the next pass."""
+        return max(len(self.tokens) - 1 - self.n_cached, 0)
+
+    @property
+    def left(self) -> int:
+        """Tokens that it may still get."""
+        return max(self.end - len(self.tokens), 0)
+
+    @property
+    def is_full(self) -> bool:
+        """True if it has as many tokens as it may have."""
+        return not self.left
+
+    @property
+    def is_traced(self) -> bool:
+        """True if its chunks show the trees of its passes."""
+        return self.request is not None and self.request.traced
+
+    def shared_with(self, other: Sequence) -> int:
+        """The number of its first tokens that need not be read, as another one has them in the cache."""
+        held = min(common_prefix(other.tokens, self.tokens), other.n_cached, len(self.tokens) - 1)
+        return held if self.scores is None else self.scores.shareable(other.scores, held)
+
+    def will_share(self, other: Sequence) -> int:
+        """The number of its first tokens to share with another one once that one has read them."""
+        alike = min(common_prefix(other.tokens, self.tokens), len(other.tokens) - 1, len(self.tokens) - 1)
+        return alike if self.scores is None else self.scores.will_share(other.scores, alike)
+
+    def readable(self, logits: int) -> int:
+        """The number of its tokens that a pass with so many rows of logits can read next."""
+        if self.scores is None:
+            return self.missing
+        return min(self.missing, max(self.scores.covered - self.n_cached, 0) + logits)
+
+    def rewind(self, length: int) -> None:
+        """Make the cache forget it from `length` on."""
+        self.place.rewind(length)
+
+    def score_prompt(self, first: int) -> None:
+        """Record the log-probabilities of its prompt's tokens, from this position on."""
+        assert self.answer is not None
+        self.scores = self.answer.score_prompt(self.tokens, first)
 
     def clamp(self, limits: TreeLimits) -> TreeLimits:
         """Limits of a tree that leaves room for the bonus token, which follows the accepted path."""
         return replace(limits, depth=min(limits.depth, self.end - len(self.tokens) - 1))
 
-    def accept(self, draft: DraftedTree, logits: FloatArray) -> Sequence[int]:
+    def accept(self, draft: DraftedTree, logits: FloatArray) -> abc.Sequence[int]:
         """Append the accepted tokens and the bonus token; returns the accepted path.
 
         If the choice of tokens fails, `error` says why, and the path is empty.
@@ -66,6 +163,7 @@ class RunningSequence:
         Args:
             logits: (nodes, n_vocab) the target's.
         """
+        assert self.method is not None
         length = len(self.tokens)
         try:
             accepted = self.method.accept(draft, logits, self.tokens)
@@ -73,14 +171,37 @@ class RunningSequence:
             del self.tokens[length:]
             self.error = error
             return ()
-        if self.on_accept is not None:
-            self.on_accept(logits, draft.tree, accepted)
+        if self.answer is not None and self.answer.on_accept is not None:
+            self.answer.on_accept(logits, draft.tree, accepted)
         if len(draft.tree) > 1:
             self.last_round = draft.tree, accepted
         return accepted.path
 
-    def pass_tree(self, nodes: int, vocabulary: Vocabulary) -> PassTree:
-        """Return its latest tree with the tokens spelled out, if it is traced.
+    def add(self, record: PassRecord, vocabulary: Vocabulary) -> Chunk:
+        """Add what its latest pass appended to its answer."""
+        assert self.answer is not None
+        chunk = self.answer.add(self.tokens, record)
+        return replace(chunk, tree=self._pass_tree(record.nodes, vocabulary)) if self.is_traced else chunk
+
+    def finish(self) -> None:
+        """Forget all but the tokens that the cache holds, which other sequences may share."""
+        del self.tokens[self.n_cached :]
+        self.method = self.answer = self.request = None
+        self.discard_state()
+
+    def tell_progress(self) -> None:
+        """Say how much of the prompt was read, to whom it may concern."""
+        if self.request is not None and self.request.on_prefill is not None:
+            self.request.on_prefill(self.to_read - self.missing, self.to_read)
+
+    def discard_state(self) -> None:
+        """Free the disk space of what was set aside."""
+        if self.state is not None:
+            self.state.close()
+            self.state = None
+
+    def _pass_tree(self, nodes: int, vocabulary: Vocabulary) -> PassTree:
+        """Its latest tree with the tokens spelled out.
 
         Args:
             nodes: of the pass; a pass without drafts has one, and the sequence has kept no tree.
@@ -106,6 +227,46 @@ class RunningSequence:
 
 
 @dataclass(frozen=True)
+class SequenceTree:
+    """A sequence, and a tree of possible continuations, whose root is the sequence's last token."""
+
+    sequence: Sequence
+    tree: TokenTree
+
+
+@dataclass(frozen=True)
+class PromptChunk:
+    """The next tokens of a sequence whose prompt is being read.
+
+    Attributes:
+        start: position of the first.
+    """
+
+    sequence: Sequence
+    start: int
+    tokens: abc.Sequence[int]
+
+    @classmethod
+    def next_of(cls, sequence: Sequence, size: int) -> PromptChunk:
+        """The next `size` tokens of a sequence, or fewer if there are no more."""
+        start = sequence.n_cached
+        return cls(sequence, start, sequence.tokens[start : min(start + size, len(sequence.tokens))])
+
+    @property
+    def scored(self) -> range:
+        """The rows whose log-probabilities are wanted."""
+        if self.sequence.scores is None:
+            return range(0)
+        rows = self.sequence.scores.rows(self.start, self.start + len(self.tokens))
+        return range(rows.start - self.start, rows.stop - self.start)
+
+    def score(self, row: int, logits: FloatArray) -> None:
+        """Take the logits of consecutive rows of the chunk that are `scored`, the first of which is `row`."""
+        assert self.sequence.scores is not None
+        self.sequence.scores.add(self.start + row, logits)
+
+
+@dataclass(frozen=True)
 class Batch:
     """The sequences that one pass extends, and the chunks of prompts that it reads beside them.
 
@@ -116,28 +277,32 @@ class Batch:
         max_rows: most rows of a shared pass.
     """
 
-    sequences: Sequence[RunningSequence]
-    chunks: Sequence[PromptChunk] = ()
+    sequences: abc.Sequence[Sequence]
+    chunks: abc.Sequence[PromptChunk] = ()
     max_rows: int = 0
 
     @property
-    def dedicated_to(self) -> RunningSequence | None:
+    def dedicated_to(self) -> Sequence | None:
         """The sequence that has the pass to itself; None if it is shared."""
         return self.sequences[0] if len(self.sequences) == 1 and not self.chunks else None
 
     @property
+    def chunk_rows(self) -> int:
+        """Rows of the chunks."""
+        return sum(len(chunk.tokens) for chunk in self.chunks)
+
+    @property
     def other_rows(self) -> int:
         """Rows that are no nodes: those of prompts."""
-        return sum(s.unread for s in self.sequences) + sum(len(chunk.tokens) for chunk in self.chunks)
+        return sum(s.unread for s in self.sequences) + self.chunk_rows
 
     @property
     def scored_rows(self) -> int:
         """Rows of prompts whose logits are wanted."""
         return sum(len(chunk.scored) for chunk in self.chunks)
 
-    def trees(self, drafts: Sequence[DraftedTree]) -> list[SequenceTree]:
+    def trees(self, drafts: Iterable[DraftedTree]) -> list[SequenceTree]:
         """The trees that the target is to verify."""
         return [
-            SequenceTree(sequence.tokens, draft.tree, sequence.cached, sequence.unread, sequence.store)
-            for sequence, draft in zip(self.sequences, drafts, strict=True)
+            SequenceTree(sequence, draft.tree) for sequence, draft in zip(self.sequences, drafts, strict=True)
         ]

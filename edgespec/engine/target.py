@@ -5,17 +5,18 @@ Its cache holds one sequence or several: they are opened and closed, saved to di
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections import abc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
 
 from edgespec.engine.hidden_states import HiddenFeed, HiddenReader, HiddenStates
-from edgespec.engine.passes import CachedSequence, PromptChunk, SequenceTree, TargetPass, VerifiedTree
-from edgespec.engine.scoring import PromptScores
+from edgespec.engine.sequence import PromptChunk, Sequence, SequenceTree
 from edgespec.files.checked import CheckedFiles
+from edgespec.generation.expert_use import ExpertUse
 from edgespec.llama.cache.kv_cache import (
     KVCache,
     close_all_but,
@@ -28,7 +29,7 @@ from edgespec.llama.cache.kv_cache import (
 )
 from edgespec.llama.cache.state_cache import same_states
 from edgespec.llama.cache.state_file import StateFile
-from edgespec.llama.cache.states import SavedState, StateStore
+from edgespec.llama.cache.states import StateStore
 from edgespec.llama.cache.tree_rows import tree_batch
 from edgespec.llama.output_pieces import OutputPieces, UnknownEnd, row_bytes, supports
 from edgespec.llama.prefill_chunks import PrefillChunks
@@ -36,8 +37,27 @@ from edgespec.llama.row_rule import ANY_ROWS, RowRule
 from edgespec.llama.runtime.batch import IntArray, TokenBatch
 from edgespec.llama.runtime.context import Context
 from edgespec.llama.runtime.model import Model
+from edgespec.speculation.tree import FloatArray
 
 _MOST_SCORED_BYTES = 64 << 20  # of the copies from which the end of a pass is computed in pieces
+
+
+@dataclass(frozen=True)
+class TargetPass:
+    """The result of a pass.
+
+    Attributes:
+        logits: for each tree, in the given order, (nodes, n_vocab) logits after each node; views, valid until
+            the next pass.
+        waited_s: seconds that the pass waited for streamed weights.
+        experts: what it needed of those that are streamed one by one; None if none are.
+        setup_s: seconds of the pass for what is needed once for its number of rows.
+    """
+
+    logits: tuple[FloatArray, ...]
+    waited_s: float
+    experts: ExpertUse | None = None
+    setup_s: float = 0.0
 
 
 class Target:
@@ -47,15 +67,15 @@ class Target:
     the next call first discards what it left in the cache. The cached sequences may then be shorter than
     before, and the missing parts are read again; they are never different sequences.
 
-    There is always one sequence, the target's own, for callers that have a single one. Others are opened
-    beside it, and share its cells.
+    There is always one sequence, the target's own: that of callers who have a single one, or of the last of
+    them. Others are opened beside it, and share its cells.
 
     Attributes:
         rule: the row rule in force; None lets the number of rows choose the kernels.
         max_nodes: most rows of a pass in which logits are wanted.
         max_leaves: most leaves of a tree.
         max_sequences: most sequences in the cache.
-        recalled: tokens of the last prompt that `prefill` did not have to read.
+        recalled: tokens of the last sequence that `prefill` did not have to read.
         pieces: under a row rule with a maximum, the longer pieces that prompts may be read in; None allows
             none.
         identity: everything that the contents of the cache depend on, except the tokens.
@@ -66,7 +86,8 @@ class Target:
         self.model = model
         self.context = context
         self.rule = rule
-        self.own = CachedSequence(open_cache(context, ordered=rule is not None))
+        own = Sequence([], cache=open_cache(context, ordered=rule is not None))
+        self._sequences = [own]
         most = min(context.n_rows, context.n_outputs)
         self.max_nodes = min(most, rule.maximum) if rule else most
         self.max_leaves = self.cache.max_paths
@@ -77,7 +98,6 @@ class Target:
         self._ends_in_pieces = supports(context)
         self.identity: dict[str, str] = {}
         self.stores: list[StateStore] = []
-        self._sequences = [self.own]
         self._tree_rows: list[IntArray] = []  # the rows of each tree's nodes in the last pass
         self._hidden = HiddenFeed()
         self._changing = False  # a call has begun and not ended
@@ -89,19 +109,19 @@ class Target:
 
     def prefill(
         self,
-        tokens: Sequence[int],
-        on_progress: Callable[[int, int], None] | None = None,
+        sequence: Sequence,
+        length: int | None = None,
         *,
+        on_progress: Callable[[int, int], None] | None = None,
         most_unread: int = 0,
-        store: StateStore | None = None,
     ) -> int:
-        """Make the target's own sequence exactly `tokens`, reusing what the cache already has of them.
+        """Make a sequence the target's own, and read it, reusing what the cache already has of it.
 
         Args:
+            length: tokens to read; None for all but the last, the root of the first tree.
             on_progress: called with the tokens read and to be read.
             most_unread: tokens at the end that may be left to the pass of the first tree, if one more pass
                 would read them.
-            store: where the state of this sequence alone is kept.
 
         Returns:
             How many tokens are left.
@@ -110,9 +130,10 @@ class Target:
             DecodeAborted: stopped from outside; what was read until then is kept, except by models with a
                 recurrent state.
         """
+        length = len(sequence.tokens) - 1 if length is None else length
         self.recalled = 0
-        self.recalled = self.recall(tokens, store=store)
-        missing = len(tokens) - self.recalled
+        self.recalled = self.recall(sequence, length)
+        missing = length - self.recalled
         read = 0
         while read < missing:
             left = missing - read
@@ -122,8 +143,8 @@ class Target:
                 on_progress(0, missing)
             if leaves:
                 return left
-            read += self.read_chunk(tokens, self.own)
-            self._store_blocks(self.own, store)
+            read += self.read_chunk(sequence, length)
+            self._store_blocks(sequence)
             if on_progress is not None:
                 on_progress(read, missing)
         return 0
@@ -140,13 +161,16 @@ class Target:
             return 0
         return min(self.rule.maximum, self.context.n_rows) - 1
 
-    def read_chunk(self, tokens: Sequence[int], cached: CachedSequence) -> int:
-        """Read the next tokens of a sequence whose beginning is cached, in as large a chunk as possible.
+    def read_chunk(self, sequence: Sequence, length: int | None = None) -> int:
+        """Read the next tokens of a sequence, in as large a chunk as possible.
 
         Under a row rule, prompts too are read in chunks that it allows. A token's keys and values then do not
         depend on how the text was split into passes, so a reused cache gives the same text as an
         empty one. Chunks beyond the rule's maximum are used only where they have been shown to give the same
         bits. Of tokens that are scored, only as many are read as the logits have room for.
+
+        Args:
+            length: tokens that the cache is to hold in the end; None for all but the last.
 
         Returns:
             How many tokens were read.
@@ -154,24 +178,24 @@ class Target:
         Raises:
             DecodeAborted: as `prefill`.
         """
+        length = len(sequence.tokens) - 1 if length is None else length
         try:
-            return self._read_next(tokens, cached)
+            return self._read_next(sequence, length)
         except UnknownEnd:
             self._ends_in_pieces = False
-            return self._read_next(tokens, cached)
+            return self._read_next(sequence, length)
 
-    def _read_next(self, tokens: Sequence[int], cached: CachedSequence) -> int:
+    def _read_next(self, sequence: Sequence, length: int) -> int:
         self._begin()
-        start = cached.cache.length
-        missing = len(tokens) - start
-        if cached.scores is not None:
-            missing = min(missing, max(cached.scores.covered - start, 0) + self.most_scored)
+        start = sequence.n_cached
+        missing = length - start
+        if sequence.scores is not None:
+            missing = min(missing, max(sequence.scores.covered - start, 0) + self.most_scored)
         n_tokens, rows = self._next_piece(missing)
-        piece = tokens[start : start + n_tokens]
         if self.pieces is None or self.pieces.is_proven(rows):
-            self._read(cached, piece, rows)
+            self._read(PromptChunk.next_of(sequence, n_tokens), rows)
         else:
-            self._try_long(cached, piece, rows, self.pieces)
+            self._try_long(sequence, n_tokens, rows, self.pieces)
         self._changing = False
         self._hidden.digest()
         return n_tokens
@@ -214,73 +238,65 @@ class Target:
         tokens = min(missing, self.prompt_rows)
         return tokens, self._padded(tokens)
 
-    def _read(self, cached: CachedSequence, piece: Sequence[int], rows: int) -> None:
+    def _read(self, chunk: PromptChunk, rows: int) -> None:
         """Decode the next tokens of a prompt in one pass of this many rows, and score them if wanted."""
-        cache, chunk = cached.cache, PromptChunk(cached, piece)
-        start, scored = cache.length, chunk.scored
-        batch = TokenBatch.run(piece, start, cache.open_paths)
+        cache, scored, size = chunk.sequence.place, chunk.scored, len(chunk.tokens)
+        batch = TokenBatch.run(chunk.tokens, chunk.start, cache.open_paths)
         if len(scored) > self.max_nodes:
             self._read_in_pieces(chunk, batch, rows)
             return
         if scored:
             # As in `verify`, a number of rows that the rule allows must want logits.
             wanted = self._padded(len(scored))
-            first = max(min(scored.start, len(piece) - wanted), 0)
+            first = max(min(scored.start, size - wanted), 0)
             batch.wants_logits[first : first + wanted] = True
-            batch = replace(batch, padding_wants_logits=wanted > len(piece))
+            batch = replace(batch, padding_wants_logits=wanted > size)
         cache.append(batch, rows)
         if scored:
             logits = self.context.logits()
-            chunk.score(start + scored.start, logits[scored.start - first : scored.stop - first])
-        cached.tokens.extend(piece)
-        self._hidden.show(cached, start, slice(len(piece)))
+            chunk.score(scored.start, logits[scored.start - first : scored.stop - first])
+        self._hidden.show(chunk.sequence, chunk.start, slice(size))
 
     def _read_in_pieces(self, chunk: PromptChunk, batch: TokenBatch, rows: int) -> None:
         """Decode and score more tokens of a prompt than there is room for logits."""
-        cached, scored = chunk.cached, chunk.scored
-        start = cached.cache.length
+        cache, scored = chunk.sequence.place, chunk.scored
         batch.wants_logits[scored.start : scored.start + self.max_nodes] = True
         pieces = OutputPieces(
             self.context,
-            n_rows=max(rows, len(batch)) if cached.cache.ordered else len(batch),
+            n_rows=max(rows, len(batch)) if cache.ordered else len(batch),
             n_outputs=self.max_nodes,
             wanted=np.arange(scored.start, scored.stop, dtype=np.int32),
-            receive=lambda first, logits: chunk.score(start + scored.start + first, logits),
+            receive=lambda first, logits: chunk.score(scored.start + first, logits),
         )
         with pieces.observing():
-            cached.cache.append(replace(batch, padding_wants_logits=False), rows)
-        cached.tokens.extend(chunk.tokens)
-        self._hidden.show(cached, start, slice(len(batch)))
+            cache.append(replace(batch, padding_wants_logits=False), rows)
+        self._hidden.show(chunk.sequence, chunk.start, slice(len(batch)))
 
-    def _try_long(
-        self, cached: CachedSequence, piece: Sequence[int], rows: int, pieces: PrefillChunks
-    ) -> None:
+    def _try_long(self, sequence: Sequence, n_tokens: int, rows: int, pieces: PrefillChunks) -> None:
         """Read a piece in proven pieces and then as a whole, and record whether both gave the same bits."""
-        cache = cached.cache
+        cache = sequence.place
         start = cache.length
         # A running state has no parts: the whole sequence is saved and restored.
         first = start if cache.saves_parts else 0
         before = cache.save(0, start) if start > first else None
         at = 0
-        while at < len(piece):
-            size = pieces.proven(len(piece) - at)
-            self._read(cached, piece[at : at + size], pieces.padded(size))
+        while at < n_tokens:
+            size = pieces.proven(n_tokens - at)
+            self._read(PromptChunk.next_of(sequence, size), pieces.padded(size))
             at += size
-        expected = cache.save(first, cache.length)
-        held = list(cached.tokens)
-        cached.rewind(start)
+        length = cache.length
+        expected = cache.save(first, length)
+        sequence.rewind(start)
         if before is not None:
             cache.restore(before, start)
-            cached.tokens[:] = held[:start]
-        self._read(cached, piece, rows)
+        self._read(PromptChunk.next_of(sequence, n_tokens), rows)
         same = same_states(cache.save(first, cache.length), expected, cache.length)
         pieces.found(rows, same)
         if not same:
-            cached.rewind(first)
-            cache.restore(expected, len(held) - first)
-            cached.tokens[:] = held
+            sequence.rewind(first)
+            cache.restore(expected, length - first)
 
-    def verify(self, trees: Sequence[SequenceTree], chunks: Sequence[PromptChunk] = ()) -> TargetPass:
+    def verify(self, trees: abc.Sequence[SequenceTree], chunks: abc.Sequence[PromptChunk] = ()) -> TargetPass:
         """Run a pass over trees, each after its sequence, and over chunks of prompts.
 
         Args:
@@ -294,9 +310,9 @@ class Target:
         self._begin()
         waited, experts = self.context.waited_s, self.model.weights.expert_use
         setup = self.context.setup_s
-        nodes = [len(sequence_tree.tree) for sequence_tree in trees]
-        pending = sum((sequence_tree.cached or self.own).cache.n_pending for sequence_tree in trees)
-        n_unread = sum(sequence_tree.unread for sequence_tree in trees)
+        nodes = [len(drafted.tree) for drafted in trees]
+        pending = sum(drafted.sequence.place.n_pending for drafted in trees)
+        n_unread = sum(drafted.sequence.unread for drafted in trees)
         assert not n_unread or (len(trees) == 1 and not chunks)
         total = pending + n_unread + sum(nodes) + sum(len(chunk.tokens) for chunk in chunks)
         rows = self._padded(total)
@@ -310,8 +326,8 @@ class Target:
         parts: list[tuple[KVCache, TokenBatch]] = []
         # The cells must be taken in the order in which they are committed: the chunks' now, the trees' later.
         for chunk, rows_scored in zip(chunks, scored, strict=True):
-            cache = chunk.cached.cache
-            batch = TokenBatch.run(chunk.tokens, cache.length, cache.open_paths)
+            cache = chunk.sequence.place
+            batch = TokenBatch.run(chunk.tokens, chunk.start, cache.open_paths)
             wants = batch.wants_logits
             wants[rows_scored.start : rows_scored.stop] = True
             others = np.flatnonzero(~wants)[:more]
@@ -319,71 +335,66 @@ class Target:
             more -= len(others)
             extra += batch.n_outputs
             parts.append((cache, batch))
-        for sequence_tree in trees:
-            cache = (sequence_tree.cached or self.own).cache
-            cache.open(len(sequence_tree.tree.leaves))
-            batch = tree_batch(sequence_tree.tree, cache.length + n_unread)
+        unread = [PromptChunk.next_of(drafted.sequence, n_unread) for drafted in trees if n_unread]
+        for drafted in trees:
+            cache = drafted.sequence.place
+            cache.open(len(drafted.tree.leaves))
+            batch = tree_batch(drafted.tree, cache.length + n_unread)
             if n_unread:
-                before = TokenBatch.run(
-                    sequence_tree.tokens[-1 - n_unread : -1], cache.length, cache.open_paths
-                )
+                before = TokenBatch.run(unread[0].tokens, unread[0].start, cache.open_paths)
                 batch = TokenBatch.joined([before, batch])
             parts.append((cache, batch))
         decode_together(parts, rows, certain=n_unread + 1)
         if any(scored):
             at, logits = 0, self.context.logits()
-            for chunk, rows_scored, (cache, batch) in zip(chunks, scored, parts, strict=False):
+            for chunk, rows_scored, (_, batch) in zip(chunks, scored, parts, strict=False):
                 if rows_scored:
                     first = at + np.count_nonzero(batch.wants_logits[: rows_scored.start])
-                    chunk.score(cache.length + rows_scored.start, logits[first : first + len(rows_scored)])
+                    chunk.score(rows_scored.start, logits[first : first + len(rows_scored)])
                 at += batch.n_outputs
         row = 0
-        read = [(chunk.cached, chunk.tokens) for chunk in chunks]
-        if n_unread:
-            read.append((trees[0].cached or self.own, trees[0].tokens[-1 - n_unread : -1]))
-        for cached, tokens in read:
-            start, end = cached.cache.length, row + len(tokens)
-            cached.cache.appended(len(tokens))
-            cached.tokens.extend(tokens)
-            self._hidden.show(cached, start, slice(row, end))
+        for chunk in [*chunks, *unread]:
+            end = row + len(chunk.tokens)
+            chunk.sequence.place.appended(len(chunk.tokens))
+            self._hidden.show(chunk.sequence, chunk.start, slice(row, end))
             row = end
-        verified: list[VerifiedTree] = []
+        verified: list[FloatArray] = []
         self._tree_rows = []
         if trees:
             logits = self.context.logits()[extra:]
-            for end, n, sequence_tree in zip(accumulate(nodes), nodes, trees, strict=True):
-                placed = placement((sequence_tree.cached or self.own).cache)
+            for end, n, drafted in zip(accumulate(nodes), nodes, trees, strict=True):
+                placed = placement(drafted.sequence.place)
                 if placed is None:
                     self._tree_rows.append(np.arange(row + end - n, row + end, dtype=np.int32))
-                    verified.append(VerifiedTree(logits[end - n : end]))
+                    verified.append(logits[end - n : end])
                 else:
                     self._tree_rows.append(placed.rows)
-                    verified.append(VerifiedTree(placed.select(logits)))
+                    verified.append(placed.select(logits))
         self._guessing = bool(trees)
         self._changing = False
         now = self.model.weights.expert_use
         used = now - experts if now is not None and experts is not None else None
         return TargetPass(tuple(verified), self.context.waited_s - waited, used, self.context.setup_s - setup)
 
-    def commit(self, trees: Sequence[SequenceTree], paths: Sequence[Sequence[int]]) -> None:
+    def commit(self, trees: abc.Sequence[SequenceTree], paths: abc.Sequence[abc.Sequence[int]]) -> None:
         """Keep the accepted nodes of the trees that were verified last, and discard the others.
 
         Args:
-            paths: for each tree, its accepted nodes from the root on; none of a tree that failed.
+            paths: for each tree, its accepted nodes from the root on, whose tokens its sequence has by now;
+                none of a tree that failed.
         """
         self._changing = True
-        for sequence_tree, path, rows in zip(trees, paths, self._tree_rows, strict=True):
-            tree, cached = sequence_tree.tree, sequence_tree.cached or self.own
-            start = cached.cache.length
+        for drafted, path, rows in zip(trees, paths, self._tree_rows, strict=True):
+            sequence, tree, cache = drafted.sequence, drafted.tree, drafted.sequence.place
+            start = cache.length
             numbers, offsets = tree.sequences
             leaf = int(numbers[offsets[path[-1]]]) if path else 0
-            accepted = [int(tree.tokens[node]) for node in path]
-            cached.cache.commit(leaf, len(path), used_paths=len(tree.leaves), n_rows=len(tree))
-            cached.tokens.extend(accepted)
+            cache.commit(leaf, len(path), used_paths=len(tree.leaves), n_rows=len(tree))
             if path:
-                self._hidden.show(cached, start, rows[list(path)].tolist())
-            if sequence_tree.unread:
-                self._store_blocks(cached, sequence_tree.store)
+                self._hidden.show(sequence, start, rows[list(path)].tolist())
+            if sequence.unread:
+                sequence.unread = 0
+                self._store_blocks(sequence)
         self._guessing = self._changing = False
 
     def _padded(self, rows: int) -> int:
@@ -392,19 +403,24 @@ class Target:
         return self.rule.padded(rows) if self.rule else rows
 
     @property
-    def cache(self) -> KVCache:
-        """The cache of the target's own sequence."""
-        return self.own.cache
+    def own(self) -> Sequence:
+        """The target's own sequence."""
+        return self._sequences[0]
 
     @property
-    def tokens(self) -> Sequence[int]:
+    def cache(self) -> KVCache:
+        """The cache of the target's own sequence."""
+        return self.own.place
+
+    @property
+    def tokens(self) -> abc.Sequence[int]:
         """The tokens of the target's own sequence whose keys and values are in the cache."""
         if self._changing:
             self._recover()
-        return self.own.tokens
+        return self.own.cached
 
     @property
-    def sequences(self) -> Sequence[CachedSequence]:
+    def sequences(self) -> abc.Sequence[Sequence]:
         """All sequences in the cache, the target's own first."""
         if self._changing:
             self._recover()
@@ -420,102 +436,103 @@ class Target:
         """Cells that sequences hold."""
         return self.cache.n_live
 
-    def open_sequence(self, tokens: Sequence[int], scores: PromptScores | None = None) -> CachedSequence:
-        """A new sequence in the cache, which holds as much of the beginning of `tokens` as is known already.
+    def open_sequence(self, sequence: Sequence) -> None:
+        """Give a sequence a place in the cache, with as much of its beginning as is known already.
 
         The cells of the longest beginning that another sequence has in common are shared. A recurrent state
-        is that of a single sequence, so there this is the target's own.
-
-        Args:
-            scores: gets the log-probabilities of its tokens; None if they are not wanted.
+        is that of a single sequence, so there it becomes the target's own.
 
         Raises:
             ValueError: there are `max_sequences` sequences already.
         """
         if self.max_sequences == 1:
-            if scores is not None:
-                scores.inherit(self.own.scores, _shared(self.own, tokens, scores))
-                tokens = tokens[: scores.covered]
-            self.own.scores = scores
-            self.recall(tokens)
-            return self.own
-        self._begin()
-        cached = CachedSequence(open_beside(self.cache))
-        self._sequences.append(cached)
-        source, shared = self.longest_prefix(tokens, but=cached, scores=scores)
-        if source is not None:
-            inherit(cached.cache, source.cache, shared)
-            cached.tokens[:] = tokens[:shared]
-            if scores is not None:
-                scores.inherit(source.scores, shared)
-        cached.scores = scores
-        self._changing = False
-        return cached
-
-    def close_sequence(self, cached: CachedSequence) -> None:
-        """Forget a sequence that was opened; the target's own stays."""
-        if cached is self.own:
+            length = len(sequence.tokens) - 1
+            self._make_own(sequence)
+            self.recall(sequence, length if sequence.scores is None else sequence.scores.covered)
             return
         self._begin()
-        cached.tokens.clear()
-        cached.cache.close()
-        self._sequences.remove(cached)
+        source, shared = self.longest_prefix(sequence)
+        sequence.cache = open_beside(self.cache)
+        self._sequences.append(sequence)
+        if source is not None:
+            inherit(sequence.place, source.place, shared)
+            if sequence.scores is not None:
+                sequence.scores.inherit(source.scores, shared)
         self._changing = False
-        self._hidden.closed(cached)
 
-    def longest_prefix(
-        self,
-        tokens: Sequence[int],
-        but: CachedSequence | None = None,
-        scores: PromptScores | None = None,
-    ) -> tuple[CachedSequence | None, int]:
-        """The sequence in the cache with the longest beginning of `tokens`, but for one, and its length.
+    def _make_own(self, sequence: Sequence) -> None:
+        """Give a sequence the place of the target's own, with what that has of its beginning."""
+        old = self.own
+        if sequence is old:
+            return
+        self._begin()
+        shared = sequence.shared_with(old)
+        if sequence.scores is not None:
+            sequence.scores.inherit(old.scores, shared)
+        old.rewind(shared)
+        sequence.cache = old.cache
+        self._sequences[0] = sequence
+        old.cache = None
+        self._changing = False
 
-        Args:
-            scores: of the tokens; those that are wanted must be known of the beginning.
+    def close_sequence(self, sequence: Sequence) -> None:
+        """Forget a sequence that was opened; the target's own stays."""
+        if sequence is self.own:
+            return
+        self._begin()
+        sequence.place.close()
+        self._sequences.remove(sequence)
+        self._changing = False
+        self._hidden.closed(sequence)
+        sequence.cache = None
+
+    def longest_prefix(self, sequence: Sequence) -> tuple[Sequence | None, int]:
+        """Another sequence in the cache that has most of the beginning of one, and how much that is.
+
+        If the prompt is scored, the scores of that beginning must be known.
         """
-        longest: tuple[CachedSequence | None, int] = (None, 0)
+        longest: tuple[Sequence | None, int] = (None, 0)
         for other in self._sequences:
-            length = 0 if other is but else _shared(other, tokens, scores)
+            length = 0 if other is sequence else sequence.shared_with(other)
             if length > longest[1]:
                 longest = other, length
         return longest
 
-    def recall(
-        self, tokens: Sequence[int], cached: CachedSequence | None = None, store: SavedState | None = None
-    ) -> int:
-        """Make the cache hold as long a prefix of `tokens` as possible without a pass.
+    def recall(self, sequence: Sequence, length: int | None = None) -> int:
+        """Make the cache hold as much of a sequence as possible without a pass.
 
         Args:
-            cached: the sequence that shall hold it; None for the target's own.
-            store: where the state of this sequence alone was saved.
+            sequence: becomes the target's own, if it has no place in the cache.
+            length: most tokens of it; None for all but the last.
 
         Returns:
-            How many tokens it now holds.
+            How many tokens of it the cache now holds.
         """
-        cached = cached or self.own
+        if sequence.cache is None:
+            self._make_own(sequence)
         self._begin()
-        cached.rewind(common_prefix(cached.tokens, tokens))
-        _drop_pending(cached)
-        for place in [*self.stores, *([] if store is None else [store])]:
-            cached.tokens[:] = tokens[: place.restore(cached.cache, tokens)]
+        wanted = sequence.tokens[: len(sequence.tokens) - 1 if length is None else length]
+        sequence.rewind(min(sequence.n_cached, len(wanted)))
+        _drop_pending(sequence)
+        for saved in (*self.stores, sequence.store, sequence.state):
+            if saved is not None:
+                saved.restore(sequence.place, wanted)
         self._changing = False
-        return cached.cache.length
+        return sequence.n_cached
 
-    def set_aside(self, cached: CachedSequence, folder: Path) -> StateFile:
-        """Move a sequence that was opened to a file; `recall` moves it back.
+    def set_aside(self, sequence: Sequence, folder: Path) -> None:
+        """Move what the cache holds of a sequence that was opened to a file; `recall` moves it back.
 
         Args:
             folder: on the disk that is to hold the file.
         """
         self._begin()
-        _drop_pending(cached)
-        state = StateFile(folder, cached.cache, cached.tokens)
+        _drop_pending(sequence)
+        sequence.state = StateFile(folder, sequence.place, sequence.cached)
         self._changing = False
-        self.close_sequence(cached)
-        return state
+        self.close_sequence(sequence)
 
-    def save_state(self, store: StateStore, tokens: Sequence[int]) -> int:
+    def save_state(self, store: StateStore, tokens: abc.Sequence[int]) -> int:
         """Make a store hold the state of as much of a sequence as is in the cache, and of no other sequence.
 
         Args:
@@ -527,7 +544,7 @@ class Target:
         """
         self._begin()
         _drop_pending(self.own)
-        held = self.own.tokens
+        held = self.own.cached
         known = common_prefix(held, tokens)
         if not self.cache.saves_parts and known < self.cache.length:
             known = 0
@@ -541,22 +558,23 @@ class Target:
         """A store of states of this target's sequences."""
         return StateStore(files, repr(sorted(self.identity.items())))
 
-    def _store_blocks(self, cached: CachedSequence, store: StateStore | None) -> None:
+    def _store_blocks(self, sequence: Sequence) -> None:
         """Write the whole blocks of a sequence that are not on disk yet."""
-        for place in [*self.stores, *([] if store is None else [store])]:
-            place.save(cached.cache, cached.tokens, tail=False)
+        for place in (*self.stores, sequence.store):
+            if place is not None:
+                place.save(sequence.place, sequence.cached, tail=False)
 
-    def storing(self, cached: CachedSequence) -> Iterator[None]:
+    def storing(self, sequence: Sequence) -> Iterator[None]:
         """Write what is not on disk yet of a sequence to the stores, with a step for each block.
 
         The steps end early when the cache no longer has the sequence as it is now.
         """
-        return self._storing(cached, list(cached.tokens))
+        return self._storing(sequence.place, sequence, sequence.cached)
 
-    def _storing(self, cached: CachedSequence, tokens: list[int]) -> Iterator[None]:
+    def _storing(self, cache: KVCache, sequence: Sequence, tokens: list[int]) -> Iterator[None]:
         for store in self.stores:
-            blocks = store.saving(cached.cache, tokens, tail=True)
-            while cached.tokens == tokens:
+            blocks = store.saving(cache, tokens, tail=True)
+            while sequence.cache is cache and sequence.cached == tokens:
                 self._begin()
                 wrote = next(blocks, self) is not self
                 self._changing = False
@@ -570,12 +588,10 @@ class Target:
         self.own.rewind(length)
         self._changing = False
 
-    def truncate_to(self, length: int, cached: CachedSequence | None = None) -> None:
+    def truncate_to(self, sequence: Sequence, length: int) -> None:
         """End an answer: forget what plain decoding would not have read by its end."""
-        cached = cached or self.own
         self._begin()
-        cached.cache.truncate_to(length)
-        del cached.tokens[cached.cache.length :]
+        sequence.place.truncate_to(length)
         self._changing = False
 
     @property
@@ -592,10 +608,8 @@ class Target:
     def _recover(self) -> None:
         """Reset cache and tokens to what both are known to hold."""
         self._changing = True  # in case this is interrupted too
-        close_all_but([cached.cache for cached in self._sequences])
+        close_all_but([sequence.place for sequence in self._sequences])
         self.cache.recover()
-        for cached in self._sequences:
-            cached.rewind(len(cached.tokens))
         self._changing = self._guessing = False
 
     @property
@@ -614,12 +628,6 @@ class Target:
         self.model.close()
 
 
-def _shared(other: CachedSequence, tokens: Sequence[int], scores: PromptScores | None) -> int:
-    """The number of tokens at the beginning that another sequence holds, so that they need not be read."""
-    held = common_prefix(other.tokens, tokens)
-    return held if scores is None else scores.shareable(other.scores, held)
-
-
-def _drop_pending(cached: CachedSequence) -> None:
+def _drop_pending(sequence: Sequence) -> None:
     """Forget the tokens that only the next pass would read; they are read like any others then."""
-    cached.rewind(cached.cache.length - cached.cache.n_pending)
+    sequence.rewind(sequence.place.length - sequence.place.n_pending)

@@ -162,7 +162,7 @@ class Generation:
         reasoning_tokens: how many of the tokens are part of the thought.
         tool_calls: the tools that the answer calls.
         logprobs: one for each of `tokens`, if they were asked for.
-        prompt_logprobs: one for each token of the prompt that was to be scored; see `engine.scoring`.
+        prompt_logprobs: one for each token of the prompt that was to be scored; see `engine.logprobs`.
         tokens: its token ids, with those of the thought, without the end token. If a stop string ended the
             answer, the tokens that spell it are included.
         finish_reason: "stop" (end token or stop string), "tool_calls" (it calls tools), "length" (max_tokens,

@@ -15,7 +15,7 @@ import numpy as np
 
 from edgespec.costs.curves import Curve
 from edgespec.costs.pass_time import USUAL_OVERLAP, fitted_overlap, read_seconds
-from edgespec.engine.passes import SequenceTree
+from edgespec.engine import sequence as sequences
 from edgespec.engine.target import Target
 from edgespec.llama.first_layers import FirstLayers
 from edgespec.llama.row_rule import FEW_PASSES
@@ -157,27 +157,27 @@ def time_pass(target: Target, tokens: list[int], rows: int) -> tuple[float, floa
     Args:
         tokens: the text before the rows, and then at least this many rows.
     """
-    text = tokens[:_TEXT]
+    text = sequences.Sequence(tokens[: _TEXT + 1])
     target.prefill(text)
     if not target.model.weights.streamed_bytes:
-        _pass(target, tokens, 1)
+        _pass(target, text, tokens, 1)
         target.rewind(_TEXT)
     waited, setup = target.context.waited_s, target.context.setup_s
     begun = time.perf_counter()
     if rows <= target.max_nodes:
-        taken = _pass(target, tokens, rows)
+        taken = _pass(target, text, tokens, rows)
     else:  # only prompts are read in pieces this long
-        target.prefill(tokens[: _TEXT + rows])
+        target.prefill(sequences.Sequence(tokens), _TEXT + rows)
         taken = time.perf_counter() - begun
     waited, setup = target.context.waited_s - waited, target.context.setup_s - setup
     target.rewind(_TEXT)
     return taken - setup, waited
 
 
-def _pass(target: Target, tokens: list[int], rows: int) -> float:
+def _pass(target: Target, text: sequences.Sequence, tokens: list[int], rows: int) -> float:
     """Seconds to verify a chain of so many rows behind the text."""
     begun = time.perf_counter()
-    trees = [SequenceTree(tokens[:_TEXT], TokenTree.chain(tokens[_TEXT - 1 : _TEXT - 1 + rows]))]
+    trees = [sequences.SequenceTree(text, TokenTree.chain(tokens[_TEXT : _TEXT + rows]))]
     target.verify(trees)
     taken = time.perf_counter() - begun
     target.commit(trees, [[0]])

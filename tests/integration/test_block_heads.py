@@ -272,7 +272,7 @@ def test_a_text_that_was_restored_is_drafted_for_from_there_on(pair: TinyBlocks)
         expected = engine.generate(prompt, GREEDY).tokens
     with opened(pair.target, draft=pair.head, prompt_cache=True) as engine:
         answer = engine.generate(prompt, GREEDY)
-        (text,) = [text for _, text in drafter_of(engine)._owned]
+        (text,) = drafter_of(engine)._owned.values()
     assert answer.tokens == expected
     assert text.unread > 128, "the first tokens came from disk"
     assert answer.tokens_per_pass > 1.2

@@ -12,8 +12,8 @@ import pytest
 import edgespec
 from edgespec.bench.rows.child import answers
 from edgespec.costs.curves import Curve
+from edgespec.engine import sequence as sequences
 from edgespec.engine.engine import Engine
-from edgespec.engine.passes import SequenceTree
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
 from edgespec.profiles.store import PassProfile, ProfileStore
@@ -76,9 +76,10 @@ def test_a_drafter_that_continues_behind_the_end_gains_nothing(
     text = [*prompt, *answer.tokens]
     # The end token, and what the target itself would say behind it, so that all of it would be accepted.
     for _ in range(8):
-        engine.target.prefill(text[:-1])
-        trees = [SequenceTree(text, TokenTree.root_only(text[-1]))]
-        text.append(int(np.argmax(engine.target.verify(trees).verified[0].logits[0])))
+        sequence = sequences.Sequence(list(text))
+        engine.target.prefill(sequence)
+        trees = [sequences.SequenceTree(sequence, TokenTree.root_only(text[-1]))]
+        text.append(int(np.argmax(engine.target.verify(trees).logits[0][0])))
         engine.target.commit(trees, [[0]])
     assert engine.target.model.vocabulary.is_end(text[len(prompt) + len(answer.tokens)])
     monkeypatch.setattr(engine, "drafter", Knowing(text))

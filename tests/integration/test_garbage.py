@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import edgespec
-from edgespec.engine.answer import AnswerInProgress
+from edgespec.engine.answer import Answer
 from edgespec.engine.engine import Engine
 from edgespec.generation.config import GenerationConfig, Grammar
 from edgespec.serving import model_worker
@@ -132,6 +132,6 @@ def test_free_memory_is_returned_when_nothing_is_left_to_do(
 
 def _held() -> list[str]:
     """What exists of requests and their answers."""
-    kinds = (CompletionRequest, PendingAnswer, RequestBody, ResponseSender, AnswerInProgress)
+    kinds = (CompletionRequest, PendingAnswer, RequestBody, ResponseSender, Answer)
     # By type: isinstance asks lazy modules of other packages for their class.
     return [type(found).__name__ for found in gc.get_objects() if issubclass(type(found), kinds)]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import edgespec
+from edgespec.engine import sequence as sequences
 from edgespec.engine.engine import Engine
 from edgespec.files.checked import CheckedFiles
 from edgespec.generation.config import GenerationConfig
@@ -196,9 +197,9 @@ def test_what_is_saved_is_restored(engine: Engine, tmp_path: Path) -> None:
     assert len(PROMPT) < kept < len(PROMPT) + CONFIGS[0].max_tokens, "pending tokens have no state yet"
     engine.target.stores.clear()
     engine.target.rewind(0)
-    engine.target.prefill(whole[:10])  # another text in between
+    engine.target.prefill(sequences.Sequence(whole[:10]))  # another text in between
     engine.target.stores.append(store)
-    assert engine.target.recall(whole[:94]) == kept
+    assert engine.target.recall(sequences.Sequence(whole[:94])) == kept
     assert engine.generate(whole[:94], CONFIGS[0]).tokens == whole[94:118]
 
 

@@ -14,8 +14,9 @@ import pytest
 import edgespec
 from edgespec.config import Config
 from edgespec.costs.planned_weights import HitRates
+from edgespec.engine import sequence as sequences
 from edgespec.engine.engine import Engine
-from edgespec.engine.passes import SequenceTree, TargetPass
+from edgespec.engine.target import TargetPass
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.decisions import Decisions
 from edgespec.heads.shared.layer_tap import LayerTap
@@ -240,12 +241,13 @@ def test_prompts_are_read_in_the_largest_pieces_and_have_the_same_bits(
         target = engine.target
         assert target.prompt_rows == target.context.n_rows > 64
         pieces: list[int] = []
-        target.prefill(tokens, lambda read, _: pieces.append(read))
+        sequence = sequences.Sequence(tokens)
+        target.prefill(sequence, len(tokens), on_progress=lambda read, _: pieces.append(read))
         assert len(pieces) == 1 + -(-len(tokens) // target.prompt_rows)
         whole = bytes(target.cache.save(0, len(tokens)))
         target.rewind(0)
         for end in range(50, len(tokens) + 1, 50):
-            target.prefill(tokens[:end])
+            target.prefill(sequences.Sequence(tokens[:end]), end)
         assert bytes(target.cache.save(0, len(tokens))) == whole
 
 
@@ -274,7 +276,7 @@ def test_more_texts_than_a_padded_pass_has_rows_share_one(
         rows: list[int] = []
         verify = engine.target.verify
 
-        def counted(trees: Sequence[SequenceTree], *others: Any) -> TargetPass:
+        def counted(trees: Sequence[sequences.SequenceTree], *others: Any) -> TargetPass:
             rows.append(len(trees))
             return verify(trees, *others)
 

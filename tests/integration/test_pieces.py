@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.engine.engine import Engine
+from edgespec.engine.sequence import Sequence
 from edgespec.generation.config import GenerationConfig
 from edgespec.llama.prefill_chunks import PrefillChunks
 from edgespec.llama.row_rule import ANY_ROWS, RowRule
@@ -48,7 +49,7 @@ def read(engine: Engine, tokens: list[int], pieces: PrefillChunks | None) -> tup
     try:
         target.rewind(0)
         read_before = weights.read_bytes
-        target.prefill(tokens)
+        target.prefill(Sequence(tokens), len(tokens))
         sweeps = (weights.read_bytes - read_before) / weights.streamed_bytes
         return bytes(target.cache.save(0, len(tokens))), round(sweeps)
     finally:
@@ -86,7 +87,6 @@ def test_attention_in_tiles_would_give_other_bits_or_is_not_there(engine: Engine
     try:
         target.rewind(0)
         target.cache.append(TokenBatch.run(tokens, 0, target.cache.open_paths), len(tokens))
-        target.own.tokens.extend(tokens)
         tiled = bytes(target.cache.save(0, len(tokens)))
         pieces = PrefillChunks(target.rule, target.context.n_rows)
         _, rows = pieces.next(len(tokens))

@@ -139,7 +139,6 @@ def _guessing(engine: Engine) -> DecodingMethod:
             return TokenTree.chain([text[-1], 7, 7][: 1 + limits.depth])
 
     engine.target.rewind(0)
-    engine.target.prefill(engine.encoder.encode(PROMPT, raw=True)[:-1])
     engine.drafter = Wrong()
     return method_for(GenerationConfig(), engine.target.model.vocabulary.n_tokens, 0, engine.drafter)
 

@@ -11,8 +11,8 @@ from typing import Any
 import gguf
 import pytest
 
-from edgespec.engine.answer import AnswerInProgress
 from edgespec.engine.engine import Engine
+from edgespec.engine.sequence import Sequence
 from edgespec.generation.config import GenerationConfig
 from edgespec.units import readable_count
 from tests.least_memory import load_in_least_memory
@@ -50,7 +50,7 @@ def test_one_odd_request_ends_no_other(
         engine = load(short_path, 1024)
         begin = engine._begin
 
-        def fragile(prompt: list[int], room: int, config: GenerationConfig, raw: bool) -> AnswerInProgress:
+        def fragile(prompt: list[int], room: int, config: GenerationConfig, raw: bool) -> Sequence:
             if config.seed == 13:
                 raise KeyError("odd")
             return begin(prompt, room, config, raw)

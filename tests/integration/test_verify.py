@@ -14,7 +14,7 @@ import torch
 import edgespec
 from edgespec.drafters.model import ModelDrafter
 from edgespec.engine.engine import Engine
-from edgespec.engine.passes import SequenceTree
+from edgespec.engine.sequence import Sequence, SequenceTree
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
 from edgespec.speculation.draws import SeededDraws
@@ -78,9 +78,10 @@ class RealTables:
 
     def _target(self, text: Text) -> FloatArray:
         whole = [*self._prompt, *text]
-        self._engine.target.prefill(whole[:-1])
-        trees = [SequenceTree(whole, TokenTree.root_only(whole[-1]))]
-        row: FloatArray = self._engine.target.verify(trees).verified[0].logits[0].copy()
+        sequence = Sequence(whole)
+        self._engine.target.prefill(sequence)
+        trees = [SequenceTree(sequence, TokenTree.root_only(whole[-1]))]
+        row: FloatArray = self._engine.target.verify(trees).logits[0][0].copy()
         self._engine.target.commit(trees, [[0]])
         return row
 

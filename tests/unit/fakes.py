@@ -13,10 +13,10 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from edgespec.engine import sequence as sequences
 from edgespec.engine.engine import Engine
-from edgespec.engine.passes import PromptChunk, SequenceTree, TargetPass, VerifiedTree
-from edgespec.llama.cache.kv_cache import common_prefix
-from edgespec.llama.cache.states import StateStore
+from edgespec.engine.sequence import PromptChunk, SequenceTree
+from edgespec.engine.target import TargetPass
 from edgespec.llama.row_rule import RowRule
 from edgespec.llama.runtime.abort import AbortFlag
 from edgespec.llama.runtime.weight_store import AllInMemory
@@ -83,8 +83,7 @@ class FakeTarget:
         )
         self.context = FakeCells(n_cells)
         self.cache = SimpleNamespace(ordered=False)
-        self.own = FakeSequence()
-        self.sequences: list[FakeSequence] = [self.own]
+        self.sequences = [sequences.Sequence([], cache=FakeCache())]  # type: ignore[arg-type]
         self.identity: dict[str, str] = {}
         self.passes = 0
         self.shared_passes = 0
@@ -99,8 +98,12 @@ class FakeTarget:
         self.states: list[FakeState] = []  # of texts that were moved to disk
 
     @property
+    def own(self) -> sequences.Sequence:
+        return self.sequences[0]
+
+    @property
     def tokens(self) -> list[int]:
-        return self.own.tokens
+        return self.own.cached
 
     @property
     def reading_s(self) -> float:
@@ -112,70 +115,69 @@ class FakeTarget:
 
     @property
     def n_live(self) -> int:
-        return sum(len(text.tokens) for text in self.sequences)
+        return sum(sequence.n_cached for sequence in self.sequences)
 
-    def open_sequence(self, tokens: Sequence[int], scores: None = None) -> FakeSequence:
+    def open_sequence(self, sequence: sequences.Sequence) -> None:
         assert len(self.sequences) < self.max_sequences
-        cached = FakeSequence()
-        _, shared = self.longest_prefix(tokens, but=cached)
-        cached.tokens = list(tokens[:shared])
-        self.sequences.append(cached)
-        return cached
+        _, shared = self.longest_prefix(sequence)
+        sequence.cache = FakeCache(shared)  # type: ignore[assignment]
+        self.sequences.append(sequence)
 
-    def close_sequence(self, cached: FakeSequence) -> None:
-        if cached is not self.own:
-            self.sequences.remove(cached)
+    def close_sequence(self, sequence: sequences.Sequence) -> None:
+        if sequence is not self.own:
+            self.sequences.remove(sequence)
+            sequence.cache = None
 
-    def longest_prefix(
-        self, tokens: Sequence[int], but: FakeSequence | None = None, scores: None = None
-    ) -> tuple[FakeSequence | None, int]:
-        others = [other for other in self.sequences if other is not but]
-        best = max(others, key=lambda other: common_prefix(other.tokens, tokens), default=None)
-        return best, common_prefix(best.tokens, tokens) if best else 0
+    def longest_prefix(self, sequence: sequences.Sequence) -> tuple[sequences.Sequence | None, int]:
+        others = [other for other in self.sequences if other is not sequence]
+        best = max(others, key=sequence.shared_with, default=None)
+        return best, sequence.shared_with(best) if best else 0
 
-    def recall(self, tokens: Sequence[int], cached: FakeSequence, store: FakeState | None = None) -> int:
-        assert tokens[: len(cached.tokens)] == cached.tokens
-        if store is not None:
-            assert not store.closed
-            assert store.tokens == tokens[: len(store.tokens)]
-            cached.tokens = list(store.tokens)
-        return len(cached.tokens)
+    def recall(self, sequence: sequences.Sequence, length: int | None = None) -> int:
+        if sequence.state is not None:
+            assert isinstance(sequence.state, FakeState)
+            assert not sequence.state.closed
+            assert sequence.state.tokens == sequence.tokens[: len(sequence.state.tokens)]
+            sequence.place.appended(len(sequence.state.tokens) - sequence.n_cached)
+        return sequence.n_cached
 
-    def set_aside(self, cached: FakeSequence, folder: Path) -> FakeState:
-        self.states.append(FakeState(list(cached.tokens)))
-        self.close_sequence(cached)
-        return self.states[-1]
+    def set_aside(self, sequence: sequences.Sequence, folder: Path) -> None:
+        self.states.append(FakeState(sequence.cached))
+        sequence.state = self.states[-1]  # type: ignore[assignment]
+        self.close_sequence(sequence)
 
-    def read_chunk(self, tokens: Sequence[int], cached: FakeSequence) -> int:
+    def read_chunk(self, sequence: sequences.Sequence) -> int:
         self.on_pass()
-        start = len(cached.tokens)
-        cached.tokens += tokens[start : start + self.context.n_rows]
-        return len(cached.tokens) - start
+        size = min(sequence.missing, self.context.n_rows)
+        sequence.place.appended(size)
+        return size
 
-    def storing(self, cached: FakeSequence) -> Iterator[None]:
+    def storing(self, sequence: sequences.Sequence) -> Iterator[None]:
         return iter(())
 
     def rewind(self, length: int) -> None:
-        del self.own.tokens[length:]
+        self.own.rewind(length)
 
     def prefill(
         self,
-        tokens: Sequence[int],
-        on_progress: Callable[[int, int], None] | None = None,
+        sequence: sequences.Sequence,
         *,
+        on_progress: Callable[[int, int], None] | None = None,
         most_unread: int = 0,
-        store: StateStore | None = None,
     ) -> int:
-        self.own.tokens, self._verified = list(tokens), []
+        length = len(sequence.tokens) - 1
+        sequence.cache = FakeCache(length)  # type: ignore[assignment]
+        self.sequences[0].cache = None
+        self.sequences[0], self._verified = sequence, []
         if on_progress is not None:
-            on_progress(len(tokens), len(tokens))
+            on_progress(length, length)
         return 0
 
     def verify(self, trees: Sequence[SequenceTree], chunks: Sequence[PromptChunk] = ()) -> TargetPass:
         self.on_pass()
-        rows = sum(len(text.tree) for text in trees)
+        rows = sum(len(drafted.tree) for drafted in trees)
         assert rows <= self.max_nodes
-        leaves = sum(len(text.tree.leaves) for text in trees)
+        leaves = sum(len(drafted.tree.leaves) for drafted in trees)
         assert leaves <= len(trees) + self.n_free_leaves or len(trees) == 1
         rows += sum(len(chunk.tokens) for chunk in chunks)
         assert 0 < rows <= (self.rule.maximum if self.rule else self.context.n_rows)
@@ -183,32 +185,36 @@ class FakeTarget:
         self.passes += 1
         self.shared_passes += len(trees) > 1
         self._verified = list(trees)
-        taking_part = [text.cached or self.own for text in trees] + [chunk.cached for chunk in chunks]
+        taking_part = [part.sequence for part in (*trees, *chunks)]
         assert len(set(map(id, taking_part))) == len(taking_part), "a text takes part once"
+        assert all(sequence in self.sequences for sequence in taking_part)
         for chunk in chunks:
-            chunk.cached.tokens.extend(chunk.tokens)
-        return TargetPass(tuple(self._verify(text) for text in trees), waited_s=float(self.waits))
+            assert list(chunk.tokens) == chunk.sequence.tokens[chunk.start :][: len(chunk.tokens)]
+            assert chunk.start == chunk.sequence.n_cached
+            chunk.sequence.place.appended(len(chunk.tokens))
+        return TargetPass(tuple(self._verify(drafted) for drafted in trees), waited_s=float(self.waits))
 
-    def _verify(self, sequence_tree: SequenceTree) -> VerifiedTree:
-        tree, text = sequence_tree.tree, list(sequence_tree.tokens)
-        assert text[:-1] == (sequence_tree.cached or self.own).tokens
+    def _verify(self, drafted: SequenceTree) -> FloatArray:
+        tree, text = drafted.tree, drafted.sequence.tokens
+        assert drafted.sequence.place.length == len(text) - 1
         assert int(tree.tokens[0]) == text[-1]
         rows = []
         for node in range(len(tree)):
             row = logits_after(text + [int(tree.tokens[n]) for n in tree.path(node)[1:]], self._seed)
             row[END] = -np.inf if self._never_ends else row[END]
             rows.append(row)
-        return VerifiedTree(np.stack(rows))
+        return np.stack(rows)
 
     def commit(self, trees: Sequence[SequenceTree], paths: Sequence[Sequence[int]]) -> None:
         assert list(trees) == self._verified, "only what was verified can be kept"
-        for sequence_tree, path in zip(trees, paths, strict=True):
-            cached = sequence_tree.cached or self.own
-            cached.tokens.extend(int(sequence_tree.tree.tokens[node]) for node in path)
+        for drafted, path in zip(trees, paths, strict=True):
+            sequence, start = drafted.sequence, drafted.sequence.place.length
+            assert sequence.tokens[start:][: len(path)] == [int(drafted.tree.tokens[node]) for node in path]
+            sequence.place.appended(len(path))
         self._verified = []
 
-    def truncate_to(self, length: int, cached: FakeSequence | None = None) -> None:
-        del (cached or self.own).tokens[length:]
+    def truncate_to(self, sequence: sequences.Sequence, length: int) -> None:
+        sequence.rewind(length)
         self._verified = []
 
     def close(self) -> None:
@@ -226,13 +232,17 @@ class FakeState:
         self.closed = True
 
 
-class FakeSequence:
-    """A text in the cache of a fake target."""
+class FakeCache:
+    """The place of a text in the cache of a fake target."""
 
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.cache = None
-        self.scores = None
+    def __init__(self, length: int = 0) -> None:
+        self.length = length
+
+    def appended(self, n_tokens: int) -> None:
+        self.length += n_tokens
+
+    def rewind(self, length: int) -> None:
+        self.length = min(self.length, length)
 
 
 class FakeDrafter(Drafter):

@@ -96,8 +96,7 @@ def test_a_look_that_was_disturbed_is_not_the_last() -> None:
 
 @pytest.mark.parametrize("drafter", [Looking(), LookingAtTarget()])
 def test_only_drafters_that_follow_the_target_are_asked_for_trees_of_a_root(drafter: Looking) -> None:
-    engine, target = fake_engine(drafter, 0, never_ends=True)
-    target.own.tokens = [3, 1]  # all of the text but its last token
+    engine, _ = fake_engine(drafter, 0, never_ends=True)
     method = method_for(GenerationConfig(temperature=0.0), N_VOCAB, 0, drafter)
     sizer = FixedSizer(TreeLimits(budget=1, depth=8, leaves=4))
     assert len(list(passes(engine, [3, 1, 2], method, 6, sizer))) == 6

@@ -187,12 +187,12 @@ def test_a_text_that_fails_concerns_no_other(
         begin = engine._begin
 
         def fragile(prompt: list[int], *more: Any) -> object:
-            answer = begin(prompt, *more)
+            sequence = begin(prompt, *more)
             if prompt[0] != 7:
-                return answer
+                return sequence
             if place == "begin":
                 raise kind("it is stuck")
-            accept, add = answer.sequence.method.accept, answer.add
+            accept, add = sequence.method.accept, sequence.add
 
             def failing(drafted: object, logits: object, text: list[int]) -> object:
                 if len(text) > 4 and place == "accept":
@@ -200,14 +200,14 @@ def test_a_text_that_fails_concerns_no_other(
                     raise kind("it is stuck")
                 return accept(drafted, logits, text)  # type: ignore[arg-type]
 
-            def failing_too(record: PassRecord) -> Chunk:
-                if len(answer.sequence.tokens) > 4 and place == "add":
+            def failing_too(record: PassRecord, *more: Any) -> Chunk:
+                if len(sequence.tokens) > 4 and place == "add":
                     raise kind("it is stuck")
-                return add(record)
+                return add(record, *more)
 
-            monkeypatch.setattr(answer.sequence.method, "accept", failing)
-            monkeypatch.setattr(answer, "add", failing_too)
-            return answer
+            monkeypatch.setattr(sequence.method, "accept", failing)
+            monkeypatch.setattr(sequence, "add", failing_too)
+            return sequence
 
         monkeypatch.setattr(engine, "_begin", fragile)
         events = list(

@@ -11,12 +11,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 
 from edgespec.heads.assistant.assistant_context import AssistantContext
 from edgespec.heads.shared.head_context import HEAD_ROWS
+from edgespec.heads.shared.head_drafter import TargetSequence
 from edgespec.llama.cache.kv_cache import KVCache
 from edgespec.llama.cache.tree_cache import BranchingCache
 from edgespec.llama.runtime.context import NoRoomInCache
@@ -32,20 +32,15 @@ from edgespec.speculation.tree_search import TreeSearch, grow_together
 from edgespec.speculation.verification.base import DraftedTree
 
 
-class TargetSequence(Protocol):
-    """A sequence in the target's cache."""
-
-    @property
-    def tokens(self) -> Sequence[int]: ...
-    @property
-    def cache(self) -> KVCache: ...
-
-
 @dataclass(frozen=True)
 class _ShownState:
-    """The last state (width,) that the target has shown of a sequence, and the sequence up to its token."""
+    """The last state (width,) that the target has shown of a sequence, and the sequence up to its token.
 
-    owner: TargetSequence
+    Attributes:
+        place: where in the target's cache the sequence is.
+    """
+
+    place: KVCache
     tokens: list[int]
     state: FloatArray
 
@@ -109,14 +104,16 @@ class AssistantDrafter(MergingDrafter):
         self._shown: list[_ShownState] = []
         self._drafted: dict[int, GrowingTree] = {}  # by the places of their requests
 
-    def receive(self, cached: TargetSequence, start: int, hidden: FloatArray) -> None:
+    def receive(self, sequence: TargetSequence, start: int, hidden: FloatArray) -> None:
         """Tokens of a sequence were read by the target; see HiddenReader."""
-        self.closed(cached)
-        self._shown.append(_ShownState(cached, list(cached.tokens[: start + len(hidden)]), hidden[-1].copy()))
+        assert sequence.cache is not None
+        self.closed(sequence)
+        tokens = list(sequence.tokens[: start + len(hidden)])
+        self._shown.append(_ShownState(sequence.cache, tokens, hidden[-1].copy()))
 
-    def closed(self, cached: TargetSequence) -> None:
+    def closed(self, sequence: TargetSequence) -> None:
         """The target has forgotten a sequence."""
-        self._shown = [shown for shown in self._shown if shown.owner is not cached]
+        self._shown = [shown for shown in self._shown if shown.place is not sequence.cache]
 
     def digest(self) -> None:
         """Nothing to do: states are read as they are, when they are needed."""
@@ -223,10 +220,8 @@ class AssistantDrafter(MergingDrafter):
         """A tree to grow below its root; None if the assistant cannot see all that it needs of it."""
         before = candidates.text[:-1]
         for shown in self._shown:
-            cache = shown.owner.cache
-            if shown.tokens != before or list(shown.owner.tokens) != before:
-                continue
-            if not isinstance(cache, BranchingCache) or cache.length != len(before):
+            cache = shown.place
+            if not isinstance(cache, BranchingCache) or cache.length != len(before) or shown.tokens != before:
                 continue
             sequence_id = cache.ids[0]
             known = sequence_id < self._context.n_sequences

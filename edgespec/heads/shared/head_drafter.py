@@ -37,18 +37,24 @@ _SPARE_CELLS = 256  # for the trees of all sequences
 _TRIAL_TEXT = 16  # least tokens before the rows that are timed
 
 
-class TargetTokens(Protocol):
-    """A sequence in the target's cache."""
+class TargetSequence(Protocol):
+    """A sequence of the target: its tokens, and its place in the cache."""
 
     @property
     def tokens(self) -> Sequence[int]: ...
+    @property
+    def cache(self) -> KVCache | None: ...
 
 
 @dataclass(frozen=True)
 class _ShownStates:
-    """Hidden states (rows, width) of a sequence's last tokens, from `start` on."""
+    """Hidden states (rows, width) of the last tokens of a sequence in the target's cache, from `start` on.
 
-    owner: TargetTokens
+    Attributes:
+        place: where in the cache the sequence is.
+    """
+
+    place: KVCache
     tokens: list[int]
     start: int
     hidden: FloatArray
@@ -83,22 +89,25 @@ class HeadDrafter(ModelDrafter):
         self._owns_model = name is None
         super().__init__(model, context, target_vocabulary, proposers, name=name)
         self._shown: list[_ShownStates] = []
-        self._closed: list[TargetTokens] = []
-        self._owned: list[tuple[TargetTokens, HeadSequence]] = []
+        self._closed: list[KVCache] = []
+        self._owned: dict[KVCache, HeadSequence] = {}  # by the target's place for the sequence
 
     def _new_sequence(self, cache: KVCache) -> HeadSequence:
         return HeadSequence(cache, self._n_vocab, self._head.width)
 
-    def receive(self, cached: TargetTokens, start: int, hidden: FloatArray) -> None:
+    def receive(self, sequence: TargetSequence, start: int, hidden: FloatArray) -> None:
         """Tokens of a sequence were read by the target; see HiddenReader."""
+        assert sequence.cache is not None
         if sum(len(shown.hidden) for shown in self._shown) > _MOST_WAITING:
             self._shown.clear()  # sequences that are never drafted for: they begin anew where they are
-        self._shown.append(_ShownStates(cached, list(cached.tokens[: start + len(hidden)]), start, hidden))
+        tokens = list(sequence.tokens[: start + len(hidden)])
+        self._shown.append(_ShownStates(sequence.cache, tokens, start, hidden))
 
-    def closed(self, cached: TargetTokens) -> None:
+    def closed(self, sequence: TargetSequence) -> None:
         """The target has forgotten a sequence."""
-        self._shown = [shown for shown in self._shown if shown.owner is not cached]
-        self._closed.append(cached)
+        assert sequence.cache is not None
+        self._shown = [shown for shown in self._shown if shown.place is not sequence.cache]
+        self._closed.append(sequence.cache)
 
     def digest(self) -> None:
         """Encode the hidden states that were taken, and read what can be read but for a last step's rows.
@@ -148,7 +157,7 @@ class HeadDrafter(ModelDrafter):
     def forget(self) -> None:
         """Forget everything that was read or shown."""
         super().forget()
-        self._shown, self._closed, self._owned = [], [], []
+        self._shown, self._closed, self._owned = [], [], {}
 
     def recall(self, sequence: Sequence[int], folder: Path) -> None:
         """Restore nothing, as in `save`."""
@@ -160,13 +169,13 @@ class HeadDrafter(ModelDrafter):
         """Keep nothing, as in `save`."""
 
     def _digest(self) -> None:
-        for owner in self._closed:
-            self._release(owner)
+        for place in self._closed:
+            self._release(place)
         self._closed = []
         while self._shown:
             shown = self._shown[0]
             features = self._head.encode(shown.hidden)
-            sequence = self._owned_by(shown.owner)
+            sequence = self._sequence_at(shown.place)
             if sequence is not None:
                 if not sequence.n_rows and shown.start:
                     self._begin_like_another(sequence, shown)
@@ -180,7 +189,7 @@ class HeadDrafter(ModelDrafter):
         start = shown.start
         alike = [
             other
-            for _, other in self._owned
+            for other in self._owned.values()
             if start >= other.unread and other.known_sequence[:start] == shown.tokens[:start]
         ]
         if alike:
@@ -204,19 +213,17 @@ class HeadDrafter(ModelDrafter):
             for sequence in others:
                 sequence.forget()
 
-    def _owned_by(self, owner: TargetTokens) -> HeadSequence | None:
+    def _sequence_at(self, place: KVCache) -> HeadSequence | None:
         """The sequence in the head's cache for one of the target's; None if there is no room for another."""
-        for known, sequence in self._owned:
-            if known is owner:
-                return sequence
-        free = [
-            sequence for sequence in self._sequences if all(sequence is not used for _, used in self._owned)
-        ]
+        if place in self._owned:
+            return self._owned[place]
+        used = list(map(id, self._owned.values()))
+        free = [sequence for sequence in self._sequences if id(sequence) not in used]
         found = free[0] if free else self._opened_beside()
         if found is None:
             return None
         assert isinstance(found, HeadSequence)
-        self._owned.append((owner, found))
+        self._owned[place] = found
         return found
 
     def _opened_beside(self) -> DraftSequence | None:
@@ -227,20 +234,20 @@ class HeadDrafter(ModelDrafter):
         except ValueError:
             return None
 
-    def _release(self, owner: TargetTokens) -> None:
-        for known, sequence in list(self._owned):
-            if known is owner:
-                self._owned.remove((known, sequence))
-                if sequence is self._sequences[0]:
-                    sequence.forget()
-                else:
-                    sequence.forget_tree()
-                    self._sequences.close(sequence)
+    def _release(self, place: KVCache) -> None:
+        sequence = self._owned.pop(place, None)
+        if sequence is None:
+            return
+        if sequence is self._sequences[0]:
+            sequence.forget()
+        else:
+            sequence.forget_tree()
+            self._sequences.close(sequence)
 
     def _ready(self, sequences: Sequence[Sequence[int]]) -> list[HeadSequence | None]:
         """For each sequence, the one in the head's cache whose features are known up to the root."""
         found: list[HeadSequence | None] = []
-        free = [sequence for _, sequence in self._owned]
+        free = list(self._owned.values())
         for tokens in sequences:
             before = list(tokens[:-1])
             fits = next(
