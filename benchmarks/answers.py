@@ -95,13 +95,13 @@ def alternating(target: Path, options: argparse.Namespace) -> dict[str, Any]:
         states: dict[str, tuple[Sizer, TreePolicy, Drafter]] = {}
         for way in ways:
             engine.set_tree_budget(1 if way == "plain" else None)
-            states[way] = engine.sizer, tree_policy(), NoDrafter() if way == "plain" else drafter
+            states[way] = engine.speculator.sizer, tree_policy(), NoDrafter() if way == "plain" else drafter
 
         def answered(way: str, prompt: str, config: GenerationConfig) -> Generation:
             if not options.session:
                 engine.forget_texts()
             engine.target.rewind(0)
-            engine.sizer, engine.policy, engine.drafter = states[way]
+            engine.speculator.sizer, engine.speculator.policy, engine.drafter = states[way]
             return engine.generate(prompt, config)
 
         for way in ways:

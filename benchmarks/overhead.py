@@ -111,7 +111,7 @@ def print_parts(target: str, drafter: str, nodes: int, tokens: int, rounds: int)
     """Break down the time of rounds: medians over answers to so many prompts, of means per round."""
     found: dict[str, list[float]] = {}
     with edgespec.load(target, draft=drafter, tree_budget=nodes, learn=False) as engine:
-        engine.decisions = Decisions(drafting=True)
+        engine.speculator.decisions = Decisions(drafting=True)
         for prompt in PROMPTS[:rounds]:
             engine.target.rewind(0)
             engine.generate(prompt, GenerationConfig(max_tokens=2))  # reads the prompt on both sides

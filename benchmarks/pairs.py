@@ -165,7 +165,11 @@ def _samplings(options: argparse.Namespace) -> list[tuple[str, dict[str, float]]
 def _way(engine: Engine, way: str, drafter: Drafter) -> _Way:
     """A way that has learned nothing yet."""
     engine.set_tree_budget(1 if way == "plain" else None if way == "auto" else int(way))
-    return _Way(engine.sizer, tree_policy(engine.policy.name), NoDrafter() if way == "plain" else drafter)
+    return _Way(
+        engine.speculator.sizer,
+        tree_policy(engine.speculator.policy.name),
+        NoDrafter() if way == "plain" else drafter,
+    )
 
 
 def _answer(
@@ -174,7 +178,7 @@ def _answer(
     if not keep:
         way.drafter.forget_sequences()
     engine.target.rewind(0)
-    engine.sizer, engine.policy, engine.drafter = way.sizer, way.policy, way.drafter
+    engine.speculator.sizer, engine.speculator.policy, engine.drafter = way.sizer, way.policy, way.drafter
     return engine.generate(prompt, config)
 
 

@@ -322,7 +322,7 @@ def check(options: argparse.Namespace) -> None:
             context=_CONTEXT,
             threads=options.threads,
         ) as engine:
-            engine.policy = new_policy(method)  # nothing learned before
+            engine.speculator.policy = new_policy(method)  # nothing learned before
             for question in questions:
                 prompt = engine.encoder.encode(question.prompt)
                 for temperature in options.temperatures:

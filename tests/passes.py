@@ -14,10 +14,10 @@ def passes(
     engine: Engine, tokens: list[int], method: DecodingMethod, max_tokens: int, sizer: Sizer | None = None
 ) -> Iterator[PassRecord]:
     """Append up to `max_tokens` to the tokens, all of which but the last are read first."""
-    sequence = Sequence(tokens, method, len(tokens) + max_tokens, sizer or engine.sizer)
+    sequence = Sequence(tokens, method, len(tokens) + max_tokens, sizer or engine.speculator.sizer)
     engine.target.prefill(sequence)
     while not sequence.is_full:
-        (record,) = engine.step(Batch([sequence]))
+        (record,) = engine.decoder.step(Batch([sequence]))
         if sequence.error is not None:
             raise sequence.error
         yield record

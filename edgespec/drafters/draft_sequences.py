@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from edgespec.drafters.draft_sequence import DraftSequence
 from edgespec.drafters.window import WHOLE, DraftWindow
@@ -13,10 +14,26 @@ from edgespec.llama.cache.kv_cache import (
     open_cache,
 )
 from edgespec.llama.runtime.context import Context
+from edgespec.speculation.drafters.base import DraftMemory
 from edgespec.speculation.ranking import Ranking
 
 _MOST_UNUSED = 16  # rounds after which a sequence that is not drafted for is forgotten
 ROOM = 256  # cells that branches kept from the last tree leave to the next one
+
+
+class Wanted(NamedTuple):
+    """A sequence that is drafted for, in the drafter's own tokens.
+
+    Attributes:
+        ranking: how its candidates are ranked; None if tokens are drawn.
+        branching: how many candidates of each node are wanted.
+        memory: whose state is its part of the cache; None to look for one that begins alike.
+    """
+
+    tokens: Sequence[int]
+    ranking: Ranking | None = None
+    branching: int = 0
+    memory: DraftMemory | None = None
 
 
 class DraftSequences(list[DraftSequence]):
@@ -56,18 +73,23 @@ class DraftSequences(list[DraftSequence]):
             served.append(index)
         return sorted(served)
 
-    def continued(self, wanted: Sequence[tuple[Sequence[int], Ranking | None, int]]) -> list[DraftSequence]:
-        """Find the cached sequence that each sequence continues, or open a new one; settle its last tree.
-
-        Args:
-            wanted: sequences, with how their candidates are ranked and how many of each node are wanted.
-        """
+    def continued(self, wanted: Sequence[Wanted]) -> list[DraftSequence]:
+        """Find the cached sequence that each sequence continues, or open a new one; settle its last tree."""
         others = list(self)
         found: dict[int, DraftSequence] = {}
-        for index, (sequence, ranking, count) in enumerate(wanted):
-            best = max(others, key=lambda known: known.agreement(sequence), default=None)
+        kept = [one.memory.state for one in wanted if one.memory is not None]
+        for index, (sequence, ranking, count, memory) in enumerate(wanted):
+            best = memory.state if memory is not None else None
+            if (
+                not isinstance(best, DraftSequence)
+                or best not in others
+                or not best.is_continued_by(sequence)
+            ):
+                # The first tree of a sequence: whatever was read of one that begins alike is of use.
+                free = [known for known in others if known not in kept] if len(wanted) > 1 else others
+                best = max(free, key=lambda known: known.agreement(sequence), default=None)
             if best is None:
-                break
+                continue
             if len(wanted) == 1 or best.is_continued_by(sequence):
                 found[index] = best
                 others.remove(best)
@@ -78,12 +100,14 @@ class DraftSequences(list[DraftSequence]):
         for known in others:
             known.unused += 1
             known.forget_tree()
-        self._make_room(others, sum(self._window.length_read(len(sequence)) for sequence, _, _ in wanted))
-        for index, (sequence, ranking, count) in enumerate(wanted):
+        self._make_room(others, sum(self._window.length_read(len(one.tokens)) for one in wanted))
+        for index, (sequence, ranking, count, memory) in enumerate(wanted):
             if index not in found:
                 found[index] = self._opened(sequence)
                 found[index].begin(sequence)
                 found[index].keep_accepted(ranking, count)
+            if memory is not None:
+                memory.state = found[index]
         return [found[index] for index in range(len(wanted))]
 
     def room_for(self, sequence: DraftSequence) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.drafters.draft_sequence import DraftSequence, DraftStep
-from edgespec.drafters.draft_sequences import DraftSequences
+from edgespec.drafters.draft_sequences import DraftSequences, Wanted
 from edgespec.drafters.translation import Translation
 from edgespec.drafters.window import WHOLE, DraftWindow
 from edgespec.files.checked import CheckedFiles
@@ -31,7 +31,6 @@ from edgespec.speculation.drafters.candidates import TreeCandidates
 from edgespec.speculation.drafters.merging import MergingDrafter
 from edgespec.speculation.drafters.proposing import ProposingDrafter
 from edgespec.speculation.growth import Children, Frontier, TreeLimits
-from edgespec.speculation.ranking import Ranking
 from edgespec.speculation.sampled_trees import Drawing, grow_drawn
 from edgespec.speculation.sizing.model_gain import ModelGain
 from edgespec.speculation.sources.base import Proposer
@@ -176,7 +175,7 @@ class ModelDrafter(MergingDrafter):
             [len(own)], len(drawing.shape.below)
         ):
             return DraftedTree(TokenTree.root_only(sequence[-1]))
-        (drafted,) = self._drafted = self._sequences_for([(own, None, 0)])
+        (drafted,) = self._drafted = self._sequences_for([Wanted(own)])
         self._recall(drafted, own, self._prompts)
         drafted.candidates = TreeCandidates(sequence)
 
@@ -252,7 +251,7 @@ class ModelDrafter(MergingDrafter):
         sequence = self._own(sequence)
         if len(sequence) - max(known.agreement(sequence) for known in self._sequences) > BLOCK:
             self._begin()
-            (drafted,) = self._drafted = self._sequences_for([(sequence, None, 0)])
+            (drafted,) = self._drafted = self._sequences_for([Wanted(sequence)])
             self._recall(drafted, sequence, self._store_in(CheckedFiles(folder)))
             self._changing = False
 
@@ -320,18 +319,16 @@ class ModelDrafter(MergingDrafter):
             return [0]  # it has as many cells as the target
         return self._sequences.with_room([len(self._own(r.sequence)) for r in requests], limits.budget)
 
-    def _sequences_for(
-        self, wanted: Sequence[tuple[Sequence[int], Ranking | None, int]]
-    ) -> list[DraftSequence]:
+    def _sequences_for(self, wanted: Sequence[Wanted]) -> list[DraftSequence]:
         """The sequence in the cache for each of these; see `DraftSequences.continued`."""
         return self._sequences.continued(wanted)
 
     def _resume(self, requests: Sequence[DraftRequest]) -> None:
         """Take up sequences where their last trees left them."""
-        wanted = [(self._own(r.sequence), r.ranking, r.limits.branching) for r in requests]
+        wanted = [Wanted(self._own(r.sequence), r.ranking, r.limits.branching, r.memory) for r in requests]
         self._drafted = self._sequences_for(wanted)
-        for drafted, request, (own, _, _) in zip(self._drafted, requests, wanted, strict=True):
-            self._recall(drafted, own, self._prompts)
+        for drafted, request, one in zip(self._drafted, requests, wanted, strict=True):
+            self._recall(drafted, one.tokens, self._prompts)
             proposals = request.proposals(self._proposers)
             drafted.candidates = TreeCandidates(request.sequence, request.limits, request.ranking, proposals)
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from edgespec.engine.answer_plan import AnswerPlan
 from edgespec.engine.logprobs import Logprobs, PromptScores
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk, FinishReason, Generation, PassRecord
@@ -17,6 +16,7 @@ from edgespec.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.machine.probe import peak_rss
 from edgespec.speculation.tree import Acceptance, FloatArray, TokenTree
 from edgespec.text.answer_parts import AnswerPart, PartsReader
+from edgespec.text.answer_plan import AnswerPlan
 from edgespec.text.stream import TextStream
 
 

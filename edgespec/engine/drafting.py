@@ -1,17 +1,38 @@
-"""The drafts of one batch: how large its trees may be, and who drafts them."""
+"""Speculation: who drafts the trees of passes, how large they are, and what is learned from them."""
 
 from __future__ import annotations
 
+from collections import abc
 from dataclasses import dataclass, replace
 
+from edgespec.costs.pass_time import RoundCosts
+from edgespec.engine.observation import ObservationPolicy
+from edgespec.engine.plain_passes import PlainPasses
 from edgespec.engine.sequence import Batch, Sequence, Sizer
 from edgespec.engine.target import Target
+from edgespec.generation.config import GenerationConfig
 from edgespec.generation.decisions import Decisions
-from edgespec.speculation.drafters.base import Drafter
+from edgespec.generation.result import PassRecord
+from edgespec.profiles.updates import ProfileUpdates
+from edgespec.speculation.constraint import Constraint
+from edgespec.speculation.drafters.base import Drafter, NoDrafter
 from edgespec.speculation.growth import TreeLimits
-from edgespec.speculation.sizing.sizers import FixedSizer, PassRoom
-from edgespec.speculation.tree import TokenTree
+from edgespec.speculation.methods import DecodingMethod, method_for
+from edgespec.speculation.noise import NoiseCache, noise_bytes
+from edgespec.speculation.policies import TreePolicy, tree_policy
+from edgespec.speculation.sizing.sizers import (
+    FIRST_BUDGET,
+    AdaptiveSizer,
+    FixedSizer,
+    PassRoom,
+    fixed_nodes,
+)
+from edgespec.speculation.tree import Acceptance, FloatArray, TokenTree
 from edgespec.speculation.verification.base import DraftedTree
+
+# Nodes of the first tree where every row needs experts of its own: even a small one may cost several plain
+# passes there.
+_FIRST_NODES_BY_EXPERT = 2
 
 
 @dataclass(frozen=True)
@@ -21,13 +42,228 @@ class Drafts:
     Attributes:
         trees: one for each sequence.
         asked: indices of the sequences that the drafter was asked for, in its own order.
+        steps, rows, text_s: what the drafter took for them; see `Drafter`.
     """
 
     trees: list[DraftedTree]
     asked: list[int]
+    steps: int = 0
+    rows: int = 0
+    text_s: float = 0.0
 
 
-def limits_for(target: Target, limits: TreeLimits | None, tree_budget: int | None) -> TreeLimits:
+class Speculator:
+    """Drafts the trees of passes, decides how large they are, and learns from what became of them.
+
+    Args:
+        limits: limits of trees that are asked for; None for none.
+        tree_budget: the size of all trees; None to follow the measured cost.
+        costs: what passes and drafts take, as far as it was measured; None if it was not.
+        answers: most answers at once.
+
+    Attributes:
+        drafter: guesses how sequences continue, as trees.
+        limits: limits that no tree may exceed.
+        policy: how trees grow.
+        costs: as given.
+        sizer: decides how large trees are.
+        plain_passes: what a pass without drafts takes at present.
+        profile_updates: what this run measures, which corrects the profile for the next one if it may learn.
+        last_round: the latest tree with drafted tokens of an answer, and what was accepted of it; None if the
+            latest answer that had the target to itself has drafted nothing.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        updates: ProfileUpdates,
+        *,
+        limits: TreeLimits | None = None,
+        tree_budget: int | None = None,
+        policy: TreePolicy | None = None,
+        costs: RoundCosts | None = None,
+        answers: int = 1,
+    ) -> None:
+        self._target = target
+        self.drafter = drafter
+        self.limits = _limits_for(target, limits, tree_budget)
+        self.policy = policy or tree_policy()
+        self.costs = costs
+        by_expert = target.model.weights.expert_use is not None
+        self._first_nodes = _FIRST_NODES_BY_EXPERT if by_expert else FIRST_BUDGET
+        self.sizer: Sizer = self._new_sizer(fixed=self.limits if tree_budget else None)
+        self.plain_passes = PlainPasses(costs.verify if costs else None)
+        self.profile_updates = updates
+        self.last_round: tuple[TokenTree, Acceptance] | None = None
+        n_vocab, drafts = target.model.vocabulary.n_tokens, not isinstance(drafter, NoDrafter)
+        self._noise = NoiseCache(noise_bytes(n_vocab, drafts=drafts, answers=answers))
+        self._decisions = Decisions()
+        self._observation = ObservationPolicy()
+
+    @property
+    def decisions(self) -> Decisions:
+        """Decisions that are forced instead of following from measured costs; may be set between answers."""
+        return self._decisions
+
+    @decisions.setter
+    def decisions(self, decisions: Decisions) -> None:
+        self._decisions = decisions
+        self._observation.forced = decisions.observing
+
+    def set_budget(self, budget: int | None) -> None:
+        """Set the size of trees from now on: the nodes per pass, or None to follow the measured cost."""
+        self.sizer = self._new_sizer(fixed=replace(self.limits, budget=budget) if budget else None)
+
+    def _new_sizer(self, *, fixed: TreeLimits | None) -> Sizer:
+        """Return the sizer of trees: always `fixed`, or by measured cost."""
+        return FixedSizer(fixed) if fixed else AdaptiveSizer(self.limits, self.costs, self._first_nodes)
+
+    def forget_texts(self) -> None:
+        """Forget what was learned and kept of texts so far, in this process and not on disk."""
+        self.policy = tree_policy(self.policy.name)
+        self.drafter.forget_sequences()
+
+    def method(
+        self, config: GenerationConfig, seed: int, constraint: Constraint | None
+    ) -> tuple[DecodingMethod, Sizer]:
+        """How the tokens of an answer are drafted and accepted, and the sizer of its trees.
+
+        Raises:
+            UsageError: see `method_for`.
+        """
+        n_vocab = self._target.model.vocabulary.n_tokens
+        method = method_for(
+            config, n_vocab, seed, self.drafter, constraint, policy=self.policy, noise=self._noise
+        )
+        if method.nodes is None or isinstance(self.sizer, FixedSizer):
+            return method, self.sizer
+        nodes = fixed_nodes(method.nodes, self.costs, self.limits, chain=method.chain)
+        return method, FixedSizer(replace(self.limits, budget=nodes))
+
+    def draft(self, batch: Batch) -> Drafts:
+        """Draft a tree for each sequence of a batch; note who proposed the nodes of those that are traced."""
+        drafter, own = self.drafter, batch.dedicated_to
+        drafts = self._draft_together(batch) if own is None else self._draft_one(own)
+        for sequence in batch.sequences:
+            sequence.proposed_by = []
+        for place, index in enumerate(drafts.asked):
+            if batch.sequences[
+                index
+            ].is_traced:  # now, as the drafter forgets it when it learns from the trees
+                tree = drafts.trees[index].tree
+                batch.sequences[index].proposed_by = drafter.proposed_by(tree, place)
+        if not drafts.asked:
+            return drafts
+        return replace(drafts, steps=drafter.steps, rows=drafter.rows, text_s=drafter.text_s)
+
+    def observe(
+        self, batch: Batch, drafts: Drafts, logits: abc.Sequence[FloatArray], verify_s: float
+    ) -> None:
+        """Show the drafter what the target said in a pass.
+
+        Args:
+            logits: of each tree.
+            verify_s: seconds of the pass.
+        """
+        resting_s = None if drafts.asked or not batch.sequences else verify_s / len(batch.sequences)
+        for sequence, draft, rows in zip(batch.sequences, drafts.trees, logits, strict=True):
+            self._observation.show(self.drafter, sequence.tokens, draft.tree, rows, resting_s)
+
+    def learn_choices(self, batch: Batch, drafts: Drafts) -> None:
+        """Teach the drafter what the target chose; before the caches are changed."""
+        for sequence, draft in zip(batch.sequences, drafts.trees, strict=True):
+            if sequence.error is None and len(draft.tree) > 1:
+                self.last_round = sequence.last_round
+        for place, index in enumerate(drafts.asked):
+            if batch.sequences[index].error is None:
+                self.drafter.learn(batch.sequences[index].tokens, place)
+
+    def learn_times(self, batch: Batch, record: PassRecord) -> None:
+        """Adapt the next sizes to the time and yield of a pass."""
+        n_sequences = len(batch.sequences)
+        if not n_sequences:
+            return
+        other_rows = record.prompt_rows + batch.chunk_rows
+        own = batch.dedicated_to
+        sizer = self.sizer if own is None else own.sizer
+        sizer.record(record, n_sequences, other_rows)
+        if n_sequences == 1 and not other_rows:
+            self.plain_passes.add(record)
+        by_rows = replace(record, nodes=record.nodes + batch.chunk_rows)
+        self.profile_updates.add_pass(by_rows, self._target.context.n_threads)
+
+    def learn_tree(self, sequence: Sequence, record: PassRecord, accepted: int) -> None:
+        """Count what a tree yielded, for a sequence that had the pass to itself.
+
+        Args:
+            accepted: drafted tokens that became part of the answer.
+        """
+        answer = sequence.answer
+        if record.nodes > 1 and answer.config.rule.kind.invariant and not answer.constrained:
+            assert sequence.last_round is not None
+            tree, choice = sequence.last_round
+            path = choice.path[: accepted + 1]
+            self.profile_updates.add_tree(tree, path, record, answer.config.temperature)
+
+    def _draft_one(self, sequence: Sequence) -> Drafts:
+        """The tree of a sequence that has a pass to itself: its method may prescribe what kind of tree."""
+        unread = sequence.unread
+        room = PassRoom(self._target.most_unread + 1 - unread, unread) if unread else None
+        limits = sequence.clamp(self._limits(sequence.sizer, 1, room))
+        if not limits.allows_drafting and not self.drafter.reads_target:
+            # Where a pass takes a few milliseconds, it would show what a drafter does to draft nothing.
+            return Drafts([DraftedTree(TokenTree.root_only(sequence.tokens[-1]))], [])
+        return Drafts(
+            [sequence.method.drafting.draft(self.drafter, sequence.tokens, limits, sequence.memory)], [0]
+        )
+
+    def _draft_together(self, batch: Batch) -> Drafts:
+        """The trees of a shared pass, from one search.
+
+        The rows that neither the sequences nor the prompts need go to drafted nodes, of whichever sequences
+        they are worth most for.
+        """
+        sequences, other_rows = batch.sequences, batch.other_rows
+        most = self._target.max_nodes - batch.scored_rows
+        room = PassRoom(min(batch.max_rows - other_rows, most), other_rows)
+        trees = [DraftedTree(TokenTree.root_only(sequence.tokens[-1])) for sequence in sequences]
+        if not sequences or room.nodes <= len(sequences):
+            return Drafts(trees, [])
+        limits = self._limits(self.sizer, len(sequences), room)
+        # Under some rules the text depends on its trees, so nothing else may influence them.
+        requests = {}
+        for index, sequence in enumerate(sequences):
+            if not sequence.method.rule.kind.invariant:
+                continue
+            drafting, own = sequence.method.drafting, sequence.clamp(limits)
+            if (request := drafting.request(sequence.tokens, own, sequence.memory)) is not None:
+                requests[index] = request
+        plain = len(sequences) - len(requests)
+        limits = replace(
+            limits,
+            budget=limits.budget - plain,
+            free_nodes=max(limits.free_nodes - plain, 1),
+            leaves=min(limits.leaves, len(requests) + self._target.n_free_leaves),
+        )
+        if limits.budget <= len(requests):
+            return Drafts(trees, [])
+        grown = self.drafter.draft_together(list(requests.values()), limits)
+        for index, tree in zip(requests, grown, strict=True):
+            trees[index] = sequences[index].method.drafting.drafted(tree, sequences[index].tokens)
+        return Drafts(trees, list(requests))
+
+    def _limits(self, sizer: Sizer, sequences: int, room: PassRoom | None) -> TreeLimits:
+        """Limits of the next trees, with what is forced."""
+        if self._decisions.drafting:
+            sizer = FixedSizer(sizer.most)
+        limits = sizer.limits(sequences, room)
+        if (most := self._target.max_nodes - self._target.n_pending) < limits.budget:
+            limits = replace(limits, budget=most, free_nodes=min(limits.free_nodes, most))
+        return replace(limits, budget=sequences) if self._decisions.drafting is False else limits
+
+
+def _limits_for(target: Target, limits: TreeLimits | None, tree_budget: int | None) -> TreeLimits:
     """Limits that no tree may exceed.
 
     Args:
@@ -49,83 +285,3 @@ def limits_for(target: Target, limits: TreeLimits | None, tree_budget: int | Non
     if most.leaves == 1:
         most = replace(most, width=1, branching=1)
     return most
-
-
-def draft_batch(batch: Batch, drafter: Drafter, target: Target, sizer: Sizer, decisions: Decisions) -> Drafts:
-    """Draft a tree for each sequence of a batch; note who proposed the nodes of those that are traced.
-
-    Args:
-        sizer: decides how large the trees of shared passes are.
-    """
-    own = batch.dedicated_to
-    if own is not None:
-        drafts = _draft_one(own, drafter, target, decisions)
-    else:
-        drafts = _draft_together(batch, drafter, target, sizer, decisions)
-    for sequence in batch.sequences:
-        sequence.proposed_by = []
-    for place, index in enumerate(drafts.asked):
-        if batch.sequences[index].is_traced:  # now, as the drafter forgets it when it learns from the trees
-            tree = drafts.trees[index].tree
-            batch.sequences[index].proposed_by = drafter.proposed_by(tree, place)
-    return drafts
-
-
-def _draft_one(sequence: Sequence, drafter: Drafter, target: Target, decisions: Decisions) -> Drafts:
-    """The tree of a sequence that has a pass to itself: its method may prescribe what kind of tree."""
-    unread = sequence.unread
-    room = PassRoom(target.most_unread + 1 - unread, unread) if unread else None
-    limits = sequence.clamp(_limits(target, sequence.sizer, decisions, 1, room))
-    if not limits.allows_drafting and not drafter.reads_target:
-        # Where a pass takes a few milliseconds, it would show what a drafter does to draft nothing.
-        return Drafts([DraftedTree(TokenTree.root_only(sequence.tokens[-1]))], [])
-    return Drafts([sequence.method.drafting.draft(drafter, sequence.tokens, limits)], [0])
-
-
-def _draft_together(
-    batch: Batch, drafter: Drafter, target: Target, sizer: Sizer, decisions: Decisions
-) -> Drafts:
-    """The trees of a shared pass, from one search.
-
-    The rows that neither the sequences nor the prompts need go to drafted nodes, of whichever sequences they
-    are worth most for.
-    """
-    sequences, other_rows = batch.sequences, batch.other_rows
-    most = target.max_nodes - batch.scored_rows
-    room = PassRoom(min(batch.max_rows - other_rows, most), other_rows)
-    trees = [DraftedTree(TokenTree.root_only(sequence.tokens[-1])) for sequence in sequences]
-    if not sequences or room.nodes <= len(sequences):
-        return Drafts(trees, [])
-    limits = _limits(target, sizer, decisions, len(sequences), room)
-    # Under some rules the text depends on its trees, so nothing else may influence them.
-    requests = {
-        index: request
-        for index, sequence in enumerate(sequences)
-        if sequence.method.rule.kind.invariant
-        and (request := sequence.method.drafting.request(sequence.tokens, sequence.clamp(limits))) is not None
-    }
-    plain = len(sequences) - len(requests)
-    limits = replace(
-        limits,
-        budget=limits.budget - plain,
-        free_nodes=max(limits.free_nodes - plain, 1),
-        leaves=min(limits.leaves, len(requests) + target.n_free_leaves),
-    )
-    if limits.budget <= len(requests):
-        return Drafts(trees, [])
-    grown = drafter.draft_together(list(requests.values()), limits)
-    for index, tree in zip(requests, grown, strict=True):
-        trees[index] = sequences[index].method.drafting.drafted(tree, sequences[index].tokens)
-    return Drafts(trees, list(requests))
-
-
-def _limits(
-    target: Target, sizer: Sizer, decisions: Decisions, sequences: int, room: PassRoom | None
-) -> TreeLimits:
-    """Limits of the next trees, with what is forced."""
-    if decisions.drafting:
-        sizer = FixedSizer(sizer.most)
-    limits = sizer.limits(sequences, room)
-    if (most := target.max_nodes - target.n_pending) < limits.budget:
-        limits = replace(limits, budget=most, free_nodes=min(limits.free_nodes, most))
-    return replace(limits, budget=sequences) if decisions.drafting is False else limits

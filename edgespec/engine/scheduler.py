@@ -320,7 +320,6 @@ class Scheduler:
     def _add(self, sequence: Sequence, record: PassRecord) -> Generator[Event, None, None]:
         request, chunk, error = sequence.request, None, sequence.error
         assert request is not None
-        assert sequence.answer is not None
         if error is None:
             try:
                 chunk = sequence.add(record, self._target.model.vocabulary)
@@ -406,7 +405,6 @@ def _is_being_read(sequence: Sequence, others: abc.Sequence[Sequence]) -> bool:
 
 def _note_read(sequence: Sequence) -> None:
     """Note that a prompt was read."""
-    assert sequence.answer is not None
     sequence.answer.prompt_was_read(sequence.read)
 
 

@@ -1,13 +1,18 @@
-"""Texts to score, as tokens."""
+"""Scores of given texts: as tokens, then as requests, then as what became of these."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TypeVar
 
 from edgespec.arguments import check_type
+from edgespec.engine.requests import AnswerCollector, Event, Request
 from edgespec.errors import UsageError
+from edgespec.generation.config import GenerationConfig
+from edgespec.generation.result import Generation
+from edgespec.generation.score import Score
 from edgespec.llama.cache.kv_cache import common_prefix
 from edgespec.text.encoding import Encoder, Prompt
 
@@ -72,7 +77,41 @@ def _whole(encoder: Encoder, prompt: Prompt) -> ScoredText:
     return ScoredText(tuple(encoder.encode(prompt, raw=True)))
 
 
-class ScoringProgress:
+def scores_of(
+    texts: Sequence[ScoredText],
+    answer: Callable[[Iterable[Request]], Generator[Event, None, None]],
+    top: int,
+    on_prefill: Callable[[int, int], None] | None,
+    on_result: Callable[[int, Score], None],
+) -> list[Score]:
+    """The scores of texts; see `Engine.score`.
+
+    Args:
+        answer: answers requests.
+    """
+    config, progress = GenerationConfig(max_tokens=0, logprobs=top), _Progress(texts, on_prefill)
+    requests = [
+        Request(
+            text.tokens, config, raw=True, key=index, scored_from=text.first,
+            on_prefill=progress.observer(index),
+        )
+        for index, text in enumerate(texts)
+    ]  # fmt: skip
+    scores: dict[int, Score] = {}
+
+    def add(index: int, generation: Generation) -> None:
+        scores[index] = Score.of(texts[index].tokens, texts[index].first, generation)
+        progress.scored(index)
+        on_result(index, scores[index])
+
+    answers = AnswerCollector(add)
+    with closing(answer(requests)) as events:
+        for event in events:
+            answers.add(event)
+    return [scores.get(index) or Score.none(text.tokens, text.first) for index, text in enumerate(texts)]
+
+
+class _Progress:
     """Counts the tokens of all texts that were read.
 
     Args:

@@ -17,7 +17,7 @@ from edgespec.llama.cache.kv_cache import KVCache, common_prefix
 from edgespec.llama.cache.state_file import StateFile
 from edgespec.llama.cache.states import StateStore
 from edgespec.llama.tokenizer.vocabulary import Vocabulary
-from edgespec.speculation.drafters.base import ProposedBy
+from edgespec.speculation.drafters.base import DraftMemory, ProposedBy
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.methods import DecodingMethod
 from edgespec.speculation.sizing.sizers import AdaptiveSizer, FixedSizer
@@ -45,12 +45,10 @@ class Sequence:
 
     Attributes:
         tokens: prompt and answer so far; accepted tokens are appended.
-        method: how its tokens are drafted and accepted; None once it is finished.
         end: most tokens that it may have.
-        sizer: decides how large its trees are while it has passes to itself.
-        answer: the answer; None once it is finished.
         request: what it answers, if it shares passes with others; None once it is finished.
         cache: its place in the target's cache; None while it has none.
+        memory: what the drafter keeps of it; stays with the place in the cache that another one takes.
         scores: the log-probabilities of its prompt, as far as they are known; None if they are not wanted.
         unread: tokens before the last one that the cache lacks; the next pass reads them.
         store: where its state alone is kept on disk; None if it has no store of its own.
@@ -64,12 +62,13 @@ class Sequence:
     """
 
     tokens: list[int]
-    method: DecodingMethod | None = None
+    _method: DecodingMethod | None = None
     end: int = 0
-    sizer: Sizer | None = None
-    answer: Answer | None = None
+    _sizer: Sizer | None = None
+    _answer: Answer | None = None
     request: Request | None = None
     cache: KVCache | None = None
+    memory: DraftMemory = field(default_factory=DraftMemory)
     scores: PromptScores | None = None
     unread: int = 0
     store: StateStore | None = None
@@ -84,11 +83,29 @@ class Sequence:
     @property
     def status(self) -> Status:
         """Its stage."""
-        if self.answer is None:
+        if self._answer is None:
             return Status.FINISHED
         if self.cache is None:
             return Status.WAITING
         return Status.READING if self.missing else Status.RUNNING
+
+    @property
+    def method(self) -> DecodingMethod:
+        """How its tokens are drafted and accepted, until it is finished."""
+        assert self._method is not None, "the sequence is finished"
+        return self._method
+
+    @property
+    def sizer(self) -> Sizer:
+        """Decides how large its trees are while it has passes to itself, until it is finished."""
+        assert self._sizer is not None, "the sequence is finished"
+        return self._sizer
+
+    @property
+    def answer(self) -> Answer:
+        """Its answer, until it is finished."""
+        assert self._answer is not None, "the sequence is finished"
+        return self._answer
 
     @property
     def place(self) -> KVCache:
@@ -148,7 +165,6 @@ class Sequence:
 
     def score_prompt(self, first: int) -> None:
         """Record the log-probabilities of its prompt's tokens, from this position on."""
-        assert self.answer is not None
         self.scores = self.answer.score_prompt(self.tokens, first)
 
     def clamp(self, limits: TreeLimits) -> TreeLimits:
@@ -163,7 +179,6 @@ class Sequence:
         Args:
             logits: (nodes, n_vocab) the target's.
         """
-        assert self.method is not None
         length = len(self.tokens)
         try:
             accepted = self.method.accept(draft, logits, self.tokens)
@@ -171,22 +186,21 @@ class Sequence:
             del self.tokens[length:]
             self.error = error
             return ()
-        if self.answer is not None and self.answer.on_accept is not None:
-            self.answer.on_accept(logits, draft.tree, accepted)
+        if self._answer is not None and self._answer.on_accept is not None:
+            self._answer.on_accept(logits, draft.tree, accepted)
         if len(draft.tree) > 1:
             self.last_round = draft.tree, accepted
         return accepted.path
 
     def add(self, record: PassRecord, vocabulary: Vocabulary) -> Chunk:
         """Add what its latest pass appended to its answer."""
-        assert self.answer is not None
         chunk = self.answer.add(self.tokens, record)
         return replace(chunk, tree=self._pass_tree(record.nodes, vocabulary)) if self.is_traced else chunk
 
     def finish(self) -> None:
         """Forget all but the tokens that the cache holds, which other sequences may share."""
         del self.tokens[self.n_cached :]
-        self.method = self.answer = self.request = None
+        self._method = self._sizer = self._answer = self.request = None
         self.discard_state()
 
     def tell_progress(self) -> None:
@@ -300,6 +314,13 @@ class Batch:
     def scored_rows(self) -> int:
         """Rows of prompts whose logits are wanted."""
         return sum(len(chunk.scored) for chunk in self.chunks)
+
+    def accept(self, drafts: Iterable[DraftedTree], logits: Iterable[FloatArray]) -> list[abc.Sequence[int]]:
+        """Extend each sequence by what the target chose; returns the accepted path of each tree."""
+        return [
+            sequence.accept(draft, rows)
+            for sequence, draft, rows in zip(self.sequences, drafts, logits, strict=True)
+        ]
 
     def trees(self, drafts: Iterable[DraftedTree]) -> list[SequenceTree]:
         """The trees that the target is to verify."""

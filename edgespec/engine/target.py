@@ -470,7 +470,7 @@ class Target:
         if sequence.scores is not None:
             sequence.scores.inherit(old.scores, shared)
         old.rewind(shared)
-        sequence.cache = old.cache
+        sequence.cache, sequence.memory = old.cache, old.memory
         self._sequences[0] = sequence
         old.cache = None
         self._changing = False

@@ -10,7 +10,7 @@ class Decisions:
     """Decisions by measured costs unless forced: True for always, False for never, None by cost.
 
     None of these can change the text. They decide how fast it comes, so tests and benchmarks force both
-    sides; see `Engine.decisions`. What is decided while loading has an option of `edgespec.load` each.
+    sides; see `Speculator.decisions`. What is decided while loading has an option of `edgespec.load` each.
 
     Attributes:
         drafting: trees are drafted. By cost, their size follows from what nodes and draft steps take, and

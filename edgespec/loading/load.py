@@ -11,7 +11,9 @@ from typing import Unpack
 from edgespec.arguments import check_type
 from edgespec.config import Config
 from edgespec.drafters.model import ModelDrafter
+from edgespec.engine.drafting import Speculator
 from edgespec.engine.engine import Engine
+from edgespec.engine.sequence_maker import Loaded
 from edgespec.engine.target import Target
 from edgespec.errors import MemoryLimitError
 from edgespec.files.cache_kind import CacheKind
@@ -140,24 +142,31 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
         workers=plan.places if state.workers is None else f"{plan.places} {state.workers.identity}",
         drafter_device=plan.on_cards.drafter_name,
     )
-    return Engine(
+    speculator = Speculator(
         target,
         drafter,
+        ProfileUpdates(keys if config.speculation.learn else None, state.store),
+        limits=limits,
+        tree_budget=config.speculation.tree_budget,
+        policy=policy,
+        costs=pair_costs(target, drafter, limits, keys, state),
+        answers=plan.sequences.sequences or 1,
+    )
+    return Engine(
+        target,
+        speculator,
         Encoder(target.model.vocabulary, template, config.model.context),
         state.abort,
         context=config.model.context,
-        updates=ProfileUpdates(keys if config.speculation.learn else None, state.store),
-        tree_budget=config.speculation.tree_budget,
-        limits=limits,
-        policy=policy,
-        costs=pair_costs(target, drafter, limits, keys, state),
-        keys=keys,
-        notes=state.notes,
-        warnings=state.warnings,
-        load_s=time.perf_counter() - start,
-        memory=plan.use(target.model),
-        exact=bool(config.speculation.exact),
         texts=plan.sequences.sequences,
+        loaded=Loaded(
+            exact=bool(config.speculation.exact),
+            load_s=time.perf_counter() - start,
+            keys=keys,
+            memory=plan.use(target.model),
+            notes=state.notes,
+            warnings=state.warnings,
+        ),
     )
 
 

@@ -126,8 +126,8 @@ def measure_full_profile(
     steps = greedy = sampled = None
     rounds: list[PassRecord] = []
     if drafts:
-        steps = measure_steps(engine.drafter, engine.limits.width, on_progress)
-        most = engine.limits.budget
+        steps = measure_steps(engine.drafter, engine.speculator.limits.width, on_progress)
+        most = engine.speculator.limits.budget
         trees: list[TreeStatistics] = []
         for sampled_at, share in ((0.0, 0.65), (_SAMPLED, 0.35)):
             config = GenerationConfig(max_tokens=200, temperature=sampled_at, seed=1)
@@ -160,7 +160,7 @@ def measure_full_profile(
         before = store.experts(keys.target)
         fewer = before if experts.is_slower_with_more(before) else None
         store.put_experts(keys.target, experts)
-    engine.profile_updates.forget()  # the new profile already contains these passes
+    engine.speculator.profile_updates.forget()  # the new profile already contains these passes
     return FullProfile(
         model=engine.target.model.path.name,
         drafter=engine.drafter.name,

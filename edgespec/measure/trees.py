@@ -89,8 +89,8 @@ def write_answers(
 
 def _count(engine: Engine, record: PassRecord, meter: YieldMeter) -> None:
     """Count what became of the tree of a pass, if it had one."""
-    if record.nodes > 1 and engine.last_round is not None:
-        tree, accepted = engine.last_round
+    if record.nodes > 1 and engine.speculator.last_round is not None:
+        tree, accepted = engine.speculator.last_round
         meter.add(tree, accepted.path, accepted.bonus, record.draft_steps, record.draft_rows)
 
 
@@ -125,7 +125,7 @@ def measure_trees(
     """
     meter, found = YieldMeter(), TreeStatistics()
     begun = time.perf_counter()
-    limits = engine.limits
+    limits = engine.speculator.limits
     limits = replace(limits, budget=min(budget, limits.budget), depth=min(limits.depth, _DEEPEST))
     longest = max((len(sample.answer) for sample in samples), default=0)
     for start in range(longest):
@@ -152,7 +152,7 @@ def _walk(
 ) -> None:
     """Walk through an answer, and discard what is learned on the way, since it will come again."""
     n_vocab = engine.target.model.vocabulary.n_tokens
-    policy = tree_policy(engine.policy.name)
+    policy = tree_policy(engine.speculator.policy.name)
     method = method_for(config, n_vocab, config.seed or 0, engine.drafter, policy=policy)
     tokens = sample.prompt + sample.answer
     place = len(sample.prompt) + start

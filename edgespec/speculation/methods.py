@@ -14,7 +14,7 @@ from edgespec.generation.config import GenerationConfig
 from edgespec.generation.rules import Rule
 from edgespec.option import named
 from edgespec.speculation.constraint import ConstrainedRanking, Constraint
-from edgespec.speculation.drafters.base import Drafter, DraftRequest, NoDrafter, TreeDrafting
+from edgespec.speculation.drafters.base import Drafter, DraftMemory, DraftRequest, NoDrafter, TreeDrafting
 from edgespec.speculation.draws import DrawSource, SeededDraws
 from edgespec.speculation.growth import ExpansionPolicy, TreeLimits
 from edgespec.speculation.noise import NoiseCache, NoiseStream
@@ -80,16 +80,25 @@ class RankedDrafting(TreeDrafting):
     constraint: Constraint | None = None
     expansion: ExpansionPolicy = ExpansionPolicy(merges=False, keeps_ends=True)  # noqa: RUF009 (frozen)
 
-    def draft(self, drafter: Drafter, sequence: Sequence[int], limits: TreeLimits) -> DraftedTree:
-        request = self.request(sequence, limits)
-        return self.drafted(drafter.draft(request.sequence, request.limits, request.ranking), sequence)
+    def draft(
+        self,
+        drafter: Drafter,
+        sequence: Sequence[int],
+        limits: TreeLimits,
+        memory: DraftMemory | None = None,
+    ) -> DraftedTree:
+        request = self.request(sequence, limits, memory)
+        (tree,) = drafter.draft_together([request], request.limits)
+        return self.drafted(tree, sequence)
 
-    def request(self, sequence: Sequence[int], limits: TreeLimits) -> DraftRequest:
+    def request(
+        self, sequence: Sequence[int], limits: TreeLimits, memory: DraftMemory | None = None
+    ) -> DraftRequest:
         limits = replace(limits, expansion=self.expansion)
         if self.chain:
             limits = replace(limits, leaves=1, width=1, branching=1)
         self.ranking.begin(sequence)
-        return DraftRequest(sequence, limits, self.ranking)
+        return DraftRequest(sequence, limits, self.ranking, memory)
 
     def drafted(self, tree: TokenTree, sequence: Sequence[int]) -> DraftedTree:
         return DraftedTree(tree if self.constraint is None else self.constraint.pruned(tree, sequence))
@@ -133,8 +142,14 @@ class OneHotDrafting(TreeDrafting):
 
     n_vocab: int
 
-    def draft(self, drafter: Drafter, sequence: Sequence[int], limits: TreeLimits) -> DraftedTree:
-        tree = RankedDrafting(ProbabilityRanking(), chain=True).draft(drafter, sequence, limits).tree
+    def draft(
+        self,
+        drafter: Drafter,
+        sequence: Sequence[int],
+        limits: TreeLimits,
+        memory: DraftMemory | None = None,
+    ) -> DraftedTree:
+        tree = RankedDrafting(ProbabilityRanking(), chain=True).draft(drafter, sequence, limits, memory).tree
         tokens = list(enumerate(tree.tokens[1:].tolist()))
         return DraftedTree(
             tree,

@@ -16,7 +16,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.speculation.drafters.base import Drafter, TreeDrafting
+from edgespec.speculation.drafters.base import Drafter, DraftMemory, TreeDrafting
 from edgespec.speculation.draws import Draws, DrawSource
 from edgespec.speculation.growth import Children, Frontier, TreeLimits
 from edgespec.speculation.noise import NoiseStream
@@ -143,7 +143,14 @@ class SampledDrafting(TreeDrafting):
     n_vocab: int
     draws: DrawSource
 
-    def draft(self, drafter: Drafter, sequence: Sequence[int], limits: TreeLimits) -> DraftedTree:
+    def draft(
+        self,
+        drafter: Drafter,
+        sequence: Sequence[int],
+        limits: TreeLimits,
+        memory: DraftMemory | None = None,
+    ) -> DraftedTree:
+        del memory  # draws begin anew with every tree
         assert isinstance(drafter, DrawingDrafter), "checked by method_for"
 
         def law(logits: FloatArray, below: Sequence[int]) -> Law:

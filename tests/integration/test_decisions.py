@@ -69,7 +69,9 @@ def engine(short_path: Path) -> Iterator[Engine]:
         with load_in_least_memory(
             short_path, draft=short_path, exact=True, context=1024, threads=1, learn=False
         ) as engine:
-            engine.limits = replace(engine.limits, budget=12, depth=5, width=3, branching=3)
+            engine.speculator.limits = replace(
+                engine.speculator.limits, budget=12, depth=5, width=3, branching=3
+            )
             engine.set_tree_budget(None)
             yield engine
 
@@ -169,16 +171,16 @@ def test_no_decision_changes_a_text(
     name = kind.__name__
     if name not in _expected:
         _expected[name] = kind(plain, tmp_path / "plain")
-    engine.decisions = SIDES[side]
+    engine.speculator.decisions = SIDES[side]
     engine.forget_texts()
-    engine.policy = tree_policy()
+    engine.speculator.policy = tree_policy()
     engine.target.rewind(0)
     assert kind(engine, tmp_path / "forced") == _expected[name]
 
 
 @pytest.mark.parametrize("side", ["all", "trees", "none"])
 def test_what_is_forced_is_done(side: str, engine: Engine) -> None:
-    engine.decisions = forced = SIDES[side]
+    engine.speculator.decisions = forced = SIDES[side]
     engine.forget_texts()
     assert isinstance(engine.drafter, ModelDrafter)
     engine.target.rewind(0)

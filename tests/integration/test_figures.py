@@ -63,8 +63,8 @@ def test_the_end_token_is_counted_and_nothing_behind_it(engine: Engine, settings
     assert counted(answer) == len(answer.tokens) + 1
     assert answer.tokens_per_pass == pytest.approx((len(answer.tokens) + 1) / len(answer.passes))
     is_end = engine.target.model.vocabulary.is_end
-    assert engine.last_round is not None
-    tree = engine.last_round[0]
+    assert engine.speculator.last_round is not None
+    tree = engine.speculator.last_round[0]
     parents = {int(parent) for parent in tree.parents.tolist() if parent > 0}
     assert not any(is_end(int(tree.tokens[parent])) for parent in parents), "drafted behind an end"
 
@@ -92,9 +92,9 @@ def test_a_drafter_that_continues_behind_the_end_gains_nothing(
 
 def test_an_answer_without_drafts_has_no_tree(engine: Engine) -> None:
     engine.generate(SHORT, GenerationConfig(max_tokens=8))
-    assert engine.last_round is not None
+    assert engine.speculator.last_round is not None
     assert not engine.generate(SHORT, GenerationConfig(max_tokens=1)).drafted
-    assert engine.last_round is None
+    assert engine.speculator.last_round is None
 
 
 def test_a_stop_string_cuts_the_figures_too(engine: Engine) -> None:

@@ -57,7 +57,7 @@ def test_answers_have_the_form_whatever_drafts_them(
             smol_path, draft=draft, exact=True, tree_budget=16, context=512, threads=1
         ) as engine:
             answers[str(draft)] = asked(engine)
-            assert engine.last_round is not None
+            assert engine.speculator.last_round is not None
     for others in answers.values():
         assert [a.tokens for a in others] == [a.tokens for a in expected]
     for answer in expected[:1]:
@@ -94,7 +94,7 @@ def test_what_the_text_proposes_is_held_to_the_form(
     ) as engine:
         trees = _trees_of(engine, prompt, config)
         text = engine.encoder.encode(prompt)
-        constraint = engine._planner.plan(engine.encoder, text, config, raw=False).constraint
+        constraint = engine.maker.planner.plan(engine.encoder, text, config, raw=False).constraint
         assert constraint is not None
         for tree, accepted in trees:
             assert constraint.pruned(tree, text) is tree, "it holds permitted tokens only"
@@ -112,7 +112,7 @@ def _trees_of(
     trees = []
     for chunk in engine.stream(prompt, config):
         if chunk.record is not None:
-            tree, accepted = engine.last_round or (None, None)
+            tree, accepted = engine.speculator.last_round or (None, None)
             if chunk.record.nodes == 1:
                 tree, accepted = TokenTree.root_only(0), Acceptance((0,), chunk.tokens[-1])
             assert tree is not None

@@ -186,7 +186,7 @@ def test_texts_that_do_not_fit_together(engine: Engine, monkeypatch: pytest.Monk
     monkeypatch.setattr(
         "edgespec.heads.shared.head_drafter._SPARE_CELLS", cells - 110
     )  # room for one of them
-    monkeypatch.setattr(drafter_of(engine)._context, "n_cells", 140 + 2 * engine.limits.budget)
+    monkeypatch.setattr(drafter_of(engine)._context, "n_cells", 140 + 2 * engine.speculator.limits.budget)
     answers = engine.generate_many(prompts, GREEDY)
     assert [answer.tokens for answer in answers] == expected
     assert max(answer.tokens_per_pass for answer in answers) > 1.2

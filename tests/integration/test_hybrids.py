@@ -138,7 +138,7 @@ def test_the_text_is_that_of_plain_decoding(path: Path, offload: str) -> None:
         assert isinstance(engine.target.cache, StateCache)
         assert answers(engine) == plain
         engine.drafter = Knowing([[*PROMPT, *text] for text in plain])
-        engine.decisions = Decisions(drafting=True)
+        engine.speculator.decisions = Decisions(drafting=True)
         found = [engine.generate(PROMPT, config) for config in CONFIGS]
         assert [answer.tokens for answer in found] == plain
         # All of what is accepted stands second, so none of it is on the first path of its tree.
@@ -152,7 +152,7 @@ def test_single_experts_of_a_hybrid_are_streamed(hybrids: dict[str, Path]) -> No
     with load_in_least_memory(hybrids["qwen35moe"], **options) as engine:
         assert engine.target.model.weights.expert_use is not None
         engine.drafter = Knowing([[*PROMPT, *text] for text in plain])
-        engine.decisions = Decisions(drafting=True)
+        engine.speculator.decisions = Decisions(drafting=True)
         found = [engine.generate(PROMPT, config) for config in CONFIGS]
     assert [answer.tokens for answer in found] == plain
     assert all(answer.tokens_per_pass > 2 for answer in found)
@@ -167,7 +167,7 @@ def engine(hybrids: dict[str, Path], request: pytest.FixtureRequest) -> Iterator
         texts = [[*PROMPT, *engine.generate(PROMPT, c.with_(max_tokens=48)).tokens] for c in CONFIGS]
         engine.target.rewind(0)
         engine.drafter = Knowing(texts)
-        engine.decisions = Decisions(drafting=True)
+        engine.speculator.decisions = Decisions(drafting=True)
         yield engine
 
 

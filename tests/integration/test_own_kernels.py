@@ -219,7 +219,7 @@ def test_trees_of_any_size_give_the_text_of_plain_decoding(
     with edgespec.load(
         smol_path, draft=dropped_drafter_path, tree_budget=128, exact=True, context=512
     ) as engine:
-        engine.decisions = Decisions(drafting=True)
+        engine.speculator.decisions = Decisions(drafting=True)
         answer = engine.generate(PROMPT, config, raw=True)
         assert engine.target.max_nodes >= 128
         assert max(record.nodes for record in answer.passes) > 64

@@ -113,7 +113,7 @@ def test_no_pass_has_several_sequences_of_a_running_state(
     config = GenerationConfig(max_tokens=12)
     with edgespec.load(target, draft=hybrid, context=256, parallel=4, learn=False) as engine:
         for decisions in (Decisions(), Decisions(drafting=True)):
-            engine.decisions = decisions
+            engine.speculator.decisions = decisions
             engine.generate(PROMPT, config, raw=True)
             engine.generate_many([PROMPT, "one two", "three"], config, raw=True)
     assert seen

@@ -48,14 +48,14 @@ def test_one_odd_request_ends_no_other(
 
     def loading() -> Engine:
         engine = load(short_path, 1024)
-        begin = engine._begin
+        begin = engine.maker.for_prompt
 
-        def fragile(prompt: list[int], room: int, config: GenerationConfig, raw: bool) -> Sequence:
+        def fragile(prompt: list[int], config: GenerationConfig, raw: bool) -> Sequence:
             if config.seed == 13:
                 raise KeyError("odd")
-            return begin(prompt, room, config, raw)
+            return begin(prompt, config, raw)
 
-        monkeypatch.setattr(engine, "_begin", fragile)
+        monkeypatch.setattr(engine.maker, "for_prompt", fragile)
         return engine
 
     long = {"prompt": "la " * 50, "max_tokens": 300, "stream": True}

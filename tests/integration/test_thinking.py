@@ -231,7 +231,7 @@ def test_calls_in_fences_fit_their_schema(loaded: Engine, arguments: str, is_cal
     with speaking(loaded, templates.QWEN_25) as engine:
         config = GenerationConfig(tools=(WEATHER,))  # type: ignore[arg-type]
         prompt = engine.encoder.encode(ASKED, config=config)
-        parts = engine._planner.plan(engine.encoder, prompt, config, raw=False).parts
+        parts = engine.maker.planner.plan(engine.encoder, prompt, config, raw=False).parts
         assert parts is not None
         text = f'```json\n{{"name": "get_weather", "arguments": {arguments}}}\n```'
         found = [part for character in text for part in parts.push(character)] + parts.flush()
@@ -239,7 +239,7 @@ def test_calls_in_fences_fit_their_schema(loaded: Engine, arguments: str, is_cal
         assert [json.loads(call.arguments) for call in parts.calls] == [json.loads(arguments)] * is_call
         # Where a call is required, or one tool, marks are required too.
         for choice in ("required", "get_weather"):
-            parts = engine._planner.plan(
+            parts = engine.maker.planner.plan(
                 engine.encoder, prompt, config.with_(tool_choice=choice), raw=False
             ).parts
             assert parts is not None
@@ -350,7 +350,7 @@ def test_calls_are_read_only_where_they_are_offered(loaded: Engine, template: st
         for choice, names in (("none", []), ("auto", ["get_weather"])):
             chosen = config.with_(tool_choice=choice)
             prompt = engine.encoder.encode(ASKED, config=chosen)
-            parts = engine._planner.plan(engine.encoder, prompt, chosen, raw=False).parts
+            parts = engine.maker.planner.plan(engine.encoder, prompt, chosen, raw=False).parts
             assert parts is not None
             parts.push(answer)
             parts.flush()

@@ -51,13 +51,13 @@ def engine(smol_path: Path, q4_drafter_path: Path) -> Iterator[Engine]:
 
 @pytest.mark.parametrize("name", slow_except(["calibrated", "sequoia", "chain"], NAMES))
 def test_the_text_does_not_depend_on_the_policy(engine: Engine, texts: list[list[int]], name: str) -> None:
-    engine.policy = tree_policy(name)
-    sizer = engine.sizer
-    engine.sizer = type(sizer)(engine.policy.clamp(sizer.limits()))
+    engine.speculator.policy = tree_policy(name)
+    sizer = engine.speculator.sizer
+    engine.speculator.sizer = type(sizer)(engine.speculator.policy.clamp(sizer.limits()))
     try:
         answers = [engine.generate(PROMPT, config) for config in CONFIGS]
     finally:
-        engine.sizer = sizer
+        engine.speculator.sizer = sizer
     assert [answer.tokens for answer in answers] == texts
     assert all(answer.tokens_per_pass > 1.5 for answer in answers)
     assert all(record.draft_steps for record in answers[0].passes[:-1])
@@ -112,13 +112,13 @@ def test_what_a_person_types_is_no_evidence(engine: Engine, monkeypatch: pytest.
     monkeypatch.setattr(engine, "policy", TreePolicy("watched", ExpansionPolicy(watched), ExpansionPolicy()))
     prompt = engine.encoder.encode(PROMPT)
     answer = engine.generate(prompt, CONFIGS[0].with_(max_tokens=12))
-    assert engine.last_round is not None
-    tree, accepted = engine.last_round
+    assert engine.speculator.last_round is not None
+    tree, accepted = engine.speculator.last_round
     learned = len(watched.evidence)
     assert watched.evidence[-1] in itertools.pairwise([*tree.tokens[list(accepted.path)], accepted.bonus])
     drafter = engine.drafter
-    limits = engine.sizer.limits()
-    ranking = engine.policy.ranking(CONFIGS[0], GumbelNoise(0, 49152))
+    limits = engine.speculator.sizer.limits()
+    ranking = engine.speculator.policy.ranking(CONFIGS[0], GumbelNoise(0, 49152))
     guess = drafter.draft(
         [*prompt, *answer.tokens], replace(limits, expansion=ExpansionPolicy(watched)), ranking
     )
@@ -136,7 +136,7 @@ def test_a_merged_drafter_leaves_out_what_only_the_text_proposes(
         assert isinstance(drafter, ModelDrafter)
         text = engine.encoder.encode("red zebra, blue zebra, red zebra, blue zebra, red", raw=True)
         limits = replace(
-            engine.sizer.limits(), depth=1, branching=2, expansion=ExpansionPolicy(merges=merges)
+            engine.speculator.sizer.limits(), depth=1, branching=2, expansion=ExpansionPolicy(merges=merges)
         )
         tree = drafter.draft([*text[:-1], text[-1], text[0] + 1, text[-1]], limits, ProbabilityRanking())
         found = set(tree.tokens[1:].tolist())
@@ -156,7 +156,7 @@ def test_picking_continues_where_drawing_ended(smol_path: Path, q4_drafter_path:
         text = engine.encoder.encode(PROMPT, raw=True)
         assert len(text) < 40
         acceptance = _Watched(CalibratedAcceptance(TableStore(), "sampled"))
-        limits = replace(engine.sizer.limits(), expansion=ExpansionPolicy(acceptance))
+        limits = replace(engine.speculator.sizer.limits(), expansion=ExpansionPolicy(acceptance))
         sampled = GenerationConfig(temperature=1.0, verify="specinfer")
         drawing = method_for(sampled, 49152, 5, drafter).drafting
         ranking = ProbabilityRanking()
@@ -198,7 +198,7 @@ def test_a_searched_node_that_the_target_chose_is_not_read_again(engine: Engine)
     config = CONFIGS[0]
     ranking = policy.ranking(config, GumbelNoise(0, 49152))
     text = engine.encoder.encode(PROMPT)
-    limits = policy.clamp(engine.sizer.limits())
+    limits = policy.clamp(engine.speculator.sizer.limits())
     tree = drafter.draft(text, limits, ranking)
     steps = drafter.steps
     searched = [node for node in range(1, len(tree)) if tree.depths[node] == 1]
@@ -214,7 +214,7 @@ def test_a_searched_node_that_the_target_chose_is_not_read_again(engine: Engine)
 def test_what_was_learned_is_kept_for_the_pair(smol_path: Path, q4_drafter_path: Path) -> None:
     for _ in range(2):
         with edgespec.load(smol_path, draft=q4_drafter_path, tree_budget=16, context=256) as engine:
-            acceptance = engine.policy.greedy.acceptance
+            acceptance = engine.speculator.policy.greedy.acceptance
             assert isinstance(acceptance, CalibratedAcceptance)
             learned, nats = acceptance._counts.tried.sum(), acceptance.calibration.nats
             engine.generate(PROMPT, GenerationConfig(max_tokens=24))

@@ -17,10 +17,13 @@ from typing import Any
 import edgespec
 from edgespec.engine.engine import Engine
 from edgespec.generation.config import GenerationConfig
+from edgespec.generation.result import Generation
 from tests.least_memory import load_in_least_memory
 
 ROOT = Path(edgespec.__file__).parent.parent
 WALK = re.compile(r"^\| `(edgespec/[\w/]+\.py)` \| .* \|$", re.MULTILINE)
+FURTHER = re.compile(r"^The loop enters further files.*?\n\n", re.MULTILINE | re.DOTALL)
+NAMED = re.compile(r"`(edgespec/[\w/]+\.py)`")
 CONFIG = GenerationConfig(max_tokens=24)
 
 
@@ -54,22 +57,34 @@ class Trace:
             threading.setprofile(None)  # type: ignore[arg-type]
 
 
-def entered(engine: Engine, trace: Trace) -> list[str]:
-    """The files that an answer enters once it was asked for, in order."""
-    trace.on = True
-    try:
-        answer = engine.generate("Name three colours of the sea.", CONFIG)
-    finally:
-        trace.on = False
-    assert any(record.nodes > 1 for record in answer.passes), "something was drafted"
-    return list(trace.files)
-
-
 def test_the_walk_is_what_an_answer_enters(smol_path: Path, q4_drafter_path: Path) -> None:
+    """Files that the walk names are entered, and an answer enters no more of the loop than it names."""
     trace = Trace()
     with (
         trace.installed(),
         load_in_least_memory(smol_path, draft=q4_drafter_path, context=512, tree_budget=8) as engine,
     ):
-        files = entered(engine, trace)
-    print(len(files), *[f"{trace.files[f]:7} {f}" for f in files], sep="\n")
+        answer = traced(engine, trace)
+    assert any(record.nodes > 1 for record in answer.passes), "something was drafted"
+    walk = WALK.findall((ROOT / "docs" / "architecture.md").read_text())
+    assert len(walk) > 20
+    of_an_engine = walk[walk.index("edgespec/engine/engine.py") :]
+    assert set(of_an_engine) - set(trace.files) == set()
+    assert "edgespec/text/template.py" in trace.files
+    loop = {file for file in trace.files if file.startswith(("edgespec/engine/", "edgespec/drafters/"))}
+    further = FURTHER.search((ROOT / "docs" / "architecture.md").read_text())
+    assert further is not None
+    assert loop - set(walk) == set(NAMED.findall(further[0]))
+
+
+def traced(engine: Engine, trace: Trace) -> Generation:
+    """A streamed answer; its calls are noted from the first on."""
+    trace.on = True
+    try:
+        for chunk in engine.stream("Name three colours of the sea.", CONFIG):
+            answer = chunk.generation
+    finally:
+        trace.on = False
+    assert answer is not None
+    print(len(trace.files), *(f"{count:7} {file}" for file, count in trace.files.items()), sep="\n")
+    return answer

@@ -10,12 +10,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
 from edgespec.engine import sequence as sequences
+from edgespec.engine.drafting import Speculator
 from edgespec.engine.engine import Engine
 from edgespec.engine.sequence import PromptChunk, SequenceTree
+from edgespec.engine.sequence_maker import Loaded
 from edgespec.engine.target import TargetPass
 from edgespec.llama.row_rule import RowRule
 from edgespec.llama.runtime.abort import AbortFlag
@@ -309,14 +312,7 @@ def fake_engine(
     rule = RowRule(multiple=4, minimum=4, maximum=16) if exact else None
     target = FakeTarget(seed, never_ends=never_ends, rule=rule, n_cells=n_cells)
     encoder = Encoder(target.model.vocabulary, None, CONTEXT)
-    engine = Engine(
-        target,  # type: ignore[arg-type]
-        drafter,
-        encoder,
-        AbortFlag(),
-        context=CONTEXT,
-        updates=ProfileUpdates(None, ProfileStore()),
-        tree_budget=tree_budget,
-        exact=exact,
-    )
+    fake: Any = target
+    speculator = Speculator(fake, drafter, ProfileUpdates(None, ProfileStore()), tree_budget=tree_budget)
+    engine = Engine(fake, speculator, encoder, AbortFlag(), context=CONTEXT, loaded=Loaded(exact=exact))
     return engine, target

@@ -42,7 +42,7 @@ class TalkingEngine:
         self.closed = False
         self.full = False
         self.says_yes = False
-        self.last_round = None
+        self.speculator = SimpleNamespace(last_round=None)
         self.cancelled = False
         self.parallel: int | None = None
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from edgespec.config import Config
 from edgespec.drafters.draft_sequence import DraftSequence
-from edgespec.drafters.draft_sequences import DraftSequences
+from edgespec.drafters.draft_sequences import DraftSequences, Wanted
 from edgespec.drafters.window import WHOLE, DraftWindow
 from edgespec.llama.cache.kv_cache import KVCache
 from edgespec.llama.cache.shared_cells import SharedCells
@@ -21,6 +21,7 @@ from edgespec.llama.cache.tree_cache import BranchingCache
 from edgespec.llama.runtime.batch import TokenBatch
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.planning.draft_window import draft_window, drafter_cells, usual_window
+from edgespec.speculation.drafters.base import DraftMemory
 from edgespec.speculation.growth import Frontier
 from tests.unit.cells import Cells
 from tests.unit.test_plan import Q4_0, model
@@ -182,7 +183,7 @@ def test_cells_that_sequences_share_are_not_moved() -> None:
     known = DraftSequences(context, lambda cache: DraftSequence(cache, N_VOCAB, window), window)
     sequences = [[*range(50)], [*range(49), 7]]
     for _ in range(40):
-        found = known.continued([(sequence, None, 0) for sequence in sequences])
+        found = known.continued([Wanted(sequence) for sequence in sequences])
         for drafted in found:
             drafted.read_pending(4)
             batch: TokenBatch = drafted.pending_batch()
@@ -204,7 +205,7 @@ def test_a_sequence_shares_the_part_that_begins_alike() -> None:
     first, longer = [*range(50)], [*range(46), *range(30)]
     for sequences in [[first], [first, [*first[:48], 3, 3]], [first, [*first[:48], 3, 3], longer]]:
         before = context.n_read
-        for drafted in known.continued([(sequence, None, 0) for sequence in sequences]):
+        for drafted in known.continued([Wanted(sequence) for sequence in sequences]):
             drafted.read_pending(4)
             drafted.cache.append(drafted.pending_batch())
             drafted.note_pending_read()
@@ -253,3 +254,20 @@ def test_a_running_state_reads_everything() -> None:
     metadata = {**header.metadata, "llama.ssm.state_size": 16}
     hybrid = ModelFiles((replace(header, metadata=metadata),))
     assert draft_window(Config.of(draft_window=100), hybrid) == WHOLE
+
+
+def test_a_sequence_keeps_its_part_of_the_cache_among_others_that_are_alike() -> None:
+    context: Any = Cells()
+    known = DraftSequences(context, lambda cache: DraftSequence(cache, N_VOCAB))
+    memories = [DraftMemory(), DraftMemory()]
+    text = [*range(30)]
+    parts = known.continued([Wanted(text, memory=memory) for memory in memories])
+    for part in parts:
+        part.read_pending(1)
+    assert len(known) == 2
+    for _ in range(3):
+        parts, memories = parts[::-1], memories[::-1]
+        text = [*text, 7]
+        assert known.continued([Wanted(text, memory=memory) for memory in memories]) == parts
+    (other,) = known.continued([Wanted([*range(40, 60)], memory=memories[0])])
+    assert memories[0].state is other, "what was read of another text is of no use"

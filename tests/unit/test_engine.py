@@ -237,7 +237,7 @@ def test_drafting_is_forced_whatever_it_costs(tree_budget: int | None, texts: in
     for forced in (True, False):
         drafter = FakeDrafter(5, agreement)
         engine, _ = fake_engine(drafter, 5, tree_budget=tree_budget, never_ends=True)
-        engine.decisions = Decisions(drafting=forced)
+        engine.speculator.decisions = Decisions(drafting=forced)
         if texts == 1:
             answers = [engine.generate(prompts[0], config)]
         else:

@@ -184,7 +184,7 @@ def test_a_text_that_fails_concerns_no_other(
     with engine:
         config = GenerationConfig(max_tokens=9)
         expected = engine.generate([5, 6], config).tokens
-        begin = engine._begin
+        begin = engine.maker.for_prompt
 
         def fragile(prompt: list[int], *more: Any) -> object:
             sequence = begin(prompt, *more)
@@ -209,7 +209,7 @@ def test_a_text_that_fails_concerns_no_other(
             monkeypatch.setattr(sequence, "add", failing_too)
             return sequence
 
-        monkeypatch.setattr(engine, "_begin", fragile)
+        monkeypatch.setattr(engine.maker, "for_prompt", fragile)
         events = list(
             engine.stream_many([Request([7, 8], config, key="bad"), Request([5, 6], config, key="good")])
         )

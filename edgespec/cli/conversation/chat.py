@@ -232,11 +232,11 @@ class Chat:
 
     def draw_last_tree(self, columns: int) -> bool:
         """Draw the latest tree of the last answer; False if nothing was drafted in it."""
-        if self._engine.last_round is None:
+        if self._engine.speculator.last_round is None:
             return False
         from edgespec.cli.screen.tree_drawing import draw_tree
 
-        tree, accepted = self._engine.last_round
+        tree, accepted = self._engine.speculator.last_round
         vocabulary = self._engine.target.model.vocabulary
         lines = draw_tree(tree, accepted, lambda token: vocabulary.piece(token, control=True), columns)
         for line in lines:

@@ -162,7 +162,7 @@ class Terminal:
         from edgespec.models.gguf.header import read_header
 
         collector = Collector(read_header(engine.target.model.path).fingerprint, self.warn)
-        engine.new_observer = collector.observe
+        engine.maker.new_observer = collector.observe
         self.note(
             f"Storing prompts and answers in {collector.path.parent} as training data for "
             "'edgespec draft tune'. To delete them: edgespec config --forget"

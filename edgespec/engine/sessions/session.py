@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from edgespec.arguments import checks_arguments
 from edgespec.engine.engine import Engine
-from edgespec.engine.session_turn import SavedStates, SessionTurn
 from edgespec.engine.sessions.file import Conversation, SessionFile
 from edgespec.engine.sessions.fit import misfit
+from edgespec.engine.turn import SavedStates, Turn
 from edgespec.errors import SessionError, UsageError
 from edgespec.files.checked import CheckedFiles
 from edgespec.generation.config import GenerationConfig
@@ -112,11 +112,11 @@ class Session:
                 "Give the messages to Engine.generate, results of tools included.",
             )
 
-        def prepare() -> SessionTurn:
+        def prepare() -> Turn:
             encoded = self._encoded(text, config=config)
             self._pending = text
             self._save()
-            return self._turn(encoded, lambda answer: self._add(text, answer, encoded))
+            return Turn(encoded.tokens, False, self._states, lambda answer: self._add(text, answer, encoded))
 
         return self._stream(prepare, config, on_prefill)
 
@@ -139,21 +139,16 @@ class Session:
         if not self.messages:
             raise SessionError("There is no answer to continue.", "Ask something first.")
 
-        def prepare() -> SessionTurn:
+        def prepare() -> Turn:
             begun, said = self._begun(config)
-            # The thought, if there was one, is over.
-            return self._turn(begun, lambda answer: self._extend(said, answer, begun), raw=bool(said))
+            raw = bool(said)  # the thought, if there was one, is over
+            return Turn(begun.tokens, raw, self._states, lambda answer: self._extend(said, answer, begun))
 
         return self._stream(prepare, config, on_prefill)
 
-    def _turn(
-        self, encoded: EncodedConversation, keep: Callable[[Generation], None], *, raw: bool = False
-    ) -> SessionTurn:
-        return SessionTurn(encoded.tokens, raw, self._states, keep)
-
     def _stream(
         self,
-        prepare: Callable[[], SessionTurn],
+        prepare: Callable[[], Turn],
         config: GenerationConfig | None,
         on_prefill: Callable[[int, int], None] | None,
     ) -> Iterator[Chunk]:

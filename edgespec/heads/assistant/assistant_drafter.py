@@ -21,7 +21,7 @@ from edgespec.llama.cache.kv_cache import KVCache
 from edgespec.llama.cache.tree_cache import BranchingCache
 from edgespec.llama.runtime.context import NoRoomInCache
 from edgespec.llama.runtime.model import Model
-from edgespec.speculation.drafters.base import DraftRequest, ProposedBy
+from edgespec.speculation.drafters.base import DraftMemory, DraftRequest, ProposedBy
 from edgespec.speculation.drafters.candidates import TreeCandidates
 from edgespec.speculation.drafters.merging import MergingDrafter
 from edgespec.speculation.growth import Children, Frontier, TreeLimits
@@ -40,6 +40,7 @@ class _ShownState:
         place: where in the target's cache the sequence is.
     """
 
+    memory: DraftMemory
     place: KVCache
     tokens: list[int]
     state: FloatArray
@@ -109,11 +110,11 @@ class AssistantDrafter(MergingDrafter):
         assert sequence.cache is not None
         self.closed(sequence)
         tokens = list(sequence.tokens[: start + len(hidden)])
-        self._shown.append(_ShownState(sequence.cache, tokens, hidden[-1].copy()))
+        self._shown.append(_ShownState(sequence.memory, sequence.cache, tokens, hidden[-1].copy()))
 
     def closed(self, sequence: TargetSequence) -> None:
         """The target has forgotten a sequence."""
-        self._shown = [shown for shown in self._shown if shown.place is not sequence.cache]
+        self._shown = [shown for shown in self._shown if shown.memory is not sequence.memory]
 
     def digest(self) -> None:
         """Nothing to do: states are read as they are, when they are needed."""
@@ -133,7 +134,7 @@ class AssistantDrafter(MergingDrafter):
         for index, request in enumerate(requests if limits.allows_drafting else ()):
             proposals = request.proposals(self._proposers)
             candidates = TreeCandidates(request.sequence, request.limits, request.ranking, proposals)
-            growing = self._below(candidates)
+            growing = self._below(candidates, request.memory)
             if growing is not None:
                 drafted[index] = growing
         if not drafted:
@@ -216,10 +217,12 @@ class AssistantDrafter(MergingDrafter):
         self._drafted = {}
         self.steps = self.rows = 0
 
-    def _below(self, candidates: TreeCandidates) -> GrowingTree | None:
+    def _below(self, candidates: TreeCandidates, memory: DraftMemory | None = None) -> GrowingTree | None:
         """A tree to grow below its root; None if the assistant cannot see all that it needs of it."""
         before = candidates.text[:-1]
         for shown in self._shown:
+            if memory is not None and shown.memory is not memory:
+                continue
             cache = shown.place
             if not isinstance(cache, BranchingCache) or cache.length != len(before) or shown.tokens != before:
                 continue

@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.drafters.draft_sequences import Wanted
 from edgespec.heads.block.block_context import BlockContext
 from edgespec.heads.block.block_logits import BiasedLogits, BlockLogits, IndependentLogits, PairedLogits
 from edgespec.heads.block.block_sequence import BlockSequence
@@ -57,10 +58,10 @@ class BlockHeadDrafter(HeadDrafter):
     def draw(self, sequence: Sequence[int], drawing: Drawing, width: int) -> DraftedTree:
         """A tree of tokens sampled from the head's distribution, if the sequence's features are known."""
         self.digest()
-        if self._ready([sequence])[0] is None or self._lacks_room(len(sequence)):
+        if self._ready(sequence) is None or self._lacks_room(len(sequence)):
             return DraftedTree(TokenTree.root_only(sequence[-1]))
         self._begin()
-        (drafted,) = self._drafted = self._sequences_for([(sequence, None, 0)])
+        (drafted,) = self._drafted = self._sequences_for([Wanted(sequence)])
         assert isinstance(drafted, BlockSequence)
         drafted.candidates = TreeCandidates(sequence)
         self._read_blocks([drafted])

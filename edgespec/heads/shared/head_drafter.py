@@ -17,6 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from edgespec.drafters.draft_sequence import DraftSequence, DraftStep
+from edgespec.drafters.draft_sequences import Wanted
 from edgespec.drafters.model import ModelDrafter
 from edgespec.files.checked import CheckedFiles
 from edgespec.heads.shared.head_context import HeadContext
@@ -24,9 +25,8 @@ from edgespec.heads.shared.head_sequence import HeadSequence
 from edgespec.llama.cache.kv_cache import KVCache
 from edgespec.llama.cache.states import StateStore
 from edgespec.llama.runtime.model import Model
-from edgespec.speculation.drafters.base import DraftRequest
+from edgespec.speculation.drafters.base import DraftMemory, DraftRequest
 from edgespec.speculation.growth import TreeLimits
-from edgespec.speculation.ranking import Ranking
 from edgespec.speculation.sampled_trees import Drawing
 from edgespec.speculation.sources.base import Proposer
 from edgespec.speculation.tree import FloatArray, TokenTree
@@ -38,23 +38,21 @@ _TRIAL_TEXT = 16  # least tokens before the rows that are timed
 
 
 class TargetSequence(Protocol):
-    """A sequence of the target: its tokens, and its place in the cache."""
+    """A sequence of the target: its tokens, its place in the cache, and what drafters keep of it."""
 
     @property
     def tokens(self) -> Sequence[int]: ...
     @property
     def cache(self) -> KVCache | None: ...
+    @property
+    def memory(self) -> DraftMemory: ...
 
 
 @dataclass(frozen=True)
 class _ShownStates:
-    """Hidden states (rows, width) of the last tokens of a sequence in the target's cache, from `start` on.
+    """Hidden states (rows, width) of the last tokens of a sequence in the target's cache, from `start` on."""
 
-    Attributes:
-        place: where in the cache the sequence is.
-    """
-
-    place: KVCache
+    memory: DraftMemory
     tokens: list[int]
     start: int
     hidden: FloatArray
@@ -89,25 +87,23 @@ class HeadDrafter(ModelDrafter):
         self._owns_model = name is None
         super().__init__(model, context, target_vocabulary, proposers, name=name)
         self._shown: list[_ShownStates] = []
-        self._closed: list[KVCache] = []
-        self._owned: dict[KVCache, HeadSequence] = {}  # by the target's place for the sequence
+        self._closed: list[DraftMemory] = []
+        self._owned: dict[DraftMemory, HeadSequence] = {}
 
     def _new_sequence(self, cache: KVCache) -> HeadSequence:
         return HeadSequence(cache, self._n_vocab, self._head.width)
 
     def receive(self, sequence: TargetSequence, start: int, hidden: FloatArray) -> None:
         """Tokens of a sequence were read by the target; see HiddenReader."""
-        assert sequence.cache is not None
         if sum(len(shown.hidden) for shown in self._shown) > _MOST_WAITING:
             self._shown.clear()  # sequences that are never drafted for: they begin anew where they are
         tokens = list(sequence.tokens[: start + len(hidden)])
-        self._shown.append(_ShownStates(sequence.cache, tokens, start, hidden))
+        self._shown.append(_ShownStates(sequence.memory, tokens, start, hidden))
 
     def closed(self, sequence: TargetSequence) -> None:
         """The target has forgotten a sequence."""
-        assert sequence.cache is not None
-        self._shown = [shown for shown in self._shown if shown.place is not sequence.cache]
-        self._closed.append(sequence.cache)
+        self._shown = [shown for shown in self._shown if shown.memory is not sequence.memory]
+        self._closed.append(sequence.memory)
 
     def digest(self) -> None:
         """Encode the hidden states that were taken, and read what can be read but for a last step's rows.
@@ -123,7 +119,7 @@ class HeadDrafter(ModelDrafter):
     def draw(self, sequence: Sequence[int], drawing: Drawing, width: int) -> DraftedTree:
         """A tree of tokens sampled from the head's distribution, if the sequence's features are known."""
         self.digest()
-        if self._ready([sequence])[0] is None:
+        if self._ready(sequence) is None:
             return DraftedTree(TokenTree.root_only(sequence[-1]))
         return super().draw(sequence, drawing, width)
 
@@ -169,13 +165,13 @@ class HeadDrafter(ModelDrafter):
         """Keep nothing, as in `save`."""
 
     def _digest(self) -> None:
-        for place in self._closed:
-            self._release(place)
+        for memory in self._closed:
+            self._release(memory)
         self._closed = []
         while self._shown:
             shown = self._shown[0]
             features = self._head.encode(shown.hidden)
-            sequence = self._sequence_at(shown.place)
+            sequence = self._sequence_of(shown.memory)
             if sequence is not None:
                 if not sequence.n_rows and shown.start:
                     self._begin_like_another(sequence, shown)
@@ -213,17 +209,17 @@ class HeadDrafter(ModelDrafter):
             for sequence in others:
                 sequence.forget()
 
-    def _sequence_at(self, place: KVCache) -> HeadSequence | None:
+    def _sequence_of(self, memory: DraftMemory) -> HeadSequence | None:
         """The sequence in the head's cache for one of the target's; None if there is no room for another."""
-        if place in self._owned:
-            return self._owned[place]
+        if memory in self._owned:
+            return self._owned[memory]
         used = list(map(id, self._owned.values()))
         free = [sequence for sequence in self._sequences if id(sequence) not in used]
         found = free[0] if free else self._opened_beside()
         if found is None:
             return None
         assert isinstance(found, HeadSequence)
-        self._owned[place] = found
+        self._owned[memory] = found
         return found
 
     def _opened_beside(self) -> DraftSequence | None:
@@ -234,8 +230,8 @@ class HeadDrafter(ModelDrafter):
         except ValueError:
             return None
 
-    def _release(self, place: KVCache) -> None:
-        sequence = self._owned.pop(place, None)
+    def _release(self, memory: DraftMemory) -> None:
+        sequence = self._owned.pop(memory, None)
         if sequence is None:
             return
         if sequence is self._sequences[0]:
@@ -244,27 +240,20 @@ class HeadDrafter(ModelDrafter):
             sequence.forget_tree()
             self._sequences.close(sequence)
 
-    def _ready(self, sequences: Sequence[Sequence[int]]) -> list[HeadSequence | None]:
-        """For each sequence, the one in the head's cache whose features are known up to the root."""
-        found: list[HeadSequence | None] = []
-        free = list(self._owned.values())
-        for tokens in sequences:
-            before = list(tokens[:-1])
-            fits = next(
-                (sequence for sequence in free if sequence.n_rows and sequence.known_sequence == before), None
-            )
-            if fits is not None:
-                free.remove(fits)
-            found.append(fits)
-        return found
+    def _ready(self, tokens: Sequence[int], memory: DraftMemory | None = None) -> HeadSequence | None:
+        """The sequence in the head's cache whose features are known up to the root; None if there is none."""
+        known = list(self._owned.values()) if memory is None else [self._owned.get(memory)]
+        before = list(tokens[:-1])
+        fits = (one for one in known if one is not None and one.n_rows and one.known_sequence == before)
+        return next(fits, None)
 
     def _with_room(self, requests: Sequence[DraftRequest], limits: TreeLimits) -> list[int]:
         """The requests whose sequences are ready, as far as the cache has room for them."""
         self._digest()
         ready = {
             index: sequence
-            for index, sequence in enumerate(self._ready([request.sequence for request in requests]))
-            if sequence is not None
+            for index, request in enumerate(requests)
+            if (sequence := self._ready(request.sequence, request.memory)) is not None
         }
         room = self._context.n_cells - 2 * limits.budget  # nodes are read that do not make it into a tree
         served: list[int] = []
@@ -276,16 +265,13 @@ class HeadDrafter(ModelDrafter):
         self._leave(room, [ready[index] for index in served])
         return sorted(served)
 
-    def _sequences_for(
-        self, wanted: Sequence[tuple[Sequence[int], Ranking | None, int]]
-    ) -> list[DraftSequence]:
+    def _sequences_for(self, wanted: Sequence[Wanted]) -> list[DraftSequence]:
         """The sequence in the cache for each of these, which are ready; its last tree is dropped."""
         for known in self._sequences:
             known.forget_tree()
         found: list[DraftSequence] = []
-        for sequence, (tokens, ranking, count) in zip(
-            self._ready([w[0] for w in wanted]), wanted, strict=True
-        ):
+        for tokens, ranking, count, memory in wanted:
+            sequence = self._ready(tokens, memory)
             assert sequence is not None, "only sequences that are ready are drafted for"
             sequence.begin(tokens)
             sequence.keep_accepted(ranking, count)

@@ -18,11 +18,23 @@ ProposedBy = Literal["model", "text", "recycled", "files", "both", "grammar"]
 of the answer where it permits one text only."""
 
 
+@dataclass(eq=False)
+class DraftMemory:
+    """What a drafter keeps of one sequence from tree to tree; it belongs to whoever has the sequence.
+
+    Attributes:
+        state: the drafter's own object; None if it knows nothing yet.
+    """
+
+    state: object = None
+
+
 @dataclass(frozen=True)
 class DraftRequest:
     """A sequence that a tree is wanted for.
 
     Attributes:
+        memory: what the drafter keeps of the sequence; None to find by its tokens what is known of it.
         limits: of this tree. Where trees grow together, only depth, branching, end tokens and the tree policy
             are its own.
         ranking: how candidates are ranked.
@@ -31,6 +43,7 @@ class DraftRequest:
     sequence: Sequence[int]
     limits: TreeLimits
     ranking: Ranking
+    memory: DraftMemory | None = None
 
     def proposals(self, proposers: Sequence[Proposer]) -> JoinedProposals | None:
         """The proposals of sources for the tree; None if there are none, or its policy merges none."""
@@ -44,6 +57,7 @@ class Drafter(Protocol):
 
     A drafter is given the whole sequence every time and finds out by itself what is new, so the engine does
     not have to keep its state in step with the target's: a rewound or replaced conversation needs no call.
+    Where it keeps what it knows of a sequence is the sequence's `DraftMemory`.
     """
 
     name: str  # as shown to users
@@ -132,12 +146,20 @@ class Drafter(Protocol):
 class TreeDrafting(Protocol):
     """Makes a drafter grow the kind of tree that a verification rule needs."""
 
-    def draft(self, drafter: Drafter, sequence: Sequence[int], limits: TreeLimits) -> DraftedTree:
+    def draft(
+        self,
+        drafter: Drafter,
+        sequence: Sequence[int],
+        limits: TreeLimits,
+        memory: DraftMemory | None = None,
+    ) -> DraftedTree:
         """A tree below the last token of the sequence."""
 
-    def request(self, sequence: Sequence[int], limits: TreeLimits) -> DraftRequest | None:
+    def request(
+        self, sequence: Sequence[int], limits: TreeLimits, memory: DraftMemory | None = None
+    ) -> DraftRequest | None:
         """The request for a tree that grows together with those of other sequences; None if it cannot."""
-        del sequence, limits
+        del sequence, limits, memory
         return None
 
     def drafted(self, tree: TokenTree, sequence: Sequence[int]) -> DraftedTree:

@@ -1,14 +1,15 @@
-"""A turn of a saved conversation, as the engine sees it."""
+"""A turn of a conversation, as the engine sees it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.files.checked import CheckedFiles
 from edgespec.generation.result import Generation
 from edgespec.llama.cache.states import StateStore
+from edgespec.text.encoding import Prompt
 
 
 @dataclass(eq=False)
@@ -32,17 +33,16 @@ class SavedStates:
 
 
 @dataclass(frozen=True)
-class SessionTurn:
-    """A prompt that continues a conversation.
+class Turn:
+    """A prompt that is to be answered, of its own or of a conversation.
 
     Attributes:
-        tokens: the conversation up to the answer.
         raw: nothing in the answer is a thought or a call.
         states: where the state of the conversation is kept; None if it is not.
         on_end: called with the answer when it has ended, in whatever way, if there is any of it.
     """
 
-    tokens: Sequence[int]
-    raw: bool
-    states: SavedStates | None
-    on_end: Callable[[Generation], None]
+    prompt: Prompt
+    raw: bool = False
+    states: SavedStates | None = None
+    on_end: Callable[[Generation], None] = lambda answer: None

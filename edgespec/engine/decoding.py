@@ -1,0 +1,142 @@
+"""The loop: sequences are extended pass by pass, from the end of their prompts to the end of their answers.
+
+A pass of the target is expensive, and takes about as long for a whole tree of tokens as for one. So a drafter
+guesses how sequences continue, each as a tree; the target reads all trees in one pass; the path that it
+agrees with is accepted, together with the target's own choice after it. That is `Decoder.step`. Decoding
+without a drafter is the same with trees of one node, and a single answer is a batch of one sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+
+from edgespec.engine.drafting import Speculator
+from edgespec.engine.pass_timer import PassTimer
+from edgespec.engine.sequence import Batch
+from edgespec.engine.sequence import Sequence as Running
+from edgespec.engine.target import Target
+from edgespec.engine.turn import SavedStates, Turn
+from edgespec.engine.usage import Usage
+from edgespec.errors import EdgeSpecError
+from edgespec.generation.result import Chunk, FinishReason, Generation, PassRecord
+from edgespec.llama.runtime.abort import AbortFlag, DecodeAborted
+from edgespec.speculation.sizing.sizers import FIRST_BUDGET
+
+
+class Decoder:
+    """Extends sequences by passes of a target, and ends their answers.
+
+    Args:
+        abort: ends a pass from outside.
+    """
+
+    def __init__(self, target: Target, speculator: Speculator, usage: Usage, abort: AbortFlag) -> None:
+        self._target = target
+        self._speculator = speculator
+        self._usage = usage
+        self._abort = abort
+
+    def step(self, batch: Batch) -> list[PassRecord]:
+        """Run a pass over a batch: draft, verify, accept, commit.
+
+        Each sequence is extended, and the chunks of prompts are read. If the choice of a sequence's tokens
+        fails, its `error` says why, nothing of its tree is kept, and the others are extended.
+
+        Returns:
+            A record for each sequence. All have the times of the whole pass, and divide its experts.
+
+        Raises:
+            DecodeAborted: stopped from outside; the sequences are unchanged.
+        """
+        timer = PassTimer(batch, self._target)
+        with timer.part("draft"):
+            drafts = self._speculator.draft(batch)
+            trees = batch.trees(drafts.trees)
+        with timer.part("verify"):
+            result = self._target.verify(trees, batch.chunks)
+        with timer.part("observe"):
+            self._speculator.observe(batch, drafts, result.logits, timer.seconds("verify"))
+        with timer.part("accept"):
+            paths = batch.accept(drafts.trees, result.logits)
+            self._speculator.learn_choices(batch, drafts)
+            self._target.commit(trees, paths)
+        whole, records = timer.records(drafts, result, paths)
+        self._speculator.learn_times(batch, whole)
+        return records
+
+    def answer(
+        self, sequence: Running, turn: Turn, on_prefill: Callable[[int, int], None] | None
+    ) -> Generator[Chunk, None, None]:
+        """Read a prompt that has the target to itself, then extend it pass by pass until the answer ends."""
+        answer, states, prompt = sequence.answer, turn.states, list(sequence.tokens)
+        sequence.store = states.target if states is not None else None
+        self._speculator.last_round = None
+        reason: FinishReason = "cancelled"
+        try:
+            if self._abort.is_set:  # cancelled before it began
+                raise DecodeAborted
+            self._read(sequence, on_prefill)
+            self._usage.check()  # the progress callback may have closed the engine
+            if states is not None:
+                self._speculator.drafter.recall(sequence.tokens, states.drafter)
+            while not sequence.is_full:
+                (record,) = self.step(Batch([sequence]))
+                if sequence.error is not None:
+                    raise sequence.error
+                chunk = sequence.add(record, self._target.model.vocabulary)
+                assert chunk.record is not None
+                self._speculator.learn_tree(sequence, record, chunk.record.accepted)
+                yield chunk
+                if answer.builder.ended or self._abort.is_set:
+                    break
+            else:
+                reason = "length"
+        except DecodeAborted:
+            pass
+        except EdgeSpecError:
+            reason = "error"
+            raise
+        finally:
+            last = self.finish(sequence, reason)
+            if answer.generation.passes:
+                self._end_turn(turn, prompt, answer.generation)
+        if answer.generation.finish_reason == "cancelled":
+            self._usage.check()
+        yield last
+
+    def _read(self, sequence: Running, on_prefill: Callable[[int, int], None] | None) -> None:
+        """Read a prompt, up to what the pass of the first tree reads with it."""
+        # A head drafts from hidden states of the whole prompt.
+        reads_target = self._speculator.drafter.reads_target
+        most_unread = 0 if reads_target else max(self._target.most_unread - FIRST_BUDGET, 0)
+        length = len(sequence.tokens) - 1
+        try:
+            sequence.unread = self._target.prefill(sequence, on_progress=on_prefill, most_unread=most_unread)
+        finally:
+            sequence.answer.prompt_was_read(length - self._target.recalled)
+
+    def finish(self, sequence: Running, reason: FinishReason) -> Chunk:
+        """End an answer, and its sequence in the cache where plain decoding would have."""
+        answer = sequence.answer
+        answer.generation.plain_pass_s = self._speculator.plain_passes.seconds
+        try:
+            last = answer.finish(reason)
+            with self._usage.held_for_cleanup() as is_open:
+                if is_open and sequence.cache is not None:
+                    self._target.truncate_to(sequence, answer.final_length)
+            return last
+        finally:
+            sequence.finish()
+            self._speculator.policy.save()
+
+    def _end_turn(self, turn: Turn, prompt: list[int], answer: Generation) -> None:
+        """Give a conversation its answer, and save its state while it is in the cache."""
+        turn.on_end(answer)
+        with self._usage.held_for_cleanup() as is_open:
+            if is_open and turn.states is not None and not turn.states.closed:
+                self.save([*prompt, *answer.tokens], turn.states)
+
+    def save(self, tokens: Sequence[int], states: SavedStates) -> None:
+        """Save what the caches have of a conversation."""
+        if self._target.save_state(states.target, tokens):
+            self._speculator.drafter.save(tokens, states.drafter)

@@ -1,0 +1,138 @@
+"""From a prompt and its settings to a sequence, whose answer is constrained and drafted as they say."""
+
+from __future__ import annotations
+
+import secrets
+from collections import abc
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from edgespec.arguments import checks_arguments
+from edgespec.engine.answer import Answer, AnswerObserver
+from edgespec.engine.drafting import Speculator
+from edgespec.engine.requests import Request
+from edgespec.engine.scored_texts import scored_text
+from edgespec.engine.sequence import Sequence
+from edgespec.engine.target import Target
+from edgespec.errors import ContextLengthError, UsageError
+from edgespec.generation.config import GenerationConfig
+from edgespec.generation.result import Generation, MemoryUse
+from edgespec.option import named
+from edgespec.profiles.store import ProfileKeys
+from edgespec.text.answer_plan import AnswerPlanner
+from edgespec.text.encoding import Encoder, Prompt
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What became of loading.
+
+    Attributes:
+        exact: whether exact decoding was asked for.
+        load_s: seconds that it took.
+        keys: the keys under which measurements of this pair on this machine are stored; None stores none.
+        memory: what the loaded models take, and where layers are.
+        notes: explanations of decisions, in plain sentences.
+        warnings: what users must know, for example that something other than requested is done.
+    """
+
+    exact: bool = False
+    load_s: float = 0.0
+    keys: ProfileKeys | None = None
+    memory: MemoryUse = field(default_factory=MemoryUse)
+    notes: abc.Sequence[str] = ()
+    warnings: abc.Sequence[str] = ()
+
+
+class SequenceMaker:
+    """Makes the sequences of one engine.
+
+    Args:
+        context: most tokens of a sequence, prompt and answer together.
+
+    Attributes:
+        planner: says how answers are constrained and taken apart.
+        new_observer: see `Engine`.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        encoder: Encoder,
+        speculator: Speculator,
+        context: int,
+        loaded: Loaded,
+    ) -> None:
+        self.planner = AnswerPlanner(target.model.vocabulary)
+        self.new_observer: Callable[[abc.Sequence[int]], AnswerObserver] | None = None
+        self._target = target
+        self._encoder = encoder
+        self._speculator = speculator
+        self._context = context
+        self._exact = loaded.exact
+        self._memory = loaded.memory
+        self._load_s = loaded.load_s
+
+    @checks_arguments
+    def encoded(self, prompt: Prompt, config: GenerationConfig, raw: bool) -> list[int]:
+        """The tokens of a prompt.
+
+        Raises:
+            ContextLengthError, TemplateError, UsageError: see `Engine.stream`.
+        """
+        if self._exact and not config.rule.kind.invariant:
+            raise UsageError(
+                f"With the rule '{config.rule.name}' the text depends on the drafter, which exact decoding "
+                "rules out.",
+                f"Choose another rule, or load the model without {named('exact', True)}.",
+            )
+        tokens = self._encoder.encode(prompt, raw=raw, config=config)
+        room = self._context - len(tokens)
+        if not tokens:
+            raise UsageError("The prompt is empty.", "Give some text to answer or to continue.")
+        if room < 0 or (room == 0 and config.max_tokens != 0):
+            raise ContextLengthError(
+                f"The prompt has {len(tokens)} tokens, but the context holds {self._context}.",
+                f"Shorten it, or use {named('context', _round_up(len(tokens) + 512, 1024))}.",
+            )
+        return tokens
+
+    def for_prompt(self, prompt: list[int], config: GenerationConfig, raw: bool) -> Sequence:
+        """The sequence of a prompt that was `encoded`."""
+        seed = secrets.randbits(32) if config.seed is None else config.seed
+        plan = self.planner.plan(self._encoder, prompt, config, raw=raw)
+        method, sizer = self._speculator.method(config, seed, plan.constraint)
+        generation = Generation(
+            prompt_tokens=len(prompt),
+            seed=0 if config.greedy else seed,
+            exact=self._target.rule is not None and config.rule.kind.invariant,
+            verify=str(config.rule),
+            lossy=config.rule.kind.lossy,
+            memory=replace(self._memory),
+        )
+        # The time to load counts once, for the first answer.
+        generation.timings.load_s, self._load_s = self._load_s, 0.0
+        room = self._context - len(prompt)
+        answer = Answer(len(prompt), room, config, generation, self._target.model.vocabulary, plan)
+        if self.new_observer is not None:
+            answer.observe(self.new_observer(prompt))
+        return Sequence(list(prompt), method, len(prompt) + answer.most, sizer, answer)
+
+    def for_request(self, request: Request) -> Sequence:
+        """The sequence of a request, or of a prompt that is to be scored."""
+        prompt, first = request.prompt, request.scored_from
+        if request.continuation is not None:
+            text = scored_text(self._encoder, prompt, request.continuation)
+            prompt, first = text.tokens, text.first
+        tokens = self.encoded(prompt, request.config, request.raw)
+        sequence = self.for_prompt(tokens, request.config, request.raw)
+        sequence.request = request
+        if request.on_accept is not None:
+            sequence.answer.on_accept = request.on_accept
+        if first is not None:
+            sequence.score_prompt(first)
+        return sequence
+
+
+def _round_up(value: int, step: int) -> int:
+    return -(-value // step) * step
