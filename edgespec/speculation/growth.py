@@ -176,6 +176,7 @@ class TreeLimits:
         overlap_budget: what the first draft steps may cost, in the same unit, before they must pay: the disk
             reads ahead for the pass meanwhile, so that they take no time.
         loss_budget: what all draft steps may cost beyond that, in the same unit; the first is always taken.
+        trust: tokens that are accepted for each one that trees promise.
         steps: most draft steps.
         expansion: the tree policy, as far as the search needs it.
         is_end: (tokens) -> whether each ends an answer; None if no token does. No sequence continues after
@@ -194,6 +195,7 @@ class TreeLimits:
     row_gain: float = 0.0
     overlap_budget: float = 0.0
     loss_budget: float = np.inf
+    trust: float = 1.0
     steps: int = 1 << 16
     expansion: ExpansionPolicy = field(default_factory=ExpansionPolicy, compare=False)
     is_end: Callable[[IntArray], NDArray[np.bool_]] | None = field(default=None, compare=False)

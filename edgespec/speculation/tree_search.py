@@ -26,6 +26,8 @@ ExpandTogether = Callable[[Sequence[tuple[int, Frontier]]], Sequence[Children]]
 # takes no time.
 Known = Callable[[int, Frontier], NDArray[np.bool_]]
 
+_USUAL_CONTINUATION = 0.85  # share of a node's expected tokens that its children have, less what they cost
+
 
 def grow(root: int, expand: Callable[[Frontier], Children], limits: TreeLimits) -> TokenTree:
     """The `budget` best nodes by path score, found in as few draft steps as the policy allows.
@@ -77,7 +79,7 @@ def draft_steps(
     Returns:
         The trees.
     """
-    hidden = limits.overlap_budget
+    hidden, continuation = limits.overlap_budget, _Continuation(limits)
     for step in range(limits.steps):
         scores = np.concatenate([search.scores for search in searches])
         enters = _bar(scores, limits.budget)
@@ -86,15 +88,44 @@ def draft_steps(
         if not frontiers:
             if step and hidden + limits.loss_budget < limits.min_gain:
                 break
-            frontiers = _frontiers(searches, bar, limits, is_first=step == 0, hidden=hidden > limits.min_gain)
+            share = continuation.share if step else 1.0
+            is_hidden = hidden > limits.min_gain
+            frontiers = _frontiers(searches, bar, limits, share, is_first=step == 0, hidden=is_hidden)
             hidden -= limits.min_gain + limits.row_gain * sum(len(part.nodes) for _, part in frontiers)
         if not frontiers:
             break
         found = yield frontiers
         keep_above = enters if limits.row_multiple > 1 else bar  # the rest may fill padding
         for (index, frontier), children in zip(frontiers, found, strict=True):
-            searches[index].add(frontier, children, keep_above, limits.budget)
+            search, before = searches[index], len(searches[index].scores)
+            search.add(frontier, children, keep_above, limits.budget)
+            continuation.add(search.scores[frontier.nodes], search.scores[before:])
     return _best_trees(searches, limits)
+
+
+class _Continuation:
+    """The share of expected tokens that the next step adds, by what the steps before it have added.
+
+    A step adds at most as many expected tokens as the nodes that it expands stand for. How many less depends
+    on the text: where it is easy to predict, the children of a node have nearly all of its probability.
+    """
+
+    def __init__(self, limits: TreeLimits) -> None:
+        self._cost = np.float32(np.exp(limits.min_logprob))
+        self._expanded, self._added = 1.0, _USUAL_CONTINUATION
+
+    @property
+    def share(self) -> float:
+        return self._added / self._expanded
+
+    def add(self, expanded: FloatArray, found: FloatArray) -> None:
+        """Learn from a step.
+
+        Args:
+            expanded, found: scores of the nodes that it expanded, and of the children that may be kept.
+        """
+        self._expanded += float(np.exp(expanded).sum())
+        self._added += float(np.maximum(np.exp(found) - self._cost, 0).sum())
 
 
 class TreeSearch:
@@ -188,11 +219,18 @@ class _Candidates:
 
 
 def _frontiers(
-    searches: Sequence[TreeSearch], bar: float, limits: TreeLimits, *, is_first: bool, hidden: bool
+    searches: Sequence[TreeSearch],
+    bar: float,
+    limits: TreeLimits,
+    continuation: float,
+    *,
+    is_first: bool,
+    hidden: bool,
 ) -> list[tuple[int, Frontier]]:
     """The nodes to expand next, by tree; none if another draft step would not pay.
 
     Args:
+        continuation: the share of the nodes' expected tokens that their children are expected to have.
         is_first: this step finds the candidates of the roots.
         hidden: it takes no time that would not pass anyway, so it need not pay.
     """
@@ -204,7 +242,7 @@ def _frontiers(
     )
     chosen = candidates.take(np.argsort(-candidates.scores, kind="stable")[: limits.width])
     row_gain, min_gain = (0.0, 0.0) if hidden else (limits.row_gain, limits.min_gain)
-    gains = np.exp(chosen.scores) - (0.0 if is_first else row_gain)
+    gains = continuation * np.exp(chosen.scores) - (0.0 if is_first else row_gain)
     if row_gain and not is_first:  # without the root's candidates there is no draft
         chosen, gains = chosen.take(gains > 0), gains[gains > 0]
     if gains.sum() <= min_gain:

@@ -394,6 +394,28 @@ def test_what_is_known_is_expanded_without_a_step_that_pays(
     assert all(chance > 0.99 for chance in chances)
 
 
+@pytest.mark.parametrize(("chance", "steps"), [(0.95, 8), (0.7, 2)])
+def test_a_step_must_pay_by_what_earlier_steps_have_added(chance: float, steps: int) -> None:
+    """Both are behind one token of probability 0.6: only where children have most of it, does a step pay."""
+    drafter = _Chain([0.6, *[chance] * 12])
+    tree = grow(_ROOT, drafter.expand, TreeLimits(64, depth=16, min_gain=0.35, min_logprob=math.log(0.05)))
+    assert drafter.steps == steps
+    assert len(tree) == steps + 1
+
+
+class _Chain:
+    """A drafter with one candidate at each depth, of these probabilities."""
+
+    def __init__(self, chances: Sequence[float]) -> None:
+        self.steps = 0
+        self._chances = np.array(chances, dtype=np.float32)
+
+    def expand(self, frontier: Frontier) -> Children:
+        self.steps += 1
+        depths = frontier.depths[:, None]
+        return Children(depths.astype(np.int32), np.log(self._chances[depths]))
+
+
 @pytest.mark.parametrize("hidden", range(4))
 def test_steps_that_take_no_time_need_not_pay(hidden: int) -> None:
     """Their cost is used up step by step; a step that is not hidden would never pay here."""

@@ -35,6 +35,11 @@ def test_a_model_is_always_asked_while_the_disk_is_waited_for() -> None:
     assert _asked(0.5, 3.0, limits=replace(_LIMITS, overlap_budget=10.0)) == 1
 
 
+def test_a_step_costs_fewer_accepted_tokens_than_promised_ones_where_trees_promise_too_much() -> None:
+    assert _asked(1.1, 3.0) < 0.4
+    assert _asked(1.1, 3.0, limits=replace(_LIMITS, trust=0.5)) > 0.9
+
+
 def test_what_is_learned_of_quotes_says_nothing_about_other_passages() -> None:
     gain = ModelGain()
     for _ in range(50):

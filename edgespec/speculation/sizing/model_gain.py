@@ -39,7 +39,7 @@ class ModelGain:
         if self._since.get(kind, 0) >= _ASKED_AT_LEAST - 1:
             return True
         cost = self._steps.value * limits.min_gain + self._rows.value * limits.row_gain
-        cost -= limits.overlap_budget
+        cost = (cost - limits.overlap_budget) * limits.trust  # in tokens that are accepted
         with_model = self._mean(self._with_model, kind, promised + _USUAL_GAIN)
         return with_model.value - self._mean(self._without, kind, promised).value > cost
 

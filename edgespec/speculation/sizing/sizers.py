@@ -130,6 +130,7 @@ class AdaptiveSizer:
             row_gain=row_gain,
             overlap_budget=hidden_s / worth,
             loss_budget=gain + _BOLDNESS * stake_s / worth,
+            trust=trust,
         )
 
     def record(self, record: PassRecord, sequences: int = 1, other_rows: int = 0) -> None:
