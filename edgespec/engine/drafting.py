@@ -127,7 +127,7 @@ class Speculator:
     def method(
         self, config: GenerationConfig, seed: int, constraint: Constraint | None
     ) -> tuple[DecodingMethod, Sizer]:
-        """How the tokens of an answer are drafted and accepted, and the sizer of its trees.
+        """Return the decoding method of an answer, and the sizer of its trees.
 
         Raises:
             UsageError: see `method_for`.

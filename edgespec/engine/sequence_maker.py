@@ -25,7 +25,7 @@ from edgespec.text.encoding import Encoder, Prompt
 
 @dataclass(frozen=True)
 class Loaded:
-    """What became of loading.
+    """Facts about the load that answers report.
 
     Attributes:
         exact: whether exact decoding was asked for.

@@ -1,4 +1,4 @@
-"""Whether weights can be streamed on this system at all."""
+"""The check that weights can be streamed on this system."""
 
 from __future__ import annotations
 

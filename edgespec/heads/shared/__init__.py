@@ -1,1 +1,1 @@
-"""What the families of heads share."""
+"""Code that the families of draft heads share."""

@@ -116,7 +116,7 @@ def read_layers(head: HeadHeader) -> tuple[int, ...]:
 
 
 def read_fields(head: HeadHeader, layers: tuple[int, ...], target_width: int, width: int) -> LayerHeadFields:
-    """What the headers of all heads say that read layers; see LayerHead.
+    """Read the fields that the headers of all heads with layer taps have; see LayerHead.
 
     Raises:
         ModelFileError: the header lacks something, or contradicts itself.

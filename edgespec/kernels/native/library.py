@@ -150,8 +150,8 @@ class NodePlanner:
     def shorten_head(self, listed: NDArray[np.bool_] | None) -> None:
         """Compute logits of some tokens alone from now on, where the output head's weights are packed.
 
-        Those of tokens whose rows are packed beside theirs come along; all others are a large number below 0.
-        No graph may be in computation.
+        Tokens whose rows are packed in the same panel get theirs, too; all others get a large negative one.
+        Not to be called while a graph is computed.
 
         Args:
             listed: (n_vocab,) the tokens; None for all.

@@ -20,7 +20,7 @@ of the answer where it permits one text only."""
 
 @dataclass(eq=False)
 class DraftMemory:
-    """What a drafter keeps of one sequence from tree to tree; it belongs to whoever has the sequence.
+    """A drafter's state for one sequence, kept from tree to tree; its owner is the sequence.
 
     Attributes:
         state: the drafter's own object; None if it knows nothing yet.

@@ -1,4 +1,4 @@
-"""Whether a draft model is worth its time in a round for which other sources have proposed a tree already.
+"""The decision whether a draft model is worth its time in a round where other sources have proposed a tree.
 
 Where a sequence quotes or repeats itself, its own text proposes long paths in no time, and a model adds
 little to them. So a model is asked if the tokens that it adds to such a pass are more than its draft steps
