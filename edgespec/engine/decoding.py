@@ -55,7 +55,7 @@ class Decoder:
         with timer.part("verify"):
             result = self._target.verify(trees, batch.chunks)
         with timer.part("observe"):
-            self._speculator.observe(batch, drafts, result.logits, timer.seconds("verify"))
+            timer.observed_s = self._speculator.observe(batch, drafts, result.logits, timer.seconds("verify"))
         with timer.part("accept"):
             paths = batch.accept(drafts.trees, result.logits)
             self._speculator.learn_choices(batch, drafts)

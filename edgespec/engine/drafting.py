@@ -159,16 +159,18 @@ class Speculator:
 
     def observe(
         self, batch: Batch, drafts: Drafts, logits: abc.Sequence[FloatArray], verify_s: float
-    ) -> None:
-        """Show the drafter what the target said in a pass.
+    ) -> float:
+        """Show the drafter what the target said in a pass; returns the seconds that it looked.
 
         Args:
             logits: of each tree.
             verify_s: seconds of the pass.
         """
         resting_s = None if drafts.asked or not batch.sequences else verify_s / len(batch.sequences)
-        for sequence, draft, rows in zip(batch.sequences, drafts.trees, logits, strict=True):
+        return sum(
             self._observation.show(self.drafter, sequence.tokens, draft.tree, rows, resting_s)
+            for sequence, draft, rows in zip(batch.sequences, drafts.trees, logits, strict=True)
+        )
 
     def learn_choices(self, batch: Batch, drafts: Drafts) -> None:
         """Teach the drafter what the target chose; before the caches are changed."""

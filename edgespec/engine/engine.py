@@ -46,7 +46,6 @@ class Engine:
     Attributes:
         target: verifies the drafted trees.
         speculator: drafts them, and learns from them.
-        encoder: turns prompts into tokens.
         maker: makes a sequence of a prompt.
         decoder: extends sequences by passes.
         context: most tokens of a text, prompt and answer together.
@@ -69,7 +68,6 @@ class Engine:
     ) -> None:
         self.target = target
         self.speculator = speculator
-        self.encoder = encoder
         self.context = context
         if texts is None:
             costs = speculator.costs
@@ -92,6 +90,15 @@ class Engine:
     @drafter.setter
     def drafter(self, drafter: Drafter) -> None:
         self.speculator.drafter = drafter
+
+    @property
+    def encoder(self) -> Encoder:
+        """Turns prompts into tokens."""
+        return self.maker.encoder
+
+    @encoder.setter
+    def encoder(self, encoder: Encoder) -> None:
+        self.maker.encoder = encoder
 
     @property
     def has_chat_template(self) -> bool:

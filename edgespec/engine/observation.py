@@ -39,7 +39,7 @@ class ObservationPolicy:
         tree: TokenTree,
         logits: FloatArray,
         resting_pass_s: float | None = None,
-    ) -> None:
+    ) -> float:
         """Show a pass to a drafter, or leave it out.
 
         Args:
@@ -47,15 +47,19 @@ class ObservationPolicy:
             logits: (nodes, n_vocab) the target's.
             resting_pass_s: if the drafter was asked for no tree of the pass, its seconds divided by the
                 sequences that shared it; None if it was asked.
+
+        Returns:
+            Seconds that the drafter took.
         """
         if resting_pass_s is not None:
             self._saved_s = min(self._saved_s + _RESTING_SHARE * resting_pass_s, resting_pass_s)
             looks = self._saved_s >= 0 if self.forced is None else self.forced
             if not looks:
-                return
+                return 0.0
         start = self._clock()
         drafter.observe(sequence, tree, logits)
         seconds = self._clock() - start
         if resting_pass_s is not None:
             # A single look counts as a pass at most: one that was disturbed must not be the last.
             self._saved_s -= min(seconds, resting_pass_s)
+        return seconds

@@ -17,11 +17,16 @@ Part = Literal["draft", "verify", "observe", "accept"]
 
 
 class PassTimer:
-    """Times the parts of one pass: each runs in the context `part`."""
+    """Times the parts of one pass: each runs in the context `part`.
+
+    Attributes:
+        observed_s: seconds that the drafter looked at the pass.
+    """
 
     def __init__(self, batch: Batch, target: Target) -> None:
         self._batch = batch
         self._target = target
+        self.observed_s = 0.0
         self._seconds: dict[Part, float] = {}
         self._read_s: dict[Part, float] = {}
         self._prompt_rows = sum(sequence.unread for sequence in batch.sequences)
@@ -61,7 +66,7 @@ class PassTimer:
             draft_steps=drafts.steps,
             draft_rows=drafts.rows,
             draft_text_s=drafts.text_s,
-            observe_s=self._seconds["observe"],
+            observe_s=self.observed_s,
             prompt_rows=self._prompt_rows,
             shared=len(self._batch.sequences) + len(self._batch.chunks) > 1,
         )

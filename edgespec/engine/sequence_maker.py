@@ -66,7 +66,7 @@ class SequenceMaker:
         self.planner = AnswerPlanner(target.model.vocabulary)
         self.new_observer: Callable[[abc.Sequence[int]], AnswerObserver] | None = None
         self._target = target
-        self._encoder = encoder
+        self.encoder = encoder
         self._speculator = speculator
         self._context = context
         self._exact = loaded.exact
@@ -86,7 +86,7 @@ class SequenceMaker:
                 "rules out.",
                 f"Choose another rule, or load the model without {named('exact', True)}.",
             )
-        tokens = self._encoder.encode(prompt, raw=raw, config=config)
+        tokens = self.encoder.encode(prompt, raw=raw, config=config)
         room = self._context - len(tokens)
         if not tokens:
             raise UsageError("The prompt is empty.", "Give some text to answer or to continue.")
@@ -100,7 +100,7 @@ class SequenceMaker:
     def for_prompt(self, prompt: list[int], config: GenerationConfig, raw: bool) -> Sequence:
         """The sequence of a prompt that was `encoded`."""
         seed = secrets.randbits(32) if config.seed is None else config.seed
-        plan = self.planner.plan(self._encoder, prompt, config, raw=raw)
+        plan = self.planner.plan(self.encoder, prompt, config, raw=raw)
         method, sizer = self._speculator.method(config, seed, plan.constraint)
         generation = Generation(
             prompt_tokens=len(prompt),
@@ -122,7 +122,7 @@ class SequenceMaker:
         """The sequence of a request, or of a prompt that is to be scored."""
         prompt, first = request.prompt, request.scored_from
         if request.continuation is not None:
-            text = scored_text(self._encoder, prompt, request.continuation)
+            text = scored_text(self.encoder, prompt, request.continuation)
             prompt, first = text.tokens, text.first
         tokens = self.encoded(prompt, request.config, request.raw)
         sequence = self.for_prompt(tokens, request.config, request.raw)

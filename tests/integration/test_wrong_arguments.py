@@ -163,8 +163,8 @@ def test_no_public_function_is_left_out() -> None:
             if not name.startswith("_") and _parameters(getattr(kind, name))
         }
 
-    # These take batches, turns, stored states and settings that the package itself makes.
-    internal = {"step", "stream_turn", "save_conversation", "restore_conversation", "not_imposed"}
+    # These take turns, stored states and settings that the package itself makes.
+    internal = {"stream_turn", "save_conversation", "restore_conversation", "not_imposed"}
     assert methods(Engine) == {*ENGINE, "set_tree_budget", *internal}
     assert methods(Session) == {*SESSION}
 

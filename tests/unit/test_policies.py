@@ -139,7 +139,8 @@ def test_no_step_is_taken_that_could_not_pay_for_itself() -> None:
         return Children(np.ones(shape, dtype=np.int32), np.full(shape, np.log(0.5), dtype=np.float32))
 
     tree = grow(1, expand, TreeLimits(32, min_gain=0.2))
-    assert np.exp(tree.logprobs).tolist() == pytest.approx([1, 0.5, 0.25, 0.125])
+    # The third step would expand 0.25, of which the steps before it have added about two thirds.
+    assert np.exp(tree.logprobs).tolist() == pytest.approx([1, 0.5, 0.25])
 
 
 def _best_expected(shares: tuple[float, ...], nodes: int, depth: int) -> float:
