@@ -30,6 +30,7 @@ from edgespec.speculation.tree import TokenTree
 _TEXT = 32  # tokens before the rows that are timed
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 256, 512)
 _FEW_ROWS = (1, 4, 8, 16, 32, 56, 128, 512)  # if there is no time for several passes of each size
+_LEAST_ARITHMETIC = 0.01  # share of a pass: what waits for a busy disk leave cannot be less
 _LEAST_SIZES = 2  # of a full profile: one size alone does not say what more rows cost
 
 
@@ -129,7 +130,7 @@ def _time_passes(
                 if len(timed.seconds) >= least and time.perf_counter() + _expected(whole, size) > ends:
                     return
                 taken, waited = time_pass(target, tokens, size)
-                timed.add(size, max(taken - waited, 0.0))
+                timed.add(size, max(taken - waited, _LEAST_ARITHMETIC * taken))
                 whole.add(size, taken)
                 on_progress("Measuring passes", (turn + (number + 1) / len(rows)) / rounds)
     finally:
