@@ -130,7 +130,7 @@ def _time_passes(
                 if len(timed.seconds) >= least and time.perf_counter() + _expected(whole, size) > ends:
                     return
                 taken, waited = time_pass(target, tokens, size)
-                timed.add(size, max(taken - waited, _LEAST_ARITHMETIC * taken))
+                timed.add(size, taken - waited)
                 whole.add(size, taken)
                 on_progress("Measuring passes", (turn + (number + 1) / len(rows)) / rounds)
     finally:
@@ -172,7 +172,8 @@ def time_pass(target: Target, tokens: list[int], rows: int) -> tuple[float, floa
         taken = time.perf_counter() - begun
     waited, setup = target.context.waited_s - waited, target.context.setup_s - setup
     target.rewind(_TEXT)
-    return taken - setup, waited
+    taken = max(taken - setup, 0.0)
+    return taken, min(waited, (1 - _LEAST_ARITHMETIC) * taken)
 
 
 def _pass(target: Target, text: sequences.Sequence, tokens: list[int], rows: int) -> float:

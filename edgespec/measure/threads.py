@@ -103,7 +103,7 @@ def _measure(target: Target, counts: Iterable[int]) -> dict[int, dict[int, float
                 target.context.set_threads(count)
                 for size in rows:
                     taken, waited = time_pass(target, tokens, size)
-                    found[count][size] = min(found[count].get(size, math.inf), max(taken - waited, 0.0))
+                    found[count][size] = min(found[count].get(size, math.inf), taken - waited)
     finally:
         target.rewind(0)
     return found
