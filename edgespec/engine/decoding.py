@@ -54,9 +54,8 @@ class Decoder:
             trees = batch.trees(drafts.trees)
         with timer.part("verify"):
             result = self._target.verify(trees, batch.chunks)
-        with timer.part("observe"):
-            timer.observed_s = self._speculator.observe(batch, drafts, result.logits, timer.seconds("verify"))
         with timer.part("accept"):
+            timer.observed_s = self._speculator.observe(batch, drafts, result.logits, timer.seconds("verify"))
             paths = batch.accept(drafts.trees, result.logits)
             self._speculator.learn_choices(batch, drafts)
             self._target.commit(trees, paths)

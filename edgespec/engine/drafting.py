@@ -147,12 +147,11 @@ class Speculator:
         drafts = self._draft_together(batch) if own is None else self._draft_one(own)
         for sequence in batch.sequences:
             sequence.proposed_by = []
+        # Now, because the drafter forgets who proposed what when it learns from the trees.
         for place, index in enumerate(drafts.asked):
-            if batch.sequences[
-                index
-            ].is_traced:  # now, as the drafter forgets it when it learns from the trees
-                tree = drafts.trees[index].tree
-                batch.sequences[index].proposed_by = drafter.proposed_by(tree, place)
+            sequence = batch.sequences[index]
+            if sequence.is_traced:
+                sequence.proposed_by = drafter.proposed_by(drafts.trees[index].tree, place)
         if not drafts.asked:
             return drafts
         return replace(drafts, steps=drafter.steps, rows=drafter.rows, text_s=drafter.text_s)

@@ -13,7 +13,7 @@ from edgespec.engine.sequence import Batch
 from edgespec.engine.target import Target, TargetPass
 from edgespec.generation.result import PassRecord
 
-Part = Literal["draft", "verify", "observe", "accept"]
+Part = Literal["draft", "verify", "accept"]
 
 
 class PassTimer:
@@ -29,7 +29,7 @@ class PassTimer:
         self.observed_s = 0.0
         self._seconds: dict[Part, float] = {}
         self._read_s: dict[Part, float] = {}
-        self._prompt_rows = sum(sequence.unread for sequence in batch.sequences)
+        self._prompt_rows = batch.prompt_rows  # of the sequences before the pass
 
     @contextmanager
     def part(self, name: Part) -> Iterator[None]:
@@ -58,7 +58,7 @@ class PassTimer:
             expected_accepted=sum(tree.expected_accepted for tree in trees),
             draft_s=self._seconds["draft"],
             verify_s=self._seconds["verify"],
-            accept_s=self._seconds["observe"] + self._seconds["accept"],
+            accept_s=self._seconds["accept"],
             wait_s=result.waited_s,
             setup_s=result.setup_s,
             draft_read_s=self._read_s["draft"],

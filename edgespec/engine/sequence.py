@@ -306,9 +306,14 @@ class Batch:
         return sum(len(chunk.tokens) for chunk in self.chunks)
 
     @property
+    def prompt_rows(self) -> int:
+        """Rows that read the rest of the sequences' own prompts."""
+        return sum(sequence.unread for sequence in self.sequences)
+
+    @property
     def other_rows(self) -> int:
         """Rows that are no nodes: those of prompts."""
-        return sum(s.unread for s in self.sequences) + self.chunk_rows
+        return self.prompt_rows + self.chunk_rows
 
     @property
     def scored_rows(self) -> int:
