@@ -38,10 +38,9 @@ from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.llama.cache.shared_cells import SharedCells
 from edgespec.llama.cache.state_cache import N_SEQUENCES
 from edgespec.llama.cache.tree_cache import BranchingCache
-from edgespec.llama.cache.tree_rows import tree_batch
 from edgespec.llama.row_rule import FREE, THOROUGH, RowRule, Search, find_row_rule
 from edgespec.llama.runtime.backend import start_backend
-from edgespec.llama.runtime.batch import TokenBatch
+from edgespec.llama.runtime.batch import TokenBatch, tree_batch
 from edgespec.llama.runtime.context import Context, FloatArray
 from edgespec.llama.runtime.device_layers import ON_PROCESSOR
 from edgespec.llama.runtime.model import Model

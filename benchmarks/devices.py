@@ -35,7 +35,7 @@ from edgespec.planning.devices.assignment import layer_seconds, layer_sizes, usu
 from edgespec.planning.devices.cards import Card, Cards
 from edgespec.planning.devices.finding import find_devices
 from edgespec.planning.report.model_report import plan_for
-from edgespec.profiles.device_profile import DeviceProfile
+from edgespec.profiles.figures import DeviceProfile
 from edgespec.profiles.store import DiskProfile, PassProfile, ProfileStore, disk_key, machine_identity
 from edgespec.progress import no_progress
 from edgespec.units import readable

@@ -20,7 +20,7 @@ from edgespec.generation.config import GenerationConfig
 from edgespec.llama.runtime.batch import TokenBatch
 from edgespec.llama.runtime.context import Context
 from edgespec.llama.runtime.model import Model
-from edgespec.speculation.drafters.expansions import Expansions
+from edgespec.speculation.drafters.candidates import Expansions
 from edgespec.speculation.growth import Children, Frontier, TreeLimits
 from edgespec.speculation.learning.acceptance import CalibratedAcceptance
 from edgespec.speculation.learning.drafter_calibration import DrafterCalibration

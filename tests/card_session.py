@@ -41,7 +41,7 @@ from edgespec.planning.devices.assignment import usual_type
 from edgespec.planning.devices.finding import remember
 from edgespec.planning.devices.machine import MachineSnapshot
 from edgespec.planning.report.model_report import plan_for
-from edgespec.profiles.device_profile import DeviceProfile
+from edgespec.profiles.figures import DeviceProfile
 from edgespec.profiles.store import ProfileStore
 from edgespec.progress import no_progress
 

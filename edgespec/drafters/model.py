@@ -16,13 +16,12 @@ from edgespec.drafters.head_shortlist import HeadShortlist
 from edgespec.drafters.translation import Translation
 from edgespec.drafters.window import WHOLE, DraftWindow
 from edgespec.files.checked import CheckedFiles
-from edgespec.llama.cache.identity import cache_identity
 from edgespec.llama.cache.kv_cache import (
     KVCache,
     common_prefix,
     decode_together,
 )
-from edgespec.llama.cache.states import BLOCK, StateStore
+from edgespec.llama.cache.states import BLOCK, StateStore, cache_identity
 from edgespec.llama.runtime.batch import TokenBatch
 from edgespec.llama.runtime.context import Context
 from edgespec.llama.runtime.model import Model

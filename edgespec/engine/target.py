@@ -30,11 +30,10 @@ from edgespec.llama.cache.kv_cache import (
 from edgespec.llama.cache.state_cache import same_states
 from edgespec.llama.cache.state_file import StateFile
 from edgespec.llama.cache.states import StateStore
-from edgespec.llama.cache.tree_rows import tree_batch
 from edgespec.llama.output_pieces import OutputPieces, UnknownEnd, row_bytes, supports
 from edgespec.llama.prefill_chunks import PrefillChunks
 from edgespec.llama.row_rule import ANY_ROWS, RowRule
-from edgespec.llama.runtime.batch import IntArray, TokenBatch
+from edgespec.llama.runtime.batch import IntArray, TokenBatch, tree_batch
 from edgespec.llama.runtime.context import Context
 from edgespec.llama.runtime.model import Model
 from edgespec.speculation.tree import FloatArray

@@ -79,7 +79,7 @@ class PrefillChunks:
 
 
 def outcomes_path(folder: Path, fingerprint: str, identity: Mapping[str, str]) -> Path:
-    """The file for a model's caches with this identity (see cache.identity)."""
+    """The file for a model's caches with this identity (see cache.states)."""
     return folder / (file_stem(fingerprint, f"pieces {sorted(identity.items())}") + ".json")
 
 

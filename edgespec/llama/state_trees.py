@@ -18,9 +18,8 @@ from edgespec.files.per_model import file_stem
 from edgespec.files.small_json import remembered
 from edgespec.kernels.native.build import sources_digest
 from edgespec.llama.cache.state_cache import StateCache
-from edgespec.llama.cache.tree_rows import tree_batch
 from edgespec.llama.runtime.backend import build_identity
-from edgespec.llama.runtime.batch import TokenBatch
+from edgespec.llama.runtime.batch import TokenBatch, tree_batch
 from edgespec.llama.runtime.context import BranchesFailed, Context, FloatArray
 from edgespec.speculation.tree import TokenTree
 

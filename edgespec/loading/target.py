@@ -10,8 +10,8 @@ from edgespec.errors import BackendError
 from edgespec.files.state import FileState
 from edgespec.files.user_folders import cache_folder
 from edgespec.heads.opening import Shown
-from edgespec.llama.cache.identity import cache_identity
 from edgespec.llama.cache.state_cache import N_SEQUENCES
+from edgespec.llama.cache.states import cache_identity
 from edgespec.llama.first_layers import FirstLayers
 from edgespec.llama.prefill_chunks import PrefillChunks, outcomes_path
 from edgespec.llama.row_rule import ANY_ROWS, RowRule, RowRuleStore

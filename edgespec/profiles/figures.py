@@ -1,9 +1,9 @@
-"""Measurements as JSON: curves by their points, everything else as it is."""
+"""Measurements as JSON, and those of a device: curves by their points, everything else as it is."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from edgespec.costs.curves import Curve
@@ -44,3 +44,23 @@ def _written(value: Any) -> Any:
     if isinstance(value, Curve):
         return [[row, round(s, 7)] for row, s in zip(value.rows, value.seconds, strict=True)]
     return list(value) if isinstance(value, tuple) else value
+
+
+@dataclass(frozen=True)
+class DeviceProfile(Figures):
+    """Measured products and transfers on a device of this machine.
+
+    Attributes:
+        seconds: for a byte of weights as they are in files, for each of kernels.report.ROWS.
+        own_seconds: the same on the processor.
+        transfer: seconds in which so many bytes get there and back.
+    """
+
+    seconds: tuple[float, ...]
+    own_seconds: tuple[float, ...]
+    transfer: Curve
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second between memory and the device, one way, for large transfers."""
+        return 2 * self.transfer.rows[-1] / max(self.transfer.seconds[-1], 1e-9)

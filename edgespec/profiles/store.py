@@ -26,8 +26,7 @@ from edgespec.files.small_json import read_json, save_json
 from edgespec.files.user_folders import cache_folder
 from edgespec.machine.contention import DISTURBED
 from edgespec.machine.cores import probe_cores
-from edgespec.profiles.device_profile import DeviceProfile
-from edgespec.profiles.figures import Figures
+from edgespec.profiles.figures import DeviceProfile, Figures
 
 _VERSION = 3
 _NOISY = 0.15  # half the interquartile range, relative to the median

@@ -16,9 +16,8 @@ from typing import Any
 
 from edgespec.text.calls import harmony
 from edgespec.text.calls.derivation import Messages, derive, shown_answers
-from edgespec.text.calls.headers import Headers, ShownAnswers, headers_of
+from edgespec.text.calls.headers import Headers, ShownAnswers, TextTags, headers_of, text_tags_of
 from edgespec.text.calls.syntax import GENERIC, CallSyntax, family_of, learned, listing_family_of
-from edgespec.text.calls.text_tags import TextTags, text_tags_of
 
 
 @dataclass(frozen=True)

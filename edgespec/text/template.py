@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgespec.errors import TemplateError
-from edgespec.text.conversation_forms import forms, in_parts, is_shown
-from edgespec.text.schema_forms import with_whole_schemas
+from edgespec.text.conversation_forms import forms, in_parts, is_shown, with_whole_schemas
 from edgespec.text.template_process import MAX_OUTPUT_CHARS, OTHER_FILE, TemplateProcess
 
 WORKER_BYTES = 16 << 20  # memory of the process that renders templates, without the libraries it shares

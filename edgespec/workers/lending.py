@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import queue
+import signal
 import socket
 import subprocess
 import sys
@@ -17,8 +18,10 @@ from typing import Any
 
 from edgespec.errors import BackendError, UsageError
 from edgespec.installation import install_command
+from edgespec.kernels.ggml import rpc
+from edgespec.kernels.ggml.structs import UnsupportedBuild
+from edgespec.machine.probe import available_memory
 from edgespec.processes.exit_status import describe_exit
-from edgespec.workers.server import NO_ADDRESS, NO_RPC
 
 REBUILD = f"Compile it with its RPC backend: {install_command(rebuild=True)}"
 
@@ -110,7 +113,7 @@ class LendingServer:
 
     def _start(self) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-m", "edgespec.workers.server", json.dumps(vars(self._offer))],
+            [sys.executable, "-m", "edgespec.workers.lending", json.dumps(vars(self._offer))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -169,3 +172,46 @@ class LendingServer:
                 "Choose another address with --listen.",
             )
         return BackendError(f"llama.cpp {describe_exit(code)}.", "Run 'edgespec doctor'.")
+
+
+NO_ADDRESS, NO_RPC = 3, 4
+"""Exit codes: the address cannot be listened on; this llama.cpp build has no RPC."""
+
+_MARGIN = 0.05  # of available memory, left for other programs
+
+
+def lendable_bytes(limit: int | None) -> int:
+    """Memory of this machine that may be lent now."""
+    free = int(available_memory() * (1 - _MARGIN))
+    return free if limit is None else min(limit, free)
+
+
+def main() -> None:
+    """Serve until the parent ends."""
+    order = json.loads(sys.argv[1])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent as well, which ends this
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    if not rpc.has_rpc():
+        os._exit(NO_RPC)
+    try:
+        devices = rpc.own_devices()
+        limit = rpc.LimitedMemory(
+            devices[-1], lambda: lendable_bytes(order["memory"]), lambda: lendable_bytes(None)
+        )
+        facts = [rpc.describe(device) for device in devices]
+        print(json.dumps({"devices": [vars(fact) for fact in facts]}), flush=True)
+        rpc.lend(f"{order['host']}:{order['port']}", devices, order["threads"])
+    except UnsupportedBuild as error:
+        print(error, file=sys.stderr)
+        os._exit(NO_RPC)
+    del limit
+    os._exit(NO_ADDRESS)
+
+
+def _end_with_parent() -> None:
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

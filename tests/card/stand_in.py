@@ -12,7 +12,7 @@ from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.planning.devices.assignment import usual_type
 from edgespec.planning.devices.finding import remember
-from edgespec.profiles.device_profile import DeviceProfile
+from edgespec.profiles.figures import DeviceProfile
 from edgespec.profiles.store import ProfileStore
 from tests.card.device import STAND_IN
 

@@ -138,7 +138,7 @@ def test_a_device_that_runs_out_of_memory_gets_fewer_layers(
     monkeypatch.setenv("MALLOC_ARENA_MAX", "1")  # a thread's arena would reserve as much as the model takes
     with LocalWorker("--threads", "1") as worker:
         children = psutil.Process(worker.pid).children()
-        (server,) = [child for child in children if "edgespec.workers.server" in child.cmdline()]
+        (server,) = [child for child in children if "edgespec.workers.lending" in child.cmdline()]
         found = session(smol_path, q4_drafter_path, worker, server=server.pid)["out of memory"]
     assert len(found.get("tokens", ())) == 16, found
     assert "A device ran out of memory" in found["warnings"][0]

@@ -142,7 +142,7 @@ def test_a_client_that_asks_for_more_than_it_was_told_does_not_get_it(has_rpc: N
     with LocalWorker("--threads", "1", "--memory", "300MiB") as worker:
         address = WorkerAddress.parse(worker.address)
         children = psutil.Process(worker.pid).children()
-        (server,) = [child for child in children if "edgespec.workers.server" in child.cmdline()]
+        (server,) = [child for child in children if "edgespec.workers.lending" in child.cmdline()]
 
         def allocate(connection: WorkerConnection, size: int) -> int:
             buffer, given = asked(connection, RPCCommand.ALLOCATE, struct.pack("<IQ", 0, size))
@@ -411,7 +411,7 @@ def test_a_worker_outlives_a_client_that_crashes_its_server(has_rpc: None) -> No
 def test_a_server_ends_with_the_program_that_started_it(has_rpc: None) -> None:
     with LocalWorker("--threads", "1") as worker:
         children = psutil.Process(worker.pid).children(recursive=True)
-        (server,) = [child for child in children if "edgespec.workers.server" in child.cmdline()]
+        (server,) = [child for child in children if "edgespec.workers.lending" in child.cmdline()]
         os.kill(worker.pid, signal.SIGKILL)
         server.wait(PATIENCE_S)
         with pytest.raises(WorkerError, match="cannot be reached"):

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.llama.cache.tree_rows import tree_batch
-from edgespec.llama.runtime.batch import EncoderBatch, TokenBatch
+from edgespec.llama.runtime.batch import EncoderBatch, TokenBatch, tree_batch
 from edgespec.speculation.tree import TokenTree
 from tests.unit.strategies import trees
 

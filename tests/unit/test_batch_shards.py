@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.cli.batch.input.job import Job
-from edgespec.cli.batch.input.shard import Shard
+from edgespec.cli.batch.input.job import Job, Shard
 from edgespec.cli.main import main
 from edgespec.errors import UsageError
 from tests.unit.talking import TalkingEngine, records, write_lines

@@ -21,7 +21,7 @@ from edgespec.kernels.layouts import (
     weight_layout,
 )
 from edgespec.kernels.setting import PLAIN, SETTINGS, VARIABLE, allowed_layouts
-from edgespec.llama.cache.identity import cache_identity
+from edgespec.llama.cache.states import cache_identity
 from edgespec.llama.row_rule import THOROUGH, RowRuleStore
 from edgespec.llama.runtime.backend import build_identity, start_backend
 from edgespec.llama.runtime.model import Model

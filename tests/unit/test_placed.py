@@ -23,7 +23,7 @@ from edgespec.planning.memory.budget import least_budget
 from edgespec.planning.plan import Plan, Planner
 from edgespec.planning.report.model_report import plan_for
 from edgespec.planning.report.report import PlanReport
-from edgespec.profiles.device_profile import DeviceProfile
+from edgespec.profiles.figures import DeviceProfile
 from edgespec.profiles.store import PassProfile, ProfileStore, machine_identity
 from edgespec.progress import no_progress
 

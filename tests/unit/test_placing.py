@@ -27,7 +27,7 @@ from edgespec.planning.devices.cards import Card, Cards
 from edgespec.planning.devices.finding import PlacementRequest
 from edgespec.planning.devices.placing import RESERVED_SHARE, drafter_card, place_on_cards, without
 from edgespec.planning.memory.needs import MemoryNeeds
-from edgespec.profiles.device_profile import DeviceProfile
+from edgespec.profiles.figures import DeviceProfile
 from edgespec.profiles.store import ProfileKeys, ProfileStore
 
 LAYERS, LAYER, OUTSIDE = 10, 100 << 20, 50 << 20

@@ -22,7 +22,7 @@ from edgespec.planning.devices.cards import Card, Cards
 from edgespec.planning.devices.machine import MachineSnapshot
 from edgespec.planning.memory.budget import least_budget
 from edgespec.planning.plan import Plan, Planner
-from edgespec.profiles.device_profile import DeviceProfile
+from edgespec.profiles.figures import DeviceProfile
 from edgespec.profiles.store import ProfileStore
 from tests.tiers import examples
 from tests.unit.planning_oracle import carry_out, decide, predict_on

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.speculation.drafters.expansions import Expansions
+from edgespec.speculation.drafters.candidates import Expansions
 from edgespec.speculation.drafters.proposing import ProposingDrafter
 from edgespec.speculation.evidence import NOTHING
 from edgespec.speculation.growth import Children, Frontier, TreeLimits

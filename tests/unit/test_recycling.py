@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgespec.speculation.drafters.merging import observed, target_rows
 from edgespec.speculation.drafters.proposing import ProposingDrafter
 from edgespec.speculation.evidence import RecycledFrom, recycled_classes
 from edgespec.speculation.growth import Frontier, TreeLimits
 from edgespec.speculation.ranking import ProbabilityRanking
 from edgespec.speculation.sources.base import KEPT_OF_ROWS, TargetRows
 from edgespec.speculation.sources.recycling import RecycledSource, Successors, _pair_keys
-from edgespec.speculation.sources.target_rows import observed, target_rows
 from edgespec.speculation.tree import TokenTree
 from tests.unit.strategies import distinct_trees, texts_of
 

@@ -25,7 +25,7 @@ from edgespec.planning.devices.cards import Card, Cards
 from edgespec.planning.devices.machine import MachineSnapshot
 from edgespec.planning.plan import Planner, SequencePlan
 from edgespec.planning.sequences import plan_sequences
-from edgespec.profiles.device_profile import DeviceProfile
+from edgespec.profiles.figures import DeviceProfile
 from edgespec.profiles.store import PassProfile, ProfileStore, machine_identity
 
 FLAT = Curve((1, 60), (0.1, 0.1))

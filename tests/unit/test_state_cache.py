@@ -13,7 +13,7 @@ from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.kernels.native import library
 from edgespec.kernels.native.library import StateBranching
 from edgespec.llama.cache.state_cache import TreeRows, same_states, tree_of
-from edgespec.llama.cache.tree_rows import tree_batch
+from edgespec.llama.runtime.batch import tree_batch
 from edgespec.speculation.tree import TokenTree
 from tests.unit.strategies import trees
 

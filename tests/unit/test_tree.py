@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.llama.cache.tree_rows import tree_batch
-from edgespec.llama.runtime.batch import TokenBatch
+from edgespec.llama.runtime.batch import TokenBatch, tree_batch
 from edgespec.speculation.tree import TokenTree
 from tests.unit.strategies import ancestry, assert_well_formed, distinct_trees, text_of, texts_of, trees
 

@@ -22,9 +22,8 @@ from edgespec.cli.batch.formats import openai_format
 from edgespec.cli.batch.formats.lines import read_jobs
 from edgespec.cli.batch.formats.records import Key
 from edgespec.cli.batch.input.input_file import count_lines, is_file, open_input, usual_tokens
-from edgespec.cli.batch.input.job import Job
+from edgespec.cli.batch.input.job import Job, Shard
 from edgespec.cli.batch.input.job_queue import JobQueue
-from edgespec.cli.batch.input.shard import Shard
 from edgespec.cli.batch.output.result_file import ResultFile
 from edgespec.cli.batch.output.resume import EarlierAnswers
 from edgespec.cli.batch.output.wanted import WantedResult, results_of

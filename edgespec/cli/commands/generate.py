@@ -15,7 +15,7 @@ import typer
 
 from edgespec.cli.batch.engines import load_here, load_on_cluster
 from edgespec.cli.batch.formats.own_format import MOST_ANSWERS
-from edgespec.cli.batch.input.shard import Shard
+from edgespec.cli.batch.input.job import Shard
 from edgespec.cli.batch.output.result_file import ResultFile
 from edgespec.cli.batch.run import BatchRun, with_system
 from edgespec.cli.conversation.attach import Attachments, after_files, read_attachments

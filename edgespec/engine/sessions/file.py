@@ -33,7 +33,7 @@ class Conversation:
     """The contents of a saved session.
 
     Attributes:
-        identity: what the saved states depend on; see `llama.cache.identity`.
+        identity: what the saved states depend on; see `llama.cache.states`.
         system: the system prompt.
         messages: {"role", "content"} of each turn, without the system prompt.
         pending: a question without an answer.

@@ -19,7 +19,7 @@ def misfit(saved: Conversation, file: SessionFile, now: Mapping[str, str], conte
     """The reason why the saved states of a conversation do not fit; empty if they do.
 
     Args:
-        now: the identity of the states that the engine makes; see `llama.cache.identity`.
+        now: the identity of the states that the engine makes; see `llama.cache.states`.
         context: tokens that it holds.
 
     Raises:

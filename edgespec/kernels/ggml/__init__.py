@@ -27,7 +27,6 @@ from edgespec.kernels.ggml.experts import (
     stack_of,
 )
 from edgespec.kernels.ggml.functions import cpu_device, cpu_library, cpu_variant, functions
-from edgespec.kernels.ggml.map_address import address_of_map
 from edgespec.kernels.ggml.operations import (
     attention_operation,
     indexed_product,
@@ -49,7 +48,7 @@ from edgespec.kernels.ggml.tensors import (
     shape_of,
     without_sources,
 )
-from edgespec.kernels.ggml.unbacked import UnbackedBufferType
+from edgespec.kernels.ggml.unbacked import UnbackedBufferType, address_of_map
 
 __all__ = [
     "F16",

@@ -8,8 +8,16 @@ from collections.abc import Callable
 from typing import Any
 
 from edgespec.kernels.ggml.functions import functions
-from edgespec.kernels.ggml.map_address import address_of_map
-from edgespec.kernels.ggml.structs import POINTER, SIZE, Address, Buffer, BufferType, Tensor
+from edgespec.kernels.ggml.structs import (
+    POINTER,
+    SIZE,
+    Address,
+    Buffer,
+    BufferType,
+    Tensor,
+    UnsupportedBuild,
+    pointer_fields,
+)
 from edgespec.machine.address_space import address_space
 
 _UNREAD = b"\x01"  # replaces the first letter of a name
@@ -116,3 +124,26 @@ class UnbackedBufferType:
 
 def _address_of(function: Any) -> Address:
     return int(ctypes.cast(function, POINTER).value or 0)
+
+
+def address_of_map(area: mmap.mmap) -> Address:
+    """The address of an anonymous map, which must stay open while the address is in use."""
+    # from_buffer refuses read-only maps, so the address is taken through the buffer interface.
+    view = _PyBuffer()
+    python = ctypes.pythonapi
+    if python.PyObject_GetBuffer(ctypes.py_object(area), ctypes.byref(view), 0):
+        raise UnsupportedBuild("the address of a memory map cannot be found")
+    address = int(view.buf)
+    python.PyBuffer_Release(ctypes.byref(view))
+    return address
+
+
+class _PyBuffer(ctypes.Structure):
+    _fields_ = [
+        *pointer_fields("buf", "obj"),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        *pointer_fields("format", "shape", "strides", "suboffsets", "internal"),
+    ]

@@ -10,6 +10,8 @@ import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.speculation.tree import TokenTree
+
 IntArray = NDArray[np.int32]
 
 
@@ -211,3 +213,15 @@ class _RawBatch(ctypes.Structure):
 
 
 assert ctypes.sizeof(_RawBatch) == ctypes.sizeof(llama_cpp.llama_batch)
+
+
+def tree_batch(tree: TokenTree, start: int) -> TokenBatch:
+    """The rows that decode a tree with its root at position `start`, with logits for every node."""
+    numbers, offsets = tree.sequences
+    return TokenBatch(
+        tokens=tree.tokens,
+        positions=tree.depths + start,
+        sequence_ids=numbers,
+        offsets=offsets,
+        wants_logits=np.ones(len(tree), dtype=np.bool_),
+    )

@@ -10,7 +10,7 @@ from edgespec.errors import BackendError
 from edgespec.kernels.ggml import Address, rpc
 from edgespec.kernels.ggml.devices import device_named
 from edgespec.option import named
-from edgespec.profiles.device_profile import DeviceProfile
+from edgespec.profiles.figures import DeviceProfile
 
 
 @dataclass(frozen=True)

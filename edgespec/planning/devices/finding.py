@@ -15,7 +15,7 @@ from edgespec.models.gguf.layers import ModelFiles
 from edgespec.option import named
 from edgespec.planning.devices.assignment import usual_type
 from edgespec.planning.devices.cards import Card, Cards
-from edgespec.profiles.device_profile import DeviceProfile
+from edgespec.profiles.figures import DeviceProfile
 from edgespec.profiles.store import Key, ProfileStore, machine_identity
 from edgespec.progress import Progress, no_progress
 from edgespec.units import readable
