@@ -31,7 +31,7 @@ from benchmarks.workload import read_lines, smollm2
 from edgespec.bench.rows.workload import Question, balanced, own_questions, read_questions
 from edgespec.engine.engine import Engine
 from edgespec.engine.sequence import Sizer
-from edgespec.generation.config import GenerationConfig
+from edgespec.generation.config import GenerationConfig, Grammar
 from edgespec.generation.result import Generation
 from edgespec.models.gguf.header import read_header
 from edgespec.models.hub.recommended import recommended_sampling
@@ -52,11 +52,11 @@ def main() -> None:
             if options.results:
                 with options.results.open("a") as file:
                     file.writelines(json.dumps(row) + "\n" for row in group)
-    show([row for row in rows if row["way"] in options.ways])
+    show([row for row in rows if row["way"] in options.ways], options.by)
 
 
-def show(rows: Sequence[Row]) -> None:
-    """A table for each way to sample, length and kind of text."""
+def show(rows: Sequence[Row], by: str = "kind") -> None:
+    """A table for each way to sample and length, with rows for each kind of text or each category."""
     for sampling, tokens in sorted({(row["sampling"], row["limit"]) for row in rows}):
         print(f"\n{sampling}, up to {tokens} tokens:\n")
         print_head(
@@ -64,8 +64,8 @@ def show(rows: Sequence[Row]) -> None:
             *("nodes", "drafting, share", "pass, s", "observing, share"),
         )
         of_these = [row for row in rows if (row["sampling"], row["limit"]) == (sampling, tokens)]
-        for kind in ("code", "prose"):
-            _show_kind(kind, [row for row in of_these if row["kind"] == kind])
+        for kind in dict.fromkeys(row[by] for row in of_these):
+            _show_kind(kind, [row for row in of_these if row[by] == kind])
 
 
 def _show_kind(kind: str, rows: Sequence[Row]) -> None:
@@ -111,6 +111,7 @@ class _Way:
 def _measured(options: argparse.Namespace, known: Iterable[Row]) -> Iterator[list[Row]]:
     """Answers to one question after another, each in all ways."""
     samplings = _samplings(options)
+    grammar = Grammar.of_schema(json.loads(options.schema.read_text("utf-8"))) if options.schema else None
     done = {(row["question"], row["sampling"], row["limit"], row["way"]) for row in known}
     ends = time.monotonic() + options.seconds
     with edgespec.load(
@@ -127,7 +128,7 @@ def _measured(options: argparse.Namespace, known: Iterable[Row]) -> Iterator[lis
         _answer(engine, ways[options.ways[-1]], "Why is the sky blue?", GenerationConfig(max_tokens=16))
         number = 0
         for tokens in options.tokens:
-            for question in questions_of(options.questions, options.count):
+            for question in _questions(options):
                 for sampling, settings in samplings:
                     number += 1
                     key = question.identifier, sampling, tokens
@@ -135,7 +136,7 @@ def _measured(options: argparse.Namespace, known: Iterable[Row]) -> Iterator[lis
                         continue
                     if time.monotonic() > ends:
                         return
-                    config = GenerationConfig(max_tokens=tokens, seed=7).with_(**settings)
+                    config = GenerationConfig(max_tokens=tokens, seed=7, grammar=grammar).with_(**settings)
                     group = []
                     for way in _rotated(options.ways, number):
                         if not options.keep:
@@ -199,6 +200,14 @@ def _row(question: Question, way: str, sampling: str, tokens: int, made: Generat
     }
 
 
+def _questions(options: argparse.Namespace) -> Sequence[Question]:
+    if options.only:
+        return balanced(
+            [question for path in options.only for question in read_questions(path)], options.count
+        )
+    return questions_of(options.questions, options.count)
+
+
 def questions_of(paths: Sequence[Path] | None, count: int) -> list[Question]:
     """As many about code as about anything else, in turn: those of `bench`, and of files.
 
@@ -239,7 +248,12 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--tokens", type=int, nargs="+", default=[128], help="of each answer, at most")
     parser.add_argument("--questions", type=Path, nargs="*", help="files of questions beside those of bench")
-    parser.add_argument("--count", type=int, default=12, help="questions of each kind")
+    parser.add_argument("--count", type=int, default=12, help="questions of each kind, or with --only in all")
+    parser.add_argument("--only", type=Path, nargs="*", help="files of questions instead of those of bench")
+    parser.add_argument(
+        "--by", choices=("kind", "category"), default="kind", help="what a row of a table is of"
+    )
+    parser.add_argument("--schema", type=Path, help="a JSON schema that all answers follow")
     parser.add_argument("--keep", action="store_true", help="forget nothing from question to question")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no question after these")
     parser.add_argument("--results", type=Path, help="file of JSON lines to add to")
