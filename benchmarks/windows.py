@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=[4000, 16000])
     parser.add_argument("--windows", nargs="+", default=["plain", "0", "1024", "4096"])
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--nodes", type=int, help="of every tree (default: sized while running)")
     options = parser.parse_args()
     print_head("tokens", "window", "first token, s", "tokens/s", "tokens a pass", "a draft step, ms")
     with tempfile.TemporaryDirectory() as folder:
@@ -77,6 +78,8 @@ def answers(options: argparse.Namespace, length: int, window: str, begun: Path) 
         context=_context(options, length),
         learn=False,
     ) as engine:
+        if not plain:
+            engine.set_tree_budget(options.nodes)
         session = edgespec.Session(engine)
         copy = begun.with_stem(f"{length}-{window}")
         shutil.copy(begun, copy)

@@ -289,11 +289,15 @@ def install_models(environment: Environment, installed: dict[str, str], wanted: 
         raise environment.failure("Check the network connection, and try again.")
 
 
-def compile_kernels(environment: Environment) -> bool:
-    """Compile EdgeSpec's own kernels, unless they are there; without them, llama.cpp's serve."""
+def compile_kernels(environment: Environment, *options: str) -> bool:
+    """Compile EdgeSpec's own kernels, unless they are there; without them, llama.cpp's serve.
+
+    Args:
+        options: of their build.
+    """
     log = environment.path / "setup-kernels.log"
     log.unlink(missing_ok=True)
-    if environment.run("edgespec.kernels.native.build", log=log, python=sys.executable):
+    if environment.run("edgespec.kernels.native.build", *options, log=log, python=sys.executable):
         return True
     said = "\n".join(log.read_text("utf-8", "replace").splitlines()[2:])  # below the command
     environment.progress.say(f"{said.strip()}\nllama.cpp's kernels are used instead, which are slower.")
@@ -301,7 +305,12 @@ def compile_kernels(environment: Environment) -> bool:
 
 
 def compile_kernels_meanwhile(environment: Environment) -> None:
-    environment.progress.during("kernels", "compiling EdgeSpec's own", lambda: compile_kernels(environment))
+    """Compile own kernels in the time that installing waits for the network: an answer needs them last."""
+
+    def compiled() -> bool:
+        return compile_kernels(environment, "--background")
+
+    environment.progress.during("kernels", "compiling EdgeSpec's own", compiled)
 
 
 def try_kernels(environment: Environment) -> None:

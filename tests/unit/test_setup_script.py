@@ -477,7 +477,7 @@ def test_compiling_and_installing_run_side_by_side(
         installing.set()
         assert compiling.wait(30)
 
-    def kernels(_: object) -> bool:
+    def kernels(*_: object) -> bool:
         steps.append("kernels")
         return True
 
@@ -532,7 +532,7 @@ def test_what_fails_ends_what_runs_beside_it(
 
     monkeypatch.setattr(environment, "create", lambda: None)
     monkeypatch.setattr(setup, "build_llama_cpp", build)
-    monkeypatch.setattr(setup, "compile_kernels", lambda _: True)
+    monkeypatch.setattr(setup, "compile_kernels", lambda *_: True)
     monkeypatch.setattr(setup, "install_dependencies", torch)
     pins = setup.read_pins(SCRIPT.parents[1] / "constraints.txt")
     with pytest.raises(setup.SetupError, match="the network is away"):

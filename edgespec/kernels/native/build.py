@@ -234,7 +234,10 @@ def main() -> int:
         metavar="FOLDER",
         help="compile one for all processors of this architecture there",
     )
+    parser.add_argument("--background", action="store_true", help="leave the processor to other programs")
     arguments = parser.parse_args()
+    if arguments.background and sys.platform != "win32":
+        os.nice(10)
     try:
         print(build_into(arguments.into) if arguments.into else build(again=arguments.again))
     except (BuildFailed, OSError) as error:
