@@ -118,6 +118,11 @@ def release_free_memory() -> None:
     It takes a fraction of a second, so it is for times when nothing else is to be done.
     """
     gc.collect()
+    trim_heap()
+
+
+def trim_heap() -> None:
+    """Return to the system what malloc keeps of freed memory (glibc); takes milliseconds."""
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:

@@ -12,8 +12,9 @@ import hashlib
 import math
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,7 @@ from edgespec.speculation.learning.tables import TableStore
 _VERSIONED = "2 "  # prefix of table names in this version of the file
 _CELLS, _VALUES, _SHAPE = " cells", " values", " shape"
 _MOST_CELLS = 1 << 24  # of a table; larger ones were not written by this program
+_AT_ONCE = 1 << 16  # cells that are searched at a time
 
 
 class TableFile(TableStore):
@@ -51,19 +53,32 @@ class TableFile(TableStore):
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(self._path, durable=False) as file:
-                np.savez(file, allow_pickle=False, **_packed(self._tables))
+                _write(file, self._tables)
         self._changed = False
 
 
-def _packed(tables: Mapping[str, NDArray[np.floating]]) -> dict[str, NDArray[np.generic]]:
-    """The arrays of a file: each table's shape, and its nonzero cells with their values."""
-    arrays: dict[str, NDArray[np.generic]] = {}
-    for name, table in tables.items():
-        cells = np.flatnonzero(table)
-        arrays[_VERSIONED + name + _SHAPE] = np.array(table.shape, dtype=np.int64)
-        arrays[_VERSIONED + name + _CELLS] = cells.astype(np.uint32)
-        arrays[_VERSIONED + name + _VALUES] = table.ravel()[cells].astype(np.float32)
-    return arrays
+def _write(file: IO[bytes], tables: Mapping[str, NDArray[np.floating]]) -> None:
+    """Write the file as `np.savez` would, but with only one array of it in memory at a time."""
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, table in tables.items():
+            for kind, make in _PACKED.items():
+                with archive.open(f"{_VERSIONED}{name}{kind}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, make(table), allow_pickle=False)
+
+
+def _cells_of(table: NDArray[np.floating]) -> NDArray[np.uint32]:
+    """The numbers of the cells that are not zero."""
+    flat, found = table.ravel(), []
+    for start in range(0, flat.size, _AT_ONCE):  # numpy finds them as numbers of 64 bits
+        found.append((np.flatnonzero(flat[start : start + _AT_ONCE]) + start).astype(np.uint32))
+    return np.concatenate(found) if found else np.empty(0, dtype=np.uint32)
+
+
+_PACKED: Mapping[str, Callable[[NDArray[np.floating]], NDArray[np.generic]]] = {
+    _SHAPE: lambda table: np.array(table.shape, dtype=np.int64),
+    _CELLS: _cells_of,
+    _VALUES: lambda table: table[table != 0].astype(np.float32, copy=False),
+}
 
 
 def _read(path: Path) -> dict[str, NDArray[np.floating]]:

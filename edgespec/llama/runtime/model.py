@@ -22,6 +22,7 @@ from edgespec.llama.runtime.signals import DeferredSignals
 from edgespec.llama.runtime.vetting import require_survived
 from edgespec.llama.runtime.weight_store import AllInMemory, WeightStore
 from edgespec.llama.tokenizer.vocabulary import Vocabulary
+from edgespec.machine.memory import trim_heap
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import mtp_layers
 from edgespec.models.gguf.split_files import parts_by_name
@@ -169,6 +170,9 @@ class Model:
                     f"'{path}' was changed while it was being loaded.",
                     "Wait until its download or copy has finished.",
                 )
+            # llama.cpp has freed its copy of the header, with a string for every token. Malloc would keep
+            # these megabytes beside the weights that are read next.
+            trim_heap()
             self.vocabulary = Vocabulary(llama_cpp.llama_model_get_vocab(self._handle))
             self.weights.loaded()
         except BaseException:

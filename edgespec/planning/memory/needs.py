@@ -37,7 +37,7 @@ MOST_PROMPT_ROWS = 512
 BESIDE_STREAM_ROWS = 128
 """Most rows of a piece of a prompt that a drafter reads beside a streamed target, which takes far longer."""
 
-LEARNED_BYTES = 22 << 20  # for what is learned of a pair with a model as drafter, including while it is saved
+LEARNED_BYTES = 12 << 20  # for what is learned of a pair with a model as drafter, including while it is saved
 _SHOWN_COPIES = 3  # of a row's hidden states: as they are found, side by side, and waiting to be encoded
 LATER_BYTES = 12 << 20  # imports and small allocations during generation
 
