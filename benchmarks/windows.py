@@ -95,7 +95,8 @@ def answers(options: argparse.Namespace, length: int, window: str, begun: Path) 
 
 
 def _context(options: argparse.Namespace, length: int) -> int:
-    return length + 256 + len(QUESTIONS) * (options.tokens + 64)
+    tokens: int = options.tokens
+    return length + 256 + len(QUESTIONS) * (tokens + 64)
 
 
 def _show(length: int, window: str, made: list[Generation]) -> None:
