@@ -149,7 +149,7 @@ class Environment:
         """True if llama.cpp was compiled with the options that are asked for, if any are, and works here."""
         mark = self._read_mark()
         works = not build_fixes.are_needed() or mark.get("build_fixes") == build_fixes.digest()
-        return works and self.cmake_args in ("", mark.get("cmake_args"))
+        return works and self.cmake_args in ("", mark.get("cmake_args")) and self._reads_images()
 
     def mark_current(self, *, dev: bool, compiled: bool) -> None:
         """Note what is installed now.
@@ -235,6 +235,15 @@ class Environment:
         except (OSError, ValueError):
             return {}
         return mark
+
+    def _reads_images(self) -> bool:
+        """False if llama.cpp was compiled here without its library for images, as it once was."""
+        folders = [
+            folder
+            for pattern in ("lib/python*/site-packages", "Lib/site-packages")
+            for folder in self.path.glob(f"{pattern}/llama_cpp/lib")
+        ]
+        return not folders or any(any(folder.glob("*mtmd*")) for folder in folders)
 
     def has_pip(self) -> bool:
         """False where creating it was interrupted: pip comes last."""

@@ -24,7 +24,7 @@ from progress import duration
 UNITS = Path(__file__).resolve().with_name("llama_cpp.cmake")
 BINDINGS = "llama-cpp-python"
 TOOLS = ["scikit-build-core[pyproject]>=0.9.2"]  # as the bindings' pyproject.toml has it
-CORE_SECONDS = 260  # what a core of a usual processor takes to compile it, measured
+CORE_SECONDS = 300  # what a core of a usual processor takes to compile it, measured
 _KEPT_WHEELS = 4
 
 # Runs among the sources, and prints what else their build needs, such as CMake where the system has none.
@@ -95,10 +95,11 @@ def _options(environment: Environment) -> str:
 
 def _variables(options: str) -> dict[str, str]:
     """What the build finds in its environment."""
-    # The part that reads images and sound is not used, and takes long to compile. The one that lets several
-    # machines hold one model is two files. Warnings are for llama.cpp's own developers, and take time.
+    # The part that reads images could start another program to read films. The one that lets several machines
+    # hold one model is two files. Warnings are for llama.cpp's own developers, and take time.
     own = [
-        "-DLLAVA_BUILD=OFF",
+        "-DLLAVA_BUILD=ON",
+        "-DMTMD_VIDEO=OFF",
         "-DGGML_RPC=ON",
         "-DLLAMA_ALL_WARNINGS=OFF",
         "-DGGML_ALL_WARNINGS=OFF",

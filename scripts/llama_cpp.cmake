@@ -53,10 +53,11 @@ function(edgespec_units)
     edgespec_unit(ggml-cpu backend "" ggml-cpu/ggml-cpu.cpp ggml-cpu/traits.cpp ggml-cpu/hbm.cpp ggml-cpu/amx/amx.cpp)
     edgespec_unit(ggml-cpu values "" ggml-cpu/binary-ops.cpp ggml-cpu/unary-ops.cpp ggml-cpu/vec.cpp)
     edgespec_with(-O1 ggml-rpc ggml-rpc.cpp transport.cpp)
+    edgespec_images()
     # Weights are quantized once, and decoded a row at a time.
     edgespec_with(-O2 ggml-base ggml-quants.c)
     if(TARGET vendor-hash)
-        set_target_properties(vendor-hash PROPERTIES EXCLUDE_FROM_ALL ON)  # for programs that are not compiled
+        set_target_properties(vendor-hash PROPERTIES EXCLUDE_FROM_ALL ON)  # compiled only for what needs it
     endif()
 endfunction()
 
@@ -81,6 +82,20 @@ function(edgespec_models)
         edgespec_unit(llama models-${number} "-O1" ${some})
     endforeach()
     set_target_properties(llama PROPERTIES UNITY_BUILD OFF)
+endfunction()
+
+# What reads images: it describes graphs, too, and clip.cpp reads a file's header, so little of it need be fast.
+function(edgespec_images)
+    if(NOT TARGET mtmd)
+        return()
+    endif()
+    get_target_property(files mtmd SOURCES)
+    list(FILTER files INCLUDE REGEX "^models/.*[.]cpp$")
+    edgespec_unit(mtmd models "-O1" ${files})
+    edgespec_unit(mtmd chunks "-O1" mtmd.cpp mtmd-audio.cpp)
+    edgespec_with(-O0 mtmd clip.cpp)
+    edgespec_with(-O1 mtmd mtmd-helper.cpp mtmd-helper-gen.cpp)
+    edgespec_with(-O2 mtmd mtmd-image.cpp)
 endfunction()
 
 cmake_language(DEFER CALL edgespec_units)

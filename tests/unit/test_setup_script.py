@@ -318,6 +318,16 @@ def test_some_processors_need_a_build_with_fixes(
     assert not environment.has_build()
 
 
+def test_a_build_without_images_is_compiled_again(setup: ModuleType, tmp_path: Path) -> None:
+    environment = setup.Environment(tmp_path)
+    libraries = tmp_path / "lib" / "python3.11" / "site-packages" / "llama_cpp" / "lib"
+    libraries.mkdir(parents=True)
+    (libraries / "libllama.so").touch()
+    assert not environment.has_build()
+    (libraries / "libmtmd.so").touch()
+    assert environment.has_build()
+
+
 def test_it_ends_by_trying_the_kernels(
     setup: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -643,6 +653,7 @@ def test_llama_cpp_is_compiled_once_on_a_machine(
     assert pip.steps == ["pip install", "pip download", "pip wheel"]
     arguments = pip.ran[-1][1]["CMAKE_ARGS"]
     assert "-DGGML_RPC=ON" in arguments
+    assert "-DLLAVA_BUILD=ON" in arguments
     assert "llama_cpp.cmake" in arguments
     assert not setup.build_llama_cpp(first, {"llama-cpp-python": "1.0"}, "1.0"), "it is installed"
 
