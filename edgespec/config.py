@@ -71,6 +71,16 @@ class ModelConfig(Group):
         metavar="FILE[:SCALE]",
         more='Each is "FILE" or "FILE:SCALE".',
     )
+    mmproj: str | None = option(
+        None,
+        "--mmproj",
+        "Projector of the model, by which it sees images.",
+        Text(),
+        says="mmproj-*.gguf beside the model",
+        everywhere=False,
+        metavar="FILE",
+        more="It is loaded in a child process while images are read.",
+    )
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 N_EMBD, N_FF, N_HEAD, N_HEAD_KV, HEAD, N_LAYER, N_VOCAB = 256, 512, 4, 2, 64, 6, 1536
 N_EXPERT, N_EXPERT_USED = 4, 2
+_MARKS = 3  # the first control token that may be another one
 
 Shape = tuple[int, ...]
 
@@ -281,6 +282,7 @@ def write_tiny(
     mtp: Mapping[str, NDArray[np.float32]] | None = None,
     n_mtp: int = 1,
     alone: bool = False,
+    marks: Sequence[str] = (),
 ) -> Path:
     """A model of that architecture in F16, with the first tokens of another model's vocabulary.
 
@@ -291,6 +293,7 @@ def write_tiny(
         mtp: the weights of a layer for multi-token prediction behind the others, by their names in a layer.
         n_mtp: how many of these layers there are, all alike.
         alone: leave out the other layers.
+        marks: control tokens of its own, in place of rare ones.
 
     Returns:
         The path to load.
@@ -311,7 +314,7 @@ def write_tiny(
     writer.add_rope_dimension_count(HEAD)
     writer.add_layer_norm_rms_eps(1e-5)
     kind.keys(writer)
-    add_vocabulary(writer, vocabulary_of)
+    add_vocabulary(writer, vocabulary_of, marks)
     rng = np.random.default_rng(1)
 
     def add(name: str, shape: Shape) -> None:
@@ -388,13 +391,17 @@ def _first_tokens(model: Path) -> tuple[list[str], list[str]]:
     return tokens, [m for m in fields["tokenizer.ggml.merges"][0] if m.replace(" ", "") in kept]
 
 
-def add_vocabulary(writer: gguf.GGUFWriter, model: Path) -> None:
-    """Add the model's first tokens, and the merges that lead to them."""
+def add_vocabulary(writer: gguf.GGUFWriter, model: Path, marks: Sequence[str] = ()) -> None:
+    """Add the model's first tokens, and the merges that lead to them.
+
+    Args:
+        marks: in place of the control tokens behind those that begin and end texts.
+    """
     found = {name: value for name, (value, _) in vocabulary_fields(model).items()}
     tokens, merges = _first_tokens(model)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(found["tokenizer.ggml.pre"])
-    writer.add_token_list(tokens)
+    writer.add_token_list([*tokens[:_MARKS], *marks, *tokens[_MARKS + len(marks) :]])
     writer.add_token_types(found["tokenizer.ggml.token_type"][:N_VOCAB])
     writer.add_token_merges(merges)
     writer.add_bos_token_id(1)

@@ -151,7 +151,7 @@ class Decoder:
             self._read(sequence, on_prefill)
             self._usage.check()  # the progress callback may have closed the engine
             if states is not None:
-                self._speculator.drafter.recall(sequence.tokens, states.drafter)
+                self._speculator.drafter.recall(sequence.text, states.drafter)
             while not sequence.is_full:
                 (record,) = self.step(Batch([sequence]))
                 if sequence.error is not None:

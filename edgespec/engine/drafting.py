@@ -167,7 +167,7 @@ class Speculator:
         """
         resting_s = None if drafts.asked or not batch.sequences else verify_s / len(batch.sequences)
         return sum(
-            self._observation.show(self.drafter, sequence.tokens, draft.tree, rows, resting_s)
+            self._observation.show(self.drafter, sequence.text, draft.tree, rows, resting_s)
             for sequence, draft, rows in zip(batch.sequences, drafts.trees, logits, strict=True)
         )
 
@@ -178,7 +178,7 @@ class Speculator:
                 self.last_round = sequence.last_round
         for place, index in enumerate(drafts.asked):
             if batch.sequences[index].error is None:
-                self.drafter.learn(batch.sequences[index].tokens, place)
+                self.drafter.learn(batch.sequences[index].text, place)
 
     def learn_times(self, batch: Batch, record: PassRecord) -> None:
         """Adapt the next sizes to the time and yield of a pass."""
@@ -216,7 +216,7 @@ class Speculator:
             # Where a pass takes a few milliseconds, it would show what a drafter does to draft nothing.
             return Drafts([DraftedTree(TokenTree.root_only(sequence.tokens[-1]))], [])
         return Drafts(
-            [sequence.method.drafting.draft(self.drafter, sequence.tokens, limits, sequence.memory)], [0]
+            [sequence.method.drafting.draft(self.drafter, sequence.text, limits, sequence.memory)], [0]
         )
 
     def _draft_together(self, batch: Batch) -> Drafts:
@@ -238,7 +238,7 @@ class Speculator:
             if not sequence.method.rule.kind.invariant:
                 continue
             drafting, own = sequence.method.drafting, sequence.clamp(limits)
-            if (request := drafting.request(sequence.tokens, own, sequence.memory)) is not None:
+            if (request := drafting.request(sequence.text, own, sequence.memory)) is not None:
                 requests[index] = request
         plain = len(sequences) - len(requests)
         limits = replace(
@@ -251,7 +251,7 @@ class Speculator:
             return Drafts(trees, [])
         grown = self.drafter.draft_together(list(requests.values()), limits)
         for index, tree in zip(requests, grown, strict=True):
-            trees[index] = sequences[index].method.drafting.drafted(tree, sequences[index].tokens)
+            trees[index] = sequences[index].method.drafting.drafted(tree, sequences[index].text)
         return Drafts(trees, list(requests))
 
     def _limits(self, sizer: Sizer, sequences: int, room: PassRoom | None) -> TreeLimits:

@@ -13,6 +13,7 @@ from edgespec.engine.answer import Answer
 from edgespec.engine.logprobs import PromptScores
 from edgespec.engine.requests import Request
 from edgespec.generation.result import Chunk, PassRecord, PassTree
+from edgespec.images.rows import PlacedImage
 from edgespec.llama.cache.kv_cache import KVCache, common_prefix
 from edgespec.llama.cache.state_file import StateFile
 from edgespec.llama.cache.states import StateStore
@@ -21,6 +22,7 @@ from edgespec.speculation.drafters.base import DraftMemory, ProposedBy
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.methods import DecodingMethod
 from edgespec.speculation.sizing.sizers import AdaptiveSizer, FixedSizer
+from edgespec.speculation.spliced import SplicedText
 from edgespec.speculation.tree import Acceptance, FloatArray, TokenTree
 from edgespec.speculation.verification.base import DraftedTree
 
@@ -59,6 +61,7 @@ class Sequence:
         last_round: its latest tree with drafted tokens, and what was accepted of it.
         error: what went wrong with this sequence alone in its latest pass.
         proposed_by: who proposed the nodes of its latest tree below the root, if it is traced.
+        images: those among its tokens, in order.
     """
 
     tokens: list[int]
@@ -79,6 +82,16 @@ class Sequence:
     last_round: tuple[TokenTree, Acceptance] | None = None
     error: Exception | None = None
     proposed_by: list[ProposedBy] = field(default_factory=list)
+    images: abc.Sequence[PlacedImage] = ()
+
+    @property
+    def text(self) -> list[int]:
+        """Its tokens without those of images: what is drafted from, and what the choice of tokens sees."""
+        return SplicedText(self.tokens) if self.images else self.tokens
+
+    def next_image(self, start: int) -> PlacedImage | None:
+        """The first image that ends behind a position."""
+        return next((image for image in self.images if image.end > start), None)
 
     @property
     def status(self) -> Status:
@@ -179,13 +192,16 @@ class Sequence:
         Args:
             logits: (nodes, n_vocab) the target's.
         """
-        length = len(self.tokens)
+        text = self.text
+        length = len(text)
         try:
-            accepted = self.method.accept(draft, logits, self.tokens)
+            accepted = self.method.accept(draft, logits, text)
         except Exception as error:  # a bug, too: it has changed nothing but the method of this sequence
-            del self.tokens[length:]
+            del text[length:]
             self.error = error
             return ()
+        if text is not self.tokens:
+            self.tokens += text[length:]
         if self._answer is not None and self._answer.on_accept is not None:
             self._answer.on_accept(logits, draft.tree, accepted)
         if len(draft.tree) > 1:
@@ -201,6 +217,7 @@ class Sequence:
         """Forget all but the tokens that the cache holds, which other sequences may share."""
         del self.tokens[self.n_cached :]
         self._method = self._sizer = self._answer = self.request = None
+        self.images = ()
         self.discard_state()
 
     def tell_progress(self) -> None:

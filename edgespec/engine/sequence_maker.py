@@ -17,8 +17,10 @@ from edgespec.engine.target import Target
 from edgespec.errors import ContextLengthError, UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation, MemoryUse
+from edgespec.images.rows import PlacedImage
 from edgespec.option import named
 from edgespec.profiles.store import ProfileKeys
+from edgespec.speculation.spliced import SplicedText
 from edgespec.text.answer_plan import AnswerPlanner
 from edgespec.text.encoding import Encoder, Prompt
 
@@ -100,7 +102,9 @@ class SequenceMaker:
     def for_prompt(self, prompt: list[int], config: GenerationConfig, raw: bool) -> Sequence:
         """The sequence of a prompt that was `encoded`."""
         seed = secrets.randbits(32) if config.seed is None else config.seed
-        plan = self.planner.plan(self.encoder, prompt, config, raw=raw)
+        images = self._images_in(prompt)
+        text = SplicedText(prompt) if images else prompt
+        plan = self.planner.plan(self.encoder, text, config, raw=raw)
         method, sizer = self._speculator.method(config, seed, plan.constraint)
         generation = Generation(
             prompt_tokens=len(prompt),
@@ -115,8 +119,26 @@ class SequenceMaker:
         room = self._context - len(prompt)
         answer = Answer(len(prompt), room, config, generation, self._target.model.vocabulary, plan)
         if self.new_observer is not None:
-            answer.observe(self.new_observer(prompt))
-        return Sequence(list(prompt), method, len(prompt) + answer.most, sizer, answer)
+            answer.observe(self.new_observer(text))
+        end = len(prompt) + answer.most
+        return Sequence(list(prompt), method, end, sizer, answer, images=images)
+
+    def _images_in(self, prompt: abc.Sequence[int]) -> abc.Sequence[PlacedImage]:
+        """The images in a prompt.
+
+        Raises:
+            UsageError: they cannot be read with what is loaded.
+        """
+        if self.encoder.images is None or min(prompt) >= 0:
+            return ()
+        if self._speculator.drafter.reads_target:
+            raise UsageError(
+                "Draft heads cannot draft for a prompt with images.",
+                f"Use {named('draft', 'none')}, or name a draft model.",
+            )
+        images = self.encoder.images.placed(prompt)
+        self._target.require_readable(images)
+        return images
 
     def for_request(self, request: Request) -> Sequence:
         """The sequence of a request, or of a prompt that is to be scored."""
@@ -125,6 +147,10 @@ class SequenceMaker:
             text = scored_text(self.encoder, prompt, request.continuation)
             prompt, first = text.tokens, text.first
         tokens = self.encoded(prompt, request.config, request.raw)
+        if min(tokens) < 0:
+            raise UsageError(
+                "A prompt with images cannot share passes with others.", "Answer it with Engine.stream."
+            )
         sequence = self.for_prompt(tokens, request.config, request.raw)
         sequence.request = request
         if request.on_accept is not None:

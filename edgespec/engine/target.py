@@ -15,8 +15,10 @@ import numpy as np
 
 from edgespec.engine.hidden_states import HiddenFeed, HiddenReader, HiddenStates
 from edgespec.engine.sequence import PromptChunk, Sequence, SequenceTree
+from edgespec.errors import UsageError
 from edgespec.files.checked import CheckedFiles
 from edgespec.generation.expert_use import ExpertUse
+from edgespec.images.rows import PlacedImage
 from edgespec.llama.cache.kv_cache import (
     KVCache,
     close_all_but,
@@ -33,9 +35,10 @@ from edgespec.llama.cache.states import StateStore
 from edgespec.llama.output_pieces import OutputPieces, UnknownEnd, row_bytes, supports
 from edgespec.llama.prefill_chunks import PrefillChunks
 from edgespec.llama.row_rule import ANY_ROWS, RowRule
-from edgespec.llama.runtime.batch import IntArray, TokenBatch, tree_batch
+from edgespec.llama.runtime.batch import EmbeddedBatch, IntArray, TokenBatch, tree_batch
 from edgespec.llama.runtime.context import Context
 from edgespec.llama.runtime.model import Model
+from edgespec.option import named
 from edgespec.speculation.tree import FloatArray
 
 _MOST_SCORED_BYTES = 64 << 20  # of the copies from which the end of a pass is computed in pieces
@@ -136,7 +139,8 @@ class Target:
         read = 0
         while read < missing:
             left = missing - read
-            is_last = self._next_piece(left)[0] == left
+            has_images = sequence.next_image(sequence.n_cached) is not None
+            is_last = not has_images and self._next_piece(left)[0] == left
             leaves = is_last and left <= most_unread
             if on_progress is not None and read == 0 and (leaves or not is_last):
                 on_progress(0, missing)
@@ -190,6 +194,13 @@ class Target:
         missing = length - start
         if sequence.scores is not None:
             missing = min(missing, max(sequence.scores.covered - start, 0) + self.most_scored)
+        image = sequence.next_image(start)
+        if image is not None and image.start == start:
+            self._read_image(sequence.place, image)
+            self._changing = False
+            return len(image.rows)
+        if image is not None:
+            missing = min(missing, image.start - start)
         n_tokens, rows = self._next_piece(missing)
         if self.pieces is None or self.pieces.is_proven(rows):
             self._read(PromptChunk.next_of(sequence, n_tokens), rows)
@@ -198,6 +209,40 @@ class Target:
         self._changing = False
         self._hidden.digest()
         return n_tokens
+
+    def _read_image(self, cache: KVCache, image: PlacedImage) -> None:
+        """Decode the rows of an image.
+
+        They are always read from the first on and in the same pieces, with nothing beside them. So their keys
+        and values depend on the image and on what is before it alone, whatever the row rule is.
+        """
+        rows, most = image.rows, self.context.n_rows
+        if not rows.causal:
+            self.context.set_causal(False)
+        try:
+            for first in range(0, len(rows), most):
+                piece = rows.values[first : first + most]
+                cache.append(EmbeddedBatch.of_rows(piece, image.start + first, cache.open_paths))
+        finally:
+            if not rows.causal:
+                self.context.set_causal(True)
+
+    def require_readable(self, images: abc.Sequence[PlacedImage]) -> None:
+        """Refuse images that cannot be read here.
+
+        Raises:
+            UsageError: one of them cannot.
+        """
+        name = self.model.path.name
+        if self.model.keeps_recurrent_state:
+            raise UsageError(f"{name} keeps a running state, into which images cannot be read yet.")
+        most = self.context.n_rows
+        for image in images:
+            if not image.rows.causal and len(image.rows) > most:
+                raise UsageError(
+                    f"An image takes {len(image.rows)} rows of one pass, and passes have {most} here.",
+                    f"Give the model more memory, or use {named('exact', False)}.",
+                )
 
     @property
     def most_scored(self) -> int:
@@ -516,6 +561,9 @@ class Target:
         for saved in (*self.stores, sequence.store, sequence.state):
             if saved is not None:
                 saved.restore(sequence.place, wanted)
+        image = sequence.next_image(sequence.n_cached)
+        if image is not None and image.start < sequence.n_cached:  # it is read as a whole or not at all
+            sequence.rewind(image.start)
         self._changing = False
         return sequence.n_cached
 

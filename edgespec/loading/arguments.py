@@ -20,6 +20,7 @@ class LoadArguments(TypedDict, total=False):
     context: int
     kv: str
     lora: Sequence[str]
+    mmproj: str | os.PathLike[str] | None
     memory: int | str | None
     offload: str
     pack: str

@@ -18,8 +18,11 @@ from edgespec.engine.target import Target
 from edgespec.errors import MemoryLimitError
 from edgespec.files.cache_kind import CacheKind
 from edgespec.files.checked import CheckedFiles
+from edgespec.files.user_folders import in_home
 from edgespec.heads.families import head_of
 from edgespec.heads.opening import Shown, hidden_states
+from edgespec.images.projector import find_projector
+from edgespec.images.reader import ImageReader
 from edgespec.kernels.layouts import own_in_use
 from edgespec.kernels.native.build import build_once, needs_build
 from edgespec.kernels.rebuild import own_fault
@@ -155,7 +158,7 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
     return Engine(
         target,
         speculator,
-        Encoder(target.model.vocabulary, template, config.model.context),
+        Encoder(target.model.vocabulary, template, config.model.context, _image_reader(path, state)),
         state.abort,
         context=config.model.context,
         texts=plan.sequences.sequences,
@@ -168,6 +171,14 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
             warnings=state.warnings,
         ),
     )
+
+
+def _image_reader(path: Path, state: LoadState) -> ImageReader:
+    """The reader of images for the target, which looks for a projector when there is one to read."""
+    given = state.config.model.mmproj
+    projector = None if given is None else find_projector(path, in_home(given)).path
+    context = state.config.model.context
+    return ImageReader(path, projector, threads=state.n_threads, context=context)
 
 
 def _open_planned(

@@ -11,6 +11,8 @@ from edgespec.arguments import shown
 from edgespec.errors import TemplateError, UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
+from edgespec.images.parts import Image, Numbered, has_images
+from edgespec.images.reader import ImageReader
 from edgespec.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.option import named
 from edgespec.text.answer_format import AnswerFormat, ThoughtFormat
@@ -42,11 +44,19 @@ class Encoder:
     Args:
         context: tokens that the target's context holds. Far longer prompts are refused before they are fully
             rendered or tokenized, so that they take neither time nor memory; None has no limit.
+
+    Attributes:
+        images: reads the images of prompts; None if none can be read.
     """
 
     def __init__(
-        self, vocabulary: Vocabulary, template: ChatTemplate | None, context: int | None = None
+        self,
+        vocabulary: Vocabulary,
+        template: ChatTemplate | None,
+        context: int | None = None,
+        images: ImageReader | None = None,
     ) -> None:
+        self.images = images
         self._vocabulary = vocabulary
         self._template = template
         self._context = context
@@ -137,6 +147,7 @@ class Encoder:
         Raises:
             TemplateError: the model has no template, or it failed.
             ContextLengthError: the conversation is several times as long as the context, or more.
+            UsageError: an image cannot be read.
         """
         if self._template is None:
             raise TemplateError(
@@ -144,6 +155,9 @@ class Encoder:
                 f"Use {named('raw', True)}, which continues the prompt as plain text.",
             )
         config = config or GenerationConfig()
+        numbered = Numbered(messages) if has_images(messages) else None
+        if numbered is not None:
+            messages = numbered.messages
         for text in _texts([*messages]):
             self._vocabulary.refuse_longer(text, self._context)
         segments = self._replayed(messages, written, config) if written else None
@@ -155,6 +169,9 @@ class Encoder:
             segments = self._rendered(whole, config)
         segments += self._ending("".join(segment.text for segment in segments), config)
         text = "".join(segment.text for segment in segments)
+        if numbered is not None:
+            numbered.require_all(text, _images_left_out)
+            segments = self._with_images(segments, numbered)
         tokens: list[int] = []
         if known is not None and text.startswith(known.text):
             tokens.extend(known.tokens)
@@ -167,6 +184,19 @@ class Encoder:
         if self._vocabulary.adds_bos and tokens[:1] != [self._vocabulary.bos]:
             tokens.insert(0, self._vocabulary.bos)
         return EncodedConversation(text, tuple(tokens))
+
+    def _with_images(self, segments: Sequence[PromptSegment], numbered: Numbered) -> list[PromptSegment]:
+        """The segments of a prompt with the tokens of its images in place of their numbers."""
+        if self.images is None:
+            raise UsageError("Images cannot be read with this model.")
+        found: list[PromptSegment] = []
+        for segment in segments:
+            for part in numbered.split(segment.text):
+                if isinstance(part, Image):
+                    found.append(PromptSegment("", literal=True, tokens=self.images.read(*part)))
+                else:
+                    found.append(replace(segment, text=part))
+        return found
 
     def written(self, prompt: Sequence[int], answer: Generation) -> WrittenAnswer | None:
         """An answer as the model wrote it, to be kept in the conversation; None if that is not possible.
@@ -366,6 +396,10 @@ class Encoder:
         """End the template's process."""
         if self._template is not None:
             self._template.close()
+
+
+def _images_left_out() -> TemplateError:
+    return TemplateError("The model's chat template does not show the images of this conversation.")
 
 
 def _texts(value: Any) -> Iterator[str]:

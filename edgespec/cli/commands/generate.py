@@ -19,6 +19,7 @@ from edgespec.cli.batch.input.job import Shard
 from edgespec.cli.batch.output.result_file import ResultFile
 from edgespec.cli.batch.run import BatchRun, with_system
 from edgespec.cli.conversation.attach import Attachments, after_files, read_attachments
+from edgespec.cli.conversation.images import after_images, data_part, digest_part, read_images
 from edgespec.cli.conversation.thoughts import ThoughtDisplay
 from edgespec.cli.interrupt import cancelling
 from edgespec.cli.options.declaration import config_option, is_on_command_line, option, with_options
@@ -37,6 +38,7 @@ from edgespec.generation.config import MAX_SEED, GenerationConfig
 
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
+    from edgespec.images.parts import Image
 
 _PANEL = "Prompt"
 _HOW = "Give one with --prompt TEXT, pipe it in, or give many with --input FILE.jsonl."
@@ -92,6 +94,17 @@ def generate(
     ] = None,
     system_file: SystemFile = None,
     files: Attachments = None,
+    images: Annotated[
+        list[str] | None,
+        option(
+            _PANEL,
+            "--image",
+            "Show this image to the model before the prompt; repeatable.",
+            variable=False,
+            metavar="FILE",
+        ),
+    ] = None,
+    mmproj: Annotated[str | None, config_option("mmproj", panel=_PANEL)] = None,
     preset: Preset = None,
     answers: Annotated[
         int,
@@ -168,6 +181,10 @@ def generate(
         raise UsageError("Both --prompt and --input were given.", "Give one of them.")
     if files and input_name is not None:
         raise UsageError("--file works with a single prompt only.", "Put the text into the lines of --input.")
+    if images and input_name is not None:
+        raise UsageError("--image works with a single prompt only.", "Leave out one of --image and --input.")
+    if images and raw:
+        raise UsageError("--image cannot be used with --raw.", "Leave one of them out.")
     system = system_prompt(called, system, system_file)
     if system is not None and raw:
         raise UsageError("--system cannot be used with --raw.", "Leave one of them out.")
@@ -193,7 +210,7 @@ def generate(
         model_is_given=is_on_command_line(called, "model"),
         asks=input_name is None,
     )
-    loading = loading.with_(model=model)
+    loading = loading.with_(model=model, mmproj=mmproj)
     together = loading.with_(parallel=AUTO if parallel is None else parallel)
     terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
     with ExitStack() as stack:
@@ -223,7 +240,16 @@ def generate(
             batch.run(input_name, together)
         else:
             as_text = output_name is None and not output.as_json
-            single = _SinglePrompt(terminal, results, system, raw, as_text, answers, read_attachments(files))
+            single = _SinglePrompt(
+                terminal,
+                results,
+                system,
+                raw,
+                as_text,
+                answers,
+                files=read_attachments(files),
+                images=read_images(images),
+            )
             single.run(prompt, loading, sampling)
 
 
@@ -259,6 +285,7 @@ class _SinglePrompt:
     as_text: bool
     answers: int
     files: Sequence[tuple[Path, str]] = ()
+    images: Sequence[Image] = ()
 
     def run(self, prompt: str | None, loading: Config, sampling: SamplingOptions) -> None:
         """Answer the prompt, or standard input if there is none; with JSON, a failure gives an object too."""
@@ -275,7 +302,8 @@ class _SinglePrompt:
                     if index and self.as_text:
                         self.results.text("\n")
                     seed = None if config.seed is None else (config.seed + index) % (MAX_SEED + 1)
-                    origin = Origin.of(model, with_system(text, self.system), config, raw=self.raw)
+                    asked = after_images(text, [digest_part(image) for image in self.images])
+                    origin = Origin.of(model, with_system(asked, self.system), config, raw=self.raw)
                     self._answer(text, config.with_(seed=seed), engine, origin)
         except EdgeSpecError as error:
             if not self.as_text:
@@ -283,7 +311,7 @@ class _SinglePrompt:
             raise
 
     def _answer(self, prompt: str, config: GenerationConfig, engine: Engine, origin: Origin) -> None:
-        asked = with_system(prompt, self.system)
+        asked = with_system(after_images(prompt, [data_part(image) for image in self.images]), self.system)
         answer = None
         with cancelling(engine, signal.SIGTERM) as interruption, self.terminal.status() as status:
             thoughts = ThoughtDisplay(self.terminal, unfolded=self.terminal.verbose)

@@ -172,7 +172,28 @@ class TokenBatch:
 
 
 @dataclass(frozen=True)
-class EncoderBatch(TokenBatch):
+class EmbeddedBatch(TokenBatch):
+    """Rows without tokens: embeddings stand in their place."""
+
+    @classmethod
+    def of_rows(cls, rows: NDArray[np.float32], start: int, n_sequences: int) -> EmbeddedBatch:
+        """Embeddings at consecutive positions from `start`, in sequences 0 .. n_sequences - 1."""
+        n = len(rows)
+        return cls(
+            tokens=np.empty(0, dtype=np.int32),
+            positions=np.arange(start, start + n, dtype=np.int32),
+            sequence_ids=np.tile(np.arange(n_sequences, dtype=np.int32), n),
+            offsets=np.arange(n + 1, dtype=np.int64) * n_sequences,
+            wants_logits=np.zeros(n, dtype=np.bool_),
+            features=rows,
+        )
+
+    def __len__(self) -> int:
+        return len(self.wants_logits)
+
+
+@dataclass(frozen=True)
+class EncoderBatch(EmbeddedBatch):
     """Rows without tokens, for an encoder that reads features alone."""
 
     @classmethod
@@ -187,9 +208,6 @@ class EncoderBatch(TokenBatch):
             wants_logits=np.ones(n, dtype=np.bool_),
             features=features,
         )
-
-    def __len__(self) -> int:
-        return len(self.wants_logits)
 
 
 def _joined_features(batches: Sequence[TokenBatch]) -> NDArray[np.float32] | None:

@@ -30,7 +30,7 @@ class SuffixAutomaton:
         self._last = _ROOT
 
     def __len__(self) -> int:
-        """Tokens of the sequence."""
+        """Tokens of the sequence, since it was divided."""
         return self._length[self._last]
 
     @property
@@ -65,6 +65,10 @@ class SuffixAutomaton:
                 break
             self._count[state] += 1
             state = self._link[state]
+
+    def divide(self) -> None:
+        """Let no substring reach from the tokens so far to those that follow."""
+        self._last = _ROOT
 
     def end(self) -> tuple[int, int]:
         """The state of the longest suffix of the sequence that also occurs earlier, and its length."""

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from edgespec.speculation.evidence import CandidateSource, occurrence_class
 from edgespec.speculation.growth import Frontier
 from edgespec.speculation.sources.base import MOST_CANDIDATES, Candidates, Proposals, Proposer
+from edgespec.speculation.spliced import behind_seams
 
 BREAK = -1  # between files: no token, so nothing matches across it
 
@@ -148,7 +149,7 @@ class FileSource(Proposer):
 
     def propose(self, sequence: Sequence[int], depth: int) -> Proposals:
         """Propose what followed the longest ending of the sequence that occurs in the files."""
-        ending = sequence[-_LONGEST:]
+        ending = behind_seams(sequence)[-_LONGEST:]
         matched = self._corpus.longest(ending)
         root = _Branch()
         if matched >= _SHORTEST:

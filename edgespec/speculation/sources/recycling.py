@@ -25,6 +25,7 @@ from edgespec.speculation.sources.base import (
     Proposer,
     TargetRows,
 )
+from edgespec.speculation.spliced import behind_seams
 from edgespec.speculation.tree import FloatArray, IntArray, TokenTree
 
 _ORDERS = 2  # the last token, or the last two
@@ -123,10 +124,11 @@ class RecycledSource(Proposer):
     def propose(self, sequence: Sequence[int], depth: int) -> Proposals:
         """Propose what the target found likely after each path's last tokens, or in place of the last one."""
         del depth
-        return _Followed(self._successors, sequence)
+        return _Followed(self._successors, behind_seams(sequence))
 
     def observe(self, sequence: Sequence[int], tree: TokenTree, rows: TargetRows) -> None:
         """Keep what the target said after these nodes: the root, which is certain, last, so that it stays."""
+        sequence = behind_seams(sequence)
         before_root = sequence[-2] if len(sequence) > 1 else sequence[-1]
         nodes = rows.nodes[::-1]
         above = tree.parents[nodes]

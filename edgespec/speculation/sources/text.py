@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice
 
 from edgespec.speculation.evidence import CandidateSource, occurrence_class
 from edgespec.speculation.growth import Frontier
 from edgespec.speculation.sources.automaton import SuffixAutomaton
 from edgespec.speculation.sources.base import MOST_CANDIDATES, Candidates, Proposals, Proposer
+from edgespec.speculation.spliced import seams_of
 
 _MOST_SUFFIXES = 4  # of a context whose continuations are proposed: the shorter ones add little
 _MOST_TOKENS = 1 << 17  # of sequences that are indexed at a time, if there is more than one
@@ -58,6 +60,24 @@ class Continuations(Proposals):
         return found
 
 
+@dataclass(frozen=True)
+class _Index:
+    """The index of a sequence.
+
+    Attributes:
+        seams: positions in front of which it is divided.
+    """
+
+    tokens: list[int]
+    seams: tuple[int, ...]
+    automaton: SuffixAutomaton
+
+    def begins(self, sequence: list[int], seams: tuple[int, ...]) -> bool:
+        """True if a sequence begins with this one, and is divided in the same places there."""
+        length = len(self.tokens)
+        return sequence[:length] == self.tokens and self.seams == tuple(s for s in seams if s < length)
+
+
 class TextSource(Proposer):
     """Proposes the continuations of earlier occurrences of the sequence's end.
 
@@ -69,30 +89,37 @@ class TextSource(Proposer):
     source = CandidateSource.TEXT
 
     def __init__(self) -> None:
-        self._indexes: OrderedDict[int, tuple[list[int], SuffixAutomaton]] = OrderedDict()
+        self._indexes: OrderedDict[int, _Index] = OrderedDict()
         self._numbered = 0
 
     def propose(self, sequence: Sequence[int], depth: int) -> Continuations:
         """Propose what followed earlier occurrences of the sequence's last tokens."""
         del depth  # the search asks no further than it may go
-        return Continuations(self._index_of(list(sequence)))
+        return Continuations(self._index_of(list(sequence), seams_of(sequence)))
 
     def forget(self) -> None:
         self._indexes.clear()
 
-    def _index_of(self, sequence: list[int]) -> SuffixAutomaton:
-        """The index of a sequence, which is made from that of its longest known beginning."""
+    def _index_of(self, sequence: list[int], seams: tuple[int, ...]) -> SuffixAutomaton:
+        """The index of a sequence, which is made from that of its longest known beginning.
+
+        Args:
+            seams: positions in front of which it is divided.
+        """
         number = max(
-            (n for n, (known, _) in self._indexes.items() if sequence[: len(known)] == known),
-            key=lambda n: len(self._indexes[n][0]),
+            (n for n, index in self._indexes.items() if index.begins(sequence, seams)),
+            key=lambda n: len(self._indexes[n].tokens),
             default=None,
         )
         # It is put back when it is whole: an interruption leaves none that is not.
-        known, automaton = self._indexes.pop(number) if number is not None else ([], SuffixAutomaton())
-        for token in sequence[len(known) :]:
-            automaton.extend(token)
+        known = self._indexes.pop(number) if number is not None else _Index([], (), SuffixAutomaton())
+        automaton = known.automaton
+        for position in range(len(known.tokens), len(sequence)):
+            if position in seams:
+                automaton.divide()
+            automaton.extend(sequence[position])
         self._numbered += 1
-        self._indexes[self._numbered] = sequence, automaton
-        while len(self._indexes) > 1 and sum(len(t) for t, _ in self._indexes.values()) > _MOST_TOKENS:
+        self._indexes[self._numbered] = _Index(sequence, seams, automaton)
+        while len(self._indexes) > 1 and sum(len(i.tokens) for i in self._indexes.values()) > _MOST_TOKENS:
             self._indexes.popitem(last=False)
         return automaton

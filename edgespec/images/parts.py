@@ -1,0 +1,98 @@
+"""Images among the parts of chat messages.
+
+A message's content may be a list of parts: `{"type": "text", "text": ...}`, and `{"type": "image"}` with the
+"path" of a file or its "data". Chat templates differ in how they show such lists, so each image passes
+through the template as a number in the text, as control strings do, and its tokens take the number's place.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from edgespec.errors import UsageError
+from edgespec.files.user_folders import expanded
+from edgespec.images.file import check_image, read_image
+
+_DIGITS = 8
+
+
+class Image(NamedTuple):
+    """An image of a prompt, and what it is called in messages."""
+
+    data: bytes
+    name: str
+
+
+def has_images(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """True if there is an image among the parts of a message."""
+    return any(
+        isinstance(part, Mapping) and part.get("type") == "image"
+        for message in messages
+        if isinstance(message.get("content"), list | tuple)
+        for part in message["content"]
+    )
+
+
+class Numbered:
+    """Messages with numbers in place of their images.
+
+    Attributes:
+        messages: with texts for contents.
+
+    Raises:
+        UsageError: a part is neither text nor an image, or an image cannot be read.
+    """
+
+    def __init__(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        self._key = str(10**31 + secrets.randbelow(9 * 10**31))
+        self._images: list[Image] = []
+        self.messages = [self._with_numbers(message) for message in messages]
+
+    def split(self, text: str) -> list[str | Image]:
+        """A text, divided at its images."""
+        parts = re.split(rf"{self._key}(\d{{{_DIGITS}}})", text)  # text, index, text, index, ..., text
+        return [
+            self._images[int(part)] if place % 2 else part
+            for place, part in enumerate(parts)
+            if part or place % 2
+        ]
+
+    def require_all(self, text: str, refused: Callable[[], Exception]) -> None:
+        """Raise unless a rendered conversation has every image once, in their order."""
+        if re.findall(rf"{self._key}(\d{{{_DIGITS}}})", text) != [*map(_index, range(len(self._images)))]:
+            raise refused()
+
+    def _with_numbers(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        content = message.get("content")
+        if not isinstance(content, list | tuple):
+            return message
+        return {**message, "content": "".join(map(self._as_text, content))}
+
+    def _as_text(self, part: Any) -> str:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind == "text" and isinstance(part.get("text"), str):
+            return str(part["text"])
+        if kind != "image":
+            raise UsageError("A part of a message is neither a text nor an image.")
+        self._images.append(_image_of(part))
+        return self._key + _index(len(self._images) - 1)
+
+
+def _index(number: int) -> str:
+    return f"{number:0{_DIGITS}d}"
+
+
+def _image_of(part: Mapping[str, Any]) -> Image:
+    if (data := part.get("data")) is not None:
+        if not isinstance(data, bytes):
+            raise UsageError("The data of an image must be bytes.")
+        name = str(part.get("name", "The image"))
+        check_image(data, name)
+        return Image(data, name)
+    if "path" not in part:
+        raise UsageError('An image has neither "path" nor "data".', "Give one of them.")
+    path = expanded(part["path"])
+    return Image(read_image(path), str(path))

@@ -1,0 +1,1 @@
+"""The projector of a model, by which llama.cpp turns images into embeddings."""

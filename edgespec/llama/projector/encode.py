@@ -1,0 +1,141 @@
+"""The child's part of reading an image: decode it, and turn it into embeddings with a model's projector.
+
+Run by `processes.trial` for `images.reader`.
+"""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.errors import EdgeSpecError, MemoryLimitError
+from edgespec.llama.projector.library import NoImageLibrary, load_library
+from edgespec.llama.runtime.backend import start_backend
+from edgespec.llama.runtime.model import Model
+from edgespec.printable import one_line
+
+_ERROR_LEVEL = 4  # ggml_log_level
+
+_errors: list[str] = []  # lines of the library's log
+
+
+@llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
+def _keep_errors(level: int, text: bytes, _data: object) -> None:
+    if level == _ERROR_LEVEL:
+        _errors.append(one_line(text.decode("utf-8", "replace").strip()).rstrip("."))
+
+
+start_backend()
+mtmd: Any = None
+with suppress(NoImageLibrary):
+    mtmd = load_library()
+    mtmd.mtmd_helper_log_set(_keep_errors, None)
+
+
+class _Refused(Exception):
+    """The image cannot be read; the text says why."""
+
+
+def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Read the image "data", in Base64, with the "projector" of the "model".
+
+    Args:
+        request: also has the "threads" to compute with, and the "most" tokens and pixels of the image.
+
+    Returns:
+        The "pieces" that stand for the image in a prompt, in order: lists of tokens, and numbers of rows. The
+        "rows" of all pieces are 32-bit numbers in Base64, and "causal" says what each of them may see. If
+        that is not possible, "why" is one of "library", "mrope", "tokens" and "pixels", or there is an
+        "error" of llama.cpp.
+    """
+    if mtmd is None:
+        return {"why": "library"}
+    try:
+        with Model(Path(request["model"]), allocate=False, repack=False, vetted=False) as model:
+            return _read(model, request)
+    except MemoryLimitError:
+        raise  # says nothing of the image
+    except EdgeSpecError as error:
+        return {"error": error.what}
+    except _Refused as refused:
+        return {"error": _errors[0] if _errors else str(refused)}
+
+
+def _read(model: Model, request: Mapping[str, Any]) -> Mapping[str, Any]:
+    params = mtmd.mtmd_context_params_default()
+    params.use_gpu = params.print_timings = params.warmup = False
+    params.n_threads = request["threads"]
+    context = mtmd.mtmd_init_from_file(str(request["projector"]).encode(), model.handle, params)
+    if not context:
+        raise _Refused("the projector cannot be loaded")
+    if not mtmd.mtmd_support_vision(context):
+        raise _Refused("the projector reads no images")
+    if mtmd.mtmd_decode_use_mrope(context):
+        return {"why": "mrope"}
+    bitmap = _decoded(context, base64.b64decode(request["data"]))
+    if mtmd.mtmd_bitmap_get_nx(bitmap) * mtmd.mtmd_bitmap_get_ny(bitmap) > request["most_pixels"]:
+        return {"why": "pixels"}
+    chunks = _chunks_of(context, bitmap)
+    n_tokens = sum(mtmd.mtmd_input_chunk_get_n_tokens(chunk) for chunk in chunks)
+    if n_tokens > request["most_tokens"]:
+        return {"why": "tokens", "tokens": n_tokens}
+    pieces: list[list[int] | int] = []
+    rows: list[NDArray[np.float32]] = []
+    causal = True
+    for chunk in chunks:
+        if mtmd.mtmd_input_chunk_get_type(chunk) == mtmd.MTMD_INPUT_CHUNK_TYPE_TEXT:
+            pieces.append(_tokens_of(chunk))
+            continue
+        rows.append(_embedded(context, chunk, model.width))
+        pieces.append(len(rows[-1]))
+        causal = not mtmd.mtmd_decode_use_non_causal(context, chunk)
+    data = base64.b64encode(np.concatenate(rows).tobytes()).decode()
+    return {"pieces": pieces, "rows": data, "width": model.width, "causal": causal}
+
+
+def _decoded(context: Any, data: bytes) -> Any:
+    """The pixels of an image."""
+    buffer = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
+    bitmap = mtmd.mtmd_helper_bitmap_init_from_buf(context, buffer, len(data), False)
+    if not bitmap or mtmd.mtmd_bitmap_is_audio(bitmap):
+        raise _Refused("it cannot be decoded")
+    return bitmap
+
+
+def _chunks_of(context: Any, bitmap: Any) -> list[Any]:
+    """The parts of the prompt that stand for an image."""
+    chunks = mtmd.mtmd_input_chunks_init()
+    marker = mtmd.mtmd_default_marker()
+    text = mtmd.mtmd_input_text(marker, len(marker), False, True)
+    bitmaps = (ctypes.c_void_p * 1)(bitmap)
+    if mtmd.mtmd_tokenize(context, chunks, ctypes.byref(text), bitmaps, 1):
+        raise _Refused("it cannot be divided for the projector")
+    return [mtmd.mtmd_input_chunks_get(chunks, n) for n in range(mtmd.mtmd_input_chunks_size(chunks))]
+
+
+def _tokens_of(chunk: Any) -> list[int]:
+    count = ctypes.c_size_t()
+    found = mtmd.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(count))
+    tokens = [int(token) for token in found[: count.value]]
+    if min(tokens, default=0) < 0:  # that is how the library says that it has not found a token
+        raise _Refused("the model has no tokens for what stands around its images")
+    return tokens
+
+
+def _embedded(context: Any, chunk: Any, width: int) -> NDArray[np.float32]:
+    """(rows, width) the embeddings of a part of an image."""
+    if mtmd.mtmd_encode_chunk(context, chunk):
+        raise _Refused("the projector fails on it")
+    n_rows = mtmd.mtmd_input_chunk_get_n_tokens(chunk)
+    values = np.ctypeslib.as_array(mtmd.mtmd_get_output_embd(context), (n_rows, width)).copy()
+    if not np.isfinite(values).all():
+        raise _Refused("the projector gives numbers that are not finite")
+    return values

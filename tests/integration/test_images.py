@@ -1,0 +1,291 @@
+"""Images in prompts, with tiny models that see: what they become, and that drafts change no answer."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import pytest
+
+import edgespec
+from edgespec.engine.engine import Engine
+from edgespec.engine.sequence import Sequence
+from edgespec.engine.target import Target
+from edgespec.errors import EdgeSpecError
+from edgespec.generation.result import Generation
+from edgespec.images.reader import ImageReader
+from edgespec.llama.projector.library import NoImageLibrary, load_library
+from edgespec.llama.runtime.context import Context
+from edgespec.llama.runtime.model import Model
+from tests.least_memory import load_in_least_memory, weights_of
+from tests.program import run_here
+from tests.tiny import write_tiny
+from tests.tiny_hybrids import HYBRIDS
+from tests.tiny_images import SIDES, png, rows_of, write_projector, write_seeing
+
+FAMILIES = ("idefics3", "gemma3")
+CONFIG = edgespec.GenerationConfig(max_tokens=48)
+PICTURE, ANOTHER = png(), png(seed=2)
+
+
+@pytest.fixture(scope="module")
+def library() -> Any:
+    """llama.cpp's library for images, which older builds lack."""
+    try:
+        return load_library()
+    except NoImageLibrary as missing:
+        pytest.skip(f"llama.cpp was compiled without images: {missing}")
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory, smol_path: Path, family: str, library: Any) -> Path:
+    """A target of each family, whose next token depends on the last ones most."""
+    del library
+    return write_seeing(tmp_path_factory.mktemp("seeing"), family, smol_path, damped=0.3)
+
+
+def asked(data: bytes, text: str = "one two one two one two one") -> list[dict[str, Any]]:
+    parts = [{"type": "image", "data": data}, {"type": "text", "text": text}]
+    return [{"role": "user", "content": parts}]
+
+
+def opened(path: Path, draft: str, **options: Any) -> Engine:
+    return edgespec.load(path, draft=draft, context=512, threads=1, exact=True, **options)
+
+
+@pytest.fixture
+def plain(seeing: Path) -> Iterator[Engine]:
+    with opened(seeing, "none") as engine:
+        yield engine
+
+
+# What an image becomes.
+
+
+def context_of(model: Model) -> Context:
+    return Context(model, n_cells=512, n_rows=256, n_outputs=8, n_sequences=4, n_threads=1)
+
+
+@llama_cpp.llama_log_callback
+def silent(_level: int, _text: bytes, _data: object) -> None:
+    """Print nothing of the log."""
+
+
+def read_by_llama_cpp(library: Any, model: Model, projector: Path, context: Context) -> list[Any]:
+    """Have llama.cpp's own helper read a prompt with a picture; returns its tokens, None for each image."""
+    library.mtmd_helper_log_set(silent, None)
+    params = library.mtmd_context_params_default()
+    params.use_gpu = params.print_timings = params.warmup = False
+    params.n_threads = 1
+    encoder = library.mtmd_init_from_file(str(projector).encode(), model.handle, params)
+    data = (ctypes.c_uint8 * len(PICTURE)).from_buffer_copy(PICTURE)
+    bitmap = library.mtmd_helper_bitmap_init_from_buf(encoder, data, len(PICTURE), False)
+    chunks = library.mtmd_input_chunks_init()
+    text = b"a b c " + library.mtmd_default_marker() + b" d e f"
+    asked_for = library.mtmd_input_text(text, len(text), False, True)
+    assert (
+        library.mtmd_tokenize(encoder, chunks, ctypes.byref(asked_for), (ctypes.c_void_p * 1)(bitmap), 1) == 0
+    )
+    at = ctypes.c_int32()
+    code = library.mtmd_helper_eval_chunks(
+        encoder, context.handle, chunks, 0, 0, context.n_rows, False, ctypes.byref(at)
+    )
+    assert code == 0
+    found: list[Any] = []
+    for number in range(library.mtmd_input_chunks_size(chunks)):
+        chunk = library.mtmd_input_chunks_get(chunks, number)
+        if library.mtmd_input_chunk_get_type(chunk) == library.MTMD_INPUT_CHUNK_TYPE_TEXT:
+            count = ctypes.c_size_t()
+            tokens = library.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(count))
+            found += tokens[: count.value]
+        else:
+            found.append(None)
+    library.mtmd_input_chunks_free(chunks)
+    library.mtmd_bitmap_free(bitmap)
+    library.mtmd_free(encoder)
+    return found
+
+
+def test_the_cache_holds_the_bits_that_llama_cpps_own_helper_leaves(
+    library: Any, seeing: Path, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGESPEC_KERNELS", "plain")  # the helper knows no others
+    projector = seeing.parent / f"mmproj-{family}.gguf"
+    reader = ImageReader(seeing, None, threads=1, context=512)
+    images = iter(reader.placed(reader.read(PICTURE, "it")))
+    with Model(seeing, repack=False) as model:
+        theirs, ours = context_of(model), context_of(model)
+        expected = read_by_llama_cpp(library, model, projector, theirs)
+        tokens: list[int] = []
+        for token in expected:
+            tokens += next(images).rows.ids if token is None else [token]
+        target = Target(model, ours, None)
+        sequence = Sequence(tokens, images=reader.placed(tokens))
+        target.prefill(sequence, len(tokens))
+        assert next(images, None) is None
+        assert len(sequence.images) == (1 if family == "gemma3" else 3)
+        same = bytes(ours.save(0)) == bytes(theirs.save(0))  # pytest would compare megabytes at length
+        assert same
+
+
+def test_rows_of_an_image_see_those_behind_them_where_the_model_wants_that(seeing: Path, family: str) -> None:
+    reader = ImageReader(seeing, None, threads=1, context=512)
+    tokens = [*reader.read(PICTURE, "it"), 5]
+    assert all(image.rows.causal == (family == "idefics3") for image in reader.placed(tokens))
+
+
+def test_an_image_is_read_once(seeing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = ImageReader(seeing, None, threads=1, context=512)
+    first = reader.read(PICTURE, "it")
+    monkeypatch.setattr("edgespec.images.reader.attempt_in_child", None)
+    assert reader.read(PICTURE, "it again") == first
+
+
+def test_a_large_image_is_divided(seeing: Path, family: str, tmp_path: Path) -> None:
+    projector = write_projector(tmp_path / "mmproj-other.gguf", family, longest_edge=2 * SIDES[family])
+    reader = ImageReader(seeing, projector, threads=1, context=512)
+    tokens = reader.read(PICTURE, "it")
+    images = reader.placed(tokens)
+    assert len(images) == (1 if family == "gemma3" else 5)  # the whole picture, and its parts
+    assert sum(len(image.rows) for image in images) == len(images) * rows_of(family)
+    assert len({image.rows.ids for image in images}) == len(images)
+
+
+# Answers.
+
+
+def test_drafts_change_no_token(plain: Engine, seeing: Path) -> None:
+    questions = [asked(PICTURE), asked(ANOTHER), asked(PICTURE, "x y z")]
+    settings = [CONFIG, CONFIG.with_(temperature=1.0, seed=7), CONFIG.with_(repeat_penalty=1.3)]
+    expected = [[plain.generate(q, s).tokens for s in settings] for q in questions]
+    assert expected[0] != expected[1]  # it sees
+    for draft in (str(seeing), "lookup"):
+        with opened(seeing, draft, tree_budget=8) as engine:
+            answers = [[engine.generate(q, s) for s in settings] for q in questions]
+        assert [[answer.tokens for answer in row] for row in answers] == expected
+        every = [answer for row in answers for answer in row]
+        passes, tokens = (
+            sum(map(len, found)) for found in zip(*((a.passes, a.tokens) for a in every), strict=True)
+        )
+        assert passes < tokens  # drafts were accepted
+
+
+def test_streamed_weights_change_no_token(plain: Engine, seeing: Path) -> None:
+    expected = plain.generate(asked(PICTURE), CONFIG).tokens
+    options = {"draft": str(seeing), "context": 512, "threads": 1, "exact": True, "tree_budget": 8}
+    with load_in_least_memory(seeing, **options) as engine:
+        assert weights_of(engine).streamed_bytes
+        assert engine.generate(asked(PICTURE), CONFIG).tokens == expected
+
+
+def test_what_was_read_of_an_image_is_used_again(plain: Engine, seeing: Path, family: str) -> None:
+    def fresh(question: list[dict[str, Any]]) -> Generation:
+        with opened(seeing, "none") as engine:
+            return engine.generate(question, CONFIG)
+
+    first, second, third = asked(PICTURE), asked(PICTURE, "x y z"), asked(ANOTHER, "x y z")
+    plain.generate(first, CONFIG)
+    again = plain.generate(second, CONFIG)
+    assert plain.target.recalled > rows_of(family)
+    other = plain.generate(third, CONFIG)
+    assert plain.target.recalled < rows_of(family)
+    assert again.tokens == fresh(second).tokens
+    assert other.tokens == fresh(third).tokens
+
+
+def test_states_on_disk_never_end_within_an_image(seeing: Path, family: str) -> None:
+    filling = "word " * 20  # a block of saved states ends within the image then
+    question = asked(PICTURE)
+    question.insert(0, {"role": "system", "content": filling * 5})
+    with opened(seeing, "none", prompt_cache=True) as engine:
+        expected = engine.generate(question, CONFIG).tokens
+    with opened(seeing, "none", prompt_cache=True) as engine:
+        assert engine.generate(question, CONFIG).tokens == expected
+        assert engine.target.recalled
+        tokens = engine.encoder.encode(question)
+        assert engine.encoder.images is not None
+        for image in engine.encoder.images.placed(tokens):
+            assert not image.start < engine.target.recalled < image.end
+
+
+# What cannot be read.
+
+
+def refused(engine: Engine, question: Any) -> str:
+    with pytest.raises(EdgeSpecError) as error:
+        engine.generate(question, CONFIG)
+    return str(error.value)
+
+
+def test_a_model_without_a_projector_says_so(
+    seeing: Path, family: str, tmp_path: Path, smol_path: Path
+) -> None:
+    blind = tmp_path / "blind.gguf"
+    blind.symlink_to(seeing)
+    with opened(blind, "none") as engine:
+        assert "has no projector beside it" in refused(engine, asked(PICTURE))
+        assert engine.generate("hello", CONFIG).tokens  # and goes on
+
+
+def test_damaged_images_end_in_a_message(plain: Engine) -> None:
+    assert "cannot be read with" in refused(plain, asked(PICTURE[:100]))
+    assert "is not an image that can be read" in refused(plain, asked(b"RIFF    WEBP"))
+    assert "million are read" in refused(
+        plain, asked(PICTURE.replace(b"\0\0\x000\0\0\0 ", b"\0\0\x7f0\0\0\x7f "))
+    )
+
+
+def test_a_damaged_projector_ends_in_a_message(seeing: Path, family: str, tmp_path: Path) -> None:
+    data = (seeing.parent / f"mmproj-{family}.gguf").read_bytes()
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(data.replace(b"v.blk.1.attn_out.weight", b"v.blk.1.attn_owt.weight"))
+    reader = ImageReader(seeing, broken, threads=1, context=512)
+    with pytest.raises(EdgeSpecError) as error:
+        reader.read(PICTURE, "it")
+    assert "broken.gguf" in str(error.value)
+
+
+def test_positions_in_two_dimensions_are_refused(library: Any, tmp_path: Path, smol_path: Path) -> None:
+    del library
+    model = write_tiny(tmp_path / "model.gguf", "qwen35", smol_path, kind=HYBRIDS["qwen35"])
+    write_projector(tmp_path / "mmproj-model.gguf", "idefics3")
+    with pytest.raises(EdgeSpecError, match="M-RoPE"):
+        ImageReader(model, None, threads=1, context=512).read(PICTURE, "it")
+
+
+def test_an_image_beyond_the_context_is_not_computed(seeing: Path, family: str) -> None:
+    with pytest.raises(EdgeSpecError, match="but the context holds 8"):
+        ImageReader(seeing, None, threads=1, context=8).read(PICTURE, "it")
+
+
+def test_batches_refuse_images(plain: Engine) -> None:
+    with pytest.raises(EdgeSpecError, match="cannot share passes"):
+        plain.generate_many([asked(PICTURE)], CONFIG)
+
+
+# The command line.
+
+
+def test_generate_shows_an_image(plain: Engine, seeing: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "cat.png"
+    picture.write_bytes(PICTURE)
+    text = "one two one two one two one"
+    expected = plain.generate(asked(PICTURE, text), CONFIG)
+    options = ["--context", "512", "--threads", "1", "--exact", "--max-tokens", "48", "--json"]
+    for draft in ("none", str(seeing)):
+        command = ["generate", str(seeing), "--image", str(picture), "-p", text, "--draft", draft]
+        done = run_here(*command, *options)
+        assert done.returncode == 0, done.stderr
+        answer = json.loads(done.stdout)
+        assert answer["tokens"] == expected.tokens
+        assert answer["prompt"] == text
+        assert answer["usage"]["prompt_tokens"] == expected.prompt_tokens

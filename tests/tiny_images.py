@@ -1,0 +1,126 @@
+"""Tiny models that see: random targets with random projectors, in the shapes of well-known families."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+from tests.tiny import ARCHITECTURES, N_EMBD, Shape, finish, write_tiny
+
+TEMPLATE = (
+    "{% for message in messages %}"
+    "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+MARKS = ("<fake_token_around_image>", "<global-img>", "<start_of_image>", "<end_of_image>")
+
+_WIDTH, _FF, _HEADS, _LAYERS, _PATCH = 64, 128, 2, 2, 4
+SIDES = {"idefics3": 32, "gemma3": 32}  # pixels of the image that the projector reads
+MERGED = {"idefics3": 2, "gemma3": 2}  # patches of each side that become one row
+ARCHITECTURE = {"idefics3": "llama", "gemma3": "gemma3"}
+
+
+def rows_of(family: str) -> int:
+    """Rows of an image that is not divided."""
+    return int((SIDES[family] // _PATCH // MERGED[family]) ** 2)
+
+
+def write_seeing(folder: Path, family: str, vocabulary_of: Path, *, damped: float = 1.0) -> Path:
+    """A target in a folder, with a projector beside it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    usual = ARCHITECTURES[ARCHITECTURE[family]]
+
+    def keys(writer: gguf.GGUFWriter) -> None:
+        usual.keys(writer)
+        writer.add_chat_template(TEMPLATE)
+
+    kind = replace(usual, keys=keys)
+    path = write_tiny(
+        folder / f"tiny-{family}.gguf",
+        ARCHITECTURE[family],
+        vocabulary_of,
+        kind=kind,
+        damped=damped,
+        marks=MARKS,
+    )
+    write_projector(folder / f"mmproj-{family}.gguf", family)
+    return path
+
+
+def write_projector(path: Path, family: str, *, seed: int = 3, longest_edge: int = 0) -> Path:
+    """A projector to the width of tiny models.
+
+    Args:
+        longest_edge: pixels that images are scaled to before they are divided, if they are.
+    """
+    rng = np.random.default_rng(seed)
+    side = SIDES[family]
+    writer = gguf.GGUFWriter(path, "clip")
+    writer.add_bool("clip.has_vision_encoder", True)
+    writer.add_string("clip.projector_type", family)
+    writer.add_bool("clip.use_gelu", True)
+    numbers: dict[str, Any] = {
+        "embedding_length": _WIDTH,
+        "feed_forward_length": _FF,
+        "block_count": _LAYERS,
+        "projection_dim": N_EMBD,
+        "attention.head_count": _HEADS,
+        "image_size": side,
+        "patch_size": _PATCH,
+        "projector.scale_factor": MERGED[family],
+    }
+    if longest_edge:
+        numbers["preproc_image_size"] = longest_edge
+    for name, number in numbers.items():
+        writer.add_uint32(f"clip.vision.{name}", number)
+    writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6)
+    writer.add_array("clip.vision.image_mean", [0.5, 0.5, 0.5])
+    writer.add_array("clip.vision.image_std", [0.5, 0.5, 0.5])
+
+    def add(name: str, shape: Shape, *, around: float = 0.0, scale: float = 0.1) -> None:
+        writer.add_tensor(name, (around + rng.standard_normal(shape) * scale).astype(np.float32))
+
+    add("v.patch_embd.weight", (_WIDTH, 3, _PATCH, _PATCH))
+    add("v.patch_embd.bias", (_WIDTH,))
+    add("v.position_embd.weight", ((side // _PATCH) ** 2, _WIDTH))
+    for index in range(_LAYERS):
+        layer = f"v.blk.{index}"
+        for name in ("attn_q", "attn_k", "attn_v", "attn_out"):
+            add(f"{layer}.{name}.weight", (_WIDTH, _WIDTH))
+            add(f"{layer}.{name}.bias", (_WIDTH,))
+        for name in ("ln1", "ln2"):
+            add(f"{layer}.{name}.weight", (_WIDTH,), around=1.0)
+            add(f"{layer}.{name}.bias", (_WIDTH,))
+        add(f"{layer}.ffn_up.weight", (_FF, _WIDTH))
+        add(f"{layer}.ffn_up.bias", (_FF,))
+        add(f"{layer}.ffn_down.weight", (_WIDTH, _FF))
+        add(f"{layer}.ffn_down.bias", (_WIDTH,))
+    add("v.post_ln.weight", (_WIDTH,), around=1.0)
+    add("v.post_ln.bias", (_WIDTH,))
+    if family == "gemma3":
+        add("mm.input_projection.weight", (_WIDTH, N_EMBD))
+        add("mm.soft_emb_norm.weight", (_WIDTH,), around=1.0)
+    else:
+        add("mm.model.fc.weight", (N_EMBD, _WIDTH * MERGED[family] ** 2))
+    finish(writer)
+    return path
+
+
+def png(width: int = 48, height: int = 32, seed: int = 1) -> bytes:
+    """A picture of random pixels."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    lines = b"".join(b"\0" + row.tobytes() for row in pixels)
+    file = io.BytesIO(b"\x89PNG\r\n\x1a\n")
+    file.seek(0, io.SEEK_END)
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    for kind, data in ((b"IHDR", header), (b"IDAT", zlib.compress(lines)), (b"IEND", b"")):
+        file.write(struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)))
+    return file.getvalue()
