@@ -64,9 +64,11 @@ def profile(
         terminal.note(f"Measuring for about {readable_time(seconds)}.")
         with terminal.working(engine, long=True) as progress:
             found = measure_full_profile(engine, seconds, progress, ProfileStore())
+    from edgespec.machine.memory import release_free_memory
     from edgespec.measure.throughput import memory_bandwidth
 
-    # Beside the model there may be no memory for it.
+    # Beside the model there may be no memory for it, nor beside what was freed of it and not returned.
+    release_free_memory()
     found = replace(found, bandwidth=memory_bandwidth(found.threads))
     if found.noisy:
         terminal.warn(
