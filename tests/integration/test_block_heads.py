@@ -12,12 +12,10 @@ import pytest
 
 import edgespec
 from edgespec.cli.main import main
-from edgespec.config import Config
 from edgespec.engine.engine import Engine
 from edgespec.engine.sessions.file import SessionFile
 from edgespec.engine.sessions.session import Session
-from edgespec.errors import BackendError, PairingError, UsageError
-from edgespec.generation.config import GenerationConfig
+from edgespec.errors import PairingError, UsageError
 from edgespec.heads.block.block_context import BlockContext
 from edgespec.heads.block.block_drafter import BlockHeadDrafter
 from edgespec.heads.block.block_head import BlockKind
@@ -27,23 +25,29 @@ from edgespec.heads.shared.layer_tap import LayerTap
 from edgespec.llama.runtime.batch import TokenBatch
 from edgespec.llama.runtime.context import Context
 from edgespec.llama.runtime.model import Model
-from edgespec.measure.full_profile import measure_full_profile
-from edgespec.models.gguf.header import read_header
-from edgespec.models.gguf.layers import ModelFiles
-from edgespec.planning.memory.needs import ContextShape, PairSizes
-from edgespec.planning.memory.rows import needs_within
-from edgespec.planning.pass_costs import expected_prefill
-from edgespec.profiles.store import ProfileStore
-from edgespec.progress import no_progress
 from edgespec.speculation.tree import FloatArray
-from tests.head_answers import GREEDY, PROMPT, SAMPLED, UNDRAFTED, check_cancelled_answer
+from tests.head_answers import (
+    GREEDY,
+    PROMPT,
+    SAMPLED,
+    UNDRAFTED,
+    Texts,
+    check_budget,
+    check_cancelled_answer,
+    check_commands,
+    check_profile,
+    check_restored_text,
+    check_several_texts,
+    check_unknown_text,
+    opened,
+    texts_of,
+)
 from tests.least_memory import load_in_least_memory
 from tests.templated import now_speaking
 from tests.tiers import slow_except
 from tests.tiny import N_EMBD
 from tests.tiny_blocks import SHAPES, TinyBlocks, tiny_block_head, write_blocks
 
-OPTIONS: dict[str, Any] = {"context": 384, "threads": 1, "tree_budget": 12, "drafter": "model", "exact": True}
 PAIRS = [
     (BlockKind.DFLASH, "llama"),
     (BlockKind.DSPARK, "llama"),
@@ -53,28 +57,10 @@ PAIRS = [
 ]
 QUICK = [PAIRS[1], PAIRS[2]]
 
-Texts = dict[GenerationConfig, list[int]]
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("blocks")
-
-
-def opened(target: Path, load: Callable[..., Engine] = edgespec.load, **changes: Any) -> Engine:
-    """An engine for short texts, which decodes exactly if no change says otherwise."""
-    try:
-        return load(target, **{**OPTIONS, **changes})
-    except BackendError as error:
-        if "No row rule" in error.what:
-            pytest.skip("no kernel of this machine decodes the model exactly")
-        raise
-
-
-def texts_of(target: Path) -> Texts:
-    """The target's answers without drafts."""
-    with opened(target, **UNDRAFTED) as engine:
-        return {c: engine.generate(PROMPT, c.with_(max_tokens=64)).tokens for c in (GREEDY, SAMPLED)}
 
 
 @pytest.fixture(scope="module")
@@ -214,14 +200,8 @@ def test_drawn_trees_and_the_sources_without_a_model(pair: TinyBlocks, texts: Te
 @pytest.mark.parametrize("kind", slow_except([BlockKind.DFLASH2], BlockKind))
 def test_several_texts_in_a_pass(kind: BlockKind, folder: Path, smol_path: Path) -> None:
     pair = write_blocks(folder, smol_path, kind)
-    prompts = [PROMPT, PROMPT, PROMPT[:30], [9, *PROMPT]]
     with opened(pair.target, draft=pair.head) as engine:
-        expected = [engine.generate(prompt, GREEDY).tokens for prompt in prompts]
-        for _ in range(2):
-            answers = engine.generate_many(prompts, GREEDY)
-            assert [answer.tokens for answer in answers] == expected
-            assert sum(answer.tokens_per_pass for answer in answers) > 1.2 * len(prompts)
-        assert len(drafter_of(engine)._sequences) <= len(prompts) + 1
+        check_several_texts(engine, 1.2)
 
 
 @pytest.mark.parametrize("kind", [BlockKind.DFLASH, BlockKind.DSPARK])
@@ -267,15 +247,7 @@ def test_a_head_that_is_interrupted_anywhere_continues(
 
 
 def test_a_text_that_was_restored_is_drafted_for_from_there_on(pair: TinyBlocks) -> None:
-    prompt = [*PROMPT, *PROMPT, 1]  # a whole block of saved state
-    with opened(pair.target, draft=pair.head, prompt_cache=True) as engine:
-        expected = engine.generate(prompt, GREEDY).tokens
-    with opened(pair.target, draft=pair.head, prompt_cache=True) as engine:
-        answer = engine.generate(prompt, GREEDY)
-        (text,) = drafter_of(engine)._owned.values()
-    assert answer.tokens == expected
-    assert text.unread > 128, "the first tokens came from disk"
-    assert answer.tokens_per_pass > 1.2
+    check_restored_text(pair.target, pair.head)
 
 
 def test_a_session_continues_after_its_file_was_read(pair: TinyBlocks, tmp_path: Path) -> None:
@@ -297,14 +269,7 @@ def test_a_session_continues_after_its_file_was_read(pair: TinyBlocks, tmp_path:
 
 
 def test_a_text_of_which_nothing_is_known_gets_a_root(engine: Engine) -> None:
-    drafter = drafter_of(engine)
-    engine.generate(PROMPT, GREEDY)
-    drafter.forget()
-    assert drafter.step_seconds(1) > 0
-    # The target still has the text, so that nothing of it is shown again.
-    again = engine.generate(PROMPT, GREEDY)
-    assert again.passes[0].nodes == 1
-    assert max(record.nodes for record in again.passes) > 4
+    check_unknown_text(engine, (1,))
 
 
 def test_long_texts_fill_the_heads_cache(pair: TinyBlocks) -> None:
@@ -318,11 +283,7 @@ def test_long_texts_fill_the_heads_cache(pair: TinyBlocks) -> None:
 
 
 def test_a_profile_counts_the_trees_of_real_passes(engine: Engine) -> None:
-    profile = measure_full_profile(engine, 1.0, no_progress, ProfileStore())
-    assert profile.drafts is not None
-    for yields in (profile.greedy, profile.sampled):
-        assert yields is not None
-        assert yields.tokens[max(yields.tokens)] > 1.1
+    check_profile(engine, 1.1)
 
 
 def test_heads_of_other_targets_are_refused(pair: TinyBlocks, smol_path: Path, tmp_path: Path) -> None:
@@ -353,17 +314,7 @@ def test_logits_of_a_block_are_kept_when_the_next_is_read(
 
 
 def test_the_budget_counts_the_head(pair: TinyBlocks) -> None:
-    files, head = (ModelFiles.of(read_header(path)) for path in (pair.target, pair.head))
-    shape = ContextShape(512, 64, 64, 1)
-    prefill = expected_prefill(files, 512, 1, ProfileStore())
-    alone, both = (
-        needs_within(PairSizes(files, drafter, shape, measured=True), files, 8 << 30, Config(), prefill)
-        for drafter in (None, head)
-    )
-    assert both.footprints[1].weights == head.tensor_bytes
-    assert both.footprints[1].cache >= 2 * 512 * 2 * 2 * N_EMBD  # two layers, in half precision
-    shown = both.rows * 3 * N_EMBD * 4
-    assert both.footprints[0].buffers >= alone.footprints[0].buffers + 2 * shown
+    check_budget(pair.target, pair.head, layers=2, shown=3)
 
 
 @pytest.mark.parametrize("kind", slow_except([BlockKind.DFLASH], [BlockKind.DFLASH, BlockKind.DFLASH2]))
@@ -371,15 +322,9 @@ def test_a_block_head_from_the_command_line(
     kind: BlockKind, folder: Path, smol_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pair = write_blocks(folder, smol_path, kind)
-    command = ["generate", str(pair.target), "--draft", str(pair.head), "-p", "one two", "--context", "256"]
-    assert main([*command, "--max-tokens", "8", "--json"]) == 0
-    assert '"completion_tokens": 8' in capsys.readouterr().out
-    assert main(["models", "pair", str(pair.target), str(pair.head)]) == 0
-    assert "the head was made for a target like this one" in " ".join(capsys.readouterr().out.split())
-    assert main(["models", "show", str(pair.head)]) == 0
-    assert f"{kind.value}, for the model that it was made for" in capsys.readouterr().out
-    assert main(["draft", "list"]) == 0
-    assert f"head ({kind.value})" in capsys.readouterr().out
+    check_commands(
+        pair.target, pair.head, f"{kind.value}, for the model that it was made for", kind.value, capsys
+    )
     assert main(["plan", str(pair.target), "--draft", str(pair.head), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert f"{pair.head.name} (head)" in {way["drafter"] for way in (found["chosen"], *found["alternatives"])}

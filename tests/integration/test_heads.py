@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 import edgespec
-from edgespec.cli.main import main
 from edgespec.engine.engine import Engine
 from edgespec.errors import BackendError, PairingError, UsageError
 from edgespec.generation.config import GenerationConfig
@@ -22,20 +20,30 @@ from edgespec.llama.runtime import nextn
 from edgespec.llama.runtime.batch import TokenBatch
 from edgespec.llama.runtime.context import Context
 from edgespec.llama.runtime.model import Model
-from edgespec.measure.full_profile import measure_full_profile
-from edgespec.models.gguf.header import read_header
-from edgespec.profiles.store import ProfileStore
-from edgespec.progress import no_progress
 from edgespec.speculation.growth import Children, Frontier
 from edgespec.speculation.tree import FloatArray
-from tests.head_answers import GREEDY, PROMPT, SAMPLED, UNDRAFTED, check_cancelled_answer, check_own_text
+from tests.head_answers import (
+    GREEDY,
+    PROMPT,
+    SAMPLED,
+    UNDRAFTED,
+    Texts,
+    check_budget,
+    check_cancelled_answer,
+    check_commands,
+    check_own_text,
+    check_profile,
+    check_restored_text,
+    check_several_texts,
+    check_unknown_text,
+    opened,
+    texts_of,
+)
 from tests.least_memory import load_in_least_memory
 from tests.tiers import slow_except
 from tests.tiny import ARCHITECTURES, N_EMBD, write_tiny
 from tests.tiny_heads import LAYERS, TinyPair, tiny_head, write_pair
 from tests.tiny_hybrids import HYBRIDS
-
-OPTIONS: dict[str, Any] = {"context": 384, "threads": 1, "tree_budget": 12, "drafter": "model", "exact": True}
 
 
 @pytest.fixture(scope="module")
@@ -43,21 +51,9 @@ def pair(smol_path: Path, tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
     return write_pair(tmp_path_factory.mktemp("pair"), smol_path)
 
 
-def opened(target: Path, load: Callable[..., Engine] = edgespec.load, **changes: Any) -> Engine:
-    """An engine for short texts, which decodes exactly if no change says otherwise."""
-    try:
-        return load(target, **{**OPTIONS, **changes})
-    except BackendError as error:
-        if "No row rule" in error.what:
-            pytest.skip("no kernel of this machine decodes the model exactly")
-        raise
-
-
 @pytest.fixture(scope="module")
-def texts(pair: TinyPair) -> dict[GenerationConfig, list[int]]:
-    """The target's answer without drafts."""
-    with opened(pair.target, **UNDRAFTED) as engine:
-        return {c: engine.generate(PROMPT, c.with_(max_tokens=64)).tokens for c in (GREEDY, SAMPLED)}
+def texts(pair: TinyPair) -> Texts:
+    return texts_of(pair.target)
 
 
 @pytest.fixture(scope="module")
@@ -135,9 +131,7 @@ def test_trees_are_those_of_numpy(pair: TinyPair, engine: Engine, steps: list[St
 
 
 @pytest.mark.parametrize("config", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_the_text_is_the_targets_own(
-    engine: Engine, texts: dict[GenerationConfig, list[int]], config: GenerationConfig
-) -> None:
+def test_the_text_is_the_targets_own(engine: Engine, texts: Texts, config: GenerationConfig) -> None:
     check_own_text(engine, texts, config)
 
 
@@ -151,13 +145,7 @@ def test_drawn_trees_and_the_sources_without_a_model(pair: TinyPair, engine: Eng
 
 
 def test_several_texts_in_a_pass(engine: Engine) -> None:
-    prompts = [PROMPT, PROMPT, PROMPT[:30], [9, *PROMPT]]
-    expected = [engine.generate(prompt, GREEDY).tokens for prompt in prompts]
-    for _ in range(2):
-        answers = engine.generate_many(prompts, GREEDY)
-        assert [answer.tokens for answer in answers] == expected
-        assert sum(answer.tokens_per_pass for answer in answers) > 1.3 * len(prompts)
-    assert len(drafter_of(engine)._sequences) <= len(prompts) + 1
+    check_several_texts(engine, 1.3)
 
 
 def test_texts_that_begin_alike_share_what_is_known(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +181,7 @@ def test_texts_that_do_not_fit_together(engine: Engine, monkeypatch: pytest.Monk
     assert engine.generate(PROMPT, GREEDY).tokens == expected[0]
 
 
-def test_weights_that_are_streamed(pair: TinyPair, texts: dict[GenerationConfig, list[int]]) -> None:
+def test_weights_that_are_streamed(pair: TinyPair, texts: Texts) -> None:
     with opened(pair.target, load_in_least_memory, draft=pair.head) as engine:
         assert engine.target.model.weights.streamed_bytes > 0
         answer = engine.generate(PROMPT, GREEDY)
@@ -201,41 +189,20 @@ def test_weights_that_are_streamed(pair: TinyPair, texts: dict[GenerationConfig,
     assert answer.tokens_per_pass > 1.3
 
 
-def test_a_cancelled_answer_continues(engine: Engine, texts: dict[GenerationConfig, list[int]]) -> None:
+def test_a_cancelled_answer_continues(engine: Engine, texts: Texts) -> None:
     check_cancelled_answer(engine, texts)
 
 
 def test_a_text_that_was_restored_is_drafted_for_from_there_on(pair: TinyPair, steps: list[Step]) -> None:
-    prompt = [*PROMPT, *PROMPT, 1]  # a whole block of saved state
-    with opened(pair.target, draft=pair.head, prompt_cache=True) as engine:
-        expected = engine.generate(prompt, GREEDY).tokens
-    steps.clear()
-    with opened(pair.target, draft=pair.head, prompt_cache=True) as engine:
-        answer = engine.generate(prompt, GREEDY)
-        (text,) = drafter_of(engine)._owned.values()
-    assert answer.tokens == expected
-    assert text.unread > 128, "the first tokens came from disk"
-    assert answer.tokens_per_pass > 1.2
+    check_restored_text(pair.target, pair.head, steps.clear)
 
 
 def test_a_text_of_which_nothing_is_known_gets_a_root(engine: Engine) -> None:
-    drafter = drafter_of(engine)
-    engine.generate(PROMPT, GREEDY)
-    drafter.forget()
-    assert drafter.step_seconds(1) > 0
-    assert drafter.step_seconds(8) > 0
-    # The target still has the text, so that nothing of it is shown again.
-    again = engine.generate(PROMPT, GREEDY)
-    assert again.passes[0].nodes == 1
-    assert max(record.nodes for record in again.passes) > 4
+    check_unknown_text(engine, (1, 8))
 
 
 def test_a_profile_counts_the_trees_of_real_passes(engine: Engine) -> None:
-    profile = measure_full_profile(engine, 1.0, no_progress, ProfileStore())
-    assert profile.drafts is not None
-    for yields in (profile.greedy, profile.sampled):
-        assert yields is not None
-        assert yields.tokens[max(yields.tokens)] > 1.2
+    check_profile(engine, 1.2)
 
 
 def test_heads_of_other_targets_are_refused(pair: TinyPair, smol_path: Path, tmp_path: Path) -> None:
@@ -287,23 +254,7 @@ def test_architectures_show_their_hidden_states(architecture: str, smol_path: Pa
 
 
 def test_the_budget_counts_the_head(pair: TinyPair) -> None:
-    from edgespec.config import Config
-    from edgespec.models.gguf.layers import ModelFiles
-    from edgespec.planning.memory.needs import ContextShape, PairSizes
-    from edgespec.planning.memory.rows import needs_within
-    from edgespec.planning.pass_costs import expected_prefill
-
-    files, head = (ModelFiles.of(read_header(path)) for path in (pair.target, pair.head))
-    shape = ContextShape(512, 64, 64, 1)
-    prefill = expected_prefill(files, 512, 1, ProfileStore())
-    alone, both = (
-        needs_within(PairSizes(files, drafter, shape, measured=True), files, 8 << 30, Config(), prefill)
-        for drafter in (None, head)
-    )
-    assert both.footprints[1].weights == head.tensor_bytes
-    assert both.footprints[1].cache >= 512 * 2 * 2 * N_EMBD  # keys and values in half precision
-    shown = both.rows * len(LAYERS) * N_EMBD * 4
-    assert both.footprints[0].buffers >= alone.footprints[0].buffers + 2 * shown
+    check_budget(pair.target, pair.head, layers=1, shown=len(LAYERS))
 
 
 def test_a_build_without_heads_says_so(pair: TinyPair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,12 +267,4 @@ def test_a_build_without_heads_says_so(pair: TinyPair, monkeypatch: pytest.Monke
 
 
 def test_a_head_from_the_command_line(pair: TinyPair, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["generate", str(pair.target), "--draft", str(pair.head), "-p", "one two", "--context", "256"]
-    assert main([*command, "--max-tokens", "8", "--json"]) == 0
-    assert '"completion_tokens": 8' in capsys.readouterr().out
-    assert main(["models", "pair", str(pair.target), str(pair.head)]) == 0
-    assert "the head was made for a target like this one" in " ".join(capsys.readouterr().out.split())
-    assert main(["models", "show", str(pair.head)]) == 0
-    assert "for the model that it was made for" in capsys.readouterr().out
-    assert main(["draft", "list"]) == 0
-    assert "head (EAGLE-3)" in capsys.readouterr().out
+    check_commands(pair.target, pair.head, "for the model that it was made for", "EAGLE-3", capsys)

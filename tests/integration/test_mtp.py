@@ -26,13 +26,12 @@ from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.planning.memory.needs import ContextShape, PairSizes
 from tests.head_answers import GREEDY, PROMPT, SAMPLED, UNDRAFTED, check_cancelled_answer, check_own_text
+from tests.head_answers import opened as exactly_opened
 from tests.least_memory import load_in_least_memory
 from tests.tiers import slow_except
 from tests.tiny import N_LAYER, write_tiny
 from tests.tiny_hybrids import HYBRIDS
 from tests.tiny_mtp import SHAPE, TinyMTP, write_mtp
-
-OPTIONS: dict[str, Any] = {"context": 384, "threads": 1, "tree_budget": 12, "drafter": "model", "exact": True}
 
 
 @pytest.fixture(scope="module")
@@ -58,12 +57,7 @@ def without(folder: Path, smol_path: Path) -> Path:
 
 def opened(target: Path, load: Callable[..., Engine] = edgespec.load, **changes: Any) -> Engine:
     """An engine for short texts, which decodes exactly if no change says otherwise."""
-    try:
-        return load(target, **{**OPTIONS, "draft": "mtp", **changes})
-    except BackendError as error:
-        if "No row rule" in error.what:
-            pytest.skip("no kernel of this machine decodes the model exactly")
-        raise
+    return exactly_opened(target, load, **{"draft": "mtp", **changes})
 
 
 def texts_of(path: Path) -> dict[GenerationConfig, list[int]]:
