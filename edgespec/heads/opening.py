@@ -11,7 +11,6 @@ from edgespec.heads.assistant.assistant_drafter import AssistantDrafter
 from edgespec.heads.block.block_context import BlockContext
 from edgespec.heads.block.block_drafter import BlockHeadDrafter
 from edgespec.heads.eagle.eagle_context import EagleContext
-from edgespec.heads.mtp.mtp_context import MTPContext
 from edgespec.heads.shared.head import Head
 from edgespec.heads.shared.head_context import HeadContext
 from edgespec.heads.shared.head_drafter import HeadDrafter
@@ -74,7 +73,7 @@ def open_context(
         MemoryLimitError: llama.cpp cannot allocate the context.
         UnsupportedBuild: this llama.cpp build has no heads.
     """
-    kind = MTPContext if beside is None else _CONTEXTS[head_family(read_header(model.path))]
+    kind = HeadContext if beside is None else _CONTEXTS[head_family(read_header(model.path))]
     return kind(model, beside, n_cells=n_cells, n_sequences=n_sequences, n_threads=n_threads, abort=abort)
 
 

@@ -88,9 +88,8 @@ def draft_steps(
         if not frontiers:
             if step and hidden + limits.loss_budget < limits.min_gain:
                 break
-            share = continuation.share if step else 1.0
-            is_hidden = hidden > limits.min_gain
-            frontiers = _frontiers(searches, bar, limits, share, is_first=step == 0, hidden=is_hidden)
+            share = continuation.share if step else None
+            frontiers = _frontiers(searches, bar, limits, share, hidden=hidden > limits.min_gain)
             hidden -= limits.min_gain + limits.row_gain * sum(len(part.nodes) for _, part in frontiers)
         if not frontiers:
             break
@@ -222,16 +221,15 @@ def _frontiers(
     searches: Sequence[TreeSearch],
     bar: float,
     limits: TreeLimits,
-    continuation: float,
+    continuation: float | None,
     *,
-    is_first: bool,
     hidden: bool,
 ) -> list[tuple[int, Frontier]]:
     """The nodes to expand next, by tree; none if another draft step would not pay.
 
     Args:
-        continuation: the share of the nodes' expected tokens that their children are expected to have.
-        is_first: this step finds the candidates of the roots.
+        continuation: the share of the nodes' expected tokens that their children are expected to have; None
+            where this step finds the candidates of the roots.
         hidden: it takes no time that would not pass anyway, so it need not pay.
     """
     nodes = [search.expandable(bar) for search in searches]
@@ -242,9 +240,11 @@ def _frontiers(
     )
     chosen = candidates.take(np.argsort(-candidates.scores, kind="stable")[: limits.width])
     row_gain, min_gain = (0.0, 0.0) if hidden else (limits.row_gain, limits.min_gain)
-    gains = continuation * np.exp(chosen.scores) - (0.0 if is_first else row_gain)
-    if row_gain and not is_first:  # without the root's candidates there is no draft
-        chosen, gains = chosen.take(gains > 0), gains[gains > 0]
+    gains = np.exp(chosen.scores)
+    if continuation is not None:
+        gains = continuation * gains - row_gain
+        if row_gain:  # without the root's candidates there is no draft
+            chosen, gains = chosen.take(gains > 0), gains[gains > 0]
     if gains.sum() <= min_gain:
         return []
     indices = np.unique(chosen.trees).tolist()

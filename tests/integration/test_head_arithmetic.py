@@ -14,7 +14,7 @@ from edgespec.heads.assistant.assistant_context import AssistantContext
 from edgespec.heads.block.block_context import BlockContext
 from edgespec.heads.eagle.eagle_context import EagleContext
 from edgespec.heads.eagle.eagle_file import FloatArray, write_head
-from edgespec.heads.mtp.mtp_context import MTPContext
+from edgespec.heads.shared.head_context import HeadContext
 from edgespec.heads.shared.last_states import LastStates
 from edgespec.heads.shared.layer_tap import LayerTap
 from edgespec.llama.cache.shared_cells import SharedCells
@@ -167,7 +167,7 @@ def test_a_layer_for_further_tokens(tmp_path: Path) -> None:
         hidden: FloatArray = states.rows().copy()
         assert np.array_equal(*logits), "showing its last states changes nothing"
         assert np.abs(hidden @ output.T - logits[0]).max() <= 1e-2 * np.abs(logits[0]).max()
-        small = MTPContext(model, n_cells=256, n_sequences=4, n_threads=1)
+        small = HeadContext(model, n_cells=256, n_sequences=4, n_threads=1)
         reference = ReferenceMTPLayer(MTP_SHAPE, weights, embedding, output)
         assert_same_tree(small, reference, TEXT, CHILDREN, hidden[:-1])
 

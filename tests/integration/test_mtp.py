@@ -15,8 +15,8 @@ from edgespec.cli.main import main
 from edgespec.engine.engine import Engine
 from edgespec.errors import BackendError, PairingError, UsageError
 from edgespec.generation.config import GenerationConfig
-from edgespec.heads.mtp.mtp_context import MTPContext
 from edgespec.heads.mtp.mtp_file import read_mtp_file
+from edgespec.heads.shared.head_context import HeadContext
 from edgespec.heads.shared.head_drafter import HeadDrafter
 from edgespec.heads.shared.last_states import LastStates
 from edgespec.llama.runtime.batch import TokenBatch
@@ -25,7 +25,15 @@ from edgespec.llama.runtime.model import Model
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.planning.memory.needs import ContextShape, PairSizes
-from tests.head_answers import GREEDY, PROMPT, SAMPLED, UNDRAFTED, check_cancelled_answer, check_own_text
+from tests.head_answers import (
+    GREEDY,
+    PROMPT,
+    SAMPLED,
+    UNDRAFTED,
+    check_cancelled_answer,
+    check_own_text,
+    texts_of,
+)
 from tests.head_answers import opened as exactly_opened
 from tests.least_memory import load_in_least_memory
 from tests.tiers import slow_except
@@ -60,11 +68,6 @@ def opened(target: Path, load: Callable[..., Engine] = edgespec.load, **changes:
     return exactly_opened(target, load, **{"draft": "mtp", **changes})
 
 
-def texts_of(path: Path) -> dict[GenerationConfig, list[int]]:
-    with opened(path, **UNDRAFTED) as engine:
-        return {c: engine.generate(PROMPT, c.with_(max_tokens=64)).tokens for c in (GREEDY, SAMPLED)}
-
-
 @pytest.fixture(scope="module")
 def texts(tiny: TinyMTP) -> dict[GenerationConfig, list[int]]:
     """The text of the target without drafts."""
@@ -88,7 +91,7 @@ def test_rows_are_those_of_numpy(architecture: str, folder: Path, smol_path: Pat
         states.attach(context)
         context.decode(TokenBatch.run(tokens, 0, 1, "all"))
         hidden = states.rows().copy()
-        layer = MTPContext(model, n_cells=256, n_sequences=4, n_threads=1)
+        layer = HeadContext(model, n_cells=256, n_sequences=4, n_threads=1)
         rows = TokenBatch.run(tokens[1:], 0, 1, "all")
         layer.decode(replace(rows, features=hidden[:-1]))
         logits, features = layer.logits().copy(), layer.features(len(rows))
@@ -263,7 +266,7 @@ def test_a_layer_that_ends_the_process_is_refused(
         edgespec.load(tiny.path, draft="mtp")
     assert "Leave out draft='mtp'" in caught.value.hint
     with Model(tiny.path) as model, pytest.raises(BackendError, match="was loaded without its MTP layers"):
-        MTPContext(model, n_cells=256, n_sequences=1, n_threads=1)
+        HeadContext(model, n_cells=256, n_sequences=1, n_threads=1)
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,9 @@ MOST_HEAD_SEQUENCES = HEAD_ROWS - 1
 
 
 class HeadContext(Context):
-    """A context of a head; there is a class for each family.
+    """A context of a head; families whose features are not their target's last states have their own class.
+
+    That leaves layers for multi-token prediction, whose model is the target or a file of these layers.
 
     Every decode must want the logits of all its rows, or of none: the head computes all of them, and
     llama.cpp keeps the first ones.
