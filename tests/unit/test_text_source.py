@@ -141,12 +141,13 @@ def test_what_followed_more_often_comes_first() -> None:
 def test_texts_that_take_turns_keep_their_indexes() -> None:
     source = TextSource()
     texts = [[1, 2, 3] * 20, [4, 5] * 20, [1, 2, 3] * 20 + [9]]
-    first = [source._index_of(text) for text in texts]
+    first = [source._index_of(text, ()) for text in texts]
     assert first[0] is first[2], "it continues where the first one ends"
-    assert source._index_of([4, 5] * 20 + [4]) is first[1]
-    assert len(source._indexes) == 2
+    assert source._index_of([4, 5] * 20 + [4], ()) is first[1]
+    assert source._index_of([4, 5] * 20 + [4], (7,)) is not first[1], "it is divided elsewhere"
+    assert len(source._indexes) == 3
     source.forget()
-    assert source._index_of([4, 5] * 20) is not first[1]
+    assert source._index_of([4, 5] * 20, ()) is not first[1]
 
 
 def test_texts_that_were_not_asked_for_lately_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
