@@ -2,21 +2,18 @@
 
 A message's content may be a list of parts: `{"type": "text", "text": ...}`, and `{"type": "image"}` with the
 "path" of a file or its "data". Chat templates differ in how they show such lists, so each image passes
-through the template as a number in the text, as control strings do, and its tokens take the number's place.
+through the template as a placeholder in the text, as control strings do, and its tokens take that place.
 """
 
 from __future__ import annotations
 
-import re
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from edgespec.errors import UsageError
 from edgespec.files.user_folders import expanded
 from edgespec.images.file import check_image, read_image
-
-_DIGITS = 8
+from edgespec.placeholders import Placeholders
 
 
 class Image(NamedTuple):
@@ -36,8 +33,8 @@ def has_images(messages: Sequence[Mapping[str, Any]]) -> bool:
     )
 
 
-class Numbered:
-    """Messages with numbers in place of their images.
+class WithPlaceholders:
+    """Messages with placeholders for their images.
 
     Attributes:
         messages: with texts for contents.
@@ -47,25 +44,23 @@ class Numbered:
     """
 
     def __init__(self, messages: Sequence[Mapping[str, Any]]) -> None:
-        self._key = str(10**31 + secrets.randbelow(9 * 10**31))
+        self._placeholders = Placeholders()
         self._images: list[Image] = []
-        self.messages = [self._with_numbers(message) for message in messages]
+        self.messages = [self._with_placeholders(message) for message in messages]
 
     def split(self, text: str) -> list[str | Image]:
         """A text, divided at its images."""
-        parts = re.split(rf"{self._key}(\d{{{_DIGITS}}})", text)  # text, index, text, index, ..., text
         return [
-            self._images[int(part)] if place % 2 else part
-            for place, part in enumerate(parts)
-            if part or place % 2
+            self._images[part] if isinstance(part, int) else part for part in self._placeholders.split(text)
         ]
 
     def require_all(self, text: str, refused: Callable[[], Exception]) -> None:
         """Raise unless a rendered conversation has every image once, in their order."""
-        if re.findall(rf"{self._key}(\d{{{_DIGITS}}})", text) != [*map(_index, range(len(self._images)))]:
+        found = [part for part in self._placeholders.split(text) if isinstance(part, int)]
+        if found != list(range(len(self._images))):
             raise refused()
 
-    def _with_numbers(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _with_placeholders(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         content = message.get("content")
         if not isinstance(content, list | tuple):
             return message
@@ -78,11 +73,7 @@ class Numbered:
         if kind != "image":
             raise UsageError("A part of a message is neither a text nor an image.")
         self._images.append(_image_of(part))
-        return self._key + _index(len(self._images) - 1)
-
-
-def _index(number: int) -> str:
-    return f"{number:0{_DIGITS}d}"
+        return self._placeholders.of(len(self._images) - 1)
 
 
 def _image_of(part: Mapping[str, Any]) -> Image:

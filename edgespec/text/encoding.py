@@ -11,7 +11,7 @@ from edgespec.arguments import shown
 from edgespec.errors import TemplateError, UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
-from edgespec.images.parts import Image, Numbered, has_images
+from edgespec.images.parts import Image, WithPlaceholders, has_images
 from edgespec.images.reader import ImageReader
 from edgespec.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.option import named
@@ -155,9 +155,9 @@ class Encoder:
                 f"Use {named('raw', True)}, which continues the prompt as plain text.",
             )
         config = config or GenerationConfig()
-        numbered = Numbered(messages) if has_images(messages) else None
-        if numbered is not None:
-            messages = numbered.messages
+        pictured = WithPlaceholders(messages) if has_images(messages) else None
+        if pictured is not None:
+            messages = pictured.messages
         for text in _texts([*messages]):
             self._vocabulary.refuse_longer(text, self._context)
         segments = self._replayed(messages, written, config) if written else None
@@ -169,9 +169,9 @@ class Encoder:
             segments = self._rendered(whole, config)
         segments += self._ending("".join(segment.text for segment in segments), config)
         text = "".join(segment.text for segment in segments)
-        if numbered is not None:
-            numbered.require_all(text, _images_left_out)
-            segments = self._with_images(segments, numbered)
+        if pictured is not None:
+            pictured.require_all(text, _images_left_out)
+            segments = self._with_images(segments, pictured)
         tokens: list[int] = []
         if known is not None and text.startswith(known.text):
             tokens.extend(known.tokens)
@@ -185,13 +185,15 @@ class Encoder:
             tokens.insert(0, self._vocabulary.bos)
         return EncodedConversation(text, tuple(tokens))
 
-    def _with_images(self, segments: Sequence[PromptSegment], numbered: Numbered) -> list[PromptSegment]:
-        """The segments of a prompt with the tokens of its images in place of their numbers."""
+    def _with_images(
+        self, segments: Sequence[PromptSegment], pictured: WithPlaceholders
+    ) -> list[PromptSegment]:
+        """The segments of a prompt with the tokens of its images in place of the placeholders."""
         if self.images is None:
             raise UsageError("Images cannot be read with this model.")
         found: list[PromptSegment] = []
         for segment in segments:
-            for part in numbered.split(segment.text):
+            for part in pictured.split(segment.text):
                 if isinstance(part, Image):
                     found.append(PromptSegment("", literal=True, tokens=self.images.read(*part)))
                 else:

@@ -9,13 +9,12 @@ the thought of an earlier answer, so does the conversation.
 from __future__ import annotations
 
 import json
-import re
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from edgespec.generation.result import Generation
+from edgespec.placeholders import Placeholders
 from edgespec.text.answer_format import ThoughtFormat
 from edgespec.text.template import Message, PromptSegment
 
@@ -71,15 +70,15 @@ class Replay:
     def __init__(self, written: Mapping[int, WrittenAnswer], thought: ThoughtFormat | None) -> None:
         self._written = written
         self._thought = thought
-        self._key = str(10**31 + secrets.randbelow(9 * 10**31))  # no template changes digits
+        self._marks = Placeholders()
 
     def marked(self, messages: Sequence[Message]) -> list[Message]:
         """The messages with marks in the place of answers."""
         marked: list[Message] = list(messages)
         for index, answer in self._written.items():
-            message = {"role": "assistant", "content": f"{self._key}{2 * index:08d}"}
+            message = {"role": "assistant", "content": self._marks.of(2 * index)}
             if answer.reasoning:
-                message["reasoning_content"] = f"{self._key}{2 * index + 1:08d}"
+                message["reasoning_content"] = self._marks.of(2 * index + 1)
             marked[index] = message
         return marked
 
@@ -109,11 +108,8 @@ class Replay:
             if segment.literal:
                 yield segment
                 continue
-            for place, part in enumerate(re.split(rf"{self._key}(\d{{8}})", segment.text)):
-                if place % 2:
-                    yield int(part)
-                elif part:
-                    yield PromptSegment(part, literal=False)
+            for part in self._marks.split(segment.text):
+                yield part if isinstance(part, int) else PromptSegment(part, literal=False)
 
     def _placed(
         self, answer: WrittenAnswer, segments: list[PromptSegment], thought_at: int | None

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgespec.errors import TemplateError
+from edgespec.placeholders import Placeholders
 from edgespec.text.conversation_forms import forms, in_parts, is_shown, with_whole_schemas
 from edgespec.text.template_process import MAX_OUTPUT_CHARS, OTHER_FILE, TemplateProcess
 
@@ -209,9 +210,8 @@ def render_segments(
     """Render `messages` so that control tokens come from the template alone.
 
     Each control string in a message (the leftmost of two that overlap, the longest of two that start
-    together) passes through the template as a random number, and comes back as a literal segment.
-    Numbers are used because filters such as trim and upper leave digits alone. The joined texts of the
-    segments are the plain rendering; without control strings there is only one segment.
+    together) passes through the template as a placeholder, and comes back as a literal segment. The joined
+    texts of the segments are the plain rendering; without control strings there is only one segment.
 
     Args:
         controls: the control-token strings that occur in a text.
@@ -227,15 +227,15 @@ def render_segments(
 
 
 class _Hidden:
-    """Control strings of one conversation, and the numbers that replace them."""
+    """Control strings of one conversation, and the placeholders that replace them."""
 
     def __init__(self, controls: Callable[[str], list[str]]) -> None:
         self._controls = controls
-        self._key = str(10**31 + secrets.randbelow(9 * 10**31))
+        self._placeholders = Placeholders()
         self._originals: list[str] = []
 
     def protect(self, value: Any, name: str = "") -> Any:
-        """A message, or a part of one that has this name, with numbers instead of control strings."""
+        """A message, or a part of one that has this name, with placeholders instead of control strings."""
         if isinstance(value, Mapping):
             return {self.protect(key): self.protect(item, key) for key, item in value.items()}
         if isinstance(value, list | tuple):
@@ -254,18 +254,16 @@ class _Hidden:
     def split(self, text: str) -> list[PromptSegment]:
         if not self._originals:
             return [PromptSegment(text, literal=False)]
-        parts = re.split(rf"{self._key}(\d{{8}})", text)  # text, index, text, index, ..., text
-        segments = [
-            PromptSegment(self._originals[int(part)], literal=True)
-            if position % 2
+        return [
+            PromptSegment(self._originals[part], literal=True)
+            if isinstance(part, int)
             else PromptSegment(part, literal=False)
-            for position, part in enumerate(parts)
+            for part in self._placeholders.split(text)
         ]
-        return [segment for segment in segments if segment.text]
 
     def _replace(self, match: re.Match[str]) -> str:
         self._originals.append(match[0])
-        return f"{self._key}{len(self._originals) - 1:08d}"
+        return self._placeholders.of(len(self._originals) - 1)
 
 
 class _Refused(TemplateError):

@@ -11,7 +11,7 @@ import pytest
 
 from edgespec.errors import ModelFileError, TemplateError, UsageError
 from edgespec.images.file import MOST_BYTES, check_image, read_image
-from edgespec.images.parts import Image, Numbered, has_images
+from edgespec.images.parts import Image, WithPlaceholders, has_images
 from edgespec.images.projector import find_projector
 from edgespec.images.rows import ImageRows, placed_images
 from edgespec.speculation.growth import Frontier
@@ -70,7 +70,7 @@ def test_images_pass_through_a_template_as_numbers() -> None:
     told = message({"type": "image", "data": GIF, "name": "a"}, {"type": "text", "text": "What?"})
     told += message({"type": "image", "data": BMP})
     assert has_images(told)
-    numbered = Numbered(told)
+    numbered = WithPlaceholders(told)
     first, second = (text["content"] for text in numbered.messages)
     assert first[:40].isdigit()
     assert first[40:] == "What?"
@@ -97,7 +97,7 @@ def test_messages_without_images_stay_as_they_are() -> None:
 )
 def test_other_parts_are_refused(part: object, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        Numbered(message({"type": "image", "data": GIF}, part))
+        WithPlaceholders(message({"type": "image", "data": GIF}, part))
 
 
 # Ids.
