@@ -90,7 +90,7 @@ class Environment:
 
     def prepare(self) -> None:
         """Begin new logs in its folder, which is emptied unless a whole environment is there."""
-        if not self.has_pip():
+        if not self._has_pip():
             if self.path.exists() and any(self.path.iterdir()) and not self._is_venv():
                 raise SetupError(
                     f"{self.path} is there and is no virtual environment.\nChoose another place: --venv PATH"
@@ -105,10 +105,11 @@ class Environment:
         Raises:
             SetupError: it cannot be created.
         """
-        if not self.has_pip():
+        has_pip = self._has_pip()
+        if not has_pip:
             self.progress.say(f"environment: creating {self.path}")
             make_venv(self.path, "--without-pip")
-        if not self.packages.begin():
+        if not self.packages.begin(has_pip=has_pip):
             raise self.failure("Is this Python complete, and the disk not full?")
 
     def installed(self) -> dict[str, str]:
@@ -128,12 +129,11 @@ class Environment:
     def forget_halves(self) -> None:
         """Have packages installed again that were being installed when that was killed.
 
-        pip notes itself as the installer when all files of a package are there.
+        pip and uv note themselves as the installer when all files of a package are there.
         """
-        for pattern in ("lib/python*/site-packages", "Lib/site-packages"):
-            for folder in self.path.glob(f"{pattern}/*.dist-info"):
-                if not (folder / "INSTALLER").exists():
-                    shutil.rmtree(folder, ignore_errors=True)
+        for folder in self._in_site_packages("*.dist-info"):
+            if not (folder / "INSTALLER").exists():
+                shutil.rmtree(folder, ignore_errors=True)
 
     def is_current(self, installed: dict[str, str], *, dev: bool) -> bool:
         """True if the last run installed all that is asked for, and all of it is still there."""
@@ -236,16 +236,16 @@ class Environment:
             return {}
         return mark
 
+    def _in_site_packages(self, pattern: str) -> list[Path]:
+        places = ("lib/python*/site-packages", "Lib/site-packages")
+        return [path for place in places for path in self.path.glob(f"{place}/{pattern}")]
+
     def _reads_images(self) -> bool:
         """False if llama.cpp was compiled here without its library for images, as it once was."""
-        folders = [
-            folder
-            for pattern in ("lib/python*/site-packages", "Lib/site-packages")
-            for folder in self.path.glob(f"{pattern}/llama_cpp/lib")
-        ]
+        folders = self._in_site_packages("llama_cpp/lib")
         return not folders or any(any(folder.glob("*mtmd*")) for folder in folders)
 
-    def has_pip(self) -> bool:
+    def _has_pip(self) -> bool:
         """False where creating it was interrupted: pip comes last."""
         if not self.python.exists():
             return False

@@ -32,24 +32,24 @@ _OPTIONS = {
 _SWITCHES = {"no-cache-dir": "--no-cache", "no-index": "--no-index"}
 _VARIABLES = {"cert": "SSL_CERT_FILE", "default-timeout": "UV_HTTP_TIMEOUT", "timeout": "UV_HTTP_TIMEOUT"}
 _WITHOUT_EFFECT = {
-    *(
-        "break-system-packages",
-        "cache-dir",
-        "disable-pip-version-check",
-        "no-color",
-        "no-compile",
-        "no-input",
-    ),
-    *(
-        "no-python-version-warning",
-        "progress-bar",
-        "quiet",
-        "require-virtualenv",
-        "retries",
-        "root-user-action",
-    ),
-    *("user", "verbose"),
+    "break-system-packages",
+    "cache-dir",
+    "disable-pip-version-check",
+    "no-color",
+    "no-compile",
+    "no-input",
+    "no-python-version-warning",
+    "progress-bar",
+    "quiet",
+    "require-virtualenv",
+    "retries",
+    "root-user-action",
+    "user",
+    "verbose",
 }
+
+Told = tuple[list[str], dict[str, str]]
+"""Options and variables that tell uv what pip was told."""
 
 
 class Packages:
@@ -58,36 +58,22 @@ class Packages:
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
         self._folder = environment.path / "uv"
-        self._told: tuple[list[str], dict[str, str]] | None = None
-        self._ready = False
+        self._told: Told | None = None  # while uv is there
 
-    def begin(self) -> bool:
+    def begin(self, *, has_pip: bool) -> bool:
         """Fetch uv, and have it install pip if the environment has none. Returns whether pip is there.
 
         pip comes out of the wheel that Python brings along: installing that takes several seconds, most of
         them for byte code.
         """
-        environment = self._environment
-        has_pip = environment.has_pip()
         bundled = None if has_pip else bundled_pip()
-        if not has_pip and bundled is None:
-            return environment.run("ensurepip", "--default-pip")
-        extra = {} if bundled is None else {"PYTHONPATH": str(bundled)}
-        self._told = self._ask_pip(extra)
-        if self._told is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._ready = environment.run(
-                *(*_PIP, "--no-compile", "--no-deps", "--only-binary", ":all:"),
-                *("--target", str(self._folder), "uv"),
-                extra=extra,
-            )
-        return (
-            has_pip or (self._ready and self._by_uv("pip")) or environment.run("ensurepip", "--default-pip")
-        )
+        if has_pip or bundled is not None:
+            self._fetch_uv({} if bundled is None else {"PYTHONPATH": str(bundled)})
+        return has_pip or self._by_uv("pip") or self._environment.run("ensurepip", "--default-pip")
 
     def end(self) -> None:
         """Remove uv."""
-        self._ready = False
+        self._told = None
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def install(self, *arguments: str, log: Path | None = None) -> bool:
@@ -97,14 +83,12 @@ class Packages:
             arguments: requirements, and options that both programs know.
             log: where the output goes, if not into the environment's log.
         """
-        done = self._ready and self._by_uv(*arguments, log=log)
-        return done or self._environment.run(*_PIP, *arguments, log=log)
+        return self._by_uv(*arguments, log=log) or self._environment.run(*_PIP, *arguments, log=log)
 
     def reinstall(self, *wheels: str) -> bool:
         """Install wheels without what they need, also in place of the same versions."""
-        if self._ready and self._by_uv("--no-deps", "--reinstall", *wheels):
-            return True
-        return self._environment.run(*_PIP, "--no-deps", "--force-reinstall", *wheels)
+        by_pip = [*_PIP, "--no-deps", "--force-reinstall", *wheels]
+        return self._by_uv("--no-deps", "--reinstall", *wheels) or self._environment.run(*by_pip)
 
     def install_torch(self, version: str) -> bool:
         """Install torch for the processor alone. Returns whether that worked.
@@ -114,19 +98,36 @@ class Packages:
         only = ["--only-binary", ":all:"]
         local = f"torch=={version}+cpu"
         return (
-            (self._ready and self._by_uv(*only, local))
-            or (self._ready and self._by_uv("--torch-backend=cpu", f"torch=={version}"))
+            self._by_uv(*only, local)
+            or self._by_uv("--torch-backend=cpu", f"torch=={version}")
             # Most of its thousands of files are never imported; those that are get byte code then.
             or self._environment.run(*_PIP, "--no-compile", *only, local)
         )
 
     def _by_uv(self, *arguments: str, log: Path | None = None) -> bool:
-        options, variables = self._told or ([], {})
+        """Install by uv; False if that is not there, or fails."""
+        if self._told is None:
+            return False
+        options, variables = self._told
         python = ["--python", str(self._environment.python)]
         extra = {**variables, "PYTHONPATH": str(self._folder)}
         return self._environment.run(*_UV, *python, *options, *arguments, extra=extra, log=log)
 
-    def _ask_pip(self, extra: Mapping[str, str]) -> tuple[list[str], dict[str, str]] | None:
+    def _fetch_uv(self, extra: Mapping[str, str]) -> None:
+        """Have pip fetch uv, if uv can be told what pip was told.
+
+        Args:
+            extra: variables by which Python finds pip.
+        """
+        told = self._ask_pip(extra)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        if told is None:
+            return
+        whole = ["--no-compile", "--no-deps", "--only-binary", ":all:"]
+        if self._environment.run(*_PIP, *whole, "--target", str(self._folder), "uv", extra=dict(extra)):
+            self._told = told
+
+    def _ask_pip(self, extra: Mapping[str, str]) -> Told | None:
         said = subprocess.run(
             [str(self._environment.python), "-m", "pip", "config", "list"],
             env=self._environment.variables(extra),
@@ -163,7 +164,7 @@ def pip_settings(listing: str) -> dict[str, str]:
     }
 
 
-def for_uv(settings: Mapping[str, str]) -> tuple[list[str], dict[str, str]] | None:
+def for_uv(settings: Mapping[str, str]) -> Told | None:
     """Options and variables that tell uv what pip was told; None if uv does not know all of it."""
     options: list[str] = []
     variables: dict[str, str] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import re
 import subprocess
@@ -17,6 +16,7 @@ from types import ModuleType
 import pytest
 
 from edgespec.version import __version__
+from tests.scripts import loaded_script
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "wheel.py"
@@ -29,14 +29,8 @@ METADATA = (
 
 @pytest.fixture(scope="module")
 def script() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(SCRIPT.parent))  # where Python looks first when the script is run
-    spec = importlib.util.spec_from_file_location("edgespec_wheel", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
-    sys.path.remove(str(SCRIPT.parent))
+    with loaded_script("wheel") as module:
+        yield module
 
 
 @pytest.fixture
