@@ -110,6 +110,11 @@ class Engine:
         """True if the model's chat template knows thoughts before answers."""
         return self.encoder.format is not None and self.encoder.format.thought is not None
 
+    @property
+    def sees_images(self) -> bool:
+        """True if the model has a projector of images beside it, or one was named."""
+        return self.encoder.images is not None and self.encoder.images.sees
+
     def not_imposed(self, config: GenerationConfig) -> tuple[str, ...]:
         """List the parts of the tools' schemas that do not bind the arguments of calls, in sentences.
 

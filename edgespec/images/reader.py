@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import base64
+import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -24,9 +28,27 @@ _MOST_S = 3600.0  # of processor time: the largest projectors compute for minute
 _STACK_BYTES = 8 << 20
 _MOST_KEPT = 256 << 20  # bytes of embeddings
 
+_may_read: ContextVar[bool] = ContextVar("may_read", default=True)
+
+
+class UnreadImage(Exception):
+    """An image would have to be read where that may not be waited for."""
+
+
+@contextmanager
+def without_reading() -> Iterator[None]:
+    """Have `ImageReader.read` raise `UnreadImage` in this thread for images that were not read before."""
+    token = _may_read.set(False)
+    try:
+        yield
+    finally:
+        _may_read.reset(token)
+
 
 class ImageReader:
     """Reads images for one model, and keeps the embeddings of the latest ones in memory.
+
+    Any thread may use it. One image is read at a time, with all threads of the processor.
 
     Args:
         model: the file of the target.
@@ -41,6 +63,19 @@ class ImageReader:
         self._threads = threads
         self._context = context
         self._read: OrderedDict[bytes, tuple[tuple[int, ...], list[ImageRows]]] = OrderedDict()
+        # Rows by the first of their ids, for as long as anyone holds them.
+        self._known: WeakValueDictionary[int, ImageRows] = WeakValueDictionary()
+        self._lock = threading.Lock()  # of both
+        self._reading = threading.Lock()
+
+    @property
+    def sees(self) -> bool:
+        """True if the model has a projector, judging by the header of its file."""
+        try:
+            find_projector(self._model, self._given)
+        except EdgeSpecError:
+            return False
+        return True
 
     def read(self, data: bytes, name: str) -> tuple[int, ...]:
         """The tokens that stand for an image in a prompt; those of its rows are below zero.
@@ -54,27 +89,53 @@ class ImageReader:
             ModelFileError: the projector cannot be used.
             ContextLengthError: it has more tokens than the context.
             InconclusiveTrial: the child process was killed, starved or refused memory.
+            UnreadImage: it was not read before, and may not be read now; see `without_reading`.
         """
         header = find_projector(self._model, self._given)
-        key = blake2b(f"{header.path} {header.fingerprint}\0".encode() + data).digest()
-        if key not in self._read:
-            tokens, rows = self._encoded(data, name, header)
-            self._read[key] = tokens, rows
-            self._forget_oldest()
-        self._read.move_to_end(key)
-        return self._read[key][0]
+        digest = blake2b(f"{header.path} {header.fingerprint}\0".encode())
+        digest.update(data)
+        key = digest.digest()
+        if (found := self._found(key)) is not None:
+            return found
+        if not _may_read.get():
+            raise UnreadImage
+        with self._reading:
+            if (found := self._found(key)) is not None:  # meanwhile, by another thread
+                return found
+            tokens, images = self._encoded(data, name, header)
+            with self._lock:
+                # Rows that were forgotten here and are held elsewhere are taken again.
+                self._read[key] = tokens, [self._known.setdefault(rows.ids[0], rows) for rows in images]
+                self._forget_oldest()
+            return tokens
 
     def placed(self, tokens: Sequence[int]) -> tuple[PlacedImage, ...]:
-        """The images in a prompt that were read for it.
+        """The images in a prompt that were read for it; whoever holds them may ask again.
 
         Raises:
             BackendError: the embeddings of one are not known any more.
         """
-        known = {rows.ids[0]: rows for _, images in self._read.values() for rows in images}
         try:
-            return tuple(placed_images(tokens, known))
+            with self._lock:
+                return tuple(placed_images(tokens, self._known))
         except KeyError:
             raise BackendError("The embeddings of an image are not known.", "Ask again.") from None
+
+    def knows(self, tokens: Sequence[int]) -> bool:
+        """True if all ids below zero stand for images that were read."""
+        try:
+            self.placed(tokens)
+        except BackendError:
+            return False
+        return True
+
+    def _found(self, key: bytes) -> tuple[int, ...] | None:
+        """The tokens of an image that was read."""
+        with self._lock:
+            if key not in self._read:
+                return None
+            self._read.move_to_end(key)
+            return self._read[key][0]
 
     def _forget_oldest(self) -> None:
         """Keep what there is room for, and the latest image in any case."""

@@ -112,8 +112,9 @@ class Encoder:
             return list(self.conversation(prompt, config=config).tokens)  # type: ignore[arg-type]
         tokens = [int(token) for token in prompt]  # type: ignore[arg-type]
         n_tokens = self._vocabulary.n_tokens
+        pictured = min(tokens, default=0) < 0 and self.images is not None and self.images.knows(tokens)
         for token in tokens:
-            if not 0 <= token < n_tokens:
+            if token >= n_tokens or (token < 0 and not pictured):
                 raise UsageError(
                     f"The prompt has the token {shown(token)}.",
                     f"Tokens of this model are from 0 to {n_tokens - 1}.",
@@ -209,6 +210,7 @@ class Encoder:
         form = self.format
         if form is None or answer.stop_string or not answer.tokens:
             return None
+        prompt = [token for token in prompt[-_LATEST:] if token >= 0]  # without images
         if form.in_channels or form.headers is not None or form.text_tags is not None:
             return None
         if answer.tool_calls and form.calls.results_in_calls:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ from edgespec.engine.sequence import Sequence
 from edgespec.engine.target import Target
 from edgespec.errors import EdgeSpecError
 from edgespec.generation.result import Generation
-from edgespec.images.reader import ImageReader
+from edgespec.images.reader import ImageReader, UnreadImage, without_reading
 from edgespec.llama.projector.library import NoImageLibrary, load_library
 from edgespec.llama.runtime.context import Context
 from edgespec.llama.runtime.model import Model
+from edgespec.processes.trial import Verdict, attempt_in_child
 from tests.least_memory import load_in_least_memory, weights_of
 from tests.program import run_here
 from tests.tiny import write_tiny
@@ -150,6 +152,46 @@ def test_an_image_is_read_once(seeing: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert reader.read(PICTURE, "it again") == first
 
 
+def test_threads_read_an_image_once(seeing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = ImageReader(seeing, None, threads=1, context=512)
+    begun: list[str] = []
+
+    def counted(module: str, *arguments: Any, **more: Any) -> Verdict:
+        begun.append(module)
+        return attempt_in_child(module, *arguments, **more)
+
+    monkeypatch.setattr("edgespec.images.reader.attempt_in_child", counted)
+    with ThreadPoolExecutor(3) as threads:
+        found = list(threads.map(reader.read, [PICTURE] * 3, ["it"] * 3))
+    assert found[0] == found[1] == found[2]
+    assert len(begun) == 1
+
+
+def test_images_are_not_read_where_nobody_may_wait(seeing: Path) -> None:
+    reader = ImageReader(seeing, None, threads=1, context=512)
+    with without_reading(), pytest.raises(UnreadImage):
+        reader.read(PICTURE, "it")
+    tokens = reader.read(PICTURE, "it")
+    with without_reading():
+        assert reader.read(PICTURE, "it") == tokens
+
+
+def test_rows_are_known_for_as_long_as_somebody_holds_them(
+    seeing: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgespec.images.reader._MOST_KEPT", 0)  # the latest image is kept in any case
+    reader = ImageReader(seeing, None, threads=1, context=512)
+    tokens = reader.read(PICTURE, "it")
+    held = reader.placed(tokens)
+    reader.read(ANOTHER, "it")
+    assert reader.placed(tokens) == held
+    reader.read(PICTURE, "it")
+    reader.read(ANOTHER, "it")
+    assert reader.placed(tokens) == held
+    del held
+    assert not reader.knows(tokens)
+
+
 def test_a_large_image_is_divided(seeing: Path, family: str, tmp_path: Path) -> None:
     projector = write_projector(tmp_path / "mmproj-other.gguf", family, longest_edge=2 * SIDES[family])
     reader = ImageReader(seeing, projector, threads=1, context=512)
@@ -217,6 +259,16 @@ def test_states_on_disk_never_end_within_an_image(seeing: Path, family: str) -> 
             assert not image.start < engine.target.recalled < image.end
 
 
+def test_a_prompt_with_an_image_may_be_encoded_before(plain: Engine, seeing: Path) -> None:
+    del seeing
+    assert plain.sees_images
+    expected = plain.generate(asked(PICTURE), CONFIG)
+    tokens = plain.encoder.encode(asked(PICTURE))
+    assert plain.generate(tokens, CONFIG).tokens == expected.tokens
+    unknown = [token if token >= 0 else token - 1 for token in tokens]
+    assert "The prompt has the token -" in refused(plain, unknown)
+
+
 # What cannot be read.
 
 
@@ -232,6 +284,7 @@ def test_a_model_without_a_projector_says_so(
     blind = tmp_path / "blind.gguf"
     blind.symlink_to(seeing)
     with opened(blind, "none") as engine:
+        assert not engine.sees_images
         assert "has no projector beside it" in refused(engine, asked(PICTURE))
         assert engine.generate("hello", CONFIG).tokens  # and goes on
 
