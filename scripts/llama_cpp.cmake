@@ -1,4 +1,4 @@
-# Read behind the project() of llama-cpp-python, and changes how llama.cpp is compiled, not what.
+# Read behind the project() of llama-cpp-python, and by the project of the wheel; changes how llama.cpp is compiled, not what.
 
 # llama-cpp-python forces llama.cpp's library for its own programs on and installs it. Nothing here loads that library, and
 # it takes over half of the time to compile. A plain variable hides the cached one that is forced.
@@ -50,8 +50,10 @@ function(edgespec_units)
     edgespec_models()
     edgespec_unit(ggml-base files "-O1" gguf.cpp ggml-backend-meta.cpp ggml-opt.cpp ggml-threading.cpp ggml.cpp)
     edgespec_unit(ggml backends "-O1" ggml-backend-reg.cpp ggml-backend-dl.cpp)
-    edgespec_unit(ggml-cpu backend "" ggml-cpu/ggml-cpu.cpp ggml-cpu/traits.cpp ggml-cpu/hbm.cpp ggml-cpu/amx/amx.cpp)
-    edgespec_unit(ggml-cpu values "" ggml-cpu/binary-ops.cpp ggml-cpu/unary-ops.cpp ggml-cpu/vec.cpp)
+    foreach(cpu ggml-cpu ${EDGESPEC_CPUS}) # the latter in a build for several kinds of processor
+        edgespec_unit(${cpu} backend "" ggml-cpu/ggml-cpu.cpp ggml-cpu/traits.cpp ggml-cpu/hbm.cpp ggml-cpu/amx/amx.cpp)
+        edgespec_unit(${cpu} values "" ggml-cpu/binary-ops.cpp ggml-cpu/unary-ops.cpp ggml-cpu/vec.cpp)
+    endforeach()
     edgespec_with(-O1 ggml-rpc ggml-rpc.cpp transport.cpp)
     edgespec_images()
     # Weights are quantized once, and decoded a row at a time.

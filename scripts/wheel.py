@@ -41,7 +41,7 @@ SOURCES_SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a
 
 # Of the bindings, so that they are preferred to the distribution of the same version.
 LOCAL_VERSION = "edgespec"
-NEEDED = ("CMakeLists.txt", "LICENSE", "cmake", "ggml", "include", "licenses", "src", "vendor")
+NEEDED = ("CMakeLists.txt", "LICENSE", "cmake", "ggml", "include", "licenses", "src", "tools/mtmd", "vendor")
 EPOCH = 1_577_836_800  # the time of all files in wheels: 2020-01-01, as Hatchling sets it
 DATE = (2020, 1, 1, 0, 0, 0)
 MOST_BYTES = 40 * 1000**2
@@ -200,7 +200,8 @@ def put_together(sources: Path, into: Path) -> None:
     update(ROOT / "edgespec", into / "edgespec")
     update(ROOT / "LICENSE", into / "LICENSE")
     update(llama_cpp / "LICENSE", into / "LICENSE-llama.cpp")
-    update(ROOT / "scripts" / "build_fixes.h", into / "build_fixes.h")
+    for name in ("build_fixes.h", "llama_cpp.cmake"):
+        update(ROOT / "scripts" / name, into / name)
 
 
 def update(source: Path, target: Path) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from tests.environments import installed, run
+from tests.tiny_images import png, write_seeing
 
 ROOT = Path(__file__).parents[2]
 PROMPT = "Count to twenty: one, two, three, four, one, two, three, four, one, two,"
@@ -81,7 +82,7 @@ def answer(programs: Path, tmp_path: Path) -> Answer:
 
 
 def run_alone(programs: Path, folder: Path, *arguments: str, status: int = 0, **variables: str) -> str:
-    cache = str(folder / "cache")
+    cache = str(programs.parent / "cache")  # of an environment, whose tests find out the same
     places = {"XDG_CACHE_HOME": cache, "XDG_DATA_HOME": cache, "PATH": str(programs)}
     return run(str(programs / "edgespec"), *arguments, cwd=folder, status=status, **{**places, **variables})
 
@@ -91,6 +92,23 @@ def record(said: str) -> dict[str, Any]:
     found: dict[str, Any]
     found, _end = json.JSONDecoder().raw_decode(said[said.index("{") :])
     return found
+
+
+def test_images_are_read_without_a_compiler(programs: Path, tmp_path: Path, smol_path: Path) -> None:
+    model = write_seeing(tmp_path, "idefics3", smol_path, damped=0.3)
+    options = ["-p", "one two one two", "-n", "16", "--context", "512", "--threads", "1", "--exact", "--json"]
+
+    def tokens(picture: Path, draft: str) -> list[int]:
+        asked = ["generate", str(model), "--image", str(picture), "--draft", draft, *options]
+        found: list[int] = record(run_alone(programs, tmp_path, *asked))["tokens"]
+        return found
+
+    pictures = [tmp_path / "first.png", tmp_path / "second.png"]
+    for seed, picture in enumerate(pictures):
+        picture.write_bytes(png(seed=seed))
+    first, second = (tokens(picture, "none") for picture in pictures)
+    assert first != second  # it sees
+    assert tokens(pictures[0], str(model)) == first
 
 
 def libraries(programs: Path) -> Path:
