@@ -38,7 +38,7 @@ def distribution(tmp_path: Path) -> Path:
     """The beginnings of a source distribution of llama-cpp-python."""
     folder = tmp_path / "llama_cpp_python-0.3.36"
     llama_cpp = folder / "vendor" / "llama.cpp"
-    for part in ("cmake", "ggml", "include", "licenses", "src", "vendor"):
+    for part in ("cmake", "ggml", "include", "licenses", "src", "tools/mtmd", "vendor"):
         (llama_cpp / part).mkdir(parents=True)
         (llama_cpp / part / "file").write_text(part)
     (llama_cpp / "LICENSE").write_text("MIT, of llama.cpp")
@@ -83,6 +83,7 @@ def test_what_is_compiled_is_put_together_and_kept_if_it_has_not_changed(
     into = tmp_path / "sources"
     script.put_together(distribution, into)
     assert (into / "llama.cpp" / "src" / "file").read_text() == "src"
+    assert (into / "llama.cpp" / "tools" / "mtmd" / "file").exists()
     assert (into / "LICENSE-llama.cpp").read_text() == "MIT, of llama.cpp"
     assert (into / "edgespec" / "kernels" / "native" / "build.py").exists()
     assert not [*into.rglob("*.so"), *into.rglob("__pycache__")]
