@@ -25,6 +25,21 @@ class CellHolder(Protocol):
     def close_paths(self) -> None: ...
 
 
+def window_parts(start: int, end: int, window: int) -> Iterator[tuple[int, int]]:
+    """Positions start .. end - 1, in parts whose saved states hold all of their cells.
+
+    llama.cpp leaves out of a state the cells of sliding-window layers that the position behind its last one
+    does not see. Chunked windows begin at multiples of the window, so each part ends before one.
+
+    Args:
+        window: of these layers, in positions; 0 if there are none.
+    """
+    while window and (border := start - start % window + window) < end:
+        yield start, border
+        start = border
+    yield start, end
+
+
 @dataclass
 class CellRange:
     """Consecutive positions of one sequence, or of several that share their cells.

@@ -15,8 +15,9 @@ sequences never take their memory twice.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from edgespec.llama.cache.segments import CellHolder, CellRange, Segments
+from edgespec.llama.cache.segments import CellHolder, CellRange, Segments, window_parts
 from edgespec.llama.runtime.batch import TokenBatch
 from edgespec.llama.runtime.context import Context, NoRoomInCache
 
@@ -203,7 +204,12 @@ class SharedCells:
         All cells between what is in place and what follows the part are then free, and enough for it.
         llama.cpp fills the first free cells in order.
         """
-        spare = self.padding_id
+        spare, window = self.padding_id, self.context.window
+        part = [
+            replace(stretch, start=start, end=end)
+            for stretch in part
+            for start, end in window_parts(stretch.start, stretch.end, window)
+        ]
         states = []
         for stretch in part:
             self.context.copy(stretch.holders[0].ids[0], spare, stretch.start, stretch.end)

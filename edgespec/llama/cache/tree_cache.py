@@ -8,12 +8,18 @@ every id, so only the end of the sequence is ever updated.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Collection
+import struct
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
+from edgespec.errors import BackendError
+from edgespec.llama.cache.segments import window_parts
 from edgespec.llama.cache.shared_cells import SharedCells
 from edgespec.llama.runtime.batch import TokenBatch
+
+_PARTS = b"\xffparts\xff\xff"  # begins several states; llama.cpp's own begin with a small number
+_SIZE = struct.Struct("<Q")
 
 
 class BranchingCache:
@@ -215,6 +221,10 @@ class BranchingCache:
 
     def save(self, start: int, end: int) -> ctypes.Array[ctypes.c_uint8]:
         """The keys and values of the sequence's tokens start .. end - 1, lossless."""
+        states = [self._saved(*part) for part in window_parts(start, end, self.cells.context.window)]
+        return states[0] if len(states) == 1 else _joined(states)
+
+    def _saved(self, start: int, end: int) -> ctypes.Array[ctypes.c_uint8]:
         context, spare = self.cells.context, self.cells.spare_id()
         context.copy(self.ids[0], spare, start, end)
         state = context.save(spare)
@@ -228,12 +238,46 @@ class BranchingCache:
             NoRoomInCache: too few free cells.
             BackendError: llama.cpp refused the state; the sequence is as it was.
         """
-        context = self.cells.context
+        states = _divided(state)
+        start = self.length
+        ends = [start + n_tokens]
+        if len(states) > 1:
+            ends = [end for _, end in window_parts(start, start + n_tokens, self.cells.context.window)]
+        if len(states) != len(ends):
+            raise BackendError("The saved state is not of this model.")
         self.cells.make_consecutive(n_tokens)
-        spare = self.cells.spare_id()
+        try:
+            for part, end in zip(states, ends, strict=True):
+                self._restore(part, end - self.length)
+        except BackendError:
+            self.rewind(start)
+            raise
+
+    def _restore(self, state: ctypes.Array[ctypes.c_uint8], n_tokens: int) -> None:
+        context, spare = self.cells.context, self.cells.spare_id()
         context.restore(spare, state)
         for path in self.ids:
             context.copy(spare, path, 0, -1)
         context.remove(spare)
         self.cells.restored(n_tokens)
         self.appended(n_tokens)
+
+
+def _joined(states: Sequence[ctypes.Array[ctypes.c_uint8]]) -> ctypes.Array[ctypes.c_uint8]:
+    """Several states as one, which `_divided` divides again."""
+    data = b"".join([_PARTS, *(part for state in states for part in (_SIZE.pack(len(state)), bytes(state)))])
+    return (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
+
+
+def _divided(state: ctypes.Array[ctypes.c_uint8]) -> list[ctypes.Array[ctypes.c_uint8]]:
+    """The states that one was joined from; itself if there was one alone."""
+    data = memoryview(state).cast("B")
+    if data[: len(_PARTS)] != _PARTS:
+        return [state]
+    states, at = [], len(_PARTS)
+    while at + _SIZE.size <= len(data):
+        (size,) = _SIZE.unpack_from(data, at)
+        at += _SIZE.size
+        states.append((ctypes.c_uint8 * len(data[at : at + size])).from_buffer_copy(data[at : at + size]))
+        at += size
+    return states

@@ -70,6 +70,7 @@ class Context:
         n_decoded: rows of the last decode, with those of padding.
         branches: whether batches may have branches.
         keeps_recurrent_state: whether layers keep a recurrent state instead of cells.
+        window: positions that sliding-window layers see; 0 if there are no such layers.
 
     Raises:
         MemoryLimitError: llama.cpp cannot allocate the context.
@@ -152,6 +153,7 @@ class Context:
         forks.notify_of_forks(self)
         self._memory_handle = llama_cpp.llama_get_memory(self._handle)
         self.n_cells = int(llama_cpp.llama_n_ctx(self._handle))
+        self.window = int(llama_cpp.llama_model_n_swa(model.handle))
 
     @property
     def handle(self) -> Any:
