@@ -68,6 +68,7 @@ class Scheduler:
         self._in_flight: list[Sequence] = []
         self._waiting: deque[Sequence] = deque()
         self._idle: deque[Sequence] = deque()  # finished, kept for requests that begin alike
+        self._read_image = False  # in the last pass
         self._storing: dict[Sequence, Iterator[None]] = {}  # what is left to be written of sequences
         self._drafted: deque[abc.Sequence[int]] = deque(maxlen=_MOST_DRAFTED)  # finished, not yet written
 
@@ -137,10 +138,8 @@ class Scheduler:
             for index, sequence in enumerate(reading)
             if not _is_being_read(sequence, reading[:index])
         ]
-        if reading and self._reads_alone(ready, reading):
-            reading[0].started = True
-            reading[0].read += self._target.read_chunk(reading[0])
-            reading[0].tell_progress()
+        if (alone := self._reads_alone(ready, reading)) is not None:
+            self._read_alone(alone)
             return None
         missing = self._readable(reading, self._target.max_nodes - min(len(ready), self._limits.sequences))
         limits = self._limits_with(len(ready), missing)
@@ -276,14 +275,38 @@ class Scheduler:
         sequence.started = False
         sequence.to_read = sequence.missing
 
-    def _reads_alone(self, ready: abc.Sequence[Sequence], reading: abc.Sequence[Sequence]) -> bool:
-        """True if the oldest prompt that is being read gets the next pass to itself, in the longest piece."""
+    def _reads_alone(self, ready: abc.Sequence[Sequence], reading: abc.Sequence[Sequence]) -> Sequence | None:
+        """The sequence whose prompt gets the next pass to itself; None if the pass is shared.
+
+        An image is read alone. The oldest prompt is where that is faster, in the longest piece.
+        """
+        if not reading:
+            return None
         if self._target.max_sequences == 1:
-            return not ready
-        if not self._streamed or reading[0].missing <= self._limits.rows:
-            return False
+            return None if ready else reading[0]
+        at_image = next((sequence for sequence in reading if sequence.is_at_image), None)
+        # Those that are being answered get every second pass at least.
+        if at_image is not None and not (self._read_image and ready):
+            self._read_image = True
+            return at_image
+        self._read_image = False
+        missing = reading[0].missing_text
+        if not self._streamed or missing <= self._limits.rows:
+            return None
         # Pieces of a length that shared passes may have are tried alone, once.
-        return self._target.must_try(reading[0].missing) or not (ready or reading[1:])
+        alone = self._target.must_try(missing) or not (ready or reading[1:])
+        return reading[0] if alone else None
+
+    def _read_alone(self, sequence: Sequence) -> None:
+        """Read an image, or the next piece of a prompt."""
+        image = sequence.next_image(sequence.n_cached) if sequence.is_at_image else None
+        if image is not None:  # it takes as many cells in one pass
+            self._make_room(len(image.rows))
+            if sequence.cache is None:
+                return
+        sequence.started = True
+        sequence.read += self._target.read_chunk(sequence)
+        sequence.tell_progress()
 
     @property
     def _streamed(self) -> bool:
@@ -347,7 +370,7 @@ class Scheduler:
         self._in_flight.remove(sequence)
         if sequence.scores is None:  # scored prompts hardly come again, and their scores are not stored
             self._storing[sequence] = self._target.storing(sequence)
-            self._drafted.append(sequence.tokens)
+            self._drafted.append(sequence.text)
         if sequence is not self._target.own:
             self._idle.append(sequence)
         if len(self._idle) > self._most_idle:
@@ -360,9 +383,13 @@ class Scheduler:
         assert request is not None
         return Event(request, self._finish(sequence, reason))
 
-    def _make_room(self) -> None:
-        """Forget finished sequences, and set the youngest aside, until the next pass will find free cells."""
-        while self._cells.overflows(self._target.n_live):
+    def _make_room(self, rows: int = 0) -> None:
+        """Forget finished sequences, and set the youngest aside, until the next pass will find free cells.
+
+        Args:
+            rows: cells that it takes beside the usual ones.
+        """
+        while self._cells.overflows(self._target.n_live + rows):
             if self._forget_finished():
                 continue
             if len(self._in_flight) < 2:

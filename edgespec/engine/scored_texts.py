@@ -54,7 +54,7 @@ def scored_text(encoder: Encoder, prompt: Prompt, continuation: str | Sequence[i
     """
     if not continuation:
         raise UsageError("A continuation is empty.", "Give the text to score.")
-    before = encoder.encode(prompt, raw=True)
+    before = _encoded(encoder, prompt)
     if isinstance(prompt, str) and isinstance(continuation, str):
         tokens = encoder.encode(prompt + continuation, raw=True)
         # A text that is closed by an end token is longer than its beginning in the longer text.
@@ -74,7 +74,14 @@ def _checked(what: str, items: Iterable[_Item], kind: object) -> list[_Item]:
 
 
 def _whole(encoder: Encoder, prompt: Prompt) -> ScoredText:
-    return ScoredText(tuple(encoder.encode(prompt, raw=True)))
+    return ScoredText(tuple(_encoded(encoder, prompt)))
+
+
+def _encoded(encoder: Encoder, prompt: Prompt) -> list[int]:
+    tokens = encoder.encode(prompt, raw=True)
+    if min(tokens, default=0) < 0:
+        raise UsageError("The tokens of a prompt with images cannot be scored.", "Leave the images out.")
+    return tokens
 
 
 def scores_of(

@@ -83,15 +83,35 @@ class Sequence:
     error: Exception | None = None
     proposed_by: list[ProposedBy] = field(default_factory=list)
     images: abc.Sequence[PlacedImage] = ()
+    _spliced: SplicedText | None = None
 
     @property
     def text(self) -> list[int]:
         """Its tokens without those of images: what is drafted from, and what the choice of tokens sees."""
-        return SplicedText(self.tokens) if self.images else self.tokens
+        if self.images and self._spliced is None:
+            self._spliced = SplicedText(self.tokens)
+        return self.tokens if self._spliced is None else self._spliced
 
     def next_image(self, start: int) -> PlacedImage | None:
         """The first image that ends behind a position."""
         return next((image for image in self.images if image.end > start), None)
+
+    @property
+    def missing_text(self) -> int:
+        """Tokens that must be read before it can be extended, or before its next image."""
+        image = self.next_image(self.n_cached)
+        return self.missing if image is None else min(self.missing, max(image.start - self.n_cached, 0))
+
+    @property
+    def is_at_image(self) -> bool:
+        """True if rows of an image are what must be read next."""
+        image = self.next_image(self.n_cached)
+        return image is not None and image.start <= self.n_cached
+
+    def _between_images(self, length: int) -> int:
+        """A length, or less, that ends within no image: each is read as a whole or not at all."""
+        image = self.next_image(length)
+        return min(length, image.start) if image is not None else length
 
     @property
     def status(self) -> Status:
@@ -159,17 +179,19 @@ class Sequence:
     def shared_with(self, other: Sequence) -> int:
         """The number of its first tokens that need not be read, as another one has them in the cache."""
         held = min(common_prefix(other.tokens, self.tokens), other.n_cached, len(self.tokens) - 1)
+        held = self._between_images(held)
         return held if self.scores is None else self.scores.shareable(other.scores, held)
 
     def will_share(self, other: Sequence) -> int:
         """The number of its first tokens to share with another one once that one has read them."""
         alike = min(common_prefix(other.tokens, self.tokens), len(other.tokens) - 1, len(self.tokens) - 1)
+        alike = self._between_images(alike)
         return alike if self.scores is None else self.scores.will_share(other.scores, alike)
 
     def readable(self, logits: int) -> int:
         """The number of its tokens that a pass with so many rows of logits can read next."""
         if self.scores is None:
-            return self.missing
+            return self.missing_text
         return min(self.missing, max(self.scores.covered - self.n_cached, 0) + logits)
 
     def rewind(self, length: int) -> None:
@@ -217,6 +239,7 @@ class Sequence:
         """Forget all but the tokens that the cache holds, which other sequences may share."""
         del self.tokens[self.n_cached :]
         self._method = self._sizer = self._answer = self.request = None
+        self._spliced = SplicedText(self.tokens) if self.images else None
         self.images = ()
         self.discard_state()
 

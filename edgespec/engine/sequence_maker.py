@@ -147,10 +147,6 @@ class SequenceMaker:
             text = scored_text(self.encoder, prompt, request.continuation)
             prompt, first = text.tokens, text.first
         tokens = self.encoded(prompt, request.config, request.raw)
-        if min(tokens) < 0:
-            raise UsageError(
-                "A prompt with images cannot share passes with others.", "Answer it with Engine.stream."
-            )
         sequence = self.for_prompt(tokens, request.config, request.raw)
         sequence.request = request
         if request.on_accept is not None:

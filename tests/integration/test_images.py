@@ -14,6 +14,7 @@ import pytest
 
 import edgespec
 from edgespec.engine.engine import Engine
+from edgespec.engine.requests import Request, RequestQueue
 from edgespec.engine.sequence import Sequence
 from edgespec.engine.target import Target
 from edgespec.errors import EdgeSpecError
@@ -269,6 +270,53 @@ def test_a_prompt_with_an_image_may_be_encoded_before(plain: Engine, seeing: Pat
     assert "The prompt has the token -" in refused(plain, unknown)
 
 
+# Beside other sequences.
+
+
+def test_shared_passes_change_no_token(plain: Engine, seeing: Path, family: str) -> None:
+    questions = [
+        asked(PICTURE),
+        [{"role": "user", "content": "one two one two one"}],
+        asked(ANOTHER, "x y z"),
+        asked(PICTURE, "x y z"),
+        [{"role": "user", "content": "x y z " * 30}],
+        [*asked(PICTURE), {"role": "assistant", "content": "x"}, *asked(ANOTHER)],
+    ]
+    expected = [plain.generate(question, CONFIG).tokens for question in questions]
+    assert [answer.tokens for answer in plain.generate_many(questions, CONFIG)] == expected
+    for draft in (str(seeing), "lookup"):
+        with opened(seeing, draft, tree_budget=8, parallel=3) as engine:
+            answers = engine.generate_many(questions, CONFIG)
+            again = engine.generate_many(questions, CONFIG)
+        assert [answer.tokens for answer in answers] == expected
+        assert [answer.tokens for answer in again] == expected
+        assert sum(len(answer.passes) for answer in answers) < sum(len(answer.tokens) for answer in answers)
+
+
+def test_a_full_cache_sets_sequences_with_images_aside(seeing: Path, family: str, plain: Engine) -> None:
+    questions = [asked(data, f"{text} {n}") for n in range(3) for data in (PICTURE, ANOTHER) for text in "xy"]
+    expected = [plain.generate(question, CONFIG).tokens for question in questions]
+    with edgespec.load(seeing, draft="none", context=256, threads=1, exact=True, parallel=4) as engine:
+        assert [answer.tokens for answer in engine.generate_many(questions, CONFIG)] == expected
+
+
+def test_an_answer_has_every_second_pass_while_images_are_read(seeing: Path) -> None:
+    passes: list[str] = []
+    running = Request([{"role": "user", "content": "one two"}], CONFIG, key="running")
+    source = RequestQueue()
+    source.put(running)
+    with opened(seeing, "none", parallel=4) as engine:
+        for event in engine.stream_many(source):
+            if event.request is running and len(passes) == 1:
+                for n in range(3):
+                    source.put(Request(asked(png(seed=10 + n)), CONFIG.with_(max_tokens=2), key=n))
+                source.close()
+            assert event.error is None
+            passes.append(event.request.key)
+    others = [place for place, key in enumerate(passes) if key != "running"]
+    assert passes[1 : others[0]].count("running") >= 3  # as many as there are images
+
+
 # What cannot be read.
 
 
@@ -320,9 +368,9 @@ def test_an_image_beyond_the_context_is_not_computed(seeing: Path, family: str) 
         ImageReader(seeing, None, threads=1, context=8).read(PICTURE, "it")
 
 
-def test_batches_refuse_images(plain: Engine) -> None:
-    with pytest.raises(EdgeSpecError, match="cannot share passes"):
-        plain.generate_many([asked(PICTURE)], CONFIG)
+def test_prompts_with_images_cannot_be_scored(plain: Engine) -> None:
+    with pytest.raises(EdgeSpecError, match="cannot be scored"):
+        plain.score([asked(PICTURE)])
 
 
 # The command line.
