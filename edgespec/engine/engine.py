@@ -23,13 +23,13 @@ from edgespec.engine.sequence import Sequence
 from edgespec.engine.sequence_maker import Loaded, SequenceMaker
 from edgespec.engine.target import Target
 from edgespec.engine.turn import SavedStates, Turn
-from edgespec.engine.usage import Usage
+from edgespec.engine.usage import Usage, ends_waiting
 from edgespec.errors import UsageError
 from edgespec.files.checked import CheckedFiles
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk, Generation, PassRecord
 from edgespec.generation.score import Score
-from edgespec.llama.runtime.abort import AbortFlag
+from edgespec.llama.runtime.abort import AbortFlag, DecodeAborted
 from edgespec.option import named
 from edgespec.speculation.drafters.base import Drafter
 from edgespec.text.encoding import Encoder, Prompt
@@ -177,9 +177,12 @@ class Engine:
         config = config or GenerationConfig()
 
         def begin() -> Generator[Chunk, None, None]:
-            turn = prepare()
-            with self._usage.held():
-                tokens = self.maker.encoded(turn.prompt, config, turn.raw)
+            try:
+                turn = prepare()
+                with self._usage.held():
+                    tokens = self.maker.encoded(turn.prompt, config, turn.raw)
+            except DecodeAborted:  # while an image was read
+                return _cancelled()
             return self._usage.held_steps(self._answer(tokens, turn, config, on_prefill))
 
         return self._usage.in_turn(begin)
@@ -374,7 +377,7 @@ class Engine:
                     return
 
     def _begin(self, request: Request) -> Sequence:
-        with self._usage.held():
+        with self._usage.held(), ends_waiting(lambda: self._abort.is_set):
             sequence = self.maker.for_request(request)
         self.last_generation = sequence.answer.generation
         return sequence
@@ -451,3 +454,8 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _cancelled() -> Generator[Chunk, None, None]:
+    """An answer that ended before its prompt was known."""
+    yield Chunk("", generation=Generation(finish_reason="cancelled"))

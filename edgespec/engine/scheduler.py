@@ -18,7 +18,7 @@ from edgespec.engine.requests import Event, Request, RequestSource
 from edgespec.engine.sequence import Batch, PromptChunk, Sequence, Status
 from edgespec.engine.target import Target
 from edgespec.files.cache_kind import CacheKind
-from edgespec.generation.result import Chunk, FinishReason, PassRecord
+from edgespec.generation.result import Chunk, FinishReason, Generation, PassRecord
 from edgespec.llama.row_rule import MOST_PADDED_ROWS
 from edgespec.llama.runtime.abort import AbortFlag, DecodeAborted
 from edgespec.models.gguf.footprint import USUAL_NODES
@@ -187,6 +187,9 @@ class Scheduler:
                 return
             try:
                 sequence = self._begin(request)
+            except DecodeAborted:  # everything is stopped while an image is read
+                yield Event(request, Chunk("", generation=Generation(finish_reason="cancelled")))
+                return
             except Exception as error:  # a bug, too: the target has no part in how an answer begins
                 yield Event(request, error=error)
                 continue

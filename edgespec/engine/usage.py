@@ -22,7 +22,8 @@ from typing import Any, TypeVar
 
 from edgespec.errors import BackendError, UsageError
 from edgespec.llama.runtime import forks
-from edgespec.llama.runtime.abort import AbortFlag
+from edgespec.llama.runtime.abort import AbortFlag, DecodeAborted
+from edgespec.progress import told_of_waiting
 
 Answer = Generator[Any, None, None]
 Step = TypeVar("Step")
@@ -58,6 +59,23 @@ class _Turn:
         """True if the generator has ended, however that happened."""
         answer = self.answer() if self.answer is not None else None
         return self.said_to_end or answer is None or inspect.getgeneratorstate(answer) == inspect.GEN_CLOSED
+
+
+@contextmanager
+def ends_waiting(cancelled: Callable[[], bool], check: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """A context in which waiting for a child process ends with `DecodeAborted` once a call is cancelled.
+
+    Args:
+        check: called now and then; may raise.
+    """
+
+    def end_if_cancelled(_what: str, _seconds: float) -> None:
+        check()
+        if cancelled():
+            raise DecodeAborted
+
+    with told_of_waiting(end_if_cancelled):
+        yield
 
 
 class Usage:
@@ -103,12 +121,14 @@ class Usage:
         """The steps of a call, which has the engine as long as this generator exists; see `_taken`.
 
         Args:
-            begin: called before the turn is waited for.
+            begin: called before the turn is waited for. What it waits for in child processes ends with
+                `DecodeAborted` if the call is cancelled.
         """
         turn = _Turn()
 
         def steps() -> Generator[Step, None, None]:
-            inner = begin()
+            with ends_waiting(lambda: turn.cancelled, self.check):
+                inner = begin()
             with self._taken(turn):
                 yield from inner
 

@@ -16,9 +16,29 @@ _MOST_SIDE = 32_768
 
 _PNG, _BMP = b"\x89PNG\r\n\x1a\n", b"BM"
 _JPEG, _GIFS = b"\xff\xd8\xff", (b"GIF87a", b"GIF89a")
+_MEDIA_TYPES = {
+    _PNG: "image/png", _JPEG: "image/jpeg", _GIFS[0]: "image/gif", _GIFS[1]: "image/gif", _BMP: "image/bmp"
+}  # fmt: skip
 _NO_LENGTH = {0x01, *range(0xD0, 0xD9)}  # JPEG markers that nothing belongs to
 _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # JPEG markers that begin a picture
 _FORMATS = "PNG, JPEG, GIF and BMP files can be read."
+
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".avif", ".heic", ".tif", ".tiff")
+
+
+def is_image(path: Path) -> bool:
+    """True if a file is an image that can be read, judging by its first bytes."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_PNG)).startswith((_PNG, _JPEG, *_GIFS))
+    except OSError:
+        return False
+
+
+def media_type(data: bytes) -> str:
+    """The media type of an image; empty if its format is not known."""
+    return next((kind for begin, kind in _MEDIA_TYPES.items() if data.startswith(begin)), "")
 
 
 def read_image(path: Path) -> bytes:

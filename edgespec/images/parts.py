@@ -7,13 +7,19 @@ through the template as a placeholder in the text, as control strings do, and it
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from edgespec.arguments import check_type
 from edgespec.errors import UsageError
 from edgespec.files.user_folders import expanded
-from edgespec.images.file import check_image, read_image
+from edgespec.images.file import check_image, media_type, read_image
 from edgespec.placeholders import Placeholders
+
+UNNAMED = "The image"
 
 
 class Image(NamedTuple):
@@ -21,6 +27,21 @@ class Image(NamedTuple):
 
     data: bytes
     name: str
+
+    @property
+    def part(self) -> Mapping[str, Any]:
+        """The image as a part of a message."""
+        return {"type": "image", "data": self.data, "name": self.name}
+
+    @property
+    def url(self) -> str:
+        """The image as a data URL."""
+        return f"data:{media_type(self.data)};base64,{base64.b64encode(self.data).decode()}"
+
+    @property
+    def sha256(self) -> str:
+        """The hash of its bytes."""
+        return hashlib.sha256(self.data).hexdigest()
 
 
 def has_images(messages: Sequence[Mapping[str, Any]]) -> bool:
@@ -80,10 +101,24 @@ def _image_of(part: Mapping[str, Any]) -> Image:
     if (data := part.get("data")) is not None:
         if not isinstance(data, bytes):
             raise UsageError("The data of an image must be bytes.")
-        name = str(part.get("name", "The image"))
-        check_image(data, name)
-        return Image(data, name)
+        return image_of(data, str(part.get("name", UNNAMED)))
     if "path" not in part:
         raise UsageError('An image has neither "path" nor "data".', "Give one of them.")
-    path = expanded(part["path"])
+    return image_of(part["path"])
+
+
+def image_of(source: str | os.PathLike[str] | bytes, name: str = UNNAMED) -> Image:
+    """An image, from its file or its bytes.
+
+    Args:
+        name: what the bytes are called in messages.
+
+    Raises:
+        UsageError: it cannot be read, or is too large, or is no image that can be decoded.
+    """
+    check_type("An image", source, str | os.PathLike | bytes)
+    if isinstance(source, bytes):
+        check_image(source, name)
+        return Image(source, name)
+    path = expanded(source)
     return Image(read_image(path), str(path))

@@ -72,10 +72,19 @@ class ImageReader:
     def sees(self) -> bool:
         """True if the model has a projector, judging by the header of its file."""
         try:
-            find_projector(self._model, self._given)
+            self.require_projector()
         except EdgeSpecError:
             return False
         return True
+
+    def require_projector(self) -> None:
+        """Find the projector.
+
+        Raises:
+            UsageError: there is none, or there are several.
+            ModelFileError: the one that was named is none any more.
+        """
+        find_projector(self._model, self._given)
 
     def read(self, data: bytes, name: str) -> tuple[int, ...]:
         """The tokens that stand for an image in a prompt; those of its rows are below zero.

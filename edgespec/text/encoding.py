@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -173,6 +174,7 @@ class Encoder:
         if pictured is not None:
             pictured.require_all(text, _images_left_out)
             segments = self._with_images(segments, pictured)
+            text = "".join(segment.text for segment in segments)
         tokens: list[int] = []
         if known is not None and text.startswith(known.text):
             tokens.extend(known.tokens)
@@ -196,7 +198,7 @@ class Encoder:
         for segment in segments:
             for part in pictured.split(segment.text):
                 if isinstance(part, Image):
-                    found.append(PromptSegment("", literal=True, tokens=self.images.read(*part)))
+                    found.append(PromptSegment(_mark(part), literal=True, tokens=self.images.read(*part)))
                 else:
                     found.append(replace(segment, text=part))
         return found
@@ -402,6 +404,11 @@ class Encoder:
             self._template.close()
 
 
+def _mark(image: Image) -> str:
+    """What stands for an image in the text of a conversation, by which texts are compared."""
+    return f"\N{OBJECT REPLACEMENT CHARACTER}{hashlib.blake2b(image.data, digest_size=16).hexdigest()}"
+
+
 def _images_left_out() -> TemplateError:
     return TemplateError("The model's chat template does not show the images of this conversation.")
 
@@ -424,5 +431,5 @@ def _without_prefix(segments: list[PromptSegment], length: int) -> list[PromptSe
         cut = min(length, len(segment.text))
         length -= cut
         if cut < len(segment.text):
-            rest.append(PromptSegment(segment.text[cut:], segment.literal))
+            rest.append(PromptSegment(segment.text[cut:], segment.literal) if cut else segment)
     return rest

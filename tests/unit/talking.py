@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +24,7 @@ class TalkingEngine:
     prompt_files = None
     keys = None
     can_think = True
+    sees_images = False
     context = 4096
     vocabulary_size = 100
     description = "talker, drafted by nobody"
@@ -114,6 +115,8 @@ class TalkingEngine:
 class TalkingSession:
     """A session whose answers are the engine's."""
 
+    has_images = False
+
     def __init__(self, engine: TalkingEngine, system: str | None = None) -> None:
         self.engine = engine
         self.system = system
@@ -121,7 +124,15 @@ class TalkingSession:
         self.unsaved = ""
         self.messages: list[dict[str, str]] = []
 
-    def ask(self, text: str, config: GenerationConfig | None = None, **more: Any) -> Iterator[Chunk]:
+    def ask(
+        self,
+        text: str,
+        config: GenerationConfig | None = None,
+        *,
+        images: Sequence[object] = (),
+        **more: Any,
+    ) -> Iterator[Chunk]:
+        assert not images
         yield from self.engine.stream(text, config, **more)
         assert self.engine.last_generation is not None
         if not self.engine.last_generation.passes:

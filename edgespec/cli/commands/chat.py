@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,10 +16,12 @@ from edgespec.cli.conversation.changeable_model import ChangeableModel
 from edgespec.cli.conversation.chat import Chat
 from edgespec.cli.conversation.echo import without_echo
 from edgespec.cli.conversation.greeting import greeting
+from edgespec.cli.conversation.images import ImageFiles, read_images
 from edgespec.cli.conversation.interactive import InteractiveChat, Keyboard, TypedKeyboard
 from edgespec.cli.conversation.plain_keyboard import PlainKeyboard
+from edgespec.cli.conversation.slash.typed_chat import pending_question
 from edgespec.cli.conversation.welcome import announce_download, welcome
-from edgespec.cli.options.declaration import is_on_command_line, option, with_options
+from edgespec.cli.options.declaration import config_option, is_on_command_line, option, with_options
 from edgespec.cli.options.output import OutputOptions
 from edgespec.cli.options.sampling import SamplingOptions
 from edgespec.cli.presets import Preset
@@ -30,6 +33,9 @@ from edgespec.cli.screen.terminal import Terminal, is_terminal
 from edgespec.cli.utf8 import as_text
 from edgespec.config import Config
 from edgespec.errors import TemplateError, UsageError
+
+if TYPE_CHECKING:
+    from edgespec.images.parts import Image
 
 _PANEL = "Prompt"
 
@@ -46,6 +52,8 @@ def chat(
     system: Annotated[str | None, option(_PANEL, "--system", "The system prompt.", metavar="TEXT")] = None,
     system_file: SystemFile = None,
     files: Attachments = None,
+    images: ImageFiles = None,
+    mmproj: Annotated[str | None, config_option("mmproj", panel=_PANEL)] = None,
     preset: Preset = None,
     session: Annotated[
         str | None,
@@ -72,14 +80,14 @@ def chat(
         prompt=prompt,
         model_is_given=model_is_given,
     )
-    loading = loading.with_(model=named or model)
+    loading = loading.with_(model=named or model, mmproj=mmproj)
     sampling.config_for(loading)  # refuses what is wrong before the model is loaded
     terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
     results = ResultStream(sys.stdout, "Standard output")
     system = system_prompt(called, system, system_file)
     if prompt is not None:
         prompt = as_text(prompt, "The question")
-    attached = read_attachments(files)
+    attached, shown = read_attachments(files), read_images(images)
     typed = is_terminal(sys.stdin) and not (ends_after_prompt and prompt is not None)
     if typed and output.as_json:
         raise UsageError("--json does not work in an interactive chat.", "Pipe the question in.")
@@ -136,7 +144,7 @@ def chat(
         if file is not None:
             resumed = conversation.resume(file)
             turns.report_resumed(resumed)
-            pending = resumed.pending if resumed else None
+            pending = pending_question(resumed)
             if system is not None and conversation.system != system:
                 conversation.system = system
         if typed:
@@ -146,18 +154,19 @@ def chat(
                 terminal.note(greeting(engine, chosen.config.temperature))
             interactive = InteractiveChat(turns, pending, models)
             interactive.attached += attached
+            interactive.images += shown
             keyboard: Keyboard
             keyboard = TypedKeyboard(interactive.completer) if is_terminal(sys.stdout) else PlainKeyboard()
             interactive.run(keyboard, first=prompt)
         else:
             assert prompt is not None
-            _answer_once(turns, prompt, as_json=output.as_json)
+            _answer_once(turns, prompt, shown, as_json=output.as_json)
 
 
-def _answer_once(turns: Chat, question: str, *, as_json: bool) -> None:
+def _answer_once(turns: Chat, question: str, images: Sequence[Image], *, as_json: bool) -> None:
     """Answer all of standard input as one question, whatever its lines begin with."""
     interruption = turns.ask(
-        question, as_json=as_json, continue_hint="A larger value allows a longer answer."
+        question, images, as_json=as_json, continue_hint="A larger value allows a longer answer."
     )
     if turns.last_answer is not None and turns.last_answer.context_full:
         turns.terminal.warn(

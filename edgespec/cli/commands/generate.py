@@ -19,7 +19,7 @@ from edgespec.cli.batch.input.job import Shard
 from edgespec.cli.batch.output.result_file import ResultFile
 from edgespec.cli.batch.run import BatchRun, with_system
 from edgespec.cli.conversation.attach import Attachments, after_files, read_attachments
-from edgespec.cli.conversation.images import after_images, data_part, digest_part, read_images
+from edgespec.cli.conversation.images import ImageFiles, after_images, digest_part, read_images
 from edgespec.cli.conversation.thoughts import ThoughtDisplay
 from edgespec.cli.interrupt import cancelling
 from edgespec.cli.options.declaration import config_option, is_on_command_line, option, with_options
@@ -94,16 +94,7 @@ def generate(
     ] = None,
     system_file: SystemFile = None,
     files: Attachments = None,
-    images: Annotated[
-        list[str] | None,
-        option(
-            _PANEL,
-            "--image",
-            "Show this image to the model before the prompt; repeatable.",
-            variable=False,
-            metavar="FILE",
-        ),
-    ] = None,
+    images: ImageFiles = None,
     mmproj: Annotated[str | None, config_option("mmproj", panel=_PANEL)] = None,
     preset: Preset = None,
     answers: Annotated[
@@ -311,7 +302,7 @@ class _SinglePrompt:
             raise
 
     def _answer(self, prompt: str, config: GenerationConfig, engine: Engine, origin: Origin) -> None:
-        asked = with_system(after_images(prompt, [data_part(image) for image in self.images]), self.system)
+        asked = with_system(after_images(prompt, [image.part for image in self.images]), self.system)
         answer = None
         with cancelling(engine, signal.SIGTERM) as interruption, self.terminal.status() as status:
             thoughts = ThoughtDisplay(self.terminal, unfolded=self.terminal.verbose)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from edgespec.cli.options.declaration import option
 from edgespec.cli.utf8 import decoded
 from edgespec.errors import UsageError
 from edgespec.files.user_folders import expanded
+
+if TYPE_CHECKING:
+    from edgespec.images.parts import Image
 
 MOST_BYTES = 4 << 20
 
@@ -51,27 +54,44 @@ def read_attachments(names: Sequence[str] | None) -> list[tuple[Path, str]]:
     return [read_attachment(name) for name in names or ()]
 
 
-def with_attachments(text: str, files: list[tuple[Path, str]]) -> tuple[str, list[Path]]:
+class AttachedQuestion(NamedTuple):
+    """A question with what it mentions.
+
+    Attributes:
+        text: with the contents of the text files before it.
+        files: these.
+        images: the other ones.
+    """
+
+    text: str
+    files: list[Path]
+    images: list[Image]
+
+
+def with_attachments(text: str, files: list[tuple[Path, str]]) -> AttachedQuestion:
     """The question after the contents of `files` and of the files it mentions by @path, each once.
 
     A mention of something that is not a file stays as it is.
 
-    Returns:
-        The whole text, and the files in it.
-
     Raises:
         UsageError: a mentioned file cannot be attached.
     """
+    from edgespec.images.file import is_image
+    from edgespec.images.parts import image_of
+
     files = list(files)
+    images: dict[Path, Image] = {}
     for match in _MENTION.finditer(text):
         name = match[1] or match[2]
         # Punctuation after a path is not part of it, unless there is such a file.
         for spelled in dict.fromkeys([name, name.rstrip(".,;:!?)")]):
             if spelled and expanded(spelled).is_file():
-                if not any(path.samefile(expanded(spelled)) for path, _ in files if path.exists()):
+                if is_image(expanded(spelled)):
+                    images.setdefault(expanded(spelled).resolve(), image_of(spelled))
+                elif not any(path.samefile(expanded(spelled)) for path, _ in files if path.exists()):
                     files.append(read_attachment(spelled))
                 break
-    return after_files(text, files), [path for path, _ in files]
+    return AttachedQuestion(after_files(text, files), [path for path, _ in files], [*images.values()])
 
 
 def after_files(text: str, files: Sequence[tuple[Path, str]]) -> str:

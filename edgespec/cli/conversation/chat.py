@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from edgespec.cli.conversation import settings
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from edgespec.cli.screen.status import StatusLine
     from edgespec.engine.engine import Engine
     from edgespec.engine.sessions.session import ResumedSession, Session
+    from edgespec.images.parts import Image
 
 _SET = "/set"  # where a setting comes from that was changed in the chat
 
@@ -93,17 +94,24 @@ class Chat:
 
         return display_name(self._engine.target.model.path)
 
-    def ask(self, text: str, *, as_json: bool = False, continue_hint: str) -> Interruption:
+    def ask(
+        self, text: str, images: Sequence[Image] = (), *, as_json: bool = False, continue_hint: str
+    ) -> Interruption:
         """Do one turn; returns whether a signal cut it short.
 
         Args:
+            images: those that the question is about.
             continue_hint: what to do after an answer that --max-tokens cut off.
 
         Raises:
             EdgeSpecError: there is no answer; the conversation is as it was.
         """
+        if self.session.has_images and not self._engine.sees_images:
+            self.terminal.warn(f"{self.model_name} cannot see the images of this conversation.")
         interruption, answer = self._show(
-            lambda status: self.session.ask(text, self.config, on_prefill=status.prefill), as_json=as_json
+            lambda status: self.session.ask(text, self.config, images=images, on_prefill=status.prefill),
+            as_json=as_json,
+            doing="Reading the image" if images else "Reading the prompt",
         )
         if as_json:
             self.results.record(answer.to_json(text))
@@ -128,14 +136,23 @@ class Chat:
         return interruption
 
     def _show(
-        self, begin: Callable[[StatusLine], Iterator[Chunk]], before: str = "", *, as_json: bool = False
+        self,
+        begin: Callable[[StatusLine], Iterator[Chunk]],
+        before: str = "",
+        *,
+        as_json: bool = False,
+        doing: str = "Reading the prompt",
     ) -> tuple[Interruption, Generation]:
-        """Show `before` and then an answer as it comes; a signal ends it early."""
+        """Show `before` and then an answer as it comes; a signal ends it early.
+
+        Args:
+            doing: what is waited for at first.
+        """
         answer = None
         show = self.results.verbatim if self._writer is None else self._writer.text
         try:
             with without_echo(), cancelling(self._engine) as interruption, self.terminal.status() as status:
-                status.waiting("Reading the prompt")
+                status.waiting(doing)
                 for chunk in interruption.reach(begin(status), self._engine):
                     answer = chunk.generation
                     if as_json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,7 +14,9 @@ from edgespec.cli.completion import Completer
 from edgespec.cli.conversation.attach import with_attachments
 from edgespec.cli.conversation.echo import suspend
 from edgespec.cli.conversation.editor import edit_message
+from edgespec.cli.conversation.images import without_images
 from edgespec.cli.conversation.slash.commands import ALIASES, SlashCommands
+from edgespec.cli.conversation.slash.typed_chat import Question
 from edgespec.cli.interrupt import Interruption
 from edgespec.cli.screen.formatting import count
 from edgespec.cli.utf8 import as_text
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from edgespec.cli.completion import Completion
     from edgespec.cli.conversation.changeable_model import ChangeableModel
     from edgespec.cli.conversation.chat import Chat
+    from edgespec.images.parts import Image
 
 PROMPT = ">>> "
 HOW_TO_LEAVE = "Ctrl-D or /bye leaves."
@@ -98,13 +101,17 @@ class InteractiveChat:
     Attributes:
         last_question: what /retry asks again; None if there is nothing.
         attached: files that go with the next question.
+        images: those that the next question is about.
     """
 
-    def __init__(self, chat: Chat, pending: str | None = None, models: ChangeableModel | None = None) -> None:
+    def __init__(
+        self, chat: Chat, pending: Question | None = None, models: ChangeableModel | None = None
+    ) -> None:
         self.chat = chat
         self.models = models
         self.last_question = pending
         self.attached: list[tuple[Path, str]] = []
+        self.images: list[Image] = []
         self._keyboard: Keyboard
         self._commands = SlashCommands(self)
 
@@ -160,16 +167,26 @@ class InteractiveChat:
         self.say("Reloaded the model. /retry asks the last question again.")
 
     def _ask(self, text: str) -> None:
-        text, files = with_attachments(text, self.attached)
+        if self.chat.session.engine.sees_images:
+            text, dropped = without_images(text)
+            self.images += dropped
+            if dropped and not text:
+                self.say(f"Attached {_names(dropped)} to the next question.")
+                return
+        question = with_attachments(text, self.attached)
+        images = [*self.images, *question.images]
+        if images:
+            self.chat.session.require_sight()
         self.attached.clear()
-        if files:
-            self.say(f"Attached: {', '.join(map(str, files))}")
-        self.answer(text)
+        self.images.clear()
+        if question.files or images:
+            self.say(f"Attached: {', '.join([*map(str, question.files), *(image.name for image in images)])}")
+        self.answer(Question(question.text, tuple(images)))
 
-    def answer(self, text: str) -> None:
+    def answer(self, question: Question) -> None:
         """Answer a question; if there is no room, offer to drop turns."""
-        self.last_question = text
-        self._with_room(lambda: self.chat.ask(text, continue_hint=_IF_CUT_OFF), text)
+        self.last_question = question
+        self._with_room(lambda: self.chat.ask(*question, continue_hint=_IF_CUT_OFF), question.text)
 
     def continue_answer(self) -> None:
         """Continue the last answer; if there is no room, offer to drop turns."""
@@ -220,6 +237,10 @@ class InteractiveChat:
     def say(self, text: str) -> None:
         """Print a note."""
         self.chat.terminal.note(text)
+
+
+def _names(images: Sequence[Image]) -> str:
+    return ", ".join(image.name for image in images)
 
 
 def unfinished(text: str) -> str | None:

@@ -12,13 +12,14 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from edgespec.arguments import checks_arguments
+from edgespec.engine.sessions.images import ImageFolder
 from edgespec.errors import SessionError
 from edgespec.files.user_folders import data_folder, expanded
 from edgespec.files.writing import atomic_write
@@ -35,8 +36,9 @@ class Conversation:
     Attributes:
         identity: what the saved states depend on; see `llama.cache.states`.
         system: the system prompt.
-        messages: {"role", "content"} of each turn, without the system prompt.
-        pending: a question without an answer.
+        messages: {"role", "content"} of each turn, without the system prompt; questions about images have
+            these, too, as "images".
+        pending: a question without an answer, as in `messages`.
         known: the conversation as it was read, with its tokens.
         saved: the time of saving, in ISO 8601.
         model_path: the model's file; empty in files of earlier versions.
@@ -44,8 +46,8 @@ class Conversation:
 
     identity: dict[str, str]
     system: str | None = None
-    messages: list[dict[str, str]] = field(default_factory=list)
-    pending: str | None = None
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    pending: dict[str, Any] | None = None
     known: EncodedConversation | None = None
     saved: str = ""
     model_path: str = ""
@@ -66,6 +68,7 @@ class SessionFile:
     Attributes:
         path: the JSON file.
         states: the folder of states next to it.
+        images: the folder of the conversation's images next to it.
 
     Raises:
         SessionError: the name is invalid, the folder cannot be created, or the session is open in another
@@ -76,6 +79,7 @@ class SessionFile:
     def __init__(self, name: str | os.PathLike[str]) -> None:
         self.path = session_path(name)
         self.states = self.path.with_name(self.path.name + ".kv")
+        self.images = ImageFolder.of(self.path)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._lock = _locked(self.path)
@@ -102,11 +106,12 @@ class SessionFile:
             SessionError: the file cannot be written; what was saved before is untouched.
         """
         conversation.saved = datetime.now(UTC).isoformat(timespec="seconds")
-        record = {"edgespec_session": _FORMAT, **asdict(conversation)}
         try:
+            record = {"edgespec_session": _FORMAT, **_record(conversation, self.images)}
             with atomic_write(self.path) as file:
                 text = json.dumps(record, ensure_ascii=False, indent=1) + "\n"
                 file.write(text.encode(errors="replace"))
+            self.images.prune()
         except OSError as error:
             raise _cannot("written", self.path, error) from error
 
@@ -148,11 +153,13 @@ def remove_session(session: SessionFile) -> int:
     Raises:
         SessionError: a file cannot be removed.
     """
-    files = [session.path, *(path for path in session.states.rglob("*") if path.is_file())]
+    folders = (session.states, session.images.path)
+    files = [session.path, *(path for folder in folders for path in folder.rglob("*") if path.is_file())]
     try:
         freed = sum(path.stat().st_size for path in files)
-        if session.states.exists():
-            shutil.rmtree(session.states)
+        for folder in folders:
+            if folder.exists():
+                shutil.rmtree(folder)
         session.path.unlink()
         _lock_of(session.path).unlink(missing_ok=True)
     except OSError as error:
@@ -190,17 +197,22 @@ def saved_sessions() -> Iterator[SavedSession]:
         paths = sorted(sessions_folder().glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
         for path in paths:
             with contextlib.suppress(SessionError, OSError):
-                talk = read_conversation(path)
+                talk = read_conversation(path, with_images=False)
                 if talk is not None:
                     states = path.with_name(path.name + ".kv")
-                    size = path.stat().st_size + sum(f.stat().st_size for f in states.rglob("*.kv"))
-                    first = talk.messages[0]["content"] if talk.messages else talk.pending or ""
+                    files = [path, *states.rglob("*.kv"), *ImageFolder.of(path).files]
+                    size = sum(file.stat().st_size for file in files)
+                    first = next((m["content"] for m in [*talk.messages, talk.pending] if m is not None), "")
                     turns = len(talk.messages) // 2
                     yield SavedSession(path.stem, path, turns, talk.saved, talk.model_name, first, size)
 
 
-def read_conversation(path: Path) -> Conversation | None:
-    """The conversation in a file; None without a file. Raises SessionError if it is unreadable or invalid."""
+def read_conversation(path: Path, *, with_images: bool = True) -> Conversation | None:
+    """The conversation in a file; None without a file.
+
+    Raises:
+        SessionError: it is unreadable or invalid, or an image of it is missing.
+    """
     try:
         record = json.loads(path.read_bytes())
         if record["edgespec_session"] != _FORMAT:
@@ -208,7 +220,7 @@ def read_conversation(path: Path) -> Conversation | None:
                 f"{path} was saved by another version of EdgeSpec.",
                 "Use that version, or choose another name.",
             )
-        return _conversation(record)
+        return _conversation(record, ImageFolder.of(path) if with_images else None)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -219,16 +231,56 @@ def read_conversation(path: Path) -> Conversation | None:
         ) from error
 
 
-def _conversation(record: Mapping[str, Any]) -> Conversation:
-    messages = [{"role": _text(m["role"]), "content": _text(m["content"])} for m in record["messages"]]
+def _record(conversation: Conversation, images: ImageFolder) -> dict[str, Any]:
+    """A conversation as JSON, whose images are in files of their own.
+
+    Raises:
+        OSError: an image cannot be written.
+    """
+
+    def told(message: Mapping[str, Any]) -> dict[str, Any]:
+        shown = [images.write(image) for image in message.get("images", ())]
+        return {
+            "role": message["role"],
+            "content": message["content"],
+            **({"images": shown} if shown else {}),
+        }
+
+    pending = None if conversation.pending is None else told(conversation.pending)
+    return {
+        "identity": conversation.identity,
+        "system": conversation.system,
+        "messages": [told(message) for message in conversation.messages],
+        "pending": pending["content"] if pending else None,
+        **({"pending_images": pending["images"]} if pending and "images" in pending else {}),
+        "known": asdict(conversation.known) if conversation.known else None,
+        "saved": conversation.saved,
+        "model_path": conversation.model_path,
+    }
+
+
+def _conversation(record: Mapping[str, Any], images: ImageFolder | None) -> Conversation:
+    """A conversation from its record.
+
+    Args:
+        images: where its images are; None to leave them out.
+    """
+
+    def message(role: object, content: object, shown: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+        told: dict[str, Any] = {"role": _text(role), "content": _text(content)}
+        if images is not None and (found := [images.read(image["sha256"], image["name"]) for image in shown]):
+            told["images"] = found
+        return told
+
+    messages = [message(m["role"], m["content"], m.get("images", ())) for m in record["messages"]]
     if len(messages) % 2 or any(m["role"] != _ROLES[i % 2] for i, m in enumerate(messages)):
         raise ValueError("questions and answers do not alternate")
-    known = record["known"]
+    known, pending = record["known"], record["pending"]
     return Conversation(
         identity={_text(name): _text(value) for name, value in record["identity"].items()},
         system=_optional(record["system"]),
         messages=messages,
-        pending=_optional(record["pending"]),
+        pending=None if pending is None else message("user", pending, record.get("pending_images", ())),
         known=EncodedConversation(_text(known["text"]), tuple(map(int, known["tokens"]))) if known else None,
         saved=_text(record["saved"]),
         model_path=_text(record.get("model_path", "")),

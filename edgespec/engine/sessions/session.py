@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from edgespec.arguments import checks_arguments
 from edgespec.engine.engine import Engine
 from edgespec.engine.sessions.file import Conversation, SessionFile
 from edgespec.engine.sessions.fit import misfit
 from edgespec.engine.turn import SavedStates, Turn
-from edgespec.errors import SessionError, UsageError
+from edgespec.errors import EdgeSpecError, SessionError, UsageError
 from edgespec.files.checked import CheckedFiles
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk, Generation
+from edgespec.images.parts import Image, image_of
 from edgespec.text.encoding import EncodedConversation
+
+_UNSEEN = "[An image was here, which this model cannot see.]\n"
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,7 @@ class ResumedSession:
         restored: how many of them had their state restored; the others are read with the next question.
         reason: why nothing was restored; empty if something was.
         pending: a question without an answer.
+        pending_images: those that were shown with it.
     """
 
     turns: int
@@ -35,24 +40,26 @@ class ResumedSession:
     restored: int
     reason: str
     pending: str | None
+    pending_images: tuple[Image, ...] = ()
 
 
 class Session:
     """The messages so far, and the tokens they were read as, so that each turn reads only its own text.
 
     Attributes:
-        messages: {"role", "content"} of each turn, without the system prompt.
+        messages: {"role", "content"} of each turn, without the system prompt; questions that were asked about
+            images have these, too, as "images".
         file: where the conversation is saved after every change; None if it is not.
     """
 
     @checks_arguments
     def __init__(self, engine: Engine, system: str | None = None) -> None:
         self.engine = engine
-        self.messages: list[dict[str, str]] = []
+        self.messages: list[dict[str, Any]] = []
         self.file: SessionFile | None = None
         self._system = system
         self._known: EncodedConversation | None = None
-        self._pending: str | None = None
+        self._pending: dict[str, Any] | None = None
         self._states: SavedStates | None = None
 
     def __repr__(self) -> str:
@@ -92,17 +99,24 @@ class Session:
         text: str,
         config: GenerationConfig | None = None,
         *,
+        images: Iterable[str | os.PathLike[str] | bytes | Image] = (),
         on_prefill: Callable[[int, int], None] | None = None,
     ) -> Iterator[Chunk]:
         """Ask a question and stream the answer; both become part of the conversation.
+
+        A model that cannot see reads a note in place of each image of earlier questions.
 
         If an answer is stopped half-way, the part so far is kept.
 
         The thought before an answer is not kept: templates leave out those of earlier turns.
 
+        Args:
+            images: files that the question is about, or their contents.
+
         Raises:
             TemplateError: the model has no chat template, or it failed; the message is not kept.
-            UsageError: tools are offered, whose results a conversation of texts has no place for.
+            UsageError: tools are offered, whose results a conversation of texts has no place for; or an image
+                cannot be read, or the model cannot see it.
             ContextLengthError: the conversation fills the context; the message is not kept.
             SessionError: the conversation cannot be saved.
         """
@@ -112,13 +126,32 @@ class Session:
                 "Give the messages to Engine.generate, results of tools included.",
             )
 
+        question: dict[str, Any] = {"role": "user", "content": text}
+        if shown := [image if isinstance(image, Image) else image_of(image) for image in images]:
+            self.require_sight()
+            question["images"] = shown
+
         def prepare() -> Turn:
-            encoded = self._encoded(text, config=config)
-            self._pending = text
+            encoded = self._encoded(question, config=config)
+            self._pending = question
             self._save()
-            return Turn(encoded.tokens, False, self._states, lambda answer: self._add(text, answer, encoded))
+            return Turn(
+                encoded.tokens, False, self._states, lambda answer: self._add(question, answer, encoded)
+            )
 
         return self._stream(prepare, config, on_prefill)
+
+    def require_sight(self) -> None:
+        """Raise UsageError, with what to do, if the model cannot see."""
+        reader = self.engine.encoder.images
+        if reader is None:
+            raise UsageError("Images cannot be read with this model.")
+        reader.require_projector()
+
+    @property
+    def has_images(self) -> bool:
+        """True if a question of the conversation was asked about images."""
+        return any("images" in message for message in self.messages)
 
     @checks_arguments
     def continue_answer(
@@ -197,7 +230,8 @@ class Session:
         kept = list(self.messages)
         while kept:
             del kept[:2]
-            if len(self._encoded(text or "?", kept).tokens) + room <= self.engine.context:
+            question = {"role": "user", "content": text or "?"}
+            if len(self._encoded(question, kept).tokens) + room <= self.engine.context:
                 dropped = (len(self.messages) - len(kept)) // 2
                 self.messages[:] = kept
                 self._known = None
@@ -240,8 +274,17 @@ class Session:
             SessionError: the file is not a session, or one of another model.
             TemplateError: the template fails on this conversation.
         """
-        if not isinstance(file, SessionFile):
-            file = SessionFile(file)
+        if isinstance(file, SessionFile):
+            return self._resume(file)
+        file = SessionFile(file)
+        try:
+            return self._resume(file)
+        except EdgeSpecError:
+            if self.file is not file:
+                file.close()
+            raise
+
+    def _resume(self, file: SessionFile) -> ResumedSession | None:
         saved = file.read()
         if saved is None:
             self.save_to(file)
@@ -257,7 +300,15 @@ class Session:
             restored = self.engine.restore_conversation(tokens, self._states)
         if saved.messages and not restored and not reason:
             reason = "The saved state is missing or damaged"
-        return ResumedSession(self.turns, len(tokens), restored, reason, saved.pending)
+        pending = saved.pending or {}
+        return ResumedSession(
+            self.turns,
+            len(tokens),
+            restored,
+            reason,
+            pending.get("content"),
+            tuple(pending.get("images", ())),
+        )
 
     def detach(self) -> None:
         """Leave the engine, which may then be closed; `attach` gives the session another one."""
@@ -293,7 +344,7 @@ class Session:
         said = self.messages[-1]["content"]
         if self._known is not None:
             return self._known, said
-        messages, encoder = [*self._beginning, *self.messages[:-1]], self.engine.encoder
+        messages, encoder = self._for_encoder(self.messages[:-1]), self.engine.encoder
         with self.engine.held():
             if not said:  # it was cut off in its thought, which is not kept
                 return encoder.conversation(messages, config=config), said
@@ -303,29 +354,26 @@ class Session:
         self.messages[-1] = {"role": "assistant", "content": said + more.text}
         self._remember(more, begun)
 
-    @property
-    def _beginning(self) -> list[dict[str, str]]:
-        """The system prompt as a message, if there is one."""
-        return [{"role": "system", "content": self._system}] if self._system else []
+    def _for_encoder(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Messages behind the system prompt, if there is one, with images as parts of their contents."""
+        beginning = [{"role": "system", "content": self._system}] if self._system else []
+        sees = self.engine.sees_images
+        return [*beginning, *(_with_parts(message, sees=sees) for message in messages)]
 
     def _encoded(
         self,
-        text: str,
-        messages: list[dict[str, str]] | None = None,
+        question: Mapping[str, Any],
+        messages: Sequence[Mapping[str, Any]] | None = None,
         config: GenerationConfig | None = None,
     ) -> EncodedConversation:
         told = self.messages if messages is None else messages
-        question = {"role": "user", "content": text}
         known = self._known if messages is None else None
         with self.engine.held():
-            conversation = [*self._beginning, *told, question]
+            conversation = self._for_encoder([*told, question])
             return self.engine.encoder.conversation(conversation, known, config=config)
 
-    def _add(self, text: str, answer: Generation, encoded: EncodedConversation) -> None:
-        self.messages += [
-            {"role": "user", "content": text},
-            {"role": "assistant", "content": answer.text},
-        ]
+    def _add(self, question: dict[str, Any], answer: Generation, encoded: EncodedConversation) -> None:
+        self.messages += [question, {"role": "assistant", "content": answer.text}]
         self._remember(answer, encoded)
 
     def _remember(self, answer: Generation, encoded: EncodedConversation) -> None:
@@ -356,3 +404,15 @@ class Session:
         )
         if not self.messages and self._pending is None:
             self._states.clear()
+
+
+def _with_parts(message: Mapping[str, Any], *, sees: bool) -> dict[str, Any]:
+    """A message without "images", which are parts of its content, or notes before it."""
+    text = message["content"]
+    images: Sequence[Image] = message.get("images", ())
+    if not images:
+        return {"role": message["role"], "content": text}
+    if not sees:
+        return {"role": message["role"], "content": "".join([*(_UNSEEN for _ in images), text])}
+    parts = [*(image.part for image in images), {"type": "text", "text": text}]
+    return {"role": message["role"], "content": parts}

@@ -16,7 +16,7 @@ from edgespec.cli.conversation.slash import clipboard
 from edgespec.cli.conversation.slash.export import Transcript, export, export_path
 from edgespec.cli.conversation.slash.model import ModelCommand
 from edgespec.cli.conversation.slash.rewriting import RewriteCommands
-from edgespec.cli.conversation.slash.typed_chat import TypedChat
+from edgespec.cli.conversation.slash.typed_chat import TypedChat, pending_question
 from edgespec.cli.screen.formatting import count, details
 from edgespec.errors import EdgeSpecError, SessionError, UsageError, did_you_mean
 
@@ -34,7 +34,7 @@ ALIASES = {
 }
 _KEYS = (
     "Ctrl-C stops an answer. Alt-Enter begins a new line; so does \\ at the end of one. "
-    '""" opens and closes a text of several lines. @path in a question attaches a file. '
+    '""" opens and closes a text of several lines. @path in a question attaches a file or an image. '
     "Tab completes. Ctrl-X Ctrl-E opens an editor."
 )
 
@@ -68,6 +68,7 @@ class SlashCommands:
             ),
             "/show": SlashCommand("", "settings, model and session", self._show),
             "/file": SlashCommand("PATH", "attach a text file to the next question", self._file, paths),
+            "/image": SlashCommand("PATH", "ask the next question about an image", self._image, paths),
             "/clear": SlashCommand("", "start over; a saved conversation is kept", self._clear),
             "/undo": SlashCommand("", "remove the last question and its answer", rewriting.undo),
             "/retry": SlashCommand("", "answer the last question again (/regenerate)", rewriting.retry),
@@ -142,6 +143,7 @@ class SlashCommands:
         self._chat.chat.last_answer = None
         self._chat.last_question = None
         self._chat.attached.clear()
+        self._chat.images.clear()
         if file is None:
             self._chat.say("Started a new conversation.")
         else:
@@ -220,6 +222,16 @@ class SlashCommands:
         self._chat.attached.append((path, text))
         self._chat.say(f"Attached {path} ({count(len(text), 'character')}) to the next question.")
 
+    def _image(self, rest: str) -> None:
+        from edgespec.images.parts import image_of
+
+        name = rest.strip("\"'")
+        if not name:
+            raise UsageError("/image needs the path of an image.", "For example: /image cat.png")
+        self._session.require_sight()
+        self._chat.images.append(image_of(name))
+        self._chat.say(f"Attached {name} to the next question.")
+
     def _save(self, rest: str) -> None:
         if not rest:
             if self._session.file is None:
@@ -260,7 +272,7 @@ class SlashCommands:
                 file.close()
             raise
         self._chat.chat.last_answer = None
-        self._chat.last_question = resumed.pending if resumed else None
+        self._chat.last_question = pending_question(resumed)
         self._chat.chat.report_resumed(resumed)
 
     def _export(self, rest: str) -> None:

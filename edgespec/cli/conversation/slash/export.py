@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from edgespec.files.user_folders import expanded
 from edgespec.files.writing import atomic_write, writing_to
@@ -16,18 +17,18 @@ class Transcript:
     """A conversation.
 
     Attributes:
-        messages: {"role", "content"}, questions and answers in turn.
+        messages: {"role", "content"}, questions and answers in turn; a question may have "images".
         model: the name of the model that it is held with.
     """
 
     system: str | None
-    messages: Sequence[dict[str, str]]
+    messages: Sequence[dict[str, Any]]
     model: str
 
     def to_json(self) -> dict[str, object]:
         """The model and the messages, as requests of the OpenAI API have them."""
         system = [{"role": "system", "content": self.system}] if self.system else []
-        return {"model": self.model, "messages": [*system, *self.messages]}
+        return {"model": self.model, "messages": [*system, *map(_as_request, self.messages)]}
 
     def to_markdown(self) -> str:
         """A document with a heading for every message. Answers are Markdown already, and stay as they are."""
@@ -35,8 +36,18 @@ class Transcript:
         if self.system:
             parts += ["## System prompt", self.system]
         for message in self.messages:
-            parts += [f"## {'Question' if message['role'] == 'user' else 'Answer'}", message["content"]]
+            parts.append(f"## {'Question' if message['role'] == 'user' else 'Answer'}")
+            parts += [f"![{Path(image.name).name}](<{image.name}>)" for image in message.get("images", ())]
+            parts.append(message["content"])
         return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def _as_request(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message as requests of the OpenAI API have it."""
+    if "images" not in message:
+        return message
+    images = [{"type": "image_url", "image_url": {"url": image.url}} for image in message["images"]]
+    return {"role": message["role"], "content": [*images, {"type": "text", "text": message["content"]}]}
 
 
 def export_path(name: str) -> Path:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from edgespec.cli.conversation.echo import with_shell_modes
 from edgespec.cli.conversation.editor import edited
-from edgespec.cli.conversation.slash.typed_chat import TypedChat
+from edgespec.cli.conversation.slash.typed_chat import Question, TypedChat
 from edgespec.errors import UsageError
 
 
@@ -44,16 +47,16 @@ class RewriteCommands:
             return
         if rest:
             self._remove(question)
-            self._chat.answer(rest)
+            self._chat.answer(question._replace(text=rest))
             return
         with with_shell_modes():
-            changed = edited(question)
-        if changed is None or not changed.strip() or changed == question:
+            changed = edited(question.text)
+        if changed is None or not changed.strip() or changed == question.text:
             self._chat.say("The question is unchanged.")
             return
         self._remove(question)
         self._chat.say(f">>> {changed}")
-        self._chat.answer(changed)
+        self._chat.answer(question._replace(text=changed))
 
     def continue_answer(self, _rest: str) -> None:
         """Continue the last answer."""
@@ -62,15 +65,19 @@ class RewriteCommands:
         self._chat.continue_answer()
 
     @property
-    def _last_question(self) -> str | None:
+    def _last_question(self) -> Question | None:
         messages = self._chat.chat.session.messages
         if self._chat.last_question is None and messages:
-            self._chat.last_question = messages[-2]["content"]
+            self._chat.last_question = _question(messages[-2])
         return self._chat.last_question
 
-    def _remove(self, question: str) -> bool:
+    def _remove(self, question: Question) -> bool:
         """Remove a question and its answer; False if it got none, and so was not kept."""
         messages = self._chat.chat.session.messages
-        if messages and messages[-2]["content"] == question:
+        if messages and _question(messages[-2]) == question:
             return self._chat.chat.undo()
         return False
+
+
+def _question(message: Mapping[str, Any]) -> Question:
+    return Question(message["content"], tuple(message.get("images", ())))

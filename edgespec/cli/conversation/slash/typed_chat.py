@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from edgespec.cli.conversation.changeable_model import ChangeableModel
     from edgespec.cli.conversation.chat import Chat
+    from edgespec.engine.sessions.session import ResumedSession
+    from edgespec.images.parts import Image
+
+
+class Question(NamedTuple):
+    """A question, and the images that it is about."""
+
+    text: str
+    images: Sequence[Image] = ()
+
+
+def pending_question(resumed: ResumedSession | None) -> Question | None:
+    """The question that a resumed conversation was left with, without an answer."""
+    if resumed is None or resumed.pending is None:
+        return None
+    return Question(resumed.pending, resumed.pending_images)
 
 
 class TypedChat(Protocol):
     """A chat at a terminal, as far as its commands need it; see `interactive.InteractiveChat`."""
 
     chat: Chat
-    last_question: str | None
+    last_question: Question | None
     attached: list[tuple[Path, str]]
+    images: list[Image]
     models: ChangeableModel | None
 
-    def answer(self, text: str) -> None:
+    def answer(self, question: Question) -> None:
         """Answer a question."""
 
     def continue_answer(self) -> None:
