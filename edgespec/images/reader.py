@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from edgespec.errors import BackendError, ContextLengthError, EdgeSpecError, ModelFileError, UsageError
+from edgespec.errors import BackendError, ContextLengthError, EdgeSpecError, UsageError
 from edgespec.images.file import MOST_PIXELS
 from edgespec.images.projector import find_projector
 from edgespec.images.rows import ImageRows, PlacedImage, placed_images
@@ -95,7 +95,7 @@ class ImageReader:
 
         Raises:
             UsageError: it cannot be read with this model.
-            ModelFileError: the projector cannot be used.
+            ModelFileError: the projector that was named is none any more.
             ContextLengthError: it has more tokens than the context.
             InconclusiveTrial: the child process was killed, starved or refused memory.
             UnreadImage: it was not read before, and may not be read now; see `without_reading`.
@@ -195,7 +195,7 @@ class ImageReader:
                 return UsageError(f"{name} has too many pixels.", "Make the image smaller.")
         if verdict.answer is None:
             fault = "it does not finish" if verdict.why == "time" else verdict.detail
-            return ModelFileError(
+            return UsageError(
                 f"{projector.name} fails on {name} ({fault}).",
                 "Try another image, or get another conversion of the projector.",
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any, Generic
 
 from starlette.applications import Starlette
@@ -95,13 +96,19 @@ class Application:
 
     async def _list_models(self, _http: HTTPRequest) -> Response:
         names = [name for name in self._names if not is_pattern(name)]
-        return JSONResponse(protocol.models(names, self._started))
+        return JSONResponse(protocol.models(names, self._started, sees=self._sees()))
 
     async def _show_model(self, http: HTTPRequest) -> Response:
         name = http.path_params["model"]
         if not names_model(name, self._names):
             return Refusal(404, f"This server runs {self._names[0]!r}.", "model_not_found").response()
-        return JSONResponse(protocol.model(name, self._started))
+        return JSONResponse(protocol.model(name, self._started, sees=self._sees()))
+
+    def _sees(self) -> bool:
+        """True if the loaded model sees images."""
+        with suppress(Unavailable), self._worker.borrowed() as model:
+            return bool(model.card.sees)
+        return False
 
     def _describe(
         self, describe: Callable[[ModelCard], dict[str, Any]]

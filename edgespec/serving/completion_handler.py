@@ -6,6 +6,7 @@ At every stage, the request is abandoned as soon as its client disconnects or th
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
@@ -13,6 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edgespec.generation.result import Generation
+from edgespec.images.reader import UnreadImage, without_reading
+from edgespec.images.rows import PlacedImage
+from edgespec.progress import told_of_waiting
 from edgespec.serving.api.completion_request import (
     CompletionRequest,
     nth_config,
@@ -20,8 +24,9 @@ from edgespec.serving.api.completion_request import (
     with_system,
 )
 from edgespec.serving.api.endpoint import Endpoint, Event, ResponseBuilder
+from edgespec.serving.api.images import without_data
 from edgespec.serving.api.limits import Limits
-from edgespec.serving.api.refusals import Refusal, Unavailable, logged_refusal
+from edgespec.serving.api.refusals import Refusal, ShuttingDown, Unavailable, logged_refusal
 from edgespec.serving.engine_worker import EngineWorker, PendingAnswer, PrefillProgress
 from edgespec.serving.model_worker import QueueSlot
 from edgespec.serving.prompts import echoed_prompts, encoded_prompts
@@ -43,6 +48,7 @@ class _Exchange:
         model: the one whose tokens these are.
         context: what the endpoint needs to build the response.
         begun: the answer that is continued, if the prompt ends with the tokens that the model wrote.
+        images: those in the prompts, which the engine knows for as long as they are held.
     """
 
     request: CompletionRequest
@@ -51,6 +57,7 @@ class _Exchange:
     model: ServedModel
     context: Any = None
     begun: WrittenAnswer | None = None
+    images: Sequence[PlacedImage] = ()
     answers: list[Generation] = field(default_factory=list)
 
 
@@ -84,15 +91,18 @@ class CompletionHandler(RequestHandler[EngineWorker, Endpoint]):
         self._system = system
         self._on_prefill_progress = on_prefill_progress or (lambda _progress: None)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="write")  # of answers, one after another
+        # Of requests whose images take seconds to minutes, so that no others wait behind them.
+        self._image_thread = ThreadPoolExecutor(1, thread_name_prefix="images")
+
+    def stop(self) -> None:
+        super().stop()
+        self._image_thread.shutdown(wait=False, cancel_futures=True)
 
     async def _respond(
         self, sender: ResponseSender, path: Endpoint, body: RequestBody, answers: list[Generation]
     ) -> None:
         with self.worker.queue_slot() if path.waits else nullcontext() as slot:
-            loop = asyncio.get_running_loop()
-            exchange = await loop.run_in_executor(
-                self._threads, lambda content: self._prepare(content, path), body.content
-            )
+            exchange = await self._prepared(body.content, path)
             self._bodies.drop(body)
             if isinstance(exchange, _DirectReply):
                 await sender.whole(exchange.reply)
@@ -113,6 +123,38 @@ class CompletionHandler(RequestHandler[EngineWorker, Endpoint]):
                 async for answer in self._answers(exchange, slot):
                     await self._answered(exchange, answer)
                 await sender.whole(builder.whole(exchange.answers))
+
+    async def _prepared(self, content: bytearray, endpoint: Endpoint) -> _Exchange | _DirectReply:
+        """The request in a body, and the tokens of its prompt."""
+        loop = asyncio.get_running_loop()
+        abandoned = threading.Event()
+
+        def prepare_without_reading() -> _Exchange | _DirectReply | None:
+            try:
+                with without_reading():
+                    return self._prepare(content, endpoint)
+            except UnreadImage:
+                return None
+
+        def end_if_abandoned(_what: str, _seconds: float) -> None:
+            if abandoned.is_set():
+                raise ShuttingDown
+            if self.worker.trouble:  # the model is not closed while it is borrowed
+                raise Unavailable(self.worker.trouble)
+
+        def prepare() -> _Exchange | _DirectReply:
+            with told_of_waiting(end_if_abandoned):
+                return self._prepare(content, endpoint)
+
+        try:
+            exchange = await loop.run_in_executor(self._threads, prepare_without_reading)
+            if exchange is None:
+                if self._stopping.is_set():
+                    raise ShuttingDown
+                exchange = await loop.run_in_executor(self._image_thread, prepare)
+            return exchange
+        finally:
+            abandoned.set()
 
     def _prepare(self, content: bytearray, endpoint: Endpoint) -> _Exchange | _DirectReply:
         """The request in a body, and the tokens of its prompt; called in a thread."""
@@ -139,18 +181,24 @@ class CompletionHandler(RequestHandler[EngineWorker, Endpoint]):
                 aliases=self._aliases,
                 limits=limits,
                 warnings=translated.warnings,
+                sees=lambda: engine.sees_images,
             )
             if chat:
                 request = with_system(request, self._system)
             prompts, begun = encoded_prompts(served, request, limits, translated.warnings)
             if request.echo:
                 request = replace(request, echoed=echoed_prompts(served, request, prompts))
+            images: Sequence[PlacedImage] = ()
+            if chat and min(prompts[0]) < 0 and engine.encoder.images is not None:
+                images = engine.encoder.images.placed(prompts[0])
+                messages: Any = request.prompt
+                request = replace(request, prompts=(without_data(messages),))
         if endpoint.counts:
             return _DirectReply(endpoint.counted(sum(map(len, prompts))))
         # A list: what calls turn out to be is added to it.
         request = replace(request, warnings=list(translated.warnings.sentences))
         raw = translated.raw or request.continues
-        return _Exchange(request, raw, prompts, served, translated.context, begun)
+        return _Exchange(request, raw, prompts, served, translated.context, begun, images)
 
     async def _answered(self, exchange: _Exchange, answer: Generation) -> None:
         """Note an answer, and keep it before the client can send it back."""

@@ -140,6 +140,16 @@ def parse(body: bytes | bytearray, *, values: int, depth: int) -> object:
     Raises:
         Refusal: it is not JSON, or exceeds a limit.
     """
+    _check_structure(body, values, depth)
+    try:
+        value = json.loads(body.decode("utf-8-sig"))
+        return _without_halves(value) if _HALF.search(body) else value
+    except (ValueError, RecursionError) as error:
+        raise Refusal(400, "The body is not JSON in UTF-8.") from error
+
+
+def _check_structure(body: bytes | bytearray, values: int, depth: int) -> None:
+    """Check the limits of `parse`; a function, so that its copies of the body are gone when that parses."""
     # Without escapes, every quote begins or ends a string, and every second part is outside of strings.
     plain = body.replace(rb"\\", b"").replace(rb"\"", b"")
     parts = plain.count(b'"')
@@ -150,11 +160,6 @@ def parse(body: bytes | bytearray, *, values: int, depth: int) -> object:
             _check_depth(structure.translate(None, _NOT_BRACKETS), depth)
     if parts > values:
         raise Refusal(400, f"The body holds more than {values:,} values.")
-    try:
-        value = json.loads(body.decode("utf-8-sig"))
-        return _without_halves(value) if _HALF.search(body) else value
-    except (ValueError, RecursionError) as error:
-        raise Refusal(400, "The body is not JSON in UTF-8.") from error
 
 
 def _without_halves(value: Any) -> Any:

@@ -32,6 +32,8 @@ class ServedModel:
                 capabilities.append("tools")
             if engine.can_think:
                 capabilities.append("thinking")
+            if engine.sees_images:
+                capabilities.append("vision")
             self.card = ModelCard(engine.target.model.path, engine.context, capabilities)
             model = engine.target.model
             self.written = WrittenAnswers(

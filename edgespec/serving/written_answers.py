@@ -14,6 +14,7 @@ from typing import Any
 
 from edgespec.files.checked import CheckedFiles
 from edgespec.latest import LatestValues
+from edgespec.serving.api.images import digested
 from edgespec.text.replay import WrittenAnswer
 
 _SUFFIX = ".answer"
@@ -99,7 +100,7 @@ class WrittenAnswers:
 def _meaning(message: Message) -> list[Any]:
     """Return the meaning of a message, whatever form a client gave it."""
     if message["role"] != "assistant":
-        return [message["role"], message["content"]]
+        return [message["role"], digested(message["content"])]
     functions = [call["function"] for call in message.get("tool_calls", ())]
     calls = [[function["name"], _value(function["arguments"])] for function in functions]
     return ["assistant", _plain(message["content"]), calls]

@@ -196,6 +196,9 @@ class Encoder:
             raise UsageError("Images cannot be read with this model.")
         found: list[PromptSegment] = []
         for segment in segments:
+            if segment.tokens is not None:  # an answer of the model
+                found.append(segment)
+                continue
             for part in pictured.split(segment.text):
                 if isinstance(part, Image):
                     found.append(PromptSegment(_mark(part), literal=True, tokens=self.images.read(*part)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
 from collections.abc import Iterator
@@ -10,9 +11,11 @@ from pathlib import Path
 import pytest
 
 import edgespec
+from edgespec.llama.projector.library import NoImageLibrary, load_library
 from edgespec.serving.api.limits import Limits
 from tests.browser import Browser, browsing, chromium
 from tests.serving import CHAT, Running, serving
+from tests.tiny_images import png, write_seeing
 from tests.waiting import PATIENCE_S
 
 in_a_browser = pytest.mark.skipif(chromium() is None, reason="there is no Chromium here")
@@ -455,3 +458,148 @@ def test_it_fits_the_window_and_can_be_read(page: Browser, width: int, theme: st
     ]:
         assert page.run(f"{contrast}('{front}', '{back}')") >= 4.5, (front, back)
     assert page.troubles == []
+
+
+# Pictures
+
+PICTURES = [png(), png(seed=2), png(60, 40, seed=3)]
+FILES = """(...data) => data.map((text, at) => new File(
+  [Uint8Array.from(atob(text), (c) => c.charCodeAt(0))], `${at}.png`, { type: 'image/png' }))"""
+
+
+def files(*pictures: bytes) -> str:
+    """An expression for the files in a browser."""
+    return f"({FILES})(...{json.dumps([base64.b64encode(data).decode() for data in pictures])})"
+
+
+def brought(kind: str, name: str, *pictures: bytes) -> str:
+    """A script that has pictures pasted or dropped."""
+    return f"""{{
+      const bag = new DataTransfer();
+      for (const file of {files(*pictures)}) bag.items.add(file);
+      document.activeElement.dispatchEvent(new {kind}('{name}', {{
+        clipboardData: bag, dataTransfer: bag, bubbles: true, cancelable: true }}));
+    }}"""
+
+
+@pytest.fixture(scope="module")
+def seeing_server(tmp_path_factory: pytest.TempPathFactory, smol_path: Path) -> Iterator[Running]:
+    try:
+        load_library()
+    except NoImageLibrary as missing:
+        pytest.skip(f"llama.cpp was compiled without images: {missing}")
+    path = write_seeing(tmp_path_factory.mktemp("seeing"), "idefics3", smol_path, damped=0.3)
+
+    def load() -> edgespec.Engine:
+        return edgespec.load(path, draft="none", context=512, threads=1, exact=True)
+
+    with serving(load, Limits(), max_tokens=8) as running:
+        yield running
+
+
+@pytest.fixture
+def seeing_page(_browser: Browser, seeing_server: Running) -> Browser:
+    _browser.go(f"http://127.0.0.1:{seeing_server.port}/")
+    _browser.run("localStorage.clear()")
+    _browser.go(f"http://127.0.0.1:{seeing_server.port}/?again")
+    _browser.wait_for("!document.querySelector('#attach').classList.contains('hidden')")
+    _browser.troubles.clear()
+    _browser.requested.clear()
+    return _browser
+
+
+TRAY = "document.querySelectorAll('#tray img').length"
+SHOWN = "[...document.querySelectorAll('.question .pictures img')].filter((one) => one.naturalWidth).length"
+
+
+@in_a_browser
+def test_pictures_are_chosen_pasted_and_dropped(
+    seeing_page: Browser, seeing_server: Running, tmp_path: Path
+) -> None:
+    page = seeing_page
+    (tmp_path / "cat.png").write_bytes(PICTURES[0])
+    page.call("DOM.enable")
+    root = page.call("DOM.getDocument")["root"]["nodeId"]
+    chooser = page.call("DOM.querySelector", nodeId=root, selector="#files")["nodeId"]
+    page.call("DOM.setFileInputFiles", nodeId=chooser, files=[str(tmp_path / "cat.png")])
+    page.wait_for(f"{TRAY} === 1")
+    assert page.run("document.querySelector('#tray img').alt") == "cat.png"
+    page.run(brought("ClipboardEvent", "paste", PICTURES[1]))
+    page.wait_for(f"{TRAY} === 2")
+    page.run(brought("DragEvent", "drop", PICTURES[2]))
+    page.wait_for(f"{TRAY} === 3")
+    page.run("document.querySelectorAll('#tray button')[2].click()")
+    assert page.run(TRAY) == 2
+    answer = ask(page, "one two")
+    assert page.run(TRAY) == 0
+    page.wait_for(f"{SHOWN} === 2")
+    parts: list[object] = [
+        {
+            "type": "image_url",
+            "image_url": {"url": f"data:image/png;base64,{base64.b64encode(data).decode()}"},
+        }
+        for data in PICTURES[:2]
+    ]
+    told = [{"role": "user", "content": [*parts, {"type": "text", "text": "one two"}]}]
+    status, expected = seeing_server.post(CHAT, {"messages": told})
+    assert status == 200, expected
+    assert answer == expected["choices"][0]["message"]["content"]
+    again = ask(page, "three")  # the pictures are still part of the conversation
+    told += [{"role": "assistant", "content": answer}, {"role": "user", "content": "three"}]
+    assert again == seeing_server.post(CHAT, {"messages": told})[1]["choices"][0]["message"]["content"]
+    assert page.troubles == []
+    assert {url.split("/")[2] for url in page.requested if url.startswith("http")} == {
+        f"127.0.0.1:{seeing_server.port}"
+    }
+
+
+@in_a_browser
+def test_pictures_stay_with_their_conversation(seeing_page: Browser, seeing_server: Running) -> None:
+    page = seeing_page
+    page.run(brought("ClipboardEvent", "paste", PICTURES[0]))
+    page.wait_for(f"{TRAY} === 1")
+    page.press("Enter")  # without a word
+    page.wait_for("!running && document.querySelector('.turn.answer')")
+    answer = page.run("current.messages.at(-1).content")
+    assert answer
+    assert page.run("current.title") == "Pictures"
+    page.go(f"http://127.0.0.1:{seeing_server.port}/?later")
+    page.wait_for(f"{SHOWN} === 1")
+    page.press("r", alt=True)
+    page.wait_for("!running && document.querySelector('.turn.answer .body').textContent")
+    assert page.run("current.messages.at(-1).content") == answer
+    page.press("ArrowUp")  # the question is edited, and its picture stays
+    page.type("Two")
+    page.press("Enter")
+    page.wait_for("!running && current.messages.at(-1).content && current.messages[0].content === 'Two'")
+    assert page.run("current.messages[0].images.length") == 1
+    page.run("document.querySelector('#sessions .drop').click()")
+    page.go(f"http://127.0.0.1:{seeing_server.port}/?last")
+    page.wait_for("pictures.work('readonly', (kept) => kept.count()).then((n) => n === 0)")
+    assert page.troubles == []
+
+
+@in_a_browser
+def test_what_the_server_cannot_read_is_drawn_anew(seeing_page: Browser) -> None:
+    page = seeing_page
+    drawing = (
+        "data:image/svg+xml;base64,"
+        + base64.b64encode(b'<svg xmlns="http://www.w3.org/2000/svg" width="4000" height="1000"/>').decode()
+    )
+    file = f"new File([atob({json.dumps(drawing)}.split(',')[1])], 'a.svg', {{ type: 'image/svg+xml' }})"
+    page.run(f"add([{file}])")
+    page.wait_for(f"{TRAY} === 1")
+    assert page.run("added[0].url.startsWith('data:image/png;base64,')")
+    size = page.run("((one) => [one.naturalWidth, one.naturalHeight])(document.querySelector('#tray img'))")
+    assert size == [2048, 512]
+    page.run("add([new File(['no picture'], 'b.png', { type: 'image/png' })])")
+    page.wait_for("document.querySelector('#toast span').textContent === 'b.png cannot be read.'")
+    assert page.run(TRAY) == 1
+
+
+@in_a_browser
+def test_pages_of_models_that_do_not_see_take_no_pictures(page: Browser) -> None:
+    assert page.run("document.querySelector('#attach').classList.contains('hidden')")
+    page.run(brought("ClipboardEvent", "paste", PICTURES[0]))
+    page.wait_for("document.querySelector('#toast span').textContent === 'This model does not see pictures.'")
+    assert page.run(TRAY) == 0

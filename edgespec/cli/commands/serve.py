@@ -75,7 +75,7 @@ def serve(
     max_body: Annotated[
         str,
         option(_PANEL, "--max-body", "Maximum request size; larger ones get a 413.", metavar="SIZE"),
-    ] = "8MiB",
+    ] = "32MiB",
     cors: Annotated[
         str | None,
         option(_PANEL, "--cors", "Origin whose web pages may use the API; * for any.", metavar="ORIGIN"),

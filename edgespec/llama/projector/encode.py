@@ -21,8 +21,12 @@ from edgespec.llama.projector.library import NoImageLibrary, load_library
 from edgespec.llama.runtime.backend import start_backend
 from edgespec.llama.runtime.model import Model
 from edgespec.printable import one_line
+from edgespec.processes.memory_limit import limited_memory
 
 _ERROR_LEVEL = 4  # ggml_log_level
+_DECODING_BYTES = (
+    2 << 30
+)  # the largest image that is read has 64 million pixels of up to 8 bytes, in two copies
 
 _errors: list[str] = []  # lines of the library's log
 
@@ -104,7 +108,8 @@ def _read(model: Model, request: Mapping[str, Any]) -> Mapping[str, Any]:
 def _decoded(context: Any, data: bytes) -> Any:
     """The pixels of an image."""
     buffer = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
-    bitmap = mtmd.mtmd_helper_bitmap_init_from_buf(context, buffer, len(data), False)
+    with limited_memory(_DECODING_BYTES):  # a few bytes may unpack to gigabytes, whatever the header claims
+        bitmap = mtmd.mtmd_helper_bitmap_init_from_buf(context, buffer, len(data), False)
     if not bitmap or mtmd.mtmd_bitmap_is_audio(bitmap):
         raise _Refused("it cannot be decoded")
     return bitmap

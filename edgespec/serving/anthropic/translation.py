@@ -7,7 +7,7 @@ from typing import Any
 
 from edgespec.errors import UsageError
 from edgespec.generation.thinking import EFFORTS
-from edgespec.serving.api.contents import text_of, thought_of, without_thoughts
+from edgespec.serving.api.contents import content_of, text_of, text_part, thought_of, without_thoughts
 from edgespec.serving.api.header_lines import without_header_lines
 from edgespec.serving.api.values import boolean, integer, shown, wrong
 from edgespec.serving.api.warnings import Warnings
@@ -102,7 +102,7 @@ def _asked(blocks: Sequence[Block], warnings: Warnings) -> Messages:
     """A user's message: results of tools are messages of their own, before what the user says."""
     results = [_result(block, warnings) for block in blocks if _is_result(block)]
     rest = [block for block in blocks if not _is_result(block)]
-    told = [{"role": "user", "content": text_of(rest, warnings)}] if rest or not results else []
+    told = [{"role": "user", "content": content_of(rest, warnings)}] if rest or not results else []
     return [*results, *told]
 
 
@@ -134,9 +134,12 @@ def _result(block: Block, warnings: Warnings) -> dict[str, Any]:
     identifier = block.get("tool_use_id")
     if not isinstance(identifier, str):
         raise UsageError("The result of a tool has no tool_use_id.")
-    content = text_of(block.get("content"), warnings, "\n")
-    if boolean(block, "is_error") and not content.lower().startswith("error"):
-        content = f"Error: {content}"
+    content = content_of(block.get("content"), warnings, "\n")
+    if boolean(block, "is_error"):
+        if not isinstance(content, str):
+            content = [text_part("Error: "), *content]
+        elif not content.lower().startswith("error"):
+            content = f"Error: {content}"
     return {"role": "tool", "tool_call_id": identifier, "content": content}
 
 

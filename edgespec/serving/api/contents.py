@@ -1,4 +1,4 @@
-"""Contents of messages in any of the three APIs, as text: a model of text gets a note for anything else."""
+"""Contents of messages in any of the three APIs, as texts and images: there is a note for anything else."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ _TEXTS = frozenset((None, "text", "input_text", "output_text", "summary_text", "
 THOUGHTS = frozenset(("thinking", "reasoning", "reasoning_text", "redacted_thinking"))
 """Parts of an answer that are its thought."""
 
+_IMAGES = ("image", "image_url", "input_image", "computer_screenshot")
 _THINGS = {
-    "image": "An image",
-    "image_url": "An image",
-    "input_image": "An image",
-    "computer_screenshot": "An image",
+    **dict.fromkeys(_IMAGES, "An image"),
     "audio": "A sound",
     "input_audio": "A sound",
     "video": "A video",
@@ -27,6 +25,12 @@ _THINGS = {
     "document": "A document",
     "container_upload": "A file",
 }
+Content = str | list[dict[str, Any]]
+"""A text, or parts of which some are images."""
+
+ADDRESS = "image_url"
+"""The type of an image among parts, and its field: an object with a "url"."""
+
 _TEXT_FIELDS = ("text", "content", "output", "results", "refusal")
 _READS_TEXT = "This model reads text only."
 
@@ -46,6 +50,44 @@ def text_of(content: object, warnings: Warnings, between: str = "") -> str:
     parts = content if isinstance(content, list) else [content]
     texts = [_part(part, warnings) for part in parts]
     return between.join(text for text in texts if text is not None)
+
+
+def content_of(content: object, warnings: Warnings, between: str = "") -> Content:
+    """A content as `text_of` gives it; with parts, if some are images, whose addresses are not looked at.
+
+    Args:
+        between: text between two parts.
+    """
+    parts = content if isinstance(content, list) else [content]
+    if all(_address(part) is None for part in parts):
+        return text_of(content, warnings, between)
+    told: list[dict[str, Any]] = []
+    for part in parts:
+        address = _address(part)
+        text = None if address is not None else _part(part, warnings)
+        if address is None and text is None:
+            continue
+        if told and between:
+            told.append(text_part(between))
+        told.append(text_part(text or "") if address is None else image_part(address))
+    return told
+
+
+def text_part(text: str) -> dict[str, Any]:
+    """A text among the parts of a content."""
+    return {"type": "text", "text": text}
+
+
+def image_part(address: str) -> dict[str, Any]:
+    """An image among the parts of a content."""
+    return {"type": ADDRESS, ADDRESS: {"url": address}}
+
+
+def data_address(data: object) -> str:
+    """The address of an image in Base64, which some clients write as a data URL anyway; empty for none."""
+    if not isinstance(data, str) or not data:
+        return ""
+    return data if data[:5].lower() == "data:" else f"data:;base64,{data}"
 
 
 def thought_of(content: object) -> str:
@@ -74,6 +116,24 @@ def note(what: str, warnings: Warnings) -> str:
     """
     warnings.add(f"{what} was replaced by a note. {_READS_TEXT}")
     return f"[{what} was here. {_READS_TEXT}]"
+
+
+def _address(part: object) -> str | None:
+    """The address of a part that is an image, empty if it has none; None if it is something else."""
+    if not isinstance(part, Mapping) or part.get("type") not in _IMAGES:
+        return None
+    source = part.get("source")
+    if isinstance(source, Mapping):
+        if source.get("type") == "base64":
+            return data_address(source.get("data"))
+        found = source.get("url") or source.get("file_id")
+    elif "data" in part:
+        return data_address(part["data"])
+    else:
+        found = part.get("image_url") or part.get("image") or part.get("file_id")
+        if isinstance(found, Mapping):
+            found = found.get("url")
+    return found if isinstance(found, str) else ""
 
 
 def _part(part: object, warnings: Warnings) -> str | None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
 
 _MAX_KEPT = 1024
-_MAX_BYTES = 12 << 20
+_MAX_BYTES = 64 << 20  # the images of a conversation are kept with it
 
 
 class ResponseStore:
@@ -36,9 +36,14 @@ class ResponseStore:
     def __init__(self) -> None:
         self._kept: LatestValues[bytes] = LatestValues(_MAX_BYTES, _MAX_KEPT)
 
-    def keep(self, identifier: str, messages: Sequence[Mapping[str, Any]]) -> None:
-        """Keep a conversation, its last answer included."""
-        held = json.dumps(list(messages)).encode()
+    def keep(self, identifier: str, asked: bytes, answer: Mapping[str, Any]) -> None:
+        """Keep a conversation.
+
+        Args:
+            asked: its messages, a list of JSON that is not empty.
+            answer: the message that ends it.
+        """
+        held = b"%s, %s]" % (asked[:-1], json.dumps(answer).encode())
         self._kept.put(identifier, held, len(held))
 
     def get(self, identifier: str) -> list[dict[str, Any]]:
@@ -191,6 +196,19 @@ class CompletionsEndpoint(Endpoint):
         )
 
 
+@dataclass(frozen=True)
+class ResponseContext:
+    """What a response takes from its request, besides what is answered.
+
+    Attributes:
+        previous: the id of the response that is continued.
+        asked: the messages that the response is to, as JSON; None if it is not to be kept.
+    """
+
+    previous: str | None
+    asked: bytes | None
+
+
 class ResponsesEndpoint(Endpoint):
     """`/v1/responses` of the OpenAI API."""
 
@@ -199,26 +217,30 @@ class ResponsesEndpoint(Endpoint):
 
     def translate(self, body: object) -> TranslatedRequest:
         warnings = Warnings()
-        return TranslatedRequest(
-            responses.as_chat(body, warnings, self._store.get), warnings=warnings, context=body
-        )
+        chat = responses.as_chat(body, warnings, self._store.get)
+        assert isinstance(body, dict), "or it was refused"
+        asked = None
+        if body.get("store") is not False:
+            told = responses.conversation(chat["messages"], body.get("instructions"))
+            asked = json.dumps(told).encode()  # as it came: images are no JSON later
+        context = ResponseContext(body.get("previous_response_id"), asked)
+        return TranslatedRequest(chat, warnings=warnings, context=context)
 
     def response_builder(
         self, request: CompletionRequest, *, model: str, prompt_tokens: int, context: Any
     ) -> ResponseBuilder:
-        messages: Any = request.prompt
-        told = responses.conversation(messages, context.get("instructions"))
+        asked = context.asked
 
         def keep(identifier: str, answer: Generation) -> None:
             calls = [call.to_json() for call in answer.tool_calls]
             message = {"role": "assistant", "content": answer.text, "tool_calls": calls}
-            self._store.keep(identifier, [*told, message | {"reasoning_content": answer.reasoning}])
+            self._store.keep(identifier, asked, message | {"reasoning_content": answer.reasoning})
 
         return response_items.ResponsesBuilder(
             model=model,
             config=request.config,
             warnings=request.warnings,
             custom_tools=request.custom_tools,
-            previous=context.get("previous_response_id"),
-            keep=None if context.get("store") is False else keep,
+            previous=context.previous,
+            keep=None if asked is None else keep,
         )

@@ -14,12 +14,13 @@ class Limits:
 
     Attributes:
         body: the body of one request.
-        bodies: all bodies being received or prepared, over all connections; 0 means four times `body`.
+        bodies: all bodies being received or prepared, over all connections; 0 means twice `body`.
         small_body: the first bytes of each body, which do not count towards `bodies`, so that ordinary
             requests get through while large ones wait.
         values: values in the JSON of a body, not counting keys; the context adds one for each token.
         depth: how deep objects and lists may be nested.
         messages: messages in a conversation.
+        images: images in a conversation.
         stops: stop strings.
         stop_length: characters in each stop string.
         grammar: a grammar or JSON schema.
@@ -34,12 +35,13 @@ class Limits:
         connections: open connections.
     """
 
-    body: int = 8 << 20
+    body: int = 32 << 20
     bodies: int = 0
     small_body: int = 64 << 10
     values: int = 200_000
     depth: int = 128
     messages: int = 4096
+    images: int = 64
     stops: int = 64
     stop_length: int = 1024
     grammar: int = 128 << 10
@@ -55,4 +57,4 @@ class Limits:
     @property
     def all_bodies(self) -> int:
         """Bytes that all bodies together may take."""
-        return self.bodies or 4 * self.body
+        return self.bodies or 2 * self.body

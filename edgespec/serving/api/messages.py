@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from edgespec.errors import UsageError
 from edgespec.serving.api.arguments import arguments_of
-from edgespec.serving.api.contents import note, text_of, thought_of, without_thoughts
+from edgespec.serving.api.contents import content_of, note, text_of, thought_of, without_thoughts
 from edgespec.serving.api.header_lines import without_header_lines
+from edgespec.serving.api.images import RequestImages, blind
 from edgespec.serving.api.limits import Limits
 from edgespec.serving.api.tools import CUSTOM_INPUT
 from edgespec.serving.api.values import shown, wrong
@@ -25,8 +26,13 @@ _ROLES = {
 Message = dict[str, Any]
 
 
-def read_messages(value: object, limits: Limits, warnings: Warnings) -> list[Message]:
-    """The messages of a conversation, as chat templates take them.
+def read_messages(
+    value: object, limits: Limits, warnings: Warnings, sees: Callable[[], bool] = blind
+) -> list[Message]:
+    """The messages of a conversation, as the engine takes them.
+
+    Args:
+        sees: whether the model sees images, which become notes otherwise.
 
     Raises:
         UsageError: they have another form.
@@ -35,13 +41,14 @@ def read_messages(value: object, limits: Limits, warnings: Warnings) -> list[Mes
         raise UsageError("messages must be a non-empty list.")
     if len(value) > limits.messages:
         raise UsageError(f"There are {len(value):,} messages.", f"At most {limits.messages:,} are allowed.")
-    messages = [_message(message, warnings) for message in _without_header_lines(value, warnings)]
+    images = RequestImages(limits, warnings, sees)
+    messages = [_message(message, warnings, images) for message in _without_header_lines(value, warnings)]
     _name_results(messages)
     return messages
 
 
 def texts_of(value: object) -> list[str]:
-    """All texts within messages, however deep."""
+    """All texts within messages, however deep, without what images consist of."""
     found: list[str] = []
     unseen = [value]
     while unseen:
@@ -50,7 +57,7 @@ def texts_of(value: object) -> list[str]:
             found.append(item)
         elif isinstance(item, Mapping):
             unseen.extend(item.values())
-        elif isinstance(item, Sequence):
+        elif isinstance(item, Sequence) and not isinstance(item, bytes):
             unseen.extend(item)
     return found
 
@@ -67,7 +74,7 @@ def _without_header_lines(messages: list[object], warnings: Warnings) -> list[ob
     return [first | {"content": kept}, *rest] if kept or not rest else rest
 
 
-def _message(message: object, warnings: Warnings) -> Message:
+def _message(message: object, warnings: Warnings, images: RequestImages) -> Message:
     role = message.get("role") if isinstance(message, dict) else None
     if not isinstance(message, dict) or not isinstance(role, str) or role not in _ROLES:
         raise UsageError("A message has no valid role.", f"Roles: {', '.join(_ROLES)}.")
@@ -92,7 +99,10 @@ def _message(message: object, warnings: Warnings) -> Message:
         for name in ("tool_call_id", "name"):
             if isinstance(message.get(name), str):
                 result[name] = message[name]
-    result["content"] = text_of(content, warnings)
+    if told == "assistant":  # what the model says is text
+        result["content"] = text_of(content, warnings)
+    else:
+        result["content"] = images.read(content_of(content, warnings))
     return result
 
 

@@ -241,14 +241,20 @@ def failure(message: str, kind: str, code: str | None = None) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
-def models(names: Sequence[str], started: int) -> dict[str, Any]:
+def models(names: Sequence[str], started: int, *, sees: bool = False) -> dict[str, Any]:
     """The body of the list of models: one model, by all its names."""
-    return {"object": "list", "data": [model(name, started) for name in names]}
+    return {"object": "list", "data": [model(name, started, sees=sees) for name in names]}
 
 
-def model(name: str, started: int) -> dict[str, Any]:
-    """The body about one model."""
-    return {"id": name, "object": "model", "created": started, "owned_by": "edgespec"}
+def model(name: str, started: int, *, sees: bool = False) -> dict[str, Any]:
+    """The body about one model.
+
+    Args:
+        sees: whether it takes images, which is said as OpenRouter says it.
+    """
+    takes = {"input_modalities": ["text", *(["image"] if sees else [])], "output_modalities": ["text"]}
+    about = {"id": name, "object": "model", "created": started, "owned_by": "edgespec"}
+    return {**about, "architecture": takes}
 
 
 def _custom(call: ToolCall) -> dict[str, Any]:

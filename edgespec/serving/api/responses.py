@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from edgespec.errors import UsageError
-from edgespec.serving.api.contents import note, text_of
+from edgespec.serving.api.contents import content_of, note, text_of
 from edgespec.serving.api.fields import CHAT_FIELDS
 from edgespec.serving.api.tools import CUSTOM_INPUT
 from edgespec.serving.api.values import shown, wrong
@@ -142,7 +142,7 @@ def _messages(value: object, warnings: Warnings) -> Messages:
 
 def _result(item: Mapping[str, Any], warnings: Warnings) -> dict[str, Any]:
     output = item.get("output", item.get("tools"))
-    said = text_of(output, warnings)
+    said = content_of(output, warnings)
     identifier = item.get("call_id")
     return {
         "role": "tool",

@@ -47,7 +47,7 @@ class TokenizerEndpoint(Endpoint):
 
 
 def tokenized(body: dict[str, Any], engine: Engine, limits: Limits) -> Event:
-    """The tokens of a text, or of chat messages.
+    """The tokens of a text, or of chat messages; ids below zero stand for the rows of images.
 
     Raises:
         UsageError: there is no text, or a field has another type.
@@ -56,7 +56,7 @@ def tokenized(body: dict[str, Any], engine: Engine, limits: Limits) -> Event:
     """
     vocabulary = engine.target.model.vocabulary
     if body.get("messages") is not None:
-        messages: Any = read_messages(body["messages"], limits, Warnings())
+        messages: Any = read_messages(body["messages"], limits, Warnings(), lambda: engine.sees_images)
         check_size(messages, context=engine.context, n_vocab=vocabulary.n_tokens, limits=limits)
         tokens = engine.encoder.encode(messages)
     else:
@@ -70,7 +70,7 @@ def tokenized(body: dict[str, Any], engine: Engine, limits: Limits) -> Event:
         special = boolean(body, "add_special" if as_llama else "add_special_tokens", not as_llama)
         parse = boolean(body, "parse_special", True)
         tokens = vocabulary.tokenize(text, control=parse, bos=special)
-    spelled = [vocabulary.piece(token, control=True) for token in tokens]
+    spelled = [vocabulary.piece(token, control=True) if token >= 0 else b"" for token in tokens]
     if boolean(body, "with_pieces"):
         return {
             "tokens": [{"id": token, "piece": _piece(s)} for token, s in zip(tokens, spelled, strict=True)]

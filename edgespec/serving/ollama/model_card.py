@@ -40,6 +40,11 @@ class ModelCard:
         self._context = context
         self._capabilities = list(capabilities)
 
+    @property
+    def sees(self) -> bool:
+        """True if the model sees images."""
+        return "vision" in self._capabilities
+
     def tags(self, names: Sequence[str]) -> dict[str, Any]:
         """The body of `/api/tags`: the model under all its names."""
         return {"models": [{**self._entry(name), "modified_at": self._modified} for name in names]}

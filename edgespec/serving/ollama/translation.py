@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgespec.errors import UsageError
-from edgespec.serving.api.contents import note, text_of
+from edgespec.serving.api.contents import Content, content_of, data_address, image_part, note, text_part
 from edgespec.serving.api.values import boolean, shown, wrong
 from edgespec.serving.api.warnings import Warnings
 
@@ -72,14 +72,16 @@ def generate_as_chat(body: object, warnings: Warnings) -> tuple[dict[str, Any], 
     if not isinstance(prompt, str):
         raise wrong("prompt", prompt, "a string")
     settings = _settings(fields, warnings)
-    prompt = "".join([*_images(fields, warnings), prompt])
     suffix = fields.get("suffix")
-    if boolean(fields, "raw") or suffix not in (None, ""):
+    if boolean(fields, "raw") or suffix not in (None, ""):  # images are part of conversations alone
+        notes = [note("An image", warnings) + "\n" for _ in _images(fields)]
+        prompt = "".join([*notes, prompt])
         return settings | {"prompt": prompt, "suffix": suffix}, True
     if not isinstance(system, str | None):
         raise wrong("system", system, "a string")
     messages = [{"role": "system", "content": system}] if system else []
-    return settings | {"messages": [*messages, {"role": "user", "content": prompt}]}, False
+    asked = {"role": "user", "content": _content(fields, prompt, warnings)}
+    return settings | {"messages": [*messages, asked]}, False
 
 
 def only_loads(body: object, name: str) -> bool:
@@ -97,10 +99,20 @@ def _checked(body: object) -> Mapping[str, Any]:
     return body
 
 
-def _images(about: Mapping[str, Any], warnings: Warnings) -> list[str]:
-    """A note for each of the images in a message or request."""
+def _images(about: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The images of a message or request, which are in Base64."""
     images = about.get("images")
-    return [note("An image", warnings) + "\n" for _ in images] if isinstance(images, list) else []
+    if not isinstance(images, list | None):
+        raise wrong("images", images, "a list")
+    return [image_part(data_address(image)) for image in images or []]
+
+
+def _content(about: Mapping[str, Any], said: object, warnings: Warnings) -> Content:
+    """The content of a message or request: its images, and what is said of them."""
+    images, text = _images(about), content_of(said, warnings)
+    if not images:
+        return text
+    return [*images, *([text_part(text)] if isinstance(text, str) else text)]
 
 
 def _settings(body: Mapping[str, Any], warnings: Warnings) -> dict[str, Any]:
@@ -146,7 +158,7 @@ def _messages(value: object, warnings: Warnings) -> list[dict[str, Any]]:
     for message in value:
         if not isinstance(message, dict):
             raise UsageError(f"A message must be an object, not {shown(message)}.")
-        content = "".join([*_images(message, warnings), text_of(message.get("content"), warnings)])
+        content = _content(message, message.get("content"), warnings)
         told: dict[str, Any] = {"role": message.get("role"), "content": content}
         if message.get("thinking"):
             told["reasoning_content"] = message["thinking"]

@@ -1,0 +1,99 @@
+"""Images in requests, as parts of messages that the engine takes. Nothing is fetched or read from disk."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from edgespec.errors import UsageError
+from edgespec.images.file import MOST_BYTES, check_image
+from edgespec.serving.api.contents import ADDRESS, Content, note
+from edgespec.serving.api.limits import Limits
+from edgespec.serving.api.warnings import Warnings
+
+_SPACE = dict.fromkeys(map(ord, " \t\r\n"))
+_HEAD = 256  # characters in which a data URL has its type
+_MOST_CHARS = 4 * (MOST_BYTES // 3 + 2)
+
+
+def blind() -> bool:
+    """Say that a model does not see."""
+    return False
+
+
+class RequestImages:
+    """The images of one request.
+
+    Args:
+        sees: whether the model does; asked only if there are images.
+    """
+
+    def __init__(self, limits: Limits, warnings: Warnings, sees: Callable[[], bool]) -> None:
+        self._limits = limits
+        self._warnings = warnings
+        self._sees = sees
+        self._count = 0
+
+    def read(self, content: Content) -> Content:
+        """A content whose images are bytes, or notes where the model does not see them.
+
+        Raises:
+            UsageError: an image is not in the request, damaged, too large or of another format; or there are
+                too many.
+        """
+        if isinstance(content, str):
+            return content
+        if self._sees():
+            return [self._image(part) if part.get("type") == ADDRESS else part for part in content]
+        return "".join(
+            note("An image", self._warnings) if part.get("type") == ADDRESS else part["text"]
+            for part in content
+        )
+
+    def _image(self, part: Mapping[str, Any]) -> dict[str, Any]:
+        self._count += 1
+        if self._count > self._limits.images:
+            raise UsageError(f"There are more than {self._limits.images} images in the request.")
+        name = f"Image {self._count}"
+        return {"type": "image", "data": _data_of(part[ADDRESS]["url"], name), "name": name}
+
+
+def without_data(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Messages with digests in place of their images."""
+    return [{**message, "content": digested(message["content"])} for message in messages]
+
+
+def digested(content: Content) -> Content:
+    """A content with digests in place of its images."""
+    if isinstance(content, str):
+        return content
+    return [
+        {"type": "image", "sha256": hashlib.sha256(part["data"]).hexdigest()} if "data" in part else part
+        for part in content
+    ]
+
+
+def _data_of(url: str, name: str) -> bytes:
+    """The bytes in a data URL."""
+    head, comma, data = url[:_HEAD].partition(",")
+    scheme = head.partition(":")[0].lower()
+    if not url:
+        raise UsageError(f"{name} has no data.", "Send it as a data URL in Base64.")
+    if scheme != "data":
+        raise UsageError(
+            f"{name} is not in the request, and images are not fetched.", "Send it as a data URL in Base64."
+        )
+    if not comma or not head.lower().endswith(";base64"):
+        raise UsageError(f"{name} is not in Base64.", "Send data:image/png;base64, and the data behind it.")
+    data = url[len(head) + 1 :]
+    if len(data) > _MOST_CHARS:  # too large, whatever it is
+        raise UsageError(f"{name} has more than {MOST_BYTES >> 20} MiB.", "Make the image smaller.")
+    try:
+        found = base64.b64decode(data.translate(_SPACE), validate=True)
+    except (binascii.Error, ValueError):
+        raise UsageError(f"{name} is damaged: its Base64 cannot be decoded.", "Send it again.") from None
+    check_image(found, name)
+    return found
