@@ -376,6 +376,25 @@ def test_prompts_with_images_cannot_be_scored(plain: Engine) -> None:
 # The command line.
 
 
+def test_batches_show_images(plain: Engine, seeing: Path, tmp_path: Path) -> None:
+    for name, data in (("a.png", PICTURE), ("b.png", ANOTHER), ("broken.png", PICTURE[:100])):
+        (tmp_path / name).write_bytes(data)
+    text = "one two one two one two one"
+    lines = [{"prompt": text, "images": [name]} for name in ("a.png", "b.png", "broken.png")]
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(f"{json.dumps(line)}\n" for line in [*lines, {"prompt": text}]))
+    options = ["--context", "512", "--threads", "1", "--exact", "--max-tokens", "48", "--draft", str(seeing)]
+    done = run_here("generate", str(seeing), "--input", str(source), *options)
+    assert done.returncode == 1, done.stderr
+    first, second, broken, without = map(json.loads, done.stdout.splitlines())
+    expected = [
+        plain.generate(question, CONFIG).tokens for question in (asked(PICTURE), asked(ANOTHER), text)
+    ]
+    assert [record["tokens"] for record in (first, second, without)] == expected
+    assert first["images"] == ["a.png"]
+    assert "cannot be read with" in broken["error"]
+
+
 def test_generate_shows_an_image(plain: Engine, seeing: Path, tmp_path: Path) -> None:
     picture = tmp_path / "cat.png"
     picture.write_bytes(PICTURE)

@@ -9,7 +9,7 @@ file, a second run does only what is missing there.
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +39,7 @@ from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
 from edgespec.serving.api.completion_request import check_tokens, nth_config
+from edgespec.serving.api.images import without_data
 
 if TYPE_CHECKING:
     from edgespec.text.encoding import Prompt
@@ -143,7 +144,7 @@ class BatchRun:
             self._terminal.template(engine, raw=self._raw)
             self._terminal.thinking(engine, self._config)
             self._progress = BatchProgress(self._shard.lines(count_lines(input_name)))
-            jobs = JobQueue(self._jobs(lines), waits=not is_file(lines))
+            jobs = JobQueue(self._jobs(lines, input_name), waits=not is_file(lines))
             interruption = self._answer_all(jobs, engine)
             if interruption:
                 place = f"at line {self._progress.line}. " if self._progress.line else ""
@@ -238,14 +239,15 @@ class BatchRun:
     def _wanted(self, input_name: str) -> Iterator[tuple[int, Key, Origin]]:
         """Line, key and origin of every result of an input."""
         with open_input(input_name) as lines:
-            for job in self._jobs(lines):
+            for job in self._jobs(lines, input_name):
                 origin = self._origin(job)
                 if origin is not None:
                     for key, _ in results_of(job, self._answers):
                         yield job.line, key, origin
 
-    def _jobs(self, lines: Iterable[bytes]) -> Iterator[Job]:
-        return self._shard.jobs(read_jobs(lines, self._config, scores=self._scores))
+    def _jobs(self, lines: Iterable[bytes], input_name: str) -> Iterator[Job]:
+        folder = Path.cwd() if input_name == "-" else Path(input_name).absolute().parent
+        return self._shard.jobs(read_jobs(lines, self._config, scores=self._scores, folder=folder))
 
     def _origin(self, job: Job) -> Origin | None:
         """The origin of the line's answers; None if the line is invalid."""
@@ -255,6 +257,8 @@ class BatchRun:
             asked = [job.prompt, *job.scored, job.choices_given]
             return Origin.of(self._model, asked, job.config, raw=False, endpoint="score")
         prompt, raw = self._asked(job)
+        if not isinstance(prompt, str) and isinstance(prompt[0], Mapping):
+            prompt = without_data(prompt)  # type: ignore[arg-type]
         if job.endpoint is None:
             return Origin.of(self._model, prompt, job.config, raw=raw)
         answers = job.answers or self._answers

@@ -58,7 +58,7 @@ class RequestImages:
         if self._count > self._limits.images:
             raise UsageError(f"There are more than {self._limits.images} images in the request.")
         name = f"Image {self._count}"
-        return {"type": "image", "data": _data_of(part[ADDRESS]["url"], name), "name": name}
+        return {"type": "image", "data": data_of(part[ADDRESS]["url"], name), "name": name}
 
 
 def without_data(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -71,13 +71,27 @@ def digested(content: Content) -> Content:
     if isinstance(content, str):
         return content
     return [
-        {"type": "image", "sha256": hashlib.sha256(part["data"]).hexdigest()} if "data" in part else part
+        {"type": "image", "sha256": part.get("sha256") or hash_of(part["data"])}
+        if "data" in part or "sha256" in part
+        else part
         for part in content
     ]
 
 
-def _data_of(url: str, name: str) -> bytes:
-    """The bytes in a data URL."""
+def hash_of(data: bytes) -> str:
+    """What tells an image apart from others."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def data_of(url: str, name: str) -> bytes:
+    """The bytes in a data URL.
+
+    Args:
+        name: what the image is called in messages.
+
+    Raises:
+        UsageError: it is another address, damaged, too large, or no image of a format that is read.
+    """
     head, comma, data = url[:_HEAD].partition(",")
     scheme = head.partition(":")[0].lower()
     if not url:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from edgespec.cli.batch.formats import openai_format, own_format, score_format
@@ -17,20 +18,25 @@ MOST_DEEP = 200  # levels of JSON in a line; Python's own limit is a few times h
 
 
 def read_jobs(
-    lines: Iterable[bytes], defaults: GenerationConfig | None = None, *, scores: bool = False
+    lines: Iterable[bytes],
+    defaults: GenerationConfig | None = None,
+    *,
+    scores: bool = False,
+    folder: Path | None = None,
 ) -> Iterator[Job]:
     """The jobs of an input, one per line; blank lines are skipped.
 
     Args:
         defaults: settings for what lines leave open.
         scores: the lines' texts are to be scored.
+        folder: where the paths of images begin; None leaves images in files alone.
     """
     defaults = defaults or GenerationConfig()
     seen: dict[str | int, int] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
-        job = _read_job(number, line, defaults, scores)
+        job = _read_job(number, line, defaults, scores, folder)
         if job.identifier in seen:
             first = seen[job.identifier]
             error = job.error or f"Duplicate id {shortened(repr(job.identifier))} (first on line {first})."
@@ -39,7 +45,7 @@ def read_jobs(
         yield job
 
 
-def _read_job(number: int, line: bytes, defaults: GenerationConfig, scores: bool) -> Job:
+def _read_job(number: int, line: bytes, defaults: GenerationConfig, scores: bool, folder: Path | None) -> Job:
     try:
         values = _parse_object(line)
     except UsageError as error:
@@ -48,7 +54,7 @@ def _read_job(number: int, line: bytes, defaults: GenerationConfig, scores: bool
         return score_format.read_request(values, number, defaults)
     if openai_format.recognizes(values):
         return openai_format.read_request(values, number, defaults)
-    return own_format.read_request(values, number, defaults)
+    return own_format.read_request(values, number, defaults, folder)
 
 
 def _parse_object(line: bytes) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def read_request(values: dict[str, Any], line: int, defaults: GenerationConfig) 
             # Clients that begin an answer want it back from where it was begun, which takes a server.
             body = {"continue_final_message": False} | body | {"model": None}
         request = completion_request.read_request(
-            body, defaults, chat=endpoint == CHAT, model="", strict=True
+            body, defaults, chat=endpoint == CHAT, model="", strict=True, sees=lambda: True
         )
         if len(request.prompts) > 1:
             raise UsageError("A line of a batch has one prompt.", "Write a line for each prompt.")

@@ -4,40 +4,63 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+from edgespec.cli.batch.formats.line_images import LineImages
 from edgespec.cli.batch.input.job import Job
 from edgespec.cli.origin import NO_ORIGIN, Origin
 from edgespec.errors import UsageError, did_you_mean
 from edgespec.generation.config import NOT_SETTINGS, GenerationConfig, Grammar, shortened
 from edgespec.generation.result import Generation
 from edgespec.generation.thinking import think_text
+from edgespec.serving.api.images import without_data
 
 MOST_ANSWERS = 1000
 
-Messages = list[dict[str, str]]
+Messages = list[dict[str, Any]]
 
 _SETTINGS = {n: v for n, v in asdict(GenerationConfig()).items() if n not in NOT_SETTINGS}
 _ROLES = ("system", "user", "assistant", "tool")
 
 
-def read_request(values: dict[str, Any], line: int, defaults: GenerationConfig) -> Job:
+def read_request(
+    values: dict[str, Any], line: int, defaults: GenerationConfig, folder: Path | None = None
+) -> Job:
     """The job of a line.
 
     Args:
         values: the JSON object in it.
         line: its number.
         defaults: settings for what it leaves open.
+        folder: where the paths of images begin; None leaves images in files alone.
     """
     identifier: str | int = line
     prompt: str | Messages | None = None
     try:
         identifier = read_identifier(values.pop("id", line))
-        prompt = read_prompt(values)
+        images = LineImages(folder)
+        given = values.pop("images", None)
+        prompt = read_prompt(values, images)
+        shown: Any = prompt if isinstance(prompt, str) else without_data(prompt)
+        before: tuple[str, ...] = ()
+        if given is not None:
+            if not isinstance(prompt, str) or not isinstance(given, list):
+                raise UsageError(
+                    '"images" must be a list, beside a "prompt".',
+                    "In messages, images are parts of a content.",
+                )
+            parts = [images.part(source) for source in given]
+            before = tuple(
+                f"sha256:{part['sha256']}" if "data" in part else part_name
+                for part, part_name in zip(parts, given, strict=True)
+            )
+            prompt = [{"role": "user", "content": [*parts, {"type": "text", "text": prompt}]}]
         answers = _answers(values.pop("n", None))
         grammar = _grammar(values)
         settings = {name: _setting(name, value) for name, value in values.items()} | grammar
-        return Job(line, identifier, prompt, defaults.with_(**settings), answers)
+        config = defaults.with_(**settings)
+        return Job(line, identifier, prompt, config, answers, shown=shown, images=before)
     except UsageError as error:
         return Job(line, identifier, prompt, error=str(error))
 
@@ -50,7 +73,10 @@ def answer_record(
     Args:
         index: its number among the answers to the line; None if the line has only one.
     """
-    record = answer.to_json(job.prompt, job.identifier) | (origin.to_json() if origin else NO_ORIGIN)
+    record = answer.to_json(job.prompt if job.shown is None else job.shown, job.identifier)
+    if job.images:
+        record = {"id": record["id"], "prompt": record["prompt"], "images": list(job.images), **record}
+    record |= origin.to_json() if origin else NO_ORIGIN
     return record if index is None else {"id": record["id"], "index": index, **record}
 
 
@@ -92,8 +118,12 @@ def _answers(value: object) -> int | None:
     raise UsageError(f'"n" must be from 1 to {MOST_ANSWERS}, not {_shown(value)}.')
 
 
-def read_prompt(values: dict[str, Any]) -> str | Messages:
-    """Read the "prompt" or the "messages" of a line, and remove them from its values."""
+def read_prompt(values: dict[str, Any], images: LineImages | None = None) -> str | Messages:
+    """Read the "prompt" or the "messages" of a line, and remove them from its values.
+
+    Args:
+        images: reads those of messages; None if there may be none.
+    """
     if ("prompt" in values) == ("messages" in values):
         raise UsageError(
             'Both "prompt" and "messages" are set.'
@@ -108,20 +138,36 @@ def read_prompt(values: dict[str, Any]) -> str | Messages:
     messages = values.pop("messages")
     if not isinstance(messages, list) or not messages:
         raise UsageError('"messages" must be a non-empty list.')
-    return [_message(message) for message in messages]
+    return [_message(message, images) for message in messages]
 
 
-def _message(message: object) -> dict[str, str]:
+def _message(message: object, images: LineImages | None) -> dict[str, Any]:
+    content = message.get("content") if isinstance(message, dict) else None
     if (
         not isinstance(message, dict)
         or set(message) != {"role", "content"}
         or message["role"] not in _ROLES
-        or not isinstance(message["content"], str)
+        or not isinstance(content, str if images is None else str | list)
     ):
         raise UsageError(
             f'Each message must have a "role" ({", ".join(_ROLES)}) and a string "content", and nothing else.'
         )
-    return {"role": message["role"], "content": read_unicode(message["content"])}
+    if isinstance(content, list):
+        assert images is not None, "or it was refused"
+        return {"role": message["role"], "content": [_part(part, images) for part in content]}
+    return {"role": message["role"], "content": read_unicode(content or "")}
+
+
+def _part(part: object, images: LineImages) -> dict[str, Any]:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if isinstance(part, dict) and kind == "text" and isinstance(part.get("text"), str):
+        return {"type": "text", "text": read_unicode(part["text"])}
+    if isinstance(part, dict) and kind in ("image", "image_url"):
+        return images.of_message(part)
+    raise UsageError(
+        "A part of a message is neither a text nor an image.",
+        'Write {"type": "text", "text": ...} or {"type": "image", "path": ...}.',
+    )
 
 
 def read_unicode(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from edgespec.errors import UsageError
 _SAMPLE_BYTES = 1 << 20
 _TOKEN_BYTES = 3.5  # of a usual text in a line
 _TEMPLATE_TOKENS = 32
+_IMAGE = re.compile(rb'"data:[^"]*"')  # whose bytes say nothing of its tokens
 
 
 def open_input(name: str) -> IO[bytes]:
@@ -44,7 +46,7 @@ def usual_tokens(name: str, max_tokens: int) -> int | None:
     if not Path(name).is_file():
         return None
     with Path(name).open("rb") as lines:
-        sizes = [len(line) for line in lines.readlines(_SAMPLE_BYTES) if line.strip()]
+        sizes = [len(_IMAGE.sub(b"", line)) for line in lines.readlines(_SAMPLE_BYTES) if line.strip()]
     prompt = sum(sizes) / max(len(sizes), 1) / _TOKEN_BYTES
     return round(prompt) + _TEMPLATE_TOKENS + max_tokens
 

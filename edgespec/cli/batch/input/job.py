@@ -32,6 +32,8 @@ class Job:
         scored: the texts after the prompt that are to be scored, or none to score the prompt itself; None if
             the line asks for an answer.
         choices_given: the line has them as a list of choices.
+        shown: the prompt as results show it, where images are part of it.
+        images: the images before the prompt as results show them: paths, and hashes of data.
     """
 
     line: int
@@ -45,6 +47,8 @@ class Job:
     warnings: tuple[str, ...] = ()
     scored: tuple[str, ...] | None = None
     choices_given: bool = False
+    shown: Prompt | None = None
+    images: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,155 @@
+"""Images in the lines of a batch: found beside the input, told in results, and compared by resumed runs."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.cli.main import main
+from tests.tiny_images import png
+from tests.unit.talking import TalkingEngine, records, write_lines
+
+PICTURE, ANOTHER = png(), png(seed=2)
+URL = f"data:image/png;base64,{base64.b64encode(ANOTHER).decode()}"
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of an input with a picture; the program runs elsewhere."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    (tmp_path / "cat.png").write_bytes(PICTURE)
+    return tmp_path
+
+
+def test_images_stand_before_the_prompt(
+    engine: TalkingEngine, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write_lines(folder / "in.jsonl", {"id": "a", "prompt": "What?", "images": ["cat.png", URL]})
+    assert main(["generate", "--input", str(source)]) == 0
+    ((prompt, _, raw),) = engine.asked
+    file, data = (
+        {"type": "image", "path": str(folder / "cat.png"), "sha256": sha256(PICTURE)},
+        {"type": "image", "data": ANOTHER, "name": "Image 2", "sha256": sha256(ANOTHER)},
+    )
+    assert prompt == [{"role": "user", "content": [file, data, {"type": "text", "text": "What?"}]}]
+    assert not raw
+    (record,) = records(capsys.readouterr().out)
+    assert list(record)[:3] == ["id", "prompt", "images"]
+    assert (record["prompt"], record["images"]) == ("What?", ["cat.png", f"sha256:{sha256(ANOTHER)}"])
+
+
+def test_images_are_parts_of_messages(
+    engine: TalkingEngine, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts: list[Any] = [
+        {"type": "text", "text": "See"},
+        {"type": "image", "path": "cat.png"},
+        {"type": "image", "data": base64.b64encode(ANOTHER).decode()},
+        {"type": "image_url", "image_url": {"url": URL}},
+    ]
+    body = {"messages": [{"role": "user", "content": [parts[0], parts[3]]}]}
+    source = write_lines(
+        folder / "in.jsonl",
+        {"messages": [{"role": "user", "content": parts}]},
+        {"custom_id": "b", "method": "POST", "url": "/v1/chat/completions", "body": body},
+    )
+    assert main(["generate", "--input", str(source)]) == 0
+    (first, _, _), (second, _, _) = engine.asked
+    assert [part.get("data", part.get("path")) for part in first[0]["content"][1:]] == [
+        str(folder / "cat.png"),
+        ANOTHER,
+        ANOTHER,
+    ]
+    assert second[0]["content"] == [parts[0], {"type": "image", "data": ANOTHER, "name": "Image 1"}]
+    told, _ = records(capsys.readouterr().out)
+    shown = [{"type": "image", "sha256": sha256(data)} for data in (PICTURE, ANOTHER, ANOTHER)]
+    assert told["prompt"] == [{"role": "user", "content": [parts[0], *shown]}]
+
+
+BAD = {
+    '"images": ["dog.png"]': "There is no image file",
+    '"images": ["in.jsonl"]': "is not an image that can be read",
+    '"images": ["https://example.com/a.png"]': "images are not fetched",
+    '"images": ["data:image/png;base64,a*"]': "Base64 cannot be decoded",
+    '"images": [7]': "Image 1 must be a path or a data URL, not 7.",
+    '"images": "cat.png"': '"images" must be a list',
+}
+
+
+@pytest.mark.parametrize("field", BAD)
+def test_a_line_whose_image_cannot_be_read_fails_alone(
+    field: str, engine: TalkingEngine, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = folder / "in.jsonl"
+    source.write_text(f'{{"prompt": "a", {field}}}\n{{"prompt": "b"}}\n')
+    assert main(["generate", "--input", str(source)]) == 1
+    failed, answered = records(capsys.readouterr().out)
+    assert BAD[field] in failed["error"]
+    assert (failed["id"], answered["text"]) == (1, "Blue as ever.")
+    assert len(engine.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ([{"type": "sound"}], "neither a text nor an image"),
+        ([{"type": "image"}], "must be a path or a data URL, not null"),
+        ([7], "neither a text nor an image"),
+    ],
+)
+def test_parts_of_other_kinds_are_refused(
+    content: list[Any], said: str, engine: TalkingEngine, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write_lines(folder / "in.jsonl", {"messages": [{"role": "user", "content": content}]})
+    assert main(["generate", "--input", str(source)]) == 1
+    assert said in capsys.readouterr().err
+    assert engine.asked == []
+
+
+def test_a_resumed_run_knows_another_image(
+    engine: TalkingEngine, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write_lines(
+        folder / "in.jsonl",
+        {"id": "a", "prompt": "What?", "images": ["cat.png"]},
+        {"id": "b", "prompt": "What?", "images": [URL]},
+    )
+    command = ["generate", "--input", str(source), "--output", str(folder / "out.jsonl")]
+    assert main(command) == 0
+    assert main(command) == 0
+    assert len(engine.asked) == 2  # nothing is answered twice
+    (folder / "cat.png").rename(folder / "moved.png")
+    lines = [
+        {"id": "a", "prompt": "What?", "images": ["moved.png"]},
+        json.loads(source.read_text().splitlines()[1]),
+    ]
+    write_lines(source, *lines)
+    assert main(command) == 0
+    assert len(engine.asked) == 2  # it is the same image elsewhere
+    (folder / "moved.png").write_bytes(ANOTHER)
+    assert main(command) == 2
+    assert "the prompt or the system prompt differs" in capsys.readouterr().err
+    assert main([*command, "--overwrite"]) == 0
+    assert len(engine.asked) == 3
+
+
+def test_shards_with_images_are_merged(engine: TalkingEngine, folder: Path) -> None:
+    lines = [{"id": n, "prompt": "What?", "images": ["cat.png"]} for n in range(3)]
+    source = write_lines(folder / "in.jsonl", *lines)
+    parts = [str(folder / f"part-{n}.jsonl") for n in (1, 2)]
+    for n, part in enumerate(parts, start=1):
+        assert main(["generate", "--input", str(source), "--shard", f"{n}/2", "--output", part]) == 0
+    (folder / "cat.png").unlink()
+    whole = folder / "all.jsonl"
+    assert main(["merge", *parts, "--input", str(source), "--output", str(whole)]) == 0
+    assert [record["id"] for record in records(whole.read_text())] == [0, 1, 2]
