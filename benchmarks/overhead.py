@@ -108,7 +108,7 @@ def speculation(engine: Engine, tokens: int, rounds: int) -> dict[str, float]:
 
 
 def print_parts(target: str, drafter: str, nodes: int, tokens: int, rounds: int) -> None:
-    """Break down the time of rounds: medians over answers to so many prompts, of means per round."""
+    """Break down the time of rounds: medians over all rounds of the answers to so many prompts."""
     found: dict[str, list[float]] = {}
     with edgespec.load(target, draft=drafter, tree_budget=nodes, learn=False) as engine:
         engine.speculator.decisions = Decisions(drafting=True)
@@ -116,41 +116,49 @@ def print_parts(target: str, drafter: str, nodes: int, tokens: int, rounds: int)
             engine.target.rewind(0)
             engine.generate(prompt, GenerationConfig(max_tokens=2))  # reads the prompt on both sides
             engine.target.rewind(0)
-            for name, seconds in parts(engine, prompt, tokens).items():
-                found.setdefault(name, []).append(seconds)
+            for parts in rounds_of(engine, prompt, tokens):
+                for name, seconds in parts.items():
+                    found.setdefault(name, []).append(seconds)
     medians = {name: 1e3 * statistics.median(values) for name, values in found.items()}
-    without = medians["round"] - medians["draft: decoding"] - medians["draft: the rest"]
     for name, ms in medians.items():
-        print(f"{name:32} {ms:8.2f} ms" + (f" {100 * ms / without:6.1f} %" if "draft" not in name else ""))
+        share = (
+            ""
+            if "draft" in name or name == "round"
+            else f" {100 * ms / medians['round without the draft']:6.1f} %"
+        )
+        print(f"{name:32} {ms:8.2f} ms{share}")
     print(json.dumps({"nodes": nodes, **{name: round(ms, 3) for name, ms in medians.items()}}))
 
 
-def parts(engine: Engine, prompt: str, tokens: int) -> dict[str, float]:
-    """Seconds of each part of a round, means over the rounds of an answer."""
+def rounds_of(engine: Engine, prompt: str, tokens: int) -> Iterator[dict[str, float]]:
+    """Yield the seconds of each part of each round of an answer after the first, which reads the prompt."""
+    own = engine.target.context.handle
     with timed_decodes() as decodes:
-        answer = engine.generate(prompt, GenerationConfig(max_tokens=tokens))
-    records, own = answer.passes, engine.target.context.handle
-    n = len(records)
-    drafting = sum(s for s, context in zip(decodes, decodes.contexts, strict=True) if context != own) / n
-    inside = [s for s, context in zip(decodes, decodes.contexts, strict=True) if context == own]
-    target = sum(inside[-n:]) / n  # those before read the prompt
-    draft_s, verify_s, accept_s, observe_s = (
-        sum(getattr(record, name) for record in records) / n
-        for name in ("draft_s", "verify_s", "accept_s", "observe_s")
-    )
-    steps = sum(record.draft_steps for record in records) / n
-    return {
-        "round": sum(record.seconds for record in records) / n,
-        "draft: decoding": drafting,
-        "draft: the rest": draft_s - drafting,
-        "draft: the rest, a step": (draft_s - drafting) / max(steps, 1),
-        "target: decoding": target,
-        "target: batch and logits": verify_s - target,
-        "observing": observe_s,
-        "choosing, learning, committing": accept_s - observe_s,
-        "between rounds": answer.timings.decode_s / n - draft_s - verify_s - accept_s,
-        "all but decoding": answer.timings.decode_s / n - draft_s - target,
-    }
+        first = True
+        start = time.perf_counter()
+        for chunk in engine.stream(prompt, GenerationConfig(max_tokens=tokens)):
+            whole, record = time.perf_counter() - start, chunk.record
+            calls = list(zip(decodes, decodes.contexts, strict=True))
+            decodes.clear()
+            if record is not None and not first:
+                target = sum(seconds for seconds, context in calls if context == own)
+                drafting = sum(seconds for seconds, context in calls if context != own)
+                rest = record.draft_s - drafting
+                yield {
+                    "round": whole,
+                    "round without the draft": whole - record.draft_s,
+                    "draft: decoding": drafting,
+                    "draft: the rest": rest,
+                    "draft: the rest, a step": rest / max(record.draft_steps, 1),
+                    "target: decoding": target,
+                    "target: batch and logits": record.verify_s - target,
+                    "observing": record.observe_s,
+                    "choosing, learning, committing": record.accept_s - record.observe_s,
+                    "between rounds": whole - record.seconds,
+                    "all but decoding": whole - record.draft_s - target,
+                }
+            first = False
+            start = time.perf_counter()
 
 
 class Decodes(list[float]):
@@ -163,6 +171,11 @@ class Decodes(list[float]):
     def __init__(self) -> None:
         super().__init__()
         self.contexts: list[Any] = []
+
+    def clear(self) -> None:
+        """Forget the calls so far."""
+        super().clear()
+        self.contexts.clear()
 
 
 @contextmanager
