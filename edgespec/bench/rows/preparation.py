@@ -25,21 +25,20 @@ from edgespec.bench.rows.row_spec import BUDGET_SHARE, RowOptions, RowSpec, rows
 from edgespec.bench.rows.runner import CHILD, ComparedProgram, RunConfig, why_it_failed
 from edgespec.bench.rows.synthetic import MixtureShape, synthetic_target
 from edgespec.bench.rows.workload import balanced, own_questions, read_questions
-from edgespec.config import AUTO, MTP, Config, ModelConfig
+from edgespec.config import AUTO, Config, ModelConfig
 from edgespec.errors import BackendError, MemoryLimitError, UsageError
-from edgespec.heads.families import drafter_files
-from edgespec.heads.mtp.mtp_head import MTP_NAME, mtp_fault
+from edgespec.heads.mtp.mtp_head import MTP_NAME
 from edgespec.machine.cores import default_threads, probe_cores
 from edgespec.machine.disks import disk_of
 from edgespec.machine.memory import probe_memory
 from edgespec.models.gguf.experts import layer_weights
 from edgespec.models.gguf.header import read_header
-from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.gguf.layers import ModelFiles, MTPLayers
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.offload.layout import round_up
 from edgespec.planning.devices.finding import PlacementRequest
-from edgespec.planning.drafter import drafter_to_take
+from edgespec.planning.drafter import find_drafter
 from edgespec.planning.plan import Planner
 from edgespec.profiles.store import ProfileStore
 from edgespec.progress import Progress
@@ -111,18 +110,15 @@ def prepared_bench(request: BenchRequest, on_progress: Progress) -> Iterator[Pre
         )
         room = planner.machine.free.available
         limit = min(options.limit or room, room)
-        drafter = _drafter(planner, limit, on_progress)
+        within = replace(planner, config=load.with_(memory=limit, offload=AUTO))
+        drafts = find_drafter(within, on_progress).files
+        drafter = None if drafts is None or isinstance(drafts, MTPLayers) else drafts.paths[0]
         if drafter is not None:
             load = load.with_(draft=drafter)  # the same one for every row
             options = replace(options, load=load)
         programs = None
         if request.compare:
             programs = find_programs(request.compare, speculative=drafter is not None)
-        drafts: ModelFiles | None = None
-        if drafter is not None:
-            drafts = drafter_files(read_header(drafter))
-        elif load.speculation.draft in (AUTO, MTP) and not mtp_fault(files):
-            drafts = files.mtp
         needs = planner.needs(drafts)
 
         def fits(budget: int) -> bool:
@@ -202,19 +198,6 @@ def _held(request: BenchRequest, files: ModelFiles, load: Config) -> dict[int, i
     if "error" in result:
         raise BackendError(result["error"])
     return {int(percent): budget for percent, budget in result["budgets"].items()}
-
-
-def _drafter(planner: Planner, limit: int, on_progress: Progress) -> Path | None:
-    """The drafter's file if a model drafts; with "auto", the one that loading within the limit would take."""
-    speculation, context = planner.config.speculation, planner.context
-    if speculation.names_a_model:
-        return catalog.find(speculation.draft, on_progress)
-    if speculation.draft != AUTO:
-        return None
-    found = drafter_to_take(
-        planner.target, budget=limit, n_cells=context.n_cells, n_outputs=context.n_outputs
-    )
-    return found.path if found is not None else None
 
 
 def _about(
