@@ -147,7 +147,7 @@ class Plan:
 
     @property
     def kernels(self) -> str:
-        """The kernels that run, as keys of what is remembered name them."""
+        """The name of the kernels in the keys of saved profiles."""
         return "plain" if self.memory.kernels_differ else "packed"
 
     @property
@@ -157,7 +157,7 @@ class Plan:
 
     def with_layout(self, layout: StreamLayout) -> Plan:
         """The plan with other places of streamed weights."""
-        return replace(self, memory=replace(self.memory, layout=layout, holding=layout.holding))
+        return replace(self, memory=replace(self.memory, weights=layout))
 
     def use(self, model: Model) -> MemoryUse:
         """Memory of the loaded target, for reports."""

@@ -24,23 +24,31 @@ class MemoryPlan:
 
     Attributes:
         budget: bytes of this machine's memory that may be used in total.
-        holding: where the target's weights are, in bytes.
+        weights: where the target's weights are: in bytes, or by layers if these are streamed.
         memory_map: whether the target's file is mapped.
         paged: whether it is mapped although it does not fit, so that the system pages it in and out.
-        layout: how the target's layers are streamed; None if they are not.
         pack: whether they are to be packed: "auto", "always" or "never".
         notes: sentences that people may want to read.
         warnings: where the plan departs from the options.
     """
 
     budget: int
-    holding: PlannedWeights
+    weights: PlannedWeights | StreamLayout
     memory_map: bool = False
     paged: bool = False
-    layout: StreamLayout | None = None
     pack: str = "never"
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+
+    @property
+    def layout(self) -> StreamLayout | None:
+        """The places of the target's layers if these are streamed."""
+        return self.weights if isinstance(self.weights, StreamLayout) else None
+
+    @property
+    def holding(self) -> PlannedWeights:
+        """The places of the target's weights, in bytes."""
+        return self.weights.holding if isinstance(self.weights, StreamLayout) else self.weights
 
     @property
     def in_memory(self) -> bool:
@@ -169,7 +177,7 @@ def _streamed(
             f"memory: {remedy}, or use {named('pack', 'never')}.",
             least=error.least,
         ) from error
-    return MemoryPlan(budget, layout.holding, layout=layout, pack=pack, notes=tuple(notes))
+    return MemoryPlan(budget, layout, pack=pack, notes=tuple(notes))
 
 
 def _second_copy(files: ModelFiles) -> int:
