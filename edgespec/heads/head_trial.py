@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from edgespec.errors import EdgeSpecError, MemoryLimitError
 from edgespec.heads.opening import open_context
 from edgespec.heads.shared.last_states import LastStates
 from edgespec.llama.runtime.backend import start_backend
@@ -31,16 +30,11 @@ def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
 
     Without a target, layers for multi-token prediction in the file draft. If "head", it has no others.
 
-    Returns:
-        The "error" with which llama.cpp refused the file, if it did.
+    Raises:
+        EdgeSpecError: llama.cpp refused the file.
     """
     beside = Path(request["beside"]) if "beside" in request else None
-    try:
-        _draft(Path(request["path"]), beside, has_target=not request["head"])
-    except MemoryLimitError:
-        raise  # says nothing of the file
-    except EdgeSpecError as error:
-        return {"error": error.what}
+    _draft(Path(request["path"]), beside, has_target=not request["head"])
     return {}
 
 

@@ -31,17 +31,18 @@ def crash_fault(returncode: int | None) -> str:
         return ""
     if sys.platform == "win32":
         return _WINDOWS.get(returncode & 0xFFFFFFFF, "")
-    return _NAMES.get(_signal_name(returncode), "")
+    return _NAMES.get(signal_name(returncode), "")
 
 
 def ending_signal(returncode: int | None) -> str:
     """The signal that ended a process other than by a fault, such as "SIGKILL"; empty if there was none."""
     if returncode is None or crash_fault(returncode):
         return ""
-    return _signal_name(returncode)
+    return signal_name(returncode)
 
 
-def _signal_name(returncode: int) -> str:
+def signal_name(returncode: int) -> str:
+    """The signal that ended a process, such as "SIGSEGV"; empty if none did."""
     if returncode >= 0:
         return ""
     try:

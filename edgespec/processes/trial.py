@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from edgespec.errors import InconclusiveTrial, MemoryLimitError
-from edgespec.processes.exit_status import crash_fault, describe_exit
+from edgespec.errors import EdgeSpecError, InconclusiveTrial, MemoryLimitError
+from edgespec.processes.exit_status import crash_fault, describe_exit, signal_name
 from edgespec.progress import report_waiting
 
 # Python starts slowly on a busy machine. Once a child is running, its processor time is limited first.
@@ -89,7 +89,8 @@ def attempt_in_child(
     """Call `attempt(request)` of a module in a process of its own.
 
     Args:
-        module: its full name; its `attempt` takes a mapping and returns one, both of them JSON.
+        module: its full name; its `attempt` takes a mapping and returns one, both of them JSON. If it raises
+            an EdgeSpecError, that is the "error" in the answer.
         subject: what is tried, as the beginning of a sentence.
         cpu_s: seconds of processor time that the attempt may take.
         memory_bytes: memory that it may take beyond what the child holds after its imports; None for no
@@ -123,7 +124,7 @@ def attempt_in_child(
     # a mapped file that was truncated, or a disk that failed.
     by_system = done.returncode == -getattr(signal, "SIGBUS", 0) or memory_is_limited()
     if started and crash_fault(done.returncode) and (memory_bytes is not None or not by_system):
-        return Verdict(None, "crash", _signal_name(done.returncode))
+        return Verdict(None, "crash", signal_name(done.returncode) or describe_exit(done.returncode))
     last = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
     ended = describe_exit(done.returncode)
     raise InconclusiveTrial(subject, f"{ended}: {last[0]}" if last and done.returncode > 0 else ended)
@@ -188,7 +189,9 @@ def serve(attempt: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
         try:
             answers.append(attempt(order["request"]))
         except (MemoryError, MemoryLimitError):
-            answers.append({"out_of_memory": True})
+            answers.append({"out_of_memory": True})  # says nothing of what is tried
+        except EdgeSpecError as error:
+            answers.append({"error": error.what})
         except RecursionError:
             answers.append({"too_deep": True})
 
@@ -239,10 +242,3 @@ def memory_is_limited() -> bool:
         return Path("/proc/sys/vm/overcommit_memory").read_text("ascii").strip() == "2"
     except OSError:
         return False
-
-
-def _signal_name(code: int) -> str:
-    try:
-        return signal.Signals(-code).name
-    except ValueError:
-        return f"status {code}"

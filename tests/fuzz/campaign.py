@@ -39,6 +39,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.files.writing import atomic_write
+from edgespec.processes.exit_status import signal_name
 from tests.fuzz import architectures
 from tests.fuzz.headers import Header, parse, small_model, tiny_model
 from tests.fuzz.mutations import mutate
@@ -132,7 +133,7 @@ class Loader:
             return "hang"
         finally:
             self.close()
-        return f"crash by {_signal_name(child.returncode)}"
+        return f"crash by {signal_name(child.returncode) or f'status {child.returncode}'}"
 
     def _line(self, child: subprocess.Popen[bytes]) -> str | None:
         """The child's next line; None if it has died, or says nothing for too long."""
@@ -184,13 +185,6 @@ def run(
     for seed, what in outcome.failures:
         print(f"seed {seed}: {what}", file=sys.stderr, flush=True)
     return outcome
-
-
-def _signal_name(code: int) -> str:
-    try:
-        return signal.Signals(-code).name
-    except ValueError:
-        return f"status {code}"
 
 
 class Rounds:

@@ -25,7 +25,6 @@ import mmap
 import os
 import pickle
 import resource
-import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -34,6 +33,7 @@ from typing import Any
 
 from edgespec.errors import EdgeSpecError, ModelFileError
 from edgespec.models.gguf.header import read_header
+from edgespec.processes.exit_status import signal_name
 from tests.fuzz.headers import Header
 from tests.fuzz.mutations import mutated
 
@@ -92,18 +92,11 @@ def _obey(order: Mapping[str, Any], base: Header, known: KnownFiles) -> None:
                 progress[0] += 1
             os._exit(0)
         _, status = os.waitpid(child, 0)
-        if os.WIFSIGNALED(status) or os.WEXITSTATUS(status):
+        if code := os.waitstatus_to_exitcode(status):
             stage = STAGES[progress[1]]
-            end = f"died {_signal_name(status)}"
+            end = f"died {signal_name(code) or f'with status {code}'}"
             _say(end if stage == "tried" else f"crash after '{stage}': {end}", seeds[progress[0]])
             progress[0] += 1
-
-
-def _signal_name(status: int) -> str:
-    if os.WIFSIGNALED(status):
-        with contextlib.suppress(ValueError):
-            return signal.Signals(os.WTERMSIG(status)).name
-    return f"with status {status}"
 
 
 def _outcome(
@@ -126,7 +119,8 @@ def _outcome(
     except Exception as error:
         return f"broke {type(error).__name__}: {error}"
     progress[1] = STAGES.index("tried")
-    attempt({"path": str(path), **({"beside": str(beside)} if beside else {})})
+    with contextlib.suppress(EdgeSpecError):
+        attempt({"path": str(path), **({"beside": str(beside)} if beside else {})})
     progress[1] = STAGES.index("survived")
     try:
         if beside:

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from edgespec.errors import EdgeSpecError, MemoryLimitError
 from edgespec.kernels.ggml import Address
 from edgespec.kernels.watch import new_watch
 from edgespec.llama.embedding import EmbeddingContext
@@ -40,24 +39,20 @@ def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
     for further tokens are loaded, too.
 
     Returns:
-        The "error" with which llama.cpp refused the file, or else the names of a model's matrices in the
-        "order" in which a pass reads them, if that was seen.
+        The names of a model's matrices in the "order" in which a pass reads them, if that was seen.
+
+    Raises:
+        EdgeSpecError: llama.cpp refused the file.
     """
     path, mtp = Path(request["path"]), bool(request.get("mtp"))
-    order: list[str] = []
-    try:
-        if "beside" in request:
-            _compute(Path(request["beside"]), adapter=path)
-        elif request.get("head"):
-            with planned_model(path, mtp=mtp) as model:
-                read_and_write(model)
-        else:
-            order = _compute(path, mtp=mtp)
-    except MemoryLimitError:
-        raise  # says nothing of the file
-    except EdgeSpecError as error:
-        return {"error": error.what}
-    return {"order": order}
+    if "beside" in request:
+        _compute(Path(request["beside"]), adapter=path)
+    elif request.get("head"):
+        with planned_model(path, mtp=mtp) as model:
+            read_and_write(model)
+    else:
+        return {"order": _compute(path, mtp=mtp)}
+    return {}
 
 
 def _compute(path: Path, adapter: Path | None = None, *, mtp: bool = False) -> list[str]:
