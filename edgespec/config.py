@@ -289,7 +289,7 @@ class SpeculationConfig(Group):
     exact: bool | None = option(
         None,
         "--exact/--no-exact",
-        "Make the text bit-identical with any drafter.",
+        "Make the text independent of the drafter, bit for bit.",
         Switch(),
         says="where that costs almost nothing",
         more="Exact decoding refuses verification rules by which the drafter influences the text.",

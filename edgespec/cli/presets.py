@@ -94,7 +94,7 @@ def write(name: str, values: Mapping[str, Any]) -> Path:
 
 
 def _toml(value: Any) -> str:
-    """A value as TOML writes it; its strings are those of JSON, but for one character."""
+    """A value as TOML writes it; its strings are those of JSON, except for one character."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_toml, value))}]"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

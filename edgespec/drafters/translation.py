@@ -101,8 +101,8 @@ class Translation:
     def joined(self, tree: TokenTree) -> TokenTree:
         """The tree with one token for each part of a path that is one token to the target.
 
-        A node that another one was joined with keeps the rest of its probability, and its place if that is
-        still as good as the worst node.
+        A node that another one was joined with keeps the rest of its probability. It keeps its place unless
+        that is less than the worst node has.
         """
         tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
         chances = np.exp(tree.logprobs.astype(np.float64)).tolist()

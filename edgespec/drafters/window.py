@@ -1,4 +1,4 @@
-"""What a drafter reads of a long sequence: its first tokens, which attention rests on, and its last ones.
+"""The window of a long sequence that a drafter reads: its first tokens, attention's sinks, and its last ones.
 
 Attention falls apart without the first tokens of a text, and hardly misses the middle (Xiao et al. 2023,
 "Efficient Streaming Language Models with Attention Sinks"). So a draft step can cost the same behind any text

@@ -64,7 +64,7 @@ class MadeDrafter:
 
     @property
     def gain(self) -> float:
-        """That speed relative to passes that yield a single token."""
+        """Speed-up over plain decoding."""
         return self.tokens_per_second * self.pass_s
 
     def to_json(self) -> dict[str, Any]:

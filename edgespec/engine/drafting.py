@@ -69,8 +69,9 @@ class Speculator:
         sizer: decides how large trees are.
         plain_passes: what a pass without drafts takes at present.
         profile_updates: what this run measures, which corrects the profile for the next one if it may learn.
-        last_round: the latest tree with drafted tokens of an answer, and what was accepted of it; None if the
-            latest answer that had the target to itself has drafted nothing.
+        last_round: the latest tree with drafted tokens, and what was accepted of it; None if the latest
+            answer that had the target to itself has drafted nothing. The sequence, which had it first, ends
+            with its answer.
     """
 
     def __init__(

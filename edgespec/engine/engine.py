@@ -398,7 +398,7 @@ class Engine:
     def forget_texts(self) -> None:
         """Forget what was learned and kept of texts so far, in this engine and not on disk.
 
-        For measurements: a question that was asked before is drafted for from its answer.
+        For measurements: a repeated prompt would be drafted from its earlier answer.
         """
         self.speculator.forget_texts()
 

@@ -32,8 +32,8 @@ class PassRecord:
         verify_s: seconds of the target pass.
         accept_s: seconds spent choosing tokens and updating the caches.
         wait_s: seconds of the pass spent waiting for weights to arrive from disk.
-        setup_s: seconds of the pass for what is needed once for its number of rows, such as asking workers
-            how much memory it takes there. The next pass over as many rows does not take them.
+        setup_s: seconds of the pass for one-time setup of its number of rows, such as asking workers how much
+            memory it takes there. The next pass over as many rows does not take them.
         draft_read_s: seconds of `draft_s` during which weights for the pass were being read.
         expected_accepted: drafted tokens that were expected to be accepted, the sum of the nodes' path
             probabilities; 0 if unknown.
@@ -73,12 +73,12 @@ class PassRecord:
 
     @property
     def recurring_s(self) -> float:
-        """Seconds of the round without what is needed once, which say what the next one like it takes."""
+        """Seconds of the round without one-time setup: the cost to expect of the next such round."""
         return self.seconds - self.setup_s
 
     @property
     def target_s(self) -> float:
-        """Those of them that are not the drafter's: what the round would have taken without one."""
+        """Those seconds without the drafter's share."""
         return self.recurring_s - self.draft_s - self.observe_s
 
     @property

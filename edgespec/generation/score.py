@@ -10,7 +10,7 @@ from edgespec.generation.result import Generation, TokenLogprob
 
 @dataclass(frozen=True)
 class Score:
-    """How likely the target finds a given text, or a continuation after a context.
+    """Likelihood of a given text, or of a continuation after a context, for the target.
 
     Attributes:
         tokens: the tokens that were scored.

@@ -49,7 +49,7 @@ def parse_think(text: str) -> ThinkingRequest:
     """Parse "auto", "on", "off", "low", "medium", "high", "500" or "budget 500".
 
     Raises:
-        UsageError: it is none of these.
+        UsageError: it is something else.
     """
     word = text.strip().lower()
     if word in ("auto", ""):

@@ -36,7 +36,7 @@ from edgespec.speculation.sources.corpus import FileSource
 
 
 def drafter_name(files: ModelFiles | None, state: LoadState) -> str:
-    """The drafter, as keys of what is remembered of a pair name it."""
+    """The name of the drafter in the keys of saved pair profiles."""
     if files is not None:
         return files.headers[0].fingerprint
     return "lookup" if state.config.speculation.drafts else NO_DRAFTER

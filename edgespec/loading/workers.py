@@ -21,7 +21,7 @@ class RemoteLayers(AllInMemory):
     Args:
         lost: gives an error if a machine is gone; called around every decode.
         release: ends the connections, once the model is freed.
-        setup_s: total seconds that passes have spent on what is needed once for their number of rows.
+        setup_s: total seconds that passes have spent on one-time setup for their number of rows.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class RemoteLayers(AllInMemory):
 
     @property
     def setup_s(self) -> float:
-        """Total seconds that passes have spent on what is needed once for their number of rows."""
+        """Total seconds that passes have spent on one-time setup for their number of rows."""
         return self._setup_s()
 
     def failure(self) -> EdgeSpecError | None:

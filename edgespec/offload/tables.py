@@ -155,7 +155,7 @@ def _checksum(reader: FileReader, table: FileTensor) -> int:
 
 
 class WeightsBesideTables(AllInMemory):
-    """Weights in memory, but for the tables of one model: a `WeightStore`.
+    """Weights in memory, except for the tables of one model: a `WeightStore`.
 
     Args:
         files: of a model that has some.

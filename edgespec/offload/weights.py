@@ -136,7 +136,7 @@ class StreamedWeights:
 
     @property
     def setup_s(self) -> float:
-        """Total seconds that passes have spent on what is needed once for their number of rows."""
+        """Total seconds that passes have spent on one-time setup for their number of rows."""
         return 0.0 if self._beside is None else self._beside.setup_s
 
     @property

@@ -206,7 +206,7 @@ class AnswerPlanner:
         )
 
     def _fences(self, syntax: CallSyntax, config: GenerationConfig) -> FenceReader | None:
-        """Return the judge of which code fences are calls; None if none is."""
+        """Return the reader that tells which code fences are tool calls; None if the model has none."""
         if not syntax.in_fences or config.tool_choice != "auto" or config.grammar is not None:
             return None
         steps = {tool.name: GrammarStep(closed(tool).parameters) for tool in config.tools}

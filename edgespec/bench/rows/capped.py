@@ -188,7 +188,7 @@ def run_capped(
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and, but for Windows, everything it started."""
+    """Kill a process and, except on Windows, everything it started."""
     if sys.platform == "win32":
         process.kill()
         return

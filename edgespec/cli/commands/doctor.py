@@ -113,7 +113,7 @@ def describe(facts: Facts) -> list[tuple[str, str]]:
 
 
 def _libraries(build: Build) -> str:
-    """Where a build is from, and the processor that its kernels are for."""
+    """The origin of a build, and the processor that its kernels are for."""
     from edgespec.prebuilt import FOLDER, PACKAGE, WHEEL
 
     origin = {WHEEL: f"from the wheel {PACKAGE} {build.wheel}", FOLDER: f"from {build.libraries}"}

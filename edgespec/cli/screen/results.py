@@ -38,7 +38,7 @@ class ResultStream:
             self._at_line_start = text.endswith("\n")
 
     def verbatim(self, text: str) -> None:
-        """Write a piece of an answer or a saved text: as it is, but for control characters on a terminal."""
+        """Write a piece of an answer or a saved text, without control characters on a terminal."""
         if self._plain:
             self.text(text)
         elif text:

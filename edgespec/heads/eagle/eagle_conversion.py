@@ -2,7 +2,7 @@
 
 Heads are published as a folder with `config.json` and `model.safetensors`, in the layouts of SpecForge
 (`midlayer.`) and of vLLM's speculators (`layers.0.`). What a head has beyond these is refused, not guessed:
-nobody would notice a head that is a little wrong, but for its drafts.
+a head that is a little wrong would be noticed by its drafts alone.
 """
 
 from __future__ import annotations

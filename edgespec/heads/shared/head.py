@@ -1,4 +1,4 @@
-"""What all families of draft heads say of a head, and reading its header."""
+"""Headers of draft heads of all families, and their descriptions."""
 
 from __future__ import annotations
 

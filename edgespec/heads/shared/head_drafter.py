@@ -106,7 +106,7 @@ class HeadDrafter(ModelDrafter):
         self._closed.append(sequence.memory)
 
     def digest(self) -> None:
-        """Encode the hidden states that were taken, and read what can be read but for a last step's rows.
+        """Encode the hidden states that were taken, and read all that can be read except a last step's rows.
 
         Raises:
             DecodeAborted: stopped from outside; the rest is done later.

@@ -4,7 +4,7 @@ A draft head reads what the target computes on the way: the inputs of a few of i
 architectures name a layer's output `l_out-<layer>`, so they are copied when the graph has reached these
 nodes. The graph is stopped there and continued; its results stay the same bit for bit.
 
-llama.cpp can copy layers' inputs itself, but for some architectures only: with others it aborts the process.
+llama.cpp can copy layers' inputs itself, but only for some architectures: with others it aborts the process.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ def needs_build() -> bool:
 
 @cache
 def sources_digest() -> str:
-    """A hash of everything that the library is made of, but for the compiler."""
+    """A hash of everything that the library is made of, except for the compiler."""
     digest = hashlib.blake2b(" ".join((*_COMMON, *_LINK, _machine())).encode(), digest_size=8)
     for path in sorted(SOURCES.iterdir()):
         if path.suffix in (".cpp", ".h") or path.name == _MANIFEST:

@@ -40,7 +40,7 @@ def open_beside(cache: KVCache) -> KVCache:
 
 
 def close_all_but(known: Sequence[KVCache]) -> None:
-    """Close the sequences in the cells of these that are none of them: an interrupted call may leave such."""
+    """Close all other sequences that share cells with these: an interrupted call can leave some."""
     first, kept = known[0], {id(cache) for cache in known}
     if isinstance(first, BranchingCache):
         for sequence in tuple(first.cells.holders):

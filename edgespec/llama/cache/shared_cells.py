@@ -88,7 +88,7 @@ class SharedCells:
         self.give_back(holder.ids)
 
     def drop(self, holder: CellHolder) -> None:
-        """Forget a sequence of which only `recover` knows what it holds, and call that next."""
+        """Drop a sequence whose contents are unknown until `recover` has run; call that next."""
         self.holders.remove(holder)
         self.truncated(holder, 0)
         if self.ordered:

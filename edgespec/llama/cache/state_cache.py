@@ -275,7 +275,7 @@ class StateCache:
 def same_states(
     one: ctypes.Array[ctypes.c_uint8], other: ctypes.Array[ctypes.c_uint8], n_tokens: int
 ) -> bool:
-    """True if two states of a text are the same, bit for bit, but for the position of the running state.
+    """True if two states of a text are the same, bit for bit, except for the position of the running state.
 
     llama.cpp notes the position of a pass's last row there, which may have been padding.
     """

@@ -316,7 +316,7 @@ class Context:
 
     @property
     def setup_s(self) -> float:
-        """Total seconds that decodes have spent on what is needed once for their number of rows."""
+        """Total seconds that decodes have spent on one-time setup for their number of rows."""
         return self.model.weights.setup_s
 
     def _stopped(self) -> bool:

@@ -25,7 +25,7 @@ class WeightStore(Protocol):
         resident_bytes: memory for the weights that this holds itself.
         streamed_bytes: read from disk in every pass.
         waited_s: total seconds that passes have waited for weights.
-        setup_s: total seconds that passes have spent on what is needed once for their number of rows.
+        setup_s: total seconds that passes have spent on one-time setup for their number of rows.
         read_bytes, reading_s: total bytes read for passes, and total seconds during which reads were under
             way.
         disk_rates: bytes per second that the disk of each file has read so far, if every file is on a disk of

@@ -20,7 +20,7 @@ def split_layers(
 
     Args:
         reading_order: names of matrices as a pass reads them; empty if that is not known.
-        part_bytes: of which parts have at most so many, but for larger matrices.
+        part_bytes: maximum size of a part; one matrix larger than that is a part alone.
 
     Returns:
         The layers themselves if a pass does not read them one after another, each matrix in one go, or if

@@ -41,7 +41,7 @@ def packing_in_memory(
     notes: list[str],
     spread: PackFolders = IN_CACHE,
 ) -> tuple[str, int]:
-    """Whether to pack, and the memory that the packed layers then take at most.
+    """Decide whether to pack, and the most memory that the packed layers then take.
 
     Args:
         folder: of packed files.

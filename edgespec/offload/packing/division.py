@@ -58,7 +58,7 @@ RatesOf = Callable[[Sequence[Path]], Sequence[float]]
 
 
 def equal_rates(folders: Sequence[Path]) -> list[float]:
-    """The same share for every folder."""
+    """Give every folder the same share."""
     return [1.0] * len(folders)
 
 

@@ -63,7 +63,7 @@ def needs_within(
         return sizes.at(
             fewest if padded else next(rows for rows in sizes.rows if sizes.at(rows).total <= budget)
         )
-    # Streamed models decode exactly by default, but for those whose experts are streamed one by one.
+    # Streamed models decode exactly by default, except for those whose experts are streamed one by one.
     alone = config.memory.experts != "never" and bool(layer_weights(files).experts)
     exact = offload != "mmap" and not alone if exact is None else exact
     if exact and (offload == "mmap" or devices):

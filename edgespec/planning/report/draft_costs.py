@@ -159,7 +159,7 @@ class DraftCosts:
 
 
 def _in_one_pass(drafting: DraftingCosts, head: BlockHead) -> DraftingCosts:
-    """Drafting with a head of which one pass gives a whole tree; what was measured stays."""
+    """The costs of a head that drafts a whole tree in one pass; measured costs are kept."""
     assert drafting.yields is not None
     assert drafting.step is not None
     if drafting.measured:

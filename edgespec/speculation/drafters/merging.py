@@ -1,4 +1,4 @@
-"""What drafters have in common whose trees merge the candidates of sources without a model."""
+"""Common parts of drafters whose trees merge the candidates of sources without a model."""
 
 from __future__ import annotations
 

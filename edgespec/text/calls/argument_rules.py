@@ -172,7 +172,7 @@ class ArgumentRules:
 
     @property
     def _borders(self) -> tuple[str, str, str]:
-        """What all tags begin with, and what closing ones have before the name and behind it."""
+        """The beginning of all tags, and the text before and behind the name in closing ones."""
         before, _, behind = self.tags.closes.partition(KEY)
         begin = before[: common_length(self.tags.opens, before)]
         return begin, before.removeprefix(begin), behind

@@ -88,7 +88,7 @@ def derive(
 
 
 def shown_answers(render: Render) -> ShownAnswers:
-    """What a template shows of answers; of thoughts and calls only if it shows something before a text."""
+    """The parts of answers that a template shows; thoughts and calls if it shows something before a text."""
     return _Derivation(render, "", "", None, lambda mark: False).answers()
 
 

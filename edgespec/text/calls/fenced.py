@@ -79,7 +79,7 @@ class FenceReader:
         """Decide about the fence that a text begins with; None if more of the text is needed.
 
         Args:
-            final: there is no more. What is a call but for the closing fence is one.
+            final: there is no more text. A call without its closing fence counts as one.
         """
         decided = self._decided(text, final=final)
         if decided is not None:
@@ -134,7 +134,7 @@ class FenceReader:
         return Fence(len(text), calls) if calls else opened
 
     def _calls(self, body: str) -> Sequence[FencedCall]:
-        """The calls that the JSON in a fence consists of; none if anything in it is no call."""
+        """Parse the JSON in a fence as tool calls; none if any item is not one."""
         try:
             values = list(_values(body))
             calls = [self._call(value) for value in values]
@@ -159,7 +159,7 @@ class FenceReader:
 
 
 def begins_line(before: str) -> bool:
-    """True if what follows a text is at the beginning of a line, but for space."""
+    """True if only space follows the last newline of a text."""
     return _BEGINS_LINE.search(before[-64:] if len(before) > 64 else before) is not None
 
 

@@ -52,7 +52,7 @@ class Headers:
 
 @dataclass(frozen=True)
 class ShownAnswers:
-    """What a template shows behind a question; None where it shows nothing.
+    """The texts that a template puts behind a question; None where it puts nothing.
 
     Attributes:
         prompt: where the model answers.

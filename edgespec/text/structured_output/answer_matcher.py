@@ -5,7 +5,7 @@ An `AnswerMatcher` says which tokens may follow, as a grammar's matcher does
 follow depends on the tokens of the answer alone. So whatever the drafter or the tree, the text is that of
 plain decoding under the same matcher.
 
-Free text is not restricted, but for the tokens that would complete a mark and run on in a way that the
+Free text is not restricted, except for the tokens that would complete a mark and run on in a way that the
 grammar behind it does not permit. Where calls are required, no text may follow them.
 """
 

@@ -20,7 +20,7 @@ MAX_SPACE = 4  # bytes between calls
 
 
 class Stage(Protocol):
-    """A stage of an answer. Immutable, but for the matcher of a grammar."""
+    """A stage of an answer. Immutable, except for the matcher of a grammar."""
 
     @property
     def accepting(self) -> bool:

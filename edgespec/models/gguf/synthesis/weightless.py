@@ -27,7 +27,7 @@ _TYPES = {
     "Q5_K_M": (_Q5_K, _Q6_K, _Q6_K),
     "Q6_K": (_Q6_K, _Q6_K, _Q6_K),
     "Q8_0": (_Q8_0, _Q8_0, _Q8_0),
-    "MXFP4": (_Q8_0, _Q8_0, _Q8_0),  # but for the experts
+    "MXFP4": (_Q8_0, _Q8_0, _Q8_0),  # except for the experts
     "F16": (_F16, _F16, _F16),
     "BF16": (_BF16, _BF16, _BF16),
 }
