@@ -14,6 +14,7 @@ say otherwise.
 
 from __future__ import annotations
 
+import collections
 import http.client
 import json
 import random
@@ -226,7 +227,7 @@ def used(
     make = Requests(tokens, longest)
     given = ["--draft", "none", "--alias", "any", "--no-prompt-cache", *options]
     with started(model, *given) as (server, program):
-        threading.Thread(target=_drain, args=(program.stderr,), daemon=True).start()
+        threading.Thread(target=collections.deque, args=(program.stderr, 0), daemon=True).start()
         process = psutil.Process(program.pid)
 
         def measure(done: int) -> None:
@@ -311,11 +312,6 @@ def _rollup(pid: int) -> dict[str, int]:
     except OSError:
         return {}
     return {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines}
-
-
-def _drain(stream: Any) -> None:
-    for _ in stream:
-        pass
 
 
 def _words(chance: random.Random, count: int) -> str:

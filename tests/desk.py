@@ -126,6 +126,12 @@ class Desk:
         self.type(text + "\r")
         self.wait_for(until)
 
+    def leave_by(self, keys: str) -> int:
+        """Press keys that end the program when it is ready for them; returns its exit code."""
+        self.wait_for(">>>")
+        self.type(keys)
+        return self.leave()
+
     def kill(self) -> None:
         """End the program as a power cut would."""
         self.program.send_signal(signal.SIGKILL)

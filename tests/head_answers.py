@@ -12,6 +12,7 @@ import edgespec
 from edgespec.cli.main import main
 from edgespec.config import Config
 from edgespec.engine.engine import Engine
+from edgespec.engine.target import Target
 from edgespec.errors import BackendError
 from edgespec.generation.config import GenerationConfig
 from edgespec.measure.full_profile import measure_full_profile
@@ -77,6 +78,34 @@ def check_cancelled_answer(engine: Engine, texts: Texts) -> None:
     rest = engine.generate([*PROMPT, *said], GREEDY)
     assert rest.tokens == texts[GREEDY][len(said) : len(said) + 32]
     assert rest.tokens_per_pass > 1.3
+
+
+def check_trees_branch(engine: Engine, config: GenerationConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some trees of an answer have several leaves."""
+    leaves = []
+    verify = Target.verify
+
+    def note(self: Target, trees: Any, chunks: Any = ()) -> Any:
+        leaves.extend(len(each.tree.leaves) for each in trees)
+        return verify(self, trees, chunks)
+
+    monkeypatch.setattr(Target, "verify", note)
+    engine.generate(PROMPT, config)
+    assert max(leaves) > 1
+
+
+def check_streamed(engine: Engine, texts: Texts) -> None:
+    """Answers of streamed weights are the target's own, and drafted for."""
+    assert engine.target.model.weights.streamed_bytes > 0
+    check_answers(engine, texts)
+
+
+def check_answers(engine: Engine, texts: Texts) -> None:
+    """Answers are the target's own, and drafted for."""
+    for config in (GREEDY, SAMPLED):
+        answer = engine.generate(PROMPT, config)
+        assert answer.tokens == texts[config][: len(answer.tokens)]
+        assert answer.tokens_per_pass > 1.3
 
 
 def check_several_texts(engine: Engine, gain: float) -> None:

@@ -42,7 +42,8 @@ def held_around(model: Path, **options: Any) -> tuple[Held, Held]:
     return before, after
 
 
-def _held() -> Held:
+def held() -> Held:
+    """What this process holds."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:  # what was freed and only kept back for later is no leak
@@ -57,7 +58,7 @@ def main() -> None:
         for _ in range(times):
             with load_in_least_memory(model, **options) as engine:
                 engine.generate("Hi", GenerationConfig(max_tokens=2), raw=True)
-        print(json.dumps(asdict(_held())), flush=True)
+        print(json.dumps(asdict(held())), flush=True)
 
 
 if __name__ == "__main__":

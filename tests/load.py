@@ -11,6 +11,7 @@ before, and hardly more memory. Exits with 1 if anything is wrong.
 from __future__ import annotations
 
 import argparse
+import collections
 import itertools
 import random
 import sys
@@ -198,7 +199,7 @@ def load_test(
     with started(model, *options, *map(str, more)) as (server, program), ExitStack() as stack:
         address = f"http://127.0.0.1:{server.port}"
         process = psutil.Process(program.pid)
-        drain = threading.Thread(target=_drain, args=(program.stderr,), daemon=True)
+        drain = threading.Thread(target=collections.deque, args=(program.stderr, 0), daemon=True)
         drain.start()
         alone = OpenAI(address)
         expected = {question: alone.ask(question, tokens) for question in questions()}
@@ -227,12 +228,6 @@ def _counted(server: Running) -> dict[str, int]:
     figures = server.figures()
     names = ("answered", "abandoned", "refused", "turned_away", "failed")
     return {name: round(figures.get(name, 0)) for name in names}
-
-
-def _drain(stream: Any) -> None:
-    """Read what the server says, so that it never waits for a reader."""
-    for _ in stream:
-        pass
 
 
 def _run(

@@ -9,7 +9,16 @@ import sys
 import tempfile
 from unittest.mock import patch
 
+import pytest
+
 from edgespec.cli.main import main
+
+
+def run_captured(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Run the program; returns its exit code, and what it printed as results and beside them."""
+    code = main(list(arguments))
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
 
 
 def run_here(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:

@@ -55,7 +55,7 @@ USUAL_LAYER: dict[str, Shape] = {
     "ffn_up.weight": (N_FF, N_EMBD),
     "ffn_down.weight": (N_EMBD, N_FF),
 }
-_EXPERTS: dict[str, Shape] = {
+EXPERTS: dict[str, Shape] = {
     "ffn_gate_inp.weight": (N_EXPERT, N_EMBD),
     "ffn_gate_exps.weight": (N_EXPERT, N_FF, N_EMBD),
     "ffn_up_exps.weight": (N_EXPERT, N_FF, N_EMBD),
@@ -65,14 +65,16 @@ _ADDED = tuple(
     f"{name}.weight" for name in ("attn_output", "ssm_out", "ffn_down", "ffn_down_exps", "ffn_down_shexp")
 )
 _DENSE_FFN = ("ffn_gate.weight", "ffn_up.weight", "ffn_down.weight")
-_SHARED: dict[str, Shape] = {
+SHARED_EXPERT: dict[str, Shape] = {
     "ffn_gate_shexp.weight": (N_FF, N_EMBD),
     "ffn_up_shexp.weight": (N_FF, N_EMBD),
     "ffn_down_shexp.weight": (N_EMBD, N_FF),
 }
+GATED_MIXTURE = {**EXPERTS, "ffn_gate_inp_shexp.weight": (N_EMBD,), **SHARED_EXPERT}
 
 
-def _experts(writer: gguf.GGUFWriter) -> None:
+def add_experts(writer: gguf.GGUFWriter) -> None:
+    """Describe a mixture of experts."""
     writer.add_expert_count(N_EXPERT)
     writer.add_expert_used_count(N_EXPERT_USED)
     writer.add_expert_feed_forward_length(N_FF)
@@ -99,7 +101,7 @@ def _gpt_oss(writer: gguf.GGUFWriter) -> None:
 
 
 def _leading_dense(writer: gguf.GGUFWriter) -> None:
-    _experts(writer)
+    add_experts(writer)
     writer.add_leading_dense_block_count(1)
     writer.add_expert_shared_count(1)
     writer.add_expert_weights_scale(1.5)
@@ -124,8 +126,13 @@ _STATE, _KEY_HEADS, _VALUE_HEADS, _CONV = 64, 2, 4, 4
 
 
 def _qwen3next(writer: gguf.GGUFWriter) -> None:
-    _experts(writer)
+    add_experts(writer)
     writer.add_expert_shared_feed_forward_length(N_FF)
+    add_delta(writer)
+
+
+def add_delta(writer: gguf.GGUFWriter) -> None:
+    """Describe layers of gated delta rules."""
     writer.add_ssm_conv_kernel(_CONV)
     writer.add_ssm_inner_size(_VALUE_HEADS * _STATE)
     writer.add_ssm_state_size(_STATE)
@@ -136,7 +143,7 @@ def _qwen3next(writer: gguf.GGUFWriter) -> None:
 def _dense_then_experts(index: int) -> dict[str, Shape]:
     if index == 0:
         return {name: USUAL_LAYER[name] for name in _DENSE_FFN}
-    return _EXPERTS | _SHARED | {"exp_probs_b.bias": (N_EXPERT,)}
+    return EXPERTS | SHARED_EXPERT | {"exp_probs_b.bias": (N_EXPERT,)}
 
 
 def attention_every_fourth(index: int) -> dict[str, Shape]:
@@ -196,10 +203,10 @@ ARCHITECTURES: dict[str, Architecture] = {
         beside=_OUTPUT,
     ),
     "qwen3moe": Architecture(
-        {"attn_q_norm.weight": (HEAD,), "attn_k_norm.weight": (HEAD,), **_EXPERTS},
+        {"attn_q_norm.weight": (HEAD,), "attn_k_norm.weight": (HEAD,), **EXPERTS},
         without=_DENSE_FFN,
         beside=_OUTPUT,
-        keys=_experts,
+        keys=add_experts,
     ),
 }
 
@@ -254,11 +261,11 @@ MIXTURES: dict[str, Architecture] = {
     "qwen3next": Architecture(
         {
             "post_attention_norm.weight": (N_EMBD,),
-            "ffn_gate_inp.weight": _EXPERTS["ffn_gate_inp.weight"],
+            "ffn_gate_inp.weight": EXPERTS["ffn_gate_inp.weight"],
             "ffn_gate_up_exps.weight": (N_EXPERT, 2 * N_FF, N_EMBD),
-            "ffn_down_exps.weight": _EXPERTS["ffn_down_exps.weight"],
+            "ffn_down_exps.weight": EXPERTS["ffn_down_exps.weight"],
             "ffn_gate_inp_shexp.weight": (N_EMBD,),
-            **_SHARED,
+            **SHARED_EXPERT,
         },
         layer_at=attention_every_fourth,
         without=(

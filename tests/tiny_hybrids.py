@@ -7,11 +7,10 @@ from typing import Any
 import gguf
 
 from tests.tiny import (
+    GATED_MIXTURE,
     HEAD,
     MIXTURES,
     N_EMBD,
-    N_EXPERT,
-    N_EXPERT_USED,
     N_FF,
     N_HEAD_KV,
     N_LAYER,
@@ -19,10 +18,12 @@ from tests.tiny import (
     USUAL_LAYER,
     Architecture,
     Shape,
+    add_delta,
+    add_experts,
     attention_every_fourth,
 )
 
-_STATE, _KEY_HEADS, _VALUE_HEADS, _CONV = 64, 2, 4, 4
+_STATE, _VALUE_HEADS, _CONV = 64, 4, 4
 _INNER, _GROUPS, _HEADS = 2 * N_EMBD, 2, 2 * N_EMBD // HEAD
 _SMALL_STATE, _RANK = 16, N_EMBD // 16
 
@@ -64,24 +65,14 @@ _ATTENDS = [i % 4 == 3 for i in range(N_LAYER)]
 _KV_HEADS = [N_HEAD_KV if attends else 0 for attends in _ATTENDS]
 
 
-def _delta_keys(writer: gguf.GGUFWriter) -> None:
-    writer.add_ssm_conv_kernel(_CONV)
-    writer.add_ssm_inner_size(_VALUE_HEADS * _STATE)
-    writer.add_ssm_state_size(_STATE)
-    writer.add_ssm_time_step_rank(_VALUE_HEADS)
-    writer.add_ssm_group_count(_KEY_HEADS)
-
-
 def _qwen35(writer: gguf.GGUFWriter) -> None:
-    _delta_keys(writer)
+    add_delta(writer)
     writer.add_array(f"{writer.arch}.rope.dimension_sections", [HEAD // 8] * 4)
 
 
 def _qwen35moe(writer: gguf.GGUFWriter) -> None:
     _qwen35(writer)
-    writer.add_expert_count(N_EXPERT)
-    writer.add_expert_used_count(N_EXPERT_USED)
-    writer.add_expert_feed_forward_length(N_FF)
+    add_experts(writer)
     writer.add_expert_shared_feed_forward_length(N_FF)
 
 
@@ -135,17 +126,7 @@ HYBRIDS: dict[str, Architecture] = {
         keys=_qwen35,
     ),
     "qwen35moe": Architecture(
-        {
-            "post_attention_norm.weight": (N_EMBD,),
-            "ffn_gate_inp.weight": (N_EXPERT, N_EMBD),
-            "ffn_gate_exps.weight": (N_EXPERT, N_FF, N_EMBD),
-            "ffn_up_exps.weight": (N_EXPERT, N_FF, N_EMBD),
-            "ffn_down_exps.weight": (N_EXPERT, N_EMBD, N_FF),
-            "ffn_gate_inp_shexp.weight": (N_EMBD,),
-            "ffn_gate_shexp.weight": (N_FF, N_EMBD),
-            "ffn_up_shexp.weight": (N_FF, N_EMBD),
-            "ffn_down_shexp.weight": (N_EMBD, N_FF),
-        },
+        {"post_attention_norm.weight": (N_EMBD,), **GATED_MIXTURE},
         layer_at=_delta_layer,
         without=(*_COMMON, "ffn_norm.weight"),
         beside=_OUTPUT,

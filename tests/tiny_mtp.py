@@ -15,20 +15,10 @@ import numpy as np
 
 from edgespec.heads.eagle.eagle_file import FloatArray
 from tests.heads.reference import MTPShape, ReferenceMTPLayer, random_weights, silu
-from tests.tiny import HEAD, N_EMBD, N_EXPERT, N_EXPERT_USED, N_FF, N_HEAD, N_HEAD_KV, write_tiny
+from tests.tiny import GATED_MIXTURE, HEAD, N_EMBD, N_EXPERT_USED, N_FF, N_HEAD, N_HEAD_KV, write_tiny
 from tests.tiny_hybrids import HYBRIDS
 
 SHAPE = MTPShape(width=N_EMBD, heads=N_HEAD, heads_kv=N_HEAD_KV, head=HEAD, hidden=N_FF)
-_EXPERTS = {
-    "ffn_gate_inp.weight": (N_EXPERT, N_EMBD),
-    "ffn_gate_exps.weight": (N_EXPERT, N_FF, N_EMBD),
-    "ffn_up_exps.weight": (N_EXPERT, N_FF, N_EMBD),
-    "ffn_down_exps.weight": (N_EXPERT, N_EMBD, N_FF),
-    "ffn_gate_inp_shexp.weight": (N_EMBD,),
-    "ffn_gate_shexp.weight": (N_FF, N_EMBD),
-    "ffn_up_shexp.weight": (N_FF, N_EMBD),
-    "ffn_down_shexp.weight": (N_EMBD, N_FF),
-}
 
 
 @dataclass(frozen=True)
@@ -102,7 +92,9 @@ def _weights(architecture: str, output_norm: FloatArray, *, clever: bool) -> Map
     rng = np.random.default_rng(4)
     shapes = dict(SHAPE.tensors)
     if architecture == "qwen35moe":
-        shapes = {name: shape for name, shape in shapes.items() if not name.startswith("ffn_")} | _EXPERTS
+        shapes = {
+            name: shape for name, shape in shapes.items() if not name.startswith("ffn_")
+        } | GATED_MIXTURE
     weights = random_weights(shapes, rng)
     if clever:
         joined = weights["nextn.eh_proj.weight"]

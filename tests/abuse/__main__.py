@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
-import gc
 import os
 import random
 import signal
@@ -15,12 +13,12 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import astuple
 from pathlib import Path
-
-import psutil
 
 from tests.abuse.actions import ACTIONS
 from tests.abuse.subjects import Subject, subjects
+from tests.leaks import held
 
 MIB = 1 << 20
 WARM_UP = 40  # actions after which all permanent allocations are made
@@ -95,12 +93,7 @@ def left_by(engines: Sequence[Subject]) -> tuple[int, int, int]:
     """
     for subject in engines:
         subject.engine.close()
-    gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:  # what was freed and only kept back for later is no leak
-        trim(0)
-    process = psutil.Process()
-    return process.num_fds(), threading.active_count(), process.memory_info().rss
+    return astuple(held())
 
 
 def grown(before: tuple[int, int, int], after: tuple[int, int, int]) -> str:

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from edgespec.heads.eagle.eagle_file import AddVocabulary, FloatArray
 from edgespec.llama.trials.tiny_hybrid import N_VOCAB
 from tests.heads.block_reference import BlockShape
-from tests.heads.files import N_LAYERS, WIDTH, write_file
+from tests.heads.files import N_LAYERS, WIDTH
+from tests.tiny import finish
 
 SHAPE = BlockShape(
     layers=(1, 2, N_LAYERS - 1),
@@ -80,5 +81,5 @@ def write_block_head(
         writer.add_tensor("d2t", drafted, raw_dtype=gguf.GGMLQuantizationType.I64)
     for name, values in weights.items():
         writer.add_tensor(name, np.ascontiguousarray(values, dtype=np.float32))
-    write_file(writer)
+    finish(writer)
     return path

@@ -11,6 +11,7 @@ from edgespec.heads.eagle.eagle_file import FloatArray, HeadShape
 from edgespec.llama.trials import tiny_hybrid
 from edgespec.llama.trials.tiny_hybrid import add_bytes
 from tests.heads.reference import MTPShape
+from tests.tiny import finish
 
 WIDTH, N_LAYERS = 64, 4
 SHAPE = HeadShape(
@@ -51,13 +52,5 @@ def write_target(path: Path, embedding: FloatArray, rng: np.random.Generator, na
         for name, shape in shapes.items():
             values = np.ones(shape) if len(shape) == 1 else rng.standard_normal(shape) * shape[-1] ** -0.5
             writer.add_tensor(f"blk.{layer}.{name}.weight", values.astype(np.float32))
-    write_file(writer)
+    finish(writer)
     return path
-
-
-def write_file(writer: gguf.GGUFWriter) -> None:
-    """Write all that was added to a file."""
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()

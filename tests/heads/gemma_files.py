@@ -9,8 +9,8 @@ import numpy as np
 
 from edgespec.heads.assistant.assistant_head import TARGET
 from edgespec.heads.eagle.eagle_file import AddVocabulary
-from tests.heads.files import write_file
 from tests.heads.gemma_reference import GemmaShape, Weights
+from tests.tiny import finish
 
 
 def write_gemma(
@@ -59,5 +59,5 @@ def write_gemma(
             writer.add_tensor(name, np.ascontiguousarray(values, dtype=np.float32))
         else:
             writer.add_tensor(name, gguf.quantize(values, type_id), raw_dtype=type_id)
-    write_file(writer)
+    finish(writer)
     return path

@@ -33,6 +33,8 @@ from tests.head_answers import (
     UNDRAFTED,
     check_cancelled_answer,
     check_own_text,
+    check_streamed,
+    check_trees_branch,
     texts_of,
 )
 from tests.head_answers import opened as exactly_opened
@@ -137,16 +139,7 @@ def test_drafts_in_the_middle_of_an_answer_are_those_of_numpy(
 
 
 def test_trees_branch(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    leaves = []
-    verify = Target.verify
-
-    def note(self: Target, trees: Any, chunks: Any = ()) -> Any:
-        leaves.extend(len(each.tree.leaves) for each in trees)
-        return verify(self, trees, chunks)
-
-    monkeypatch.setattr(Target, "verify", note)
-    engine.generate(PROMPT, SAMPLED)
-    assert max(leaves) > 1
+    check_trees_branch(engine, SAMPLED, monkeypatch)
 
 
 def test_texts_share_passes(pair: TinyPair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,11 +166,7 @@ def test_sources_are_merged_and_trees_drawn(pair: TinyPair, texts: dict[Generati
 
 def test_weights_that_are_streamed(pair: TinyPair, texts: dict[GenerationConfig, list[int]]) -> None:
     with opened(pair, load_in_least_memory) as engine:
-        assert engine.target.model.weights.streamed_bytes > 0
-        for config in (GREEDY, SAMPLED):
-            answer = engine.generate(PROMPT, config)
-            assert answer.tokens == texts[config][: len(answer.tokens)]
-            assert answer.tokens_per_pass > 1.3
+        check_streamed(engine, texts)
 
 
 def test_keys_and_values_in_eight_bits(pair: TinyPair) -> None:

@@ -117,9 +117,7 @@ def test_editing_going_on_and_another_model_at_a_terminal(
         desk.ask(f"/model {short_path}", until="it will read the conversation with your next question")
         desk.ask("And a tree?", until=" tokens, ")
         desk.ask(f"/export {tmp_path / 'talk.md'}", until="Wrote the conversation to")
-        desk.wait_for(">>>")
-        desk.type("/bye\r")
-        assert desk.leave() == 0
+        assert desk.leave_by("/bye\r") == 0
     text = (tmp_path / "talk.md").read_text()
     assert text.startswith(f"# Conversation with {short_path.stem}\n\n## Question\n\nName a fruit.\n")
     assert SKY not in text

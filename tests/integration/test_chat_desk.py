@@ -39,9 +39,7 @@ def test_a_chat_into_a_pipe_has_its_prompt_and_its_answer(tmp_path: Path) -> Non
         desk.ask("one \\", until="... ")
         desk.type("two\r")
         desk.wait_for(" tokens, ")
-        desk.wait_for(">>>")
-        desk.type("\x04")
-        assert desk.leave() == 0
+        assert desk.leave_by("\x04") == 0
     answers = log.read_text().splitlines()
     assert len(answers) >= 2
     assert not any(word in log.read_text() for word in (">>>", "\x1b", " tokens, ", "/nope"))
@@ -66,9 +64,7 @@ def test_the_first_question_may_stand_on_the_command_line() -> None:
         desk.wait_for(">>> Hi")
         desk.wait_for(" tokens, ")
         desk.ask("And you?", until=" tokens, ")
-        desk.wait_for(">>>")
-        desk.type("/bye\r")
-        assert desk.leave() == 0
+        assert desk.leave_by("/bye\r") == 0
     assert saved("first")[::2] == ["Hi", "And you?"]
 
 
@@ -81,9 +77,7 @@ def test_clear_keeps_what_was_saved() -> None:
         desk.ask("Another thing", until=" tokens, ")
         desk.ask("/show", until="not saved")
         desk.ask("/load trip", until="Resumed 1 turn")
-        desk.wait_for(">>>")
-        desk.type("/bye\r")
-        assert desk.leave() == 0
+        assert desk.leave_by("/bye\r") == 0
     assert saved("trip") == before
 
 
@@ -151,12 +145,8 @@ def test_ctrl_z_suspends_and_fg_continues(
         gate.open()
         if moment == "answering":
             desk.wait_for(" tokens, ")
-        desk.wait_for(">>>")
-        desk.type("Hi\r")
-        desk.wait_for(" tokens, ")
-        desk.wait_for(">>>")
-        desk.type("/bye\r")
-        desk.wait_for("ready$")
+        desk.ask("Hi", until=" tokens, ")
+        desk.ask("/bye", until="ready$")
         desk.type("exit\r")
         desk.leave()
 
@@ -176,12 +166,8 @@ def test_ctrl_z_hands_over_the_terminal_as_it_was(monkeypatch: pytest.MonkeyPatc
         assert desk.echoes
         desk.wait_for("ready$")
         desk.type("fg\r")
-        desk.wait_for(">>>")
-        desk.type("Hi\r")
-        desk.wait_for(" tokens, ")
-        desk.wait_for(">>>")
-        desk.type("/bye\r")
-        desk.wait_for("ready$")
+        desk.ask("Hi", until=" tokens, ")
+        desk.ask("/bye", until="ready$")
         assert desk.echoes
 
 

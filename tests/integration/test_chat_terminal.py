@@ -50,9 +50,7 @@ def test_the_screen_shows_an_answer_and_the_last_tree(q4_drafter_path: Path, rep
         desk.ask("/copy", until="characters through the terminal")
         assert b"\x1b]52;c;" in desk.bytes
         desk.ask("/st\t", until=" accepted")
-        desk.wait_for(">>>")
-        desk.type("/bye\r")
-        assert desk.leave() == 0
+        assert desk.leave_by("/bye\r") == 0
 
 
 @pytest.mark.slow
@@ -72,9 +70,7 @@ def test_a_thought_is_folded_until_it_is_asked_for(smol_path: Path, tmp_path: Pa
         desk.ask("/retry", until="of thought)")
         assert " ".join(words) in " ".join(" ".join(desk.screen).split())
         assert "<think>" not in desk.shown
-        desk.wait_for(">>>")
-        desk.type("/bye\r")
-        assert desk.leave() == 0
+        assert desk.leave_by("/bye\r") == 0
 
 
 @pytest.mark.slow
@@ -162,9 +158,7 @@ def test_a_killed_chat_loses_only_the_answer_it_was_writing(held: list[str], tmp
     with contextlib.closing(Desk(*whole)) as desk:
         desk.ask("Hi", until=" tokens, ")
         desk.ask(STORY, until=" tokens, ")
-        desk.wait_for(">>>")
-        desk.type("/bye\r")
-        assert desk.leave() == 0
+        assert desk.leave_by("/bye\r") == 0
     assert session_messages("whole") == killed
     assert len(killed) == 4
 
@@ -225,9 +219,7 @@ def test_ctrl_c_while_drafting_or_streaming(held: list[str], tmp_path: Path) -> 
         desk.wait_for("Stopped; the partial answer is kept.")
         desk.ask("/set max_tokens 8", until="max_tokens set to")
         desk.ask("Hi", until=" tokens, ")
-        desk.wait_for(">>>")
-        desk.type("\x04")
-        assert desk.leave() == 0
+        assert desk.leave_by("\x04") == 0
 
 
 @pytest.mark.slow
@@ -237,9 +229,7 @@ def test_a_session_is_held_by_one_program_and_one_model(gemma_path: Path) -> Non
         with contextlib.closing(Desk("chat", "--session", "mine")) as other:
             other.wait_for("another program.")
             assert other.leave() == 1
-        desk.wait_for(">>>")
-        desk.type("/bye\r")
-        assert desk.leave() == 0
+        assert desk.leave_by("/bye\r") == 0
     with contextlib.closing(Desk("chat", "--session", "mine", "--context", "2048")) as desk:
         desk.wait_for("Saved with another context size")
 

@@ -234,9 +234,7 @@ def desk(gate: Gate) -> Iterator[Desk]:
 
 
 def test_chat_at_a_terminal(desk: Desk, gate: Gate, reply: Reply) -> None:
-    desk.wait_for(">>>")
-    desk.type("Hi\r")
-    desk.wait_for(" tokens, ")
+    desk.ask("Hi", until=" tokens, ")
     assert reply("Hi", 8) in desk.shown
 
     desk.wait_for(">>>")
@@ -246,34 +244,24 @@ def test_chat_at_a_terminal(desk: Desk, gate: Gate, reply: Reply) -> None:
     desk.type("\x03")
     desk.wait_for("Stopped; the partial answer is kept.")
 
-    desk.wait_for(">>>")
-    desk.type("Hi\r")
-    desk.wait_for(" tokens, ")
+    desk.ask("Hi", until=" tokens, ")
 
     desk.wait_for(">>>")
     desk.type("half a thought\x03")
     desk.wait_for("Ctrl-D or /bye leaves.")
-    desk.wait_for(">>>")
-    desk.type("\x04")
-    assert desk.leave() == 0
+    assert desk.leave_by("\x04") == 0
 
 
 @pytest.mark.slow
 def test_slash_commands_at_a_terminal(desk: Desk) -> None:
-    desk.wait_for(">>>")
-    desk.type("/hlep\r")
-    desk.wait_for("There is no command /hlep. Did you mean /help?")
+    desk.ask("/hlep", until="There is no command /hlep. Did you mean /help?")
     desk.wait_for(">>>")
     desk.type('"""Hi\r')
     desk.wait_for("...")
     desk.type('there"""\r')
     desk.wait_for(" tokens, ")
-    desk.wait_for(">>>")
-    desk.type("/stats\r")
-    desk.wait_for("limited by")
-    desk.wait_for(">>>")
-    desk.type("/bye\r")
-    assert desk.leave() == 0
+    desk.ask("/stats", until="limited by")
+    assert desk.leave_by("/bye\r") == 0
 
 
 def test_requests_in_openais_format_get_the_text_that_the_prompt_gets_alone(

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.cli.main import main
 from edgespec.config import Config
 from edgespec.drafting.pair_check import examine_pair
 from edgespec.errors import HubError
@@ -30,6 +29,7 @@ from edgespec.profiles.store import ProfileStore, machine_identity
 from edgespec.progress import no_progress
 from tests.fuzz.headers import small_model
 from tests.hub_server import HubServer
+from tests.program import run_captured as run
 from tests.tiny import write_tiny
 
 REPO = "acme/Small-GGUF"
@@ -44,12 +44,6 @@ def server(smol_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         for name in ("from_environment", "without_token"):
             monkeypatch.setattr(Hub, name, classmethod(lambda _: hub))
         yield server
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    code = main(list(arguments))
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 def test_a_model_on_the_hub_is_shown_and_not_downloaded(

@@ -30,8 +30,11 @@ from tests.head_answers import (
     PROMPT,
     SAMPLED,
     UNDRAFTED,
+    check_answers,
     check_cancelled_answer,
     check_own_text,
+    check_streamed,
+    check_trees_branch,
     texts_of,
 )
 from tests.head_answers import opened as exactly_opened
@@ -121,18 +124,7 @@ def test_the_text_is_the_targets_own(
 
 
 def test_trees_branch(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    from edgespec.engine.target import Target
-
-    leaves = []
-    verify = Target.verify
-
-    def note(self: Target, trees: Any, chunks: Any = ()) -> Any:
-        leaves.extend(len(each.tree.leaves) for each in trees)
-        return verify(self, trees, chunks)
-
-    monkeypatch.setattr(Target, "verify", note)
-    engine.generate(PROMPT, GREEDY)
-    assert max(leaves) > 1
+    check_trees_branch(engine, GREEDY, monkeypatch)
 
 
 def test_sources_are_merged_and_trees_drawn(tiny: TinyMTP, texts: dict[GenerationConfig, list[int]]) -> None:
@@ -168,14 +160,9 @@ def test_a_mixture_that_is_streamed(mixture: TinyMTP, experts: str) -> None:
 
 def test_weights_that_are_streamed(tiny: TinyMTP, texts: dict[GenerationConfig, list[int]]) -> None:
     with opened(tiny.path, load_in_least_memory) as engine:
-        weights = engine.target.model.weights
         files = ModelFiles.of(read_header(tiny.path))
-        assert weights.streamed_bytes > 0
         assert len(files.layers()) == N_LAYER, "the layer that drafts is none of the target's"
-        for config in (GREEDY, SAMPLED):
-            answer = engine.generate(PROMPT, config)
-            assert answer.tokens == texts[config][: len(answer.tokens)]
-            assert answer.tokens_per_pass > 1.3
+        check_streamed(engine, texts)
 
 
 def test_weights_that_the_system_pages(tiny: TinyMTP, texts: dict[GenerationConfig, list[int]]) -> None:
@@ -281,15 +268,9 @@ def test_a_layer_in_a_file_of_its_own(
     """With its model's file, which lacks the layer."""
     with opened(without, draft=str(alone)) as engine:
         assert engine.drafter.name == "mtp-dense"
-        for config in (GREEDY, SAMPLED):
-            answer = engine.generate(PROMPT, config)
-            assert answer.tokens == texts[config][: len(answer.tokens)]
-            assert answer.tokens_per_pass > 1.3
+        check_answers(engine, texts)
     with opened(without, load_in_least_memory, draft=str(alone)) as engine:
-        assert engine.target.model.weights.streamed_bytes > 0
-        answer = engine.generate(PROMPT, GREEDY)
-    assert answer.tokens == texts[GREEDY][:32]
-    assert answer.tokens_per_pass > 1.3
+        check_streamed(engine, texts)
 
 
 def test_a_layer_alone_is_of_use_for_its_model_only(

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 import edgespec
-from edgespec.cli.main import main
 from edgespec.engine.engine import Engine
 from edgespec.errors import OutputError, StreamError
 from edgespec.llama.quantize import make_drafter
@@ -30,6 +29,7 @@ from edgespec.offload.packing.pack import gains_from_packing
 from edgespec.profiles.store import DiskProfile, ProfileStore, disk_key
 from edgespec.progress import no_progress
 from tests.least_memory import load_in_least_memory, weights_of
+from tests.program import run_captured as run
 from tests.tiny import write_tiny
 
 PROMPT = "Write a short story about a fox and a crow who share a house."
@@ -68,12 +68,6 @@ def text_of(engine: Engine) -> str:
     answer = engine.generate(PROMPT, GREEDY)
     assert len(answer.tokens) > 5  # or equal answers would mean little
     return answer.text
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    code = main(list(arguments))
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 def parts(folders: tuple[Path, Path]) -> list[Path]:

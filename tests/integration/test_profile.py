@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 import edgespec
-from edgespec.cli.main import main
 from edgespec.costs.yields import BUDGETS
 from edgespec.generation.config import GenerationConfig
 from edgespec.models.hub.removal import plan_removal
@@ -19,14 +18,9 @@ from edgespec.offload.weights import StreamedWeights
 from edgespec.profiles.store import ProfileStore, disk_key
 from tests.busy import busy_machine
 from tests.least_memory import least_memory
+from tests.program import run_captured as run
 
 pytestmark = pytest.mark.usefixtures("at_a_desk", "own_profiles")
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    code = main(list(arguments))
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 @pytest.mark.slow

@@ -362,9 +362,7 @@ def test_a_chat_continues_from_disk(
         desk.wait_for("Continuing without it")
         desk.wait_for("Reloaded the model.")
         desk.ask("/retry", until=" tokens, ")
-        desk.wait_for(">>>")
-        desk.type("/bye\r")
-        assert desk.leave() == 0
+        assert desk.leave_by("/bye\r") == 0
     (saved,) = Path(os.environ["XDG_DATA_HOME"]).parent.rglob("shared.json")
     record = json.loads(saved.read_text())
     assert [m["content"] for m in record["messages"]][::2] == [PROMPT, "And at night?"]

@@ -32,6 +32,7 @@ from tests.heads.block_files import SHAPE, write_block_head
 from tests.heads.block_reference import BlockShape, ReferenceBlockHead
 from tests.heads.files import WIDTH, write_target
 from tests.heads.reference import random_weights
+from tests.tiny import finish
 
 DSPARK = replace(SHAPE, markov=True, from_anchor=True)
 DFLASH2 = replace(SHAPE, top_k=4)
@@ -184,10 +185,7 @@ def test_rows_of_a_markov_head_are_read_in_any_type(tmp_path: Path, name: str) -
     writer = gguf.GGUFWriter(tmp_path / "matrices.gguf", "dflash")
     for number, matrix in enumerate((first, second), start=1):
         writer.add_tensor(f"markov_w{number}.weight", gguf.quantize(matrix, kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     stored = read_header(tmp_path / "matrices.gguf")
     bias = MarkovHead(replace(head, header=replace(head.header, path=stored.path, tensors=stored.tensors)))
     before, tokens = np.array([0, 258], dtype=np.int32), np.array([258, 7, 1], dtype=np.int32)

@@ -118,6 +118,14 @@ def leaves(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ..
         yield words, command
 
 
+def options() -> Iterator[tuple[tuple[str, ...], Any, str]]:
+    """Every option with the words that call its command, and with its main flag."""
+    for words, command in leaves(typer.main.get_command(app), ()):
+        for option in command.params:
+            if option.param_type_name == "option" and option.name != "help":
+                yield words, option, option.opts[-1]
+
+
 def test_every_command_ends_its_help_with_examples_that_can_be_typed() -> None:
     for words, command in leaves(typer.main.get_command(app), ("edgespec",)):
         examples = [line for line in (command.epilog or "").split("\n\n") if line.startswith("edgespec")]
@@ -143,16 +151,12 @@ def test_every_option_has_its_environment_variable_unless_the_docs_except_it() -
             for flag in re.findall(r"`(--[^`]+)`", flags)
         }
     found = set()
-    for words, command in leaves(typer.main.get_command(app), ()):
-        for option in command.params:
-            if option.param_type_name != "option" or option.name == "help":
-                continue
-            flag = option.opts[-1]
-            if option.envvar is None:
-                found.add((" ".join(words), flag))
-            else:
-                first = option.envvar if isinstance(option.envvar, str) else option.envvar[0]
-                assert first == "EDGESPEC_" + flag.removeprefix("--").replace("-", "_").upper()
+    for words, option, flag in options():
+        if option.envvar is None:
+            found.add((" ".join(words), flag))
+        else:
+            first = option.envvar if isinstance(option.envvar, str) else option.envvar[0]
+            assert first == "EDGESPEC_" + flag.removeprefix("--").replace("-", "_").upper()
     assert found == without
 
 
@@ -160,20 +164,13 @@ def test_an_option_has_the_same_names_everywhere_and_a_variable_one_meaning() ->
     names: dict[str, set[str]] = {}  # by each short or other form, the options that it stands for
     forms: dict[str, set[tuple[str, ...]]] = {}
     shapes: dict[str, set[tuple[object, ...]]] = {}
-    for words, command in leaves(typer.main.get_command(app), ()):
-        for option in command.params:
-            if option.param_type_name != "option" or option.name == "help":
-                continue
-            flag = option.opts[-1]
-            for form in option.opts:
-                names.setdefault(form, set()).add(flag)
-            if (" ".join(words), flag) != ("draft tune", "--answers"):  # generate's is also --n, as elsewhere
-                forms.setdefault(flag, set()).add(tuple(option.opts))
-            if option.envvar is not None and (words, flag) != (
-                ("bench",),
-                "--tree-budget",
-            ):  # one or more rows
-                shapes.setdefault(flag, set()).add((option.metavar, option.multiple, option.is_flag))
+    for words, option, flag in options():
+        for form in option.opts:
+            names.setdefault(form, set()).add(flag)
+        if (" ".join(words), flag) != ("draft tune", "--answers"):  # generate's is also --n, as elsewhere
+            forms.setdefault(flag, set()).add(tuple(option.opts))
+        if option.envvar is not None and (words, flag) != (("bench",), "--tree-budget"):  # one or more rows
+            shapes.setdefault(flag, set()).add((option.metavar, option.multiple, option.is_flag))
     assert {form: flags for form, flags in names.items() if len(flags) > 1} == {}
     assert {flag: found for flag, found in forms.items() if len(found) > 1} == {}
     assert {flag: found for flag, found in shapes.items() if len(found) > 1} == {}
