@@ -62,7 +62,7 @@ from tests.tiny_hybrids import HYBRIDS
 Row = dict[str, str]
 COLUMNS = ("drafts", "exact", "streaming", "shared passes", "heads")
 _ROWS = 8  # of every pass that is compared
-_MOST_ERROR = 1e-3  # a normalized squared error; garbage has 1 or more
+_MAX_ERROR = 1e-3  # a normalized squared error; garbage has 1 or more
 _SEARCH = Search(THOROUGH.rules, THOROUGH.row_counts, 2)
 _PARENTS = (-1, 0, 0, 1, 2, 2, 4)
 
@@ -176,7 +176,7 @@ def _trees_work(context: Context) -> bool:
         context.decode(TokenBatch.run(tree.tokens[path], _ROWS, 1, logits="all"))
         expected = context.logits()
         error = np.square(found[path] - expected).sum() / np.square(expected - expected.mean()).sum()
-        if not error < _MOST_ERROR:  # NaN is wrong, too
+        if not error < _MAX_ERROR:  # NaN is wrong, too
             return False
     context.clear()
     return True

@@ -12,7 +12,7 @@ from edgespec.offload.slot_filler import SlotFiller, SlotLoad
 from edgespec.offload.store_reader import StoreReader
 from edgespec.offload.weights import N_EXPERT_READERS, StreamedWeights
 
-MOST_AT_ONCE = 16  # experts that are read at once when nothing is computed
+MAX_AT_ONCE = 16  # experts that are read at once when nothing is computed
 Choices = list[tuple[int, list[int], list[float]]]  # of a pass: layer, experts, shares of the rows
 
 
@@ -48,7 +48,7 @@ def read_alone(engine: Engine, missed: list[list[int]]) -> float:
         for warm in (True, False):  # the first time, checksums are compared, and memory is taken
             start = time.perf_counter()
             for group in missed[: len(missed) // 4] if warm else missed:
-                loads = [SlotLoad(number, at % MOST_AT_ONCE) for at, number in enumerate(group)]
+                loads = [SlotLoad(number, at % MAX_AT_ONCE) for at, number in enumerate(group)]
                 with slots.waiting():
                     for load in loads:
                         layer, expert = divmod(load.what, per_layer)
@@ -62,7 +62,7 @@ def slots_for(store: Store, reader: StoreReader) -> SlotFiller:
     """A few slots for experts."""
     return SlotFiller(
         reader,
-        n_slots=MOST_AT_ONCE,
+        n_slots=MAX_AT_ONCE,
         slot_bytes=max(found.n_bytes for found in store.experts.values()),
         n_threads=N_EXPERT_READERS,
         on_ended=lambda load: not load.missing,

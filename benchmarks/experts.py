@@ -54,7 +54,7 @@ from edgespec.offload.experts.pool import ExpertPool
 PROMPT = "Write a short story about a fox and a crow who share a house."
 LONG_PROMPT = " ".join(PROMPTS)
 CONTEXT = 512
-_MOST_CAP_SHARE = 0.95  # of the control group, for the budget
+_MAX_CAP_SHARE = 0.95  # of the control group, for the budget
 
 
 def main() -> None:
@@ -78,7 +78,7 @@ def main() -> None:
         routers = routers_for(q4_0(), shape.experts, skew=shape.skew, locality=shape.locality)
         mix(q4_0(), target, routers, shape.used)
     found = run("sizes", None)  # packs the target, too
-    disk = sequential_speed(target, most_bytes=2 << 30)[0]
+    disk = sequential_speed(target, max_bytes=2 << 30)[0]
     resident = None if "resident" in options.skip else run("resident", None)
     print(
         f"target: {target.stat().st_size / 1e9:.2f} GB, {found['n_experts']} experts;"
@@ -140,7 +140,7 @@ def prompt_speed(figures: dict[str, Any]) -> str:
 def run(role: str, budget: int | None) -> Any:
     """This script in another role, in a process of its own; None if the system killed it."""
     arguments = [*sys.argv[1:], "--role", role, "--budget", str(budget or 0)]
-    found = measured_apart("benchmarks.experts", arguments, int(budget / _MOST_CAP_SHARE) if budget else None)
+    found = measured_apart("benchmarks.experts", arguments, int(budget / _MAX_CAP_SHARE) if budget else None)
     return None if "killed" in found else found
 
 

@@ -147,7 +147,7 @@ def run(arguments: list[str], cap: int | None) -> dict[str, Any]:
 
 def disk(target: Path, _budget: int) -> dict[str, Any]:
     """Plain sequential direct reads of the whole file, two at a time."""
-    speed, direct = sequential_speed(target, most_bytes=target.stat().st_size)
+    speed, direct = sequential_speed(target, max_bytes=target.stat().st_size)
     return {"bytes_per_s": speed, "direct": direct}
 
 

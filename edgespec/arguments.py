@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeVar, Union, cast
 from edgespec.errors import UsageError
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-_MOST_SHOWN = 80  # characters of a value in a message
+_MAX_SHOWN = 80  # characters of a value in a message
 
 _NAMES: dict[Any, str] = {
     bool: "true or false",
@@ -85,7 +85,7 @@ def shown(value: object) -> str:
         text = repr(value)
     except Exception:  # a number with too many digits, or whatever an object's own repr raises
         text = f"an object of type {type(value).__name__}"
-    return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 1] + "…"
+    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 1] + "…"
 
 
 @functools.cache

@@ -27,9 +27,9 @@ from edgespec.option import (
 )
 
 AUTO, ALL, NONE = "auto", "all", "none"
-_MOST_NODES = 4096  # of a tree
-_MOST_PARALLEL = 1000  # sequences
-_MOST_TOKENS = 10_000_000
+_MAX_NODES = 4096  # of a tree
+_MAX_PARALLEL = 1000  # sequences
+_MAX_TOKENS = 10_000_000
 TREES = ("calibrated", "specexec", "sequoia", "opt-tree", "eagle2", "chain", "sequences")
 """The policies of `speculation.policies`, which takes too long to import for help and completion."""
 LOOKUP = "lookup"
@@ -53,7 +53,7 @@ class ModelConfig(Group):
         more="A name is in the catalog, or is org/repo[:quant] on the Hub, which is downloaded if needed.",
     )
     context: int = option(
-        4096, "-c --context", "Maximum tokens, prompt plus answer.", Number(16, _MOST_TOKENS)
+        4096, "-c --context", "Maximum tokens, prompt plus answer.", Number(16, _MAX_TOKENS)
     )
     kv: str = option(
         "f16",
@@ -249,7 +249,7 @@ class SpeculationConfig(Group):
         None,
         "--draft-window",
         "Latest tokens of a long text that a draft model reads; 0: the whole text.",
-        Number(0, _MOST_TOKENS, {AUTO: None}),
+        Number(0, _MAX_TOKENS, {AUTO: None}),
         says=AUTO,
         more='It reads the first 64 tokens too, and between a half and all of these. "auto" reads more with '
         "larger draft models.",
@@ -277,14 +277,14 @@ class SpeculationConfig(Group):
         None,
         "--tree-budget",
         "Maximum nodes per token tree.",
-        Number(1, _MOST_NODES, {AUTO: None}),
+        Number(1, _MAX_NODES, {AUTO: None}),
         says=AUTO,
     )
     tree_depth: int | None = option(
-        None, "--tree-depth", "Maximum depth of a token tree.", Number(1, _MOST_NODES), says=AUTO
+        None, "--tree-depth", "Maximum depth of a token tree.", Number(1, _MAX_NODES), says=AUTO
     )
     tree_width: int | None = option(
-        None, "--tree-width", "Maximum nodes per draft step.", Number(1, _MOST_NODES), says=AUTO
+        None, "--tree-width", "Maximum nodes per draft step.", Number(1, _MAX_NODES), says=AUTO
     )
     exact: bool | None = option(
         None,
@@ -365,7 +365,7 @@ class BatchingConfig(Group):
         None,
         "--parallel",
         "Sequences to reserve KV cache for, within the memory limit.",
-        Number(1, _MOST_PARALLEL, {AUTO: AUTO}),
+        Number(1, _MAX_PARALLEL, {AUTO: AUTO}),
         says="one, whose room several share",
         everywhere=False,
         more='"auto" takes the number with the highest throughput, by the memory and the measured passes.',
@@ -374,7 +374,7 @@ class BatchingConfig(Group):
         None,
         "",
         "Tokens of a usual sequence, prompt plus answer, where there are several.",
-        Number(1, _MOST_TOKENS),
+        Number(1, _MAX_TOKENS),
         says="512",
     )
 

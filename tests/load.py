@@ -35,7 +35,7 @@ from tests.waiting import PATIENCE_S, wait_until
 
 _QUESTIONS = 24
 _WARM = 0.1  # of the requests, after which memory is measured for the first time
-_MOST_GROWTH = 32 << 20  # bytes over a run
+_MAX_GROWTH = 32 << 20  # bytes over a run
 
 
 class Client(Protocol):
@@ -165,7 +165,7 @@ class Report:
             before, after = getattr(self.warm, name), getattr(self.end, name)
             if after > before:
                 self.problems.append(f"{name}: {before} became {after}")
-        if self.end.memory - self.warm.memory > _MOST_GROWTH:
+        if self.end.memory - self.warm.memory > _MAX_GROWTH:
             self.problems.append(f"memory: {self.warm.memory} bytes became {self.end.memory}")
 
     def __str__(self) -> str:

@@ -58,7 +58,7 @@ TEXTS = {
 _KINDS = ("llama", "bert", "t5", "rwkv", "plamo2", "whitespace", "gemma4", "hybriddna")
 _BYTE_PAIR = 2  # llama.cpp's number for this kind
 _OTHER_TEXT = "other text"
-_MOST_S = 120  # of processor time, a text
+_MAX_S = 120  # of processor time, a text
 
 
 def pre_tokenizers() -> list[str]:
@@ -143,7 +143,7 @@ def _answer_all(items: Iterable[str], answer: Callable[[str, Path], str], path: 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for item in items:
         used = resource.getrusage(resource.RUSAGE_SELF)
-        seconds = int(used.ru_utime + used.ru_stime) + _MOST_S
+        seconds = int(used.ru_utime + used.ru_stime) + _MAX_S
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
         try:
             said = answer(item, path)

@@ -98,17 +98,17 @@ def streamed_curve(compute: Curve, streamed_bytes: int, read_rate: float) -> Cur
     return compute.floored(read_seconds(streamed_bytes, read_rate)) if streamed_bytes else compute
 
 
-def draft_seconds(step: Curve, steps: float, rows: float, most_rows: float = math.inf) -> float:
+def draft_seconds(step: Curve, steps: float, rows: float, max_rows: float = math.inf) -> float:
     """Seconds of the decodes that grow a tree.
 
     Args:
         step: seconds of one decode, by rows.
         steps, rows: how many decodes, and the rows of all of them.
-        most_rows: of one decode.
+        max_rows: of one decode.
     """
     if not steps:
         return 0.0
-    return steps * step.at(min(max(rows / steps, 1.0), most_rows))
+    return steps * step.at(min(max(rows / steps, 1.0), max_rows))
 
 
 def even_draft_seconds(step_s: float, row_s: float, steps: float, rows: float) -> float:

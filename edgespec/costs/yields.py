@@ -14,7 +14,7 @@ USUAL_AGREEMENT = 0.7  # of a drafter with its target, where nothing was measure
 RANKS = 8  # candidates of a node that are counted separately
 _WIDTH = 8  # usual limit of nodes read in a draft step
 _USUAL_ROWS = 1.7  # nodes that a drafter reads per node of the tree: measured from 1.6 to 1.8
-_MOST_PASSES = 400  # weight of the past is capped here, because texts change
+_MAX_PASSES = 400  # weight of the past is capped here, because texts change
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class TreeYields:
             tokens[budget] = most = max(1 + (before - 1) * moved(ratios[budget]), most)
         return replace(
             self,
-            passes=min(self.passes + passes, _MOST_PASSES),
+            passes=min(self.passes + passes, _MAX_PASSES),
             tokens=tokens,
             steps={budget: before * moved(steps) for budget, before in self.steps.items()},
         )

@@ -313,10 +313,10 @@ class DraftStep:
         """True if this step reads the sequence up to the root, instead of nodes below it."""
         return bool(self.frontier.nodes[0] == 0)
 
-    def prepare(self, most_pending: int) -> None:
+    def prepare(self, max_pending: int) -> None:
         """Set the rows to decode; of many pending tokens only the last tokens are left to them."""
         if self.reads_sequence:
-            self.sequence.read_pending(most_pending)
+            self.sequence.read_pending(max_pending)
             self.batch = self.sequence.pending_batch()
         else:
             self.rows, self.batch = self.sequence.branch_batch(self.frontier)

@@ -17,7 +17,7 @@ from edgespec.llama.runtime.context import Context
 from edgespec.speculation.drafters.base import DraftMemory
 from edgespec.speculation.ranking import Ranking
 
-_MOST_UNUSED = 16  # rounds after which a sequence that is not drafted for is forgotten
+_MAX_UNUSED = 16  # rounds after which a sequence that is not drafted for is forgotten
 ROOM = 256  # cells that branches kept from the last tree leave to the next one
 
 
@@ -147,7 +147,7 @@ class DraftSequences(list[DraftSequence]):
         room = self._context.n_cells - wanted
         for sequence in sorted(others, key=lambda sequence: sequence.unused):
             room -= len(sequence.read)
-            if sequence.unused > _MOST_UNUSED or room < 0:
+            if sequence.unused > _MAX_UNUSED or room < 0:
                 self.close(sequence)
 
     def _opened(self, sequence: Sequence[int]) -> DraftSequence:

@@ -29,10 +29,10 @@ MAKING_BYTES = 48 << 20  # of memory while an index is made; a block of tokens i
 
 _MAGIC = b"EdgeSpec files1\n"  # its length keeps what follows aligned
 _BLOCK_TOKENS = 1 << 19
-_MOST_TOKENS = 8 << 20  # of an index: searches in more blocks would take a share of a pass that shows
-_MOST_FILE_BYTES = 2 << 20  # of a file that is worth quoting from
+_MAX_TOKENS = 8 << 20  # of an index: searches in more blocks would take a share of a pass that shows
+_MAX_FILE_BYTES = 2 << 20  # of a file that is worth quoting from
 _PEEKED = 1 << 13  # bytes in which a binary file shows that it is one
-_MOST_FILES = 20_000
+_MAX_FILES = 20_000
 
 
 class Tokenizer(Protocol):
@@ -144,13 +144,13 @@ def _stamps(source: Path) -> list[_Stamp]:
         for folder, folders, files in os.walk(source):
             folders[:] = sorted(name for name in folders if not name.startswith("."))
             paths += [Path(folder) / name for name in sorted(files) if not name.startswith(".")]
-            if len(paths) >= _MOST_FILES:
+            if len(paths) >= _MAX_FILES:
                 break
     stamps = []
-    for path in paths[:_MOST_FILES]:
+    for path in paths[:_MAX_FILES]:
         with contextlib.suppress(OSError):
             state = path.stat()
-            if path.is_file() and not path.is_symlink() and 0 < state.st_size <= _MOST_FILE_BYTES:
+            if path.is_file() and not path.is_symlink() and 0 < state.st_size <= _MAX_FILE_BYTES:
                 name = path.name if path == source else path.relative_to(source).as_posix()
                 name = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
                 stamps.append(_Stamp(name, state.st_size, state.st_mtime_ns))
@@ -192,7 +192,7 @@ def _make(
             place = source if source.is_file() else source / stamp.name
             parts = known.get(stamp) or [_tokens(place, vocabulary)]
             length = sum(map(len, parts))
-            if total + length > _MOST_TOKENS:
+            if total + length > _MAX_TOKENS:
                 left_out += 1
                 length, parts = 0, []
             lengths.append(length)

@@ -18,7 +18,7 @@ LEAST_VOCABULARY = 1 << 16
 """Tokens from which on a vocabulary is worth a shortlist."""
 
 _FREQUENT = 1 / 4  # of the vocabulary; its tokens are listed in about the order of their frequency
-_MOST_ADDED = 1 / 8  # of the vocabulary, until texts must add their tokens again
+_MAX_ADDED = 1 / 8  # of the vocabulary, until texts must add their tokens again
 _MEMORY = 0.98  # weight of the past in the share of rounds that end in a missing token
 _TOO_MANY = 0.1  # a share of such rounds that costs more than the list gains
 _FEW = 0.05  # a share from which on it gains again
@@ -55,7 +55,7 @@ class HeadShortlist:
         if chosen:
             self._missing = _MEMORY * self._missing + (1 - _MEMORY) * bool(len(new))
         self._added += len(new)
-        if self._added > _MOST_ADDED * len(self._listed):
+        if self._added > _MAX_ADDED * len(self._listed):
             self._list_frequent()
             new = given
         self._listed[new] = True

@@ -70,7 +70,7 @@ class ModelDrafter(MergingDrafter):
             2024, section 3).
         window: what is read of long sequences; all of them for a model with a running state.
         translation: between its tokens and the target's, if its vocabulary is another one.
-        most_rows: of a draft step for several sequences; None for as many as the context has outputs.
+        max_rows: of a draft step for several sequences; None for as many as the context has outputs.
         name: of the model, for people; None for that of its file.
 
     Attributes:
@@ -92,7 +92,7 @@ class ModelDrafter(MergingDrafter):
         window: DraftWindow = WHOLE,
         *,
         translation: Translation | None = None,
-        most_rows: int | None = None,
+        max_rows: int | None = None,
         name: str | None = None,
         shortlist: HeadShortlist | None = None,
     ) -> None:
@@ -101,7 +101,7 @@ class ModelDrafter(MergingDrafter):
         self._n_vocab = min(own_vocabulary, target_vocabulary)
         super().__init__(proposers, name or model.path.stem, self._n_vocab)
         self._window = window
-        self._most_rows = most_rows or context.n_outputs
+        self._max_rows = max_rows or context.n_outputs
         self._model = model
         self._context = context
         self._translation = translation
@@ -148,7 +148,7 @@ class ModelDrafter(MergingDrafter):
             self._resume([requests[index] for index in served])
             searches = [TreeSearch(requests[index].sequence[-1], requests[index].limits) for index in served]
             if len(requests) > 1:
-                limits = replace(limits, width=self._most_rows)
+                limits = replace(limits, width=self._max_rows)
             grown = grow_together(searches, self._expand, limits, self._known)
             for index, tree in zip(served, grown, strict=True):
                 trees[index] = tree if self._translation is None else self._translation.joined(tree)
@@ -371,7 +371,7 @@ class ModelDrafter(MergingDrafter):
         )
         if self._shortlist is not None:
             self._list_tokens(self._shortlist, steps)
-        share = self._most_pending(steps)
+        share = self._max_pending(steps)
         for step in steps:
             step.prepare(share)
         parts = [(step.sequence.cache, step.batch) for step in steps if step.batch is not None]
@@ -407,7 +407,7 @@ class ModelDrafter(MergingDrafter):
         if changed:
             self._context.shorten_head(shortlist.listed)
 
-    def _most_pending(self, steps: Sequence[DraftStep]) -> int:
+    def _max_pending(self, steps: Sequence[DraftStep]) -> int:
         """Tokens of each step's sequence that may be read together with the steps."""
         most = self._context.n_rows
         return most if len(steps) < 2 else max((most - self._context.n_outputs) // len(steps), 1)

@@ -21,8 +21,8 @@ import numpy as np
 from edgespec.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.speculation.tree import FloatArray, IntArray, TokenTree
 
-_MOST_JOINED = 4  # tokens of a path that may become one
-_MOST_KNOWN = 1 << 16  # joined paths that are remembered
+_MAX_JOINED = 4  # tokens of a path that may become one
+_MAX_KNOWN = 1 << 16  # joined paths that are remembered
 
 
 class Translation:
@@ -110,7 +110,7 @@ class Translation:
         for node in range(1, len(tokens)):
             path, above = [node], parents[node]
             last: tuple[int, list[int]] | None = None
-            while above > 0 and len(path) < _MOST_JOINED:
+            while above > 0 and len(path) < _MAX_JOINED:
                 path.append(above)
                 one = self._one(tuple(tokens[step] for step in reversed(path)))
                 if one >= 0:
@@ -149,7 +149,7 @@ class Translation:
             data = b"".join(self._target.piece(token) for token in path)
             tokens = _tokenized(self._target, data)
             found = tokens[0] if tokens is not None and len(tokens) == 1 else -1
-            if len(self._joined) > _MOST_KNOWN:
+            if len(self._joined) > _MAX_KNOWN:
                 self._joined.clear()
             self._joined[path] = found
         return found

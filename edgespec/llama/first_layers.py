@@ -53,7 +53,7 @@ class FirstLayers:
         self._end = _End(_OUTPUT % layers[count - 1].index) if layers else None
 
     @property
-    def most_rows(self) -> int:
+    def max_rows(self) -> int:
         """The maximum number of rows in a decode."""
         return self._context.n_rows
 

@@ -29,7 +29,7 @@ from edgespec.llama.runtime.context import Context, FloatArray
 from edgespec.llama.runtime.graph import GraphObserver
 
 _LOGITS = b"result_output"
-_MOST_NODES = 512
+_MAX_NODES = 512
 _ALIGNMENT = 64
 _VIEW, _OFFSET, _DATA = 10, 11, 12  # after the ten sources
 
@@ -133,9 +133,9 @@ class _End:
         memory = (ctypes.c_float * (n_rows * n_vocab)).from_address(self._places[logits])
         self.logits: FloatArray = np.frombuffer(memoryview(memory), dtype=np.float32).reshape(n_rows, n_vocab)
         self._processor = Processor(n_threads)
-        self._scratch = ggml.ScratchContext(n_tensors=1, n_nodes=_MOST_NODES)
+        self._scratch = ggml.ScratchContext(n_tensors=1, n_nodes=_MAX_NODES)
         with ggml.without_sources(list(chosen)):
-            self._graph = self._f["ggml_new_graph_custom"](self._scratch.handle, _MOST_NODES, False)
+            self._graph = self._f["ggml_new_graph_custom"](self._scratch.handle, _MAX_NODES, False)
             self._f["ggml_build_forward_expand"](self._graph, logits)
         for node in self._places:
             self._place(node)
@@ -149,7 +149,7 @@ class _End:
             if not node or node in seen or (ggml.operation_of(node) == 0 and not _views(node)):
                 return
             seen.add(node)
-            if len(seen) > _MOST_NODES // 2:
+            if len(seen) > _MAX_NODES // 2:
                 raise UnknownEnd("it reads more than chosen rows")
             if not ggml.is_in_host_memory(node):
                 raise UnknownEnd("a device computes it")

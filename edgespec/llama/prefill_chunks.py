@@ -21,7 +21,7 @@ from edgespec.llama.row_rule import RowRule
 # Multiples of 32, so that attention can be divided into equal streams; close enough to need little padding.
 LENGTHS = (4096, 3072, 2048, 1536, 1024, 768, 512, 384, 256, 192, 128, 96)
 _LEAST_FILLED = 0.75  # of a padded chunk; more padding costs more arithmetic than it saves reading
-_MOST_GROWTH = 4  # times the longest length that is proven: a longer one is not tried yet
+_MAX_GROWTH = 4  # times the longest length that is proven: a longer one is not tried yet
 
 
 class PrefillChunks:
@@ -51,7 +51,7 @@ class PrefillChunks:
 
     def next(self, missing: int) -> tuple[int, int]:
         """The next chunk of `missing` tokens: how many it takes, and the rows they are padded to."""
-        most = _MOST_GROWTH * self.longest_proven
+        most = _MAX_GROWTH * self.longest_proven
         for rows in self._lengths if missing > self._rule.maximum else ():
             if rows <= most and missing >= _LEAST_FILLED * rows and self._outcomes.get(rows, True):
                 return min(rows, missing), rows

@@ -116,9 +116,7 @@ def _own_kernels_agree(first_layers: FirstLayers) -> bool:
     if not first_layers.all_own:
         return False
     all_own = first_layers.watch_own()
-    found = [
-        first_layers.decode(rows) for rows in (*FEW_PASSES, _LONG_PASS) if rows <= first_layers.most_rows
-    ]
+    found = [first_layers.decode(rows) for rows in (*FEW_PASSES, _LONG_PASS) if rows <= first_layers.max_rows]
     states = [rows for rows in found if rows is not None]
     if len(states) < len(found) or not all_own():
         return False

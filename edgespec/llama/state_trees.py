@@ -24,7 +24,7 @@ from edgespec.llama.runtime.context import BranchesFailed, Context, FloatArray
 from edgespec.speculation.tree import TokenTree
 
 ROWS = 16  # of each pass, so that the row count does not choose the kernels
-_MOST_ERROR = 1e-3  # a normalized squared error; garbage has 1 or more
+_MAX_ERROR = 1e-3  # a normalized squared error; garbage has 1 or more
 
 # Parents of the first tree's rows: five certain ones, and then branches. The path to row 9 is accepted.
 _FIRST = (-1, 0, 1, 2, 3, 4, 4, 6, 5, 7, 6, 9)
@@ -100,7 +100,7 @@ def _compared(context: Context, rows: FloatArray, sequence: Sequence[int]) -> Br
         if np.array_equal(rows, expected):
             return BranchExactness.SAME
         error = float(np.square(rows - expected).sum() / np.square(expected - expected.mean()).sum())
-        return BranchExactness.CLOSE if error < _MOST_ERROR else BranchExactness.WRONG
+        return BranchExactness.CLOSE if error < _MAX_ERROR else BranchExactness.WRONG
     finally:
         context.clear()
 

@@ -129,7 +129,7 @@ def _open_model_drafter(
     from edgespec.drafters.model import ModelDrafter
 
     n_tokens = model.vocabulary.n_tokens
-    most_rows = max(plan.context.drafter_outputs or context.n_outputs, limits.width)
+    max_rows = max(plan.context.drafter_outputs or context.n_outputs, limits.width)
     return ModelDrafter(
         model,
         context,
@@ -137,7 +137,7 @@ def _open_model_drafter(
         proposers,
         window,
         translation=translation,
-        most_rows=most_rows,
+        max_rows=max_rows,
         shortlist=HeadShortlist(n_tokens) if n_tokens >= LEAST_VOCABULARY else None,
     )
 

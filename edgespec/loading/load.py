@@ -209,7 +209,7 @@ def _open_planned(
             decision = decision.with_fewer_on_cards()
             state.warnings.append(
                 f"A device ran out of memory ({error.what.rstrip('.')}): retrying with "
-                f"{decision.planner.most_on_cards} layers there."
+                f"{decision.planner.max_on_cards} layers there."
             )
 
 

@@ -86,9 +86,7 @@ def measure_passes(target: Target, seconds: float, on_progress: Progress) -> tup
     whole = TimingSamples()
     _time_passes(target, [1], TimingSamples(), whole, 1, seconds)
     sizes = _ROWS if whole.seconds[1][0] * len(_ROWS) * ROUNDS < seconds / 2 else _FEW_ROWS
-    rows = [
-        r for r in sizes if r <= _most_rows(target) and (r <= target.max_nodes or target.reads_at_once(r))
-    ]
+    rows = [r for r in sizes if r <= _max_rows(target) and (r <= target.max_nodes or target.reads_at_once(r))]
     for attempt in range(2):
         timed, whole, arriving = TimingSamples(), TimingSamples(), StreamRate(target.model.weights)
         watch = ContentionWatch(target.context.n_threads)
@@ -210,6 +208,6 @@ def _profile(target: Target, compute: Curve, spread: tuple[float, ...], read_rat
     )
 
 
-def _most_rows(target: Target) -> int:
+def _max_rows(target: Target) -> int:
     room = target.context.n_cells - 2 * _TEXT
     return min(max(target.prompt_rows, target.max_nodes), room)

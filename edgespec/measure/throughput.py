@@ -64,7 +64,7 @@ def measure_reading(path: Path, seconds: float, on_progress: Progress) -> DiskPr
     return DiskProfile(direct, buffered, *how)
 
 
-def sequential_speed(path: Path, *, most_bytes: int) -> tuple[float, bool]:
+def sequential_speed(path: Path, *, max_bytes: int) -> tuple[float, bool]:
     """Bytes per second of reading a file once from its beginning, two blocks at a time.
 
     Returns:
@@ -75,21 +75,21 @@ def sequential_speed(path: Path, *, most_bytes: int) -> tuple[float, bool]:
     """
     block = _BLOCKS[-1]
     with closing(FileReader(path)) as reader:
-        blocks = -(-min(reader.n_bytes, most_bytes) // block)
+        blocks = -(-min(reader.n_bytes, max_bytes) // block)
         return _speed(reader, block, 2, math.inf, blocks)[0], reader.direct
 
 
-def read_speed(path: Path, *, most_bytes: int = 256 << 20, seconds: float = 1.0) -> float | None:
+def read_speed(path: Path, *, max_bytes: int = 256 << 20, seconds: float = 1.0) -> float | None:
     """A quick estimate of bytes per second of direct reads; None if they fail, or the file is too small.
 
     It is accurate enough to tell a slow disk from a fast one.
     """
     try:
         with closing(FileReader(path, direct=True)) as reader:
-            most_bytes = min(most_bytes, reader.n_bytes)
-            if most_bytes < _BLOCKS[1]:
+            max_bytes = min(max_bytes, reader.n_bytes)
+            if max_bytes < _BLOCKS[1]:
                 return None
-            return _speed(reader, _BLOCKS[1], _THREADS[-1], seconds, most_bytes // _BLOCKS[1])[0]
+            return _speed(reader, _BLOCKS[1], _THREADS[-1], seconds, max_bytes // _BLOCKS[1])[0]
     except StreamError:
         return None
 
@@ -113,7 +113,7 @@ def _speed(
     block: int,
     threads: int,
     seconds: float,
-    most_blocks: int | None = None,
+    max_blocks: int | None = None,
     *,
     start: int = 0,
 ) -> tuple[float, int]:
@@ -138,7 +138,7 @@ def _speed(
         with memory:
             while time.perf_counter() - begun < seconds:
                 with lock:
-                    if most_blocks is not None and state["next"] - first >= most_blocks:
+                    if max_blocks is not None and state["next"] - first >= max_blocks:
                         return
                     place = state["next"] % whole
                     state["next"] += 1

@@ -16,7 +16,7 @@ from edgespec.kernels.watch import new_watch
 from edgespec.llama.runtime.context import Context
 from edgespec.llama.runtime.graph import GraphObserver
 
-MOST_ROWS = 60  # of a stream; ggml uses tiles from 64 on
+MAX_ROWS = 60  # of a stream; ggml uses tiles from 64 on
 _QUERIES, _MASK = 0, 3  # among a node's sources
 
 
@@ -30,7 +30,7 @@ class RowAttention(GraphObserver):
     def __init__(self) -> None:
         self.changed = 0
         self.watch = new_watch()
-        self.watch.ask_about_operation(ggml.attention_operation(), MOST_ROWS + 1)
+        self.watch.ask_about_operation(ggml.attention_operation(), MAX_ROWS + 1)
         self._before: dict[Address, TensorShape] = {}
 
     def reached(self, node: Address) -> bool:
@@ -62,7 +62,7 @@ class RowAttention(GraphObserver):
 
 
 def _most_that_divides(rows: int) -> int:
-    return max(size for size in range(1, MOST_ROWS + 1) if rows % size == 0)
+    return max(size for size in range(1, MAX_ROWS + 1) if rows % size == 0)
 
 
 def keep_row_attention(context: Context) -> bool:

@@ -208,7 +208,7 @@ class Planner:
         beside: bytes of LoRA adapters.
         measured: whether contexts are tried by dry runs, as when they are about to be loaded.
         process_bytes: of the process; None measures them where contexts are measured.
-        most_on_cards: layers that may be there, after a load has run out of their memory; None for any.
+        max_on_cards: layers that may be there, after a load has run out of their memory; None for any.
         usual_nodes: nodes that trees may have if no other number is asked for.
         sequences: how many are to be answered at once, and their cells.
     """
@@ -220,7 +220,7 @@ class Planner:
     beside: int = 0
     measured: bool = False
     process_bytes: int | None = None
-    most_on_cards: int | None = None
+    max_on_cards: int | None = None
     usual_nodes: int = USUAL_NODES
     sequences: SequencePlan = SequencePlan()
 
@@ -462,7 +462,7 @@ class Planner:
             self.config.devices,
             self.machine.n_threads,
             self.store,
-            most=self.most_on_cards,
+            most=self.max_on_cards,
             read_rate=self.read_rate,
         )
 

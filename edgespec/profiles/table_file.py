@@ -24,7 +24,7 @@ from edgespec.speculation.learning.tables import TableStore
 
 _VERSIONED = "2 "  # prefix of table names in this version of the file
 _CELLS, _VALUES, _SHAPE = " cells", " values", " shape"
-_MOST_CELLS = 1 << 24  # of a table; larger ones were not written by this program
+_MAX_CELLS = 1 << 24  # of a table; larger ones were not written by this program
 _AT_ONCE = 1 << 16  # cells that are searched at a time
 
 
@@ -115,7 +115,7 @@ def _unpacked(
     Raises:
         ValueError, TypeError, IndexError: they do not make a table of finite numbers.
     """
-    if any(size < 0 for size in shape) or math.prod(shape) > _MOST_CELLS:
+    if any(size < 0 for size in shape) or math.prod(shape) > _MAX_CELLS:
         raise ValueError("no table of ours is so large")
     table = np.zeros(math.prod(shape), dtype=np.float32)
     table[cells] = values.astype(np.float32)

@@ -36,7 +36,7 @@ _ENOUGH_PASSES = 4  # streamed passes that it takes to measure the disk's speed
 _ENOUGH_EXPERTS = 5_000  # that passes needed, to say how often experts are in memory
 _FAR = 1.5  # times the largest size of a profile, from which a size becomes a point of its own
 _PROFILE_WEIGHT = 8  # weight of a quick profile, in passes of a run
-_MOST_PASSES = 1000  # of each size, the latest: a server may run for months
+_MAX_PASSES = 1000  # of each size, the latest: a server may run for months
 _ENOUGH_TREES = 12  # that say what trees of a pair yield, if nothing else does
 _LARGE_TREE = 12  # nodes
 _UNMARKED = 24  # passes after which a corrected profile no longer counts as disturbed
@@ -86,7 +86,7 @@ class _FirstTrees:
 
     def __init__(self) -> None:
         self._meter = YieldMeter()
-        self._sizes: deque[int] = deque(maxlen=_MOST_PASSES)
+        self._sizes: deque[int] = deque(maxlen=_MAX_PASSES)
 
     def add(self, tree: TokenTree, path: Sequence[int], record: PassRecord) -> None:
         """Count a pass."""
@@ -182,7 +182,7 @@ class ProfileUpdates:
         self._tallies: dict[float, _TreeTally | None] = {}
         self._meters: dict[bool, _FirstTrees] = {}  # of pairs whose yields are not known, by whether sampled
         self._seconds: dict[int, deque[float]] = {}
-        self._streamed: deque[_StreamedPass] = deque(maxlen=_MOST_PASSES)
+        self._streamed: deque[_StreamedPass] = deque(maxlen=_MAX_PASSES)
         self._experts = ExpertUse()
         self._watch: ContentionWatch | None = None
 
@@ -202,7 +202,7 @@ class ProfileUpdates:
         if self._watch is None:
             self._watch = ContentionWatch(threads)  # too late for the pass that is already over
             return
-        latest = self._seconds.setdefault(record.nodes, deque(maxlen=_MOST_PASSES))
+        latest = self._seconds.setdefault(record.nodes, deque(maxlen=_MAX_PASSES))
         latest.append(max(record.verify_s - record.wait_s - record.setup_s, 0.0))
 
     def add_tree(self, tree: TokenTree, path: Sequence[int], record: PassRecord, temperature: float) -> None:

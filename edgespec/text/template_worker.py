@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # takes a few MiB; long messages are held about a dozen times: as JSON, as text, and as pieces of the result.
 _MEMORY_BYTES = 48 * 2**20
 _BYTES_PER_REQUEST_BYTE = 16
-_MOST_MEMORY_BYTES = 512 * 2**20
+_MAX_MEMORY_BYTES = 512 * 2**20
 _MAX_ERROR_CHARS = 1000
 
 
@@ -162,8 +162,8 @@ def _limit_memory(own: int, request_bytes: int) -> None:
         return  # Windows, macOS: the time limit and the output limit remain
     import resource
 
-    allowed = min(_MEMORY_BYTES + _BYTES_PER_REQUEST_BYTE * request_bytes, _MOST_MEMORY_BYTES)
-    hard = own + _MOST_MEMORY_BYTES
+    allowed = min(_MEMORY_BYTES + _BYTES_PER_REQUEST_BYTE * request_bytes, _MAX_MEMORY_BYTES)
+    hard = own + _MAX_MEMORY_BYTES
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_AS, (own + allowed, hard))
 

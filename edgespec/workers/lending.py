@@ -28,7 +28,7 @@ REBUILD = f"Compile it with its RPC backend: {install_command(rebuild=True)}"
 _CONNECTED, _LEFT = "Accepted client connection", "Client connection closed"
 _STARTING_S = 60.0
 _HEALTHY_S = 5.0  # a server that lives this long has not crashed because of where it runs
-_MOST_CRASHES = 3
+_MAX_CRASHES = 3
 _LOOKING_S = 1.5
 
 
@@ -88,7 +88,7 @@ class LendingServer:
                 self._note_client(_LEFT)
                 code = self._process.wait()
                 crashes = 0 if time.monotonic() - begun > _HEALTHY_S else crashes + 1
-                if code in (NO_ADDRESS, NO_RPC) or crashes >= _MOST_CRASHES:
+                if code in (NO_ADDRESS, NO_RPC) or crashes >= _MAX_CRASHES:
                     raise self._failure(code)
                 self._say(f"llama.cpp {describe_exit(code)} while it served a program. Listening again.")
                 begun = time.monotonic()

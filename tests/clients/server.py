@@ -25,7 +25,7 @@ from tests.clients.script import next_answer, words_in
 _REFUSED = 400
 _CLOSING = 8  # tokens that only end a prompt: the answer's opening, which a thought may follow
 _SHOWN = 16
-_MOST_TOKENS = 200  # of an answer whose form the client decides
+_MAX_TOKENS = 200  # of an answer whose form the client decides
 
 _lock = threading.Lock()
 _records = Path()
@@ -52,7 +52,7 @@ class ScriptedHandler(completion_handler.CompletionHandler):
         scripted = next_answer(request.prompt, tools)
         forced = config.tool_choice not in ("auto", "none") and scripted.call is None
         if forced or config.grammar is not None:  # the client wants a form, which the model fills in
-            config = config.with_(max_tokens=min(config.max_tokens or _MOST_TOKENS, _MOST_TOKENS))
+            config = config.with_(max_tokens=min(config.max_tokens or _MAX_TOKENS, _MAX_TOKENS))
         else:
             config = scripted.imposed_on(config)
         config = config.with_(temperature=0.0, stop=(), repeat_penalty=1.0)

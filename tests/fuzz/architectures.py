@@ -25,7 +25,7 @@ from tests.fuzz.headers import ARRAY, STRING, UINT32, Entry, Header, Tensor, sma
 FLOAT32, INT32, BOOL = 6, 5, 7
 _F32, _F16 = 0, 1
 WIDTH, HEADS, LAYERS, HIDDEN = 64, 2, 2, 128
-_MOST_ATTEMPTS = 700
+_MAX_ATTEMPTS = 700
 
 # Settings that all files get, and those that are supplied when they are asked for.
 _USUAL: dict[str, int | float] = {
@@ -251,7 +251,7 @@ def make(architecture: str, vocabulary_of: Path) -> Header:
     """
     maker: _Maker = _Maker(architecture, vocabulary_of)
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "log").open("w+b") as log:
-        while maker.attempts < _MOST_ATTEMPTS:
+        while maker.attempts < _MAX_ATTEMPTS:
             state = Path(folder) / "maker.pickle"
             state.write_bytes(pickle.dumps(maker))
             sys.stdout.flush()
@@ -277,7 +277,7 @@ def make(architecture: str, vocabulary_of: Path) -> Header:
             asserted = re.findall(r"[^\n]*(?:GGML_ASSERT|GGML_ABORT|fatal|abort)[^\n]*", answer)
             answer = f"{signal.Signals(os.WTERMSIG(status)).name}: {asserted[0] if asserted else ''}"
             maker.supply(answer)
-    raise NotMade(f"after {_MOST_ATTEMPTS} attempts: {answer}")
+    raise NotMade(f"after {_MAX_ATTEMPTS} attempts: {answer}")
 
 
 def _make_on(maker: _Maker, folder: Path, state: Path) -> int:
@@ -285,7 +285,7 @@ def _make_on(maker: _Maker, folder: Path, state: Path) -> int:
     from tests.fuzz.loader import compute
 
     path = folder / "model.gguf"
-    while maker.attempts < _MOST_ATTEMPTS:
+    while maker.attempts < _MAX_ATTEMPTS:
         os.ftruncate(2, 0)
         os.lseek(2, 0, os.SEEK_SET)
         path.write_bytes(maker.header.to_bytes())

@@ -39,8 +39,8 @@ from tests.fuzz.mutations import mutated
 
 UNDAMAGED = -1
 STAGES = ("start", "tried", "survived")
-_MOST_S = 3  # of processor time, at least: a file that loads takes 0.01 s
-_SLOTS, _MOST_PROBES = 1 << 16, 16
+_MAX_S = 3  # of processor time, at least: a file that loads takes 0.01 s
+_SLOTS, _MAX_PROBES = 1 << 16, 16
 
 
 def main() -> None:
@@ -68,7 +68,7 @@ class KnownFiles:
         """Remember a file, given by its beginning and the zeros after that; whether it is new."""
         digest = hashlib.blake2b(head, digest_size=8, key=zeros.to_bytes(8, "little")).digest()
         name = int.from_bytes(digest, "little") or 1
-        for probe in range(_MOST_PROBES):
+        for probe in range(_MAX_PROBES):
             at = (name + probe) % _SLOTS
             if self._slots[at] == name:
                 return False
@@ -138,8 +138,8 @@ def _limit_time() -> None:
     """Have the system end this process if the next file takes too long."""
     ends, most = resource.getrlimit(resource.RLIMIT_CPU)
     used = time.process_time()
-    if ends == resource.RLIM_INFINITY or ends < used + _MOST_S:
-        resource.setrlimit(resource.RLIMIT_CPU, (int(used) + 2 * _MOST_S, most))
+    if ends == resource.RLIM_INFINITY or ends < used + _MAX_S:
+        resource.setrlimit(resource.RLIMIT_CPU, (int(used) + 2 * _MAX_S, most))
 
 
 def compute(path: Path, adapter: Path | None = None) -> None:

@@ -257,7 +257,7 @@ def test_a_graph_with_another_end_is_scored_in_more_passes(
     short_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edgespec.planning.memory.rows.best_rows", lambda *_: CONTEXT)
-    monkeypatch.setattr("edgespec.llama.output_pieces._MOST_NODES", 2)
+    monkeypatch.setattr("edgespec.llama.output_pieces._MAX_NODES", 2)
     (expected,) = engine.score([TEXT])
     with load_in_least_memory(short_path, exact=True, context=CONTEXT, threads=1) as streamed:
         assert streamed.score([TEXT])[0].token_logprobs == expected.token_logprobs

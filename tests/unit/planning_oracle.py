@@ -22,12 +22,12 @@ from edgespec.planning.devices.card_placement import NO_CARDS, place_models
 from edgespec.planning.devices.finding import PlacementRequest
 from edgespec.planning.devices.machine import MachineSnapshot
 from edgespec.planning.devices.workers import assign_to_workers
-from edgespec.planning.memory.needs import MOST_PROMPT_ROWS, MemoryNeeds, tied_bytes
+from edgespec.planning.memory.needs import MAX_PROMPT_ROWS, MemoryNeeds, tied_bytes
 from edgespec.planning.memory.placement import LayerPlacement, PoolSizes, place, place_with_experts
 from edgespec.planning.memory.rows import PrefillFacts
 from edgespec.profiles.store import ProfileStore
 
-_MOST_STREAMED_ROWS = 4096
+_MAX_STREAMED_ROWS = 4096
 
 _STORE = ProfileStore(Path("/nowhere/profiles"))
 
@@ -193,7 +193,7 @@ def _measure(
     if offload != "stream" and _whole(sizes[fewest]) <= budget:
         if exact and not prefill.own_kernels:
             return sizes[fewest]
-        counts = [rows for rows in sizes if rows <= MOST_PROMPT_ROWS]
+        counts = [rows for rows in sizes if rows <= MAX_PROMPT_ROWS]
         return sizes[max(rows for rows in counts if _whole(sizes[rows]) <= budget)]
     alone = config.memory.experts != "never" and bool(layer_weights(files).experts)
     if exact is None:

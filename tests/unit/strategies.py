@@ -11,9 +11,9 @@ SHAPES = ("chain", "star", "random", "near the end", "caterpillar")
 
 
 @st.composite
-def trees(draw: st.DrawFn, most_nodes: int = 300, vocabulary: int = 5, root: int | None = None) -> TokenTree:
+def trees(draw: st.DrawFn, max_nodes: int = 300, vocabulary: int = 5, root: int | None = None) -> TokenTree:
     """Trees of any shape. Siblings may hold equal tokens; scores never rise along a path, and often tie."""
-    n = draw(st.integers(1, most_nodes))
+    n = draw(st.integers(1, max_nodes))
     shape = draw(st.sampled_from(SHAPES))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     parents = [-1]
@@ -33,9 +33,9 @@ def trees(draw: st.DrawFn, most_nodes: int = 300, vocabulary: int = 5, root: int
     return TokenTree.build(tokens, parents, scores)
 
 
-def distinct_trees(most_nodes: int = 300, vocabulary: int = 5) -> st.SearchStrategy[TokenTree]:
+def distinct_trees(max_nodes: int = 300, vocabulary: int = 5) -> st.SearchStrategy[TokenTree]:
     """Trees in which no two siblings hold the same token, as drafters make them."""
-    return trees(most_nodes, vocabulary).map(TokenTree.merged)
+    return trees(max_nodes, vocabulary).map(TokenTree.merged)
 
 
 def text_of(tree: TokenTree, node: int) -> tuple[int, ...]:

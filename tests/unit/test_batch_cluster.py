@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.cli.batch.cluster.address import RayAddress
-from edgespec.cli.batch.cluster.dispatch import MOST_LOSSES, ClusterTask, Dispatch
+from edgespec.cli.batch.cluster.dispatch import MAX_LOSSES, ClusterTask, Dispatch
 from edgespec.cli.batch.cluster.sharing import options_for_nodes
 from edgespec.cli.main import main
 from edgespec.config import Config
@@ -154,13 +154,13 @@ def test_what_a_lost_worker_had_is_done_by_others_once_and_first() -> None:
 
 def test_a_line_that_takes_several_workers_along_is_given_up() -> None:
     dispatch: Dispatch[int] = Dispatch(RequestList(_requests(1)))
-    for worker in range(MOST_LOSSES):
+    for worker in range(MAX_LOSSES):
         dispatch.join(worker, 1)
         given = dispatch.next()
         assert given is not None
         again, given_up = dispatch.leave(worker)
-        assert len(again) == (worker < MOST_LOSSES - 1)
-        assert len(given_up) == (worker == MOST_LOSSES - 1)
+        assert len(again) == (worker < MAX_LOSSES - 1)
+        assert len(given_up) == (worker == MAX_LOSSES - 1)
     dispatch.join(9, 1)
     assert dispatch.next() is None
     assert not dispatch.fetch()

@@ -102,7 +102,7 @@ def test_a_full_disk_ends_the_collecting_and_not_the_answer(monkeypatch: pytest.
 
 
 def test_of_very_many_answers_the_latest_are_learned_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgespec.drafting.tuning.data.collecting._MOST_READ", 5)
+    monkeypatch.setattr("edgespec.drafting.tuning.data.collecting._MAX_READ", 5)
     for number in range(3):
         collector = Collector(TARGET, refuse)
         for first in range(3):
@@ -113,7 +113,7 @@ def test_of_very_many_answers_the_latest_are_learned_from(monkeypatch: pytest.Mo
 
 
 def test_the_oldest_files_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgespec.drafting.tuning.data.collecting._MOST_BYTES", 1)
+    monkeypatch.setattr("edgespec.drafting.tuning.data.collecting._MAX_BYTES", 1)
     paths: list[Path] = []
     for _ in range(2):
         collector = Collector(TARGET, refuse)

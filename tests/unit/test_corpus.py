@@ -224,7 +224,7 @@ def test_blocks_hold_all_files_whatever_their_sizes(files: list[bytes]) -> None:
 
 
 def test_what_has_no_room_is_left_out_and_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder_index, "_MOST_TOKENS", 30)
+    monkeypatch.setattr(folder_index, "_MAX_TOKENS", 30)
     corpus, notes = open_corpus(folder, _Bytes(), "v", no_progress)
     assert len(corpus) <= 30
     assert notes == [f"{folder} is too large: 1 of its 4 files are left out."]

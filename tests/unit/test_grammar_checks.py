@@ -143,7 +143,7 @@ PLAIN = {
 @pytest.mark.parametrize("name", PLAIN)
 def test_what_is_taken_for_plain_is_far_from_the_limits(name: str) -> None:
     from edgespec.processes.trial import attempt_in_child
-    from edgespec.text.grammar.matchers import _LIMITS, MOST_COMPILED_BYTES
+    from edgespec.text.grammar.matchers import _LIMITS, MAX_COMPILED_BYTES
 
     form = PLAIN[name]
     check(form)
@@ -154,7 +154,7 @@ def test_what_is_taken_for_plain_is_far_from_the_limits(name: str) -> None:
         request,
         subject="The grammar",
         cpu_s=20,
-        memory_bytes=MOST_COMPILED_BYTES,
+        memory_bytes=MAX_COMPILED_BYTES,
         stack_bytes=2 << 20,
     )
     assert verdict.why is None, verdict

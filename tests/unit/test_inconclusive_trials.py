@@ -268,7 +268,7 @@ def test_a_measurement_that_was_stopped_is_disturbed() -> None:
 
 
 def test_running_out_of_processor_time_is_a_verdict(new_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgespec.llama.runtime.vetting._MOST_S", 1.0)
+    monkeypatch.setattr("edgespec.llama.runtime.vetting._MAX_S", 1.0)
     monkeypatch.setattr(trial, "_BOOT", _BOOT.format(harm="\n    while True: pass"))
     with pytest.raises(ModelFileError, match="it does not finish"):
         vet_model(new_model)

@@ -11,7 +11,7 @@ from edgespec.errors import BackendError, MemoryLimitError
 from edgespec.machine.memory import FreeMemory
 from edgespec.models.gguf.synthesis.weightless import ModelShape, hollow_files
 from edgespec.planning.devices.machine import MachineSnapshot
-from edgespec.planning.memory.needs import BESIDE_STREAM_ROWS, MOST_PROMPT_ROWS
+from edgespec.planning.memory.needs import BESIDE_STREAM_ROWS, MAX_PROMPT_ROWS
 from edgespec.planning.plan import Planner
 from edgespec.planning.report.memory_lines import UNUSED, memory_lines
 from edgespec.profiles.store import ProfileStore
@@ -58,7 +58,7 @@ def test_tables_and_long_pieces_of_prompts_take_no_memory_from_a_streamed_target
     assert plan.needs.drafter_rows == BESIDE_STREAM_ROWS
     assert lines["interpreter and libraries"] > 0
     in_memory = planner(16_000).plan(drafter)
-    assert in_memory.needs.drafter_rows == MOST_PROMPT_ROWS
+    assert in_memory.needs.drafter_rows == MAX_PROMPT_ROWS
     assert {line.what: line.n_bytes for line in memory_lines(in_memory)}["drafter's weights"] == (
         drafter.tensor_bytes
     )

@@ -60,7 +60,7 @@ def test_what_the_ring_read_ahead_is_not_read_in_the_pass() -> None:
 def test_draft_steps_take_as_long_as_their_rows() -> None:
     assert draft_seconds(STEP, steps=4, rows=4) == 0.04
     assert draft_seconds(STEP, steps=4, rows=32) == 0.08
-    assert draft_seconds(STEP, steps=4, rows=320, most_rows=8) == 0.08
+    assert draft_seconds(STEP, steps=4, rows=320, max_rows=8) == 0.08
     assert draft_seconds(STEP, steps=0, rows=0) == 0.0
     step_s, row_s = even_step(STEP, 8)
     assert even_draft_seconds(step_s, row_s, steps=4, rows=18) == pytest.approx(draft_seconds(STEP, 4, 18))

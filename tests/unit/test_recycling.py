@@ -109,7 +109,7 @@ def test_it_takes_less_than_two_megabytes() -> None:
     assert source._successors.nbytes < 2_000_000
 
 
-@given(distinct_trees(most_nodes=30, vocabulary=40), st.integers(0, 2**32 - 1))
+@given(distinct_trees(max_nodes=30, vocabulary=40), st.integers(0, 2**32 - 1))
 def test_what_the_target_said_is_drafted_next_time(tree: TokenTree, seed: int) -> None:
     logits = np.random.default_rng(seed).normal(size=(len(tree), 50)).astype(np.float32)
     text = [3, int(tree.tokens[0])]

@@ -151,7 +151,7 @@ def test_texts_that_take_turns_keep_their_indexes() -> None:
 
 
 def test_texts_that_were_not_asked_for_lately_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_module, "_MOST_TOKENS", 100)
+    monkeypatch.setattr(source_module, "_MAX_TOKENS", 100)
     source = TextSource()
     for first in range(8):
         source.propose([first] * 40, 4)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from edgespec.errors import ContextLengthError
 from edgespec.llama.runtime.model import Model
 from edgespec.llama.tokenizer.deep_stack import on_deep_stack
-from edgespec.llama.tokenizer.text_chunks import MOST_CHARS, split
+from edgespec.llama.tokenizer.text_chunks import MAX_CHARS, split
 from edgespec.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.text.encoding import Encoder
 from tests.fuzz.headers import small_model
@@ -88,8 +88,8 @@ def vocabulary(smol_path: Path) -> Iterator[Vocabulary]:
 def natural_text() -> str:
     """Prose, code and Japanese of several pieces, without runs of many characters."""
     root = Path(__file__).parents[2]
-    prose = (root / "docs" / "architecture.md").read_text()[: MOST_CHARS + 2000]
-    code = (root / "edgespec" / "engine" / "engine.py").read_text()[: MOST_CHARS + 1000]
+    prose = (root / "docs" / "architecture.md").read_text()[: MAX_CHARS + 2000]
+    code = (root / "edgespec" / "engine" / "engine.py").read_text()[: MAX_CHARS + 1000]
     paragraphs = "One more paragraph of plain words. It has two sentences, and then it ends.\n\n" * 80
     return prose + code + paragraphs + "日本語のテキスト、これは試験です。" * 300
 
@@ -121,7 +121,7 @@ def test_pieces_are_the_text(part: str, times: int) -> None:
     text = part * times
     pieces = list(split(text))
     assert "".join(pieces) == text
-    assert all(0 < len(piece) <= MOST_CHARS for piece in pieces)
+    assert all(0 < len(piece) <= MAX_CHARS for piece in pieces)
 
 
 def test_where_texts_are_cut() -> None:
@@ -129,13 +129,13 @@ def test_where_texts_are_cut() -> None:
     assert all(piece.endswith("e\n") for piece in split(lines))
     words = "words " * 2000
     assert all(piece.endswith("s") for piece in list(split(words))[:-1])
-    assert {len(piece) for piece in list(split("x" * 10_000))[:-1]} == {MOST_CHARS}
+    assert {len(piece) for piece in list(split("x" * 10_000))[:-1]} == {MAX_CHARS}
     assert max(map(len, split("a" + " " * 5000 + "b"))) <= 1025
 
 
 def test_control_tokens_are_not_cut_apart(vocabulary: Vocabulary) -> None:
     for shift in range(12):
-        text = "x" * (MOST_CHARS - shift) + "<|im_end|>" + "y" * MOST_CHARS
+        text = "x" * (MAX_CHARS - shift) + "<|im_end|>" + "y" * MAX_CHARS
         tokens = vocabulary.tokenize(text, control=True)
         assert [token for token in tokens if vocabulary.is_control(token)], shift
 

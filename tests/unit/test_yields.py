@@ -15,7 +15,7 @@ from edgespec.speculation.tree import TokenTree
 from tests.unit.strategies import distinct_trees
 
 
-@given(distinct_trees(most_nodes=80), st.integers(0, 2**32 - 1))
+@given(distinct_trees(max_nodes=80), st.integers(0, 2**32 - 1))
 def test_a_smaller_budget_would_have_accepted_what_of_the_path_its_own_tree_holds(
     tree: TokenTree, seed: int
 ) -> None:

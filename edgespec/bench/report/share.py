@@ -37,7 +37,7 @@ _ROW = (
 )
 _SETTINGS = ("prompts", "repetitions", "max_tokens", "temperature", "verify")
 _LOAD = ("context", "threads", "gpu_layers", "kv", "tree", "pack", "exact")
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 
 
 def make_share(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def read_share(path: Path) -> dict[str, Any]:
         UsageError: it cannot be read, or is no such file.
     """
     try:
-        if path.stat().st_size > _MOST_BYTES:
+        if path.stat().st_size > _MAX_BYTES:
             raise ValueError("it is too large")
         record = json.loads(path.read_bytes())
         if record[SHARED] != _FORMAT:

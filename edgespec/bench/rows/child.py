@@ -139,7 +139,7 @@ def disk(task: dict[str, Any]) -> dict[str, Any]:
 
     path = Path(task["path"])
     _report(f"Reading {path.name} as fast as the disk can", 0.0)
-    speed, direct = sequential_speed(path, most_bytes=_READ_BYTES)
+    speed, direct = sequential_speed(path, max_bytes=_READ_BYTES)
     return {"path": str(path), "bytes_per_s": speed, "direct": direct}
 
 

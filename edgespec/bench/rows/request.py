@@ -12,7 +12,7 @@ from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.units import readable
 
-_MOST_TEXTS = 256  # llama.cpp's most sequences
+_MAX_TEXTS = 256  # llama.cpp's most sequences
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ def check(request: BenchRequest) -> None:
         if not 1 <= value <= 10_000:
             raise UsageError(f"{name} must be from 1 to 10000, not {value}.")
     for texts in request.texts:
-        if not 1 <= texts <= _MOST_TEXTS:
-            raise UsageError(f"--parallel must be from 1 to {_MOST_TEXTS}, not {texts}.")
+        if not 1 <= texts <= _MAX_TEXTS:
+            raise UsageError(f"--parallel must be from 1 to {_MAX_TEXTS}, not {texts}.")
     for percent in request.held or ():
         if not 1 <= percent <= 99:
             raise UsageError(f"--held must be from 1 to 99, in percent, not {percent}.")

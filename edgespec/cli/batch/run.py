@@ -44,7 +44,7 @@ from edgespec.serving.api.images import without_data
 if TYPE_CHECKING:
     from edgespec.text.encoding import Prompt
 
-_MOST_HELD = 1000  # results that wait for an earlier one; no lines are begun beyond that
+_MAX_HELD = 1000  # results that wait for an earlier one; no lines are begun beyond that
 
 
 class ReorderBuffer:
@@ -178,7 +178,7 @@ class BatchRun:
     def _requests(self, jobs: JobQueue, engine: BatchEngine) -> Iterator[Request | None]:
         """A request for each answer that is wanted and does not exist; None where there is no line yet."""
         while True:
-            job = jobs.take() if self._reorder_buffer.held < _MOST_HELD else None
+            job = jobs.take() if self._reorder_buffer.held < _MAX_HELD else None
             if job is None:
                 yield None
                 continue

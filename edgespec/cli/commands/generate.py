@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgespec.cli.batch.engines import load_here, load_on_cluster
-from edgespec.cli.batch.formats.own_format import MOST_ANSWERS
+from edgespec.cli.batch.formats.own_format import MAX_ANSWERS
 from edgespec.cli.batch.input.job import Shard
 from edgespec.cli.batch.output.result_file import ResultFile
 from edgespec.cli.batch.run import BatchRun, with_system
@@ -179,8 +179,8 @@ def generate(
     system = system_prompt(called, system, system_file)
     if system is not None and raw:
         raise UsageError("--system cannot be used with --raw.", "Leave one of them out.")
-    if not 1 <= answers <= MOST_ANSWERS:
-        raise UsageError(f"--answers must be from 1 to {MOST_ANSWERS}, not {answers}.")
+    if not 1 <= answers <= MAX_ANSWERS:
+        raise UsageError(f"--answers must be from 1 to {MAX_ANSWERS}, not {answers}.")
     if overwrite and (input_name is None or output_name is None):
         raise UsageError("--overwrite needs --input and --output.", "Add them, or leave out --overwrite.")
     if shard is not None and input_name is None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from edgespec.speculation.tree import Acceptance, TokenTree
 
 _ACCEPTED, _REJECTED, _BONUS = "green", "dim", "bold cyan"
-_MOST_BRANCHES = 4  # rejected branches drawn per node
+_MAX_BRANCHES = 4  # rejected branches drawn per node
 
 
 def draw_tree(
@@ -72,12 +72,12 @@ class _Drawing:
         """The rejected children of a node on the path."""
         rejected = [child for child in self._children[node] if child != following]
         lines = []
-        shown = rejected[:_MOST_BRANCHES]
+        shown = rejected[:_MAX_BRANCHES]
         for place, child in enumerate(shown):
             last = place == len(shown) - 1 and len(rejected) == len(shown)
             lines += self._branch(child, "│ ", "╰ " if last else "├ ", "  " if last else "│ ")
         if len(rejected) > len(shown):
-            more = sum(self._size(child) for child in rejected[_MOST_BRANCHES:])
+            more = sum(self._size(child) for child in rejected[_MAX_BRANCHES:])
             lines.append(Text(f"│ ╰ {more} more", style=_REJECTED))
         return lines
 

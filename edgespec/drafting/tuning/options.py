@@ -12,7 +12,7 @@ from edgespec.llama.quantize import KEEP, QUANTIZATIONS
 from edgespec.units import readable_rate, readable_time
 
 LEAST_ANSWERS = 4
-_MOST_MINUTES = 7 * 24 * 60
+_MAX_MINUTES = 7 * 24 * 60
 
 
 @dataclass(frozen=True)
@@ -130,8 +130,8 @@ def check(options: TuneOptions) -> None:
         UsageError: a wrong number or name.
         OutputError: there is no folder for the output.
     """
-    if not 0 < options.minutes <= _MOST_MINUTES:
-        limit = f"at most {_MOST_MINUTES:g}" if options.minutes > 0 else "positive"
+    if not 0 < options.minutes <= _MAX_MINUTES:
+        limit = f"at most {_MAX_MINUTES:g}" if options.minutes > 0 else "positive"
         raise UsageError(f"--minutes must be {limit}, not {options.minutes:g}.")
     if not 8 <= options.tokens <= 384:
         raise UsageError(f"--tokens must be from 8 to 384, not {options.tokens}.")

@@ -17,7 +17,7 @@ from edgespec.heads.shared.head import HeadHeader
 from edgespec.heads.shared.layer_head import LayerHead, read_fields, read_layers
 from edgespec.models.gguf.types import GGUFHeader, as_count
 
-MOST_BLOCK = 64  # positions: the rows of one pass of a head
+MAX_BLOCK = 64  # positions: the rows of one pass of a head
 _USUAL_BLOCK = 16  # where the file does not say
 
 
@@ -106,8 +106,8 @@ def _mask_token(head: HeadHeader) -> int:
 def _block_size(head: HeadHeader) -> int:
     metadata, key = head.header.metadata, f"{head.header.architecture}.block_size"
     size = as_count(metadata[key]) if key in metadata else _USUAL_BLOCK
-    if size is None or not 2 <= size <= MOST_BLOCK:
-        head.refuse(f"it drafts blocks of {metadata.get(key)} tokens; 2 to {MOST_BLOCK} are supported")
+    if size is None or not 2 <= size <= MAX_BLOCK:
+        head.refuse(f"it drafts blocks of {metadata.get(key)} tokens; 2 to {MAX_BLOCK} are supported")
     return size
 
 

@@ -20,7 +20,7 @@ from edgespec.llama.runtime.model import Model
 HEAD_ROWS = 64  # of a decode: the head computes the logits of all of them, wanted or not
 # For texts and branches; encoding takes one more. llama.cpp plans a row of logits for each sequence, and
 # aborts where they are more than the rows of a decode.
-MOST_HEAD_SEQUENCES = HEAD_ROWS - 1
+MAX_HEAD_SEQUENCES = HEAD_ROWS - 1
 
 
 class HeadContext(Context):
@@ -54,7 +54,7 @@ class HeadContext(Context):
         n_threads: int,
         abort: AbortFlag | None = None,
     ) -> None:
-        n_sequences = min(n_sequences, MOST_HEAD_SEQUENCES)
+        n_sequences = min(n_sequences, MAX_HEAD_SEQUENCES)
         super().__init__(
             model,
             n_cells=n_cells,

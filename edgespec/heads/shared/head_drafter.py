@@ -32,7 +32,7 @@ from edgespec.speculation.sources.base import Proposer
 from edgespec.speculation.tree import FloatArray, TokenTree
 from edgespec.speculation.verification.base import DraftedTree
 
-_MOST_WAITING = 2048  # rows of hidden states that nobody has asked to digest; then they are dropped
+_MAX_WAITING = 2048  # rows of hidden states that nobody has asked to digest; then they are dropped
 _SPARE_CELLS = 256  # for the trees of all sequences
 _TRIAL_TEXT = 16  # least tokens before the rows that are timed
 
@@ -95,7 +95,7 @@ class HeadDrafter(ModelDrafter):
 
     def receive(self, sequence: TargetSequence, start: int, hidden: FloatArray) -> None:
         """Tokens of a sequence were read by the target; see HiddenReader."""
-        if sum(len(shown.hidden) for shown in self._shown) > _MOST_WAITING:
+        if sum(len(shown.hidden) for shown in self._shown) > _MAX_WAITING:
             self._shown.clear()  # sequences that are never drafted for: they begin anew where they are
         tokens = list(sequence.tokens[: start + len(hidden)])
         self._shown.append(_ShownStates(sequence.memory, tokens, start, hidden))
@@ -281,7 +281,7 @@ class HeadDrafter(ModelDrafter):
     def _recall(self, drafted: DraftSequence, sequence: Sequence[int], store: StateStore | None) -> None:
         """Recall nothing: no state is saved."""
 
-    def _most_pending(self, steps: Sequence[DraftStep]) -> int:
+    def _max_pending(self, steps: Sequence[DraftStep]) -> int:
         branches = sum(len(step.frontier.nodes) for step in steps if not step.reads_sequence)
         sequences = sum(step.reads_sequence for step in steps)
         return max((self._context.n_rows - branches) // max(sequences, 1), 1)

@@ -29,7 +29,7 @@ from edgespec.option import named
 from edgespec.processes.trial import attempt_in_child
 
 # Of processor time: the largest vocabularies take two seconds, and computing with zeros 0.1 s a gigabyte.
-_MOST_S, _MOST_S_PER_GB = 20.0, 2.0
+_MAX_S, _MAX_S_PER_GB = 20.0, 2.0
 _TRIAL = "edgespec.llama.trials.load_trial"
 
 # Files whose headers this process need not look up again, with their layers for further tokens or without.
@@ -83,7 +83,7 @@ def require_loadable(
         nonlocal earlier
         earlier = ""
         before = [FileState.of(header.path) for header in tried]
-        seconds = _MOST_S + _MOST_S_PER_GB * sum(header.file_bytes for header in tried) / 1e9
+        seconds = _MAX_S + _MAX_S_PER_GB * sum(header.file_bytes for header in tried) / 1e9
         verdict = _try_out(trial, headers[0], beside, seconds, mtp=mtp)
         if [FileState.of(header.path) for header in tried] != before:
             raise InconclusiveTrial(_subject(headers[0]), "read a file that was being changed")
@@ -140,7 +140,7 @@ def require_survived(path: Path, *, mtp: bool = False) -> None:
 
 
 def _try_out(
-    trial: str, header: GGUFHeader, beside: GGUFHeader | None, most_s: float, *, mtp: bool
+    trial: str, header: GGUFHeader, beside: GGUFHeader | None, max_s: float, *, mtp: bool
 ) -> _Verdict:
     """Load the file in a child process."""
     request: dict[str, Any] = {
@@ -154,7 +154,7 @@ def _try_out(
         trial,
         request,
         subject=_subject(header),
-        cpu_s=most_s,
+        cpu_s=max_s,
         stack_bytes=8 << 20,
     )
     if verdict.why == "time":

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterator
 
-MOST_CHARS = 4096
+MAX_CHARS = 4096
 _LONGEST_RUN = 1024  # of digits or of whitespace
 
 _LONG_RUN = re.compile(rf"\s{{{_LONGEST_RUN + 1},}}|\d{{{_LONGEST_RUN + 1},}}")
@@ -37,7 +37,7 @@ _SPLITS = tuple(
 
 
 def split(text: str, joined: Container[str] = ()) -> Iterator[str]:
-    """The chunks of a text, of at most MOST_CHARS characters each; joined, they are the text.
+    """The chunks of a text, of at most MAX_CHARS characters each; joined, they are the text.
 
     Args:
         joined: pairs of characters not to be split if possible, because they occur in tokens that llama.cpp
@@ -52,8 +52,8 @@ def split(text: str, joined: Container[str] = ()) -> Iterator[str]:
 
 
 def _chunks(text: str, start: int, end: int, joined: Container[str]) -> Iterator[str]:
-    while end - start > MOST_CHARS:
-        at = _split_point(text, start, start + MOST_CHARS, joined)
+    while end - start > MAX_CHARS:
+        at = _split_point(text, start, start + MAX_CHARS, joined)
         yield text[start:at]
         start = at
     if start < end:

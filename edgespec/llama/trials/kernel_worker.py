@@ -50,7 +50,7 @@ _TYPES = [
     for type_id, (block, _bytes) in BLOCK_SIZES.items()
     if (block > 1 and type_id not in (9, 15)) or type_id in _HALVES
 ]
-_MOST_CPU_S, _MOST_CPU_S_PER_CORE = 60, 4  # of processor time; a trial takes two to ten
+_MAX_CPU_S, _MAX_CPU_S_PER_CORE = 60, 4  # of processor time; a trial takes two to ten
 _DECODE_MEMORY = 1 << 30  # bytes that must be free for the real model
 
 _Q8_0 = 8
@@ -65,11 +65,11 @@ _FLOAT_SHAPE = (_DISTINCT + 3, 37)  # of a router; neither is a multiple of a ve
 # Layouts quantize activations and sum up in different ways, so results differ by rounding. llama.cpp's own
 # comparison of backends allows this normalized squared error; wrong results have about 1 or 2. A single wrong
 # element hardly changes the sum, so each element must also be within a fraction of the root mean square.
-_MOST_ERROR = 5e-4
-_MOST_DEVIATION = 0.25
+_MAX_ERROR = 5e-4
+_MAX_DEVIATION = 0.25
 
 # Plain products are compared with the unquantized matrix, which 2 bits per weight approximate only roughly.
-_MOST_QUANTIZATION_ERROR = 0.5
+_MAX_QUANTIZATION_ERROR = 0.5
 
 # Models with a running state: of texts that share a pass.
 _SEQUENCES, _TEXT = 3, 6
@@ -180,7 +180,7 @@ def _try_unpacked(processor: Processor, layouts: list[KernelLayout]) -> list[Ker
         _say("at", layout=OWN, what=what)
         found = {rows: compute(rows, own) for rows in (1, max(ROWS), most)}
         last = found[most]
-        if not _error(last, expected) < _MOST_ERROR:
+        if not _error(last, expected) < _MAX_ERROR:
             _say("wrong", layout=OWN, what=f"they compute nonsense {what}")
         elif not all(np.array_equal(part, last[:rows]) for rows, part in found.items()):
             _say("wrong", layout=OWN, what=f"their results depend on the number of rows {what}")
@@ -225,7 +225,7 @@ class _Trial:
 
     def plain_is_right(self, exact: FloatArray) -> bool:
         """True if the plain product is near that of the unquantized matrix; reports it if not."""
-        if _error(self._plain, exact) < _MOST_QUANTIZATION_ERROR:
+        if _error(self._plain, exact) < _MAX_QUANTIZATION_ERROR:
             return True
         _say("wrong", layout=PLAIN, what=f"computes nonsense {self._what}")
         return False
@@ -235,7 +235,7 @@ class _Trial:
         found = self._result(layout)
         scale = float(np.sqrt(np.mean(self._plain**2)))
         deviation = float(np.max(np.abs(found - self._plain))) / scale
-        if _error(found, self._plain) < _MOST_ERROR and deviation < _MOST_DEVIATION:
+        if _error(found, self._plain) < _MAX_ERROR and deviation < _MAX_DEVIATION:
             return True
         _say("wrong", layout=layout.name, what=f"they compute nonsense {self._what}")
         return False
@@ -388,7 +388,7 @@ def _limit_process() -> None:
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         signal.signal(signal.SIGXCPU, signal.SIG_DFL)
-        seconds = _MOST_CPU_S + _MOST_CPU_S_PER_CORE * usable_cores()
+        seconds = _MAX_CPU_S + _MAX_CPU_S_PER_CORE * usable_cores()
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     except (ImportError, OSError, ValueError):
         pass  # the parent limits the time, too

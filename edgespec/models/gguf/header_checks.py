@@ -12,9 +12,9 @@ from typing import Any
 
 from edgespec.models.gguf.types import TensorInfo
 
-_MOST_LAYERS = 512  # LLAMA_MAX_LAYERS
-_MOST_EXPERTS = 1024
-_MOST_ROTATED = 2**14
+_MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
+_MAX_EXPERTS = 1024
+_MAX_ROTATED = 2**14
 _ROTATING = ("llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "olmo2")
 
 # Types that ggml stores or computes with but has no matrix products for: 8- to 64-bit integers, F64, and the
@@ -36,8 +36,8 @@ def find_fault(metadata: Mapping[str, Any], tensors: Sequence[TensorInfo]) -> st
         return metadata.get(f"{architecture}.{name}")
 
     layers = setting("block_count")
-    if _is_count(layers) and not 1 <= layers <= _MOST_LAYERS:
-        return f"it claims {layers} layers; from 1 to {_MOST_LAYERS} are allowed"
+    if _is_count(layers) and not 1 <= layers <= _MAX_LAYERS:
+        return f"it claims {layers} layers; from 1 to {_MAX_LAYERS} are allowed"
     extra = setting("nextn_predict_layers")
     if _is_count(extra) and _is_count(layers) and extra > layers:
         return f"it claims that {extra} of {layers} layers predict further tokens"
@@ -53,7 +53,7 @@ def find_fault(metadata: Mapping[str, Any], tensors: Sequence[TensorInfo]) -> st
         return f"its architecture is {architecture}, and it has no experts"
     rotated = setting("rope.dimension_count")
     if _is_count(rotated) and (
-        rotated % 2 or rotated > _MOST_ROTATED or (rotated == 0 and architecture in _ROTATING)
+        rotated % 2 or rotated > _MAX_ROTATED or (rotated == 0 and architecture in _ROTATING)
     ):
         return f"rope.dimension_count is {rotated}"
     for name in ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"):
@@ -77,8 +77,8 @@ def _expert_fault(count: Any, used: Any) -> str:
     if not _is_count(count if count is not None else 0) or not _is_count(used if used is not None else 0):
         return ""
     count, used = count or 0, used or 0
-    if count > _MOST_EXPERTS:
-        return f"it claims {count} experts; at most {_MOST_EXPERTS} are allowed"
+    if count > _MAX_EXPERTS:
+        return f"it claims {count} experts; at most {_MAX_EXPERTS} are allowed"
     if used > count or (count and not used):
         return f"it claims that {used} of {count} experts are used"
     return ""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from edgespec.errors import ModelFileError
 
-_MOST_HEADER = 64 << 20
+_MAX_HEADER = 64 << 20
 _TYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4"}
 
 
@@ -68,7 +68,7 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
         size = path.stat().st_size
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            if not 2 <= length <= min(size - 8, _MOST_HEADER):
+            if not 2 <= length <= min(size - 8, _MAX_HEADER):
                 raise _damaged(path, "its header is longer than the file")
             header = json.loads(file.read(length))
     except OSError as error:

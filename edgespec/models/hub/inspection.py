@@ -24,12 +24,12 @@ from edgespec.units import readable
 
 _SMALLER = 2  # times, at least, that a drafter is smaller than its target
 _FILE_BYTES = 1.1  # of a file, relative to its weights: the header may add a little
-_MOST_FILES = 100  # that are looked at: a folder may hold any number
+_MAX_FILES = 100  # that are looked at: a folder may hold any number
 _KINDS = ("tokenizer.ggml.model", "tokenizer.ggml.pre")
 _TOKENS = "tokenizer.ggml.tokens"
 _PADDING = 0.02  # of a vocabulary: models of one family pad theirs to different sizes
 _FIRST_BYTES = 2 << 20  # asked for of a header
-_MOST_BYTES = 256 << 20  # of a header: the limit of `models.gguf.cursor`
+_MAX_BYTES = 256 << 20  # of a header: the limit of `models.gguf.cursor`
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def _models_around(path: Path) -> list[Path]:
         beside = sorted(other for other in path.parent.iterdir() if other.suffix.lower() == ".gguf")
     except OSError:
         beside = []
-    return [*beside[:_MOST_FILES], *(there.path for there in external_models()[:_MOST_FILES])]
+    return [*beside[:_MAX_FILES], *(there.path for there in external_models()[:_MAX_FILES])]
 
 
 def same_vocabulary(one: GGUFHeader, other: GGUFHeader) -> bool:
@@ -207,7 +207,7 @@ def read_remote_header(hub: Hub, repository: Repository, file: HubFile) -> GGUFH
     data, wanted = b"", _FIRST_BYTES
     with translated(hub, repository.repo):
         while True:
-            file, more = _range(hub, repository, file, len(data), min(wanted, _MOST_BYTES))
+            file, more = _range(hub, repository, file, len(data), min(wanted, _MAX_BYTES))
             data += more
             if not file.n_bytes:
                 raise HubError(
@@ -217,7 +217,7 @@ def read_remote_header(hub: Hub, repository: Repository, file: HubFile) -> GGUFH
             try:
                 return read_header_bytes(Path(file.path), data, file.n_bytes)
             except IncompleteHeader as incomplete:
-                if not more or len(data) >= min(file.n_bytes, _MOST_BYTES):
+                if not more or len(data) >= min(file.n_bytes, _MAX_BYTES):
                     raise HubError(
                         f"{hub.host} sends only a part of {file.path}.", "Try again later."
                     ) from None

@@ -20,7 +20,7 @@ from edgespec.offload.store_reader import StoreReader
 
 HALF_LIFE = 128.0  # passes after which a use counts half
 
-_MOST_DOUBLINGS = 512.0  # of the weight of a new use, before all counts are scaled down
+_MAX_DOUBLINGS = 512.0  # of the weight of a new use, before all counts are scaled down
 
 
 class FadingCounts:
@@ -44,7 +44,7 @@ class FadingCounts:
     def next_pass(self) -> None:
         """Fade the counts by one pass."""
         self._doublings += self._per_pass
-        if self._doublings > _MOST_DOUBLINGS:
+        if self._doublings > _MAX_DOUBLINGS:
             self.worth *= 2.0**-self._doublings
             self._doublings = 0.0
 

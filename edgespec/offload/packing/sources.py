@@ -29,7 +29,7 @@ from edgespec.models.gguf.layers import Layer, ModelFiles
 from edgespec.offload.layout import PIECE_BYTES, pieces, round_up
 
 _N_READERS = 4
-_MOST_STATES = 16  # copies of a model to remember
+_MAX_STATES = 16  # copies of a model to remember
 
 States = tuple[FileState, ...]
 
@@ -92,7 +92,7 @@ class Sources:
     def _remember(self, states: States) -> None:
         if self.note is None:
             return
-        known = [*self.states, states][-_MOST_STATES:]
+        known = [*self.states, states][-_MAX_STATES:]
         save_json(self.note, replace(self, states=tuple(known)).to_json())
 
 

@@ -32,7 +32,7 @@ from edgespec.speculation.noise import noise_bytes
 from edgespec.speculation.sampling import scratch_bytes
 from edgespec.text.template import WORKER_BYTES
 
-MOST_PROMPT_ROWS = 512
+MAX_PROMPT_ROWS = 512
 """Most rows of a piece of a prompt where weights are in memory: more would be no faster."""
 BESIDE_STREAM_ROWS = 128
 """Most rows of a piece of a prompt that a drafter reads beside a streamed target, which takes far longer."""
@@ -94,7 +94,7 @@ class MemoryNeeds:
     footprints: list[Footprint]
     process: int
     rows: int = USUAL_NODES
-    drafter_rows: int = MOST_PROMPT_ROWS
+    drafter_rows: int = MAX_PROMPT_ROWS
     process_parts: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -146,7 +146,7 @@ class PairSizes:
         self._drafter = drafter
         self._drafters: dict[int, Footprint] = {}
         if drafter is not None:  # known before the target's, which holds hidden states for a head
-            self._drafter_size(MOST_PROMPT_ROWS)
+            self._drafter_size(MAX_PROMPT_ROWS)
         fewest = self._size(context.fewest_rows)
         with_words = [target.headers[0]]
         # Layers of the target have no vocabulary, and the target's is not loaded a second time.
@@ -166,7 +166,7 @@ class PairSizes:
     def rows(self) -> list[int]:
         """The numbers of rows that passes may have where weights are in memory, the most first."""
         counts = [self.context.fewest_rows]
-        while counts[0] * 2 <= MOST_PROMPT_ROWS:
+        while counts[0] * 2 <= MAX_PROMPT_ROWS:
             counts.insert(0, counts[0] * 2)
         return counts
 
@@ -188,7 +188,7 @@ class PairSizes:
         return rows in self._found or not self._measured
 
     def _needs(self, target: Footprint, rows: int, *, streams: bool) -> MemoryNeeds:
-        drafter_rows = BESIDE_STREAM_ROWS if streams else MOST_PROMPT_ROWS
+        drafter_rows = BESIDE_STREAM_ROWS if streams else MAX_PROMPT_ROWS
         drafters = [] if self._drafter is None else [self._drafter_size(drafter_rows)]
         process = sum(self._process.values())
         return MemoryNeeds([target, *drafters], process, rows, drafter_rows, self._process)

@@ -16,7 +16,7 @@ from edgespec.models.gguf.layers import ModelFiles
 from edgespec.planning.memory.needs import MemoryNeeds, PairSizes
 from edgespec.planning.memory.stream_layout import StreamLayout
 
-_MOST_STREAMED_ROWS = 4096
+_MAX_STREAMED_ROWS = 4096
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,8 @@ def needs_within(
 
 def _more_rows(most: int, n_cells: int) -> list[int]:
     """The rows of pieces that are compared where weights are streamed, beyond these."""
-    doubled = (most << n for n in range(1, _MOST_STREAMED_ROWS.bit_length()))
-    return [rows for rows in doubled if rows <= min(_MOST_STREAMED_ROWS, n_cells)]
+    doubled = (most << n for n in range(1, _MAX_STREAMED_ROWS.bit_length()))
+    return [rows for rows in doubled if rows <= min(_MAX_STREAMED_ROWS, n_cells)]
 
 
 def _streamed(

@@ -48,7 +48,7 @@ class MergingDrafter(Drafter):
             proposer.forget()
 
 
-_MOST_ROWS = 64  # of a pass: more would take a share of it that shows
+_MAX_ROWS = 64  # of a pass: more would take a share of it that shows
 
 
 def observed(
@@ -70,8 +70,8 @@ def observed(
 def target_rows(tree: TokenTree, logits: FloatArray) -> TargetRows:
     """The best of the logits at the likeliest nodes of a tree, the root first."""
     nodes = np.arange(len(tree), dtype=np.int32)
-    if len(nodes) > _MOST_ROWS:
-        nodes = np.argsort(-tree.logprobs, kind="stable")[:_MOST_ROWS].astype(np.int32)
+    if len(nodes) > _MAX_ROWS:
+        nodes = np.argsort(-tree.logprobs, kind="stable")[:_MAX_ROWS].astype(np.int32)
     values, tokens = top(logits if len(nodes) == len(logits) else logits[nodes], KEPT_OF_ROWS)
     with np.errstate(invalid="ignore"):  # rows that are not finite are of no use, and no error of this part
         chances = np.exp(values - values[:, :1])

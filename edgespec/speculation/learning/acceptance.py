@@ -156,7 +156,7 @@ class _NoiseSlope:
 
     _USUAL, _SPREAD = 0.6, 0.3  # prior mean and standard deviation
     _MOST = 1.5
-    _LEAST_NOISE, _MEAN_NOISE, _MOST_NOISE = -2.0, 0.5772, 6.0
+    _LEAST_NOISE, _MEAN_NOISE, _MAX_NOISE = -2.0, 0.5772, 6.0
 
     def __init__(self, store: TableStore, name: str) -> None:
         self._store = store
@@ -189,7 +189,7 @@ class _NoiseSlope:
             self._changed = False
 
     def _felt(self, noise: FloatArray) -> Table:
-        return np.clip(noise, self._LEAST_NOISE, self._MOST_NOISE).astype(np.float64) - self._MEAN_NOISE
+        return np.clip(noise, self._LEAST_NOISE, self._MAX_NOISE).astype(np.float64) - self._MEAN_NOISE
 
 
 class _Corrections:

@@ -30,9 +30,9 @@ _CELLS = 1 << 18
 # Prior standard deviations of the biases, in units of the disagreement.
 _SPREAD_OF_TOKENS = 0.5
 _SPREAD_AFTER_TOKENS = 1.2
-_MOST_BIAS = 10.0
+_MAX_BIAS = 10.0
 
-_USUAL_NATS, _LEAST_NATS, _MOST_NATS = 0.65, 0.1, 5.0
+_USUAL_NATS, _LEAST_NATS, _MAX_NATS = 0.65, 0.1, 5.0
 _FIRST_INFORMATION = 20.0
 _FADE = 1 - 1 / 2000
 
@@ -50,7 +50,7 @@ class DrafterCalibration:
         self._information = _FIRST_INFORMATION
         self._cells = _TokenHash(self._store.secret)
         known = self._store.get("disagreement", (2,))
-        if known is not None and _LEAST_NATS <= known[0] <= _MOST_NATS:
+        if known is not None and _LEAST_NATS <= known[0] <= _MAX_NATS:
             self.nats = float(known[0])
             self._information = max(float(known[1]), _FIRST_INFORMATION)
         self._of_token = _Biases(self._store, "bias of token", _SPREAD_OF_TOKENS)
@@ -120,7 +120,7 @@ class DrafterCalibration:
         spread = float((chances * logprobs**2).sum()) - mean**2
         self._information = _FADE * self._information + spread
         step = np.clip((float(logprobs[taken].sum()) - mean) / self._information, -0.2, 0.2)
-        self.nats = float(np.clip(self.nats / (1 + step), _LEAST_NATS, _MOST_NATS))
+        self.nats = float(np.clip(self.nats / (1 + step), _LEAST_NATS, _MAX_NATS))
 
 
 class _Biases:
@@ -140,14 +140,14 @@ class _Biases:
         )
         self.nats, self._information = self._table
         if known is not None:
-            np.clip(self.nats, -_MOST_BIAS, _MOST_BIAS, out=self.nats)
+            np.clip(self.nats, -_MAX_BIAS, _MAX_BIAS, out=self.nats)
             np.clip(self._information, 0, None, out=self._information)
 
     def learn(self, cells: IntArray, missed: Table, chances: Table, disagreement: float) -> None:
         """A natural-gradient step, which is longer the less is known about a cell."""
         self._information[cells] += chances * (1 - chances) / disagreement**2
         weight = self._information[cells] + (self._spread * disagreement) ** -2
-        self.nats[cells] = np.clip(self.nats[cells] + missed / disagreement / weight, -_MOST_BIAS, _MOST_BIAS)
+        self.nats[cells] = np.clip(self.nats[cells] + missed / disagreement / weight, -_MAX_BIAS, _MAX_BIAS)
 
     def flush(self) -> None:
         """Hand the biases to the store."""

@@ -29,12 +29,12 @@ _MEMORY = 0.9  # weight of the past in a running mean, per pass
 _TRUST_MEMORY = 0.95  # the same, for how reliable the drafter's probabilities are
 _TRUST_PRIOR = 2.0  # tokens of prior evidence that those probabilities are right
 _PATIENCE = 4  # rounds with a tree before their mean is judged, where costs are learned while decoding
-_MOST_AGREEMENT = 0.9  # a drafter that would not pay with this is not tried
+_MAX_AGREEMENT = 0.9  # a drafter that would not pay with this is not tried
 _LEAST_GAIN = 1.05  # in times the speed of plain decoding, for which one is tried
 _PRIOR_ROUNDS = 2.0  # weight of what is expected of rounds, before there are any
-_MOST_GAIN = 0.9  # upper limit of the gain demanded of a step: the first shows whether drafting pays
+_MAX_GAIN = 0.9  # upper limit of the gain demanded of a step: the first shows whether drafting pays
 _FIRST_STAKE = 1.3  # time that drafting may lose at first, in plain passes
-_MOST_STAKE = 8.0  # most time that it may lose, however much it has gained, in plain passes
+_MAX_STAKE = 8.0  # most time that it may lose, however much it has gained, in plain passes
 _BOLDNESS = 1 / 3  # share of it that further draft steps may cost, and further nodes
 _STAKE_SHARE = 0.012  # of all time that it may lose in the long run
 
@@ -120,7 +120,7 @@ class AdaptiveSizer:
         worth = estimate.token_s(sequences) * trust  # seconds that a promised token saves
         chance = min(max(per_node / worth, 1e-6), 1.0)
         # The first step is always taken: it shows whether drafting pays.
-        gain, row_gain = min(step_s / worth, _MOST_GAIN * sequences), self._steps.row_s / worth
+        gain, row_gain = min(step_s / worth, _MAX_GAIN * sequences), self._steps.row_s / worth
         return replace(
             _shared_limits(
                 self.most, min(most, within), max(self._cost.free, self.most.free_nodes), sequences, room
@@ -218,7 +218,7 @@ def fixed_nodes(usual: int, costs: RoundCosts | None, most: TreeLimits, *, chain
 
 def _cannot_pay(costs: RoundCosts, most: TreeLimits) -> bool:
     """True if trees would not pay even if the drafter agreed with its target nearly always."""
-    best = _expected_round(costs, most, _MOST_AGREEMENT)
+    best = _expected_round(costs, most, _MAX_AGREEMENT)
     return costs.verify.at(1) * best.tokens < _LEAST_GAIN * best.seconds
 
 
@@ -274,4 +274,4 @@ class _SpeedupEstimate:
             self._seconds += weight * (drafted_s - self._seconds)
             self._tokens += weight * (tokens - self._tokens)
             gained += tokens / sequences - drafted_s / self.baseline_pass_s
-        self._stake = min(self._stake + gained, _MOST_STAKE)
+        self._stake = min(self._stake + gained, _MAX_STAKE)

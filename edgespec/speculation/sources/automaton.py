@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterator
 
 _ROOT = 0
-_MOST_COUNTED = 64  # states that a token's occurrences are counted in
+_MAX_COUNTED = 64  # states that a token's occurrences are counted in
 
 
 class SuffixAutomaton:
@@ -60,7 +60,7 @@ class SuffixAutomaton:
         # Every suffix of the sequence occurs once more. Where there are many states of them, the sequence
         # repeats itself, and the counts of the shortest do not matter: proposals begin with the longest.
         state = new
-        for _ in range(_MOST_COUNTED):
+        for _ in range(_MAX_COUNTED):
             if state <= _ROOT:
                 break
             self._count[state] += 1

@@ -16,7 +16,7 @@ from edgespec.speculation.tree import FloatArray, IntArray, TokenTree
 # context.
 Candidates = Mapping[int, int]
 
-MOST_CANDIDATES = 8  # of one source for one node, counted in sequences
+MAX_CANDIDATES = 8  # of one source for one node, counted in sequences
 KEPT_OF_ROWS = 32  # tokens after a node that the target found likeliest; when it samples, others follow too
 _WIDE = 1 << 32  # more than there are columns
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from edgespec.speculation.evidence import CandidateSource, occurrence_class
 from edgespec.speculation.growth import Frontier
-from edgespec.speculation.sources.base import MOST_CANDIDATES, Candidates, Proposals, Proposer
+from edgespec.speculation.sources.base import MAX_CANDIDATES, Candidates, Proposals, Proposer
 from edgespec.speculation.spliced import behind_seams
 
 BREAK = -1  # between files: no token, so nothing matches across it
@@ -23,7 +23,7 @@ BREAK = -1  # between files: no token, so nothing matches across it
 _SORTED_BY = 32  # tokens that suffixes are sorted by
 _LONGEST = 16  # tokens of the sequence that are looked for
 _SHORTEST = 2
-_MOST_PLACES = 64  # occurrences whose continuations are read
+_MAX_PLACES = 64  # occurrences whose continuations are read
 
 Tokens = NDArray[np.int32]
 
@@ -87,7 +87,7 @@ class Corpus:
         """Find where a sequence's ending occurs: a block's tokens, and the place behind the ending there."""
         for block in self._blocks:
             first, behind = _interval(block, sequence[len(sequence) - length :])
-            step = max(-(-(behind - first) * len(self._blocks) // _MOST_PLACES), 1)
+            step = max(-(-(behind - first) * len(self._blocks) // _MAX_PLACES), 1)
             for place in block.suffixes[first:behind:step].tolist():
                 yield block.tokens, place + length
 
@@ -134,7 +134,7 @@ class _Retrieved(Proposals):
         if branch is None:
             return {}
         total = sum(child.count for child in branch.below.values())
-        best = sorted(branch.below.items(), key=lambda item: -item[1].count)[:MOST_CANDIDATES]
+        best = sorted(branch.below.items(), key=lambda item: -item[1].count)[:MAX_CANDIDATES]
         return {token: occurrence_class(matched, child.count, total) for token, child in best}
 
 

@@ -15,11 +15,11 @@ from itertools import islice
 from edgespec.speculation.evidence import CandidateSource, occurrence_class
 from edgespec.speculation.growth import Frontier
 from edgespec.speculation.sources.automaton import SuffixAutomaton
-from edgespec.speculation.sources.base import MOST_CANDIDATES, Candidates, Proposals, Proposer
+from edgespec.speculation.sources.base import MAX_CANDIDATES, Candidates, Proposals, Proposer
 from edgespec.speculation.spliced import seams_of
 
-_MOST_SUFFIXES = 4  # of a context whose continuations are proposed: the shorter ones add little
-_MOST_TOKENS = 1 << 17  # of sequences that are indexed at a time, if there is more than one
+_MAX_SUFFIXES = 4  # of a context whose continuations are proposed: the shorter ones add little
+_MAX_TOKENS = 1 << 17  # of sequences that are indexed at a time, if there is more than one
 
 
 class Continuations(Proposals):
@@ -48,14 +48,14 @@ class Continuations(Proposals):
             for suffix, matched in suffixes
             if (counts := self._automaton.continuations(suffix))
         )
-        for counts, matched in islice(followed, _MOST_SUFFIXES):
+        for counts, matched in islice(followed, _MAX_SUFFIXES):
             total = sum(counts.values())
             new = [token for token in counts if token not in found]
             if len(new) > 1:
                 new.sort(key=lambda token: (-counts[token], token))
-            for token in new[: MOST_CANDIDATES - len(found)]:
+            for token in new[: MAX_CANDIDATES - len(found)]:
                 found[token] = occurrence_class(matched, counts[token], total)
-            if len(found) == MOST_CANDIDATES:
+            if len(found) == MAX_CANDIDATES:
                 break
         return found
 
@@ -120,6 +120,6 @@ class TextSource(Proposer):
             automaton.extend(sequence[position])
         self._numbered += 1
         self._indexes[self._numbered] = _Index(sequence, seams, automaton)
-        while len(self._indexes) > 1 and sum(len(i.tokens) for i in self._indexes.values()) > _MOST_TOKENS:
+        while len(self._indexes) > 1 and sum(len(i.tokens) for i in self._indexes.values()) > _MAX_TOKENS:
             self._indexes.popitem(last=False)
         return automaton

@@ -17,7 +17,7 @@ from edgespec.generation.config import Grammar
 from edgespec.text.grammar.closing import closed_schema
 
 MOST_BYTES = 256 << 10
-MOST_DEPTH = 100  # llguidance reads JSON up to a depth of 128, and wraps a schema before reading it
+MAX_DEPTH = 100  # llguidance reads JSON up to a depth of 128, and wraps a schema before reading it
 
 # Beyond any of these, a grammar is tried in a child process first. The largest one within them takes less
 # than a tenth of a thread's stack, and milliseconds.
@@ -55,9 +55,9 @@ def check(grammar: Grammar) -> None:
             f"The {name} has {size:,} bytes; at most {MOST_BYTES:,} can be used.",
             "Shorten it, or split the task.",
         )
-    if grammar.kind == "json_schema" and (depth := _json_depth(grammar.text)) > MOST_DEPTH:
+    if grammar.kind == "json_schema" and (depth := _json_depth(grammar.text)) > MAX_DEPTH:
         raise GrammarError(
-            f"The {name} is nested {depth} levels deep; the limit is {MOST_DEPTH}.",
+            f"The {name} is nested {depth} levels deep; the limit is {MAX_DEPTH}.",
             'Flatten it with "$defs" and "$ref".',
         )
 

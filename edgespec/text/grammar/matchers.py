@@ -20,8 +20,8 @@ from edgespec.text.grammar.limits import NAMES, check, is_plain, source_of, wron
 
 # Limits for one grammar: compile time, and memory then and later. llguidance's own limits are four to sixteen
 # times as high, and it has none for the automaton of a "multipleOf".
-MOST_COMPILE_S = 5.0
-MOST_COMPILED_BYTES = 64 << 20
+MAX_COMPILE_S = 5.0
+MAX_COMPILED_BYTES = 64 << 20
 _LIMITS = {
     "max_lexer_states": 16_000,  # 2 kB each, made while tokens are masked
     "max_grammar_size": 200_000,
@@ -30,7 +30,7 @@ _LIMITS = {
 }
 
 # Compiled grammars are kept, limited by bytes and number: each may still grow by its lexer's states.
-_KEPT_BYTES = MOST_COMPILED_BYTES
+_KEPT_BYTES = MAX_COMPILED_BYTES
 _KEPT = 4
 _PLAIN_COMPILED_BYTES = 1 << 20
 
@@ -153,13 +153,13 @@ def _try_out(grammar: Grammar) -> tuple[str, int]:
         "edgespec.text.grammar.trial",
         {"kind": grammar.kind, "text": grammar.text, "limits": _LIMITS},
         subject=f"The {name}",
-        cpu_s=MOST_COMPILE_S,
-        memory_bytes=MOST_COMPILED_BYTES,
+        cpu_s=MAX_COMPILE_S,
+        memory_bytes=MAX_COMPILED_BYTES,
     )
     if verdict.answer is None:
         reason = {
-            "time": f"takes more than {MOST_COMPILE_S:g} seconds to compile",
-            "memory": f"takes more than {MOST_COMPILED_BYTES >> 20} MiB of memory to compile",
+            "time": f"takes more than {MAX_COMPILE_S:g} seconds to compile",
+            "memory": f"takes more than {MAX_COMPILED_BYTES >> 20} MiB of memory to compile",
             "crash": "is too deep to be compiled",
         }[verdict.why or "crash"]
         raise GrammarError(

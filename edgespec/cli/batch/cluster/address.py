@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from edgespec.errors import UsageError
 
-_MOST_ENGINES = 64
+_MAX_ENGINES = 64
 _FORMS = "Write the HOST:PORT of a cluster's head, auto, or local."
 
 
@@ -36,8 +36,8 @@ class RayAddress:
             return cls("auto")
         if local := re.fullmatch(r"local(?::(\d{1,9}))?", text, re.ASCII):
             engines = int(local[1] or 1)
-            if not 1 <= engines <= _MOST_ENGINES:
-                raise UsageError(f"--ray is '{text}'.", f"local takes 1 to {_MOST_ENGINES} engines.")
+            if not 1 <= engines <= _MAX_ENGINES:
+                raise UsageError(f"--ray is '{text}'.", f"local takes 1 to {_MAX_ENGINES} engines.")
             return cls(engines=engines)
         if text.startswith("ray://"):
             raise UsageError(

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from edgespec.engine.requests import Request, RequestSource
 
-MOST_LOSSES = 3
+MAX_LOSSES = 3
 """Workers that may end while they have a request. It may be what ends them, so it is then given up."""
 
 Worker = TypeVar("Worker")
@@ -87,9 +87,9 @@ class Dispatch(Generic[Worker]):
         for task in load.tasks:
             task.losses += 1
             task.told = False
-        again = [task for task in load.tasks if task.losses < MOST_LOSSES]
+        again = [task for task in load.tasks if task.losses < MAX_LOSSES]
         self._waiting.extend(again)
-        return again, [task for task in load.tasks if task.losses >= MOST_LOSSES]
+        return again, [task for task in load.tasks if task.losses >= MAX_LOSSES]
 
     def unwanted(self) -> list[tuple[Worker, ClusterTask]]:
         """Tasks whose answers nobody wants any more, and of which the worker was not told yet."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgespec.cli.batch.cluster.address import RayAddress
-from edgespec.cli.batch.cluster.dispatch import MOST_LOSSES, ClusterTask, Dispatch
+from edgespec.cli.batch.cluster.dispatch import MAX_LOSSES, ClusterTask, Dispatch
 from edgespec.cli.batch.cluster.node import NodeFacts, RequestOutcome
 from edgespec.cli.batch.cluster.ray_cluster import EngineSlot, RayCluster, WorkerLost, opened
 from edgespec.cli.batch.cluster.sharing import options_for_nodes
@@ -26,7 +26,7 @@ from edgespec.version import __version__
 
 _LOOK_S = 0.1  # how often it is checked whether waiting is to end
 _RECRUIT_S = 2.0  # how often it is looked for nodes that have joined
-_MOST_STARTS = 3  # in one slot
+_MAX_STARTS = 3  # in one slot
 _PATIENT_S = 10.0  # for interrupted answers, and for engines to keep what they learned
 _LONG_S = 10.0  # until people are told what is waited for
 _AHEAD = 4  # of so many answers at once, one more waits on the node, so that its engine is never idle
@@ -180,14 +180,14 @@ class ClusterEngine:
         if time.monotonic() - self._recruited < _RECRUIT_S:
             return
         for slot in self._cluster.slots():
-            if slot not in self._workers and self._starts[slot] < _MOST_STARTS:
+            if slot not in self._workers and self._starts[slot] < _MAX_STARTS:
                 self._starts[slot] += 1
                 worker = self._workers[slot] = _NodeWorker(slot, self._cluster.start(slot))
                 self._calls[worker.actor.version.remote()] = _Call(worker, "version")
         self._recruited = time.monotonic()
 
     def _check_workers(self) -> None:
-        if self._workers or any(self._starts[slot] < _MOST_STARTS for slot in self._cluster.slots()):
+        if self._workers or any(self._starts[slot] < _MAX_STARTS for slot in self._cluster.slots()):
             return
         if self._failure is not None:
             raise self._failure
@@ -269,7 +269,7 @@ class ClusterEngine:
     def _answered(self, worker: _NodeWorker, task: ClusterTask, outcome: RequestOutcome) -> Iterator[Event]:
         if outcome.fatal:
             self._failure = outcome.error
-            self._starts[worker.slot] = _MOST_STARTS  # it would fail again
+            self._starts[worker.slot] = _MAX_STARTS  # it would fail again
             yield from self._lose(worker, str(outcome.error))
         elif self._dispatch.done(worker, task):
             yield from _events(task, outcome)
@@ -289,7 +289,7 @@ class ClusterEngine:
         self._terminal.detail(why)
         self._recruited = float("-inf")
         for task in given_up:
-            error = f"{MOST_LOSSES} nodes crashed on this line."
+            error = f"{MAX_LOSSES} nodes crashed on this line."
             yield Event(task.request, error=EdgeSpecError(error))
 
     def _check_start(self, worker: _NodeWorker, why: str) -> None:

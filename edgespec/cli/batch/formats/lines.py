@@ -14,7 +14,7 @@ from edgespec.cli.utf8 import decoded
 from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig, shortened
 
-MOST_DEEP = 200  # levels of JSON in a line; Python's own limit is a few times higher
+MAX_DEEP = 200  # levels of JSON in a line; Python's own limit is a few times higher
 
 
 def read_jobs(
@@ -69,7 +69,7 @@ def _parse_object(line: bytes) -> dict[str, Any]:
         raise _too_deep() from error
     except ValueError as error:  # Python's limit: parsing digits takes quadratic time
         raise UsageError("A number has too many digits.") from error
-    if _depth_exceeds(values, MOST_DEEP):
+    if _depth_exceeds(values, MAX_DEEP):
         raise _too_deep()
     if not isinstance(values, dict):
         raise UsageError("The line is not a JSON object.", 'For example: {"prompt": "..."}')
@@ -93,4 +93,4 @@ def _depth_exceeds(value: object, most: int) -> bool:
 
 
 def _too_deep() -> UsageError:
-    return UsageError(f"The JSON is nested deeper than {MOST_DEEP} levels.")
+    return UsageError(f"The JSON is nested deeper than {MAX_DEEP} levels.")

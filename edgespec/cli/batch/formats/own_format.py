@@ -16,7 +16,7 @@ from edgespec.generation.result import Generation
 from edgespec.generation.thinking import think_text
 from edgespec.serving.api.images import without_data
 
-MOST_ANSWERS = 1000
+MAX_ANSWERS = 1000
 
 Messages = list[dict[str, Any]]
 
@@ -112,10 +112,10 @@ def _grammar(values: dict[str, Any]) -> dict[str, Grammar]:
 
 def _answers(value: object) -> int | None:
     if value is None or (
-        isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST_ANSWERS
+        isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_ANSWERS
     ):
         return value
-    raise UsageError(f'"n" must be from 1 to {MOST_ANSWERS}, not {_shown(value)}.')
+    raise UsageError(f'"n" must be from 1 to {MAX_ANSWERS}, not {_shown(value)}.')
 
 
 def read_prompt(values: dict[str, Any], images: LineImages | None = None) -> str | Messages:

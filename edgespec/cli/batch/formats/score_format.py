@@ -89,8 +89,8 @@ def _continuations(values: dict[str, Any]) -> tuple[str, ...]:
     values.pop("choices", None)
     if choices is None:
         return ()
-    if not isinstance(choices, list) or not 1 <= len(choices) <= own_format.MOST_ANSWERS:
-        raise UsageError(f'"choices" must be a list of 1 to {own_format.MOST_ANSWERS} texts.')
+    if not isinstance(choices, list) or not 1 <= len(choices) <= own_format.MAX_ANSWERS:
+        raise UsageError(f'"choices" must be a list of 1 to {own_format.MAX_ANSWERS} texts.')
     return tuple(_text("choices", text) for text in choices)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from edgespec.drafting.tuning.data.answers import Answer
 
-_MOST_TOKENS = 512  # of a text; what is behind them is cut off
+_MAX_TOKENS = 512  # of a text; what is behind them is cut off
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def batch_of(answers: Sequence[Answer]) -> TrainingBatch:
 
 def text_of(answer: Answer) -> tuple[int, ...]:
     """The tokens of a prompt and its answer, as far as they are learned from."""
-    return (*answer.text.prompt, *answer.text.answer)[:_MOST_TOKENS]
+    return (*answer.text.prompt, *answer.text.answer)[:_MAX_TOKENS]
 
 
 def answers_of_step(count: int, step: int, size: int, seed: int) -> list[int]:

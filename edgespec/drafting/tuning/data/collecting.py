@@ -27,9 +27,9 @@ _LABEL = b"answers that were collected 1"
 _CONTEXT = 256  # tokens before an answer, or a part of it, that are kept to predict it from
 _PART = 256  # tokens of an answer that are learned from at a time
 _LEAST = 4  # tokens of an answer that is worth keeping
-_MOST_BYTES = 256 << 20  # for one target; the oldest files go first
+_MAX_BYTES = 256 << 20  # for one target; the oldest files go first
 _HELD_OUT_SHARE = 8  # one in so many
-_MOST_READ = 4096  # answers that a tuning uses: the latest, as more would not be learned in hours
+_MAX_READ = 4096  # answers that a tuning uses: the latest, as more would not be learned in hours
 
 
 class Collector:
@@ -70,7 +70,7 @@ class Collector:
     def _new_file(self) -> BlockFile:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         files = _oldest_first(self._fingerprint)
-        while files and sum(path.stat().st_size for path in files) > _MOST_BYTES:
+        while files and sum(path.stat().st_size for path in files) > _MAX_BYTES:
             files.pop(0).unlink(missing_ok=True)
         os.close(os.open(self.path, os.O_CREAT | os.O_WRONLY, 0o600))
         return BlockFile(self.path, _LABEL)
@@ -106,7 +106,7 @@ def collected(fingerprint: str) -> tuple[list[Answer], list[Answer]]:
 
     Which are held out depends on what stands before them alone, so it stays when more are collected.
     """
-    latest: deque[Answer] = deque(maxlen=_MOST_READ)
+    latest: deque[Answer] = deque(maxlen=_MAX_READ)
     for path in _oldest_first(fingerprint):
         latest.extend(_read(path))
     learned: list[Answer] = []

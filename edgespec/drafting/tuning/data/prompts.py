@@ -16,7 +16,7 @@ from edgespec.errors import UsageError
 OWN = "own"
 _HELD_OUT_SUBJECTS = 2  # of each category
 _HELD_OUT_SHARE = 8  # one in so many of a person's own
-_MOST_BYTES = 64 << 20
+_MAX_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ def read_prompts(path: Path) -> list[Prompt]:
         UsageError: the file cannot be read, holds no prompt, or a line of JSON holds none.
     """
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise UsageError(f"{path} is larger than {_MOST_BYTES >> 20} MiB.", "Give a smaller file.")
+        if path.stat().st_size > _MAX_BYTES:
+            raise UsageError(f"{path} is larger than {_MAX_BYTES >> 20} MiB.", "Give a smaller file.")
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}.", "Name a file of prompts.") from error
