@@ -13,6 +13,7 @@ import gguf
 import numpy as np
 
 from tests.tiny import ARCHITECTURES, N_EMBD, Shape, finish, write_tiny
+from tests.tiny_hybrids import HYBRIDS
 
 TEMPLATE = (
     "{% for message in messages %}"
@@ -33,10 +34,17 @@ def rows_of(family: str) -> int:
     return int((SIDES[family] // _PATCH // MERGED[family]) ** 2)
 
 
-def write_seeing(folder: Path, family: str, vocabulary_of: Path, *, damped: float = 1.0) -> Path:
-    """A target in a folder, with a projector beside it."""
+def write_seeing(
+    folder: Path, family: str, vocabulary_of: Path, *, damped: float = 1.0, hybrid: str = ""
+) -> Path:
+    """A target in a folder, with a projector beside it.
+
+    Args:
+        hybrid: the target's architecture instead of the family's usual one.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    usual = ARCHITECTURES[ARCHITECTURE[family]]
+    architecture = hybrid or ARCHITECTURE[family]
+    usual = HYBRIDS[hybrid] if hybrid else ARCHITECTURES[architecture]
 
     def keys(writer: gguf.GGUFWriter) -> None:
         usual.keys(writer)
@@ -45,7 +53,7 @@ def write_seeing(folder: Path, family: str, vocabulary_of: Path, *, damped: floa
     kind = replace(usual, keys=keys)
     path = write_tiny(
         folder / f"tiny-{family}.gguf",
-        ARCHITECTURE[family],
+        architecture,
         vocabulary_of,
         kind=kind,
         damped=damped,

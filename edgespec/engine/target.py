@@ -233,9 +233,6 @@ class Target:
         Raises:
             UsageError: one of them cannot.
         """
-        name = self.model.path.name
-        if self.model.keeps_recurrent_state:
-            raise UsageError(f"{name} keeps a running state, into which images cannot be read yet.")
         most = self.context.n_rows
         for image in images:
             if not image.rows.causal and len(image.rows) > most:

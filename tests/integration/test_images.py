@@ -123,19 +123,28 @@ def test_the_cache_holds_the_bits_that_llama_cpps_own_helper_leaves(
 ) -> None:
     monkeypatch.setenv("EDGESPEC_KERNELS", "plain")  # the helper knows no others
     projector = seeing.parent / f"mmproj-{family}.gguf"
-    reader = ImageReader(seeing, None, threads=1, context=512)
-    images = iter(reader.placed(reader.read(PICTURE, "it")))
-    with Model(seeing, repack=False) as model:
+    assert_same_state(library, seeing, projector, images=1 if family == "gemma3" else 3)
+
+
+def assert_same_state(library: Any, path: Path, projector: Path, images: int) -> None:
+    """Have a target and llama.cpp's own helper read a prompt with a picture, and compare their caches.
+
+    Args:
+        images: that the picture is divided into.
+    """
+    reader = ImageReader(path, None, threads=1, context=512)
+    parts = iter(reader.placed(reader.read(PICTURE, "it")))
+    with Model(path, repack=False) as model:
         theirs, ours = context_of(model), context_of(model)
         expected = read_by_llama_cpp(library, model, projector, theirs)
         tokens: list[int] = []
         for token in expected:
-            tokens += next(images).rows.ids if token is None else [token]
+            tokens += next(parts).rows.ids if token is None else [token]
         target = Target(model, ours, None)
         sequence = Sequence(tokens, images=reader.placed(tokens))
         target.prefill(sequence, len(tokens))
-        assert next(images, None) is None
-        assert len(sequence.images) == (1 if family == "gemma3" else 3)
+        assert next(parts, None) is None
+        assert len(sequence.images) == images
         same = bytes(ours.save(0)) == bytes(theirs.save(0))  # pytest would compare megabytes at length
         assert same
 
@@ -268,6 +277,32 @@ def test_a_prompt_with_an_image_may_be_encoded_before(plain: Engine, seeing: Pat
     assert plain.generate(tokens, CONFIG).tokens == expected.tokens
     unknown = [token if token >= 0 else token - 1 for token in tokens]
     assert "The prompt has the token -" in refused(plain, unknown)
+
+
+@pytest.mark.parametrize("hybrid", ["lfm2"])
+def test_models_with_a_running_state_see(
+    hybrid: str, library: Any, smol_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_seeing(tmp_path, "idefics3", smol_path, damped=0.3, hybrid=hybrid)
+    questions = [asked(PICTURE), asked(ANOTHER), asked(PICTURE, "x y z")]
+    fresh = []
+    for question in questions:
+        with opened(path, "none") as engine:
+            fresh.append(engine.generate(question, CONFIG).tokens)
+    assert fresh[0] != fresh[1]
+    for draft in ("none", str(path), "lookup"):
+        with opened(path, draft, **({} if draft == "none" else {"tree_budget": 8})) as engine:
+            answers = [engine.generate(question, CONFIG) for question in questions]
+            together = engine.generate_many(questions, CONFIG)
+        assert [answer.tokens for answer in answers] == fresh
+        assert [answer.tokens for answer in together] == fresh
+        if draft != "none":
+            assert sum(len(a.passes) for a in answers) < sum(len(a.tokens) for a in answers)
+    options = {"draft": str(path), "context": 512, "threads": 1, "exact": True, "tree_budget": 8}
+    with load_in_least_memory(path, **options) as engine:
+        assert engine.generate(questions[0], CONFIG).tokens == fresh[0]
+    monkeypatch.setenv("EDGESPEC_KERNELS", "plain")
+    assert_same_state(library, path, tmp_path / "mmproj-idefics3.gguf", images=3)
 
 
 # Beside other sequences.

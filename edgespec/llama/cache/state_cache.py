@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from edgespec.llama.runtime.batch import IntArray, StateBranches, TokenBatch
+from edgespec.llama.runtime.batch import EmbeddedBatch, IntArray, StateBranches, TokenBatch
 from edgespec.llama.runtime.context import Context, FloatArray
 
 N_SEQUENCES = 2
@@ -123,7 +123,10 @@ class StateCache:
     def append(self, batch: TokenBatch, rows: int = 0) -> None:
         """Decode consecutive tokens that belong to the text; there must be none pending."""
         assert not self._cached.pending
-        self._decode(batch, rows, certain=len(batch))
+        if isinstance(batch, EmbeddedBatch):
+            self._decode_embeddings(batch)
+        else:
+            self._decode(batch, rows, certain=len(batch))
         self._adopt(len(batch), ())
 
     def appended(self, n_tokens: int) -> None:
@@ -137,6 +140,18 @@ class StateCache:
             certain: leading rows that `commit` will keep, if any.
         """
         self._tried = self._decode(batch, rows, max(certain, 1))
+
+    def _decode_embeddings(self, batch: EmbeddedBatch) -> None:
+        """Decode embeddings in the sequence that is not the text's."""
+        self._copy_to_other()
+        ids = np.full(len(batch), 1 - self._cached.home, dtype=np.int32)
+        positions = self._positions(np.arange(len(batch), dtype=np.int32))
+        self.context.decode(replace(batch, sequence_ids=ids, positions=positions))
+
+    def _copy_to_other(self) -> None:
+        """Begin a pass in the sequence that is not the text's."""
+        self.context.remove(1 - self._cached.home)
+        self.context.copy(self._cached.home, 1 - self._cached.home, 0, self._cached.n_read)
 
     def _decode(self, batch: TokenBatch, rows: int, certain: int) -> _DecodedTree:
         """Decode pending tokens and a tree in the sequence that is not the text's."""
@@ -166,8 +181,7 @@ class StateCache:
             if len(tokens) + padding == n_before + certain
             else StateBranches(all_parents.astype(np.int32), n_before + certain, cached.n_read),
         )
-        self.context.remove(1 - cached.home)
-        self.context.copy(cached.home, 1 - cached.home, 0, cached.n_read)
+        self._copy_to_other()
         self.context.decode(joined)
         self.placement = TreeRows(place + n_before, 0 if self.ordered else n_before)
         return tried
