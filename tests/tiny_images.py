@@ -12,7 +12,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from tests.tiny import ARCHITECTURES, N_EMBD, Shape, finish, write_tiny
+from tests.tiny import ARCHITECTURES, HEAD, N_EMBD, Shape, finish, write_tiny
 from tests.tiny_hybrids import HYBRIDS
 
 TEMPLATE = (
@@ -21,12 +21,19 @@ TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-MARKS = ("<fake_token_around_image>", "<global-img>", "<start_of_image>", "<end_of_image>")
+MARKS = (
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<fake_token_around_image>",
+    "<global-img>",
+    "<start_of_image>",
+    "<end_of_image>",
+)
 
 _WIDTH, _FF, _HEADS, _LAYERS, _PATCH = 64, 128, 2, 2, 4
-SIDES = {"idefics3": 32, "gemma3": 32}  # pixels of the image that the projector reads
-MERGED = {"idefics3": 2, "gemma3": 2}  # patches of each side that become one row
-ARCHITECTURE = {"idefics3": "llama", "gemma3": "gemma3"}
+SIDES = {"idefics3": 32, "gemma3": 32, "qwen2vl": 32}  # pixels of the image that the projector reads
+MERGED = {"idefics3": 2, "gemma3": 2, "qwen2vl": 2}  # patches of each side that become one row
+ARCHITECTURE = {"idefics3": "llama", "gemma3": "gemma3", "qwen2vl": "qwen2vl"}
 
 
 def rows_of(family: str) -> int:
@@ -44,11 +51,13 @@ def write_seeing(
     """
     folder.mkdir(parents=True, exist_ok=True)
     architecture = hybrid or ARCHITECTURE[family]
-    usual = HYBRIDS[hybrid] if hybrid else ARCHITECTURES[architecture]
+    usual = HYBRIDS[hybrid] if hybrid else ARCHITECTURES[architecture.removesuffix("vl")]
 
     def keys(writer: gguf.GGUFWriter) -> None:
         usual.keys(writer)
         writer.add_chat_template(TEMPLATE)
+        if architecture == "qwen2vl":
+            writer.add_array(f"{architecture}.rope.dimension_sections", [HEAD // 8] * 4)
 
     kind = replace(usual, keys=keys)
     path = write_tiny(
@@ -73,7 +82,7 @@ def write_projector(path: Path, family: str, *, seed: int = 3, longest_edge: int
     side = SIDES[family]
     writer = gguf.GGUFWriter(path, "clip")
     writer.add_bool("clip.has_vision_encoder", True)
-    writer.add_string("clip.projector_type", family)
+    writer.add_string("clip.projector_type", "qwen2vl_merger" if family == "qwen2vl" else family)
     writer.add_bool("clip.use_gelu", True)
     numbers: dict[str, Any] = {
         "embedding_length": _WIDTH,
@@ -97,8 +106,11 @@ def write_projector(path: Path, family: str, *, seed: int = 3, longest_edge: int
         writer.add_tensor(name, (around + rng.standard_normal(shape) * scale).astype(np.float32))
 
     add("v.patch_embd.weight", (_WIDTH, 3, _PATCH, _PATCH))
-    add("v.patch_embd.bias", (_WIDTH,))
-    add("v.position_embd.weight", ((side // _PATCH) ** 2, _WIDTH))
+    if family == "qwen2vl":
+        add("v.patch_embd.weight.1", (_WIDTH, 3, _PATCH, _PATCH))
+    else:
+        add("v.patch_embd.bias", (_WIDTH,))
+        add("v.position_embd.weight", ((side // _PATCH) ** 2, _WIDTH))
     for index in range(_LAYERS):
         layer = f"v.blk.{index}"
         for name in ("attn_q", "attn_k", "attn_v", "attn_out"):
@@ -116,6 +128,11 @@ def write_projector(path: Path, family: str, *, seed: int = 3, longest_edge: int
     if family == "gemma3":
         add("mm.input_projection.weight", (_WIDTH, N_EMBD))
         add("mm.soft_emb_norm.weight", (_WIDTH,), around=1.0)
+    elif family == "qwen2vl":
+        inner = _WIDTH * MERGED[family] ** 2
+        for place, shape in ((0, (inner, inner)), (2, (N_EMBD, inner))):
+            add(f"mm.{place}.weight", shape)
+            add(f"mm.{place}.bias", shape[:1])
     else:
         add("mm.model.fc.weight", (N_EMBD, _WIDTH * MERGED[family] ** 2))
     finish(writer)

@@ -190,11 +190,18 @@ class Engine:
     def restore_conversation(self, tokens: abc.Sequence[int], states: SavedStates) -> int:
         """Restore a conversation from its saved states; returns how many tokens are in the cache then.
 
+        Where positions depend on images (M-RoPE), these must have been read, or nothing is restored yet.
+
         Raises:
             UsageError: this thread has begun an answer and not ended it.
             BackendError: the engine is closed.
         """
         sequence = Sequence(list(tokens), store=states.target)
+        if min(tokens, default=0) < 0 and self.target.model.has_position_parts:
+            reader = self.encoder.images
+            if reader is None or not reader.knows(tokens):
+                return 0
+            sequence.images = reader.placed(tokens)
         return self._usage.run_in_turn(lambda: self.target.recall(sequence, len(tokens)))
 
     def save_conversation(self, tokens: abc.Sequence[int], states: SavedStates) -> None:

@@ -52,10 +52,12 @@ class HiddenFeed:
     def show(self, sequence: Sequence, start: int, rows: slice | abc.Sequence[int]) -> None:
         """Show the reader the hidden states of rows of the last decode that a sequence kept.
 
+        Of sequences with images nothing is shown: heads read a token beside each state.
+
         Args:
             start: position of the first in the sequence.
         """
-        if self._states is not None and self._reader is not None:
+        if self._states is not None and self._reader is not None and not sequence.images:
             self._reader.receive(sequence, start, self._states.rows()[rows].copy())
 
     def digest(self) -> None:

@@ -15,6 +15,7 @@ from edgespec.engine.requests import Request
 from edgespec.generation.result import Chunk, PassRecord, PassTree
 from edgespec.images.rows import PlacedImage
 from edgespec.llama.cache.kv_cache import KVCache, common_prefix
+from edgespec.llama.cache.positions import Positions, RowSpan
 from edgespec.llama.cache.state_file import StateFile
 from edgespec.llama.cache.states import StateStore
 from edgespec.llama.tokenizer.vocabulary import Vocabulary
@@ -97,6 +98,15 @@ class Sequence:
         return next((image for image in self.images if image.end > start), None)
 
     @property
+    def positions(self) -> Positions:
+        """The positions of its tokens."""
+        return Positions(
+            RowSpan(image.start, len(image.rows), image.rows.positions)
+            for image in self.images
+            if image.rows.places is not None
+        )
+
+    @property
     def missing_text(self) -> int:
         """Tokens that must be read before it can be extended, or before its next image."""
         image = self.next_image(self.n_cached)
@@ -108,7 +118,7 @@ class Sequence:
         image = self.next_image(self.n_cached)
         return image is not None and image.start <= self.n_cached
 
-    def _between_images(self, length: int) -> int:
+    def between_images(self, length: int) -> int:
         """A length, or less, that ends within no image: each is read as a whole or not at all."""
         image = self.next_image(length)
         return min(length, image.start) if image is not None else length
@@ -179,13 +189,13 @@ class Sequence:
     def shared_with(self, other: Sequence) -> int:
         """The number of its first tokens that need not be read, as another one has them in the cache."""
         held = min(common_prefix(other.tokens, self.tokens), other.n_cached, len(self.tokens) - 1)
-        held = self._between_images(held)
+        held = self.between_images(held)
         return held if self.scores is None else self.scores.shareable(other.scores, held)
 
     def will_share(self, other: Sequence) -> int:
         """The number of its first tokens to share with another one once that one has read them."""
         alike = min(common_prefix(other.tokens, self.tokens), len(other.tokens) - 1, len(self.tokens) - 1)
-        alike = self._between_images(alike)
+        alike = self.between_images(alike)
         return alike if self.scores is None else self.scores.will_share(other.scores, alike)
 
     def readable(self, logits: int) -> int:

@@ -131,11 +131,6 @@ class SequenceMaker:
         """
         if self.encoder.images is None or min(prompt) >= 0:
             return ()
-        if self._speculator.drafter.reads_target:
-            raise UsageError(
-                "Draft heads cannot draft for a prompt with images.",
-                f"Use {named('draft', 'none')}, or name a draft model.",
-            )
         images = self.encoder.images.placed(prompt)
         self._target.require_readable(images)
         return images

@@ -220,9 +220,12 @@ class Target:
         if not rows.causal:
             self.context.set_causal(False)
         try:
+            cache.reserve(len(rows))
+            start = cache.positions.at(image.start)
             for first in range(0, len(rows), most):
                 piece = rows.values[first : first + most]
-                cache.append(EmbeddedBatch.of_rows(piece, image.start + first, cache.open_paths))
+                positions = rows.positions_from(start, first, first + len(piece))
+                cache.append(EmbeddedBatch.of_rows(piece, positions, cache.open_paths))
         finally:
             if not rows.causal:
                 self.context.set_causal(True)
@@ -494,6 +497,7 @@ class Target:
         self._begin()
         source, shared = self.longest_prefix(sequence)
         sequence.cache = open_beside(self.cache)
+        sequence.cache.positions = sequence.positions
         self._sequences.append(sequence)
         if source is not None:
             inherit(sequence.place, source.place, shared)
@@ -512,6 +516,7 @@ class Target:
             sequence.scores.inherit(old.scores, shared)
         old.rewind(shared)
         sequence.cache, sequence.memory = old.cache, old.memory
+        sequence.place.positions = sequence.positions
         self._sequences[0] = sequence
         old.cache = None
         self._changing = False
@@ -553,7 +558,7 @@ class Target:
             self._make_own(sequence)
         self._begin()
         wanted = sequence.tokens[: len(sequence.tokens) - 1 if length is None else length]
-        sequence.rewind(min(sequence.n_cached, len(wanted)))
+        sequence.rewind(sequence.between_images(min(sequence.n_cached, len(wanted))))
         _drop_pending(sequence)
         for saved in (*self.stores, sequence.store, sequence.state):
             if saved is not None:

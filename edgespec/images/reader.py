@@ -182,9 +182,8 @@ class ImageReader:
                 )
             case "mrope":
                 return UsageError(
-                    f"{self._model.name} gives each part of an image a position in two dimensions (M-RoPE), "
-                    "which is not supported yet.",
-                    "Use a model whose images have plain positions, such as SmolVLM, LLaVA or Gemma 3.",
+                    f"{self._model.name} gives the parts of an image positions of a kind that is not known.",
+                    "Use another model, such as Qwen3-VL, SmolVLM or Gemma 3.",
                 )
             case "tokens":
                 return ContextLengthError(
@@ -209,10 +208,13 @@ def _pieces_of(answer: Mapping[str, Any]) -> tuple[tuple[int, ...], list[ImageRo
     images: list[ImageRows] = []
     at = 0
     for piece in answer["pieces"]:
-        if isinstance(piece, int):
-            images.append(ImageRows(values[at : at + piece], bool(answer["causal"])))
+        if isinstance(piece, dict):
+            rows = values[at : at + piece["rows"]]
+            places = piece.get("places")
+            found = None if places is None else np.array(places, dtype=np.int32).reshape(-1, 2)
+            images.append(ImageRows(rows, bool(answer["causal"]), found, piece["positions"]))
             tokens += images[-1].ids
-            at += piece
+            at += len(rows)
         else:
             tokens += piece
     return tuple(tokens), images

@@ -24,10 +24,22 @@ class ImageRows:
     Attributes:
         values: (rows, width) the embeddings.
         causal: whether each row sees the rows before it alone; otherwise it sees all of them.
+        places: (rows, 2) height and width of each row in the image, for models with M-RoPE; None for others.
+        positions: how many positions the rows take, for models with M-RoPE.
     """
 
     values: NDArray[np.float32]
     causal: bool
+    places: NDArray[np.int32] | None = None
+    positions: int = 0
+
+    def positions_from(self, start: int, first: int, last: int) -> NDArray[np.int32]:
+        """The positions of rows first .. last - 1 for a batch, where the image begins at `start`."""
+        if self.places is None:
+            return np.arange(start + first, start + last, dtype=np.int32)
+        places = self.places[first:last]
+        time = np.full(len(places), start, dtype=np.int32)
+        return np.concatenate([time, start + places[:, 0], start + places[:, 1], np.zeros_like(time)])
 
     def __len__(self) -> int:
         return len(self.values)
@@ -37,6 +49,8 @@ class ImageRows:
         """What stands for the rows among tokens."""
         digest = hashlib.shake_128(b"causal" if self.causal else b"all")
         digest.update(repr(self.values.shape).encode())
+        if self.places is not None:
+            digest.update(np.ascontiguousarray(self.places).data)
         digest.update(np.ascontiguousarray(self.values).data)
         numbers = np.frombuffer(digest.digest(4 * len(self)), dtype="<u4") % _IDS
         return tuple((-2 - numbers.astype(np.int64)).tolist())

@@ -16,6 +16,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.sessions.file import SessionFile, remove_session, saved_sessions, sessions_folder
 from edgespec.engine.sessions.session import Session
 from edgespec.errors import EdgeSpecError, SessionError
+from edgespec.generation.config import Grammar
 from edgespec.images import reader
 from edgespec.images.parts import Image
 from edgespec.llama.projector.library import NoImageLibrary, load_library
@@ -48,8 +49,8 @@ def opened(path: Path, draft: str = "none") -> Engine:
     return edgespec.load(path, draft=draft, context=512, threads=1, exact=True)
 
 
-def said(session: Session, text: str, *images: object) -> str:
-    (*_, last) = session.ask(text, CONFIG, images=images)  # type: ignore[arg-type]
+def said(session: Session, text: str, *images: object, config: edgespec.GenerationConfig = CONFIG) -> str:
+    (*_, last) = session.ask(text, config, images=images)  # type: ignore[arg-type]
     assert last.generation is not None
     return last.generation.text
 
@@ -92,6 +93,25 @@ def test_a_saved_session_keeps_its_images(seeing: Path, picture: Path, tmp_path:
         resumed.undo()
         resumed.close()
     assert not images.exists()
+
+
+def test_states_whose_positions_depend_on_images_wait_for_them(smol_path: Path, tmp_path: Path) -> None:
+    path = write_seeing(tmp_path, "qwen2vl", smol_path, damped=0.3)
+    with opened(path) as engine:
+        session = Session(engine)
+        session.save_to("trip")
+        # Random models write bytes that are no text, after which nothing is known of the tokens.
+        said(session, "x y z", PICTURE, config=CONFIG.with_(grammar=Grammar("grammar", 'root ::= "one two"')))
+        session.close()
+        tokens = engine.target.tokens
+        expected = said(session, "one two one two")
+    with opened(path) as engine:
+        resumed = Session(engine)
+        found = resumed.resume("trip")
+        assert found is not None
+        assert (found.restored, found.reason) == (0, "Images are read again first")
+        assert said(resumed, "one two one two") == expected
+        assert engine.target.recalled == len(tokens)
 
 
 def test_a_session_without_its_images_is_refused(seeing: Path, picture: Path) -> None:

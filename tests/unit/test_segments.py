@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from edgespec.llama.cache.positions import Positions
 from edgespec.llama.cache.segments import Segments
 
 PART = 5
@@ -18,6 +19,7 @@ class Text:
 
     def __init__(self) -> None:
         self.length = 0
+        self.positions = Positions()
 
 
 class Cells(RuleBasedStateMachine):

@@ -299,7 +299,9 @@ class Session:
         if tokens and self._states is not None and not reason:
             restored = self.engine.restore_conversation(tokens, self._states)
         if saved.messages and not restored and not reason:
-            reason = "The saved state is missing or damaged"
+            reason = (
+                "Images are read again first" if self.has_images else "The saved state is missing or damaged"
+            )
         pending = saved.pending or {}
         return ResumedSession(
             self.turns,

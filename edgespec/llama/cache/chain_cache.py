@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Collection
+from dataclasses import replace
 
-from edgespec.llama.runtime.batch import TokenBatch
+from edgespec.llama.cache.positions import Positions
+from edgespec.llama.runtime.batch import EmbeddedBatch, TokenBatch
 from edgespec.llama.runtime.context import Context
 
 
@@ -28,6 +30,7 @@ class ChainCache:
     def __init__(self, context: Context) -> None:
         self.context = context
         self.length = 0
+        self.positions = Positions()
         self._saved: tuple[int, ctypes.Array[ctypes.c_uint8]] | None = (
             None  # tokens, and the state after them
         )
@@ -46,8 +49,16 @@ class ChainCache:
 
     def append(self, batch: TokenBatch, rows: int = 0) -> None:
         """Decode consecutive tokens that belong to the sequence."""
-        self.context.decode(batch)
+        self._decode(batch)
         self.appended(len(batch))
+
+    def reserve(self, n_rows: int) -> None:
+        """Do nothing: cells are never moved."""
+
+    def _decode(self, batch: TokenBatch) -> None:
+        if self.positions and not isinstance(batch, EmbeddedBatch):
+            batch = replace(batch, positions=self.positions.of(batch.positions))
+        self.context.decode(batch)
 
     def appended(self, n_tokens: int) -> None:
         """Note that the next tokens of the sequence were decoded."""
@@ -63,7 +74,7 @@ class ChainCache:
         if not self._tried and len(batch) > certain:
             self._saved = (self.length, self.context.save(0)) if self.length else None
         self._tried += batch.tokens.tolist()
-        self.context.decode(batch)
+        self._decode(batch)
 
     def commit(
         self, path: int, n_tokens: int, used_paths: int, n_rows: int, held: Collection[int] = ()
@@ -73,7 +84,7 @@ class ChainCache:
         if n_tokens < n_rows:
             self.recover()
             if right:
-                self.context.decode(TokenBatch.run(right, self.length, n_sequences=1))
+                self._decode(TokenBatch.run(right, self.length, n_sequences=1))
         self.length += n_tokens
 
     def recover(self) -> None:

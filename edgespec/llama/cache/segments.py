@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from edgespec.llama.cache.positions import Positions
 from edgespec.llama.runtime.batch import TokenBatch
 
 
@@ -15,10 +16,12 @@ class CellHolder(Protocol):
     Attributes:
         length: committed tokens.
         ids: the sequence ids that hold the committed sequence.
+        positions: of its tokens.
     """
 
     length: int
     ids: list[int]
+    positions: Positions
 
     def numbered(self, batch: TokenBatch) -> TokenBatch: ...
     def close_path(self) -> None: ...
@@ -42,11 +45,11 @@ def window_parts(start: int, end: int, window: int) -> Iterator[tuple[int, int]]
 
 @dataclass
 class CellRange:
-    """Consecutive positions of one sequence, or of several that share their cells.
+    """Consecutive tokens of one sequence, or of several that share their cells.
 
     Attributes:
-        start, end: positions start .. end - 1.
-        holders: the sequences; each has these positions in these cells.
+        start, end: indexes start .. end - 1.
+        holders: the sequences; each has these tokens in these cells.
     """
 
     start: int
@@ -55,6 +58,12 @@ class CellRange:
 
     def __len__(self) -> int:
         return self.end - self.start
+
+    @property
+    def positions(self) -> tuple[int, int]:
+        """The position of its first token, and that behind its last."""
+        positions = self.holders[0].positions
+        return positions.at(self.start), positions.at(self.end)
 
 
 class Segments:
@@ -117,6 +126,8 @@ class Segments:
     def parts_to_move(self, size: int) -> Iterator[list[CellRange]]:
         """The stretches that are not in place, as parts of at most `size` cells, in order.
 
+        A part may be larger to hold rows that have one position.
+
         Within a part, a sequence's adjacent stretches are joined. That changes the order between sequences,
         which does not matter, and keeps the order within each. Once all parts have been taken, everything is
         in place.
@@ -127,11 +138,11 @@ class Segments:
         for stretch in self._stretches[self._in_place :]:
             start = stretch.start
             while start < stretch.end:
-                end = min(stretch.end, start + room)
+                end = min(stretch.end, stretch.holders[0].positions.ceiling(start + room))
                 _join(part, CellRange(start, end, stretch.holders))
                 room -= end - start
                 start = end
-                if room == 0:
+                if room <= 0:
                     yield part
                     moved += part
                     part, room = [], size

@@ -116,11 +116,7 @@ class SharedCells:
             NoRoomInCache: too few free cells.
         """
         n_rows = max(sum(len(batch) for _, batch in parts), rows if self.ordered else 0)
-        # Unordered caches reuse freed cells anywhere, so only llama.cpp knows when they are full.
-        if self.ordered and self._tail + n_rows > self.context.n_cells:
-            self.compact()
-            if self._tail + n_rows > self.context.n_cells:
-                raise NoRoomInCache(self.context.n_cells)
+        self.reserve(n_rows)
         batch = TokenBatch.joined([holder.numbered(batch) for holder, batch in parts])
         padded = batch.padded(n_rows, self.padding_id)
         self.context.decode(padded)
@@ -128,6 +124,18 @@ class SharedCells:
         if len(padded) > len(batch):
             self.park(self.padding_id, 0)
             self.context.remove(self.padding_id)
+
+    def reserve(self, n_rows: int) -> None:
+        """Prepare for decoding so many rows, in one pass or in several.
+
+        Raises:
+            NoRoomInCache: too few free cells.
+        """
+        # Unordered caches reuse freed cells anywhere, so only llama.cpp knows when they are full.
+        if self.ordered and self._tail + n_rows > self.context.n_cells:
+            self.compact()
+            if self._tail + n_rows > self.context.n_cells:
+                raise NoRoomInCache(self.context.n_cells)
 
     def park(self, sequence: int, start: int) -> None:
         """Keep the cells of a sequence from position `start` on from being freed."""
@@ -163,7 +171,8 @@ class SharedCells:
             if sequence not in homes and not (self.ordered and sequence == self._graveyard_id):
                 self.context.remove(sequence)
         for home, holder in homes.items():
-            self.context.remove(home, holder.length)
+            holder.length = holder.positions.floor(holder.length)
+            self.context.remove(home, holder.positions.at(holder.length))
             self.truncated(holder, holder.length)
             holder.ids = [home]
         self._free_ids = [n for n in range(self.n_ids) if n not in homes][::-1]
@@ -189,7 +198,7 @@ class SharedCells:
                 self._move_to_front(part)
             for holder, length in lengths:
                 for path in holder.ids[1:]:
-                    self.context.copy(holder.ids[0], path, 0, length)
+                    self.context.copy(holder.ids[0], path, 0, holder.positions.at(length))
         except BaseException:
             self.clear()
             raise
@@ -212,16 +221,16 @@ class SharedCells:
         ]
         states = []
         for stretch in part:
-            self.context.copy(stretch.holders[0].ids[0], spare, stretch.start, stretch.end)
+            self.context.copy(stretch.holders[0].ids[0], spare, *stretch.positions)
             states.append(self.context.save(spare))
             self.context.remove(spare)
         for stretch in part:
             for holder in stretch.holders:
-                self.context.remove(holder.ids[0], stretch.start, stretch.end)
+                self.context.remove(holder.ids[0], *stretch.positions)
         for stretch, state in zip(part, states, strict=True):
             self.context.restore(spare, state)
             for holder in stretch.holders:
-                self.context.copy(spare, holder.ids[0], stretch.start, stretch.end)
+                self.context.copy(spare, holder.ids[0], *stretch.positions)
             self.context.remove(spare)
 
     def make_consecutive(self, n_tokens: int) -> None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from edgespec.llama.cache.positions import Positions
 from edgespec.llama.runtime.batch import EmbeddedBatch, IntArray, StateBranches, TokenBatch
 from edgespec.llama.runtime.context import Context, FloatArray
 
@@ -84,6 +85,7 @@ class StateCache:
 
     Attributes:
         placement: of the rows that were tried last.
+        positions: of the text's tokens; set by whoever has the sequence, before it is longer.
     """
 
     max_paths = _MANY
@@ -95,6 +97,7 @@ class StateCache:
     def __init__(self, context: Context, *, ordered: bool) -> None:
         self.context = context
         self.ordered = ordered
+        self.positions = Positions()
         self._cached = _CachedTokens()
         self._tried: _DecodedTree | None = None
         self.placement: TreeRows | None = None
@@ -129,6 +132,9 @@ class StateCache:
             self._decode(batch, rows, certain=len(batch))
         self._adopt(len(batch), ())
 
+    def reserve(self, n_rows: int) -> None:
+        """Do nothing: cells are never moved."""
+
     def appended(self, n_tokens: int) -> None:
         """Never called: texts do not share passes."""
         raise NotImplementedError
@@ -144,14 +150,16 @@ class StateCache:
     def _decode_embeddings(self, batch: EmbeddedBatch) -> None:
         """Decode embeddings in the sequence that is not the text's."""
         self._copy_to_other()
-        ids = np.full(len(batch), 1 - self._cached.home, dtype=np.int32)
-        positions = self._positions(np.arange(len(batch), dtype=np.int32))
-        self.context.decode(replace(batch, sequence_ids=ids, positions=positions))
+        batch = replace(batch, sequence_ids=np.full(len(batch), 1 - self._cached.home, dtype=np.int32))
+        if not self.context.model.keeps_cells:
+            batch = replace(batch, positions=self._positions(np.arange(len(batch), dtype=np.int32)))
+        self.context.decode(batch)
 
     def _copy_to_other(self) -> None:
         """Begin a pass in the sequence that is not the text's."""
         self.context.remove(1 - self._cached.home)
-        self.context.copy(self._cached.home, 1 - self._cached.home, 0, self._cached.n_read)
+        end = self.positions.at(self._cached.n_read)
+        self.context.copy(self._cached.home, 1 - self._cached.home, 0, end)
 
     def _decode(self, batch: TokenBatch, rows: int, certain: int) -> _DecodedTree:
         """Decode pending tokens and a tree in the sequence that is not the text's."""
@@ -189,7 +197,7 @@ class StateCache:
     def _positions(self, depths: IntArray) -> IntArray:
         """Positions of rows at these depths below the text's state."""
         if self.context.model.keeps_cells:
-            return (depths + self._cached.n_read).astype(np.int32)
+            return self.positions.of((depths + self._cached.n_read).astype(np.int32))
         # Without attention they mean nothing, and llama.cpp wants them to be consecutive.
         start = self.context.last_position(self._cached.home) + 1
         return np.arange(start, start + len(depths), dtype=np.int32)
@@ -223,7 +231,7 @@ class StateCache:
         cached = self._cached
         other = 1 - cached.home
         self.context.remove(other)
-        self.context.copy(cached.home, other, 0, cached.n_read)
+        self.context.copy(cached.home, other, 0, self.positions.at(cached.n_read))
         self._cached = _CachedTokens(other, cached.n_read, cached.pending)
         self.context.remove(cached.home)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from edgespec.llama.cache.kv_cache import KVCache
-from edgespec.llama.cache.states import BLOCK
+from edgespec.llama.cache.states import block_borders
 from edgespec.llama.runtime.context import NoRoomInCache
 
 
@@ -35,8 +35,8 @@ class StateFile:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             room = shutil.disk_usage(folder).free // 2
             self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
-            for start in range(0, len(tokens), BLOCK):
-                state = memoryview(cache.save(start, min(start + BLOCK, len(tokens)))).cast("B")
+            for start, last in block_borders(tokens):
+                state = memoryview(cache.save(start, last)).cast("B")
                 room -= len(state)
                 if room < 0 or self._file.write(state) < len(state):
                     return
@@ -52,8 +52,8 @@ class StateFile:
         if self._file is None or list(tokens[: len(self._tokens)]) != self._tokens:
             return cache.length
         at = 0
-        for number, (checksum, end) in enumerate(self._checksums):
-            start, last = number * BLOCK, min((number + 1) * BLOCK, len(self._tokens))
+        blocks = block_borders(self._tokens)
+        for (checksum, end), (start, last) in zip(self._checksums, blocks, strict=False):
             if last > cache.length:
                 self._file.seek(at)
                 state = self._file.read(end - at)

@@ -1,9 +1,10 @@
 """Keys and values on disk, so that a sequence that was read once need not be read again.
 
-A sequence's state is saved in blocks of `BLOCK` tokens, with a shorter one at its end. A block's file is
-named by a hash over everything its bits depend on: the model, the build, the settings, and every token up to
-its end. So any block that is found is valid, sequences with the same beginning share blocks, and there is no
-index to maintain. Models with a recurrent state have one block for the whole sequence.
+A sequence's state is saved in blocks of `BLOCK` tokens, with a shorter one at its end, and longer ones where
+they would end within an image. A block's file is named by a hash over everything its bits depend on: the
+model, the build, the settings, and every token up to its end. So any block that is found is valid, sequences
+with the same beginning share blocks, and there is no index to maintain. Models with a recurrent state have
+one block for the whole sequence.
 """
 
 from __future__ import annotations
@@ -45,7 +46,18 @@ class _StateBlock:
 
     @property
     def is_whole(self) -> bool:
-        return self.end - self.start == BLOCK
+        return self.end - self.start >= BLOCK
+
+
+def block_borders(tokens: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The tokens start .. end - 1 of each block; none ends among those of images, which are below zero."""
+    start = 0
+    while start < len(tokens):
+        end = min(start + BLOCK, len(tokens))
+        while end < len(tokens) and tokens[end - 1] < 0 and tokens[end] < 0:
+            end += 1
+        yield start, end
+        start = end
 
 
 class StateStore:
@@ -126,11 +138,10 @@ class StateStore:
 
     def _blocks(self, tokens: Sequence[int], parts: bool) -> Iterator[_StateBlock]:
         name = self._seed
-        step = BLOCK if parts else max(len(tokens), 1)
-        for start in range(0, len(tokens), step):
-            piece = tokens[start : start + step]
-            name = hashlib.blake2b(name + array("i", piece).tobytes(), digest_size=16).digest()
-            yield _StateBlock(start, start + len(piece), f"{name.hex()}-{len(piece)}{_SUFFIX}")
+        whole = [(0, len(tokens))] if tokens else []
+        for start, end in block_borders(tokens) if parts else whole:
+            name = hashlib.blake2b(name + array("i", tokens[start:end]).tobytes(), digest_size=16).digest()
+            yield _StateBlock(start, end, f"{name.hex()}-{end - start}{_SUFFIX}")
 
     def _longest_chain(self, tokens: Sequence[int], parts: bool) -> list[_StateBlock]:
         names = self._names()

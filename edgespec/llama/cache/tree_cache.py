@@ -10,13 +10,15 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from edgespec.errors import BackendError
+from edgespec.llama.cache.positions import Positions
 from edgespec.llama.cache.segments import window_parts
 from edgespec.llama.cache.shared_cells import SharedCells
-from edgespec.llama.runtime.batch import TokenBatch
+from edgespec.llama.runtime.batch import EmbeddedBatch, TokenBatch
 
 _PARTS = b"\xffparts\xff\xff"  # begins several states; llama.cpp's own begin with a small number
 _SIZE = struct.Struct("<Q")
@@ -31,6 +33,7 @@ class BranchingCache:
         ids: the sequence ids that hold the committed sequence; a branch is known to callers by its place
             here.
         saves_parts: the states of parts of the sequence can be saved, and restored one after the other.
+        positions: of the sequence's tokens; set by whoever has the sequence, before it is longer.
     """
 
     saves_parts = True
@@ -39,6 +42,7 @@ class BranchingCache:
     def __init__(self, cells: SharedCells) -> None:
         self.length = 0
         self.cells = cells
+        self.positions = Positions()
         self.ids = [cells.add(self)]
 
     @property
@@ -82,7 +86,7 @@ class BranchingCache:
     def inherit(self, source: BranchingCache, length: int) -> None:
         """Share the first `length` cells of another sequence; this one must be empty."""
         self.close_paths()
-        self.cells.context.copy(source.ids[0], self.ids[0], 0, length)
+        self.cells.context.copy(source.ids[0], self.ids[0], 0, self.positions.at(length))
         self.cells.inherited(self, source, length)
         self.length = length
 
@@ -90,7 +94,7 @@ class BranchingCache:
         """Make paths 0 .. paths - 1 hold the committed sequence."""
         while len(self.ids) < paths:
             path = self.cells.take_id()
-            self.cells.context.copy(self.ids[0], path, 0, self.length)
+            self.cells.context.copy(self.ids[0], path, 0, self.positions.at(self.length))
             self.ids.append(path)
 
     def close_paths(self) -> None:
@@ -104,7 +108,9 @@ class BranchingCache:
         self.cells.give_back([self.ids.pop()])
 
     def numbered(self, batch: TokenBatch) -> TokenBatch:
-        """A batch with the sequence's sequence ids instead of the numbers of its paths."""
+        """A batch with the sequence's ids instead of the numbers of its paths, and positions for indexes."""
+        if self.positions and not isinstance(batch, EmbeddedBatch):
+            batch = replace(batch, positions=self.positions.of(batch.positions))
         if self.ids == list(range(len(self.ids))):
             return batch  # the usual case: a single sequence, which has the first ids
         return batch.with_sequences(np.array(self.ids, dtype=np.int32)[batch.sequence_ids])
@@ -113,6 +119,10 @@ class BranchingCache:
         """Decode consecutive tokens that belong to the sequence, padded to `rows`."""
         self.cells.decode([(self, batch)], rows)
         self.appended(len(batch))
+
+    def reserve(self, n_rows: int) -> None:
+        """Prepare for appending so many rows; raises NoRoomInCache."""
+        self.cells.reserve(n_rows)
 
     def appended(self, n_tokens: int) -> None:
         """Note that the next tokens of the sequence were decoded."""
@@ -133,7 +143,8 @@ class BranchingCache:
     def fork(self, path: int, new_path: int, length: int) -> None:
         """Make `new_path`, which must be open, share the branch of `path` up to `length` tokens."""
         if length > self.length:
-            self.cells.context.copy(self.ids[path], self.ids[new_path], self.length, length)
+            start, end = self.positions.at(self.length), self.positions.at(length)
+            self.cells.context.copy(self.ids[path], self.ids[new_path], start, end)
 
     def commit(
         self, path: int, n_tokens: int, used_paths: int, n_rows: int, held: Collection[int] = ()
@@ -151,7 +162,8 @@ class BranchingCache:
         context, kept = self.cells.context, self.ids[path]
         branches = {self.ids[other] for other in held}
         assert not (branches and self.ordered)
-        start, end = self.length, self.length + n_tokens
+        length = self.length + n_tokens
+        start, end = self.positions.at(self.length), self.positions.at(length)
         if n_tokens < n_rows:
             if self.ordered:
                 for other in self.ids[:used_paths]:
@@ -163,8 +175,8 @@ class BranchingCache:
             for other in self.ids:
                 if other != kept and other not in branches:
                     context.copy(kept, other, start, end)
-        self.cells.committed(self, start, end)
-        self.length = end
+        self.cells.committed(self, self.length, length)
+        self.length = length
         if self.cells.shared and not branches:
             self.close_paths()  # other sequences may need the ids
 
@@ -175,11 +187,13 @@ class BranchingCache:
     def rewind(self, length: int) -> None:
         """Forget the committed sequence from `length` on."""
         if length < self.length:
+            assert self.positions.floor(length) == length, "an image is kept as a whole"
             self.length = length
+            position = self.positions.at(length)
             if self.ordered and self.cells.shared:
-                self.cells.park(self.ids[0], length)  # other sequences must not fill the gap
+                self.cells.park(self.ids[0], position)  # other sequences must not fill the gap
             for path in self.ids:
-                self.cells.context.remove(path, length)
+                self.cells.context.remove(path, position)
             self.cells.truncated(self, length)
 
     def cut(self, start: int, end: int) -> bool:
@@ -226,7 +240,7 @@ class BranchingCache:
 
     def _saved(self, start: int, end: int) -> ctypes.Array[ctypes.c_uint8]:
         context, spare = self.cells.context, self.cells.spare_id()
-        context.copy(self.ids[0], spare, start, end)
+        context.copy(self.ids[0], spare, self.positions.at(start), self.positions.at(end))
         state = context.save(spare)
         context.remove(spare)
         return state

@@ -44,6 +44,10 @@ with suppress(NoImageLibrary):
     mtmd.mtmd_helper_log_set(_keep_errors, None)
 
 
+class _UnknownPositions(Exception):
+    """The rows of an image have positions of another kind than those that are known."""
+
+
 class _Refused(Exception):
     """The image cannot be read; the text says why."""
 
@@ -55,10 +59,11 @@ def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
         request: also has the "threads" to compute with, and the "most" tokens and pixels of the image.
 
     Returns:
-        The "pieces" that stand for the image in a prompt, in order: lists of tokens, and numbers of rows. The
-        "rows" of all pieces are 32-bit numbers in Base64, and "causal" says what each of them may see. If
-        that is not possible, "why" is one of "library", "mrope", "tokens" and "pixels", or there is an
-        "error" of llama.cpp.
+        The "pieces" that stand for the image in a prompt, in order: lists of tokens, and mappings with the
+        number of "rows", the "positions" that they take, and for M-RoPE their "places" in the image: height
+        and width of each, in one list. The "rows" of all pieces are 32-bit numbers in Base64, and "causal"
+        says what each of them may see. If that is not possible, "why" is one of "library", "mrope", "tokens"
+        and "pixels", or there is an "error" of llama.cpp.
     """
     if mtmd is None:
         return {"why": "library"}
@@ -69,6 +74,8 @@ def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
         raise  # says nothing of the image
     except EdgeSpecError as error:
         return {"error": error.what}
+    except _UnknownPositions:
+        return {"why": "mrope"}
     except _Refused as refused:
         return {"error": _errors[0] if _errors else str(refused)}
 
@@ -82,8 +89,6 @@ def _read(model: Model, request: Mapping[str, Any]) -> Mapping[str, Any]:
         raise _Refused("the projector cannot be loaded")
     if not mtmd.mtmd_support_vision(context):
         raise _Refused("the projector reads no images")
-    if mtmd.mtmd_decode_use_mrope(context):
-        return {"why": "mrope"}
     bitmap = _decoded(context, base64.b64decode(request["data"]))
     if mtmd.mtmd_bitmap_get_nx(bitmap) * mtmd.mtmd_bitmap_get_ny(bitmap) > request["most_pixels"]:
         return {"why": "pixels"}
@@ -91,7 +96,7 @@ def _read(model: Model, request: Mapping[str, Any]) -> Mapping[str, Any]:
     n_tokens = sum(mtmd.mtmd_input_chunk_get_n_tokens(chunk) for chunk in chunks)
     if n_tokens > request["most_tokens"]:
         return {"why": "tokens", "tokens": n_tokens}
-    pieces: list[list[int] | int] = []
+    pieces: list[list[int] | Mapping[str, Any]] = []
     rows: list[NDArray[np.float32]] = []
     causal = True
     for chunk in chunks:
@@ -99,7 +104,7 @@ def _read(model: Model, request: Mapping[str, Any]) -> Mapping[str, Any]:
             pieces.append(_tokens_of(chunk))
             continue
         rows.append(_embedded(context, chunk, model.width))
-        pieces.append(len(rows[-1]))
+        pieces.append({"rows": len(rows[-1]), **_positions_of(context, chunk)})
         causal = not mtmd.mtmd_decode_use_non_causal(context, chunk)
     data = base64.b64encode(np.concatenate(rows).tobytes()).decode()
     return {"pieces": pieces, "rows": data, "width": model.width, "causal": causal}
@@ -133,6 +138,21 @@ def _tokens_of(chunk: Any) -> list[int]:
     if min(tokens, default=0) < 0:  # that is how the library says that it has not found a token
         raise _Refused("the model has no tokens for what stands around its images")
     return tokens
+
+
+def _positions_of(context: Any, chunk: Any) -> Mapping[str, Any]:
+    """The positions of the rows of a part of an image."""
+    taken = int(mtmd.mtmd_input_chunk_get_n_pos(chunk))
+    if not mtmd.mtmd_decode_use_mrope(context):
+        return {"positions": taken}
+    image = mtmd.mtmd_input_chunk_get_tokens_image(chunk)
+    count = mtmd.mtmd_input_chunk_get_n_tokens(chunk)
+    found = [mtmd.mtmd_image_tokens_get_decoder_pos(image, 0, row) for row in range(count)]
+    places = [(place.y, place.x) for place in found]
+    # All rows must have one position in time, and the text behind must come after all of them.
+    if any(place.t or place.z for place in found) or max(map(max, places)) >= taken:
+        raise _UnknownPositions
+    return {"positions": taken, "places": [number for place in places for number in place]}
 
 
 def _embedded(context: Any, chunk: Any, width: int) -> NDArray[np.float32]:

@@ -176,12 +176,16 @@ class EmbeddedBatch(TokenBatch):
     """Rows without tokens: embeddings stand in their place."""
 
     @classmethod
-    def of_rows(cls, rows: NDArray[np.float32], start: int, n_sequences: int) -> EmbeddedBatch:
-        """Embeddings at consecutive positions from `start`, in sequences 0 .. n_sequences - 1."""
+    def of_rows(cls, rows: NDArray[np.float32], positions: IntArray, n_sequences: int) -> EmbeddedBatch:
+        """Embeddings in sequences 0 .. n_sequences - 1.
+
+        Args:
+            positions: (rows,), or (4 x rows,) for models with M-RoPE: in time, height and width, and zeros.
+        """
         n = len(rows)
         return cls(
             tokens=np.empty(0, dtype=np.int32),
-            positions=np.arange(start, start + n, dtype=np.int32),
+            positions=positions,
             sequence_ids=np.tile(np.arange(n_sequences, dtype=np.int32), n),
             offsets=np.arange(n + 1, dtype=np.int64) * n_sequences,
             wants_logits=np.zeros(n, dtype=np.bool_),
