@@ -7,9 +7,10 @@ from pathlib import Path
 from edgespec.errors import ModelFileError, UsageError
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.types import GGUFHeader
+from edgespec.models.hub.projectors import choose_projector, projectors_around
 from edgespec.option import named
 
-_PATTERN, _USUAL = "mmproj*.gguf", "mmproj-*.gguf"
+_USUAL = "mmproj-*.gguf"
 _ARCHITECTURE = "clip"
 _SEES = "clip.has_vision_encoder"
 _WIDTH = "clip.vision.projection_dim"
@@ -34,6 +35,9 @@ def find_projector(model: Path, given: Path | None) -> GGUFHeader:
             f"Put its {_USUAL} into {model.parent}, or name it with {named('mmproj', 'FILE')}.",
         )
     if len(found) > 1:
+        chosen = choose_projector([header.path.name for header in found], model.name)
+        if chosen is not None:
+            return next(header for header in found if header.path.name == chosen)
         names = ", ".join(header.path.name for header in found)
         raise UsageError(
             f"Several projectors beside {model.name} may be its own: {names}.",
@@ -43,9 +47,9 @@ def find_projector(model: Path, given: Path | None) -> GGUFHeader:
 
 
 def _beside(model: Path) -> list[GGUFHeader]:
-    """The projectors in the model's folder: those of its width, if any state it."""
+    """The projectors around the model: those of its width, if any state it."""
     headers = []
-    for path in sorted(model.parent.glob(_PATTERN)):
+    for path in projectors_around(model):
         try:
             headers.append(read_header(path))
         except ModelFileError:  # a partial download, for example

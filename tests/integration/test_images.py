@@ -19,6 +19,8 @@ from edgespec.engine.sequence import Sequence
 from edgespec.engine.target import Target
 from edgespec.errors import EdgeSpecError
 from edgespec.generation.result import Generation
+from edgespec.images.facts import TYPICAL, ProjectorFacts
+from edgespec.images.projector import find_projector
 from edgespec.images.reader import ImageReader, UnreadImage, without_reading
 from edgespec.llama.projector.library import NoImageLibrary, load_library
 from edgespec.llama.runtime.context import Context
@@ -200,6 +202,13 @@ def test_rows_are_known_for_as_long_as_somebody_holds_them(
     assert reader.placed(tokens) == held
     del held
     assert not reader.knows(tokens)
+
+
+def test_headers_tell_the_tokens_of_a_picture(seeing: Path, family: str, tmp_path: Path) -> None:
+    projector = write_projector(tmp_path / "mmproj-other.gguf", family, longest_edge=2 * SIDES[family])
+    reader = ImageReader(seeing, projector, threads=1, context=512)
+    tokens = reader.read(png(*TYPICAL), "it")
+    assert sum(token < 0 for token in tokens) == ProjectorFacts.of(find_projector(seeing, projector)).tokens
 
 
 def test_a_large_image_is_divided(seeing: Path, family: str, tmp_path: Path) -> None:
@@ -424,6 +433,17 @@ def test_prompts_with_images_cannot_be_scored(plain: Engine) -> None:
 
 
 # The command line.
+
+
+def test_plans_say_that_a_model_sees(seeing: Path, family: str, tmp_path: Path) -> None:
+    done = run_here("plan", str(seeing), "--draft", "none", "--context", "512", "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)["projector"]
+    assert (told["name"], told["type"]) == (f"mmproj-{family}.gguf", family)
+    blind = tmp_path / "blind.gguf"
+    blind.symlink_to(seeing)
+    done = run_here("plan", str(blind), "--draft", "none", "--context", "512", "--json")
+    assert json.loads(done.stdout)["projector"] is None
 
 
 def test_batches_show_images(plain: Engine, seeing: Path, tmp_path: Path) -> None:

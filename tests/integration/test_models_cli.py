@@ -16,6 +16,7 @@ import pytest
 from edgespec.config import Config
 from edgespec.drafting.pair_check import examine_pair
 from edgespec.errors import HubError
+from edgespec.images.projector import find_projector
 from edgespec.llama.quantize import make_drafter
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.synthesis.widen import widen
@@ -31,6 +32,7 @@ from tests.fuzz.headers import small_model
 from tests.hub_server import HubServer
 from tests.program import run_captured as run
 from tests.tiny import write_tiny
+from tests.tiny_images import write_projector
 
 REPO = "acme/Small-GGUF"
 Q4, Q8 = "Small-Q4_0.gguf", "Small-Q8_0.gguf"
@@ -125,6 +127,41 @@ def test_list_show_and_remove(server: HubServer, tmp_path: Path, capsys: pytest.
     code, out, _ = run(capsys, "models", "remove", f"{REPO}:Q4_0", "--yes", "--json")
     assert code == 0
     assert not blobs.parent.exists()
+
+
+def test_a_projector_comes_and_goes_with_its_models(
+    server: HubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = write_projector(tmp_path / "written.gguf", "gemma3")
+    for label in ("F32", "F16", "BF16"):
+        server.repositories[REPO][f"mmproj-Small-{label}.gguf"] = written.read_bytes()
+    server.repositories[REPO]["mmproj-Small-F16.gguf"] += bytes(64)  # a blob of its own
+    code, out, _ = run(capsys, "models", "show", f"{REPO}:Q4_0", "--json")
+    shown = json.loads(out)["projector"]
+    assert (code, shown["name"], shown["tokens"]) == (0, "mmproj-Small-F16.gguf", 16)
+    code, out, err = run(capsys, "models", "pull", f"{REPO}:Q4_0")
+    model = Path(out.strip())
+    projector = model.with_name("mmproj-Small-F16.gguf")
+    assert "It sees images, by mmproj-Small-F16.gguf beside it." in err
+    assert sorted(model.parent.iterdir()) == sorted([model, projector])  # and no others
+    assert find_projector(model, None).path == projector
+    _, out, _ = run(capsys, "models", "pull", f"{REPO}:Q8_0", "--json")
+    assert json.loads(out)["projector"] == str(projector)
+    _, out, _ = run(capsys, "models", "list", "--json")
+    here = {found["name"]: found for found in json.loads(out)["models"]}
+    assert here.keys() == {"smollm2-135m", f"{REPO}:Q4_0", f"{REPO}:Q8_0"}
+    assert here[f"{REPO}:Q4_0"]["projector"] == str(projector)
+    assert here[f"{REPO}:Q4_0"]["bytes"] == model.stat().st_size + projector.stat().st_size
+    _, out, _ = run(capsys, "models", "list")
+    assert out.count("hub, sees images") == 2
+    _, out, _ = run(capsys, "models", "show", f"{REPO}:Q4_0")
+    assert "mmproj-Small-F16.gguf (" in out
+    assert "16 tokens for 1024 x 768 pixels" in out
+    _, out, _ = run(capsys, "models", "remove", f"{REPO}:Q8_0", "--yes", "--json")
+    assert {row["kind"] for row in json.loads(out)["removed"]} == {"model"}  # the other one sees by it
+    _, out, _ = run(capsys, "models", "remove", f"{REPO}:Q4_0", "--yes", "--json")
+    assert {row["kind"] for row in json.loads(out)["removed"]} == {"model", "projector"}
+    assert not (tmp_path / "hub" / "models--acme--Small-GGUF").exists()
 
 
 def test_a_file_of_ones_own_stays(

@@ -42,6 +42,7 @@ def pull(
     from edgespec.models.gguf.header import read_header
     from edgespec.models.hub import catalog
     from edgespec.models.hub import pull as pulling
+    from edgespec.models.hub.projectors import projector_beside
 
     terminal = Terminal(quiet=quiet)
     with terminal.working() as progress:
@@ -59,12 +60,16 @@ def pull(
     for note in found.notes:
         terminal.note(note)
     heads = catalog.heads_of(model)
+    projector = projector_beside(found.path)
     if as_json:
         record: dict[str, Any] = {"model": model, "path": str(found.path), "notes": list(found.notes)}
+        record["projector"] = None if projector is None else str(projector)
         record |= {"heads": list(heads), "head": None if fetched is None else str(fetched.path)}
         results().record(record)
         return
     results().text(f"{found.path}\n")
+    if projector is not None:
+        terminal.note(f"It sees images, by {projector.name} beside it.")
     if fetched is not None:
         results().text(f"{fetched.path}\n")
         made = ", converted" if fetched.converted else ""
@@ -94,7 +99,8 @@ def list_models(
         return
     out = results()
     if here:
-        rows = [(m.name, readable(m.n_bytes), m.source, str(m.path)) for m in here]
+        sees = {m: ", sees images" if m.projector else "" for m in here}
+        rows = [(m.name, readable(m.n_bytes), f"{m.source}{sees[m]}", str(m.path)) for m in here]
         out.text(table(("NAME", "SIZE", "FROM", "PATH"), rows))
     elif not everything:
         Terminal().note("No models installed. 'edgespec models list --all' lists models to download.")
@@ -122,6 +128,7 @@ def show(model: Model, as_json: Json = False, quiet: Quiet = False) -> None:
     from edgespec.models.hub.inspection import drafters_of, inspect_model
     from edgespec.planning.embedder import plan_embedder
     from edgespec.planning.memory.fit import fit_report
+    from edgespec.planning.report.sight import projector_facts
     from edgespec.planning.report.summary import as_lines, describe
 
     terminal = Terminal(quiet=quiet)
@@ -140,6 +147,7 @@ def show(model: Model, as_json: Json = False, quiet: Quiet = False) -> None:
         "here": inspected.path is not None,
         "path": str(inspected.path) if inspected.path else None,
         **describe(headers, memory=memory, approximate=inspected.approximate),
+        "projector": None if (sight := projector_facts(inspected)) is None else sight.to_json(),
         "drafters": drafters_of(inspected),
         "plan": None if embeds else _plan(model, headers[0].fingerprint),
     }

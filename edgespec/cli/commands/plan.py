@@ -70,6 +70,8 @@ def plan_report(plan: PlanReport, *, verbose: bool = False) -> str:
     Args:
         verbose: list what takes the memory, and the folders of packed layers.
     """
+    from edgespec.planning.report.sight import in_words
+
     chosen = plan.chosen
     holding = chosen.holding
     about = "about " if plan.uncertain else ""
@@ -84,6 +86,8 @@ def plan_report(plan: PlanReport, *, verbose: bool = False) -> str:
     rows.append(("KV cache", f"{readable(plan.cache_bytes)} ({plan.kv})"))
     if plan.adapter_bytes:
         rows.append(("LoRA adapters", readable(plan.adapter_bytes)))
+    if plan.projector is not None:
+        rows.append(("images", in_words(plan.projector.to_json())))
     rows.append(("drafter", plan.drafter))
     if chosen.nodes > 1:
         rows.append(("tree", f"{chosen.nodes} nodes, {chosen.tokens_per_pass:.1f} tokens a pass"))

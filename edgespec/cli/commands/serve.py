@@ -58,6 +58,7 @@ def serve(
         str | None,
         option(_PANEL, "--name", "Model name for clients. Default: the file name.", metavar="NAME"),
     ] = None,
+    mmproj: Annotated[str | None, config_option("mmproj", panel=_PANEL)] = None,
     alias: Annotated[
         list[str] | None,
         option(_PANEL, "--alias", "Another name for the model, or a pattern; repeatable.", metavar="NAME"),
@@ -93,7 +94,7 @@ def serve(
     output: OutputOptions,
 ) -> None:
     """Serve the OpenAI, Anthropic and Ollama APIs over HTTP, with several requests in every pass."""
-    loading = flag.on(loading, called).with_(parallel=parallel)
+    loading = flag.on(loading, called).with_(parallel=parallel, mmproj=mmproj)
     sampling.config_for(loading)  # refuses what is wrong before the model is loaded
     terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
     system = system_prompt(called, system, system_file)

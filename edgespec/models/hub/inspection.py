@@ -39,6 +39,7 @@ class InspectedModel:
     Attributes:
         path: its first file; None if it is only on the Hub.
         approximate: the headers are made of the catalog's sizes, as no file could be read.
+        projector: the header of its projector, if both are only on the Hub.
     """
 
     headers: tuple[GGUFHeader, ...]
@@ -46,6 +47,7 @@ class InspectedModel:
     entry: catalog.CatalogEntry | None
     notes: tuple[str, ...] = ()
     approximate: bool = False
+    projector: GGUFHeader | None = None
 
 
 def inspect_model(
@@ -101,8 +103,14 @@ def _inspect_remote(model: str, hub: Hub, on_progress: Progress | None) -> Inspe
         if on_progress is not None:
             on_progress(f"Reading the header of {file.path}", 0.0)
         headers.append(read_remote_header(hub, repository, file))
-    notes = (choice.note,) if choice.note else ()
-    return InspectedModel(tuple(headers), None, catalog.entry_for(model), notes)
+    notes: tuple[str, ...] = (choice.note,) if choice.note else ()
+    file_of_projector, projector = repository.projector_of(choice.model), None
+    if file_of_projector is not None:
+        try:
+            projector = read_remote_header(hub, repository, file_of_projector)
+        except EdgeSpecError as error:  # the model is of use without it
+            notes += (f"{file_of_projector.path} cannot be used: {error.what}",)
+    return InspectedModel(tuple(headers), None, catalog.entry_for(model), notes, projector=projector)
 
 
 def drafters_of(model: InspectedModel) -> list[dict[str, Any]]:

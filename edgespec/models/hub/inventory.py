@@ -12,6 +12,7 @@ from edgespec.models.hub import catalog
 from edgespec.models.hub.cache import cached_models, cached_repositories
 from edgespec.models.hub.external import external_models
 from edgespec.models.hub.pack_index import parts_of
+from edgespec.models.hub.projectors import projector_beside
 from edgespec.models.hub.registry import drafters_folder
 from edgespec.models.hub.removal import packs_folder
 from edgespec.models.hub.repository import Hub
@@ -25,8 +26,9 @@ class LocalModel:
         name: what to type for it.
         source: "hub", "package", "made"; "ollama", "lm studio", "llama.cpp" or "folder" for models that lie
             elsewhere; or "packed" for packed layer files, which are not models themselves.
-        n_bytes: of all its files.
+        n_bytes: of all its files, a projector that several models share included.
         parts: of a packed layer file, in other folders.
+        projector: the file by which a model from the Hub sees; None if it has none.
     """
 
     name: str
@@ -35,6 +37,7 @@ class LocalModel:
     n_bytes: int
     quant: str
     parts: tuple[Path, ...] = ()
+    projector: Path | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON for scripts."""
@@ -45,6 +48,7 @@ class LocalModel:
             "bytes": self.n_bytes,
             "quantization": self.quant,
             "parts": [str(part) for part in self.parts],
+            "projector": None if self.projector is None else str(self.projector),
         }
 
 
@@ -60,7 +64,9 @@ def local_models(hub: Hub) -> list[LocalModel]:
     for repo in cached_repositories(hub):
         for model, path in sorted(cached_models(hub, repo), key=lambda pair: pair[0].n_bytes):
             pick = model.label or model.name
-            found.append(LocalModel(f"{repo}:{pick}", "hub", path, model.n_bytes, model.label))
+            projector = projector_beside(path)
+            size = model.n_bytes + (0 if projector is None else size_of(projector))
+            found.append(LocalModel(f"{repo}:{pick}", "hub", path, size, model.label, projector=projector))
     for path in sorted(drafters_folder().glob("*.gguf")):
         found.append(LocalModel(str(path), "made", path, size_of(path), ""))
     known = {model.path.resolve() for model in found}

@@ -22,7 +22,7 @@ def pull(
     fetch: bool = True,
     refresh: bool = False,
 ) -> FoundModel:
-    """The first file of a model on the Hub, from the cache or downloaded into it.
+    """The first file of a model on the Hub, from the cache or downloaded into it, with its projector.
 
     Args:
         fetch: whether the network may be used.
@@ -47,7 +47,9 @@ def pull(
     choice = choose_model(replace(name, repo=repository.repo), repository.models)
     from edgespec.models.hub.download import download
 
-    paths = download(hub, repository, repository.files_of(choice.model), on_progress)
+    projector = repository.projector_of(choice.model)
+    wanted = [*repository.files_of(choice.model), *([projector] if projector else [])]
+    paths = download(hub, repository, wanted, on_progress)
     return FoundModel(paths[0], (choice.note,) if choice.note else ())
 
 

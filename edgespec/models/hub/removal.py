@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,14 @@ from edgespec.models.gguf.split_files import split_paths
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub.external import external_model_at
 from edgespec.models.hub.pack_index import parts_of
+from edgespec.models.hub.projectors import is_projector, projectors_around
 from edgespec.models.hub.registry import DrafterPair, PairRegistry, drafters_folder
 
 
 @dataclass(frozen=True)
 class Removable:
-    """A file that would be removed, and what it is: "model", "packed file", "row rule", "profile",
-    "drafter" or "partial"."""
+    """A file that would be removed, and what it is: "model", "projector", "packed file", "row rule",
+    "profile", "drafter" or "partial"."""
 
     path: Path
     kind: str
@@ -106,6 +108,9 @@ def plan_removal(path: Path) -> Removal:
     elif "snapshots" in path.parts and any(part.startswith("models--") for part in path.parts):
         for part in parts:
             _add_cached(removal, part)
+        for projector in projectors_around(path):
+            if not _serves_another(projector, parts):
+                _add_cached(removal, projector, "projector")
     elif drafters_folder() in path.parents:
         removal.files.append(Removable(path, "drafter", path.stat().st_size))
     elif "site-packages" in path.parts or "dist-packages" in path.parts:
@@ -119,22 +124,29 @@ def plan_removal(path: Path) -> Removal:
     return removal
 
 
-def _add_cached(removal: Removal, path: Path) -> None:
+def _serves_another(projector: Path, parts: Sequence[Path]) -> bool:
+    """True if there is another model around which a projector lies."""
+    others = (path for path in projector.parent.rglob("*.gguf") if path.is_file() and path not in parts)
+    return any(not is_projector(path.name) for path in others)
+
+
+def _add_cached(removal: Removal, path: Path, kind: str = "model") -> None:
     """The links of all revisions to the same blob, and the blob."""
     blob = path.resolve()
     repository = next(parent for parent in path.parents if parent.name.startswith("models--"))
     linked = [link for link in (repository / "snapshots").rglob("*.gguf") if link.resolve() == blob]
     for link in linked:
         alone = link.is_symlink()
-        removal.files.append(Removable(link, "model", 0 if alone else link.stat().st_size))
+        removal.files.append(Removable(link, kind, 0 if alone else link.stat().st_size))
     if blob.is_file() and blob not in linked:
         # Only blobs in this repository: a blob that the cache shares is used by others too.
         if repository in blob.parents:
-            removal.files.append(Removable(blob, "model", blob.stat().st_size))
+            removal.files.append(Removable(blob, kind, blob.stat().st_size))
         else:
             removal.kept.append(f"{blob} is shared between repositories and stays.")
     for partial in (repository / "blobs").glob("*.edgespec.incomplete"):
-        removal.files.append(Removable(partial, "partial", partial.stat().st_size))
+        if all(partial != file.path for file in removal.files):
+            removal.files.append(Removable(partial, "partial", partial.stat().st_size))
 
 
 def _add_made(removal: Removal, header: GGUFHeader) -> None:

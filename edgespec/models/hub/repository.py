@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from edgespec.errors import EdgeSpecError, HubError, OutputError, similar
 from edgespec.files.user_folders import in_home
 from edgespec.models.hub.names import HubName, ModelVariant, group_files, parse_hub_name
+from edgespec.models.hub.projectors import choose_projector
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
@@ -116,6 +117,12 @@ class Repository:
         """The files that make up a model, in order."""
         by_path = {file.path: file for file in self.files}
         return [by_path[path] for path in model.paths]
+
+    def projector_of(self, model: ModelVariant) -> HubFile | None:
+        """The projector by which a model sees; None if it has none, or there is no telling which."""
+        by_path = {file.path: file for file in self.files}
+        chosen = choose_projector(list(by_path), model.paths[0])
+        return None if chosen is None else by_path[chosen]
 
 
 def any_repository(hub: Hub, repo: str) -> Repository:

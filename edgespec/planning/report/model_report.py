@@ -25,6 +25,7 @@ from edgespec.planning.embedder import EmbedderPlan, plan_embedder
 from edgespec.planning.plan import Planner
 from edgespec.planning.report.predictions import report_on
 from edgespec.planning.report.report import PlanReport
+from edgespec.planning.report.sight import projector_facts
 from edgespec.profiles.store import ProfileStore
 from edgespec.progress import Progress
 from edgespec.units import readable
@@ -95,7 +96,8 @@ def plan_for(
     )
     planner = _with_memory_named(planner, notes)
     find = partial(_find, on_progress=on_progress)
-    return report_on(model, planner, find, on_progress, temperature=temperature, notes=notes)
+    report = report_on(model, planner, find, on_progress, temperature=temperature, notes=notes)
+    return replace(report, projector=projector_facts(model))
 
 
 def _find(planner: Planner, on_progress: Progress) -> FoundDrafter:

@@ -8,6 +8,7 @@ from typing import Any
 from edgespec.costs.batches import BatchPrediction, SequenceCells, fewest_sequences
 from edgespec.costs.planner import PlanComparison, Prediction
 from edgespec.costs.prompts import PromptTime
+from edgespec.images.facts import ProjectorFacts
 from edgespec.planning.report.memory_lines import MemoryLine
 
 
@@ -94,6 +95,7 @@ class PlanReport:
         uncertain: some of them are derived, and may be off by half.
         context: most tokens of a text, as a load would have it.
         trained_context: tokens that the model was made for; 0 if its file does not say.
+        projector: by which the model sees; None if it does not.
     """
 
     model: str
@@ -112,6 +114,7 @@ class PlanReport:
     uncertain: bool = False
     context: int = 0
     trained_context: int = 0
+    projector: ProjectorFacts | None = None
 
     @property
     def chosen(self) -> Prediction:
@@ -153,6 +156,7 @@ class PlanReport:
                 {"tokens": tokens, "seconds": None} if time is None else time.to_json()
                 for tokens, time in self.prompts.items()
             ],
+            "projector": None if self.projector is None else self.projector.to_json(),
             "notes": self.notes,
             "uncertain": self.uncertain,
         }

@@ -14,6 +14,7 @@ from edgespec.models.gguf.embedding import embedding_shape
 from edgespec.models.gguf.head_family import HeadFamily, head_family
 from edgespec.models.gguf.layers import ModelFiles, mtp_count
 from edgespec.models.gguf.types import ArrayInfo, GGUFHeader
+from edgespec.planning.report.sight import in_words
 from edgespec.units import readable, readable_count
 
 _KINDS = (
@@ -123,6 +124,8 @@ def as_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("chat template", "yes" if facts["template"] else "no: it continues texts"))
     if facts["widened_from"]:
         rows.append(("widened", f"from {facts['widened_from']}: larger, with the same answers"))
+    if facts.get("projector"):
+        rows.append(("images", in_words(facts["projector"])))
     rows.append(("memory", _verdict(facts["memory"])))
     return rows
 
