@@ -190,6 +190,8 @@ class ImageReader:
                     f"{name} takes {answer['tokens']} tokens, but the context holds {self._context}.",
                     "Make the image smaller, or raise the context.",
                 )
+            case "damaged":
+                return UsageError(f"{name} is a damaged image.", "Save the image anew.")
             case "pixels":
                 return UsageError(f"{name} has too many pixels.", "Make the image smaller.")
         if verdict.answer is None:

@@ -405,7 +405,7 @@ def test_a_model_without_a_projector_says_so(
 
 
 def test_damaged_images_end_in_a_message(plain: Engine) -> None:
-    assert "cannot be read with" in refused(plain, asked(PICTURE[:100]))
+    assert "is a damaged image" in refused(plain, asked(PICTURE[:100]))
     assert "is not an image that can be read" in refused(plain, asked(b"RIFF    WEBP"))
     assert "million are read" in refused(
         plain, asked(PICTURE.replace(b"\0\0\x000\0\0\0 ", b"\0\0\x7f0\0\0\x7f "))
@@ -462,7 +462,7 @@ def test_batches_show_images(plain: Engine, seeing: Path, tmp_path: Path) -> Non
     ]
     assert [record["tokens"] for record in (first, second, without)] == expected
     assert first["images"] == ["a.png"]
-    assert "cannot be read with" in broken["error"]
+    assert "is a damaged image" in broken["error"]
 
 
 def test_generate_shows_an_image(plain: Engine, seeing: Path, tmp_path: Path) -> None:

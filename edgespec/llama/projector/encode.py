@@ -48,6 +48,10 @@ class _UnknownPositions(Exception):
     """The rows of an image have positions of another kind than those that are known."""
 
 
+class _Damaged(Exception):
+    """The image cannot be decoded."""
+
+
 class _Refused(Exception):
     """The image cannot be read; the text says why."""
 
@@ -62,8 +66,8 @@ def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
         The "pieces" that stand for the image in a prompt, in order: lists of tokens, and mappings with the
         number of "rows", the "positions" that they take, and for M-RoPE their "places" in the image: height
         and width of each, in one list. The "rows" of all pieces are 32-bit numbers in Base64, and "causal"
-        says what each of them may see. If that is not possible, "why" is one of "library", "mrope", "tokens"
-        and "pixels", or there is an "error" of llama.cpp.
+        says what each of them may see. If that is not possible, "why" is one of "library", "damaged",
+        "mrope", "tokens" and "pixels", or there is an "error" of llama.cpp.
     """
     if mtmd is None:
         return {"why": "library"}
@@ -76,6 +80,8 @@ def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
         return {"error": error.what}
     except _UnknownPositions:
         return {"why": "mrope"}
+    except _Damaged:
+        return {"why": "damaged"}
     except _Refused as refused:
         return {"error": _errors[0] if _errors else str(refused)}
 
@@ -116,7 +122,7 @@ def _decoded(context: Any, data: bytes) -> Any:
     with limited_memory(_DECODING_BYTES):  # a few bytes may unpack to gigabytes, whatever the header claims
         bitmap = mtmd.mtmd_helper_bitmap_init_from_buf(context, buffer, len(data), False)
     if not bitmap or mtmd.mtmd_bitmap_is_audio(bitmap):
-        raise _Refused("it cannot be decoded")
+        raise _Damaged
     return bitmap
 
 
