@@ -9,7 +9,7 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -36,6 +36,8 @@ from edgespec.serving.request_log import RequestLogEntry
 from edgespec.serving.response_sender import ResponseSender
 from edgespec.serving.served_model import ServedModel
 from edgespec.text.replay import WrittenAnswer
+
+_MAX_WITH_IMAGES = 16  # requests whose images were read and that are not answered yet
 
 
 @dataclass
@@ -93,6 +95,8 @@ class CompletionHandler(RequestHandler[EngineWorker, Endpoint]):
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="write")  # of answers, one after another
         # Of requests whose images take seconds to minutes, so that no others wait behind them.
         self._image_thread = ThreadPoolExecutor(1, thread_name_prefix="images")
+        # Rows of images take megabytes, and are held until the answer is there.
+        self._image_places = asyncio.Semaphore(_MAX_WITH_IMAGES)
 
     def stop(self) -> None:
         super().stop()
@@ -101,8 +105,9 @@ class CompletionHandler(RequestHandler[EngineWorker, Endpoint]):
     async def _respond(
         self, sender: ResponseSender, path: Endpoint, body: RequestBody, answers: list[Generation]
     ) -> None:
-        with self.worker.queue_slot() if path.waits else nullcontext() as slot:
-            exchange = await self._prepared(body.content, path)
+        async with AsyncExitStack() as stack:
+            slot = stack.enter_context(self.worker.queue_slot()) if path.waits else None
+            exchange = await self._prepared(body.content, path, stack)
             self._bodies.drop(body)
             if isinstance(exchange, _DirectReply):
                 await sender.whole(exchange.reply)
@@ -124,8 +129,14 @@ class CompletionHandler(RequestHandler[EngineWorker, Endpoint]):
                     await self._answered(exchange, answer)
                 await sender.whole(builder.whole(exchange.answers))
 
-    async def _prepared(self, content: bytearray, endpoint: Endpoint) -> _Exchange | _DirectReply:
-        """The request in a body, and the tokens of its prompt."""
+    async def _prepared(
+        self, content: bytearray, endpoint: Endpoint, stack: AsyncExitStack
+    ) -> _Exchange | _DirectReply:
+        """The request in a body, and the tokens of its prompt.
+
+        Args:
+            stack: gets the place of a request whose images are read here.
+        """
         loop = asyncio.get_running_loop()
         abandoned = threading.Event()
 
@@ -149,6 +160,7 @@ class CompletionHandler(RequestHandler[EngineWorker, Endpoint]):
         try:
             exchange = await loop.run_in_executor(self._threads, prepare_without_reading)
             if exchange is None:
+                await stack.enter_async_context(self._image_places)
                 if self._stopping.is_set():
                     raise ShuttingDown
                 exchange = await loop.run_in_executor(self._image_thread, prepare)
