@@ -26,7 +26,7 @@ from edgespec.models.gguf.head_family import HeadFamily, head_family
 from edgespec.models.gguf.header import read_header
 from edgespec.speculation.sources.base import Proposer
 
-Shown = LayerTap | LastStates
+HiddenStateSource = LayerTap | LastStates
 """The source of the hidden states that a head reads."""
 
 _CONTEXTS: Mapping[HeadFamily | None, type[HeadContext]] = {
@@ -36,7 +36,7 @@ _CONTEXTS: Mapping[HeadFamily | None, type[HeadContext]] = {
 }
 
 
-def hidden_states(head: Head) -> Shown:
+def hidden_states(head: Head) -> HiddenStateSource:
     """Return the source of the hidden states that a head reads.
 
     Raises:

@@ -7,7 +7,7 @@ from edgespec.engine.target import Target
 from edgespec.errors import PairingError, UsageError
 from edgespec.heads.assistant.assistant_drafter import AssistantDrafter
 from edgespec.heads.mtp.mtp_head import MTP_NAME, MTPHead
-from edgespec.heads.opening import Shown, head_drafter, open_context
+from edgespec.heads.opening import HiddenStateSource, head_drafter, open_context
 from edgespec.heads.shared.head import Head
 from edgespec.heads.shared.head_drafter import HeadDrafter
 from edgespec.llama.runtime.model import Model
@@ -21,7 +21,7 @@ from edgespec.planning.plan import Plan
 
 
 def open_head(
-    head: Head, files: ModelFiles, target: Target, shown: Shown, plan: Plan, state: LoadState
+    head: Head, files: ModelFiles, target: Target, shown: HiddenStateSource, plan: Plan, state: LoadState
 ) -> HeadDrafter | AssistantDrafter:
     """The head as a drafter, which the target shows its hidden states from now on.
 

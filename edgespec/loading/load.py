@@ -20,7 +20,7 @@ from edgespec.files.cache_kind import CacheKind
 from edgespec.files.checked import CheckedFiles
 from edgespec.files.user_folders import in_home
 from edgespec.heads.families import head_of
-from edgespec.heads.opening import Shown, hidden_states
+from edgespec.heads.opening import HiddenStateSource, hidden_states
 from edgespec.images.projector import find_projector
 from edgespec.images.reader import ImageReader
 from edgespec.kernels.layouts import own_in_use
@@ -182,14 +182,14 @@ def _image_reader(path: Path, state: LoadState) -> ImageReader:
 
 
 def _open_planned(
-    decision: Decision, shown: Shown | None, state: LoadState
+    decision: Decision, shown: HiddenStateSource | None, state: LoadState
 ) -> tuple[Plan, Target, ChatTemplate | None]:
     """The target, opened by a plan: with fewer layers on devices, if these have too little memory.
 
     What a device says is free may be gone a moment later, and drivers take some of it themselves.
     """
 
-    def load_meanwhile(plan: Plan) -> None:
+    def while_loading(plan: Plan) -> None:
         """Load the drafter while the disk is busy with the target; a head is opened after its target."""
         if drafter is not None and shown is None and state.drafter is None:
             state.drafter = open_drafting_model(drafter, plan, state, devices=plan.on_cards.drafter)
@@ -202,7 +202,7 @@ def _open_planned(
             with state.undone_on_memory_limit():
                 state.notes += plan.notes
                 state.warnings += plan.warnings
-                return open_target(plan, state, shown, load_meanwhile)
+                return open_target(plan, state, shown, while_loading)
         except MemoryLimitError as error:
             if not plan.on_cards.n_layers:
                 raise

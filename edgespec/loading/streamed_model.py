@@ -42,12 +42,12 @@ class StreamPlan:
         self,
         on_progress: Progress,
         beside: WeightStore | None = None,
-        meanwhile: Callable[[], None] = lambda: None,
+        while_loading: Callable[[], None] = lambda: None,
     ) -> StreamedWeights:
         """The weights, to be passed to a Model.
 
         Args:
-            beside, meanwhile: as for StreamedWeights.
+            beside, while_loading: as for StreamedWeights.
 
         Raises:
             StreamError, UnsupportedBuild: as StreamedWeights.
@@ -62,7 +62,7 @@ class StreamPlan:
             n_used=self.layout.weights.n_used,
             beside=beside,
             on_progress=lambda fraction: on_progress(f"Loading {name}", fraction),
-            meanwhile=meanwhile,
+            while_loading=while_loading,
         )
 
 
@@ -110,13 +110,13 @@ def open_streamed_model(
     beside: WeightStore | None = None,
     *,
     mtp: bool = False,
-    meanwhile: Callable[[], None] = lambda: None,
+    while_loading: Callable[[], None] = lambda: None,
 ) -> Model:
     """A model whose layers are held as planned.
 
     Args:
         devices: which layers are on devices, where the plan has none of them.
-        beside, meanwhile: as for StreamedWeights.
+        beside, while_loading: as for StreamedWeights.
         mtp: whether its layers for multi-token prediction are to draft; they are in memory.
 
     Raises:
@@ -124,7 +124,7 @@ def open_streamed_model(
         StreamError: its layers cannot be read, or its files have changed since it was planned.
     """
     on_progress(f"Loading {path.name}", 0.0)
-    weights = plan.open(on_progress, beside, meanwhile)
+    weights = plan.open(on_progress, beside, while_loading)
     try:
         model = Model(
             path,

@@ -9,7 +9,7 @@ from edgespec.engine.target import Target
 from edgespec.errors import BackendError
 from edgespec.files.state import FileState
 from edgespec.files.user_folders import cache_folder
-from edgespec.heads.opening import Shown
+from edgespec.heads.opening import HiddenStateSource
 from edgespec.llama.cache.state_cache import N_SEQUENCES
 from edgespec.llama.cache.states import cache_identity
 from edgespec.llama.first_layers import FirstLayers
@@ -46,8 +46,8 @@ from edgespec.text.template import ChatTemplate
 def open_target(
     plan: Plan,
     state: LoadState,
-    shown: Shown | None = None,
-    meanwhile: Callable[[Plan], None] = lambda _plan: None,
+    shown: HiddenStateSource | None = None,
+    while_loading: Callable[[Plan], None] = lambda _plan: None,
 ) -> tuple[Plan, Target, ChatTemplate | None]:
     """The target, ready to verify trees, and the process that renders its chat template.
 
@@ -55,7 +55,7 @@ def open_target(
 
     Args:
         shown: the source of the hidden states that a draft head reads.
-        meanwhile: called while weights that stay in memory are read, if layers are streamed.
+        while_loading: called while weights that stay in memory are read, if layers are streamed.
 
     Raises:
         BackendError: the model does not write token after token; or exact decoding was asked for, and is not
@@ -64,7 +64,7 @@ def open_target(
             for, with larger trees than it allows here.
         ModelFileError, MemoryLimitError, StreamError: its weights cannot be loaded.
     """
-    plan, model, context = _open_context(plan, state, shown, meanwhile)
+    plan, model, context = _open_context(plan, state, shown, while_loading)
     context.clear()  # refuses a model that keeps no cache of a text
     files, header = plan.target, plan.target.headers[0]
     branching = _try_branches(context, header.fingerprint, plan, state)
@@ -98,7 +98,7 @@ def open_target(
 
 
 def _open_context(
-    plan: Plan, state: LoadState, shown: Shown | None, meanwhile: Callable[[Plan], None]
+    plan: Plan, state: LoadState, shown: HiddenStateSource | None, while_loading: Callable[[Plan], None]
 ) -> tuple[Plan, Model, Context]:
     """The target's weights and its context; whole layers are streamed where single experts cannot be."""
 
@@ -126,7 +126,7 @@ def _open_context(
     def branching(model: Model) -> bool:
         return model.keeps_recurrent_state and plan.alone
 
-    plan, model = _open_weights(plan, state, meanwhile)
+    plan, model = _open_weights(plan, state, while_loading)
     context = open_for(model)
     layout = plan.memory.layout
     if layout is None or model.weights.expert_use is None or _routes_as_expected(context):
@@ -154,7 +154,7 @@ def _routes_as_expected(context: Context) -> bool:
 
 
 def _open_weights(
-    plan: Plan, state: LoadState, meanwhile: Callable[[Plan], None] = lambda _plan: None
+    plan: Plan, state: LoadState, while_loading: Callable[[Plan], None] = lambda _plan: None
 ) -> tuple[Plan, Model]:
     """The target's weights, and the plan as it was carried out."""
     files, memory = plan.target, plan.memory
@@ -186,7 +186,7 @@ def _open_weights(
         open_streamed_model,
         files.paths[0],
         mtp=plan.drafts_for_itself,
-        meanwhile=partial(meanwhile, plan),
+        while_loading=partial(while_loading, plan),
     )
     prepare = partial(prepare_stream, files, memory.layout, memory.pack, packs_folder(), state.on_progress)
     prepare = partial(prepare, spread=pack_folders(state.config, state.store, state.on_progress))

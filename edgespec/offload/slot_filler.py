@@ -149,15 +149,15 @@ class SlotFiller:
     def _place(self, load: SlotLoad) -> int:
         return load.slot * self.slot_bytes + load.at
 
-    def read(self, load: SlotLoad, reads: Iterable[Read], *, later: bool = False) -> None:
+    def read(self, load: SlotLoad, reads: Iterable[Read], *, low_priority: bool = False) -> None:
         """Queue the reads of a load; the lock must be held, as for all that follows.
 
         Args:
-            later: only when nothing else is to be read.
+            low_priority: only when nothing else is to be read.
         """
         jobs = [(load, read) for read in reads]
         load.missing += len(jobs)
-        self._enqueue(jobs, self._later if later else self._jobs)
+        self._enqueue(jobs, self._later if low_priority else self._jobs)
 
     def _enqueue(self, jobs: Iterable[_Job], queues: Sequence[deque[_Job]]) -> None:
         for job in jobs:
@@ -165,7 +165,7 @@ class SlotFiller:
             queues[disk].append(job)
             self._queued[disk].notify()
 
-    def hurry(self, loads: Collection[SlotLoad]) -> None:
+    def prioritize(self, loads: Collection[SlotLoad]) -> None:
         """Read these before what is only to be read later."""
         if not (loads and any(self._later)):
             return

@@ -44,7 +44,7 @@ class StreamedWeights:
         expert_slots: experts in the pool, if the store has any.
         n_used: experts of each layer that a token needs.
         beside: what notices that layers on other machines are lost; closed with this.
-        meanwhile: called once while the resident layers are read.
+        while_loading: called once while the resident layers are read.
 
     Attributes:
         store: as given.
@@ -66,7 +66,7 @@ class StreamedWeights:
         n_readers: int = N_READERS,
         beside: WeightStore | None = None,
         on_progress: Callable[[float], None] = lambda _fraction: None,
-        meanwhile: Callable[[], None] = lambda: None,
+        while_loading: Callable[[], None] = lambda: None,
     ) -> None:
         ggml.check()
         self._files = files
@@ -78,7 +78,7 @@ class StreamedWeights:
         self._n_readers = n_readers
         self._beside = beside
         self._on_progress = on_progress
-        self._meanwhile = meanwhile
+        self._while_loading = while_loading
         self._types: dict[str, UnbackedBufferType] = {}
         self._resident: WeightMemory | None = None
         self._ring: LayerRing | None = None
@@ -263,11 +263,11 @@ class StreamedWeights:
     def _read_resident(self, used: Mapping[int, Mapping[Address, int]]) -> None:
         layers = [self.store.layers[index] for index in sorted(used)]
         if not layers:
-            return self._meanwhile()
+            return self._while_loading()
         self._resident = WeightMemory(sum(layer.n_bytes for layer in layers))
         reads = self._reader.begin_layers(layers, self._resident, self._n_readers)
         try:
-            self._meanwhile()
+            self._while_loading()
             reads.wait(self._on_progress)
         finally:
             reads.close()

@@ -24,9 +24,9 @@ from edgespec.cli.batch.formats.records import Key
 from edgespec.cli.batch.input.input_file import count_lines, is_file, open_input, usual_tokens
 from edgespec.cli.batch.input.job import Job, Shard
 from edgespec.cli.batch.input.job_queue import JobQueue
+from edgespec.cli.batch.output.pending import PendingResult, results_of
 from edgespec.cli.batch.output.result_file import ResultFile
 from edgespec.cli.batch.output.resume import EarlierAnswers
-from edgespec.cli.batch.output.wanted import WantedResult, results_of
 from edgespec.cli.batch.progress import BatchProgress
 from edgespec.cli.interrupt import Interruption, cancelling
 from edgespec.cli.origin import ModelIdentity, Origin, model_identity
@@ -190,7 +190,7 @@ class BatchRun:
                     self._skipped += 1
                     continue
                 several = (job.answers or self._answers) > 1
-                wanted = WantedResult(job, key, origin, self._places, indices, several)
+                wanted = PendingResult(job, key, origin, self._places, indices, several)
                 self._places += 1
                 self._progress.wanted(job.line)
                 try:
@@ -205,7 +205,7 @@ class BatchRun:
                     yield wanted.requests[-1]
             self._progress.asked(job.line)
 
-    def _request(self, wanted: WantedResult, index: int) -> Request:
+    def _request(self, wanted: PendingResult, index: int) -> Request:
         job = wanted.job
         assert job.prompt is not None, "only invalid lines have no prompt"
         if job.scored is not None:
@@ -214,7 +214,7 @@ class BatchRun:
         prompt, raw = self._asked(job)
         return Request(prompt, nth_config(job.config, index), raw, key=(wanted, index))
 
-    def _fail(self, wanted: WantedResult, error: EdgeSpecError) -> None:
+    def _fail(self, wanted: PendingResult, error: EdgeSpecError) -> None:
         """Record why there is no answer."""
         if wanted.closed:
             return
@@ -223,7 +223,7 @@ class BatchRun:
         self._progress.done(wanted.job.line)
         self._record(wanted.fail(error), wanted)
 
-    def _finish(self, wanted: WantedResult, index: int, answer: Generation) -> None:
+    def _finish(self, wanted: PendingResult, index: int, answer: Generation) -> None:
         """Record an answer, or all answers that belong together when this is the last."""
         if wanted.closed:
             return
@@ -272,7 +272,7 @@ class BatchRun:
         raw = self._raw and job.endpoint is None
         return with_system(job.prompt, self._system), raw
 
-    def _record(self, record: dict[str, Any], wanted: WantedResult) -> None:
+    def _record(self, record: dict[str, Any], wanted: PendingResult) -> None:
         if self._file is not None:  # at once, so that nothing is lost; `tidy` brings them into order
             self._file.record(record, wanted.key, in_order=wanted.place > self._last_place)
             self._last_place = max(self._last_place, wanted.place)

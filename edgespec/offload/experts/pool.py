@@ -144,7 +144,7 @@ class ExpertPool:
             self._absent = self._without_slots(needed)
             self._count(needed, self._absent)
             self._wanted = [self._loads[n] for n in needed if n in self._loads] if self._loads else []
-            self.slots.hurry(self._wanted)
+            self.slots.prioritize(self._wanted)
             if self._absent:
                 self._begin_absent()
 
@@ -180,7 +180,7 @@ class ExpertPool:
             spare = self._spare_slots(len(absent))
             likeliest = sorted(absent, key=lambda number: -self._counts.worth[number])[: len(spare)]
             # In the file's order, so that neighbours are read at once.
-            self._ahead.update(load.what for load in self._begin(sorted(likeliest), spare, later=True))
+            self._ahead.update(load.what for load in self._begin(sorted(likeliest), spare, low_priority=True))
 
     def close(self) -> None:
         """End the threads and free the memory."""
@@ -199,7 +199,7 @@ class ExpertPool:
         self._misses += misses
         self._read_bytes += sum(self._experts[n][0].n_bytes for n in (*absent, *ahead))
 
-    def _begin(self, numbers: Iterable[int], spare: Numbers, *, later: bool = False) -> list[SlotLoad]:
+    def _begin(self, numbers: Iterable[int], spare: Numbers, *, low_priority: bool = False) -> list[SlotLoad]:
         """Begin to read as many of these experts as there are spare slots, in the given order."""
         begun = []
         for expert, slot in zip(numbers, spare.tolist(), strict=False):
@@ -209,7 +209,7 @@ class ExpertPool:
                 self._ahead.discard(before)
             self._slot_of[expert], self._expert_in[slot] = slot, expert
             load = self._loads[expert] = SlotLoad(expert, slot)
-            self.slots.read(load, self._reads_of(expert), later=later)
+            self.slots.read(load, self._reads_of(expert), low_priority=low_priority)
             begun.append(load)
         return begun
 

@@ -28,14 +28,14 @@ FIRST_BUDGET = 16  # before anything is known
 _MEMORY = 0.9  # weight of the past in a running mean, per pass
 _TRUST_MEMORY = 0.95  # the same, for how reliable the drafter's probabilities are
 _TRUST_PRIOR = 2.0  # tokens of prior evidence that those probabilities are right
-_PATIENCE = 4  # rounds with a tree before their mean is judged, where costs are learned while decoding
+_MIN_ROUNDS = 4  # rounds with a tree before their mean is judged, where costs are learned while decoding
 _MAX_AGREEMENT = 0.9  # a drafter that would not pay with this is not tried
 _LEAST_GAIN = 1.05  # in times the speed of plain decoding, for which one is tried
 _PRIOR_ROUNDS = 2.0  # weight of what is expected of rounds, before there are any
 _MAX_GAIN = 0.9  # upper limit of the gain demanded of a step: the first shows whether drafting pays
 _FIRST_STAKE = 1.3  # time that drafting may lose at first, in plain passes
 _MAX_STAKE = 8.0  # most time that it may lose, however much it has gained, in plain passes
-_BOLDNESS = 1 / 3  # share of it that further draft steps may cost, and further nodes
+_STEP_SHARE = 1 / 3  # share of it that further draft steps may cost, and further nodes
 _STAKE_SHARE = 0.012  # of all time that it may lose in the long run
 
 
@@ -110,7 +110,7 @@ class AdaptiveSizer:
             return replace(self.most, budget=sequences)
         hidden_s, step_s = self._ahead.seconds, self._steps.step_s
         stake_s = estimate.stake_s - max(step_s - hidden_s, 0.0)  # what is left for further nodes and steps
-        within = self._cost.nodes_within(sequences, _BOLDNESS * max(stake_s, 0.0))
+        within = self._cost.nodes_within(sequences, _STEP_SHARE * max(stake_s, 0.0))
         if stake_s < 0 or within <= sequences or (self._is_hopeless and not hidden_s):
             return replace(self.most, budget=sequences)
         per_node = self._cost.slope
@@ -129,7 +129,7 @@ class AdaptiveSizer:
             min_gain=gain,
             row_gain=row_gain,
             overlap_budget=hidden_s / worth,
-            loss_budget=gain + _BOLDNESS * stake_s / worth,
+            loss_budget=gain + _STEP_SHARE * stake_s / worth,
             trust=trust,
         )
 
@@ -250,7 +250,7 @@ class _SpeedupEstimate:
         """Seconds a token takes, by the better of both ways."""
         assert self.baseline_pass_s is not None
         plain = self.baseline_pass_s / sequences
-        unknown = not self._weight or (self._weight == self._rounds < _PATIENCE)
+        unknown = not self._weight or (self._weight == self._rounds < _MIN_ROUNDS)
         return plain if unknown else min(plain, self._seconds / self._tokens)
 
     def add(self, record: PassRecord, sequences: int, drafted_s: float) -> None:

@@ -13,7 +13,7 @@ from typing import IO
 from edgespec.cli.batch.formats.lines import read_jobs
 from edgespec.cli.batch.formats.records import EarlierResult, Key, read_results
 from edgespec.cli.batch.input.input_file import open_input
-from edgespec.cli.batch.output.wanted import results_of
+from edgespec.cli.batch.output.pending import results_of
 from edgespec.cli.origin import compact, same
 from edgespec.cli.screen.formatting import count
 from edgespec.errors import OutputError, UsageError

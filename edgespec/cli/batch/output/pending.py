@@ -16,7 +16,7 @@ from edgespec.generation.result import Generation
 
 
 @dataclass(eq=False)
-class WantedResult:
+class PendingResult:
     """A result that is wanted: one answer to a line, or in OpenAI's format all of them.
 
     Attributes:
