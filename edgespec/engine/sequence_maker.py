@@ -92,6 +92,8 @@ class SequenceMaker:
         room = self._context - len(tokens)
         if not tokens:
             raise UsageError("The prompt is empty.", "Give some text to answer or to continue.")
+        if tokens[-1] < 0:
+            raise UsageError("The prompt ends with an image.", "Put some text behind it.")
         if room < 0 or (room == 0 and config.max_tokens != 0):
             raise ContextLengthError(
                 f"The prompt has {len(tokens)} tokens, but the context holds {self._context}.",

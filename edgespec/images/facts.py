@@ -1,4 +1,4 @@
-"""What a projector's header says of it: its size, and the tokens of an image where they follow from it."""
+"""Facts in a projector's header: its size, and the tokens of an image where they follow from it."""
 
 from __future__ import annotations
 

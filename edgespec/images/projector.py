@@ -61,7 +61,7 @@ def _beside(model: Path) -> list[GGUFHeader]:
 
 
 def _fault(header: GGUFHeader) -> str:
-    """What is wrong with a projector, as the end of a sentence."""
+    """The fault of a projector, as the end of a sentence; empty if there is none."""
     if header.metadata.get("general.architecture") != _ARCHITECTURE:
         return "is not a projector"
     return "" if header.metadata.get(_SEES) else "is a projector that reads no images"

@@ -46,7 +46,7 @@ class ImageRows:
 
     @cached_property
     def ids(self) -> tuple[int, ...]:
-        """What stands for the rows among tokens."""
+        """The ids that stand for the rows among tokens."""
         digest = hashlib.shake_128(b"causal" if self.causal else b"all")
         digest.update(repr(self.values.shape).encode())
         if self.places is not None:

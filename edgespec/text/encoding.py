@@ -408,7 +408,7 @@ class Encoder:
 
 
 def _mark(image: Image) -> str:
-    """What stands for an image in the text of a conversation, by which texts are compared."""
+    """The text in place of an image in a conversation, by which texts are compared."""
     return f"\N{OBJECT REPLACEMENT CHARACTER}{hashlib.blake2b(image.data, digest_size=16).hexdigest()}"
 
 

@@ -290,6 +290,7 @@ def test_a_prompt_with_an_image_may_be_encoded_before(plain: Engine, seeing: Pat
     expected = plain.generate(asked(PICTURE), CONFIG)
     tokens = plain.encoder.encode(asked(PICTURE))
     assert plain.generate(tokens, CONFIG).tokens == expected.tokens
+    assert "ends with an image" in refused(plain, tokens[: max(n for n, t in enumerate(tokens) if t < 0) + 1])
     unknown = [token if token >= 0 else token - 1 for token in tokens]
     assert "The prompt has the token -" in refused(plain, unknown)
 

@@ -1,4 +1,4 @@
-"""Whether a model sees, and what its projector takes."""
+"""The sight of a model: its projector, and what that takes."""
 
 from __future__ import annotations
 

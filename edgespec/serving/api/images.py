@@ -79,7 +79,7 @@ def digested(content: Content) -> Content:
 
 
 def hash_of(data: bytes) -> str:
-    """What tells an image apart from others."""
+    """The hash of an image, by which images are told apart."""
     return hashlib.sha256(data).hexdigest()
 
 
