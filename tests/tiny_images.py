@@ -33,6 +33,7 @@ MARKS = (
 _WIDTH, _FF, _HEADS, _LAYERS, _PATCH = 64, 128, 2, 2, 4
 SIDES = {"idefics3": 32, "gemma3": 32, "qwen2vl": 32}  # pixels of the image that the projector reads
 MERGED = {"idefics3": 2, "gemma3": 2, "qwen2vl": 2}  # patches of each side that become one row
+PROJECTORS = {"idefics3": "idefics3", "gemma3": "gemma3", "qwen2vl": "qwen2vl_merger"}
 ARCHITECTURE = {"idefics3": "llama", "gemma3": "gemma3", "qwen2vl": "qwen2vl"}
 
 
@@ -82,7 +83,7 @@ def write_projector(path: Path, family: str, *, seed: int = 3, longest_edge: int
     side = SIDES[family]
     writer = gguf.GGUFWriter(path, "clip")
     writer.add_bool("clip.has_vision_encoder", True)
-    writer.add_string("clip.projector_type", "qwen2vl_merger" if family == "qwen2vl" else family)
+    writer.add_string("clip.projector_type", PROJECTORS[family])
     writer.add_bool("clip.use_gelu", True)
     numbers: dict[str, Any] = {
         "embedding_length": _WIDTH,

@@ -15,6 +15,7 @@ _FIXED = ("mlp", "mlp_norm", "gemma3")  # every image is scaled to one size
 _GRID, _LONGEST = "image_grid_pinpoints", "preproc_image_size"
 _DIVIDED = "idefics3"
 _DYNAMIC = ("qwen2vl_merger", "qwen2.5vl_merger", "qwen3vl_merger")
+_MAX_DYNAMIC = 4096  # tokens, to which larger images are scaled down
 _MERGED = {
     "gemma3": 4,
     "mlp": 1,
@@ -72,8 +73,11 @@ def _tokens(metadata: dict[str, Any], kind: str) -> int | None:
     if not patch or f"clip.vision.{_GRID}" in metadata:
         return None
     if kind in _DYNAMIC:
-        cell = 2 * patch
-        return math.prod(round(length / cell) for length in TYPICAL)
+        tokens = math.prod(round(length / (2 * patch)) for length in TYPICAL)
+        if tokens <= _MAX_DYNAMIC:
+            return tokens
+        smaller = math.sqrt(math.prod(TYPICAL) / _MAX_DYNAMIC)  # pixels of the picture for a side of a token
+        return math.prod(int(length / smaller) for length in TYPICAL)
     merged = number("projector.scale_factor", _MERGED.get(kind, 0))
     if not side or not merged or kind not in (*_FIXED, _DIVIDED):
         return None

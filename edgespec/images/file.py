@@ -16,6 +16,7 @@ _MOST_SIDE = 32_768
 
 _PNG, _BMP = b"\x89PNG\r\n\x1a\n", b"BM"
 _JPEG, _GIFS = b"\xff\xd8\xff", (b"GIF87a", b"GIF89a")
+_BMP_HEADER = 14  # where the size of the second header is, in four bytes
 _MEDIA_TYPES = {
     _PNG: "image/png", _JPEG: "image/jpeg", _GIFS[0]: "image/gif", _GIFS[1]: "image/gif", _BMP: "image/bmp"
 }  # fmt: skip
@@ -31,9 +32,12 @@ def is_image(path: Path) -> bool:
     """True if a file is an image that can be read, judging by its first bytes."""
     try:
         with path.open("rb") as file:
-            return file.read(len(_PNG)).startswith((_PNG, _JPEG, *_GIFS))
+            begin = file.read(_BMP_HEADER + 4)
     except OSError:
         return False
+    if begin.startswith(_BMP):  # so do some texts
+        return begin[_BMP_HEADER + 1 :] == b"\0\0\0"
+    return begin.startswith((_PNG, _JPEG, *_GIFS))
 
 
 def media_type(data: bytes) -> str:
@@ -48,6 +52,8 @@ def read_image(path: Path) -> bytes:
         UsageError: it cannot be read, or is too large, or is no image that can be decoded.
     """
     try:
+        if path.exists() and not path.is_file():
+            raise UsageError(f"{path} is not a file.", "Name an image file.")
         if not path.is_file():
             raise UsageError(f"There is no image file {path}.", "Check the path.")
         with path.open("rb") as file:
@@ -78,7 +84,8 @@ def check_image(data: bytes, name: str) -> None:
     width, height = size
     if not (0 < width <= _MOST_SIDE and 0 < height <= _MOST_SIDE and width * height <= MOST_PIXELS):
         raise UsageError(
-            f"{name} claims {width} x {height} pixels; up to {MOST_PIXELS >> 20} million are read.",
+            f"{name} claims {width} x {height} pixels; up to {MOST_PIXELS >> 20} million are read, and up to "
+            f"{_MOST_SIDE} a side.",
             "Make the image smaller.",
         )
 
@@ -90,7 +97,7 @@ def _size(data: bytes) -> tuple[int, int] | None:
     if data.startswith(_GIFS):
         return struct.unpack_from("<HH", data, 6)
     if data.startswith(_BMP):
-        if struct.unpack_from("<I", data, 14)[0] == 12:
+        if struct.unpack_from("<I", data, _BMP_HEADER)[0] == 12:
             return struct.unpack_from("<HH", data, 18)
         width, height = struct.unpack_from("<ii", data, 18)
         return width, abs(height)  # rows may be stored from the top

@@ -151,6 +151,10 @@ class Encoder:
             ContextLengthError: the conversation is several times as long as the context, or more.
             UsageError: an image cannot be read.
         """
+        if self._template is None and has_images(messages):
+            raise TemplateError(
+                "The model has no chat template, so it cannot be shown images.", "Use another model."
+            )
         if self._template is None:
             raise TemplateError(
                 "The model has no chat template, so it cannot hold a conversation.",

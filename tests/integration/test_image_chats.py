@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import edgespec
+from edgespec.cli.conversation.attach import with_attachments
 from edgespec.cli.conversation.images import without_images
 from edgespec.engine.engine import Engine
 from edgespec.engine.sessions.file import SessionFile, remove_session, saved_sessions, sessions_folder
@@ -18,7 +19,7 @@ from edgespec.engine.sessions.session import Session
 from edgespec.errors import EdgeSpecError, SessionError
 from edgespec.generation.config import Grammar
 from edgespec.images import reader
-from edgespec.images.parts import Image
+from edgespec.images.parts import Image, image_of
 from edgespec.llama.projector.library import NoImageLibrary, load_library
 from edgespec.processes import trial
 from tests.desk import Desk
@@ -178,9 +179,20 @@ def test_paths_that_a_terminal_pastes(tmp_path: Path, picture: Path) -> None:
     ):
         found = without_images(text)
         assert (found[0], len(found[1])) == (rest, count), text
+    bitmap = tmp_path / "cat.bmp"
+    bitmap.write_bytes(b"BM" + bytes(12) + b"\x28\0\0\0" + b"\x08\0\0\0" * 2 + bytes(100))
+    (tmp_path / "BM.txt").write_text("BM is how this text begins, and it is no image.")
+    attached = with_attachments(f"@{bitmap} and @{tmp_path}/BM.txt", [])
+    assert [image.name for image in attached.images] == [str(bitmap)]
+    assert [path.name for path in attached.files] == ["BM.txt"]
     (tmp_path / "new.webp").write_bytes(b"RIFF....WEBP")
     with pytest.raises(EdgeSpecError, match="is not an image that can be read"):
         without_images(f"{tmp_path}/new.webp ?")
+    with pytest.raises(EdgeSpecError, match="is not an image that can be read"):
+        with_attachments(f"@{tmp_path}/new.webp", [])
+    (tmp_path / "folder.png").mkdir()
+    with pytest.raises(EdgeSpecError, match="is not a file"):
+        image_of(tmp_path / "folder.png")
 
 
 @pytest.mark.usefixtures("at_a_desk")

@@ -76,7 +76,7 @@ def with_attachments(text: str, files: list[tuple[Path, str]]) -> AttachedQuesti
     Raises:
         UsageError: a mentioned file cannot be attached.
     """
-    from edgespec.images.file import is_image
+    from edgespec.images.file import SUFFIXES, is_image
     from edgespec.images.parts import image_of
 
     files = list(files)
@@ -86,7 +86,7 @@ def with_attachments(text: str, files: list[tuple[Path, str]]) -> AttachedQuesti
         # Punctuation after a path is not part of it, unless there is such a file.
         for spelled in dict.fromkeys([name, name.rstrip(".,;:!?)")]):
             if spelled and expanded(spelled).is_file():
-                if is_image(expanded(spelled)):
+                if spelled.lower().endswith(SUFFIXES) or is_image(expanded(spelled)):
                     images.setdefault(expanded(spelled).resolve(), image_of(spelled))
                 elif not any(path.samefile(expanded(spelled)) for path, _ in files if path.exists()):
                     files.append(read_attachment(spelled))
