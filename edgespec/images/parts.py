@@ -11,7 +11,9 @@ import base64
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 from edgespec.arguments import check_type
 from edgespec.errors import UsageError
@@ -22,7 +24,13 @@ from edgespec.placeholders import Placeholders
 UNNAMED = "The image"
 
 
-class Image(NamedTuple):
+def hash_of(data: bytes) -> str:
+    """The hash of an image, by which images are told apart."""
+    return hashlib.sha256(data).hexdigest()
+
+
+@dataclass(frozen=True)
+class Image:
     """An image of a prompt, and what it is called in messages."""
 
     data: bytes
@@ -38,10 +46,10 @@ class Image(NamedTuple):
         """The image as a data URL."""
         return f"data:{media_type(self.data)};base64,{base64.b64encode(self.data).decode()}"
 
-    @property
+    @cached_property
     def sha256(self) -> str:
         """The hash of its bytes."""
-        return hashlib.sha256(self.data).hexdigest()
+        return hash_of(self.data)
 
 
 def has_images(messages: Sequence[Mapping[str, Any]]) -> bool:

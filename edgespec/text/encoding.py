@@ -205,7 +205,11 @@ class Encoder:
                 continue
             for part in pictured.split(segment.text):
                 if isinstance(part, Image):
-                    found.append(PromptSegment(_mark(part), literal=True, tokens=self.images.read(*part)))
+                    found.append(
+                        PromptSegment(
+                            _mark(part), literal=True, tokens=self.images.read(part.data, part.name)
+                        )
+                    )
                 else:
                     found.append(replace(segment, text=part))
         return found

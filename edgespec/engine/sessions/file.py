@@ -23,6 +23,7 @@ from edgespec.engine.sessions.images import ImageFolder
 from edgespec.errors import SessionError
 from edgespec.files.user_folders import data_folder, expanded
 from edgespec.files.writing import atomic_write
+from edgespec.images.parts import Image
 from edgespec.text.encoding import EncodedConversation
 
 _FORMAT = 1
@@ -51,6 +52,12 @@ class Conversation:
     known: EncodedConversation | None = None
     saved: str = ""
     model_path: str = ""
+
+    @property
+    def images(self) -> Iterator[Image]:
+        """The images of all questions."""
+        for message in [*self.messages, self.pending or {}]:
+            yield from message.get("images", ())
 
     @property
     def model_name(self) -> str:
@@ -111,7 +118,7 @@ class SessionFile:
             with atomic_write(self.path) as file:
                 text = json.dumps(record, ensure_ascii=False, indent=1) + "\n"
                 file.write(text.encode(errors="replace"))
-            self.images.prune()
+            self.images.keep_only(conversation.images)
         except OSError as error:
             raise _cannot("written", self.path, error) from error
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mimetypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,7 +18,6 @@ class ImageFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._used: set[Path] = set()  # by the record that is being made
 
     @classmethod
     def of(cls, session: Path) -> ImageFolder:
@@ -38,7 +37,6 @@ class ImageFolder:
         """
         suffix = mimetypes.guess_extension(media_type(image.data)) or ""
         path = self.path / f"{image.sha256}{suffix}"
-        self._used.add(path)
         if not path.exists():
             self.path.mkdir(mode=0o700, exist_ok=True)
             with atomic_write(path) as file:
@@ -65,12 +63,12 @@ class ImageFolder:
             f"Restore the file {sha256}, or choose another session.",
         )
 
-    def prune(self) -> None:
-        """Remove the files that the record made last does not name."""
+    def keep_only(self, images: Iterable[Image]) -> None:
+        """Remove the files of all other images."""
+        kept = {image.sha256 for image in images}
         with suppress(OSError):  # they are in nobody's way
             for path in self.files:
-                if path not in self._used:
+                if path.stem not in kept:
                     path.unlink()
-            if self.path.is_dir() and not self._used:
+            if self.path.is_dir() and not kept:
                 self.path.rmdir()
-        self._used = set()

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Collection
-from dataclasses import replace
 
 from edgespec.llama.cache.positions import Positions
-from edgespec.llama.runtime.batch import EmbeddedBatch, TokenBatch
+from edgespec.llama.runtime.batch import TokenBatch
 from edgespec.llama.runtime.context import Context
 
 
@@ -56,9 +55,7 @@ class ChainCache:
         """Do nothing: cells are never moved."""
 
     def _decode(self, batch: TokenBatch) -> None:
-        if self.positions and not isinstance(batch, EmbeddedBatch):
-            batch = replace(batch, positions=self.positions.of(batch.positions))
-        self.context.decode(batch)
+        self.context.decode(self.positions.placed(batch))
 
     def appended(self, n_tokens: int) -> None:
         """Note that the next tokens of the sequence were decoded."""

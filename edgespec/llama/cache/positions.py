@@ -8,10 +8,12 @@ positions as it has rows or columns, whichever are more.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+
+from edgespec.llama.runtime.batch import EmbeddedBatch, TokenBatch
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,12 @@ class Positions:
         for span in self._spans:
             positions[indexes >= span.end] -= span.rows - span.positions
         return positions
+
+    def placed(self, batch: TokenBatch) -> TokenBatch:
+        """A batch with positions in place of indexes; embeddings have positions already."""
+        if not self or isinstance(batch, EmbeddedBatch):
+            return batch
+        return replace(batch, positions=self.of(batch.positions))
 
     def floor(self, index: int) -> int:
         """The largest index up to this one that is not within a span."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from edgespec.errors import BackendError
 from edgespec.llama.cache.positions import Positions
 from edgespec.llama.cache.segments import window_parts
 from edgespec.llama.cache.shared_cells import SharedCells
-from edgespec.llama.runtime.batch import EmbeddedBatch, TokenBatch
+from edgespec.llama.runtime.batch import TokenBatch
 
 _PARTS = b"\xffparts\xff\xff"  # begins several states; llama.cpp's own begin with a small number
 _SIZE = struct.Struct("<Q")
@@ -113,8 +112,7 @@ class BranchingCache:
 
     def numbered(self, batch: TokenBatch) -> TokenBatch:
         """A batch with the sequence's ids instead of the numbers of its paths, and positions for indexes."""
-        if self.positions and not isinstance(batch, EmbeddedBatch):
-            batch = replace(batch, positions=self.positions.of(batch.positions))
+        batch = self.positions.placed(batch)
         if self.ids == list(range(len(self.ids))):
             return batch  # the usual case: a single sequence, which has the first ids
         return batch.with_sequences(np.array(self.ids, dtype=np.int32)[batch.sequence_ids])

@@ -16,7 +16,6 @@ import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.errors import EdgeSpecError, MemoryLimitError
 from edgespec.llama.projector.library import NoImageLibrary, load_library
 from edgespec.llama.runtime.backend import start_backend
 from edgespec.llama.runtime.model import Model
@@ -74,10 +73,6 @@ def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
         with Model(Path(request["model"]), allocate=False, repack=False, vetted=False) as model:
             return _read(model, request)
-    except MemoryLimitError:
-        raise  # says nothing of the image
-    except EdgeSpecError as error:
-        return {"error": error.what}
     except _UnknownPositions:
         return {"why": "mrope"}
     except _Damaged:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from edgespec.errors import UsageError
 from edgespec.images.file import MOST_BYTES, check_image
+from edgespec.images.parts import hash_of
 from edgespec.serving.api.contents import ADDRESS, Content, note
 from edgespec.serving.api.limits import Limits
 from edgespec.serving.api.warnings import Warnings
@@ -76,11 +76,6 @@ def digested(content: Content) -> Content:
         else part
         for part in content
     ]
-
-
-def hash_of(data: bytes) -> str:
-    """The hash of an image, by which images are told apart."""
-    return hashlib.sha256(data).hexdigest()
 
 
 def data_of(url: str, name: str) -> bytes:

@@ -11,9 +11,9 @@ from typing import Any
 from edgespec.errors import UsageError
 from edgespec.files.user_folders import expanded
 from edgespec.generation.config import shortened
-from edgespec.images.parts import image_of
+from edgespec.images.parts import hash_of, image_of
 from edgespec.serving.api.contents import data_address
-from edgespec.serving.api.images import data_of, hash_of
+from edgespec.serving.api.images import data_of
 
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _DATA = "data:"
