@@ -50,6 +50,7 @@ from edgespec.text.grammar.limits import index_bytes
 
 _SHARED_STEP = 16  # rows of a draft step for several sequences where none were asked for
 _REQUESTS_BYTES = 24 << 20  # what servers keep of the latest: responses, answers, schemas
+_MAX_IDS = MAX_LEAVES - 1  # llama.cpp's most, but for one that keeps cells of sliding windows
 _BESIDE_TREES = 8  # sequence ids for padding, for what is parked, and for sequences
 
 
@@ -469,4 +470,4 @@ class Planner:
 
 def _sequences(nodes: int) -> int:
     """Sequence ids for sequences and the branches of trees; each costs a row of logits, used or not."""
-    return min(nodes + _BESIDE_TREES, MAX_LEAVES) if nodes > USUAL_NODES else USUAL_NODES
+    return min(nodes + _BESIDE_TREES, _MAX_IDS) if nodes > USUAL_NODES else USUAL_NODES

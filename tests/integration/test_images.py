@@ -275,21 +275,6 @@ def test_what_was_read_of_an_image_is_used_again(plain: Engine, seeing: Path, fa
     assert other.tokens == fresh(third).tokens
 
 
-def test_texts_that_begin_alike_find_all_cells(seeing: Path, family: str) -> None:
-    """Where windows slide, llama.cpp reuses cells that the end of their only sequence does not see."""
-    config = CONFIG.with_(max_tokens=24)
-    questions = ["one two one two one two one two one two", "and of x y z one two"]
-    expected = []
-    for question in questions:
-        with edgespec.load(seeing, draft="none", context=1024, threads=1, exact=True) as engine:
-            expected.append(engine.generate(question, config).tokens)
-    with edgespec.load(seeing, draft="lookup", context=1024, threads=1, exact=True) as engine:
-        assert [engine.generate(question, config).tokens for question in questions] == expected
-        assert bool(engine.target.context.window) == (family == "gemma3")
-        if engine.target.context.window:
-            assert engine.target.cache.open_paths > 1
-
-
 def test_states_on_disk_never_end_within_an_image(seeing: Path, family: str) -> None:
     filling = "word " * 20  # a block of saved states ends within the image then
     question = asked(PICTURE)

@@ -33,7 +33,6 @@ from edgespec.models.gguf.layers import ModelFiles
 from edgespec.offload.packing.pack import gains_from_packing
 from tests.least_memory import least_memory
 from tests.tiers import slow_except
-from tests.tiny import write_tiny
 
 _IMPORTS = """
 import sys, edgespec
@@ -116,38 +115,6 @@ def test_compaction_copies_a_part_at_a_time_and_changes_no_bit(
         context.close()
     assert part > 1 << 20
     assert max(peaks) < 1.5 * part
-
-
-@pytest.mark.parametrize("move", ["compact", "restore"])
-def test_what_was_moved_can_be_shortened_by_more_than_a_sliding_window(
-    move: str, smol_path: Path, tmp_path: Path
-) -> None:
-    path = write_tiny(tmp_path / "windows.gguf", "gemma3", smol_path)
-    text = np.arange(20, 80, dtype=np.int32)
-    with Model(path) as model:
-        context = Context(model, n_cells=256, n_rows=64, n_outputs=8, n_sequences=6, n_threads=1)
-        assert 0 < context.window < 16
-        cache = open_cache(context, ordered=True)
-
-        def logits_behind(length: int) -> np.ndarray:
-            cache.append(TokenBatch.run(text[length - 1 : length], length - 1, cache.open_paths, "all"))
-            return context.logits().copy()
-
-        cache.append(TokenBatch.run(text[:29], 0, cache.open_paths))
-        expected = logits_behind(30)
-        cache.append(TokenBatch.run(text[30:], 30, cache.open_paths))
-        if move == "compact":
-            cache.try_branches(TokenBatch.run(text[:7], 60, 1, "all"), 8)
-            cache.commit(0, 0, 1, 7)
-            cache.compact()
-        else:
-            state = cache.save(0, 60)
-            cache.rewind(0)
-            cache.restore(state, 60)
-        assert cache.length == 60
-        cache.rewind(29)
-        np.testing.assert_array_equal(logits_behind(30), expected)
-        context.close()
 
 
 @pytest.mark.parametrize("rows", slow_except([512], [64, 512]))

@@ -17,22 +17,36 @@ class _Cell:
 
 
 class Cells:
-    """The part of a context that a cache uses: cells that sequences share."""
+    """The part of a context that a cache uses: cells that sequences share.
+
+    Args:
+        window: of sliding-window layers. Of cells that may be reused, this reuses all.
+    """
 
     n_sequences = N_SEQUENCES
     n_cells = 10_000
     branches = keeps_recurrent_state = False
 
-    def __init__(self, *, can_shift: bool = True) -> None:
+    def __init__(self, *, can_shift: bool = True, window: int = 0) -> None:
+        self.window = window
+        self.keeper_id = N_SEQUENCES if window else None
         self.cells: list[_Cell] = []
         self.can_shift = can_shift
         self.n_read = 0
 
     def decode(self, batch: TokenBatch) -> None:
         self.n_read += len(batch)
+        self.cells = [cell for cell in self.cells if not self._reusable(cell)]
         for row in range(len(batch)):
             sequences = batch.sequence_ids[batch.offsets[row] : batch.offsets[row + 1]].tolist()
             self.cells.append(_Cell(int(batch.positions[row]), int(batch.tokens[row]), set(sequences)))
+
+    def _reusable(self, cell: _Cell) -> bool:
+        """True if the end of the cell's only sequence does not see it."""
+        if not self.window or len(cell.sequences) > 1:
+            return False
+        last = max(other.position for other in self.cells if cell.sequences & other.sequences)
+        return last + 1 - cell.position >= self.window
 
     def copy(self, source: int, destination: int, start: int, end: int) -> None:
         for cell in self.cells:

@@ -25,8 +25,8 @@ def _one(node: int, parent: int, token: int, depth: int) -> Frontier:
 class _Drafted:
     """A text and its branches, read as a drafter reads them, with a plain record of what is where."""
 
-    def __init__(self) -> None:
-        self.context = Cells()
+    def __init__(self, window: int = 0) -> None:
+        self.context = Cells(window=window)
         context: Any = self.context
         self.cache = BranchingCache(SharedCells(context, ordered=False))
         self.cache.append(TokenBatch.run([3, 1], 0, self.cache.open_paths))
@@ -118,7 +118,7 @@ class _Drafted:
 @settings(max_examples=examples(200), deadline=None)
 @given(st.data())
 def test_every_branch_holds_its_own_path_however_often_the_text_continues(data: st.DataObject) -> None:
-    drafted = _Drafted()
+    drafted = _Drafted(window=data.draw(st.sampled_from([0, 18])))  # longer than a branch
     for _ in range(data.draw(st.integers(1, 4))):
         for _ in range(data.draw(st.integers(0, 14))):
             parent, token = data.draw(st.sampled_from(sorted(drafted.read))), data.draw(st.integers(0, 3))

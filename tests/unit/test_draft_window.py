@@ -53,9 +53,9 @@ def test_a_whole_sequence_has_no_middle(length: int) -> None:
 class _Reading:
     """A sequence with a window, read as a drafter reads it."""
 
-    def __init__(self, window: DraftWindow, *, can_shift: bool = True) -> None:
+    def __init__(self, window: DraftWindow, *, can_shift: bool = True, sliding: int = 0) -> None:
         self.window = window
-        self.context = Cells(can_shift=can_shift)
+        self.context = Cells(can_shift=can_shift, window=sliding)
         context: Any = self.context
         self.drafted = DraftSequence(BranchingCache(SharedCells(context, ordered=False)), N_VOCAB, window)
 
@@ -92,7 +92,8 @@ def test_whatever_becomes_of_the_sequence_the_cells_hold_its_part(
 ) -> None:
     """It grows, is rewound into its beginning, its middle and its end, and branches are tried on the way."""
     window = DraftWindow(data.draw(st.integers(1, 12)), data.draw(st.integers(0, 5)))
-    reading, sequence = _Reading(window, can_shift=can_shift), [1]
+    sliding = data.draw(st.sampled_from([0, 1, 4, 20]))
+    reading, sequence = _Reading(window, can_shift=can_shift, sliding=sliding), [1]
     for _ in range(data.draw(st.integers(1, 8))):
         kept = data.draw(st.integers(0, len(sequence)))
         sequence = sequence[: kept if data.draw(st.booleans()) else None]

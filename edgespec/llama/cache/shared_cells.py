@@ -10,6 +10,10 @@ change nothing. Cells that are no longer needed are not freed, because later row
 order, but parked under a graveyard id that no query uses. When the tail is full, they are freed, and the
 sequences are moved to the front part by part, bit for bit. Only one part is copied at a time, so the
 sequences never take their memory twice.
+
+Where layers have sliding windows, llama.cpp reuses any cell with a single id that the end of its sequence
+does not see. A sequence that is rewound, or that shares the beginning, would lack that cell. So all cells in
+use have the keeper's id as well.
 """
 
 from __future__ import annotations
@@ -44,6 +48,7 @@ class SharedCells:
         self.n_ids = context.n_sequences - (2 if ordered else 0)
         self.padding_id = context.n_sequences - 2
         self._graveyard_id = context.n_sequences - 1
+        self._keeper_id = context.keeper_id
         self._free_ids = list(range(self.n_ids))[::-1]  # the lowest is taken first
         self._segments = Segments()
         self._tail = 0  # no cell from this one on is in use
@@ -90,8 +95,8 @@ class SharedCells:
     def drop(self, holder: CellHolder) -> None:
         """Drop a sequence whose contents are unknown until `recover` has run; call that next."""
         self.holders.remove(holder)
-        self.truncated(holder, 0)
         if self.ordered:
+            self._segments.truncate(holder, 0)
             self._tail = self.context.n_cells  # its freed cells may lie before kept ones
 
     def take_id(self) -> int:
@@ -140,19 +145,37 @@ class SharedCells:
     def park(self, sequence: int, start: int) -> None:
         """Keep the cells of a sequence from position `start` on from being freed."""
         self.context.copy(sequence, self._graveyard_id, start, -1)
+        self._keep(self._graveyard_id, start, -1)
 
     def committed(self, holder: CellHolder, start: int, end: int) -> None:
         """Note that the newest cells hold these positions of a sequence.
 
         Rows of one pass must be committed in the order in which they were decoded.
         """
+        self._keep(holder.ids[0], holder.positions.at(start), holder.positions.at(end))
         if self.ordered:
             self._segments.add(holder, start, end)
 
     def truncated(self, holder: CellHolder, length: int) -> None:
         """Note that a sequence is now at most this long."""
+        self.removed(holder.positions.at(length))
         if self.ordered:
             self._segments.truncate(holder, length)
+
+    def removed(self, start: int) -> None:
+        """Free the cells at positions `start` and later that no sequence has any more."""
+        if self._keeper_id is None:
+            return
+        self.context.remove(self._keeper_id, start)
+        for holder in self.holders:
+            self._keep(holder.ids[0], start, -1)
+        if self.ordered:
+            self._keep(self._graveyard_id, start, -1)
+
+    def _keep(self, sequence: int, start: int, end: int) -> None:
+        """Keep cells of a sequence from being reused while it has them."""
+        if self._keeper_id is not None:
+            self.context.copy(sequence, self._keeper_id, start, end)
 
     def inherited(self, holder: CellHolder, source: CellHolder, length: int) -> None:
         """Note that a sequence now shares the first `length` positions of another."""
@@ -173,8 +196,10 @@ class SharedCells:
         for home, holder in homes.items():
             holder.length = holder.positions.floor(holder.length)
             self.context.remove(home, holder.positions.at(holder.length))
-            self.truncated(holder, holder.length)
+            if self.ordered:
+                self._segments.truncate(holder, holder.length)
             holder.ids = [home]
+        self.removed(0)
         self._free_ids = [n for n in range(self.n_ids) if n not in homes][::-1]
         if self.shared and self.ordered:
             self._tail = self.context.n_cells  # some freed cells may lie before kept ones
@@ -194,6 +219,7 @@ class SharedCells:
             for sequence in range(self.context.n_sequences):
                 if sequence not in homes:
                     self.context.remove(sequence)
+            self.removed(0)
             for part in self._segments.parts_to_move(PART):
                 self._move_to_front(part)
             for holder, length in lengths:
@@ -227,10 +253,12 @@ class SharedCells:
         for stretch in part:
             for holder in stretch.holders:
                 self.context.remove(holder.ids[0], *stretch.positions)
+        self.removed(min(stretch.positions[0] for stretch in part))
         for stretch, state in zip(part, states, strict=True):
             self.context.restore(spare, state)
             for holder in stretch.holders:
                 self.context.copy(spare, holder.ids[0], *stretch.positions)
+            self._keep(spare, *stretch.positions)
             self.context.remove(spare)
 
     def make_consecutive(self, n_tokens: int) -> None:

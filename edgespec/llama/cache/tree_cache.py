@@ -91,10 +91,6 @@ class BranchingCache:
 
     def open(self, paths: int) -> None:
         """Make paths 0 .. paths - 1 hold the committed sequence."""
-        if self.cells.context.window and self.cells.n_free_ids and not self.cells.shared:
-            # llama.cpp reuses cells that the end of their one sequence does not see, and a text that shares
-            # only the beginning would lack them. It leaves alone what two sequences have.
-            paths = max(paths, 2)
         while len(self.ids) < paths:
             path = self.cells.take_id()
             self.cells.context.copy(self.ids[0], path, 0, self.positions.at(self.length))
@@ -213,6 +209,7 @@ class BranchingCache:
         length, self.length = self.length, start
         for path in self.ids:
             context.remove(path, start, end)
+        self.cells.removed(start)
         context.shift(self.ids[0], end, start - end)  # cells of all paths
         self.length = length - (end - start)
         return True

@@ -71,6 +71,8 @@ class Context:
         branches: whether batches may have branches.
         keeps_recurrent_state: whether layers keep a recurrent state instead of cells.
         window: positions that sliding-window layers see; 0 if there are no such layers.
+        keeper_id: a sequence id that batches cannot have, for cells that these layers must keep; None if
+            there are no such layers.
 
     Raises:
         MemoryLimitError: llama.cpp cannot allocate the context.
@@ -154,6 +156,7 @@ class Context:
         self._memory_handle = llama_cpp.llama_get_memory(self._handle)
         self.n_cells = int(llama_cpp.llama_n_ctx(self._handle))
         self.window = int(llama_cpp.llama_model_n_swa(model.handle))
+        self.keeper_id = llama_cpp.llama_max_parallel_sequences() - 1 if self.window else None
 
     @property
     def handle(self) -> Any:
