@@ -26,7 +26,7 @@ from edgespec.option import (
     options_of,
 )
 
-AUTO, ALL, NONE = "auto", "all", "none"
+AUTO, ALL, NONE, ATTENTION = "auto", "all", "none", "attention"
 _MAX_NODES = 4096  # of a tree
 _MAX_PARALLEL = 1000  # sequences
 _MAX_TOKENS = 10_000_000
@@ -165,8 +165,9 @@ class DevicesConfig(Group):
         AUTO,
         "-ngl --gpu-layers",
         "Layers to put on GPUs; auto picks the fastest split.",
-        Number(0, 999_999, {AUTO: AUTO, ALL: ALL}, hidden={"-1": ALL}),  # -1 in other programs
-        more="0 uses no GPU. See docs/devices.md.",
+        Number(0, 999_999, {AUTO: AUTO, ALL: ALL, ATTENTION: ATTENTION}, hidden={"-1": ALL}),  # as elsewhere
+        more='"attention" puts attention and caches of all layers there, and other weights as they fit. '
+        "0 uses no GPU. See docs/devices.md.",
     )
     names: tuple[str, ...] = option(
         (),

@@ -73,6 +73,7 @@ def usual(model: str, order: dict[str, str]) -> dict[str, Any]:
     return {
         "processor": case(model, gpu_layers=0),
         "exact": case(model, gpu_layers=0, exact=True),
+        **attention(model, mixture),
         "half": case(model, gpu_layers=15),
         "all": case(model, gpu_layers="all"),
         "streamed": in_least_memory(model, **streamed),
@@ -87,6 +88,22 @@ def usual(model: str, order: dict[str, str]) -> dict[str, Any]:
         "adapter here": case(target, gpu_layers=0, lora=[order["adapter"]]),
         "adapter": case(target, gpu_layers=3, lora=[order["adapter"]]),
         "head and streamed": in_least_memory(target, gpu_layers=3, offload="stream", **head),
+    }
+
+
+def attention(model: str, mixture: str) -> dict[str, Any]:
+    """Attention on a device that has no room for all feed-forward weights."""
+    with device_memory(Path(model).stat().st_size):
+        some = case(model, gpu_layers="attention")
+        streamed = in_least_memory(model, gpu_layers="attention", draft_device="none", offload="stream")
+    with device_memory(Path(mixture).stat().st_size):
+        experts = case(mixture, gpu_layers="attention")
+        single = in_least_memory(mixture, gpu_layers="attention", offload="stream")
+    return {
+        "attention": some,
+        "attention, the rest streamed": streamed,
+        "attention of a mixture": experts,
+        "attention, single experts": single,
     }
 
 
@@ -119,22 +136,29 @@ def pinned(model: Path) -> dict[str, Any]:
 
 def taken(model: str) -> dict[str, Any]:
     """An answer with all layers on a device, most of whose memory is taken once layers are planned for it."""
-    size = ctypes.POINTER(ctypes.c_size_t)
-
-    def little_memory(_device: Any, free: Any, total: Any) -> None:
-        free[0], total[0] = Path(model).stat().st_size, 8 << 30
-
-    get_memory = ctypes.CFUNCTYPE(None, ctypes.c_void_p, size, size)(little_memory)
     read = MachineSnapshot.read
     with ExitStack() as stack:
 
         def read_before(*arguments: Any) -> MachineSnapshot:
             snapshot = read(*arguments)
-            stack.enter_context(replaced(own_device(), _GET_MEMORY, get_memory))
+            stack.enter_context(device_memory(Path(model).stat().st_size, total=8 << 30))
             return snapshot
 
         with patch.object(MachineSnapshot, "read", read_before):
             return case(model, gpu_layers="all")
+
+
+@contextmanager
+def device_memory(n_bytes: int, total: int | None = None) -> Iterator[None]:
+    """A block in which so much of the device's memory is free; all of it if there is no total."""
+    size = ctypes.POINTER(ctypes.c_size_t)
+
+    def little_memory(_device: Any, free: Any, total_bytes: Any) -> None:
+        free[0], total_bytes[0] = n_bytes, total or n_bytes
+
+    get_memory = ctypes.CFUNCTYPE(None, ctypes.c_void_p, size, size)(little_memory)
+    with replaced(own_device(), _GET_MEMORY, get_memory):
+        yield
 
 
 def own_device() -> Any:

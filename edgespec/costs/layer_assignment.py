@@ -84,6 +84,7 @@ class RemotePart:
         transfer: seconds in which so many bytes get there and back.
         pass_bytes: that describe a pass of another shape than the last one. Trees vary; single rows do not.
         row_bytes: that every row adds, in each direction.
+        trips: how often a pass goes there and back.
     """
 
     share: float
@@ -91,6 +92,7 @@ class RemotePart:
     transfer: Curve
     pass_bytes: float
     row_bytes: float
+    trips: int = 1
 
     def seconds(self, rows: int, here_s: float) -> float:
         """Seconds of a pass in this part.
@@ -101,7 +103,8 @@ class RemotePart:
         slower = float(np.interp(rows, list(self.slowness), list(self.slowness.values())))
         # Transfers were measured with as many bytes in both directions; what describes the pass goes in one.
         described = self.pass_bytes / 2 if rows > 1 else 0.0
-        return self.share * here_s * slower + self.transfer.at(described + rows * self.row_bytes)
+        trip_s = self.transfer.at(described + rows * self.row_bytes)
+        return self.share * here_s * slower + self.trips * trip_s
 
 
 def curve_over_machines(here: Curve, parts: Sequence[RemotePart]) -> Curve:

@@ -96,7 +96,10 @@ def prepare_stream(
         layout = layout.again(packed=store.packed)
     store = replace(
         store,
-        layers={layer.index: store.layers[layer.index] for layer in layout.weights.layers},
+        layers={
+            layer.index: store.layers[layer.index].only({tensor.name for tensor in layer.tensors})
+            for layer in layout.weights.layers
+        },
         experts={found.index: store.experts[found.index] for found in layout.weights.experts},
     )
     return StreamPlan(files, layout, store, states, notes + _notes(layout, store, len(files.layers())))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import attrgetter, itemgetter
 from pathlib import Path
 
 from edgespec.files.positioned import BLOCK
@@ -84,6 +85,29 @@ class StoredLayer:
     pieces: tuple[Piece, ...]
     places: Mapping[str, int]
     n_bytes: int
+
+    def only(self, names: Collection[str]) -> StoredLayer:
+        """The reads that bring these tensors, and whatever shares a read with them."""
+        if all(name in names for name in self.places):
+            return self
+        ends = [*sorted(self.places.values())[1:], self.n_bytes]
+        ranges = [
+            (start, end)
+            for (name, start), end in zip(sorted(self.places.items(), key=itemgetter(1)), ends, strict=True)
+            if name in names
+        ]
+        kept: list[Piece] = []
+        places: dict[str, int] = {}
+        size = 0
+        for piece in sorted(self.pieces, key=attrgetter("at")):
+            first, last = piece.at, piece.at + piece.n_bytes
+            if any(start < last and first < end for start, end in ranges):
+                for name, start in self.places.items():
+                    if name in names and first <= start < last:
+                        places[name] = size + start - first
+                kept.append(replace(piece, at=size))
+                size += piece.n_bytes
+        return StoredLayer(self.index, tuple(kept), places, size)
 
 
 @dataclass(frozen=True)

@@ -411,7 +411,7 @@ class Planner:
             self.target,
             budget,
             self.config,
-            here=None if assignment is None else assignment.here,
+            elsewhere=frozenset() if assignment is None else assignment.names,
             hits=self.hits,
             no_streaming=self.machine.no_streaming,
         )

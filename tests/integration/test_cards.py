@@ -103,6 +103,28 @@ def test_single_experts_are_streamed_beside_a_device(cases: Cases) -> None:
 
 
 @pytest.mark.slow
+def test_attention_on_a_device_and_feed_forward_weights_here(cases: Cases) -> None:
+    assert "error" not in cases["attention"], cases["attention"]
+    found, streamed = cases["attention"], cases["attention, the rest streamed"]
+    assert "0 here, 30 on RPC0 without the feed-forward weights of" in found["layers"]
+    assert found["device_bytes"] > 0
+    assert found["tokens"] == cases["processor"]["tokens"]
+    assert streamed["streamed"] > 0
+    assert "0 here, 30 on RPC0 without the feed-forward weights of" in streamed["layers"]
+    assert streamed["tokens"] == cases["processor"]["tokens"]
+
+
+@pytest.mark.slow
+def test_attention_of_a_mixture_on_a_device_and_experts_here(cases: Cases) -> None:
+    assert "error" not in cases["attention of a mixture"], cases["attention of a mixture"]
+    found, single = cases["attention of a mixture"], cases["attention, single experts"]
+    assert "0 here, 6 on RPC0 without the feed-forward weights of" in found["layers"]
+    assert found["tokens"] == cases["mixture"]["tokens"]
+    assert single["misses"] > 0
+    assert single["tokens"] == cases["mixture"]["tokens"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["head", "head and streamed"])
 def test_a_head_reads_hidden_states_of_layers_on_a_device(cases: Cases, case: str) -> None:
     found = cases[case]

@@ -85,12 +85,12 @@ def predict_on(
         if _whole(left) <= budget:
             lent = sum(device.free for device in machine.workers.devices)
             return PlannedWeights(budget + lent, _whole(needs), files.tensor_bytes)
-        return predict(left, files.first_layers(assignment.here) if assignment.elsewhere else files, budget)
+        return predict(left, files.without(assignment.names), budget)
     if machine.cards is None:
         return predict(needs, files, budget, streams=streams)
     request = _request(machine, config, files)
     on = place_models(machine.cards, needs, files, drafter, budget, request)
-    rest = files if on.assignment is None else files.first_layers(on.assignment.here)
+    rest = files if on.assignment is None else files.without(on.assignment.names)
     return predict(on.left(needs), rest, budget, streams=streams)
 
 
@@ -165,7 +165,7 @@ def carry_out(
     chosen = _chosen(files, layers, config)
     packed = config.memory.pack != "never" and gains_from_packing(files.layers())
     stored, expert_bytes = _stored(files, chosen, packed=packed)
-    rest = files if assignment is None else files.first_layers(assignment.here)
+    rest = files if assignment is None else files.without(assignment.names)
     other = rest.tensor_bytes - sum(layer.n_bytes for layer in layers) - _tables(files) + tied_bytes(files)
     return _place(
         stored,

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edgespec.files.positioned import BLOCK
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles, pattern_of
-from edgespec.offload.layout import StoredLayer, plain_store
+from edgespec.offload.layout import Piece, StoredLayer, plain_store, round_up
 from tests.tiny import finish
 
 ROWS, COLUMNS = 96, 256  # 26 KB as Q8_0: not small
@@ -105,3 +108,32 @@ def test_patterns_match_exactly_their_tensors() -> None:
     patterns = pattern_of(chosen)
     assert len(patterns) == 2
     assert [name for name in every if any(re.search(pattern, name) for pattern in patterns)] == chosen
+
+
+@given(st.data())
+def test_a_part_of_a_layer_is_read_to_where_it_says(data: st.DataObject) -> None:
+    """Pieces of one block and tensors of any size: what is wanted arrives, and little beside it."""
+    sizes = data.draw(st.lists(st.integers(1, 4 * BLOCK), min_size=1, max_size=8))
+    ends = list(itertools.accumulate(sizes))
+    places = {f"t{number}": end - size for number, (end, size) in enumerate(zip(ends, sizes, strict=True))}
+    n_bytes = round_up(ends[-1], BLOCK)
+    starts = range(0, n_bytes, BLOCK)
+    layer = StoredLayer(3, tuple(Piece(0, 100 * BLOCK + at, at, BLOCK) for at in starts), places, n_bytes)
+    names = data.draw(st.sets(st.sampled_from(sorted(places)), min_size=1))
+    part = layer.only(names)
+    assert set(part.places) == names
+    by_block = {piece.at: piece.offset for piece in part.pieces}
+    assert sorted(by_block) == list(range(0, part.n_bytes, BLOCK))
+    for name, size in zip(places, sizes, strict=True):
+        if name in names:
+            for at in (part.places[name], part.places[name] + size - 1):
+                block = at // BLOCK * BLOCK
+                expected = 100 * BLOCK + places[name] + at - part.places[name]
+                assert by_block[block] + at - block == expected
+    wanted = {
+        block
+        for name, size in zip(places, sizes, strict=True)
+        if name in names
+        for block in range(places[name] // BLOCK, (places[name] + size - 1) // BLOCK + 1)
+    }
+    assert len(part.pieces) <= len(wanted) + len(names)  # a last tensor is followed by what fills its block

@@ -111,7 +111,11 @@ def test_values_are_read(name: str, given: Any, read: Any) -> None:
         ("memory", 0, "memory must be above 0 and below 8 EiB, not 0."),
         ("memory", "lots", "'lots' is not a size. Write it like 12GiB, 800MB or 4000000000."),
         *(
-            ("gpu_layers", given, f"gpu_layers must be from 0 to 999999, auto or all, not {given!r}.")
+            (
+                "gpu_layers",
+                given,
+                f"gpu_layers must be from 0 to 999999, auto, all or attention, not {given!r}.",
+            )
             for given in ("", "-2", "some", "1.5")
         ),
         ("offload", "gpu", "offload must be auto, stream, mmap or none, not 'gpu'."),

@@ -21,11 +21,23 @@ from edgespec.measure.derived_passes import known_products
 from edgespec.models.gguf.footprint import Footprint
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import GGUFHeader, TensorInfo
-from edgespec.planning.devices.assignment import layer_seconds, layer_sizes, output_bytes
+from edgespec.planning.devices.assignment import (
+    LayerAssignment,
+    layer_seconds,
+    layer_sizes,
+    output_bytes,
+    remote_parts,
+)
 from edgespec.planning.devices.card_placement import CardPlacement
 from edgespec.planning.devices.cards import Card, Cards
 from edgespec.planning.devices.finding import PlacementRequest
-from edgespec.planning.devices.placing import RESERVED_SHARE, drafter_card, place_on_cards, without
+from edgespec.planning.devices.placing import (
+    RESERVED_SHARE,
+    card_room,
+    drafter_card,
+    place_on_cards,
+    without,
+)
 from edgespec.planning.memory.needs import MemoryNeeds
 from edgespec.profiles.figures import DeviceProfile
 from edgespec.profiles.store import ProfileKeys, ProfileStore
@@ -150,7 +162,7 @@ def test_what_is_left_for_memory() -> None:
     left = CardPlacement(placed=assignment).left(needs())
     assert left.footprints[0].weights == needs().footprints[0].weights - 4 * LAYER
     assert left.footprints[0].cache == pytest.approx(CACHE * 0.6)
-    rest = files().first_layers(assignment.here)
+    rest = files().without(assignment.names)
     assert rest.tensor_bytes == left.footprints[0].weights
     assert layer_sizes(rest) == [LAYER] * 6
 
@@ -192,3 +204,97 @@ def test_measurements_are_kept_by_device(tmp_path: Path) -> None:
     )
     assert plain.passes == on_card.passes
     assert plain.drafts != on_card.drafts
+
+
+# Layers without their feed-forward weights.
+
+ATTENTION_BYTES = 20 << 20
+
+
+def divided(context: int = CACHE) -> tuple[ModelFiles, MemoryNeeds]:
+    """A model with attention, whose cache takes so many bytes."""
+    (header,) = files().headers
+    own = tuple(
+        TensorInfo(f"blk.{index}.attn_q.weight", (64, 64), 0, 0, ATTENTION_BYTES) for index in range(LAYERS)
+    )
+    model = ModelFiles((replace(header, tensors=header.tensors + own),))
+    return model, MemoryNeeds([Footprint(model.tensor_bytes, context, BUFFERS)], PROCESS, 64)
+
+
+def spread(found: Cards, request: PlacementRequest, context: int = CACHE) -> tuple[LayerAssignment, int]:
+    """The assignment, and how many layers have only their feed-forward weights here."""
+    model, sizes = divided(context)
+    assignment = place_on_cards(found, sizes, model, room(20), request)
+    return assignment, assignment.kept
+
+
+def test_attention_goes_to_the_card_before_feed_forward_weights() -> None:
+    assignment, kept = spread(cards(card(0.1, 6)), asked("attention"))
+    free = card_room(card(0.1, 6), needs().footprints[0], room(20))
+    left = free - LAYERS * (ATTENTION_BYTES + CELLS) - OUTSIDE
+    assert assignment.output
+    assert (assignment.here, assignment.counts) == (0, (10,))
+    assert kept == LAYERS - left // LAYER
+    assert assignment.kept_names == tuple(f"blk.{index}.ffn_up.weight" for index in range(kept))
+    assert assignment.lent_bytes == LAYERS * ATTENTION_BYTES + (LAYERS - kept) * LAYER
+    assert f"feed-forward weights of {kept}" in assignment.where
+    model, sizes = divided()
+    rest = model.without(assignment.names)
+    left_here = assignment.left(sizes).footprints[0]
+    assert (left_here.cache, left_here.weights) == (0, rest.tensor_bytes)
+    assert layer_sizes(rest) == [LAYER] * kept
+
+
+def mixture() -> tuple[ModelFiles, MemoryNeeds]:
+    """The same model with 100 experts in each layer, of which a token needs one."""
+    model, sizes = divided()
+    (header,) = model.headers
+    tensors = tuple(
+        replace(t, name=t.name.replace("ffn_up", "ffn_up_exps"), shape=(64, 64, 100))
+        if "ffn_up" in t.name
+        else t
+        for t in header.tensors
+    )
+    return ModelFiles(
+        (replace(header, metadata=header.metadata | {"llama.expert_used_count": 1}, tensors=tensors),)
+    ), sizes
+
+
+def test_a_mixture_keeps_experts_here_and_everything_else_on_the_card() -> None:
+    model, sizes = mixture()
+    assignment = place_on_cards(cards(card(0.1, 4)), sizes, model, room(20), asked())
+    assert assignment.counts == (10,)
+    assert assignment.kept > 6  # as many experts as whole layers would have left here, and more
+    assert {name.split(".")[2] for name in assignment.kept_names} == {"ffn_up_exps"}
+
+
+def test_whole_layers_are_placed_where_all_bytes_gain_the_same() -> None:
+    assert spread(cards(card(0.1, 6)), asked())[1] == 0
+
+
+def test_attention_stays_where_it_is_computed_faster() -> None:
+    assert spread(cards(card(1.0, 6)), asked())[0].counts == (0,)
+    slow_link = replace(
+        card(0.1, 6), profile=replace(card(0.1, 6).profile, transfer=Curve.through([(1, 1.0)]))
+    )
+    assert spread(cards(slow_link), asked())[1] == 0
+
+
+def test_a_card_without_room_for_all_attention_says_what_it_takes() -> None:
+    with pytest.raises(MemoryLimitError, match=r"Attention and the cache of all layers take .* CUDA0 has"):
+        spread(cards(card(0.1, 1)), asked("attention"))
+    fewer, kept = spread(cards(card(0.1, 6)), asked("attention", most=3))  # a load ran out of memory
+    assert (fewer.counts, kept) == ((3,), 0)
+
+
+def test_passes_are_predicted_by_what_is_where() -> None:
+    found = cards(card(0.1, 6))
+    assignment, kept = spread(found, asked("attention"))
+    model, _ = divided()
+    (part,) = remote_parts(assignment, found, model)
+    assert part.trips == 1 + kept
+    assert part.share == pytest.approx(assignment.lent_bytes / model.tensor_bytes)
+    once = replace(part, trips=1).seconds(8, 1.0)
+    assert part.seconds(8, 1.0) - once == pytest.approx(
+        kept * part.transfer.at(8 * part.row_bytes + part.pass_bytes / 2)
+    )

@@ -20,6 +20,7 @@ from edgespec.kernels.ggml.checks import check
 from edgespec.kernels.ggml.experts import (
     Indices,
     indices_of,
+    is_copied,
     name_of,
     place_stack,
     read_indices,
@@ -70,6 +71,7 @@ __all__ = [
     "functions",
     "indexed_product",
     "indices_of",
+    "is_copied",
     "is_in_host_memory",
     "libraries_folder",
     "name_of",

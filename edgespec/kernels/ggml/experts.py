@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.kernels.ggml.functions import functions
 from edgespec.kernels.ggml.structs import POINTER, Address, Tensor
-from edgespec.kernels.ggml.tensors import set_data
+from edgespec.kernels.ggml.tensors import is_in_host_memory, set_data
 
 IntArray = NDArray[np.int32]
 
@@ -46,6 +47,11 @@ def indices_of(node: Address) -> Address:
     return _source(node, _INDICES)
 
 
+def is_copied(tensor: Address, name: bytes) -> bool:
+    """True if a tensor is the scheduler's copy, on another device, of the tensor with this name."""
+    return b"#%b#" % name in name_of(tensor)
+
+
 def set_indices(node: Address, indices: Address) -> None:
     """Make a product choose by other indices."""
     POINTER.from_address(node + _SOURCE_OFFSET + _INDICES * _POINTER_BYTES).value = indices
@@ -57,7 +63,7 @@ def name_of(node: Address) -> bytes:
 
 
 def read_indices(tensor: Address) -> IntArray:
-    """(rows, chosen) the indices that were computed: a copy, to read only.
+    """(rows, chosen) the indices that were computed, wherever they are: a copy, to read only.
 
     They may be the first columns of a wider matrix, such as the result of sorting.
     """
@@ -65,7 +71,13 @@ def read_indices(tensor: Address) -> IntArray:
     chosen, rows, stride = int(layout.ne[0]), int(layout.ne[1]), int(layout.nb[1])
     if not rows or not chosen:
         return np.zeros((rows, chosen), np.int32)
-    copy = ctypes.string_at(layout.data, stride * (rows - 1) + _INT_BYTES * chosen)
+    n_bytes = stride * (rows - 1) + _INT_BYTES * chosen
+    if is_in_host_memory(tensor):
+        copy = ctypes.string_at(layout.data, n_bytes)
+    else:
+        buffer = ctypes.create_string_buffer(n_bytes)
+        functions()["ggml_backend_tensor_get"](tensor, ctypes.addressof(buffer), 0, n_bytes)
+        copy = buffer.raw
     indices: IntArray = np.ndarray((rows, chosen), np.int32, copy, strides=(stride, _INT_BYTES))
     return indices
 

@@ -12,6 +12,7 @@ import llama_cpp
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address
 from edgespec.llama.runtime.weight_store import BufferTypes
+from edgespec.models.gguf.layers import pattern_of
 
 # Where the output stays here, neither logits nor the embeddings of tokens cross the link to a device.
 _HERE = r"^(token_embd|output)\."
@@ -19,22 +20,31 @@ _HERE = r"^(token_embd|output)\."
 
 @dataclass(frozen=True)
 class DeviceLayers:
-    """The last layers of a model, on devices.
+    """The last layers of a model, on devices, or what is left of them without some of their weights.
 
     Attributes:
         devices: ggml's, in the order of the layers.
         counts: how many layers each of them gets; at least one.
         output: whether the output, which makes logits, is on the last device too.
+        kept_names: of weights of these layers that stay on this machine's processor.
     """
 
     devices: tuple[Address, ...] = ()
     counts: tuple[int, ...] = ()
     output: bool = False
+    kept_names: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, pairs: Sequence[tuple[Address, int]], *, output: bool = False) -> DeviceLayers:
+    def of(
+        cls,
+        pairs: Sequence[tuple[Address, int]],
+        *,
+        output: bool = False,
+        kept_names: tuple[str, ...] = (),
+    ) -> DeviceLayers:
         """Place this many layers on each of these devices."""
-        return cls(tuple(device for device, _ in pairs), tuple(count for _, count in pairs), output)
+        devices, counts = (device for device, _ in pairs), (count for _, count in pairs)
+        return cls(tuple(devices), tuple(counts), output, kept_names)
 
     @property
     def llama_count(self) -> int:
@@ -63,6 +73,7 @@ class DeviceLayers:
             params.tensor_split = shares
             stays = [_HERE] if not self.output else []
             stays += [rf"^blk\.{layer}\." for layer in mtp_layers]
+            stays += pattern_of(self.kept_names)
             if stays:
                 # The processor's own type lets the loader choose a kernel layout for what stays here.
                 own = ggml.functions()["ggml_backend_cpu_buffer_type"]()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from edgespec.kernels import ggml
@@ -23,7 +23,7 @@ _OUTPUT, _LAYERS = "output.weight", "blk."
 
 
 def layout_overrides(
-    path: Path, gpu_layers: int, layouts: Sequence[KernelLayout]
+    path: Path, gpu_layers: int, layouts: Sequence[KernelLayout], kept_names: Collection[str] = ()
 ) -> list[tuple[str, Address]]:
     """Overrides (regular expression, buffer type) for a model that is loaded with these layouts.
 
@@ -33,6 +33,7 @@ def layout_overrides(
 
     Args:
         gpu_layers: on devices, the output included.
+        kept_names: of weights of these layers that are not on devices.
 
     Raises:
         ModelFileError: the model's files cannot be read.
@@ -45,7 +46,7 @@ def layout_overrides(
     files = ModelFiles.of(header)
     for part in (*files.headers, *(files.mtp.headers if files.mtp else ())):
         for tensor in part.tensors:
-            if _layer_of(tensor, count) >= first_on_gpu:
+            if _layer_of(tensor, count) >= first_on_gpu and tensor.name not in kept_names:
                 continue
             if may_rearrange_stack(tensor.name, tensor.type_id, tensor.shape, layouts):
                 groups.setdefault(ggml.plain_buffer_type(), []).append(tensor.name)

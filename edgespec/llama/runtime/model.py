@@ -124,7 +124,7 @@ class Model:
         # Beside a device, llama.cpp would put weights into memory that is pinned for it, before any layout.
         params.no_host = bool(layouts)
         if layouts:
-            patterns = layout_overrides(path, params.n_gpu_layers, layouts) + patterns
+            patterns = layout_overrides(path, params.n_gpu_layers, layouts, devices.kept_names) + patterns
         params.vocab_only = vocabulary_only
         params.no_alloc = not allocate
         failed: list[BaseException] = []

@@ -11,7 +11,7 @@ separate or one.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from edgespec.models.gguf.layers import FileTensor, Layer, ModelFiles, looked_up
@@ -72,6 +72,12 @@ class LayerWeights:
         """Bytes of all of them in the file."""
         dense = sum(layer.n_bytes for layer in self.layers)
         return dense + sum(layer.n_bytes for layer in self.experts)
+
+    def without(self, names: Collection[str]) -> LayerWeights:
+        """Drop matrices, and all experts of a layer if one of their stacks is dropped; numbers stay."""
+        rest = (Layer(x.index, tuple(t for t in x.tensors if t.name not in names)) for x in self.layers)
+        experts = (x for x in self.experts if not any(t.name in names for t in x.tensors))
+        return replace(self, layers=tuple(layer for layer in rest if layer.tensors), experts=tuple(experts))
 
 
 def layer_weights(files: ModelFiles, layers: Iterable[Layer] | None = None) -> LayerWeights:

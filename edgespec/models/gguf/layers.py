@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -128,10 +128,16 @@ class ModelFiles:
         """The files."""
         return tuple(header.path for header in self.headers)
 
-    def first_layers(self, count: int) -> ModelFiles:
-        """Drop the layers from number `count` on: for what is left when these are elsewhere."""
+    def without(self, names: Collection[str]) -> ModelFiles:
+        """Drop tensors: for what is left when these are elsewhere."""
 
-        return ModelFiles(tuple(_with_layers(header, None, count) for header in self.headers))
+        if not names:
+            return self
+
+        def left(header: GGUFHeader) -> GGUFHeader:
+            return replace(header, tensors=tuple(t for t in header.tensors if t.name not in names))
+
+        return ModelFiles(tuple(map(left, self.headers)))
 
     @property
     def tables(self) -> tuple[FileTensor, ...]:

@@ -64,18 +64,25 @@ class ExpertSwitch(GraphObserver):
             self.watch.redirect(ggml.indexed_product(), stack, layer, self._indices[layer].address)
         self._stop_asked: Callable[[], bool] = lambda: False
         self._padding = 0
+        self._chosen: set[int] = set()  # layers whose routers have chosen in this pass
 
     def begin(self, stop: Callable[[], bool], padding: int) -> None:
         """A pass begins."""
         self._stop_asked, self._padding = stop, padding
+        self._chosen.clear()
         self._pool.next_pass()
 
     def reached(self, node: Address) -> bool:
-        """A product that does not choose by what its layer's router has computed.
+        """A product that chooses by something else than the tensor that its layer's router has computed.
 
-        All others find their experts in the pool: the watch redirects them.
+        That may be a copy of this tensor, if the router is on a device. All other products find their experts
+        in the pool: the watch redirects them.
         """
-        raise UnknownRouting(self._layer_of[ggml.stack_of(node)])
+        layer = self._layer_of[ggml.stack_of(node)]
+        if layer not in self._chosen or not ggml.is_copied(ggml.indices_of(node), CHOICE + b"%d" % layer):
+            raise UnknownRouting(layer)
+        ggml.set_indices(node, self._indices[layer].address)
+        return False
 
     def computed(self, node: Address) -> None:
         """A layer's router has chosen."""
@@ -94,6 +101,7 @@ class ExpertSwitch(GraphObserver):
             slots = self._slots_for_rows(layer, node, chosen, used) if chosen.size else chosen
             self._indices[layer].assign(node, slots)
         self.watch.set_choice(layer, node)
+        self._chosen.add(layer)
 
     def _slots_for_rows(
         self, layer: int, node: Address, chosen: NDArray[np.int32], used: int

@@ -171,6 +171,12 @@ def tensor_places(layer: Layer) -> tuple[dict[str, int], int]:
     return places, round_up(end, BLOCK)
 
 
+def packed_layer(layer: Layer) -> StoredLayer:
+    """A packed layer, as if it were the first in its file."""
+    places, n_bytes = tensor_places(layer)
+    return StoredLayer(layer.index, pieces(0, 0, 0, n_bytes), places, n_bytes)
+
+
 def record_places(experts: LayerExperts) -> tuple[dict[str, int], int]:
     """The offset of each matrix in the record of one expert, and the record's size."""
     places: dict[str, int] = {}

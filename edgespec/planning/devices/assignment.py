@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
@@ -10,6 +11,7 @@ from edgespec.costs.layer_assignment import RemotePart
 from edgespec.kernels.layouts import measured_products
 from edgespec.kernels.report import ROWS
 from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.gguf.types import TensorInfo
 from edgespec.planning.devices.cards import Card
 from edgespec.planning.memory.needs import MemoryNeeds
 from edgespec.profiles.store import ProfileStore, disk_key
@@ -17,6 +19,9 @@ from edgespec.workers.pool import LentDevice
 
 CLEARLY_FASTER = 1.15  # than the processor a device must be, to get layers that there is room for in memory
 USUAL_ROWS = 8  # of the passes for which layers are spread
+
+FEED_FORWARD = re.compile(r"blk\.\d+\.ffn_(up|gate|down|gate_up)(_exps)?\.weight")
+"""Matrices that a layer multiplies its rows by after attention; of a mixture, those of its experts."""
 
 _USUAL_RATE = 2e9  # bytes per second that a disk reads, until that is measured
 _LAYER_DESCRIPTION = 11 << 10  # bytes that tell a worker what to compute for a layer
@@ -53,7 +58,10 @@ class LayerAssignment:
     Attributes:
         here: layers on this machine's processor, in memory or streamed; the first ones.
         counts: layers on each device.
-        lent_bytes: of weights that are not in this machine's memory.
+        names: of weights on devices.
+        lent_bytes: of these weights.
+        kept: layers on devices whose feed-forward weights stay here; the first of these layers.
+        kept_names: of the weights that stay.
         where: the same in words.
         key: the same for keys of what depends on it.
         output: whether the output is on a device too.
@@ -61,10 +69,22 @@ class LayerAssignment:
 
     here: int
     counts: tuple[int, ...]
-    lent_bytes: int
+    names: frozenset[str] = frozenset()
+    lent_bytes: int = 0
+    kept: int = 0
+    kept_names: tuple[str, ...] = ()
     where: str = ""
     key: str = ""
     output: bool = False
+
+    @classmethod
+    def of(cls, files: ModelFiles, here: int, counts: Sequence[int], kept: int = 0) -> LayerAssignment:
+        """The assignment with these counts."""
+        layers = layer_tensors(files)[here:]
+        stays = tuple(t.name for layer in layers[:kept] for t in layer if FEED_FORWARD.fullmatch(t.name))
+        there = [t for layer in layers for t in layer if t.name not in {*stays}]
+        names = frozenset(t.name for t in there)
+        return cls(here, tuple(counts), names, sum(t.n_bytes for t in there), kept, stays)
 
     @property
     def elsewhere(self) -> int:
@@ -115,15 +135,17 @@ def transfer_seconds(device: LayerDevice, n_bytes: float) -> float:
 
 def remote_parts(assignment: LayerAssignment, devices: LayerDevices, files: ModelFiles) -> list[RemotePart]:
     """Time per pass on each device that holds layers, transfers included."""
-    sizes, total = layer_sizes(files), files.tensor_bytes
+    layers, total = layer_tensors(files), files.tensor_bytes
     own = [seconds * _kernel_share(usual_type(files), at) for at, seconds in enumerate(devices.own_seconds)]
     parts, start = [], assignment.here
     for device, count in assignment.used(devices.devices):
         slowness = {rows: there / here for rows, there, here in zip(ROWS, device.seconds, own, strict=True)}
-        share = sum(sizes[start : start + count]) / total
+        held = (t for layer in layers[start : start + count] for t in layer if t.name in assignment.names)
+        share = sum(t.n_bytes for t in held) / total
+        kept = max(min(assignment.here + assignment.kept - start, count), 0)
         row = hidden_bytes(files) + _ROW_MASK
         described = count * _LAYER_DESCRIPTION if devices.remote else 0
-        parts.append(RemotePart(share, slowness, device.transfer, described, row))
+        parts.append(RemotePart(share, slowness, device.transfer, described, row, trips=1 + kept))
         start += count
     return parts
 
@@ -156,15 +178,20 @@ def usual_type(files: ModelFiles) -> int:
     return max(by_type, key=lambda type_id: by_type[type_id])
 
 
-def layer_sizes(files: ModelFiles) -> list[int]:
-    """Bytes of each layer: everything that is named after it."""
-    sizes: dict[int, int] = {}
+def layer_tensors(files: ModelFiles) -> list[list[TensorInfo]]:
+    """The tensors of each layer: everything that is named after it."""
+    found: dict[int, list[TensorInfo]] = {}
     for header in files.headers:
         for tensor in header.tensors:
             parts = tensor.name.split(".")
             if parts[0] == "blk" and parts[1].isdigit():
-                sizes[int(parts[1])] = sizes.get(int(parts[1]), 0) + tensor.n_bytes
-    return [sizes[index] for index in sorted(sizes)]
+                found.setdefault(int(parts[1]), []).append(tensor)
+    return [found[index] for index in sorted(found)]
+
+
+def layer_sizes(files: ModelFiles) -> list[int]:
+    """Bytes of each layer."""
+    return [sum(tensor.n_bytes for tensor in layer) for layer in layer_tensors(files)]
 
 
 def output_bytes(files: ModelFiles) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from edgespec.config import ALL, AUTO
+from edgespec.config import AUTO
 from edgespec.costs.layer_assignment import RemotePart
 from edgespec.errors import MemoryLimitError
 from edgespec.heads.families import head_of
@@ -59,8 +59,9 @@ class CardPlacement:
         """The target's layers there, for llama.cpp."""
         if self.cards is None or self.assignment is None:
             return ON_PROCESSOR
-        used = self.assignment.used(self.cards.devices)
-        return DeviceLayers.of([(card.pointer, count) for card, count in used], output=self.assignment.output)
+        placed = self.assignment
+        pairs = [(card.pointer, count) for card, count in placed.used(self.cards.devices)]
+        return DeviceLayers.of(pairs, output=placed.output, kept_names=placed.kept_names)
 
     @property
     def drafter(self) -> DeviceLayers:
@@ -108,8 +109,7 @@ class CardPlacement:
         if self.cards is None or self.placed is None or request.layers == AUTO:
             return []
         total = self.placed.here + self.placed.elsewhere
-        wanted = total if request.layers == ALL else min(int(request.layers), total)
-        if self.placed.elsewhere >= wanted:
+        if self.placed.elsewhere >= request.wanted(total):
             return []
         free = " and ".join(f"{card.name} ({readable(card.free)} free)" for card in self.cards.devices)
         return [f"{self.placed.elsewhere} of {total} layers fit on {free}."]
@@ -165,7 +165,8 @@ def place_models(
     shared = _shared_bytes(cards, assignment, needs.footprints[0]) if assignment.elsewhere else 0
     layer_bytes, _ = room_here(needs, target, room)
     used = assignment.used(cards.devices)
-    planned = [(card, count * layer_bytes + needs.footprints[0].buffers) for card, count in used]
+    kept_bytes = sum(layer_sizes(target)[assignment.here :]) - assignment.lent_bytes
+    planned = [(card, count * layer_bytes - kept_bytes + needs.footprints[0].buffers) for card, count in used]
     if assignment.output:
         card, n_bytes = planned[-1]
         planned[-1] = card, n_bytes + output_bytes(target)
@@ -177,7 +178,7 @@ def drafter_parts(on: CardPlacement, drafter: ModelFiles) -> tuple[RemotePart, .
     if on.drafter_card is None:
         return ()
     cards = Cards.of([on.drafter_card], usual_type(drafter))
-    (layers,) = remote_parts(LayerAssignment(0, (on.drafter_layers,), 0), cards, drafter)
+    (layers,) = remote_parts(LayerAssignment.of(drafter, 0, [on.drafter_layers]), cards, drafter)
     return (replace(layers, share=1.0),)  # with its output
 
 

@@ -62,8 +62,12 @@ class PlacementRequest:
 
     @property
     def layers(self) -> int | str:
-        """Layers of the target: "auto", "all" or a number."""
+        """Layers of the target: "auto", "all", "attention" or a number."""
         return self.devices.layers_here
+
+    def wanted(self, total: int) -> int:
+        """How many of the target's layers are to be on devices, where that is not left to the plan."""
+        return total if isinstance(self.layers, str) else min(self.layers, total)
 
     @property
     def drafter(self) -> str:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from edgespec.config import ALL, AUTO
+from edgespec.config import ALL, ATTENTION, AUTO
 from edgespec.costs.layer_assignment import DeviceCapacity, assign_layers, fill_devices
 from edgespec.errors import MemoryLimitError
 from edgespec.models.gguf.footprint import Footprint
@@ -26,10 +26,12 @@ from edgespec.planning.devices.assignment import (
 )
 from edgespec.planning.devices.cards import Card, Cards
 from edgespec.planning.devices.finding import PlacementRequest
+from edgespec.planning.devices.splitting import PassCosts, SplitSizes, split_layers
 from edgespec.planning.memory.needs import MemoryNeeds
 from edgespec.units import readable
 
 MARGIN = 0.05  # of a card's free memory, left to other programs
+_FASTER = 0.95  # of the time with whole layers, that a split must not exceed
 _RESERVE = (
     256 << 20
 )  # bytes at least, for kernels, handles and streams, which a driver allocates while computing
@@ -42,14 +44,16 @@ def place_on_cards(
     """The devices for the layers of a model.
 
     What is asked for is given to the cards, the fastest first, as far as their memory reaches. With "auto", a
-    layer goes wherever a pass through it takes the least time: on a card, in memory, or on the disk.
+    layer goes wherever a pass through it takes the least time: on a card, in memory, or on the disk; unless
+    passes take less time with all layers on one card, some of them without their feed-forward weights.
 
     Args:
         needs: as if everything were on the processor.
         room: bytes of this machine's memory.
 
     Raises:
-        MemoryLimitError: layers were asked for, and no card has room for one.
+        MemoryLimitError: layers were asked for, and no card has room for one; or attention was asked for,
+            and none has room for that of all layers.
     """
     sizes = layer_sizes(files)
     layer_bytes, here = room_here(needs, files, room)
@@ -61,6 +65,12 @@ def place_on_cards(
         )
         for card, layer_s in zip(cards.devices, there_s, strict=True)
     ]
+    splits = [] if request.most is not None else _splits(cards, places, needs, files)
+    costs = PassCosts(cards, files, needs, here, request.read_rate)
+    if request.layers == ATTENTION and request.most is None:
+        if not splits:
+            raise _no_room_for_attention(cards.devices, needs, files)
+        return min(splits, key=costs.seconds)
     if request.layers == AUTO:
         read_s = layer_bytes / request.read_rate
         slower = [replace(place, layer_s=CLEARLY_FASTER * place.layer_s) for place in places]
@@ -69,15 +79,19 @@ def place_on_cards(
         assert assignment is not None  # the disk holds everything
         counts = list(assignment[1:-1])
     else:
-        wanted = len(sizes) if request.layers == ALL else min(int(request.layers), len(sizes))
+        wanted = request.wanted(len(sizes))
         counts = list(fill_devices(wanted, layer_bytes, places))
         if not any(counts) and wanted and request.most is None:
             raise _no_room(cards.devices, layer_bytes, places)
     if request.most is not None:
         _take_away(counts, sum(counts) - request.most)
-    return _assignment(
+    whole = _whole_layers(
         cards, counts, places, files, layer_bytes, output=_takes_output(request, there_s, own_s)
     )
+    if request.layers != AUTO:
+        return whole
+    split = min(splits, key=costs.seconds, default=whole)
+    return split if costs.seconds(split) < _FASTER * costs.seconds(whole) else whole
 
 
 def card_room(card: Card, target: Footprint, here: int) -> int:
@@ -137,7 +151,9 @@ def without(cards: Cards, card: Card, n_bytes: int) -> Cards:
 
 
 def _takes_output(request: PlacementRequest, there_s: Sequence[float], own_s: float) -> bool:
-    return request.layers == ALL or (request.layers == AUTO and min(there_s) * CLEARLY_FASTER < own_s)
+    return request.layers in (ALL, ATTENTION) or (
+        request.layers == AUTO and min(there_s) * CLEARLY_FASTER < own_s
+    )
 
 
 def _take_away(counts: list[int], excess: int) -> None:
@@ -148,7 +164,7 @@ def _take_away(counts: list[int], excess: int) -> None:
         excess -= taken
 
 
-def _assignment(
+def _whole_layers(
     cards: Cards,
     counts: Sequence[int],
     places: Sequence[DeviceCapacity],
@@ -158,9 +174,8 @@ def _assignment(
     output: bool,
 ) -> LayerAssignment:
     """The assignment with these counts; the output is on the last card if it is wanted there and fits."""
-    sizes = layer_sizes(files)
-    here = len(sizes) - sum(counts)
-    assignment = LayerAssignment(here, tuple(counts), sum(sizes[here:]))
+    here = len(layer_sizes(files)) - sum(counts)
+    assignment = LayerAssignment.of(files, here, counts)
     where = in_words(here, counts, [card.name for card in cards.devices])
     used = assignment.used(list(zip(cards.devices, places, strict=True)))
     if not used:
@@ -170,6 +185,40 @@ def _assignment(
     where += f", the output on {last.name}" if fits else ""
     described = ", ".join(card.description for (card, _), _ in used)
     return replace(assignment, where=where, key=f"{where} ({described})", output=fits)
+
+
+def _splits(
+    cards: Cards, places: Sequence[DeviceCapacity], needs: MemoryNeeds, files: ModelFiles
+) -> list[LayerAssignment]:
+    """All layers on one card, some without their feed-forward weights: an assignment for each with room."""
+    sizes = SplitSizes.of(files, needs)
+    found = []
+    for at, (card, place) in enumerate(zip(cards.devices, places, strict=True)):
+        split = split_layers(sizes, place.room)
+        if split is not None:
+            counts = [0] * len(places)
+            counts[at] = len(sizes.others)
+            where = in_words(0, counts, [each.name for each in cards.devices])
+            where += f" without the feed-forward weights of {split.kept}" if split.kept else ""
+            where += f", the output on {card.name}" if split.output else ""
+            found.append(
+                replace(
+                    LayerAssignment.of(files, 0, counts, split.kept),
+                    where=where,
+                    key=f"{where} ({card.description})",
+                    output=split.output,
+                )
+            )
+    return found
+
+
+def _no_room_for_attention(cards: Sequence[Card], needs: MemoryNeeds, files: ModelFiles) -> MemoryLimitError:
+    needed = sum(SplitSizes.of(files, needs).others) + needs.footprints[0].buffers
+    room = ", ".join(f"{card.name} has {readable(usable(card))}" for card in cards)
+    return MemoryLimitError(
+        f"Attention and the cache of all layers take {readable(needed)} with buffers, and {room} to use.",
+        f"Close programs that use the card, lower {named('context')}, or leave out {named('gpu_layers')}.",
+    )
 
 
 def _no_room(cards: Sequence[Card], layer_bytes: int, places: Sequence[DeviceCapacity]) -> MemoryLimitError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from edgespec.costs.layer_assignment import DeviceCapacity, assign_layers
 from edgespec.errors import MemoryLimitError
@@ -68,7 +69,7 @@ def assign_to_workers(
             least=whole,
         )
     where = in_words(counts[0], counts[1:], [device.name for device in workers.devices])
-    return LayerAssignment(counts[0], counts[1:], sum(sizes[counts[0] :]), where, where)
+    return replace(LayerAssignment.of(files, counts[0], counts[1:]), where=where, key=where)
 
 
 def workers_in_words(workers: LayerDevices, files: ModelFiles) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from edgespec.config import Config
@@ -67,7 +68,7 @@ def plan_memory(
     budget: int,
     config: Config,
     *,
-    here: int | None = None,
+    elsewhere: Collection[str] = frozenset(),
     hits: HitRates | None = None,
     no_streaming: str = "",
 ) -> MemoryPlan:
@@ -77,7 +78,7 @@ def plan_memory(
         needs: of this machine's memory, without layers that are on devices.
         files: the whole target.
         budget: bytes that may be used: those of the options, if there are as many.
-        here: the first layers, which are on the processor; None for all.
+        elsewhere: names of weights that devices hold.
         hits: how often experts are in memory; None assumes it.
         no_streaming: why weights cannot be streamed on this machine; empty if they can.
 
@@ -85,7 +86,7 @@ def plan_memory(
         MemoryLimitError: not even the caches fit, or the weights must fit and do not.
         BackendError: weights must be streamed, and cannot be on this machine.
     """
-    options, rest = config.memory, files if here is None else files.first_layers(here)
+    options, rest = config.memory, files.without(elsewhere)
     warnings: tuple[str, ...] = ()
     if options.limit is not None and options.limit > budget:
         warnings = (
@@ -121,7 +122,7 @@ def plan_memory(
         try:
             if no_streaming:
                 raise UnsupportedBuild(no_streaming)
-            plan = _streamed(needs, files, rest, budget, config, hits or HitRates())
+            plan = _streamed(needs, files, elsewhere, budget, config, hits or HitRates())
             return replace(plan, warnings=warnings)
         except UnsupportedBuild as error:
             if options.offload == "stream":
@@ -154,7 +155,12 @@ def least_budget(needs: MemoryNeeds, files: ModelFiles, config: Config) -> int:
 
 
 def _streamed(
-    needs: MemoryNeeds, files: ModelFiles, rest: ModelFiles, budget: int, config: Config, hits: HitRates
+    needs: MemoryNeeds,
+    files: ModelFiles,
+    elsewhere: Collection[str],
+    budget: int,
+    config: Config,
+    hits: HitRates,
 ) -> MemoryPlan:
     """The plan with streamed layers; raises as StreamLayout."""
     notes: list[str] = []
@@ -163,7 +169,9 @@ def _streamed(
     pack, pack_bytes = packing_in_memory(files, weights, config.memory.pack, packs_folder(), notes, spread)
     packed = wants_pack(files, pack)
     try:
-        layout = StreamLayout.of(rest, needs, budget, config, hits, packed=packed, pack_bytes=pack_bytes)
+        layout = StreamLayout.of(
+            files, needs, budget, config, hits, elsewhere=elsewhere, packed=packed, pack_bytes=pack_bytes
+        )
     except MemoryLimitError as error:
         if not pack_bytes:
             raise

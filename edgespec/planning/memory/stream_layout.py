@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from edgespec.config import Config
@@ -13,7 +13,7 @@ from edgespec.models.gguf.experts import LayerWeights, layer_weights
 from edgespec.models.gguf.layers import ModelFiles, kind_of
 from edgespec.models.gguf.parts import split_layers
 from edgespec.offload.layout import EXPERT_PIECE_BYTES, PART_BYTES, plain_store
-from edgespec.offload.packing.pack import gains_from_packing, record_places, tensor_places
+from edgespec.offload.packing.pack import gains_from_packing, packed_layer, record_places
 from edgespec.planning.memory.needs import MemoryNeeds, tied_bytes
 from edgespec.planning.memory.placement import LayerPlacement, PoolSizes, place, place_with_experts
 
@@ -28,7 +28,8 @@ class StreamLayout:
     """The places of a model's weights, some of whose layers may be streamed.
 
     Attributes:
-        files: what of the model is on this machine's processor.
+        files: the model.
+        elsewhere: names of weights that devices hold.
         needs: what target and drafter take with all weights in memory.
         budget: bytes that may be used in total.
         config: slots and experts, as for loading.
@@ -44,6 +45,7 @@ class StreamLayout:
     """
 
     files: ModelFiles
+    elsewhere: Collection[str]
     needs: MemoryNeeds
     budget: int
     config: Config
@@ -66,25 +68,28 @@ class StreamLayout:
         config: Config,
         hits: HitRates,
         *,
+        elsewhere: Collection[str] = frozenset(),
         packed: bool | None = None,
         pack_bytes: int = 0,
     ) -> StreamLayout:
         """The layout under which a pass reads the least.
 
         Args:
+            elsewhere: names of weights that devices hold; the needs are without them.
             packed: None follows the option.
 
         Raises:
             UnsupportedBuild: the model has no layers, or ggml cannot be asked about layouts.
             MemoryLimitError: the budget is too small; says how much is needed.
         """
-        weights = streamable(files, config.memory.experts)
+        everything = streamable(files, config.memory.experts)
+        weights, rest = everything.without(elsewhere), files.without(elsewhere)
         if not weights.layers and not weights.experts:
             raise UnsupportedBuild(f"'{files.paths[0].name}' has no layers to stream")
         if packed is None:
             packed = wants_pack(files, config.memory.pack)
-        layers, expert_bytes = _stored_sizes(files, weights, packed=packed)
-        beside = files.tensor_bytes - weights.n_bytes - sum(table.n_bytes for table in files.tables)
+        layers, expert_bytes = _stored_sizes(files, everything, packed=packed, elsewhere=elsewhere)
+        beside = rest.tensor_bytes - weights.n_bytes - sum(table.n_bytes for table in files.tables)
         other = beside + tied_bytes(files)  # a tensor that is rearranged during loading is in memory twice
         fixed = needs.total - needs.footprints[0].weights - needs.drafter_tables + other + pack_bytes
         placement = _placed(
@@ -92,7 +97,7 @@ class StreamLayout:
             _pool_sizes(weights, expert_bytes, needs.rows),
             budget=budget,
             fixed=fixed,
-            loading=needs.process + other + _largest_beside(files),
+            loading=needs.process + other + _largest_beside(rest),
             n_slots=config.memory.slots,
         )
         streamed = sum(layers[index] for index in placement.streamed)
@@ -110,6 +115,7 @@ class StreamLayout:
         holding = PlannedWeights(budget, needs.total, resident, streamed, slot, placement.n_slots, experts)
         return cls(
             files,
+            elsewhere,
             needs,
             budget,
             config,
@@ -129,7 +135,14 @@ class StreamLayout:
         config = self.config if experts is None else self.config.with_(experts=experts)
         packed = self.packed if packed is None else packed
         return self.of(
-            self.files, self.needs, self.budget, config, self.hits, packed=packed, pack_bytes=self.pack_bytes
+            self.files,
+            self.needs,
+            self.budget,
+            config,
+            self.hits,
+            elsewhere=self.elsewhere,
+            packed=packed,
+            pack_bytes=self.pack_bytes,
         )
 
     @property
@@ -187,19 +200,33 @@ def _pool_sizes(weights: LayerWeights, slot_bytes: int, n_rows: int) -> PoolSize
     )
 
 
-def _stored_sizes(files: ModelFiles, weights: LayerWeights, *, packed: bool) -> tuple[dict[int, int], int]:
-    """Bytes of memory of each layer and of the largest expert: as in a packed file, or in the model's."""
+def _stored_sizes(
+    files: ModelFiles, weights: LayerWeights, *, packed: bool, elsewhere: Collection[str]
+) -> tuple[dict[int, int], int]:
+    """Bytes of memory of each layer and of the largest expert: as in a packed file, or in the model's.
+
+    Args:
+        weights: of the model, with those that are elsewhere.
+    """
+    here = weights.without(elsewhere)
+    left = {layer.index: {tensor.name for tensor in layer.tensors} for layer in here.layers}
+    whole = {layer.index: layer for layer in weights.layers if layer.index in left}
     if packed:  # asking about layouts takes long, and most layers are of a few kinds
-        layer_of_kind = {kind_of(layer): layer for layer in weights.layers}
-        n_bytes = {kind: tensor_places(layer)[1] for kind, layer in layer_of_kind.items()}
-        experts = {kind_of(found): found for found in weights.experts}.values()
+        kinds = {
+            i: (kind_of(layer), tuple(t.name in left[i] for t in layer.tensors)) for i, layer in whole.items()
+        }
+        examples = {kind: index for index, kind in kinds.items()}
+        n_bytes = {
+            kind: packed_layer(whole[index]).only(left[index]).n_bytes for kind, index in examples.items()
+        }
+        experts = {kind_of(found): found for found in here.experts}.values()
         return (
-            {layer.index: n_bytes[kind_of(layer)] for layer in weights.layers},
+            {index: n_bytes[kind] for index, kind in kinds.items()},
             max((record_places(found)[1] for found in experts), default=0),
         )
-    store = plain_store(files, weights.layers, weights.experts)
-    layers = {index: stored.n_bytes for index, stored in store.layers.items()}
-    return layers, max((stored.n_bytes for stored in store.experts.values()), default=0)
+    store = plain_store(files, whole.values(), here.experts)
+    layers = {index: stored.only(left[index]).n_bytes for index, stored in store.layers.items()}
+    return layers, max((found.n_bytes for found in store.experts.values()), default=0)
 
 
 def _largest_beside(files: ModelFiles) -> int:

@@ -1,0 +1,139 @@
+"""All layers on one card, some of them without their feed-forward weights, which stay on this machine.
+
+Attention with its keys and values is on the card then, so that long texts cost the processor nothing.
+Feed-forward weights follow as far as there is room. llama.cpp's `--n-cpu-ffn` places weights in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edgespec.models.gguf.experts import multiplied
+from edgespec.models.gguf.layers import ModelFiles
+from edgespec.planning.devices.assignment import (
+    CLEARLY_FASTER,
+    FEED_FORWARD,
+    USUAL_ROWS,
+    LayerAssignment,
+    hidden_bytes,
+    layer_seconds,
+    layer_tensors,
+    output_bytes,
+    transfer_seconds,
+)
+from edgespec.planning.devices.cards import Cards
+from edgespec.planning.memory.needs import MemoryNeeds
+
+_ATTENDING = 4  # times what one row takes, for USUAL_ROWS rows to attend to a long text on a processor
+
+
+@dataclass(frozen=True)
+class SplitSizes:
+    """Bytes of a model's parts.
+
+    Attributes:
+        feed_forward: of each layer's feed-forward weights.
+        others: of each layer's other weights, with its keys and values.
+        output: of the matrix that makes logits.
+    """
+
+    feed_forward: Sequence[int]
+    others: Sequence[int]
+    output: int
+
+    @classmethod
+    def of(cls, files: ModelFiles, needs: MemoryNeeds) -> SplitSizes:
+        """The sizes of a model with these needs."""
+        layers = layer_tensors(files)
+        cells = needs.footprints[0].cache // max(len(layers), 1)
+        feed_forward = [sum(t.n_bytes for t in layer if FEED_FORWARD.fullmatch(t.name)) for layer in layers]
+        others = [sum(t.n_bytes for t in layer) + cells for layer in layers]
+        others = [size - kept for size, kept in zip(others, feed_forward, strict=True)]
+        return cls(feed_forward, others, output_bytes(files))
+
+
+@dataclass(frozen=True)
+class Split:
+    """The parts of a model that are not on the card with the rest.
+
+    Attributes:
+        kept: first layers whose feed-forward weights are not.
+        output: whether the output is on the card.
+    """
+
+    kept: int
+    output: bool
+
+
+def split_layers(sizes: SplitSizes, room: int) -> Split | None:
+    """The split that fills a card; None if it has no room for all that is not feed-forward weights.
+
+    Args:
+        room: bytes of its memory for weights, keys and values.
+    """
+    left = room - sum(sizes.others)
+    if left < 0:
+        return None
+    output = sizes.output <= left
+    left -= sizes.output if output else 0
+    kept = len(sizes.feed_forward)
+    while kept and sizes.feed_forward[kept - 1] <= left:
+        kept -= 1
+        left -= sizes.feed_forward[kept]
+    return Split(kept, output)
+
+
+@dataclass(frozen=True)
+class PassCosts:
+    """The time of passes with different assignments of one model.
+
+    Attributes:
+        cards: devices that may hold layers.
+        files: the model.
+        needs: as if everything were on the processor.
+        here: bytes of this machine's memory for layers.
+        read_rate: bytes of weights that the disk reads per second.
+    """
+
+    cards: Cards
+    files: ModelFiles
+    needs: MemoryNeeds
+    here: int
+    read_rate: float
+
+    def seconds(self, assignment: LayerAssignment) -> float:
+        """Seconds of a pass of `USUAL_ROWS` rows after a text of half the context.
+
+        What no assignment changes is left out.
+        """
+        layers = layer_tensors(self.files)
+        total = sum(t.n_bytes for layer in layers for t in layer)
+        own_s, *there_s = (s * len(layers) / total for s in layer_seconds(self.cards, self.files))  # a byte
+        own_row_s, *_ = (s * len(layers) / total for s in layer_seconds(self.cards, self.files, rows=1))
+        cells, output = self.needs.footprints[0].cache / len(layers), output_bytes(self.files)
+        used = self._used_bytes()
+        used_here = sum(used[t.name] for layer in layers for t in layer if t.name not in assignment.names)
+        bytes_here = total - assignment.lent_bytes
+        streamed = max(bytes_here + assignment.here * cells - max(self.here, 0), 0) / max(bytes_here, 1)
+        read_s = max(1 / self.read_rate - own_s, 0.0)  # beyond what computing takes meanwhile
+        seconds = used_here * (own_s + streamed * read_s)
+        seconds += assignment.here * cells / 2 * _ATTENDING * own_row_s
+        seconds += 0 if assignment.output else output * own_s
+        start = assignment.here
+        for card, card_s, count in zip(self.cards.devices, there_s, assignment.counts, strict=True):
+            held = layers[start : start + count]
+            start += count
+            if count:
+                n_bytes = sum(used[t.name] for layer in held for t in layer if t.name in assignment.names)
+                n_bytes += count * cells / 2 + (output if assignment.output else 0)
+                trip_s = transfer_seconds(card, USUAL_ROWS * hidden_bytes(self.files))
+                seconds += CLEARLY_FASTER * n_bytes * card_s + (1 + assignment.kept) * trip_s
+        return seconds
+
+    def _used_bytes(self) -> dict[str, float]:
+        """Bytes of each tensor that a pass computes with: of stacks, those of the experts that it needs."""
+        tensors = [tensor for header in self.files.headers for tensor in header.tensors]
+        shares = {tensor.name: share for tensor, share in multiplied(self.files)}
+        unused = {t.name: (1 - shares.get(t.name, 1.0)) ** USUAL_ROWS for t in tensors}
+        return {t.name: t.n_bytes * (1 - unused[t.name]) for t in tensors}
