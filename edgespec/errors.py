@@ -8,6 +8,7 @@
     ├── HubError             a model that cannot be fetched: no network, no access, a corrupted download
     ├── PairingError         a drafter that does not suit its target
     ├── MemoryLimitError     more memory needed than there is
+    │   └── DeviceMemoryError   a graphics card that ran out of memory while it computed
     ├── ContextLengthError   a prompt longer than the context
     ├── TemplateError        a chat template that is missing, broken or hostile
     ├── OutputError          a file that cannot be written
@@ -15,6 +16,7 @@
     ├── StreamError          weights that cannot be read while they are needed
     └── BackendError         llama.cpp is missing, or refused what it was asked
         ├── WorkerError      another machine that holds layers cannot be reached, or is gone
+        ├── DeviceLostError  a graphics card that failed while it computed
         └── InconclusiveTrial  a trial that was killed, starved or refused memory, so it proves nothing
 
 Each carries what happened and what to do about it; the command line prints both.
@@ -97,6 +99,10 @@ class MemoryLimitError(EdgeSpecError):
         self.least = least
 
 
+class DeviceMemoryError(MemoryLimitError):
+    """A graphics card, or another device, that ran out of memory while it computed."""
+
+
 class ContextLengthError(EdgeSpecError):
     """A prompt that does not fit the context."""
 
@@ -123,6 +129,10 @@ class BackendError(EdgeSpecError):
 
 class WorkerError(BackendError):
     """A machine that was to hold layers of the model cannot be reached or used, or is gone."""
+
+
+class DeviceLostError(BackendError):
+    """A graphics card, or another device, that failed while it computed, and cannot be used any more."""
 
 
 _MORE_MEMORY = "Close other programs or allow this one more memory, and try again."

@@ -3,8 +3,8 @@
 llama.cpp shows both as devices of the same kind. Devices cannot be taken back, and ggml ends a process that
 asks one that is gone, so this is a process of its own. The JSON object has "address", "model" and "drafter",
 and either tiny models ("mixture", and "target" with "head" and "adapter"), or, for the case of too little
-memory, "server" (the worker's process that computes), or "pins" to load with a device that pins memory. The
-answers are printed as JSON, by case.
+memory, "server" (the worker's process that computes), or "pins" to load with a device that pins memory, or
+"fails" for a device that fails in the middle of an answer. The answers are printed as JSON, by case.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,10 @@ PROMPT = "Why is the sky blue?"
 ANSWER = GenerationConfig(max_tokens=16)
 OPTIONS: dict[str, Any] = {"draft": "none", "context": 512, "threads": 1}
 SOME = 200 << 20
-_GET_MEMORY, _HOST_BUFFER_TYPE = 2, 7  # in ggml's table of a device's functions
+# In ggml's tables of a device's and of a backend's functions.
+_GET_MEMORY, _INIT_BACKEND, _HOST_BUFFER_TYPE = 2, 5, 7
+_GRAPH_COMPUTE = 13
+_ALLOC_FAILED = -2  # of ggml_status
 MODELS = ("model", "drafter", "mixture", "target")
 
 
@@ -58,7 +61,9 @@ def main() -> None:
     order = json.loads(sys.argv[1])
     model = order["model"]
     become_card(order["address"], [order[name] for name in MODELS if name in order])
-    if "pins" in order:
+    if "fails" in order:
+        print(json.dumps(failing(model, order["fails"])))
+    elif "pins" in order:
         print(json.dumps({"pinned": pinned(Path(model)), "taken": taken(model)}))
     else:
         print(json.dumps(out_of_memory(model, order["server"]) if "server" in order else usual(model, order)))
@@ -112,6 +117,52 @@ def out_of_memory(model: str, server: int) -> dict[str, Any]:
     process = psutil.Process(server)
     process.rlimit(psutil.RLIMIT_AS, (process.memory_info().vms + SOME,) * 2)
     return {"out of memory": case(model, gpu_layers="all", context=8192)}
+
+
+def failing(model: str, how: str) -> dict[str, Any]:
+    """Answers on a device that fails in the middle of one, and answers after that."""
+    options: dict[str, Any] = {"gpu_layers": "all", "device": "RPC0"}
+    said = []
+    with computing_replaced(how) as fail, edgespec.load(model, **(OPTIONS | options)) as engine:
+        try:
+            for number, _ in enumerate(engine.stream(PROMPT, ANSWER)):
+                if number == 2:
+                    fail()
+        except EdgeSpecError as error:
+            said.append(f"{type(error).__name__}: {error}")
+        try:
+            engine.generate(PROMPT, ANSWER)
+        except EdgeSpecError as error:
+            said.append(f"{type(error).__name__}: {error}")
+    return {"said": said, "again": case(model, **options), "processor": case(model, gpu_layers=0)}
+
+
+@contextmanager
+def computing_replaced(how: str) -> Iterator[Callable[[], None]]:
+    """A block that yields what makes its models' device fail: to be "lost", or out of "memory"."""
+    device = own_device()
+    table = ctypes.cast(device, ctypes.POINTER(ctypes.c_void_p))
+    init = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+    begin = init(table[_INIT_BACKEND])
+    begun = []
+
+    def remembered(device: int, parameters: int) -> int:
+        begun.append(begin(device, parameters))
+        return int(begun[-1])
+
+    # ggml's own function ends the process if it is called with a number as large as an address.
+    ending = ctypes.cast(llama_cpp.llama_cpp._lib.ggml_backend_dev_get, ctypes.c_void_p)
+    no_memory = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(lambda *_: _ALLOC_FAILED)
+
+    def fail() -> None:
+        for backend in begun:
+            functions = ctypes.cast(backend, ctypes.POINTER(ctypes.c_void_p))
+            functions[_GRAPH_COMPUTE] = (
+                ending.value if how == "lost" else ctypes.cast(no_memory, ctypes.c_void_p).value
+            )
+
+    with replaced(device, _INIT_BACKEND, init(remembered)):
+        yield fail
 
 
 def pinned(model: Path) -> dict[str, Any]:

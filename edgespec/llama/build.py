@@ -10,6 +10,7 @@ import llama_cpp
 
 from edgespec.kernels import ggml
 from edgespec.llama.runtime.backend import start_backend
+from edgespec.llama.runtime.device_failures import lost_devices
 from edgespec.prebuilt import COMPILED, FOLDER, WHEEL, wheel_in_use
 
 CPU, GPU, SHARED_GPU, ACCELERATOR = "cpu", "gpu", "shared gpu", "accelerator"
@@ -44,7 +45,7 @@ class Build:
     Attributes:
         version: of llama-cpp-python, whose bindings are used.
         features: of the processor, used by its kernels, by llama.cpp's names: AVX2, NEON ...
-        devices: empty if ggml does not list them.
+        devices: without those that are lost; empty if ggml does not list them.
         offloads: whether it was compiled for handing layers to a GPU.
         origin: "compiled" when llama-cpp-python was installed, the "wheel" edgespec-llama, or a "folder" that
             LLAMA_CPP_LIB_PATH names.
@@ -129,6 +130,8 @@ def _devices() -> tuple[BuildDevice, ...]:
     found = []
     for index in range(count()):
         device = get(index)
+        if (name(device) or b"").decode("utf-8", "replace") in lost_devices():
+            continue  # asking it for its memory would fail, too
         number, free, total = kind(device), size(), size()
         memory(device, ctypes.byref(free), ctypes.byref(total))
         found.append(

@@ -70,6 +70,7 @@ class EmbeddingContext(Context):
             pools = bool(len(ends))
             llama_cpp.llama_set_embeddings(self.handle, pools)
             self.decode(replace(piece, wants_logits=np.full(len(piece), pools)))
+            self.synchronize()
             for number in ends.tolist():
                 vector = llama_cpp.llama_get_embeddings_seq(self.handle, number)
                 if not vector:

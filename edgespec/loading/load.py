@@ -15,7 +15,7 @@ from edgespec.engine.drafting import Speculator
 from edgespec.engine.engine import Engine
 from edgespec.engine.sequence_maker import Loaded
 from edgespec.engine.target import Target
-from edgespec.errors import MemoryLimitError
+from edgespec.errors import DeviceLostError, DeviceMemoryError, MemoryLimitError
 from edgespec.files.cache_kind import CacheKind
 from edgespec.files.checked import CheckedFiles
 from edgespec.files.user_folders import in_home
@@ -29,8 +29,10 @@ from edgespec.kernels.rebuild import own_fault
 from edgespec.kernels.report_store import ensure_report, report_notes, stored_report
 from edgespec.kernels.setting import OWN, cost_of_missing, own_allowed
 from edgespec.llama.row_rule import MOST_PADDED_ROWS
+from edgespec.llama.runtime.device_failures import shortages
 from edgespec.llama.runtime.vetting import require_loadable
 from edgespec.loading.arguments import LoadArguments, checked_config, takes_options
+from edgespec.loading.devices import with_devices_left
 from edgespec.loading.drafter import (
     drafter_name,
     open_drafter,
@@ -84,9 +86,17 @@ def load(
 def open_engine(config: Config, on_progress: Progress | None = None) -> Engine:
     """Load the target and the drafter of a configuration; raises as `load`."""
     path = catalog.find(config.model.name, on_progress)
-    state = LoadState(config, on_progress or no_progress)
-    with state.undone_on_failure():
-        engine = _open_engine(path, state)
+    warnings: list[str] = []
+    while True:
+        state = LoadState(with_devices_left(config), on_progress or no_progress)
+        state.warnings += warnings
+        try:
+            with state.undone_on_failure():
+                engine = _open_engine(path, state)
+            break
+        except (DeviceLostError, DeviceMemoryError) as error:
+            less = "without it" if isinstance(error, DeviceLostError) else "with less on it"
+            warnings.append(f"{error.what} Retrying {less}.")
     if config.memory.prompt_cache:
         _keep_prompts(engine, CheckedFiles(CacheKind.PROMPTS.folder, config.memory.prompt_cache_size))
     return engine
@@ -195,6 +205,8 @@ def _open_planned(
             state.drafter = open_drafting_model(drafter, plan, state, devices=plan.on_cards.drafter)
 
     drafter = decision.plan.drafter
+    for _ in range(shortages()):
+        decision = decision.with_fewer_on_cards()
     while True:
         plan = state.plan = decision.plan
         state.drafter = None

@@ -16,6 +16,7 @@ import edgespec
 from edgespec import GenerationConfig
 from edgespec.errors import UsageError
 from edgespec.kernels.ggml import rpc
+from edgespec.kernels.native.guard import call_guard
 from edgespec.llama.build import current_build
 from edgespec.planning.devices.finding import find_devices
 from tests.lending import LocalWorker
@@ -49,7 +50,7 @@ def cases(
 
 def session(
     model: Path, drafter: Path, worker: LocalWorker, kernels: str = "plain", **more: int | str
-) -> Cases:
+) -> dict[str, Any]:
     order = {"address": worker.address, "model": str(model), "drafter": str(drafter), **more}
     done = subprocess.run(
         [sys.executable, "-m", "tests.card_session", json.dumps(order)],
@@ -60,7 +61,7 @@ def session(
         env=os.environ | {"EDGESPEC_KERNELS": kernels},
     )
     assert done.returncode == 0, done.stderr
-    found: Cases = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
@@ -159,13 +160,46 @@ def test_a_device_that_runs_out_of_memory_gets_fewer_layers(
 ) -> None:
     monkeypatch.setenv("MALLOC_ARENA_MAX", "1")  # a thread's arena would reserve as much as the model takes
     with LocalWorker("--threads", "1") as worker:
-        children = psutil.Process(worker.pid).children()
-        (server,) = [child for child in children if "edgespec.workers.lending" in child.cmdline()]
-        found = session(smol_path, q4_drafter_path, worker, server=server.pid)["out of memory"]
+        found = session(smol_path, q4_drafter_path, worker, server=server_of(worker))["out of memory"]
     assert len(found.get("tokens", ())) == 16, found
     assert "A device ran out of memory" in found["warnings"][0]
     here, there = (int(part.split()[0]) for part in found["layers"].split(", "))
     assert (here + there, 0 < there < 30) == (30, True)
+
+
+def test_a_device_that_fails_in_an_answer_is_left_out_from_then_on(short_path: Path, has_rpc: None) -> None:
+    if call_guard() is None:
+        pytest.skip("EdgeSpec's library was not compiled, so nothing can be caught")
+    found = failing(short_path, "lost")
+    assert len(found["said"]) == 2
+    for said in found["said"]:
+        assert said.startswith("DeviceLostError: RPC0 failed while it computed: "), said
+        assert "ggml_backend_dev_count()" in said
+    assert found["again"]["layers"] == ""
+    assert found["again"]["tokens"] == found["processor"]["tokens"]
+
+
+def test_a_device_that_runs_out_of_memory_in_an_answer_gets_less(short_path: Path, has_rpc: None) -> None:
+    found = failing(short_path, "memory")
+    assert len(found["said"]) == 2
+    for said in found["said"]:
+        assert said.startswith("DeviceMemoryError: RPC0 ran out of memory while it computed: "), said
+    here, there = (int(part.split()[0]) for part in found["again"]["layers"].split(", ")[:2])
+    assert there == (here + there) * 3 // 4
+    assert found["again"]["tokens"] == found["processor"]["tokens"]
+
+
+def failing(model: Path, how: str) -> dict[str, Any]:
+    """Answers on a device that fails in the middle of one, and answers after that."""
+    with LocalWorker("--threads", "1") as worker:
+        return session(model, model, worker, fails=how)
+
+
+def server_of(worker: LocalWorker) -> int:
+    """The process of a worker that computes."""
+    children = psutil.Process(worker.pid).children()
+    (server,) = [child for child in children if "edgespec.workers.lending" in child.cmdline()]
+    return server.pid
 
 
 @pytest.fixture(scope="module", params=slow_except([""], ["", "plain"]))

@@ -47,7 +47,7 @@ class ChangeableModel:
         return self._sample(self._loading, self.engine)
 
     def load_again(self) -> None:
-        """Load the same model again after a worker was lost: with those that answer, or from this disk.
+        """Load the same model again after a worker or a card was lost: with those left, or from this disk.
 
         Raises:
             EdgeSpecError: it cannot be loaded.

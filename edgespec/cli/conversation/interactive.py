@@ -20,7 +20,13 @@ from edgespec.cli.conversation.slash.typed_chat import Question
 from edgespec.cli.interrupt import Interruption
 from edgespec.cli.screen.formatting import count
 from edgespec.cli.utf8 import as_text
-from edgespec.errors import ContextLengthError, EdgeSpecError, WorkerError
+from edgespec.errors import (
+    ContextLengthError,
+    DeviceLostError,
+    DeviceMemoryError,
+    EdgeSpecError,
+    WorkerError,
+)
 from edgespec.files.user_folders import data_folder
 
 if TYPE_CHECKING:
@@ -149,7 +155,7 @@ class InteractiveChat:
         """Do it; a failure is reported, and the chat continues."""
         try:
             do()
-        except WorkerError as error:
+        except (WorkerError, DeviceLostError, DeviceMemoryError) as error:
             self.chat.terminal.warn(str(error))
             self._load_again()
         except EdgeSpecError as error:
@@ -158,7 +164,7 @@ class InteractiveChat:
             self.say("Stopped.")
 
     def _load_again(self) -> None:
-        """Load again without a lost worker before the next question."""
+        """Load again before the next question: without what was lost, or with less on a card."""
         if self.models is None:
             return
         self.chat.session.detach()

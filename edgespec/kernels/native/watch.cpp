@@ -1,6 +1,7 @@
 // At which nodes of a graph somebody wants to be called: see watch.h.
 #include "watch.h"
 #include "ggml_abi.h"
+#include "guard.h"
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -211,9 +212,17 @@ struct edgespec_gate {
   private:
     bool call(Tensor * node, int watch, int ask) {
         if (failed) return false;
-        const int result = handler(node, watch, ask);
+        const int result = handled(node, watch, ask);
         failed = result < 0;
         return result > 0;
+    }
+
+    // An exception of a device must not pass the interpreter that the handler runs in.
+    int handled(Tensor * node, int watch, int ask) noexcept {
+        const int entered = edgespec_guard_suspend();
+        const int result = handler(node, watch, ask);
+        edgespec_guard_resume(entered);
+        return result;
     }
 };
 

@@ -23,10 +23,16 @@ _KEPT_ERRORS = 8
 # What llama.cpp and the system say of memory that cannot be had. What llama.cpp quotes is from the file.
 _NO_MEMORY = re.compile(
     r"(failed|unable|cannot|attempted) to allocate|cannot allocate memory|allocation failed|bad_alloc"
-    r"|out of memory|insufficient memory|mmap failed|not enough space in the buffer|failed to reserve memory",
+    r"|out ?of ?(device|host|pool)? ?memory|insufficient memory|mmap failed|not enough space in the buffer"
+    r"|failed to reserve memory",
     re.IGNORECASE,
 )
 _QUOTED = re.compile(r"'.*'", re.DOTALL)
+
+
+def tells_of_memory(line: str) -> bool:
+    """True if a line of llama.cpp's says that memory ran out."""
+    return _NO_MEMORY.search(_QUOTED.sub("", line)) is not None
 
 
 @dataclass
@@ -55,7 +61,7 @@ class LogLines:
     @property
     def memory_ran_out(self) -> bool:
         """True if an allocation has failed."""
-        return any(_NO_MEMORY.search(_QUOTED.sub("", line)) for line in self.errors)
+        return any(map(tells_of_memory, self.errors))
 
 
 # Those that are being kept for this thread, or for the one that it computes for.

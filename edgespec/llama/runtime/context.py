@@ -11,16 +11,18 @@ import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.errors import BackendError, ContextLengthError, MemoryLimitError
+from edgespec.errors import BackendError, ContextLengthError, EdgeSpecError, MemoryLimitError
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.kernels.layouts import check_sequences_with_states
 from edgespec.kernels.native import library
+from edgespec.kernels.native.guard import CallFailed
 from edgespec.kernels.native.library import StateBranching
 from edgespec.llama.runtime import forks
 from edgespec.llama.runtime.abort import AbortFlag, DecodeAborted
 from edgespec.llama.runtime.backend import LogLines, log_lines
 from edgespec.llama.runtime.batch import EncoderBatch, TokenBatch
 from edgespec.llama.runtime.compute_thread import ComputeThread
+from edgespec.llama.runtime.device_failures import device_error
 from edgespec.llama.runtime.graph import GraphCallback, GraphObserver
 from edgespec.llama.runtime.model import Model
 from edgespec.llama.runtime.signals import DeferredSignals
@@ -28,6 +30,7 @@ from edgespec.option import named
 
 FloatArray = NDArray[np.float32]
 
+_NO_BUFFERS = -2  # what llama_decode returns if it cannot allocate what it computes in
 _CACHE_TYPES = {"f16": llama_cpp.GGML_TYPE_F16, "q8_0": llama_cpp.GGML_TYPE_Q8_0}
 
 
@@ -139,7 +142,8 @@ class Context:
         watching = [] if mtp else model.weights.observers
         self.graph = GraphCallback([*watching, *observers], self._branching)
         self.graph.install(params)
-        with log_lines() as log:
+        entered = nullcontext() if model.guard is None else model.guard.entered()
+        with log_lines() as log, entered:
             self._handle = llama_cpp.llama_init_from_model(model.handle, params)
         if not self._handle:
             self._end_branching()
@@ -235,6 +239,7 @@ class Context:
             NoRoomInCache: too few free cells.
             BranchesFailed: the branches of the batch cannot be computed.
             BackendError: llama.cpp refused the batch, or a kernel failed; or the context is closed.
+            DeviceLostError, DeviceMemoryError: a device has failed; the context can only be closed.
             StreamError: weights could not be read; as for DecodeAborted.
             ModelFileError: the model's file was changed; as for DecodeAborted.
         """
@@ -246,11 +251,11 @@ class Context:
         error: BaseException | None = None
         with log_lines() as log, self._uninterrupted(), self._branched(batch) as problems:
             if not self.graph.installed:
-                code = self._compute_thread.call(llama_cpp.llama_decode, handle, struct)
+                code = self._compute(llama_cpp.llama_decode, handle, struct, log)
             else:
                 self.graph.begin(self._stopped, batch.padding)
                 try:
-                    code = self._compute_thread.call(llama_cpp.llama_decode, handle, struct)
+                    code = self._compute(llama_cpp.llama_decode, handle, struct, log)
                 finally:
                     error = self.graph.end()
             error = error or self.model.change()
@@ -263,6 +268,38 @@ class Context:
         if problems:
             raise BranchesFailed(f"Branches of '{self.model.path.name}' cannot be computed: {problems[0]}.")
         self._n_outputs, self.n_decoded = batch.n_outputs, len(batch)
+
+    def _compute(self, function: Any, handle: Any, struct: Any, log: LogLines) -> int:
+        """The code of a call that computes a batch; raises where a device fails in it."""
+        guard = self.model.guard
+        if guard is None:
+            return self._compute_thread.call(function, handle, struct)
+        try:
+            return self._compute_thread.call(guard.batch, function, handle, struct)
+        except CallFailed as failed:
+            raise self._failed(failed, log) from None
+
+    def _failed(self, failed: CallFailed, log: LogLines) -> EdgeSpecError:
+        """The error for a device that has failed, after which nothing computes here any more."""
+        error = device_error(self.model.devices, str(failed), log)
+        self.model.fail(error)
+        return error
+
+    def synchronize(self) -> None:
+        """Wait until devices have computed all that they were given.
+
+        Raises:
+            DeviceLostError, DeviceMemoryError: one has failed.
+        """
+        guard = self.model.guard
+        if guard is None:
+            llama_cpp.llama_synchronize(self.handle)
+            return
+        with log_lines() as log:
+            try:
+                guard.context(llama_cpp.llama_synchronize, self.handle)
+            except CallFailed as failed:
+                raise self._failed(failed, log) from None
 
     @contextmanager
     def _branched(self, batch: TokenBatch) -> Iterator[list[str]]:
@@ -289,7 +326,7 @@ class Context:
         forks.has_computed()
         struct, keep_alive = batch.to_llama()
         with log_lines() as log, self._uninterrupted():
-            code = self._compute_thread.call(llama_cpp.llama_encode, self.handle, struct)
+            code = self._compute(llama_cpp.llama_encode, self.handle, struct, log)
         del keep_alive
         self._require_success(code, log)
 
@@ -309,6 +346,8 @@ class Context:
             raise NoRoomInCache(self.n_cells)
         if code == 2:
             raise DecodeAborted
+        if code == _NO_BUFFERS and self.model.devices:
+            raise self._failed(CallFailed("out of memory"), log)
         if code != 0:
             raise BackendError(f"llama.cpp failed to decode (code {code}): {log.cause()}.")
 
@@ -345,7 +384,7 @@ class Context:
         Raises:
             BackendError: there are none, or the context is closed.
         """
-        llama_cpp.llama_synchronize(self.handle)
+        self.synchronize()
         start = ctypes.cast(llama_cpp.llama_get_logits(self.handle), ctypes.c_void_p).value
         n_vocab = self.model.vocabulary.n_tokens
         if not start:
@@ -416,7 +455,8 @@ class Context:
         """
         if self._handle:
             handle, self._handle, self._memory_handle = self._handle, None, None
-            llama_cpp.llama_free(handle)
+            if not self.model.lost:
+                llama_cpp.llama_free(handle)
             self._compute_thread.close()
             self._end_branching()
 

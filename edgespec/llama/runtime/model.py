@@ -11,9 +11,10 @@ from typing import Any, Protocol
 
 import llama_cpp
 
-from edgespec.errors import BackendError, EdgeSpecError, MemoryLimitError, ModelFileError
+from edgespec.errors import BackendError, DeviceLostError, EdgeSpecError, MemoryLimitError, ModelFileError
 from edgespec.files.state import FileState, states_of
 from edgespec.kernels.layouts import ModelKernels, try_layouts
+from edgespec.kernels.native.guard import call_guard
 from edgespec.llama.runtime import forks
 from edgespec.llama.runtime.backend import log_lines, start_backend
 from edgespec.llama.runtime.device_layers import ON_PROCESSOR, DeviceLayers
@@ -60,6 +61,8 @@ class Model:
 
     Attributes:
         states: of the model's files, as they were loaded.
+        devices: ggml's devices that hold layers.
+        guard: for calls in which these may fail; None if there are none, or nothing can be caught here.
         kernels: what computes it.
         layouts: ggml's names of the kernel layouts that its weights may be in.
         mtp: as given.
@@ -97,6 +100,9 @@ class Model:
         self.path = path
         self.mtp = mtp
         self.weights: WeightStore = weights or AllInMemory()
+        self.devices = devices.devices
+        self.guard = call_guard() if self.devices else None
+        self._failure: EdgeSpecError | None = None
         self._handle: Any = None
         self._files = tuple(part.absolute() for part in parts_by_name(path))
         self.states = _states_now(self._files)
@@ -144,6 +150,7 @@ class Model:
         try:
             with (
                 self.kernels.offered() if layouts else nullcontext(),
+                nullcontext() if self.guard is None else self.guard.entered(),
                 log_lines() as log,
                 signals,
                 self.weights.loading(path, params, patterns) as load_path,
@@ -181,11 +188,13 @@ class Model:
         forks.notify_of_forks(self)
 
     def change(self) -> EdgeSpecError | None:
-        """An error if weights are out of reach, or the files of a mapped model have changed since they were
-        loaded; else None.
+        """An error if a device has failed, weights are out of reach, or the files of a mapped model have
+        changed since they were loaded; else None.
 
         Weights that were read into memory do not change with their file.
         """
+        if self._failure is not None:
+            return self._failure
         if (failure := self.weights.failure()) is not None:
             return failure
         if not self._mapped or _states_now(self._files) == self.states:
@@ -207,6 +216,15 @@ class Model:
                 raise forks.refusal()
             raise BackendError(f"The model '{self.path.name}' is closed.", "Load it again.")
         return self._handle
+
+    def fail(self, error: EdgeSpecError) -> None:
+        """Raise this error wherever the model is to compute from now on: a device has failed."""
+        self._failure = error
+
+    @property
+    def lost(self) -> bool:
+        """True if a device that holds layers is lost, so that nothing there may be freed."""
+        return isinstance(self._failure, DeviceLostError)
 
     @property
     def n_bytes(self) -> int:
@@ -282,7 +300,8 @@ class Model:
             if hasattr(self, "vocabulary"):
                 self.vocabulary.close()
             handle, self._handle = self._handle, None
-            llama_cpp.llama_model_free(handle)
+            if not self.lost:
+                llama_cpp.llama_model_free(handle)
             self.weights.close()
 
     def __enter__(self) -> Model:

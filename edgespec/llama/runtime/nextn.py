@@ -70,7 +70,7 @@ def kept_rows(context: Context, rows: int, width: int, what: str) -> FloatArray:
         BackendError: there are none.
         UnsupportedBuild: this build has none.
     """
-    llama_cpp.llama_synchronize(context.handle)
+    context.synchronize()
     start = _function("get", ctypes.c_void_p, (ctypes.c_void_p,))(context.handle)
     if not start:
         raise BackendError(f"llama.cpp has no {what} to read.")

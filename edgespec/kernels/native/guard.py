@@ -1,0 +1,98 @@
+"""Calls of llama.cpp that fail with an error where ggml would end the process: see guard.h."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import llama_cpp
+
+from edgespec.kernels.ggml import Address
+from edgespec.kernels.native.build import library_path
+
+_P = ctypes.c_void_p
+_SAID = 2048  # bytes, of a message
+_BATCH_BYTES = 56  # of edgespec_batch
+
+_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "guard_enter": (None, []),
+    "guard_leave": (None, []),
+    "abort_before": (None, [_P]),
+    "guarded_batch": (ctypes.c_int32, [_P, _P, _P, ctypes.c_char_p, ctypes.c_size_t]),
+    "guarded": (_P, [_P, _P, ctypes.c_char_p, ctypes.c_size_t]),
+}
+
+
+class CallFailed(Exception):
+    """A device has failed within a call; the text is what its backend said."""
+
+
+class CallGuard:
+    """Makes calls that raise `CallFailed` where a device fails.
+
+    Args:
+        functions: of the compiled library.
+    """
+
+    def __init__(self, functions: dict[str, Any]) -> None:
+        self._f = functions
+
+    def batch(self, function: Any, context: Address, batch: Any) -> int:
+        """Call `llama_decode` or `llama_encode`, and return its code.
+
+        Raises:
+            CallFailed: a device has failed.
+        """
+        said = ctypes.create_string_buffer(_SAID)
+        address = ctypes.cast(function, _P)
+        code: int = self._f["guarded_batch"](address, context, ctypes.addressof(batch), said, _SAID)
+        _require_silence(said)
+        return code
+
+    def context(self, function: Any, context: Address) -> Address | None:
+        """Call a function that takes a context, and return the address that it returns, if any.
+
+        Raises:
+            CallFailed: a device has failed.
+        """
+        said = ctypes.create_string_buffer(_SAID)
+        found: Address | None = self._f["guarded"](ctypes.cast(function, _P), context, said, _SAID)
+        _require_silence(said)
+        return found
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """A block in which what would end the process is an exception, which llama.cpp catches itself."""
+        self._f["guard_enter"]()
+        try:
+            yield
+        finally:
+            self._f["guard_leave"]()
+
+
+def _require_silence(said: ctypes.Array[ctypes.c_char]) -> None:
+    if text := said.value.decode("utf-8", "replace"):
+        raise CallFailed(text)
+
+
+@cache
+def call_guard() -> CallGuard | None:
+    """The guard; the first call puts it in force. None if it was not compiled, or does not fit this build."""
+    path = library_path()
+    if path is None or ctypes.sizeof(llama_cpp.llama_batch) != _BATCH_BYTES:
+        return None
+    try:
+        library = ctypes.CDLL(str(path))
+        found = {
+            name: ctypes.CFUNCTYPE(result, *arguments)((f"edgespec_{name}", library))
+            for name, (result, arguments) in _FUNCTIONS.items()
+        }
+        on_abort = ctypes.cast(library.edgespec_on_abort, _P)
+        set_callback = ctypes.CFUNCTYPE(_P, _P)(("ggml_set_abort_callback", llama_cpp.llama_cpp._lib))
+    except (OSError, AttributeError):
+        return None
+    found["abort_before"](set_callback(on_abort))
+    return CallGuard(found)
