@@ -21,7 +21,7 @@ struct Planner {
     int isa;             // instruction set
     bool takes_unpacked; // attention and products of F32 matrices are computed here, too
     int64_t attention = 0, left = 0;  // how often ggml has asked about attention computed here, and nodes left to it
-    Shortlist shortlist;
+    Shortlist shortlist = {};
 };
 
 // The instruction set of a node that has been planned.

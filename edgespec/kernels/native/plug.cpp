@@ -6,6 +6,7 @@
 #include "planner.h"
 #include "products.h"
 #include "recurrent.h"
+#include "types.h"
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
@@ -425,17 +426,20 @@ const char * edgespec_register(const void * within, void * device, const edgespe
     barrier = (void (*)(void *)) dlsym(library, "ggml_barrier");
     alloc_plain = (Buffer * (*) (BufferType *, size_t)) dlsym(library, "ggml_backend_buft_alloc_buffer");
     auto plain = (BufferType * (*) ()) dlsym(library, "ggml_backend_cpu_buffer_type");
+    auto row_size = (size_t (*)(int, int64_t)) dlsym(library, "ggml_row_size");
     const void * table = dlsym(library, "_ZTVN4ggml3cpu6repack17extra_buffer_typeE");
     const void * supports = dlsym(
         library, "_ZN4ggml3cpu6repack17extra_buffer_type11supports_opEP19ggml_backend_devicePK11ggml_tensor");
     const void * traits =
         dlsym(library, "_ZN4ggml3cpu6repack17extra_buffer_type17get_tensor_traitsEPK11ggml_tensor");
-    if (!types || !barrier || !alloc_plain || !plain || !table || !supports || !traits) {
+    if (!types || !barrier || !alloc_plain || !plain || !row_size || !table || !supports || !traits) {
         return "it hides its extra buffer types";
     }
     if (virtual_entry(table, 2) != supports || virtual_entry(table, 3) != traits) {
         return "its extra buffer types have other functions";
     }
+    for (int type : Types::IDS)
+        if (row_size(type, 256) != edgespec_file_row_bytes(type, 256)) return "its blocks of weights have other sizes";
     plain_type = plain();
     ops = *operations;
     packed_type.device = device;

@@ -1,6 +1,8 @@
 // The C interface of products: tables of instruction sets and types.
 #include "products.h"
 
+#include <iterator>
+
 #include "kernels.h"
 #include "packing.h"
 
@@ -35,8 +37,8 @@ int edgespec_best_isa(void) {
 }
 
 int edgespec_types(int * types, int room) {
-    constexpr int COUNT = sizeof TYPE_IDS / sizeof *TYPE_IDS;
-    for (int i = 0; i < COUNT && i < room; i++) types[i] = TYPE_IDS[i];
+    constexpr int COUNT = std::size(Types::IDS);
+    for (int i = 0; i < COUNT && i < room; i++) types[i] = Types::IDS[i];
     return COUNT;
 }
 

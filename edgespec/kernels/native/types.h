@@ -88,6 +88,13 @@ template <int ID_> struct Float {
 using F16 = Float<1>;
 using BF16 = Float<30>;
 
+// All types of weights, in the one place that lists them.
+template <class... Ts> struct TypeList {
+    static constexpr int IDS[] = {Ts::ID...};
+};
+using Types =
+    TypeList<Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, MXFP4, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS, F16, BF16>;
+
 // In an anonymous namespace, as each file that includes this is compiled for another instruction set.
 namespace {
 
@@ -100,29 +107,11 @@ template <class T> constexpr size_t panel_bytes(int64_t k) {
 }
 
 // Calls f with the traits of the type of this number; false if there is none.
-template <class F> bool with_type(int id, F && f) {
-    switch (id) {
-        case Q4_0::ID: f(Q4_0{}); return true;
-        case Q4_1::ID: f(Q4_1{}); return true;
-        case Q5_0::ID: f(Q5_0{}); return true;
-        case Q5_1::ID: f(Q5_1{}); return true;
-        case Q8_0::ID: f(Q8_0{}); return true;
-        case IQ4_NL::ID: f(IQ4_NL{}); return true;
-        case MXFP4::ID: f(MXFP4{}); return true;
-        case Q2_K::ID: f(Q2_K{}); return true;
-        case Q3_K::ID: f(Q3_K{}); return true;
-        case Q4_K::ID: f(Q4_K{}); return true;
-        case Q5_K::ID: f(Q5_K{}); return true;
-        case Q6_K::ID: f(Q6_K{}); return true;
-        case IQ4_XS::ID: f(IQ4_XS{}); return true;
-        case F16::ID: f(F16{}); return true;
-        case BF16::ID: f(BF16{}); return true;
-        default: return false;
-    }
+template <class F, class... Ts> bool with_type(int id, F && f, TypeList<Ts...>) {
+    return ((id == Ts::ID && (f(Ts{}), true)) || ...);
 }
+template <class F> bool with_type(int id, F && f) { return with_type(id, f, Types{}); }
 
 }  // namespace
-
-inline constexpr int TYPE_IDS[] = {1, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 23, 30, 39};
 
 }  // namespace edgespec
