@@ -1,4 +1,4 @@
-"""Reading at offsets on Windows: overlapped, and past the cache. Not tried on a Windows machine."""
+"""Reading at offsets on Windows: overlapped, and past the cache. Tried under Wine, which caches anyway."""
 
 from __future__ import annotations
 
@@ -46,6 +46,10 @@ if sys.platform == "win32":
         *(wintypes.HANDLE, ctypes.POINTER(_Overlapped), ctypes.POINTER(wintypes.DWORD), wintypes.BOOL),
     ]
 
+    def _error(number: int) -> OSError:
+        # Without the full stop that the system's messages end with: ours follows.
+        return ctypes.WinError(number, ctypes.FormatError(number).rstrip(". "))
+
     class OverlappedFile:
         """See `positioned.PositionedFile`. The descriptor of the C library owns the handle.
 
@@ -61,7 +65,7 @@ if sys.platform == "win32":
                 str(path), _GENERIC_READ, _SHARE_ALL, None, _OPEN_EXISTING, flags, None
             )
             if handle is None or handle == _INVALID_HANDLE:
-                raise ctypes.WinError(ctypes.get_last_error())
+                raise _error(ctypes.get_last_error())
             self._handle: int = handle
             self._descriptor = msvcrt.open_osfhandle(handle, os.O_RDONLY)
 
@@ -102,7 +106,7 @@ if sys.platform == "win32":
             self._memory = (ctypes.c_char * len(memory)).from_buffer(memory)
             event = _kernel.CreateEventW(None, True, False, None)
             if not event:
-                raise ctypes.WinError(ctypes.get_last_error())
+                raise _error(ctypes.get_last_error())
             self._overlapped = _Overlapped(0, 0, offset & 0xFFFFFFFF, offset >> 32, event)
             begun = _kernel.ReadFile(handle, self._memory, len(memory), None, ctypes.byref(self._overlapped))
             self._error = 0 if begun else ctypes.get_last_error()
@@ -118,5 +122,5 @@ if sys.platform == "win32":
                 error = 0 if ended else ctypes.get_last_error()
             _kernel.CloseHandle(self._overlapped.event)
             if error not in (0, _END_OF_FILE):
-                raise ctypes.WinError(error)
+                raise _error(error)
             return n.value

@@ -5,14 +5,16 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from collections.abc import Iterator
+import re
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from edgespec.errors import StreamError
 from edgespec.files.direct_reader import FileReader
-from edgespec.files.positioned import BLOCK
+from edgespec.files.positioned import BLOCK, PositionedFile, open_positioned
 
 SIZE = 5 * BLOCK + 123
 CONTENT = bytes(os.urandom(SIZE))
@@ -33,6 +35,14 @@ def memory() -> Iterator[memoryview]:
     area.close()
 
 
+@pytest.fixture
+def kind(file: Path) -> type[PositionedFile]:
+    """The class of open files on this system."""
+    opened = open_positioned(file)
+    opened.close()
+    return type(opened)
+
+
 @pytest.mark.parametrize("direct", [None, False])
 @pytest.mark.parametrize(("offset", "n_bytes"), [(0, BLOCK), (BLOCK, 3 * BLOCK), (4 * BLOCK, 4 * BLOCK)])
 def test_reads_give_the_files_bytes(
@@ -46,6 +56,7 @@ def test_reads_give_the_files_bytes(
     reader.close()
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="it has no O_DIRECT")
 def test_a_file_system_without_direct_reads_is_read_through_the_cache(
     file: Path, memory: memoryview, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,18 +77,18 @@ def test_a_file_system_without_direct_reads_is_read_through_the_cache(
 
 
 def test_short_reads_are_continued_at_a_block(
-    file: Path, memory: memoryview, monkeypatch: pytest.MonkeyPatch
+    file: Path, kind: type[PositionedFile], memory: memoryview, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader = FileReader(file)
     offsets = []
-    preadv = os.preadv
+    read = kind.read
 
-    def short(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+    def short(opened: PositionedFile, buffers: Sequence[memoryview], offset: int) -> int:
         offsets.append(offset)
-        whole = preadv(descriptor, buffers, offset)
+        whole = read(opened, buffers, offset)
         return min(whole, BLOCK + 100) if offset < 3 * BLOCK else whole
 
-    monkeypatch.setattr(os, "preadv", short)
+    monkeypatch.setattr(kind, "read", short)
     with memory[: 8 * BLOCK] as part:
         assert reader.read_into([part], 0) == SIZE
         assert part[:SIZE] == CONTENT
@@ -111,6 +122,7 @@ def test_a_file_that_is_written_to_is_an_error_unless_that_is_expected(
     lenient.close()
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="it refuses to replace an open file")
 def test_a_file_that_is_replaced_is_still_read_as_it_was(file: Path, memory: memoryview) -> None:
     reader = FileReader(file)
     other = file.with_name("other")
@@ -122,13 +134,15 @@ def test_a_file_that_is_replaced_is_still_read_as_it_was(file: Path, memory: mem
     reader.close()
 
 
-def test_a_disk_that_fails_is_named(file: Path, memory: memoryview, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fails_is_named(
+    file: Path, kind: type[PositionedFile], memory: memoryview, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reader = FileReader(file)
 
     def fail(*_: object) -> int:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(os, "preadv", fail)
+    monkeypatch.setattr(kind, "read", fail)
     with memory[:BLOCK] as part, pytest.raises(StreamError) as caught:
         reader.read_into([part], 0)
     assert str(caught.value) == (
@@ -138,5 +152,22 @@ def test_a_disk_that_fails_is_named(file: Path, memory: memoryview, monkeypatch:
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(StreamError, match="No such file"):
-        FileReader(tmp_path / "nothing")
+    missing = tmp_path / "nothing"
+    with pytest.raises(StreamError) as caught:
+        FileReader(missing)
+    assert re.fullmatch(rf"Reading '{re.escape(str(missing))}' failed: [\w ]+\.", caught.value.what)
+
+
+def test_reads_far_into_a_file_find_their_place(tmp_path: Path, memory: memoryview) -> None:
+    """Offsets beyond 32 bits; the file has holes."""
+    path = tmp_path / "sparse.bin"
+    far = (5 << 30) + BLOCK
+    with path.open("wb") as handle:
+        handle.seek(far)
+        handle.write(CONTENT[:BLOCK])
+    reader = FileReader(path)
+    with memory[:BLOCK] as first, memory[BLOCK : 2 * BLOCK] as second:
+        assert reader.read_into([first, second], far - BLOCK) == 2 * BLOCK
+        assert first == bytes(BLOCK)
+        assert second == CONTENT[:BLOCK]
+    reader.close()
