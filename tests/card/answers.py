@@ -1,9 +1,10 @@
 """EdgeSpec's own answer with layers on a card: python -m tests.card.answers JSON
 
 The JSON object has "model", "device" (ggml's name), "options" of `edgespec.load`, "tokens", and
-"least_memory" if the model is to be streamed with as little memory as that takes. "take_before" and
-"take_after" are the bytes of the card's memory that another program leaves when it takes the rest, between
-planning and loading, or between loading and answering. Prints the answer and what was said, as JSON.
+"least_memory" if the model is to be streamed with as little memory as that takes. "take_first", "take_before"
+and "take_after" are the bytes of the card's memory that another program leaves when it takes the rest: before
+planning, between planning and loading, or between loading and answering. Prints the answer and what was said,
+as JSON.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ def main() -> None:
 
 def answered(order: dict[str, Any], options: dict[str, Any], device: Any) -> dict[str, Any]:
     """An answer, and how the model was loaded."""
+    if "take_first" in order:
+        take_all_but(device, order["take_first"])
     with opened(order, options, device) as engine:
         prompt = PROMPT
         if "take_after" in order:

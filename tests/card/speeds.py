@@ -58,9 +58,9 @@ def time_passes(
     if not tiny:
         holder, entry["free"] = runner.hold(device, limit)
     try:
-        label = f"{shape}, as EdgeSpec places it"
-        if not only or any(word in label for word in only):
-            answer(runner, label, model, device, {"gpu_layers": "auto"}, tokens=_TOKENS)
+        for layers, label in (("auto", "as EdgeSpec places it"), ("attention", "attention first")):
+            if not only or any(word in label for word in only):
+                answer(runner, f"{shape}, {label}", model, device, {"gpu_layers": layers}, tokens=_TOKENS)
         expected = [_run(runner, shape, case, entry) for case in limited]
     finally:
         runner.end(holder)

@@ -13,6 +13,7 @@ from tests.tiny_adapters import write_adapter
 from tests.tiny_heads import write_pair
 
 _TOKENS = 24
+_RESERVED = 256 << 20  # of a card's memory, which EdgeSpec leaves to others
 _STREAMED = {"offload": "stream"}
 
 
@@ -23,6 +24,7 @@ def compare_texts(runner: Runner, device: str, model: Path, folder: Path) -> Non
     adapter = str(write_adapter(folder / "adapter.gguf"))
     drafter = {"draft": str(model), "draft_device": device, "tree_budget": 8}
     head = {"draft": str(pair.head), "drafter": "model", "tree_budget": 12}
+    attention = {"gpu_layers": "attention", "take_first": _RESERVED + model.stat().st_size}
     groups: list[tuple[Path, dict[str, dict[str, Any]]]] = [
         (
             model,
@@ -43,6 +45,8 @@ def compare_texts(runner: Runner, device: str, model: Path, folder: Path) -> Non
                     "draft": str(model),
                     "tree_budget": 8,
                 },
+                "attention, little memory": attention,
+                "attention, little memory, streamed": {**attention, **_STREAMED},
                 "drafter there": {"gpu_layers": 0, **drafter},
                 "10 layers, the rest streamed": {"gpu_layers": 10, **_STREAMED},
                 "10 layers, the rest streamed, exact": {"gpu_layers": 10, "exact": True, **_STREAMED},
@@ -52,7 +56,11 @@ def compare_texts(runner: Runner, device: str, model: Path, folder: Path) -> Non
         ),
         (
             mixture,
-            {"processor": {"gpu_layers": 0}, "2 layers, experts streamed": {"gpu_layers": 2, **_STREAMED}},
+            {
+                "processor": {"gpu_layers": 0},
+                "2 layers, experts streamed": {"gpu_layers": 2, **_STREAMED},
+                "attention, experts streamed": {"gpu_layers": "attention", **_STREAMED},
+            },
         ),
         (
             pair.target,
@@ -91,7 +99,9 @@ def answer(
     if not runner.has_time(label):
         return {}
     order = {"model": str(model), "device": device, "tokens": tokens}
-    order |= {name: options.pop(name) for name in ("take_before", "take_after") if name in options}
+    order |= {
+        name: options.pop(name) for name in ("take_first", "take_before", "take_after") if name in options
+    }
     order |= {"options": options, "least_memory": options.get("offload") == "stream"}
     found = runner.child("tests.card.answers", json.dumps(order))
     failed = "error" in found

@@ -123,6 +123,9 @@ def test_attention_of_a_mixture_on_a_device_and_experts_here(cases: Cases) -> No
     assert found["tokens"] == cases["mixture"]["tokens"]
     assert single["misses"] > 0
     assert single["tokens"] == cases["mixture"]["tokens"]
+    everything = cases["nothing left to stream"]
+    assert (everything["layers"], everything["streamed"]) == ("0 here, 6 on RPC0, the output on RPC0", 0)
+    assert everything["tokens"] == cases["mixture"]["tokens"]
 
 
 @pytest.mark.slow

@@ -103,7 +103,8 @@ def plan_memory(
             f"Lower {named('context')}, or raise {named('memory')}.",
             least=least,
         )
-    if budget >= whole and options.offload != "stream":
+    all_elsewhere = bool(elsewhere) and not rest.layers()
+    if budget >= whole and (options.offload != "stream" or all_elsewhere):
         # Weights in memory do not depend on the file any more. But a tied embedding is then in memory twice;
         # if that is too much, the file is mapped.
         fits = options.offload == "none" or budget >= whole + _second_copy(files)
