@@ -79,7 +79,7 @@ class RemotePart:
     """Layers on another machine.
 
     Attributes:
-        share: of the model's bytes.
+        share: of the bytes that a pass computes with.
         slowness: the time that products take there relative to this machine, by rows.
         transfer: seconds in which so many bytes get there and back.
         pass_bytes: that describe a pass of another shape than the last one. Trees vary; single rows do not.

@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 from edgespec.costs.layer_assignment import RemotePart
 from edgespec.kernels.layouts import measured_products
 from edgespec.kernels.report import ROWS
+from edgespec.models.gguf.experts import multiplied
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import TensorInfo
 from edgespec.planning.devices.cards import Card
@@ -135,13 +136,14 @@ def transfer_seconds(device: LayerDevice, n_bytes: float) -> float:
 
 def remote_parts(assignment: LayerAssignment, devices: LayerDevices, files: ModelFiles) -> list[RemotePart]:
     """Time per pass on each device that holds layers, transfers included."""
-    layers, total = layer_tensors(files), files.tensor_bytes
+    layers, used = layer_tensors(files), used_bytes(files)
+    total = sum(used.values())
     own = [seconds * _kernel_share(usual_type(files), at) for at, seconds in enumerate(devices.own_seconds)]
     parts, start = [], assignment.here
     for device, count in assignment.used(devices.devices):
         slowness = {rows: there / here for rows, there, here in zip(ROWS, device.seconds, own, strict=True)}
-        held = (t for layer in layers[start : start + count] for t in layer if t.name in assignment.names)
-        share = sum(t.n_bytes for t in held) / total
+        held = (t.name for layer in layers[start : start + count] for t in layer)
+        share = sum(used.get(name, 0.0) for name in held if name in assignment.names) / total
         kept = max(min(assignment.here + assignment.kept - start, count), 0)
         row = hidden_bytes(files) + _ROW_MASK
         described = count * _LAYER_DESCRIPTION if devices.remote else 0
@@ -198,6 +200,11 @@ def output_bytes(files: ModelFiles) -> int:
     """Bytes of the matrix that makes logits: the output, or the embeddings where it is tied to them."""
     sizes = {tensor.name: tensor.n_bytes for header in files.headers for tensor in header.tensors}
     return sizes.get("output.weight", sizes.get("token_embd.weight", 0))
+
+
+def used_bytes(files: ModelFiles) -> dict[str, float]:
+    """Bytes of each matrix that a pass of `USUAL_ROWS` rows computes with: of experts, those it needs."""
+    return {t.name: t.n_bytes * (1 - (1 - share) ** USUAL_ROWS) for t, share in multiplied(files)}
 
 
 def hidden_bytes(files: ModelFiles) -> int:

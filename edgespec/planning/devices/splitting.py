@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgespec.models.gguf.experts import multiplied
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.planning.devices.assignment import (
     CLEARLY_FASTER,
@@ -21,6 +20,7 @@ from edgespec.planning.devices.assignment import (
     layer_tensors,
     output_bytes,
     transfer_seconds,
+    used_bytes,
 )
 from edgespec.planning.devices.cards import Cards
 from edgespec.planning.memory.needs import MemoryNeeds
@@ -112,8 +112,10 @@ class PassCosts:
         own_s, *there_s = (s * len(layers) / total for s in layer_seconds(self.cards, self.files))  # a byte
         own_row_s, *_ = (s * len(layers) / total for s in layer_seconds(self.cards, self.files, rows=1))
         cells, output = self.needs.footprints[0].cache / len(layers), output_bytes(self.files)
-        used = self._used_bytes()
-        used_here = sum(used[t.name] for layer in layers for t in layer if t.name not in assignment.names)
+        used = used_bytes(self.files)
+        used_here = sum(
+            used.get(t.name, 0.0) for layer in layers for t in layer if t.name not in assignment.names
+        )
         bytes_here = total - assignment.lent_bytes
         streamed = max(bytes_here + assignment.here * cells - max(self.here, 0), 0) / max(bytes_here, 1)
         read_s = max(1 / self.read_rate - own_s, 0.0)  # beyond what computing takes meanwhile
@@ -125,15 +127,10 @@ class PassCosts:
             held = layers[start : start + count]
             start += count
             if count:
-                n_bytes = sum(used[t.name] for layer in held for t in layer if t.name in assignment.names)
+                n_bytes = sum(
+                    used.get(t.name, 0.0) for layer in held for t in layer if t.name in assignment.names
+                )
                 n_bytes += count * cells / 2 + (output if assignment.output else 0)
                 trip_s = transfer_seconds(card, USUAL_ROWS * hidden_bytes(self.files))
                 seconds += CLEARLY_FASTER * n_bytes * card_s + (1 + assignment.kept) * trip_s
         return seconds
-
-    def _used_bytes(self) -> dict[str, float]:
-        """Bytes of each tensor that a pass computes with: of stacks, those of the experts that it needs."""
-        tensors = [tensor for header in self.files.headers for tensor in header.tensors]
-        shares = {tensor.name: share for tensor, share in multiplied(self.files)}
-        unused = {t.name: (1 - shares.get(t.name, 1.0)) ** USUAL_ROWS for t in tensors}
-        return {t.name: t.n_bytes * (1 - unused[t.name]) for t in tensors}
