@@ -31,15 +31,20 @@ MARKS = (
 )
 
 _WIDTH, _FF, _HEADS, _LAYERS, _PATCH = 64, 128, 2, 2, 4
-SIDES = {"idefics3": 32, "gemma3": 32, "qwen2vl": 32}  # pixels of the image that the projector reads
-MERGED = {"idefics3": 2, "gemma3": 2, "qwen2vl": 2}  # patches of each side that become one row
-PROJECTORS = {"idefics3": "idefics3", "gemma3": "gemma3", "qwen2vl": "qwen2vl_merger"}
-ARCHITECTURE = {"idefics3": "llama", "gemma3": "gemma3", "qwen2vl": "qwen2vl"}
+SIDE = 32  # pixels of the image that the projector reads
+_MERGED = 2  # patches of each side that become one row
+_DEEP = (0,)  # layers of the encoder whose features enter layers of a model with deepstack
+PROJECTORS = {
+    "idefics3": "idefics3",
+    "gemma3": "gemma3",
+    "qwen2vl": "qwen2vl_merger",
+    "qwen3vl": "qwen3vl_merger",
+}
+ARCHITECTURE = {"idefics3": "llama", "gemma3": "gemma3", "qwen2vl": "qwen2vl", "qwen3vl": "qwen3vl"}
 
 
-def rows_of(family: str) -> int:
-    """Rows of an image that is not divided."""
-    return int((SIDES[family] // _PATCH // MERGED[family]) ** 2)
+ROWS = (SIDE // _PATCH // _MERGED) ** 2
+"""Rows of an image that is not divided."""
 
 
 def write_seeing(
@@ -57,8 +62,10 @@ def write_seeing(
     def keys(writer: gguf.GGUFWriter) -> None:
         usual.keys(writer)
         writer.add_chat_template(TEMPLATE)
-        if architecture == "qwen2vl":
+        if architecture.endswith("vl"):
             writer.add_array(f"{architecture}.rope.dimension_sections", [HEAD // 8] * 4)
+        if architecture == "qwen3vl":
+            writer.add_uint32(f"{architecture}.n_deepstack_layers", len(_DEEP))
 
     kind = replace(usual, keys=keys)
     path = write_tiny(
@@ -69,18 +76,21 @@ def write_seeing(
         damped=damped,
         marks=MARKS,
     )
-    write_projector(folder / f"mmproj-{family}.gguf", family)
+    write_projector(folder / f"mmproj-{family}.gguf", family, deep=not hybrid)
     return path
 
 
-def write_projector(path: Path, family: str, *, seed: int = 3, longest_edge: int = 0) -> Path:
+def write_projector(
+    path: Path, family: str, *, seed: int = 3, longest_edge: int = 0, deep: bool = True
+) -> Path:
     """A projector to the width of tiny models.
 
     Args:
+        deep: add features for further layers of the model, in a family that has such.
         longest_edge: pixels that images are scaled to before they are divided, if they are.
     """
     rng = np.random.default_rng(seed)
-    side = SIDES[family]
+    side, of_qwen = SIDE, family.startswith("qwen")
     writer = gguf.GGUFWriter(path, "clip")
     writer.add_bool("clip.has_vision_encoder", True)
     writer.add_string("clip.projector_type", PROJECTORS[family])
@@ -93,7 +103,7 @@ def write_projector(path: Path, family: str, *, seed: int = 3, longest_edge: int
         "attention.head_count": _HEADS,
         "image_size": side,
         "patch_size": _PATCH,
-        "projector.scale_factor": MERGED[family],
+        "projector.scale_factor": _MERGED,
     }
     if longest_edge:
         numbers["preproc_image_size"] = longest_edge
@@ -107,16 +117,19 @@ def write_projector(path: Path, family: str, *, seed: int = 3, longest_edge: int
         writer.add_tensor(name, (around + rng.standard_normal(shape) * scale).astype(np.float32))
 
     add("v.patch_embd.weight", (_WIDTH, 3, _PATCH, _PATCH))
-    if family == "qwen2vl":
+    if of_qwen:
         add("v.patch_embd.weight.1", (_WIDTH, 3, _PATCH, _PATCH))
-    else:
+    if family != "qwen2vl":
         add("v.patch_embd.bias", (_WIDTH,))
         add("v.position_embd.weight", ((side // _PATCH) ** 2, _WIDTH))
     for index in range(_LAYERS):
         layer = f"v.blk.{index}"
-        for name in ("attn_q", "attn_k", "attn_v", "attn_out"):
-            add(f"{layer}.{name}.weight", (_WIDTH, _WIDTH))
-            add(f"{layer}.{name}.bias", (_WIDTH,))
+        attention = {f"attn_{name}": _WIDTH for name in ("q", "k", "v", "out")}
+        if family == "qwen3vl":
+            attention = {"attn_qkv": 3 * _WIDTH, "attn_out": _WIDTH}
+        for name, rows in attention.items():
+            add(f"{layer}.{name}.weight", (rows, _WIDTH))
+            add(f"{layer}.{name}.bias", (rows,))
         for name in ("ln1", "ln2"):
             add(f"{layer}.{name}.weight", (_WIDTH,), around=1.0)
             add(f"{layer}.{name}.bias", (_WIDTH,))
@@ -129,13 +142,22 @@ def write_projector(path: Path, family: str, *, seed: int = 3, longest_edge: int
     if family == "gemma3":
         add("mm.input_projection.weight", (_WIDTH, N_EMBD))
         add("mm.soft_emb_norm.weight", (_WIDTH,), around=1.0)
-    elif family == "qwen2vl":
-        inner = _WIDTH * MERGED[family] ** 2
-        for place, shape in ((0, (inner, inner)), (2, (N_EMBD, inner))):
-            add(f"mm.{place}.weight", shape)
-            add(f"mm.{place}.bias", shape[:1])
+    elif of_qwen:
+        inner = _WIDTH * _MERGED**2
+
+        def add_merger(first: str, second: str) -> None:
+            for name, shape in ((first, (inner, inner)), (second, (N_EMBD, inner))):
+                add(f"{name}.weight", shape)
+                add(f"{name}.bias", shape[:1])
+
+        add_merger("mm.0", "mm.2")
+        for index in _DEEP if deep and family == "qwen3vl" else ():
+            layer = f"v.deepstack.{index}"
+            add(f"{layer}.norm.weight", (inner,), around=1.0)
+            add(f"{layer}.norm.bias", (inner,))
+            add_merger(f"{layer}.fc1", f"{layer}.fc2")
     else:
-        add("mm.model.fc.weight", (N_EMBD, _WIDTH * MERGED[family] ** 2))
+        add("mm.model.fc.weight", (N_EMBD, _WIDTH * _MERGED**2))
     finish(writer)
     return path
 

@@ -29,10 +29,10 @@ from edgespec.processes.trial import Verdict, attempt_in_child
 from tests.least_memory import load_in_least_memory, weights_of
 from tests.program import run_here
 from tests.tiny_heads import tiny_head
-from tests.tiny_images import PROJECTORS, SIDES, png, rows_of, write_projector, write_seeing
+from tests.tiny_images import PROJECTORS, ROWS, SIDE, png, write_projector, write_seeing
 
-FAMILIES = ("idefics3", "gemma3", "qwen2vl")
-PARTS = {"idefics3": 3, "gemma3": 1, "qwen2vl": 1}  # that the picture is divided into
+FAMILIES = ("idefics3", "gemma3", "qwen3vl")
+PARTS = {"idefics3": 3, "gemma3": 1, "qwen2vl": 1, "qwen3vl": 1}  # that the picture is divided into
 CONFIG = edgespec.GenerationConfig(max_tokens=48)
 PICTURE, ANOTHER = png(), png(seed=2)
 
@@ -128,6 +128,14 @@ def test_the_cache_holds_the_bits_that_llama_cpps_own_helper_leaves(
     assert_same_state(library, seeing, projector, images=PARTS[family])
 
 
+def test_older_families_leave_the_same_bits(
+    library: Any, smol_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGESPEC_KERNELS", "plain")
+    path = write_seeing(tmp_path, "qwen2vl", smol_path, damped=0.3)
+    assert_same_state(library, path, tmp_path / "mmproj-qwen2vl.gguf", images=PARTS["qwen2vl"])
+
+
 def assert_same_state(library: Any, path: Path, projector: Path, images: int) -> None:
     """Have a target and llama.cpp's own helper read a prompt with a picture, and compare their caches.
 
@@ -205,10 +213,10 @@ def test_rows_are_known_for_as_long_as_somebody_holds_them(
 
 
 def test_headers_tell_the_tokens_of_a_picture(seeing: Path, family: str, tmp_path: Path) -> None:
-    projector = write_projector(tmp_path / "mmproj-other.gguf", family, longest_edge=2 * SIDES[family])
+    projector = write_projector(tmp_path / "mmproj-other.gguf", family, longest_edge=2 * SIDE)
     reader = ImageReader(seeing, projector, threads=1, context=512)
     expected = ProjectorFacts.of(find_projector(seeing, projector)).tokens
-    if family == "qwen2vl":  # too many to compute here
+    if family == "qwen3vl":  # too many to compute here
         assert expected is not None
         with pytest.raises(EdgeSpecError, match=f"takes {expected + 2} tokens"):  # with the marks around it
             reader.read(png(*TYPICAL), "it")
@@ -218,18 +226,18 @@ def test_headers_tell_the_tokens_of_a_picture(seeing: Path, family: str, tmp_pat
 
 
 def test_a_large_image_is_divided(seeing: Path, family: str, tmp_path: Path) -> None:
-    if family == "qwen2vl":  # takes images of any size
+    if family == "qwen3vl":  # takes images of any size
         reader = ImageReader(seeing, None, threads=1, context=512)
         small, large = (reader.placed(reader.read(png(*size), "it"))[0].rows for size in ((48, 32), (96, 64)))
         assert len(large) == 4 * len(small)
         assert (small.positions, large.positions) == (6, 12)
         return
-    projector = write_projector(tmp_path / "mmproj-other.gguf", family, longest_edge=2 * SIDES[family])
+    projector = write_projector(tmp_path / "mmproj-other.gguf", family, longest_edge=2 * SIDE)
     reader = ImageReader(seeing, projector, threads=1, context=512)
     tokens = reader.read(PICTURE, "it")
     images = reader.placed(tokens)
     assert len(images) == (1 if family == "gemma3" else 5)  # the whole picture, and its parts
-    assert sum(len(image.rows) for image in images) == len(images) * rows_of(family)
+    assert sum(len(image.rows) for image in images) == len(images) * ROWS
     assert len({image.rows.ids for image in images}) == len(images)
 
 
@@ -268,9 +276,9 @@ def test_what_was_read_of_an_image_is_used_again(plain: Engine, seeing: Path, fa
     first, second, third = asked(PICTURE), asked(PICTURE, "x y z"), asked(ANOTHER, "x y z")
     plain.generate(first, CONFIG)
     again = plain.generate(second, CONFIG)
-    assert plain.target.recalled > rows_of(family)
+    assert plain.target.recalled > ROWS
     other = plain.generate(third, CONFIG)
-    assert plain.target.recalled < rows_of(family)
+    assert plain.target.recalled < ROWS
     assert again.tokens == fresh(second).tokens
     assert other.tokens == fresh(third).tokens
 
@@ -301,7 +309,7 @@ def test_a_prompt_with_an_image_may_be_encoded_before(plain: Engine, seeing: Pat
     assert "The prompt has the token -" in refused(plain, unknown)
 
 
-@pytest.mark.parametrize(("seen_by", "hybrid"), [("idefics3", "lfm2"), ("qwen2vl", "qwen35")])
+@pytest.mark.parametrize(("seen_by", "hybrid"), [("idefics3", "lfm2"), ("qwen3vl", "qwen35")])
 def test_models_with_a_running_state_see(
     seen_by: str, hybrid: str, library: Any, smol_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

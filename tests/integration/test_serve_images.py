@@ -25,7 +25,7 @@ from edgespec.processes.trial import Verdict, attempt_in_child
 from edgespec.progress import report_waiting
 from edgespec.serving.api.limits import Limits
 from tests.serving import CHAT, RESPONSE, Running, serving
-from tests.tiny_images import png, rows_of, write_seeing
+from tests.tiny_images import ROWS, png, write_seeing
 from tests.waiting import PATIENCE_S, wait_until
 
 PICTURE, ANOTHER = png(), png(seed=2)
@@ -217,7 +217,7 @@ def test_tokens_are_counted_with_images(server: Running, direct: Engine) -> None
     asked = {"messages": [{"role": "user", "content": content}]}
     status, counted = server.post("/tokenize", {**asked, "return_token_strs": True})
     assert (status, counted["tokens"]) == (200, tokens)
-    assert sum(token < 0 for token in counted["tokens"]) == 3 * rows_of("idefics3")  # it is wide: two halves
+    assert sum(token < 0 for token in counted["tokens"]) == 3 * ROWS  # it is wide: two halves
 
 
 def test_a_conversation_goes_on_with_its_image(server: Running) -> None:

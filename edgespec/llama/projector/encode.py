@@ -104,11 +104,11 @@ def _read(model: Model, request: Mapping[str, Any]) -> Mapping[str, Any]:
         if mtmd.mtmd_input_chunk_get_type(chunk) == mtmd.MTMD_INPUT_CHUNK_TYPE_TEXT:
             pieces.append(_tokens_of(chunk))
             continue
-        rows.append(_embedded(context, chunk, model.width))
+        rows.append(_embedded(context, chunk, model.input_width))
         pieces.append({"rows": len(rows[-1]), **_positions_of(context, chunk)})
         causal = not mtmd.mtmd_decode_use_non_causal(context, chunk)
     data = base64.b64encode(np.concatenate(rows).tobytes()).decode()
-    return {"pieces": pieces, "rows": data, "width": model.width, "causal": causal}
+    return {"pieces": pieces, "rows": data, "width": model.input_width, "causal": causal}
 
 
 def _decoded(context: Any, data: bytes) -> Any:

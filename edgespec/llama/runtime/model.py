@@ -259,6 +259,11 @@ class Model:
         return int(llama_cpp.llama_model_n_embd(self.handle))
 
     @property
+    def input_width(self) -> int:
+        """Elements of a row of an image: a hidden state, and what enters further layers (deepstack)."""
+        return int(llama_cpp.llama_model_n_embd_inp(self.handle))
+
+    @property
     def output_width(self) -> int:
         """Elements of what the model gives for a row: an embedding, or the feature of an assistant."""
         return int(llama_cpp.llama_model_n_embd_out(self.handle))
