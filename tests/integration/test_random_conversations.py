@@ -26,7 +26,7 @@ FAMILIES = {  # the projector's family, and the architecture where it is another
     "lfm2": ("idefics3", "lfm2"),
     "qwen35": ("qwen2vl", "qwen35"),
 }
-WAYS = ("none", "lookup", "itself", "shared")
+WAYS = ("none", "lookup", "itself", "shared", "reopened")
 CONTEXT, LONGEST = 640, 520  # tokens: what is kept is soon moved, set aside and forgotten
 STEPS = 6
 PICTURES = [png(seed=seed) for seed in range(3)]
@@ -120,12 +120,17 @@ class Wanderer:
 )
 def test_answers_are_those_of_an_empty_cache(target: Path, reference: Reference, way: str, seed: int) -> None:
     draft = {"none": "none", "itself": str(target)}.get(way, "lookup")
-    options = {"parallel": 4} if way == "shared" else {}
-    with opened(target, draft, **options) as engine:
-        wanderer = Wanderer(engine, reference, seed)
+    options = {"shared": {"parallel": 4}, "reopened": {"prompt_cache": True}}.get(way, {})
+    wanderer = Wanderer(opened(target, draft, **options), reference, seed)
+    try:
         for _ in range(STEPS):
-            engine.set_tree_budget(wanderer.random.choice([None, 1, 1, 8]))
+            wanderer.engine.set_tree_budget(wanderer.random.choice([None, 1, 1, 8]))
             if way == "shared":
                 wanderer.ask_several()
             else:
                 wanderer.ask()
+            if way == "reopened" and wanderer.random.random() < 0.5:  # what it has read is on disk
+                wanderer.engine.close()
+                wanderer.engine = opened(target, draft, **options)
+    finally:
+        wanderer.engine.close()
