@@ -109,7 +109,7 @@ def attention(model: str, mixture: str) -> dict[str, Any]:
         "attention, the rest streamed": streamed,
         "attention of a mixture": experts,
         "attention, single experts": single,
-        "nothing left to stream": case(mixture, gpu_layers="attention", offload="stream"),
+        "nothing left to stream": in_least_memory(mixture, gpu_layers="attention", offload="stream"),
     }
 
 

@@ -112,6 +112,12 @@ def plan_memory(
         return MemoryPlan(
             budget, holding, memory_map=options.offload == "mmap" or not fits, warnings=warnings
         )
+    if options.offload == "stream" and all_elsewhere:
+        raise MemoryLimitError(
+            f"What is not on devices needs {readable(whole)} of memory, and {had}.",
+            f"Raise {named('memory')}.",
+            least=whole,
+        )
     if options.offload == "none":
         raise MemoryLimitError(
             f"The model needs {readable(whole)} of memory, and {had}.",
