@@ -66,7 +66,7 @@ class PlacementRequest:
         return self.devices.layers_here
 
     def wanted(self, total: int) -> int:
-        """How many of the target's layers are to be on devices, where that is not left to the plan."""
+        """The number of the target's layers to place, of so many; only if that is not left to the plan."""
         return total if isinstance(self.layers, str) else min(self.layers, total)
 
     @property
