@@ -25,15 +25,20 @@ import edgespec
 from edgespec import GenerationConfig
 from edgespec.config import Config
 from edgespec.costs.curves import Curve
+from edgespec.costs.sending import NEVER
 from edgespec.errors import EdgeSpecError, MemoryLimitError
 from edgespec.kernels import ggml
 from edgespec.kernels.device_speed import measure_speeds, transfer_times
 from edgespec.kernels.ggml import rpc
 from edgespec.kernels.ggml.devices import device_named
 from edgespec.kernels.layouts import kernel_layouts
+from edgespec.kernels.watch import new_watch
 from edgespec.llama.build import current_build
 from edgespec.llama.runtime.backend import log_lines
+from edgespec.llama.runtime.batch import TokenBatch
+from edgespec.llama.runtime.context import Context
 from edgespec.llama.runtime.device_layers import DeviceLayers
+from edgespec.llama.runtime.graph import GraphObserver
 from edgespec.llama.runtime.model import Model
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
@@ -64,7 +69,8 @@ def main() -> None:
     if "fails" in order:
         print(json.dumps(failing(model, order["fails"])))
     elif "pins" in order:
-        print(json.dumps({"pinned": pinned(Path(model)), "taken": taken(model)}))
+        found = {"pinned": pinned(Path(model)), "taken": taken(model), "sent": sent(Path(model))}
+        print(json.dumps(found))
     else:
         print(json.dumps(out_of_memory(model, order["server"]) if "server" in order else usual(model, order)))
 
@@ -184,6 +190,45 @@ def pinned(model: Path) -> dict[str, Any]:
     kinds = [line.partition(":")[2].split()[0] for line in log.info if "model buffer size" in line]
     layouts = [layout.name for layout in kernel_layouts()]
     return {"kinds": kinds, "layouts": layouts, "transfers": list(transfers.values()), "measured": measured}
+
+
+def sent(path: Path) -> dict[str, Any]:
+    """Passes of 2 and of 4 rows, whose weights in memory are sent never, from 3 rows on, or always.
+
+    Each has the weights that were copied to the device, and some of its logits.
+    """
+    found: dict[str, Any] = {}
+    layers = (read_header(path).block_count or 0) // 2
+    for name, least in {"never": NEVER, "from three": 3, "always": 1}.items():
+        seen = CopiedWeights()
+        model = Model(path, devices=DeviceLayers.of([(own_device(), layers)]), repack=False, sent_from=least)
+        sizes: dict[str, Any] = {"n_cells": 256, "n_rows": 8, "n_outputs": 8, "n_sequences": 1}
+        context = Context(model, **sizes, n_threads=1, observers=[seen])
+        found[name] = []
+        for rows in (2, 4):
+            seen.names.clear()
+            context.clear()
+            context.decode(TokenBatch.run(range(rows), 0, n_sequences=1, logits="all"))
+            logits = [[float(x) for x in row[:64]] for row in context.logits()]
+            found[name].append({"copied": sorted(seen.names), "logits": logits})
+        model.close()
+    return found
+
+
+class CopiedWeights(GraphObserver):
+    """Remembers which weights ggml's scheduler has copied to another device for a product."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self.watch = new_watch()
+        self.watch.ask_about_operation(ggml.product())
+
+    def reached(self, node: int) -> bool:
+        """Remember a product's weight, if it is a copy: its name holds the original's between two #."""
+        name = ggml.name_of(ggml.read_node(node)[0]).decode()
+        if name.count("#") == 2 and ".weight" in name:
+            self.names.add(name.split("#")[1])
+        return False
 
 
 def taken(model: str) -> dict[str, Any]:

@@ -24,6 +24,7 @@ def open_model(
     devices: DeviceLayers = ON_PROCESSOR,
     mtp: bool = False,
     token_texts: bool = True,
+    sent_from: int | None = None,
 ) -> Model:
     """A model with all of its weights in memory or mapped.
 
@@ -32,6 +33,7 @@ def open_model(
         devices: which layers are on devices.
         mtp: whether its layers for multi-token prediction are to draft.
         token_texts: whether texts are to be tokenized with it.
+        sent_from: of `Model`.
 
     Raises:
         ModelFileError, MemoryLimitError: it cannot be loaded.
@@ -47,6 +49,7 @@ def open_model(
             weights=weights,
             mtp=mtp,
             token_texts=token_texts,
+            sent_from=sent_from,
         )
     except BaseException:
         if weights is not None:

@@ -176,9 +176,10 @@ def _open_weights(
             files.paths[0],
             state,
             memory_map=memory.memory_map,
-            repack=not memory.paged,
+            repack=plan.rearranges,
             weights=beside,
             devices=devices,
+            sent_from=None if plan.products is None else plan.products.sent_from,
             mtp=plan.drafts_for_itself,
         )
         return plan, model

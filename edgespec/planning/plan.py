@@ -16,6 +16,7 @@ from edgespec.costs.curves import Curve
 from edgespec.costs.layer_assignment import RemotePart, curve_over_machines
 from edgespec.costs.planned_weights import HitRates, PlannedWeights
 from edgespec.costs.planner import TargetPasses
+from edgespec.costs.sending import HostProducts
 from edgespec.drafters.folder_index import MAKING_BYTES
 from edgespec.errors import MemoryLimitError
 from edgespec.generation.result import MemoryUse
@@ -36,6 +37,7 @@ from edgespec.planning.devices.finding import PlacementRequest, describe, open_c
 from edgespec.planning.devices.machine import MachineSnapshot
 from edgespec.planning.devices.workers import assign_to_workers
 from edgespec.planning.draft_window import drafter_cells
+from edgespec.planning.host_products import host_products, in_words
 from edgespec.planning.memory.budget import MemoryPlan, plan_memory
 from edgespec.planning.memory.needs import ContextShape, MemoryNeeds, PairSizes
 from edgespec.planning.memory.rows import needs_within
@@ -82,6 +84,7 @@ class Plan:
         machine: that this is a plan for.
         assignment: which layers are on cards or workers; None if none are.
         on_cards: what is on cards.
+        products: of weights in memory beside a card; None if these are computed as without one.
         sequences: how many are answered at once.
         notes, warnings: the reasons, in sentences.
     """
@@ -95,6 +98,7 @@ class Plan:
     machine: MachineSnapshot
     assignment: LayerAssignment | None = None
     on_cards: CardPlacement = NO_CARDS
+    products: HostProducts | None = None
     sequences: SequencePlan = SequencePlan()
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -149,12 +153,20 @@ class Plan:
     @property
     def kernels(self) -> str:
         """The name of the kernels in the keys of saved profiles."""
-        return "plain" if self.memory.kernels_differ else "packed"
+        return "plain" if self.memory.kernels_differ or not self.rearranges else "packed"
+
+    @property
+    def rearranges(self) -> bool:
+        """True if weights in memory are rearranged for the processor, where it has kernels for that."""
+        return not self.memory.paged and (self.products is None or self.products.rearranged)
 
     @property
     def places(self) -> str:
         """The places of layers, for keys; empty if all are on the processor."""
-        return f" layers={self.assignment.key}" if self.assignment is not None else ""
+        if self.assignment is None:
+            return ""
+        sent = "" if self.rearranges or self.products is None else f" sent from {self.products.sent_from}"
+        return f" layers={self.assignment.key}{sent}"
 
     def with_layout(self, layout: StreamLayout) -> Plan:
         """The plan with other places of streamed weights."""
@@ -188,7 +200,10 @@ class Plan:
         devices = self.machine.workers or self.on_cards.cards
         if self.assignment is None or devices is None:
             return []
-        return remote_parts(self.assignment, devices, self.target)
+        parts = remote_parts(self.assignment, devices, self.target)
+        if self.products is not None:
+            parts.append(self.products.part(1 - sum(part.share for part in parts)))
+        return parts
 
     def over(self, passes: TargetPasses) -> TargetPasses:
         """The target's passes, from those of the whole model on the processor."""
@@ -415,10 +430,23 @@ class Planner:
             hits=self.hits,
             no_streaming=self.machine.no_streaming,
         )
+        products = None
+        copied = memory.layout is None and not memory.memory_map
+        if copied and assignment is not None and on_cards.cards is not None:
+            products = host_products(
+                assignment,
+                on_cards.cards,
+                self.target,
+                drafter,
+                self.config,
+                drafter_elsewhere=on_cards.drafter_card is not None,
+            )
+            notes += () if products is None else (in_words(products),)
         return planned(
             memory=memory,
             assignment=assignment,
             on_cards=on_cards,
+            products=products,
             notes=notes + memory.notes,
             warnings=warnings + memory.warnings,
         )

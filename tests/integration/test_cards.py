@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
@@ -17,6 +18,7 @@ from edgespec import GenerationConfig
 from edgespec.errors import UsageError
 from edgespec.kernels.ggml import rpc
 from edgespec.kernels.native.guard import call_guard
+from edgespec.kernels.native.offload import can_be_set
 from edgespec.llama.build import current_build
 from edgespec.planning.devices.finding import find_devices
 from tests.lending import LocalWorker
@@ -222,6 +224,17 @@ def test_weights_beside_a_device_are_rearranged_before_they_are_pinned(amended: 
 def test_transfers_are_measured_from_memory_that_is_pinned(amended: Cases) -> None:
     assert amended["pinned"]["measured"] > 0
     assert min(amended["pinned"]["transfers"]) > 0
+
+
+def test_weights_are_sent_to_a_device_from_the_rows_on_that_were_asked_for(amended: Cases) -> None:
+    if not can_be_set():
+        pytest.skip("EdgeSpec's library was not compiled, so ggml decides")
+    found = amended["sent"]
+    copied = {name: [bool(each["copied"]) for each in passes] for name, passes in found.items()}
+    assert copied == {"never": [False, False], "from three": [False, True], "always": [True, True]}
+    for passes in found.values():  # the device's kernels may round differently
+        for here, there in zip(found["never"], passes, strict=True):
+            assert np.allclose(here["logits"], there["logits"], atol=0.02 * np.ptp(here["logits"]))
 
 
 def test_memory_that_is_taken_after_planning_is_noticed(amended: Cases) -> None:

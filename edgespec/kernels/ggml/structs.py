@@ -57,9 +57,25 @@ class Buffer(ctypes.Structure):
 
 
 class DeviceInterface(ctypes.Structure):
-    """The beginning of ggml_backend_device_i, as far as it is used."""
+    """ggml_backend_device_i."""
 
-    _fields_ = pointer_fields("get_name", "get_description", "get_memory")
+    _fields_ = pointer_fields(
+        "get_name",
+        "get_description",
+        "get_memory",
+        "get_type",
+        "get_props",
+        "init_backend",
+        "get_buffer_type",
+        "get_host_buffer_type",
+        "buffer_from_host_ptr",
+        "supports_op",
+        "supports_buft",
+        "offload_op",
+        "event_new",
+        "event_free",
+        "event_synchronize",
+    )
 
 
 class BackendDevice(ctypes.Structure):

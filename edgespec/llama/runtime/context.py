@@ -142,8 +142,8 @@ class Context:
         watching = [] if mtp else model.weights.observers
         self.graph = GraphCallback([*watching, *observers], self._branching)
         self.graph.install(params)
-        entered = nullcontext() if model.guard is None else model.guard.entered()
-        with log_lines() as log, entered:
+        guarded = nullcontext() if model.guard is None else model.guard.entered()
+        with log_lines() as log, guarded, self._sending():
             self._handle = llama_cpp.llama_init_from_model(model.handle, params)
         if not self._handle:
             self._end_branching()
@@ -271,13 +271,23 @@ class Context:
 
     def _compute(self, function: Any, handle: Any, struct: Any, log: LogLines) -> int:
         """The code of a call that computes a batch; raises where a device fails in it."""
-        guard = self.model.guard
-        if guard is None:
+        if not self.model.devices:
             return self._compute_thread.call(function, handle, struct)
         try:
-            return self._compute_thread.call(guard.batch, function, handle, struct)
+            return self._compute_thread.call(self._with_devices, function, handle, struct)
         except CallFailed as failed:
             raise self._failed(failed, log) from None
+
+    def _with_devices(self, function: Any, handle: Any, struct: Any) -> int:
+        """The code of a call that computes a batch, in the thread that computes; raises CallFailed."""
+        guard = self.model.guard
+        with self._sending():
+            code: int = function(handle, struct) if guard is None else guard.batch(function, handle, struct)
+        return code
+
+    def _sending(self) -> AbstractContextManager[None]:
+        """A block in which weights in memory are sent to devices as the model says."""
+        return nullcontext() if self.model.sent is None else self.model.sent.in_force()
 
     def _failed(self, failed: CallFailed, log: LogLines) -> EdgeSpecError:
         """The error for a device that has failed, after which nothing computes here any more."""

@@ -15,6 +15,7 @@ from edgespec.errors import BackendError, DeviceLostError, EdgeSpecError, Memory
 from edgespec.files.state import FileState, states_of
 from edgespec.kernels.layouts import ModelKernels, try_layouts
 from edgespec.kernels.native.guard import call_guard
+from edgespec.kernels.native.offload import sent_products
 from edgespec.llama.runtime import forks
 from edgespec.llama.runtime.backend import log_lines, start_backend
 from edgespec.llama.runtime.device_layers import ON_PROCESSOR, DeviceLayers
@@ -57,11 +58,14 @@ class Model:
         allocate: if False, plan the memory of the model and its contexts without allocating it; nothing can
             be computed.
         vetted: if False, load a header that no child process has survived: for such a child.
+        sent_from: weights in memory that are not rearranged are sent to devices for passes of so many rows
+            (see `costs.sending`); None leaves that to ggml.
         mtp: load the layers for multi-token prediction, too, for a context that drafts with them.
 
     Attributes:
         states: of the model's files, as they were loaded.
         devices: ggml's devices that hold layers.
+        sent: decides which weights are sent to these; None if ggml does.
         guard: for calls in which these may fail; None if there are none, or nothing can be caught here.
         kernels: what computes it.
         layouts: ggml's names of the kernel layouts that its weights may be in.
@@ -91,6 +95,7 @@ class Model:
         allocate: bool = True,
         vetted: bool = True,
         mtp: bool = False,
+        sent_from: int | None = None,
     ) -> None:
         if not vocabulary_only:
             forks.check_computing()
@@ -102,6 +107,7 @@ class Model:
         self.weights: WeightStore = weights or AllInMemory()
         self.devices = devices.devices
         self.guard = call_guard() if self.devices else None
+        self.sent = None if sent_from is None else sent_products(self.devices, sent_from)
         self._failure: EdgeSpecError | None = None
         self._handle: Any = None
         self._files = tuple(part.absolute() for part in parts_by_name(path))

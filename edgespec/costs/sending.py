@@ -1,0 +1,103 @@
+"""Products with weights in memory beside a card: the processor computes them, or they are sent to the card.
+
+A weight that is sent takes the time of the link, and then the card's own, which hardly grows with the rows of
+a pass. So sending is faster from some number of rows on. Only weights as they are in the file can be sent;
+with rearranged ones, the processor is faster. Which of the two is better depends on the rows of the passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from edgespec.costs.curves import Curve
+from edgespec.costs.layer_assignment import RemotePart
+
+LARGEST = 512  # rows of the passes that are compared
+NEVER = 1 << 62  # rows: no pass has so many
+_NO_TRANSFER = Curve.through([(1, 0.0)])  # `seconds` count what is sent
+_TELLING = (1, 2, 4, 8, 16, 32, 64, 128, 256, LARGEST)
+_CLEARLY_FASTER = 1.15  # as other placements must be: what rearranged weights gain was measured more closely
+
+
+@dataclass(frozen=True)
+class HostCosts:
+    """Seconds for each byte of the weights that stay in memory, by rows.
+
+    Attributes:
+        plain: of the processor, with weights as they are in the file.
+        rearranged: of the processor, with rearranged weights; None if there are no kernels for them.
+        card: of the card, with a weight that is there.
+        link_s: of sending a byte to the card.
+    """
+
+    plain: Curve
+    rearranged: Curve | None
+    card: Curve
+    link_s: float
+
+    @property
+    def usual(self) -> Curve:
+        """Seconds of the processor, in the layout that it would use."""
+        return self.rearranged or self.plain
+
+    def sent(self, rows: int) -> float:
+        """Seconds with weights that are sent."""
+        return self.link_s + self.card.at(rows)
+
+
+@dataclass(frozen=True)
+class HostProducts:
+    """The way of products with weights that stay in memory.
+
+    Attributes:
+        rearranged: whether the weights are rearranged for the processor.
+        sent_from: the fewest rows of passes that weights are sent for; NEVER for none.
+        seconds: for each byte, by rows.
+        usual: the same, where the processor computes everything as it is fastest.
+    """
+
+    rearranged: bool
+    sent_from: int
+    seconds: Curve
+    usual: Curve
+
+    def part(self, share: float) -> RemotePart:
+        """Their time in a pass, relative to a processor that computes everything.
+
+        Args:
+            share: of the model's bytes that they read.
+        """
+        slowness = {rows: self.seconds.at(rows) / self.usual.at(rows) for rows in self.seconds.rows}
+        return RemotePart(share, slowness, _NO_TRANSFER, 0.0, 0.0)
+
+
+def least_rows_sent(costs: HostCosts) -> int:
+    """The number of rows from which on sending weights is faster than the processor; NEVER if it is not."""
+    slower = [rows for rows in range(1, LARGEST + 1) if costs.sent(rows) >= costs.plain.at(rows)]
+    least = max(slower, default=0) + 1
+    return least if least <= LARGEST else NEVER
+
+
+def plain_products(costs: HostCosts) -> HostProducts:
+    """Products with weights as they are in the file, sent where that is faster."""
+    least = least_rows_sent(costs)
+    if least == NEVER:
+        return HostProducts(False, NEVER, costs.plain, costs.usual)
+    rows = {*_TELLING, least, max(least - 1, 1)}
+    points = ((n, costs.sent(n) if n >= least else costs.plain.at(n)) for n in rows)
+    return HostProducts(False, least, Curve.through(points), costs.usual)
+
+
+def choose_products(costs: HostCosts, speed: Callable[[Curve], float]) -> HostProducts:
+    """The faster way for the passes that there will be.
+
+    Args:
+        speed: the tokens per second if the products take so many seconds for each byte.
+    """
+    plain = plain_products(costs)
+    if costs.rearranged is None:
+        return plain
+    if speed(plain.seconds) > _CLEARLY_FASTER * speed(costs.rearranged):
+        return plain
+    return HostProducts(True, NEVER, costs.rearranged, costs.usual)

@@ -1,0 +1,54 @@
+// Which products a device takes over from the processor: see offload.h.
+#include "offload.h"
+#include "ggml_abi.h"
+
+using edgespec::Tensor;
+
+namespace {
+
+typedef bool (*Answer)(void *, const Tensor *);
+
+struct Device {
+    void * device;
+    Answer own;
+};
+
+constexpr int MOST = 64;
+Device devices[MOST];
+int count = 0;
+edgespec_sent_operations operations;
+thread_local int64_t least_rows = 0;
+
+// As ggml's backends count them.
+int64_t rows_of(const Tensor * node) {
+    if (node->op == operations.rows) return 0;
+    if (node->op == operations.product) return node->ne[1];
+    if (node->op == operations.indexed_product) return node->ne[2];
+    return node->ne[1] * node->ne[2] * node->ne[3];
+}
+
+bool takes_over(void * device, const Tensor * node) {
+    if (least_rows > 0) return rows_of(node) >= least_rows;
+    for (int i = 0; i < count; i++) {
+        if (devices[i].device == device) return devices[i].own && devices[i].own(device, node);
+    }
+    return false;
+}
+
+}  // namespace
+
+extern "C" {
+
+int edgespec_offload_install(void * device, void ** slot, const edgespec_sent_operations * known) {
+    for (int i = 0; i < count; i++) {
+        if (devices[i].device == device) return 1;
+    }
+    if (count == MOST) return 0;
+    operations = *known;
+    devices[count++] = {device, (Answer) *slot};
+    *slot = (void *) takes_over;
+    return 1;
+}
+
+void edgespec_offload_from(int64_t rows) { least_rows = rows; }
+}

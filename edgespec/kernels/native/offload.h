@@ -1,0 +1,27 @@
+/* Which products a device takes over from the processor.
+ *
+ * Where a model's weights are partly on a device, ggml's scheduler asks the device about every operation whose weights are in
+ * memory that is not rearranged. ggml's own answer is a number of rows that is read from the environment when the
+ * backend starts. Here it is set for each thread, so for each context that computes.
+ */
+#pragma once
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ggml's numbers of these operations. */
+struct edgespec_sent_operations {
+    int32_t product, indexed_product, rows;
+};
+
+/* Has a device ask here: `slot` is the function in its table. A second call for a device does nothing. Returns 0 if there are
+ * too many. */
+int edgespec_offload_install(void * device, void ** slot, const struct edgespec_sent_operations * operations);
+/* Operations of this thread are taken over from so many rows on; 0 leaves it to the device. */
+void edgespec_offload_from(int64_t rows);
+
+#ifdef __cplusplus
+}
+#endif

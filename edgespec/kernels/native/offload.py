@@ -1,0 +1,101 @@
+"""From how many rows on a device takes products over from the processor: see offload.h."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from edgespec.kernels import ggml
+from edgespec.kernels.ggml import Address, UnsupportedBuild
+from edgespec.kernels.ggml.structs import BackendDevice, DeviceInterface, require_same
+from edgespec.kernels.native.build import library_path
+
+_P = ctypes.c_void_p
+
+
+class _Operations(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int32) for name in ("product", "indexed_product", "rows")]
+
+
+_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "offload_install": (ctypes.c_int, [_P, _P, ctypes.POINTER(_Operations)]),
+    "offload_from": (None, [ctypes.c_int64]),
+}
+
+
+class SentProducts:
+    """Products that are sent to devices in blocks of the thread that has ggml compute.
+
+    Args:
+        functions: of the compiled library.
+        least_rows: from how many rows on weights in memory are sent.
+    """
+
+    def __init__(self, functions: dict[str, Any], least_rows: int) -> None:
+        self._set = functions["offload_from"]
+        self._least = least_rows
+
+    @contextmanager
+    def in_force(self) -> Iterator[None]:
+        """A block in which devices are asked so. Blocks of one thread are not nested."""
+        self._set(self._least)
+        try:
+            yield
+        finally:
+            self._set(0)
+
+
+def sent_products(devices: Sequence[Address], least_rows: int) -> SentProducts | None:
+    """Have devices take over products in so many rows; None if this build decides that by itself."""
+    f = _library()
+    if f is None:
+        return None
+    numbers = (ggml.product(), ggml.indexed_product(), ggml.rows_operation())
+    try:
+        for device in devices:
+            _check(device)
+            slot = device + DeviceInterface.offload_op.offset
+            if not f["offload_install"](device, slot, ctypes.byref(_Operations(*numbers))):
+                return None
+    except UnsupportedBuild:
+        return None
+    return SentProducts(f, least_rows)
+
+
+def can_be_set() -> bool:
+    """True if this installation can say which products are sent."""
+    return _library() is not None
+
+
+@cache
+def _check(device: Address) -> None:
+    """Compare fields around the one that is replaced with what ggml's public functions say.
+
+    Raises:
+        UnsupportedBuild: something is not where it is expected.
+    """
+    ggml.check()
+    f, interface = ggml.functions(), BackendDevice.from_address(device).interface
+    kind = ctypes.CFUNCTYPE(_P, _P)(interface.get_buffer_type)(device)
+    require_same("a device's buffer type", kind, f["ggml_backend_dev_buffer_type"](device))
+    supports = ctypes.CFUNCTYPE(ctypes.c_bool, _P, _P)(interface.supports_buft)(device, kind)
+    require_same("whether a device can use its own memory", supports, True)
+
+
+@cache
+def _library() -> dict[str, Any] | None:
+    """The compiled functions; None if they were not compiled."""
+    path = library_path()
+    if path is None:
+        return None
+    try:
+        library = ctypes.CDLL(str(path))
+        return {
+            name: ctypes.CFUNCTYPE(result, *arguments)((f"edgespec_{name}", library))
+            for name, (result, arguments) in _FUNCTIONS.items()
+        }
+    except (OSError, AttributeError):
+        return None

@@ -1,0 +1,114 @@
+"""The products with weights that stay in memory beside a card: by the processor, or sent to the card."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgespec.config import Config
+from edgespec.costs.curves import Curve
+from edgespec.costs.planned_weights import PlannedWeights
+from edgespec.costs.planner import USUAL_OVERHEAD, DraftingCosts, TargetPasses, alternatives, best
+from edgespec.costs.prompts import USUAL_ANSWER, usual_prompt
+from edgespec.costs.sending import LARGEST, NEVER, HostCosts, HostProducts, choose_products
+from edgespec.costs.yields import USUAL_AGREEMENT, expected_yields
+from edgespec.kernels.layouts import measured_products
+from edgespec.kernels.native.offload import can_be_set
+from edgespec.kernels.report import ROWS
+from edgespec.models.gguf.experts import layer_weights
+from edgespec.models.gguf.footprint import USUAL_NODES
+from edgespec.models.gguf.layers import ModelFiles
+from edgespec.planning.devices.assignment import LayerAssignment, layer_tensors, usual_type
+from edgespec.planning.devices.cards import Card, Cards
+
+_ROWS_OF_PIECES = LARGEST  # in which a prompt is read
+
+
+def host_products(
+    assignment: LayerAssignment,
+    cards: Cards,
+    target: ModelFiles,
+    drafter: ModelFiles | None,
+    config: Config,
+    *,
+    drafter_elsewhere: bool,
+) -> HostProducts | None:
+    """The way of products with weights that no card holds; None if there is no choice.
+
+    Args:
+        drafter_elsewhere: the drafter is on a card.
+    """
+    (card, _), *_ = assignment.used(cards.devices)
+    here = sum(t.n_bytes for layer in layer_tensors(target) for t in layer) - assignment.lent_bytes
+    if not here or card.shared or not can_be_set():
+        return None
+    # Exact decoding finds its rule with the processor's own kernels. And of a mixture, only experts that the
+    # rows of a pass need are sent, which depends on the text.
+    if config.speculation.exact or layer_weights(target).experts:
+        return None
+    costs = _costs(card, cards, target)
+    step_s = costs.card if drafter_elsewhere else costs.usual
+    drafting = _drafting(config, drafter, step_s)
+    most = config.speculation.tree_budget or USUAL_NODES
+    prompt = usual_prompt(config.model.context)
+    holding = PlannedWeights(0, 0, target.tensor_bytes)
+
+    def speed(seconds: Curve) -> float:
+        """Tokens per second of a usual answer, with what reading its prompt takes."""
+
+        def pass_s(rows: int) -> float:
+            return here * seconds.at(rows) + assignment.lent_bytes * costs.card.at(rows)
+
+        passes = TargetPasses(Curve.through((rows, pass_s(rows)) for rows in seconds.rows))
+        speed = best(alternatives(holding, passes, drafting, most)).tokens_per_second
+        prompt_s = prompt / _ROWS_OF_PIECES * pass_s(_ROWS_OF_PIECES)
+        return USUAL_ANSWER / (USUAL_ANSWER / speed + prompt_s)
+
+    return choose_products(costs, speed)
+
+
+def _costs(card: Card, cards: Cards, target: ModelFiles) -> HostCosts:
+    """The costs of a byte, as they were measured."""
+    measured = measured_products(usual_type(target))
+    rearranged = None
+    if measured is not None and measured[0] != measured[1]:
+        shares = (there / plain for there, plain in zip(*measured, strict=True))
+        rearranged = _curve([own * share for own, share in zip(cards.own_seconds, shares, strict=True)])
+    matrix = _usual_matrix(target)
+    link_s = card.transfer.at(matrix) / 2 / matrix  # there and back was measured
+    return HostCosts(_curve(cards.own_seconds), rearranged, _curve(card.seconds), link_s)
+
+
+def _curve(seconds: Sequence[float]) -> Curve:
+    """Seconds by rows, up to those of the largest passes."""
+    return Curve.through(zip(ROWS, seconds, strict=True)).reaching(LARGEST)
+
+
+def _usual_matrix(files: ModelFiles) -> int:
+    """Bytes of a matrix of usual size; the larger half of them has most of the weights."""
+    sizes = sorted(t.n_bytes for layer in layer_tensors(files) for t in layer if len(t.shape) > 1)
+    return sizes[len(sizes) * 3 // 4]
+
+
+def _drafting(config: Config, drafter: ModelFiles | None, step_s: Curve) -> DraftingCosts:
+    """Drafting as far as it is known before anything is loaded.
+
+    Args:
+        step_s: seconds for a byte of the drafter's weights.
+    """
+    if not config.speculation.drafts:
+        return DraftingCosts("none")
+    yields = expected_yields(USUAL_AGREEMENT)
+    if drafter is None:
+        return DraftingCosts("lookup", yields)
+    return DraftingCosts("drafter", yields, step_s.scaled(drafter.tensor_bytes), USUAL_OVERHEAD)
+
+
+def in_words(products: HostProducts) -> str:
+    """The choice in a sentence."""
+    if products.rearranged:
+        return "The processor computes with the weights in memory, which are rearranged for it."
+    if products.sent_from == NEVER:
+        return "The processor computes with the weights in memory, as they are in the file."
+    if products.sent_from == 1:
+        return "Weights in memory are sent to the card in every pass."
+    return f"Weights in memory are sent to the card for passes of {products.sent_from} rows or more."
