@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import struct
 import zlib
 from dataclasses import replace
@@ -162,13 +161,32 @@ def write_projector(
     return path
 
 
-def png(width: int = 48, height: int = 32, seed: int = 1) -> bytes:
-    """A picture of random pixels."""
+def png(width: int = 48, height: int = 32, seed: int = 1, *, orientation: int = 0) -> bytes:
+    """A picture of random pixels.
+
+    Args:
+        orientation: how it is to be turned, as EXIF counts; 0 says nothing of that.
+    """
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     lines = b"".join(b"\0" + row.tobytes() for row in pixels)
-    file = io.BytesIO(b"\x89PNG\r\n\x1a\n")
-    file.seek(0, io.SEEK_END)
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    for kind, data in ((b"IHDR", header), (b"IDAT", zlib.compress(lines)), (b"IEND", b"")):
-        file.write(struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)))
-    return file.getvalue()
+    chunks = [(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))]
+    if orientation:
+        chunks.append((b"eXIf", exif(orientation)))
+    return png_of(*chunks, (b"IDAT", zlib.compress(lines)), (b"IEND", b""))
+
+
+def png_of(*chunks: tuple[bytes, bytes]) -> bytes:
+    """A file of these chunks."""
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in chunks
+    )
+
+
+def exif(orientation: int, order: str = "<") -> bytes:
+    """A block of EXIF that states the orientation, behind an entry of another kind."""
+    mark = b"II" if order == "<" else b"MM"
+    entries = struct.pack(f"{order}HHII", 0x010F, 2, 4, 0) + struct.pack(
+        f"{order}HHIHH", 0x0112, 3, 1, orientation, 0
+    )
+    return mark + struct.pack(f"{order}HIH", 42, 8, 2) + entries + bytes(4)

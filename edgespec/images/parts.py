@@ -1,15 +1,18 @@
 """Images among the parts of chat messages.
 
 A message's content may be a list of parts: `{"type": "text", "text": ...}`, and `{"type": "image"}` with the
-"path" of a file or its "data". Chat templates differ in how they show such lists, so each image passes
-through the template as a placeholder in the text, as control strings do, and its tokens take that place.
+"path" of a file, its "data", or an "image" of Pillow. Chat templates differ in how they show such lists, so
+each image passes through the template as a placeholder in the text, as control strings do, and its tokens
+take that place.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +21,8 @@ from typing import Any
 from edgespec.arguments import check_type
 from edgespec.errors import UsageError
 from edgespec.files.user_folders import expanded
-from edgespec.images.file import check_image, media_type, read_image
+from edgespec.images.file import check_image, check_size, read_image
+from edgespec.images.formats import media_type
 from edgespec.placeholders import Placeholders
 
 UNNAMED = "The image"
@@ -110,23 +114,47 @@ def _image_of(part: Mapping[str, Any]) -> Image:
         if not isinstance(data, bytes):
             raise UsageError("The data of an image must be bytes.")
         return image_of(data, str(part.get("name", UNNAMED)))
+    if "image" in part:
+        return image_of(part["image"])
     if "path" not in part:
-        raise UsageError('An image has neither "path" nor "data".', "Give one of them.")
-    return image_of(part["path"])
+        raise UsageError('An image has neither "path" nor "data" nor "image".', "Give one of them.")
+    found = image_of(part["path"])
+    if part.get("sha256", found.sha256) != found.sha256:
+        raise UsageError(f"{found.name} has changed since the lines were read.", "Run the batch again.")
+    return found
 
 
-def image_of(source: str | os.PathLike[str] | bytes, name: str = UNNAMED) -> Image:
-    """An image, from its file or its bytes.
+def image_of(source: object, name: str = UNNAMED) -> Image:
+    """An image, from its file, its bytes, or an image of Pillow.
 
     Args:
+        source: the path of a file, the bytes of one, or a `PIL.Image.Image`.
         name: what the bytes are called in messages.
 
     Raises:
         UsageError: it cannot be read, or is too large, or is no image that can be decoded.
     """
+    pillow = sys.modules.get("PIL.Image")  # whoever has such an image has imported it
+    if pillow is not None and isinstance(source, pillow.Image):
+        return _image_of_pillow(source, name)
     check_type("An image", source, str | os.PathLike | bytes)
     if isinstance(source, bytes):
         check_image(source, name)
         return Image(source, name)
-    path = expanded(source)
+    path = expanded(source)  # type: ignore[arg-type]
     return Image(read_image(path), str(path))
+
+
+def _image_of_pillow(source: Any, name: str) -> Image:
+    """An image of Pillow as a PNG, turned as it says."""
+    from PIL import ImageOps
+
+    name = str(getattr(source, "filename", "") or name)
+    width, height = source.size
+    check_size(width, height, name)
+    file = io.BytesIO()
+    try:
+        ImageOps.exif_transpose(source).convert("RGB").save(file, "PNG", compress_level=1)
+    except (OSError, ValueError, SyntaxError) as error:  # Pillow decodes a file only now
+        raise UsageError(f"{name} cannot be read: {error}.", "Check the image.") from error
+    return Image(file.getvalue(), name)

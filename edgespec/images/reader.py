@@ -17,6 +17,7 @@ import numpy as np
 
 from edgespec.errors import BackendError, ContextLengthError, EdgeSpecError, UsageError
 from edgespec.images.file import MOST_PIXELS
+from edgespec.images.formats import orientation_of
 from edgespec.images.projector import find_projector
 from edgespec.images.rows import ImageRows, PlacedImage, placed_images
 from edgespec.installation import install_command
@@ -159,6 +160,7 @@ class ImageReader:
             "model": str(self._model.absolute()),
             "projector": str(header.path.absolute()),
             "data": base64.b64encode(data).decode(),
+            "orientation": orientation_of(data),
             "threads": self._threads,
             "most_tokens": self._context,
             "most_pixels": MOST_PIXELS,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import io
 import json
+import struct
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +22,7 @@ from edgespec.engine.target import Target
 from edgespec.errors import EdgeSpecError
 from edgespec.generation.result import Generation
 from edgespec.images.facts import TYPICAL, ProjectorFacts
+from edgespec.images.parts import image_of
 from edgespec.images.projector import find_projector
 from edgespec.images.reader import ImageReader, UnreadImage, without_reading
 from edgespec.llama.projector.library import NoImageLibrary, load_library
@@ -29,7 +32,7 @@ from edgespec.processes.trial import Verdict, attempt_in_child
 from tests.least_memory import load_in_least_memory, weights_of
 from tests.program import run_here
 from tests.tiny_heads import tiny_head
-from tests.tiny_images import PROJECTORS, ROWS, SIDE, png, write_projector, write_seeing
+from tests.tiny_images import PROJECTORS, ROWS, SIDE, png, png_of, write_projector, write_seeing
 
 FAMILIES = ("idefics3", "gemma3", "qwen3vl")
 PARTS = {"idefics3": 3, "gemma3": 1, "qwen2vl": 1, "qwen3vl": 1}  # that the picture is divided into
@@ -163,6 +166,15 @@ def test_rows_of_an_image_see_those_behind_them_where_the_model_wants_that(seein
     reader = ImageReader(seeing, None, threads=1, context=512)
     tokens = [*reader.read(PICTURE, "it"), 5]
     assert all(image.rows.causal == (family != "gemma3") for image in reader.placed(tokens))
+
+
+def test_photographs_are_turned(seeing: Path) -> None:
+    pillow = pytest.importorskip("PIL.Image")
+    reader = ImageReader(seeing, None, threads=1, context=512)
+    plain = pillow.open(io.BytesIO(PICTURE))
+    for orientation, turn in ((2, "FLIP_LEFT_RIGHT"), (6, "ROTATE_270"), (7, "TRANSVERSE"), (8, "ROTATE_90")):
+        turned = image_of(plain.transpose(pillow.Transpose[turn]))
+        assert reader.read(png(orientation=orientation), "it") == reader.read(turned.data, "it")
 
 
 def test_an_image_is_read_once(seeing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -420,11 +432,13 @@ def test_a_model_without_a_projector_says_so(
 
 
 def test_damaged_images_end_in_a_message(plain: Engine) -> None:
-    assert "is a damaged image" in refused(plain, asked(PICTURE[:100]))
+    assert "is incomplete" in refused(plain, asked(PICTURE[:100]))
     assert "is not an image that can be read" in refused(plain, asked(b"RIFF    WEBP"))
-    assert "million are read" in refused(
-        plain, asked(PICTURE.replace(b"\0\0\x000\0\0\0 ", b"\0\0\x7f0\0\0\x7f "))
+    # Its parts are whole, and there are fewer pixels than it claims.
+    claimed = png_of(
+        (b"IHDR", struct.pack(">IIBBBBB", 48, 32, 8, 2, 0, 0, 0)), (b"IDAT", b""), (b"IEND", b"")
     )
+    assert "is a damaged image" in refused(plain, asked(claimed))
 
 
 def test_a_damaged_projector_ends_in_a_message(seeing: Path, family: str, tmp_path: Path) -> None:
@@ -477,7 +491,7 @@ def test_batches_show_images(plain: Engine, seeing: Path, tmp_path: Path) -> Non
     ]
     assert [record["tokens"] for record in (first, second, without)] == expected
     assert first["images"] == ["a.png"]
-    assert "is a damaged image" in broken["error"]
+    assert "is incomplete" in broken["error"]
 
 
 def test_generate_shows_an_image(plain: Engine, seeing: Path, tmp_path: Path) -> None:

@@ -249,7 +249,7 @@ DAMAGED = {
     "nothing": ("", "has no data"),
     "no Base64": ("data:image/png,abc", "is not in Base64"),
     "wrong Base64": ("data:image/png;base64,a*b=", "Base64 cannot be decoded"),
-    "truncated": (data_url(PICTURE[:100]), "is a damaged image"),
+    "truncated": (data_url(PICTURE[:100]), "is incomplete"),
     "a vector graphic": (data_url(SVG), "is not an image that can be read"),
     "two gigabytes": (data_url(HUGE), "claims 32768 x 21845 pixels"),
     "a bomb": (data_url(bomb()), "is a damaged image"),

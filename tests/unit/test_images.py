@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,18 +12,29 @@ import pytest
 
 from edgespec.errors import ModelFileError, TemplateError, UsageError
 from edgespec.images.file import MOST_BYTES, check_image, read_image
-from edgespec.images.parts import Image, WithPlaceholders, has_images
+from edgespec.images.formats import Picture, orientation_of, read_picture
+from edgespec.images.parts import Image, WithPlaceholders, has_images, image_of
 from edgespec.images.projector import find_projector
 from edgespec.images.rows import ImageRows, placed_images
 from edgespec.speculation.growth import Frontier
 from edgespec.speculation.sources.text import TextSource
 from edgespec.speculation.spliced import SplicedText, behind_seams
 from tests.program import run_here
-from tests.tiny_images import png, write_projector
+from tests.tiny_images import exif, png, png_of, write_projector
 
-JPEG = b"\xff\xd8\xff\xe0\0\x04ab\xff\xff\xc0\0\x11\x08" + struct.pack(">HH", 20, 30) + b"\x03"
-GIF = b"GIF89a" + struct.pack("<HH", 30, 20)
-BMP = b"BM" + bytes(12) + struct.pack("<Iii", 40, 30, -20)
+FRAME = b"\xff\xc0\0\x11\x08" + struct.pack(">HH", 20, 30) + bytes(10)
+# A segment that holds what would end a file; two scans, with bytes that look like markers and are none.
+SCANS = b"\xff\xe0\0\x06\xff\xd9ab" + FRAME + 2 * b"\xff\xda\0\x04ab\x01\xff\0\x02\xff\xd0\x03"
+JPEG = b"\xff\xd8" + SCANS + b"\xff\xd9"
+GIF = b"GIF89a" + struct.pack("<HHBBB", 30, 20, 0x80, 0, 0) + bytes(6)
+GIF += b"!\xf9\x04abcd\0" + b"," + struct.pack("<HHHHB", 0, 0, 30, 20, 0) + b"\x08\x02ab\x01c\0;"
+BMP = b"BM" + bytes(8) + struct.pack("<IIiiHHI", 54, 40, 30, -20, 1, 24, 0) + bytes(20 + 92 * 20)
+
+
+def with_exif(orientation: int, order: str = "<") -> bytes:
+    """A JPEG whose EXIF states an orientation."""
+    segment = b"Exif\0\0" + exif(orientation, order)
+    return b"\xff\xd8\xff\xe1" + struct.pack(">H", 2 + len(segment)) + segment + SCANS + b"\xff\xd9"
 
 
 # Files.
@@ -31,20 +43,56 @@ BMP = b"BM" + bytes(12) + struct.pack("<Iii", 40, 30, -20)
 @pytest.mark.parametrize("data", [png(30, 20), JPEG, GIF, BMP], ids=["png", "jpeg", "gif", "bmp"])
 def test_formats_are_known_by_their_first_bytes(data: bytes) -> None:
     check_image(data, "it")
+    assert read_picture(data) == Picture(30, 20)
+
+
+@pytest.mark.parametrize("data", [png(), JPEG, GIF, BMP], ids=["png", "jpeg", "gif", "bmp"])
+def test_files_that_end_too_early_are_refused(data: bytes) -> None:
+    """llama.cpp shows the model a grey or black rest instead, of all but PNG."""
+    check_image(data + b"more", "it")
+    for length in (20, len(data) // 2, len(data) - 2):
+        with pytest.raises(UsageError, match="is incomplete: it ends within the picture"):
+            check_image(data[:length], "it")
+
+
+def test_headers_of_photographs_tell_how_they_are_turned() -> None:
+    assert [orientation_of(with_exif(n, order)) for n in range(1, 9) for order in "<>"] == [
+        n for n in range(1, 9) for _ in "<>"
+    ]
+    assert orientation_of(png(orientation=6)) == 6
+    for silent in (
+        JPEG,
+        GIF,
+        with_exif(0),
+        with_exif(9),
+        with_exif(6).replace(b"II*\0\x08", b"II*\0\xff"),
+        b"",
+        JPEG[:9],
+    ):
+        assert orientation_of(silent) == 1
 
 
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b"", "is not an image that can be read"),
+        (b"", "is empty"),
         (b"RIFF    WEBPVP8 ", "is not an image that can be read"),
         (b"P6 1 1 255 abc", "is not an image that can be read"),
-        (JPEG[:12], "is a damaged image"),
-        (b"\xff\xd8\xff" + b"\xff" * 100, "is a damaged image"),
-        (png()[:20], "is a damaged image"),
-        (b"GIF89a" + struct.pack("<HH", 0, 20), "claims 0 x 20 pixels"),
-        (b"GIF89a" + struct.pack("<HH", 60_000, 20), "claims 60000 x 20 pixels"),
-        (b"BM" + bytes(12) + struct.pack("<Iii", 40, 30_000, -30_000), "claims 30000 x 30000 pixels"),
+        (b"\xff\xd8" + b"\xff\xe0\0\x02" * 300_000, "is a damaged image"),
+        (b"\xff\xd8\xff\xe0\0\x02\xff\xd9", "is a damaged image"),
+        (b"\xff\xd8\xff" + b"\xff" * 100, "is incomplete"),
+        (png().replace(b"IDAT", b"IDAT" + b"\1"), "is a damaged image"),
+        (GIF[:19] + b"!\xf9" + b"\x01a" * 300_000 + GIF[19:], "is a damaged image"),
+        (GIF[:19] + b";", "is a damaged image"),
+        (GIF.replace(struct.pack("<HH", 30, 20), struct.pack("<HH", 0, 20), 1), "claims 0 x 20 pixels"),
+        (
+            GIF.replace(struct.pack("<HH", 30, 20), struct.pack("<HH", 60_000, 20), 1),
+            "claims 60000 x 20 pixels",
+        ),
+        (
+            png_of((b"IHDR", struct.pack(">II5x", 30_000, 30_000)), (b"IEND", b"")),
+            "claims 30000 x 30000 pixels",
+        ),
         (bytes(MOST_BYTES + 1), "has more than 32 MiB"),
     ],
 )
@@ -90,7 +138,8 @@ def test_messages_without_images_stay_as_they_are() -> None:
     [
         ({"type": "sound"}, "neither a text nor an image"),
         ({"type": "text"}, "neither a text nor an image"),
-        ({"type": "image"}, 'neither "path" nor "data"'),
+        ({"type": "image"}, 'neither "path" nor "data" nor "image"'),
+        ({"type": "image", "image": 7}, "An image must be"),
         ({"type": "image", "data": "text"}, "must be bytes"),
         ("text", "neither a text nor an image"),
     ],
@@ -98,6 +147,31 @@ def test_messages_without_images_stay_as_they_are() -> None:
 def test_other_parts_are_refused(part: object, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         WithPlaceholders(message({"type": "image", "data": GIF}, part))
+
+
+def test_images_of_pillow_are_turned_and_shown() -> None:
+    pillow = pytest.importorskip("PIL.Image")
+    lying = pillow.open(io.BytesIO(png(30, 20, orientation=6)))
+    shown = pillow.open(io.BytesIO(image_of(lying).data))
+    assert shown.size == (20, 30)
+    upright = pillow.open(io.BytesIO(png(30, 20))).transpose(pillow.Transpose.ROTATE_270)
+    assert shown.tobytes() == upright.tobytes()
+    for mode in ("L", "P", "CMYK", "I", "F"):
+        assert image_of(pillow.new(mode, (30, 20))).data
+    with pytest.raises(UsageError, match="claims 30000 x 30000 pixels"):
+        image_of(pillow.new("1", (30_000, 30_000)))
+    with pytest.raises(UsageError, match="The image cannot be read: "):
+        image_of(pillow.open(io.BytesIO(png()[:-60])))
+
+
+def test_files_that_change_while_a_batch_runs_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "cat.png"
+    path.write_bytes(png())
+    part = {"type": "image", "path": str(path), "sha256": image_of(path).sha256}
+    assert WithPlaceholders(message(part)).messages
+    path.write_bytes(png(seed=2))
+    with pytest.raises(UsageError, match=r"cat\.png has changed since the lines were read"):
+        WithPlaceholders(message(part))
 
 
 # Ids.

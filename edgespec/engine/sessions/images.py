@@ -9,7 +9,7 @@ from pathlib import Path
 
 from edgespec.errors import SessionError
 from edgespec.files.writing import atomic_write
-from edgespec.images.file import media_type
+from edgespec.images.formats import media_type
 from edgespec.images.parts import Image
 
 

@@ -99,7 +99,7 @@ class Session:
         text: str,
         config: GenerationConfig | None = None,
         *,
-        images: Iterable[str | os.PathLike[str] | bytes | Image] = (),
+        images: Iterable[object] = (),
         on_prefill: Callable[[int, int], None] | None = None,
     ) -> Iterator[Chunk]:
         """Ask a question and stream the answer; both become part of the conversation.
@@ -111,7 +111,7 @@ class Session:
         The thought before an answer is not kept: templates leave out those of earlier turns.
 
         Args:
-            images: files that the question is about, or their contents.
+            images: files that the question is about, their contents, or images of Pillow.
 
         Raises:
             TemplateError: the model has no chat template, or it failed; the message is not kept.

@@ -26,6 +26,8 @@ _ERROR_LEVEL = 4  # ggml_log_level
 _DECODING_BYTES = (
     2 << 30
 )  # the largest image that is read has 64 million pixels of up to 8 bytes, in two copies
+# Orientations of EXIF whose rows and columns change places, and then rows or columns their order.
+_LYING, _UPSIDE_DOWN, _MIRRORED = (5, 6, 7, 8), (3, 4, 7, 8), (2, 3, 6, 7)
 
 _errors: list[str] = []  # lines of the library's log
 
@@ -59,7 +61,8 @@ def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
     """Read the image "data", in Base64, with the "projector" of the "model".
 
     Args:
-        request: also has the "threads" to compute with, and the "most" tokens and pixels of the image.
+        request: also has the "threads" to compute with, the "most" tokens and pixels of the image, and its
+            "orientation", as EXIF counts.
 
     Returns:
         The "pieces" that stand for the image in a prompt, in order: lists of tokens, and mappings with the
@@ -93,6 +96,7 @@ def _read(model: Model, request: Mapping[str, Any]) -> Mapping[str, Any]:
     bitmap = _decoded(context, base64.b64decode(request["data"]))
     if mtmd.mtmd_bitmap_get_nx(bitmap) * mtmd.mtmd_bitmap_get_ny(bitmap) > request["most_pixels"]:
         return {"why": "pixels"}
+    bitmap = _turned(bitmap, request["orientation"])
     chunks = _chunks_of(context, bitmap)
     n_tokens = sum(mtmd.mtmd_input_chunk_get_n_tokens(chunk) for chunk in chunks)
     if n_tokens > request["most_tokens"]:
@@ -119,6 +123,25 @@ def _decoded(context: Any, data: bytes) -> Any:
     if not bitmap or mtmd.mtmd_bitmap_is_audio(bitmap):
         raise _Damaged
     return bitmap
+
+
+def _turned(bitmap: Any, orientation: int) -> Any:
+    """The pixels as a person sees them. The camera may have been held in another way."""
+    if orientation == 1:
+        return bitmap
+    shape = mtmd.mtmd_bitmap_get_ny(bitmap), mtmd.mtmd_bitmap_get_nx(bitmap), 3
+    pixels = np.ctypeslib.as_array(mtmd.mtmd_bitmap_get_data(bitmap), shape)
+    if orientation in _LYING:
+        pixels = pixels.transpose(1, 0, 2)
+    if orientation in _UPSIDE_DOWN:
+        pixels = pixels[::-1]
+    if orientation in _MIRRORED:
+        pixels = pixels[:, ::-1]
+    height, width, _ = pixels.shape
+    data = np.ascontiguousarray(pixels).ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+    turned = mtmd.mtmd_bitmap_init(width, height, data)
+    mtmd.mtmd_bitmap_free(bitmap)
+    return turned
 
 
 def _chunks_of(context: Any, bitmap: Any) -> list[Any]:
