@@ -31,6 +31,23 @@ def told_of_waiting(waiting: Waiting) -> Iterator[None]:
         _waiting.reset(token)
 
 
+@contextmanager
+def checked_while_waiting(check: Callable[[], None]) -> Iterator[None]:
+    """Have this thread call `check`, too, while it waits for a child process in the block.
+
+    Args:
+        check: may raise, which ends the child and the wait.
+    """
+    outer = _waiting.get()
+
+    def report(what: str, seconds: float) -> None:
+        outer(what, seconds)
+        check()
+
+    with told_of_waiting(report):
+        yield
+
+
 def report_waiting(what: str, seconds: float) -> None:
     """Tell whoever asked (`told_of_waiting`) that something is waited for."""
     _waiting.get()(what, seconds)

@@ -44,7 +44,7 @@ LOCAL_VERSION = "edgespec"
 NEEDED = ("CMakeLists.txt", "LICENSE", "cmake", "ggml", "include", "licenses", "src", "tools/mtmd", "vendor")
 EPOCH = 1_577_836_800  # the time of all files in wheels: 2020-01-01, as Hatchling sets it
 DATE = (2020, 1, 1, 0, 0, 0)
-MOST_BYTES = 40 * 1000**2
+MAX_BYTES = 40 * 1000**2
 
 
 class WheelError(Exception):
@@ -250,8 +250,8 @@ def compile_libraries(tools: Tools, sources: Path, into: Path, variants: Sequenc
     with zipfile.ZipFile(audited) as archive:
         wheel = write_wheel(into, audited.name, {name: archive.read(name) for name in archive.namelist()})
     size = wheel.stat().st_size
-    if size > MOST_BYTES:
-        raise WheelError(f"{wheel.name} has {size / 1000**2:.1f} MB, more than {MOST_BYTES / 1000**2:.0f} MB")
+    if size > MAX_BYTES:
+        raise WheelError(f"{wheel.name} has {size / 1000**2:.1f} MB, more than {MAX_BYTES / 1000**2:.0f} MB")
     return wheel
 
 

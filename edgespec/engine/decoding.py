@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Literal
 
+from edgespec.engine.access import ExclusiveAccess
 from edgespec.engine.drafting import Drafts, Speculator
 from edgespec.engine.sequence import Batch
 from edgespec.engine.sequence import Sequence as Running
 from edgespec.engine.target import Target, TargetPass
 from edgespec.engine.turn import SavedStates, Turn
-from edgespec.engine.usage import Usage
 from edgespec.errors import EdgeSpecError
 from edgespec.generation.result import Chunk, FinishReason, Generation, PassRecord
 from edgespec.llama.runtime.abort import AbortFlag, DecodeAborted
@@ -104,10 +104,12 @@ class Decoder:
         abort: ends a pass from outside.
     """
 
-    def __init__(self, target: Target, speculator: Speculator, usage: Usage, abort: AbortFlag) -> None:
+    def __init__(
+        self, target: Target, speculator: Speculator, access: ExclusiveAccess, abort: AbortFlag
+    ) -> None:
         self._target = target
         self._speculator = speculator
-        self._usage = usage
+        self._access = access
         self._abort = abort
 
     def step(self, batch: Batch) -> list[PassRecord]:
@@ -149,7 +151,7 @@ class Decoder:
             if self._abort.is_set:  # cancelled before it began
                 raise DecodeAborted
             self._read(sequence, on_prefill)
-            self._usage.check()  # the progress callback may have closed the engine
+            self._access.check()  # the progress callback may have closed the engine
             if states is not None:
                 self._speculator.drafter.recall(sequence.text, states.drafter)
             while not sequence.is_full:
@@ -174,17 +176,17 @@ class Decoder:
             if answer.generation.passes:
                 self._end_turn(turn, prompt, answer.generation)
         if answer.generation.finish_reason == "cancelled":
-            self._usage.check()
+            self._access.check()
         yield last
 
     def _read(self, sequence: Running, on_prefill: Callable[[int, int], None] | None) -> None:
         """Read a prompt, up to what the pass of the first tree reads with it."""
         # A head drafts from hidden states of the whole prompt.
         reads_target = self._speculator.drafter.reads_target
-        most_unread = 0 if reads_target else max(self._target.most_unread - FIRST_BUDGET, 0)
+        max_unread = 0 if reads_target else max(self._target.max_unread - FIRST_BUDGET, 0)
         length = len(sequence.tokens) - 1
         try:
-            sequence.unread = self._target.prefill(sequence, on_progress=on_prefill, most_unread=most_unread)
+            sequence.unread = self._target.prefill(sequence, on_progress=on_prefill, max_unread=max_unread)
         finally:
             sequence.answer.prompt_was_read(length - self._target.recalled)
 
@@ -194,7 +196,7 @@ class Decoder:
         answer.generation.plain_pass_s = self._speculator.plain_passes.seconds
         try:
             last = answer.finish(reason)
-            with self._usage.held_for_cleanup() as is_open:
+            with self._access.held_for_cleanup() as is_open:
                 if is_open and sequence.cache is not None:
                     self._target.truncate_to(sequence, answer.final_length)
             return last
@@ -205,7 +207,7 @@ class Decoder:
     def _end_turn(self, turn: Turn, prompt: list[int], answer: Generation) -> None:
         """Give a conversation its answer, and save its state while it is in the cache."""
         turn.on_end(answer)
-        with self._usage.held_for_cleanup() as is_open:
+        with self._access.held_for_cleanup() as is_open:
             if is_open and turn.states is not None and not turn.states.closed:
                 self.save([*prompt, *answer.tokens], turn.states)
 

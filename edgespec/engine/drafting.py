@@ -144,7 +144,7 @@ class Speculator:
 
     def draft(self, batch: Batch) -> Drafts:
         """Draft a tree for each sequence of a batch; note who proposed the nodes of those that are traced."""
-        drafter, own = self.drafter, batch.dedicated_to
+        drafter, own = self.drafter, batch.sole_sequence
         drafts = self._draft_together(batch) if own is None else self._draft_one(own)
         for sequence in batch.sequences:
             sequence.proposed_by = []
@@ -187,7 +187,7 @@ class Speculator:
         if not n_sequences:
             return
         other_rows = record.prompt_rows + batch.chunk_rows
-        own = batch.dedicated_to
+        own = batch.sole_sequence
         sizer = self.sizer if own is None else own.sizer
         sizer.record(record, n_sequences, other_rows)
         if n_sequences == 1 and not other_rows:
@@ -211,7 +211,7 @@ class Speculator:
     def _draft_one(self, sequence: Sequence) -> Drafts:
         """The tree of a sequence that has a pass to itself: its method may prescribe what kind of tree."""
         unread = sequence.unread
-        room = PassRoom(self._target.most_unread + 1 - unread, unread) if unread else None
+        room = PassRoom(self._target.max_unread + 1 - unread, unread) if unread else None
         limits = sequence.clamp(self._limits(sequence.sizer, 1, room))
         if not limits.allows_drafting and not self.drafter.reads_target:
             # Where a pass takes a few milliseconds, it would show what a drafter does to draft nothing.

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import numpy as np
 
-from edgespec.engine.usage import Usage
+from edgespec.engine.access import ExclusiveAccess
 from edgespec.errors import BackendError, ContextLengthError, UsageError
 from edgespec.llama.embedding import EmbeddingContext
 from edgespec.llama.runtime.abort import AbortFlag, DecodeAborted
@@ -54,7 +54,7 @@ class Embedder:
         self.description = description
         self.warnings, self.notes = list(warnings), list(notes)
         self._computing = computing
-        self._usage = Usage(abort)
+        self._access = ExclusiveAccess(abort)
         self._framing = model.vocabulary.tokenize("", control=True, bos=True)
 
     def embed(
@@ -87,7 +87,7 @@ class Embedder:
             raise UsageError("embed() takes a list of texts.", "Put the text into a list.")
         if dimensions is not None and not 1 <= dimensions <= self.width:
             raise UsageError(f"dimensions must be from 1 to {self.width}, not {dimensions}.")
-        self._usage.check()
+        self._access.check()
         vectors = self.embed_tokens([self.tokens(one, truncate=truncate) for one in inputs])
         return normalized(vectors[:, :dimensions]) if normalize or dimensions else vectors
 
@@ -157,10 +157,10 @@ class Embedder:
 
         found = [np.empty((0, self.width), dtype=np.float32)]
         try:
-            with closing(self._usage.in_turn(lambda: self._usage.held_steps(passes()))) as turn:
+            with closing(self._access.in_turn(lambda: self._access.held_steps(passes()))) as turn:
                 found += turn
         except DecodeAborted:
-            self._usage.check()
+            self._access.check()
             raise BackendError("The embeddings were cancelled.") from None
         vectors = np.concatenate(found)
         if not np.isfinite(vectors).all():
@@ -169,16 +169,16 @@ class Embedder:
 
     def cancel(self) -> None:
         """End the calls that were made so far; they raise BackendError. May be called from any thread."""
-        self._usage.cancel()
+        self._access.cancel()
 
     def close(self) -> None:
         """Free the model; may be called from any thread, and repeatedly."""
-        self._usage.close(self.model.close)
+        self._access.close(self.model.close)
 
     @property
     def closed(self) -> bool:
         """True if the embedder is closed."""
-        return self._usage.closed
+        return self._access.closed
 
     def __repr__(self) -> str:
         """Return, for example, <Embedder bert.gguf, pooling mean; context 512, 384 dimensions>."""

@@ -1,7 +1,7 @@
 """The engine: turns prompts into answers, one at a time or many in shared passes.
 
 Its parts do the work: a `SequenceMaker` makes a sequence of a prompt, the `Decoder` extends it pass by pass,
-the `Scheduler` decides which sequences share passes, and `Usage` whose turn it is.
+the `Scheduler` decides which sequences share passes, and `ExclusiveAccess` whose turn it is.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from functools import partial
 
 from edgespec.arguments import checks_arguments, shown
 from edgespec.costs.batches import knee_of_sequences
+from edgespec.engine.access import ExclusiveAccess
 from edgespec.engine.asynchronous import events_of_thread
 from edgespec.engine.decoding import Decoder
 from edgespec.engine.drafting import Speculator
@@ -23,7 +24,6 @@ from edgespec.engine.sequence import Sequence
 from edgespec.engine.sequence_maker import Loaded, SequenceMaker
 from edgespec.engine.target import Target
 from edgespec.engine.turn import SavedStates, Turn
-from edgespec.engine.usage import Usage, ends_waiting
 from edgespec.errors import UsageError
 from edgespec.files.checked import CheckedFiles
 from edgespec.generation.config import GenerationConfig
@@ -31,6 +31,7 @@ from edgespec.generation.result import Chunk, Generation, PassRecord
 from edgespec.generation.score import Score
 from edgespec.llama.runtime.abort import AbortFlag, DecodeAborted
 from edgespec.option import named
+from edgespec.progress import checked_while_waiting
 from edgespec.speculation.drafters.base import Drafter
 from edgespec.text.encoding import Encoder, Prompt
 
@@ -78,9 +79,9 @@ class Engine:
         self.last_generation: Generation | None = None
         self.prompt_files: CheckedFiles | None = None
         self._abort = abort
-        self._usage = Usage(abort)
+        self._access = ExclusiveAccess(abort)
         self.maker = SequenceMaker(target, encoder, speculator, context, loaded)
-        self.decoder = Decoder(target, speculator, self._usage, abort)
+        self.decoder = Decoder(target, speculator, self._access, abort)
 
     @property
     def drafter(self) -> Drafter:
@@ -179,13 +180,13 @@ class Engine:
         def begin() -> Generator[Chunk, None, None]:
             try:
                 turn = prepare()
-                with self._usage.held():
+                with self._access.held():
                     tokens = self.maker.encoded(turn.prompt, config, turn.raw)
             except DecodeAborted:  # while an image was read
-                return _cancelled()
-            return self._usage.held_steps(self._answer(tokens, turn, config, on_prefill))
+                return (chunk for chunk in (Chunk.cancelled(),))
+            return self._access.held_steps(self._answer(tokens, turn, config, on_prefill))
 
-        return self._usage.in_turn(begin)
+        return self._access.in_turn(begin)
 
     def restore_conversation(self, tokens: abc.Sequence[int], states: SavedStates) -> int:
         """Restore a conversation from its saved states; returns how many tokens are in the cache then.
@@ -202,11 +203,11 @@ class Engine:
             if reader is None or not reader.knows(tokens):
                 return 0
             sequence.images = reader.placed(tokens)
-        return self._usage.run_in_turn(lambda: self.target.recall(sequence, len(tokens)))
+        return self._access.run_in_turn(lambda: self.target.recall(sequence, len(tokens)))
 
     def save_conversation(self, tokens: abc.Sequence[int], states: SavedStates) -> None:
         """Save what the cache has of a conversation; raises as `restore_conversation`."""
-        self._usage.run_in_turn(lambda: self.decoder.save(tokens, states))
+        self._access.run_in_turn(lambda: self.decoder.save(tokens, states))
 
     def _answer(
         self,
@@ -261,7 +262,7 @@ class Engine:
         if parallel is not None and parallel < 1:
             raise UsageError(f"parallel must be 1 or more, not {parallel}.")
         requests = RequestList(source) if isinstance(source, Iterable) else source
-        return self._usage.in_turn(lambda: self._answer_many(requests, parallel, on_pass))
+        return self._access.in_turn(lambda: self._answer_many(requests, parallel, on_pass))
 
     @checks_arguments
     def generate_many(
@@ -355,7 +356,7 @@ class Engine:
             TemplateError, UsageError, BackendError: as `stream`; or there are more or fewer continuations
                 than prompts.
         """
-        with self._usage.held():
+        with self._access.held():
             texts = scored_texts(self.encoder, prompts, continuations)
         return scores_of(texts, partial(self.stream_many, parallel=parallel), top, on_prefill, on_result)
 
@@ -373,10 +374,10 @@ class Engine:
             step=self.decoder.step,
             begin=self._begin,
             finish=self.decoder.finish,
-            most_sequences=parallel or self.texts,
+            max_sequences=parallel or self.texts,
             on_pass=on_pass,
         )
-        with closing(self._usage.held_steps(scheduler.events(self._abort))) as events:
+        with closing(self._access.held_steps(scheduler.events(self._abort))) as events:
             for event in events:
                 if event is not None:
                     yield event
@@ -384,7 +385,7 @@ class Engine:
                     return
 
     def _begin(self, request: Request) -> Sequence:
-        with self._usage.held(), ends_waiting(lambda: self._abort.is_set):
+        with self._access.held(), checked_while_waiting(self._abort.check):
             sequence = self.maker.for_request(request)
         self.last_generation = sequence.answer.generation
         return sequence
@@ -392,7 +393,7 @@ class Engine:
     @property
     def waiting(self) -> int:
         """Calls that wait for their turn."""
-        return self._usage.waiting
+        return self._access.waiting
 
     def cancel(self) -> None:
         """End all answers that were asked for so far; may be called from other threads and signal handlers.
@@ -400,7 +401,7 @@ class Engine:
         That includes answers that wait for another one, and those of generators that nobody has iterated over
         yet. Answers that are asked for later are not affected.
         """
-        self._usage.cancel()
+        self._access.cancel()
 
     def forget_texts(self) -> None:
         """Forget what was learned and kept of texts so far, in this engine and not on disk.
@@ -429,12 +430,12 @@ class Engine:
         An answer that another thread is generating is ended first; `stream` and `generate` raise BackendError
         there. In a process that was forked after loading, nothing is freed.
         """
-        self._usage.close(self._free)
+        self._access.close(self._free)
 
     @property
     def closed(self) -> bool:
         """True if the engine is closed."""
-        return self._usage.closed
+        return self._access.closed
 
     def held(self) -> AbstractContextManager[None]:
         """A context in which no other thread can free the models, for code that uses them directly.
@@ -442,7 +443,7 @@ class Engine:
         Raises:
             BackendError: the engine is closed, or was loaded before this process was forked.
         """
-        return self._usage.held()
+        return self._access.held()
 
     def _free(self) -> None:
         with ExitStack() as stack:  # if one of these fails, the others still run
@@ -461,8 +462,3 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _cancelled() -> Generator[Chunk, None, None]:
-    """An answer that ended before its prompt was known."""
-    yield Chunk("", generation=Generation(finish_reason="cancelled"))

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _LONGEST = 2.0  # times as long as without prompts: a pass for sequences that are being answered
-_MOST_ROWS = 1 << 20
+_MAX_ROWS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class PrefillLimiter:
             self._shortest_s = min(seconds, 1.05 * self._shortest_s)
         if rows >= self._least and seconds > 0 and self._shortest_s < math.inf:
             wanted = self.rows * _LONGEST * self._shortest_s / seconds
-            self.rows = round(min(max(wanted, self._least), _LONGEST * max(rows, self.rows), _MOST_ROWS))
+            self.rows = round(min(max(wanted, self._least), _LONGEST * max(rows, self.rows), _MAX_ROWS))
 
 
 @dataclass(frozen=True)

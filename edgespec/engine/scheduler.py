@@ -18,15 +18,15 @@ from edgespec.engine.requests import Event, Request, RequestSource
 from edgespec.engine.sequence import Batch, PromptChunk, Sequence, Status
 from edgespec.engine.target import Target
 from edgespec.files.cache_kind import CacheKind
-from edgespec.generation.result import Chunk, FinishReason, Generation, PassRecord
-from edgespec.llama.row_rule import MOST_PADDED_ROWS
+from edgespec.generation.result import Chunk, FinishReason, PassRecord
+from edgespec.llama.row_rule import MAX_PADDED_ROWS
 from edgespec.llama.runtime.abort import AbortFlag, DecodeAborted
 from edgespec.models.gguf.footprint import USUAL_NODES
 from edgespec.speculation.drafters.base import Drafter
 
 _STREAMED_ROWS = 128  # of a shared pass that reads weights: more take long while a prompt is read
 _SHARED_PREFIX = 16  # tokens that are worth waiting for while another sequence reads them
-_MOST_DRAFTED = 16  # sequences whose states in the drafter's cache wait to be written
+_MAX_DRAFTED = 16  # sequences whose states in the drafter's cache wait to be written
 _DONE = object()
 
 
@@ -37,7 +37,7 @@ class Scheduler:
         step: runs a pass over a batch, and returns a record for each of its sequences.
         begin: starts an answer: encodes the prompt, checks it, and sets up its method.
         finish: ends the answer of a sequence.
-        most_sequences: most answers at once.
+        max_sequences: maximum number of answers at once.
         on_pass: called with the records of each pass that extended sequences; None if nobody asks.
     """
 
@@ -50,7 +50,7 @@ class Scheduler:
         step: Callable[[Batch], abc.Sequence[PassRecord]],
         begin: Callable[[Request], Sequence],
         finish: Callable[[Sequence, FinishReason], Chunk],
-        most_sequences: int,
+        max_sequences: int,
         on_pass: Callable[[abc.Sequence[PassRecord]], None] | None = None,
     ) -> None:
         self._target = target
@@ -60,7 +60,7 @@ class Scheduler:
         self._begin = begin
         self._finish = finish
         self._on_pass = on_pass
-        sequences = min(most_sequences, target.max_sequences - 1, target.max_nodes)
+        sequences = min(max_sequences, target.max_sequences - 1, target.max_nodes)
         self._limits = PassLimits(max(sequences, 1), _most_rows(target))
         self._prefill_limiter = PrefillLimiter(self._limits.rows)
         self._most_idle = max(target.max_sequences - 1 - self._limits.sequences, 0)
@@ -70,7 +70,7 @@ class Scheduler:
         self._idle: deque[Sequence] = deque()  # finished, kept for requests that begin alike
         self._read_image = False  # in the last pass
         self._storing: dict[Sequence, Iterator[None]] = {}  # what is left to be written of sequences
-        self._drafted: deque[abc.Sequence[int]] = deque(maxlen=_MOST_DRAFTED)  # finished, not yet written
+        self._drafted: deque[abc.Sequence[int]] = deque(maxlen=_MAX_DRAFTED)  # finished, not yet written
 
     def events(self, abort: AbortFlag) -> Generator[Event | None, None, None]:
         """Yield what each pass adds to each answer; None while there is nothing to do until another request.
@@ -188,7 +188,7 @@ class Scheduler:
             try:
                 sequence = self._begin(request)
             except DecodeAborted:  # everything is stopped while an image is read
-                yield Event(request, Chunk("", generation=Generation(finish_reason="cancelled")))
+                yield Event(request, Chunk.cancelled())
                 return
             except Exception as error:  # a bug, too: the target has no part in how an answer begins
                 yield Event(request, error=error)
@@ -420,7 +420,7 @@ def _most_rows(target: Target) -> int:
     """The maximum number of rows in a shared pass."""
     if target.rule is None:
         # Larger passes take other kernels, so their sequences would differ more; and they are hardly faster.
-        return min(MOST_PADDED_ROWS, target.context.n_rows)
+        return min(MAX_PADDED_ROWS, target.context.n_rows)
     # In memory every row takes time, in which the other sequences wait for those of a prompt.
     usual = _STREAMED_ROWS if target.model.weights.streamed_bytes else USUAL_NODES
     return min(target.rule.maximum, target.context.n_rows, max(usual, target.max_nodes))

@@ -335,7 +335,7 @@ class Batch:
     """The sequences that one pass extends, and the chunks of prompts that it reads beside them.
 
     A sequence that has the pass to itself is free in two ways that a shared pass is not: its trees follow its
-    own sizer, and its method may prescribe them. See `dedicated_to`.
+    own sizer, and its method may prescribe them. See `sole_sequence`.
 
     Attributes:
         max_rows: most rows of a shared pass.
@@ -346,7 +346,7 @@ class Batch:
     max_rows: int = 0
 
     @property
-    def dedicated_to(self) -> Sequence | None:
+    def sole_sequence(self) -> Sequence | None:
         """The sequence that has the pass to itself; None if it is shared."""
         return self.sequences[0] if len(self.sequences) == 1 and not self.chunks else None
 

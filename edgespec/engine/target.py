@@ -13,12 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
+from edgespec.engine.embedded_images import read_image
 from edgespec.engine.hidden_states import HiddenFeed, HiddenReader, HiddenStates
 from edgespec.engine.sequence import PromptChunk, Sequence, SequenceTree
-from edgespec.errors import UsageError
 from edgespec.files.checked import CheckedFiles
 from edgespec.generation.expert_use import ExpertUse
-from edgespec.images.rows import PlacedImage
 from edgespec.llama.cache.kv_cache import (
     KVCache,
     close_all_but,
@@ -35,13 +34,12 @@ from edgespec.llama.cache.states import StateStore
 from edgespec.llama.output_pieces import OutputPieces, UnknownEnd, row_bytes, supports
 from edgespec.llama.prefill_chunks import PrefillChunks
 from edgespec.llama.row_rule import ANY_ROWS, RowRule
-from edgespec.llama.runtime.batch import EmbeddedBatch, IntArray, TokenBatch, tree_batch
+from edgespec.llama.runtime.batch import IntArray, TokenBatch, tree_batch
 from edgespec.llama.runtime.context import Context
 from edgespec.llama.runtime.model import Model
-from edgespec.option import named
 from edgespec.speculation.tree import FloatArray
 
-_MOST_SCORED_BYTES = 64 << 20  # of the copies from which the end of a pass is computed in pieces
+_MAX_SCORED_BYTES = 64 << 20  # of the copies from which the end of a pass is computed in pieces
 
 
 @dataclass(frozen=True)
@@ -115,14 +113,14 @@ class Target:
         length: int | None = None,
         *,
         on_progress: Callable[[int, int], None] | None = None,
-        most_unread: int = 0,
+        max_unread: int = 0,
     ) -> int:
         """Make a sequence the target's own, and read it, reusing what the cache already has of it.
 
         Args:
             length: tokens to read; None for all but the last, the root of the first tree.
             on_progress: called with the tokens read and to be read.
-            most_unread: tokens at the end that may be left to the pass of the first tree, if one more pass
+            max_unread: tokens at the end that may be left to the pass of the first tree, if one more pass
                 would read them.
 
         Returns:
@@ -141,7 +139,7 @@ class Target:
             left = missing - read
             has_images = sequence.next_image(sequence.n_cached) is not None
             is_last = not has_images and self._next_piece(left)[0] == left
-            leaves = is_last and left <= most_unread
+            leaves = is_last and left <= max_unread
             if on_progress is not None and read == 0 and (leaves or not is_last):
                 on_progress(0, missing)
             if leaves:
@@ -153,7 +151,7 @@ class Target:
         return 0
 
     @property
-    def most_unread(self) -> int:
+    def max_unread(self) -> int:
         """Tokens of a prompt that a tree's pass may read: where it saves reading the weights once more.
 
         Where the number of rows chooses the kernels, or a rule pads passes, a prompt has passes of its own,
@@ -193,10 +191,10 @@ class Target:
         start = sequence.n_cached
         missing = length - start
         if sequence.scores is not None:
-            missing = min(missing, max(sequence.scores.covered - start, 0) + self.most_scored)
+            missing = min(missing, max(sequence.scores.covered - start, 0) + self.max_scored)
         image = sequence.next_image(start)
         if image is not None and image.start == start:
-            self._read_image(sequence.place, image)
+            read_image(self.context, sequence.place, image)
             self._changing = False
             return len(image.rows)
         if image is not None:
@@ -210,46 +208,12 @@ class Target:
         self._hidden.digest()
         return n_tokens
 
-    def _read_image(self, cache: KVCache, image: PlacedImage) -> None:
-        """Decode the rows of an image.
-
-        They are always read from the first on and in the same pieces, with nothing beside them. So their keys
-        and values depend on the image and on what is before it alone, whatever the row rule is.
-        """
-        rows, most = image.rows, self.context.n_rows
-        if not rows.causal:
-            self.context.set_causal(False)
-        try:
-            cache.reserve(len(rows))
-            start = cache.positions.at(image.start)
-            for first in range(0, len(rows), most):
-                piece = rows.values[first : first + most]
-                positions = rows.positions_from(start, first, first + len(piece))
-                cache.append(EmbeddedBatch.of_rows(piece, positions, cache.open_paths))
-        finally:
-            if not rows.causal:
-                self.context.set_causal(True)
-
-    def require_readable(self, images: abc.Sequence[PlacedImage]) -> None:
-        """Refuse images that cannot be read here.
-
-        Raises:
-            UsageError: one of them cannot.
-        """
-        most = self.context.n_rows
-        for image in images:
-            if not image.rows.causal and len(image.rows) > most:
-                raise UsageError(
-                    f"An image takes {len(image.rows)} rows of one pass, and passes have {most} here.",
-                    f"Give the model more memory, or use {named('exact', False)}.",
-                )
-
     @property
-    def most_scored(self) -> int:
+    def max_scored(self) -> int:
         """The maximum number of rows whose logits a pass over a single prompt can give."""
         if not self._ends_in_pieces:
             return self.max_nodes
-        return max(_MOST_SCORED_BYTES // row_bytes(self.context), self.max_nodes)
+        return max(_MAX_SCORED_BYTES // row_bytes(self.context), self.max_nodes)
 
     @property
     def prompt_rows(self) -> int:
@@ -345,7 +309,7 @@ class Target:
 
         Args:
             trees: one for each of different sequences. The cache must hold each sequence except its last
-                token, and what is unread of it if there is only one tree, and `most_unread` allows it.
+                token, and what is unread of it if there is only one tree, and `max_unread` allows it.
             chunks: of other sequences that are still being read; they are in the cache afterwards.
 
         Raises:

@@ -15,7 +15,7 @@ from edgespec.generation.thinking import ThinkingRequest, parse_think, think_tex
 from edgespec.generation.tools import Tool, check_choice, tools_of
 
 MAX_SEED = 2**63 - 1
-MOST_LOGPROBS = 20
+MAX_LOGPROBS = 20
 NOT_SETTINGS = ("grammar", "tools", "tool_choice", "parallel_tool_calls", "logprobs", "logit_bias")
 """Fields of GenerationConfig that say what is asked for, rather than how it is generated."""
 
@@ -168,10 +168,10 @@ class GenerationConfig:
         parse_think(self.think)
         check_choice(self.tool_choice, self.tools)
         _check(
-            self.logprobs is None or 0 <= self.logprobs <= MOST_LOGPROBS,
+            self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS,
             "logprobs",
             self.logprobs,
-            f"an integer from 0 to {MOST_LOGPROBS}",
+            f"an integer from 0 to {MAX_LOGPROBS}",
         )
 
     @property

@@ -377,6 +377,11 @@ class Chunk:
 
     __repr__ = short_repr
 
+    @classmethod
+    def cancelled(cls) -> Chunk:
+        """The only chunk of an answer that was cancelled before its prompt was read."""
+        return cls("", generation=Generation(finish_reason="cancelled"))
+
 
 def _mean(values: list[int]) -> float:
     return sum(values) / len(values) if values else 0.0

@@ -9,7 +9,7 @@ from edgespec.arguments import shown
 from edgespec.errors import UsageError
 
 EFFORTS = ("low", "medium", "high")
-MOST_BUDGET = 1_000_000
+MAX_BUDGET = 1_000_000
 _BUDGET = re.compile(r"(?:budget[ :=]\s*)?(\d{1,7})", re.ASCII)
 
 
@@ -36,7 +36,7 @@ def think_text(value: object) -> str:
     """
     if isinstance(value, bool):
         return "on" if value else "off"
-    if isinstance(value, int) and 0 <= value <= MOST_BUDGET:
+    if isinstance(value, int) and 0 <= value <= MAX_BUDGET:
         return str(value)
     if isinstance(value, str):
         return value
@@ -59,7 +59,7 @@ def parse_think(text: str) -> ThinkingRequest:
     if word in EFFORTS:
         return ThinkingRequest(enabled=True, effort=word)
     match = _BUDGET.fullmatch(word)
-    if match is None or int(match[1]) > MOST_BUDGET:
+    if match is None or int(match[1]) > MAX_BUDGET:
         raise UsageError(
             f"think must be auto, on, off, {', '.join(EFFORTS)} or a maximum number of tokens, "
             f"not {shown(text)}."

@@ -16,9 +16,9 @@ from edgespec.images.formats import (
     read_picture,
 )
 
-MOST_BYTES = 32 << 20
-MOST_PIXELS = 64 << 20
-_MOST_SIDE = 32_768
+MAX_BYTES = 32 << 20
+MAX_PIXELS = 64 << 20
+_MAX_SIDE = 32_768
 _FORMATS = "PNG, JPEG, GIF and BMP files can be read."
 
 
@@ -46,7 +46,7 @@ def read_image(path: Path) -> bytes:
         if not path.is_file():
             raise UsageError(f"There is no image file {path}.", "Check the path.")
         with path.open("rb") as file:
-            data = file.read(MOST_BYTES + 1)
+            data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}.", "Check the path.") from error
     check_image(data, str(path))
@@ -64,8 +64,8 @@ def check_image(data: bytes, name: str) -> None:
     """
     if not data:
         raise UsageError(f"{name} is empty.", _FORMATS)
-    if len(data) > MOST_BYTES:
-        raise UsageError(f"{name} has more than {MOST_BYTES >> 20} MiB.", "Make the image smaller.")
+    if len(data) > MAX_BYTES:
+        raise UsageError(f"{name} has more than {MAX_BYTES >> 20} MiB.", "Make the image smaller.")
     try:
         picture = read_picture(data)
     except IncompleteImage:
@@ -85,9 +85,9 @@ def check_size(width: int, height: int, name: str) -> None:
     Raises:
         UsageError: it is refused.
     """
-    if not (0 < width <= _MOST_SIDE and 0 < height <= _MOST_SIDE and width * height <= MOST_PIXELS):
+    if not (0 < width <= _MAX_SIDE and 0 < height <= _MAX_SIDE and width * height <= MAX_PIXELS):
         raise UsageError(
-            f"{name} claims {width} x {height} pixels; up to {MOST_PIXELS >> 20} million are read, and up to "
-            f"{_MOST_SIDE} a side.",
+            f"{name} claims {width} x {height} pixels; up to {MAX_PIXELS >> 20} million are read, and up to "
+            f"{_MAX_SIDE} a side.",
             "Make the image smaller.",
         )

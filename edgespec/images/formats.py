@@ -15,7 +15,7 @@ from dataclasses import dataclass
 BMP_HEADER = 14  # bytes before the size of the second header
 _PNG, _BMP, _JPEG = b"\x89PNG\r\n\x1a\n", b"BM", b"\xff\xd8\xff"
 _GIFS = (b"GIF87a", b"GIF89a")
-_MOST_BLOCKS = 1 << 18  # of a file: 32 MiB of a GIF's largest have fewer
+_MAX_BLOCKS = 1 << 18  # of a file: 32 MiB of a GIF's largest have fewer
 
 _NO_LENGTH = {0x01, *range(0xD0, 0xD9)}  # JPEG markers that nothing belongs to
 _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # JPEG markers that begin a picture
@@ -86,7 +86,7 @@ def orientation_of(data: bytes) -> int:
 def _read_png(data: bytes) -> Picture:
     width, height = struct.unpack_from(">II", data, len(_PNG) + 8)
     orientation, at = 1, len(_PNG)
-    for _ in range(_MOST_BLOCKS):
+    for _ in range(_MAX_BLOCKS):
         length, kind = struct.unpack_from(">I4s", data, at)
         at += 8
         (checksum,) = struct.unpack_from(">I", data, at + length)
@@ -105,7 +105,7 @@ def _read_gif(data: bytes) -> Picture:
     """Read the first picture of an animation."""
     width, height, flags = struct.unpack_from("<HHB", data, 6)
     at = 13 + _colours(flags)
-    for _ in range(_MOST_BLOCKS):
+    for _ in range(_MAX_BLOCKS):
         kind = data[at]
         if kind == ord("!"):
             at = _behind_blocks(data, at + 2)
@@ -124,7 +124,7 @@ def _colours(flags: int) -> int:
 
 def _behind_blocks(data: bytes, at: int) -> int:
     """The place behind the blocks of a GIF that begin there, the last of which is empty."""
-    for _ in range(_MOST_BLOCKS):
+    for _ in range(_MAX_BLOCKS):
         length = data[at]
         at += 1 + length
         if not length:
@@ -162,7 +162,7 @@ def _read_jpeg(data: bytes) -> Picture:
 def _segments(data: bytes) -> Iterator[tuple[int, memoryview]]:
     """The markers of a JPEG up to its end, with what belongs to them; without the pixels."""
     at = 2
-    for _ in range(_MOST_BLOCKS):
+    for _ in range(_MAX_BLOCKS):
         at = data.find(b"\xff", at)
         if at < 0:
             raise IncompleteImage

@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from edgespec.errors import BackendError, ContextLengthError, EdgeSpecError, UsageError
-from edgespec.images.file import MOST_PIXELS
+from edgespec.images.file import MAX_PIXELS
 from edgespec.images.formats import orientation_of
 from edgespec.images.projector import find_projector
 from edgespec.images.rows import ImageRows, PlacedImage, placed_images
@@ -25,9 +25,9 @@ from edgespec.models.gguf.types import GGUFHeader
 from edgespec.processes.trial import Verdict, attempt_in_child
 
 _ENCODER = "edgespec.llama.projector.encode"
-_MOST_S = 3600.0  # of processor time: the largest projectors compute for minutes on small processors
+_MAX_S = 3600.0  # of processor time: the largest projectors compute for minutes on small processors
 _STACK_BYTES = 8 << 20
-_MOST_KEPT = 256 << 20  # bytes of embeddings
+_MAX_KEPT = 256 << 20  # bytes of embeddings
 
 _may_read: ContextVar[bool] = ContextVar("may_read", default=True)
 
@@ -149,7 +149,7 @@ class ImageReader:
 
     def _forget_oldest(self) -> None:
         """Keep what there is room for, and the latest image in any case."""
-        room = _MOST_KEPT
+        room = _MAX_KEPT
         for key, (_, images) in reversed(list(self._read.items())):
             room -= sum(rows.values.nbytes for rows in images)
             if room < 0 and key != next(reversed(self._read)):
@@ -162,11 +162,11 @@ class ImageReader:
             "data": base64.b64encode(data).decode(),
             "orientation": orientation_of(data),
             "threads": self._threads,
-            "most_tokens": self._context,
-            "most_pixels": MOST_PIXELS,
+            "max_tokens": self._context,
+            "max_pixels": MAX_PIXELS,
         }
         verdict = attempt_in_child(
-            _ENCODER, request, subject=f"Reading {name}", cpu_s=_MOST_S, stack_bytes=_STACK_BYTES
+            _ENCODER, request, subject=f"Reading {name}", cpu_s=_MAX_S, stack_bytes=_STACK_BYTES
         )
         answer = verdict.answer
         if answer is None or "pieces" not in answer:

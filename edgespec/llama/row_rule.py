@@ -24,7 +24,7 @@ from edgespec.llama.runtime.batch import TokenBatch
 from edgespec.llama.runtime.context import Context
 
 # From 64 rows on, ggml's attention works on tiles of keys, whose rounding depends on the cells' positions.
-MOST_PADDED_ROWS = 60
+MAX_PADDED_ROWS = 60
 
 _ANY = 1 << 20  # more rows than any context has
 
@@ -40,7 +40,7 @@ class RowRule:
 
     multiple: int
     minimum: int
-    maximum: int = MOST_PADDED_ROWS
+    maximum: int = MAX_PADDED_ROWS
 
     def padded(self, rows: int) -> int:
         """Rows to decode for a tree of `rows` nodes."""

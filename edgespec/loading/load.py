@@ -28,7 +28,7 @@ from edgespec.kernels.native.build import build_once, needs_build
 from edgespec.kernels.rebuild import own_fault
 from edgespec.kernels.report_store import ensure_report, report_notes, stored_report
 from edgespec.kernels.setting import OWN, cost_of_missing, own_allowed
-from edgespec.llama.row_rule import MOST_PADDED_ROWS
+from edgespec.llama.row_rule import MAX_PADDED_ROWS
 from edgespec.llama.runtime.device_failures import shortages
 from edgespec.llama.runtime.vetting import require_loadable
 from edgespec.loading.arguments import LoadArguments, checked_config, takes_options
@@ -243,7 +243,7 @@ def try_kernels(state: LoadState) -> None:
         text = f"EdgeSpec's own kernels are not used: {problem}. {cost_of_missing(OWN)} {remedy}".rstrip()
         (state.warnings if remedy else state.notes).append(text)
     if not own_in_use():
-        state.config.speculation.require_exact_budget(MOST_PADDED_ROWS)
+        state.config.speculation.require_exact_budget(MAX_PADDED_ROWS)
 
 
 def _connect_workers(files: ModelFiles, state: LoadState) -> None:

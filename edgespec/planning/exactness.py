@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgespec.llama.row_rule import FREE, FREE_SPARING, MOST_PADDED_ROWS, SPARING, THOROUGH, Search
+from edgespec.llama.row_rule import FREE, FREE_SPARING, MAX_PADDED_ROWS, SPARING, THOROUGH, Search
 from edgespec.planning.plan import Plan
 
 _EXPERT_NODES = 8  # every node needs experts of its own, so that larger trees lose
@@ -32,4 +32,4 @@ def max_nodes(plan: Plan) -> int:
     """Nodes that a tree may have."""
     fixed = plan.config.speculation.tree_budget is not None
     nodes = _EXPERT_NODES if plan.holding.experts is not None and not fixed else plan.context.n_outputs
-    return min(nodes, MOST_PADDED_ROWS) if pads_rows(plan) else nodes
+    return min(nodes, MAX_PADDED_ROWS) if pads_rows(plan) else nodes

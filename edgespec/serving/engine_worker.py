@@ -50,7 +50,7 @@ class PendingAnswer(Pending[Chunk | PrefillProgress]):
         raw: the answer continues a text, so nothing in it is a thought or a tool call.
         scored_from: as of a `Request`.
         read_from: when its prompt began to be read, by the monotonic clock; 0 before.
-        told_at: when the client was last told how far that has come.
+        progress_at: when the client was last told how far that has come.
     """
 
     tokens: list[int]
@@ -61,7 +61,7 @@ class PendingAnswer(Pending[Chunk | PrefillProgress]):
     request: Request = field(init=False)
     said_something: bool = False
     read_from: float = 0.0
-    told_at: float = 0.0
+    progress_at: float = 0.0
 
     def __post_init__(self) -> None:
         self.request = Request(
@@ -84,8 +84,8 @@ class PendingAnswer(Pending[Chunk | PrefillProgress]):
     def tell_progress(self, read: int, total: int) -> None:
         """Say how much of the prompt was read, now and then; called by the worker's thread."""
         now = time.monotonic()
-        if read < total and now - self.told_at >= _TELL_EVERY_S:
-            self.told_at = now
+        if read < total and now - self.progress_at >= _TELL_EVERY_S:
+            self.progress_at = now
             self.deliver(PrefillProgress(read, total, now - self.read_from))
 
 

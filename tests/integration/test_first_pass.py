@@ -34,7 +34,7 @@ def open_streamed(model: Path, **options: Any) -> Engine:
 def apart(engine: Engine, monkeypatch: pytest.MonkeyPatch, config: GenerationConfig = CONFIG) -> Generation:
     """The answer if the prompt is read before the first tree."""
     with monkeypatch.context() as patch:
-        patch.setattr(Target, "most_unread", 0)
+        patch.setattr(Target, "max_unread", 0)
         engine.target.rewind(0)
         return engine.generate(PROMPT, config)
 

@@ -211,7 +211,7 @@ def test_images_are_not_read_where_nobody_may_wait(seeing: Path) -> None:
 def test_rows_are_known_for_as_long_as_somebody_holds_them(
     seeing: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgespec.images.reader._MOST_KEPT", 0)  # the latest image is kept in any case
+    monkeypatch.setattr("edgespec.images.reader._MAX_KEPT", 0)  # the latest image is kept in any case
     reader = ImageReader(seeing, None, threads=1, context=512)
     tokens = reader.read(PICTURE, "it")
     held = reader.placed(tokens)

@@ -72,7 +72,7 @@ class FakeTarget:
     """Verifies trees by the fixed function."""
 
     max_nodes = 16
-    most_unread = 0
+    max_unread = 0
     n_pending = 0
     max_leaves = 8
     max_sequences = 8
@@ -166,7 +166,7 @@ class FakeTarget:
         sequence: sequences.Sequence,
         *,
         on_progress: Callable[[int, int], None] | None = None,
-        most_unread: int = 0,
+        max_unread: int = 0,
     ) -> int:
         length = len(sequence.tokens) - 1
         sequence.cache = FakeCache(length)  # type: ignore[assignment]

@@ -84,7 +84,7 @@ def test_who_stops_early_leaves_a_free_engine() -> None:
         passes = target.passes
         target.on_pass = lambda: None
         assert target.sequences == [target.own], "all places are given back"
-        assert engine._usage._begun_turns() == []
+        assert engine._access._begun_turns() == []
         assert passes < 20
 
     with engine:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from edgespec.errors import ModelFileError, TemplateError, UsageError
-from edgespec.images.file import MOST_BYTES, check_image, read_image
+from edgespec.images.file import MAX_BYTES, check_image, read_image
 from edgespec.images.formats import Picture, orientation_of, read_picture
 from edgespec.images.parts import Image, WithPlaceholders, has_images, image_of
 from edgespec.images.projector import find_projector
@@ -93,7 +93,7 @@ def test_headers_of_photographs_tell_how_they_are_turned() -> None:
             png_of((b"IHDR", struct.pack(">II5x", 30_000, 30_000)), (b"IEND", b"")),
             "claims 30000 x 30000 pixels",
         ),
-        (bytes(MOST_BYTES + 1), "has more than 32 MiB"),
+        (bytes(MAX_BYTES + 1), "has more than 32 MiB"),
     ],
 )
 def test_other_files_are_refused(data: bytes, said: str) -> None:

@@ -15,7 +15,7 @@ from edgespec.files.user_folders import expanded
 if TYPE_CHECKING:
     from edgespec.images.parts import Image
 
-MOST_BYTES = 4 << 20
+MAX_BYTES = 4 << 20
 
 Attachments = Annotated[
     list[str] | None,
@@ -39,8 +39,8 @@ def read_attachment(name: str) -> tuple[Path, str]:
     """
     path = expanded(name)
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise UsageError(f"{name} has more than {MOST_BYTES >> 20} MiB.", "Attach a part of it.")
+        if path.stat().st_size > MAX_BYTES:
+            raise UsageError(f"{name} has more than {MAX_BYTES >> 20} MiB.", "Attach a part of it.")
         data = path.read_bytes()
     except OSError as error:
         raise UsageError(f"{name} cannot be read: {error.strerror}.", "Check the path.") from error

@@ -18,8 +18,7 @@ from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk, Generation
 from edgespec.images.parts import Image, image_of
 from edgespec.text.encoding import EncodedConversation
-
-_UNSEEN = "[An image was here, which this model cannot see.]\n"
+from edgespec.text.unreadable import note_for
 
 
 @dataclass(frozen=True)
@@ -415,6 +414,9 @@ def _with_parts(message: Mapping[str, Any], *, sees: bool) -> dict[str, Any]:
     if not images:
         return {"role": message["role"], "content": text}
     if not sees:
-        return {"role": message["role"], "content": "".join([*(_UNSEEN for _ in images), text])}
+        return {
+            "role": message["role"],
+            "content": "\n".join([*(note_for("An image") for _ in images), text]),
+        }
     parts = [*(image.part for image in images), {"type": "text", "text": text}]
     return {"role": message["role"], "content": parts}

@@ -94,12 +94,12 @@ def _read(model: Model, request: Mapping[str, Any]) -> Mapping[str, Any]:
     if not mtmd.mtmd_support_vision(context):
         raise _Refused("the projector reads no images")
     bitmap = _decoded(context, base64.b64decode(request["data"]))
-    if mtmd.mtmd_bitmap_get_nx(bitmap) * mtmd.mtmd_bitmap_get_ny(bitmap) > request["most_pixels"]:
+    if mtmd.mtmd_bitmap_get_nx(bitmap) * mtmd.mtmd_bitmap_get_ny(bitmap) > request["max_pixels"]:
         return {"why": "pixels"}
     bitmap = _turned(bitmap, request["orientation"])
     chunks = _chunks_of(context, bitmap)
     n_tokens = sum(mtmd.mtmd_input_chunk_get_n_tokens(chunk) for chunk in chunks)
-    if n_tokens > request["most_tokens"]:
+    if n_tokens > request["max_tokens"]:
         return {"why": "tokens", "tokens": n_tokens}
     pieces: list[list[int] | Mapping[str, Any]] = []
     rows: list[NDArray[np.float32]] = []

@@ -37,6 +37,11 @@ class AbortFlag:
         """True if decodes are being aborted."""
         return self._text[0] != b"\x00"
 
+    def check(self) -> None:
+        """Raise `DecodeAborted` if decodes are being aborted."""
+        if self.is_set:
+            raise DecodeAborted
+
     def install(self, params: Any) -> None:
         """Make a context's decodes obey this flag, if the C library's strlen can be found."""
         try:

@@ -8,6 +8,7 @@ from typing import Any
 
 from edgespec.serving.api.values import shown
 from edgespec.serving.api.warnings import Warnings
+from edgespec.text.unreadable import READS_TEXT, note_for
 
 _TEXTS = frozenset((None, "text", "input_text", "output_text", "summary_text", "reasoning_text"))
 THOUGHTS = frozenset(("thinking", "reasoning", "reasoning_text", "redacted_thinking"))
@@ -32,7 +33,6 @@ ADDRESS = "image_url"
 """The type of an image among parts, and its field: an object with a "url"."""
 
 _TEXT_FIELDS = ("text", "content", "output", "results", "refusal")
-_READS_TEXT = "This model reads text only."
 
 
 def text_of(content: object, warnings: Warnings, between: str = "") -> str:
@@ -114,8 +114,8 @@ def note(what: str, warnings: Warnings) -> str:
     Args:
         what: "An image", for example.
     """
-    warnings.add(f"{what} was replaced by a note. {_READS_TEXT}")
-    return f"[{what} was here. {_READS_TEXT}]"
+    warnings.add(f"{what} was replaced by a note. {READS_TEXT}")
+    return note_for(what)
 
 
 def _address(part: object) -> str | None:

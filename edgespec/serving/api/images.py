@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from edgespec.errors import UsageError
-from edgespec.images.file import MOST_BYTES, check_image
+from edgespec.images.file import MAX_BYTES, check_image
 from edgespec.images.parts import hash_of
 from edgespec.serving.api.contents import ADDRESS, Content, note
 from edgespec.serving.api.limits import Limits
@@ -16,7 +16,7 @@ from edgespec.serving.api.warnings import Warnings
 
 _SPACE = dict.fromkeys(map(ord, " \t\r\n"))
 _HEAD = 256  # characters in which a data URL has its type
-_MOST_CHARS = 4 * (MOST_BYTES // 3 + 2)
+_MAX_CHARS = 4 * (MAX_BYTES // 3 + 2)
 
 
 def blind() -> bool:
@@ -98,8 +98,8 @@ def data_of(url: str, name: str) -> bytes:
     if not comma or not head.lower().endswith(";base64"):
         raise UsageError(f"{name} is not in Base64.", "Send data:image/png;base64, and the data behind it.")
     data = url[len(head) + 1 :]
-    if len(data) > _MOST_CHARS:  # too large, whatever it is
-        raise UsageError(f"{name} has more than {MOST_BYTES >> 20} MiB.", "Make the image smaller.")
+    if len(data) > _MAX_CHARS:  # too large, whatever it is
+        raise UsageError(f"{name} has more than {MAX_BYTES >> 20} MiB.", "Make the image smaller.")
     try:
         found = base64.b64decode(data.translate(_SPACE), validate=True)
     except (binascii.Error, ValueError):

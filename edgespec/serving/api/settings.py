@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgespec.errors import UsageError
-from edgespec.generation.config import MAX_SEED, MOST_LOGPROBS, GenerationConfig
-from edgespec.generation.thinking import EFFORTS, MOST_BUDGET, think_text
+from edgespec.generation.config import MAX_LOGPROBS, MAX_SEED, GenerationConfig
+from edgespec.generation.thinking import EFFORTS, MAX_BUDGET, think_text
 from edgespec.serving.api.limits import LARGEST_COUNT, Limits
 from edgespec.serving.api.values import boolean, integer, wrong
 from edgespec.serving.api.warnings import Warnings
@@ -123,10 +123,10 @@ def _logprobs(body: Mapping[str, Any], *, chat: bool) -> int | None:
         given = body.get("logprobs")
         if given is None or given is False:
             return None
-        return 0 if given is True else integer(body, "logprobs", 0, MOST_LOGPROBS)
-    top = integer(body, "top_logprobs", 0, MOST_LOGPROBS)
+        return 0 if given is True else integer(body, "logprobs", 0, MAX_LOGPROBS)
+    top = integer(body, "top_logprobs", 0, MAX_LOGPROBS)
     if isinstance(body.get("logprobs"), int | float) and not isinstance(body["logprobs"], bool):
-        return max(top or 0, integer(body, "logprobs", 0, MOST_LOGPROBS) or 0)  # as for completions
+        return max(top or 0, integer(body, "logprobs", 0, MAX_LOGPROBS) or 0)  # as for completions
     return (top or 0) if boolean(body, "logprobs") or top else None
 
 
@@ -152,7 +152,7 @@ def read_think(body: Mapping[str, Any], warnings: Warnings) -> str | None:
     if own is not None:
         return think_text(own)
     given = kwargs or {}
-    budget = integer(given, "thinking_budget", 0, MOST_BUDGET)
+    budget = integer(given, "thinking_budget", 0, MAX_BUDGET)
     if budget is not None:
         return str(budget)
     switches = [given[name] for name in ("enable_thinking", "thinking") if given.get(name) is not None]

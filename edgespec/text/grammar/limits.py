@@ -16,7 +16,7 @@ from edgespec.errors import GrammarError
 from edgespec.generation.config import Grammar
 from edgespec.text.grammar.closing import closed_schema
 
-MOST_BYTES = 256 << 10
+MAX_BYTES = 256 << 10
 MAX_DEPTH = 100  # llguidance reads JSON up to a depth of 128, and wraps a schema before reading it
 
 # Beyond any of these, a grammar is tried in a child process first. The largest one within them takes less
@@ -50,9 +50,9 @@ def check(grammar: Grammar) -> None:
     """
     name = NAMES[grammar.kind]
     size = len(grammar.text.encode("utf-8", "replace"))
-    if size > MOST_BYTES:
+    if size > MAX_BYTES:
         raise GrammarError(
-            f"The {name} has {size:,} bytes; at most {MOST_BYTES:,} can be used.",
+            f"The {name} has {size:,} bytes; at most {MAX_BYTES:,} can be used.",
             "Shorten it, or split the task.",
         )
     if grammar.kind == "json_schema" and (depth := _json_depth(grammar.text)) > MAX_DEPTH:

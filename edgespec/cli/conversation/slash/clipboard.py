@@ -11,7 +11,7 @@ import sys
 from edgespec.cli.screen.results import ResultStream
 from edgespec.errors import OutputError
 
-_MOST_BYTES = 74_994  # what xterm accepts in one sequence
+_MAX_BYTES = 74_994  # what xterm accepts in one sequence
 
 
 def copy(text: str, terminal: ResultStream) -> str:
@@ -28,7 +28,7 @@ def copy(text: str, terminal: ResultStream) -> str:
                 continue
             return f"with {command[0]}"
     data = base64.b64encode(text.encode("utf-8", "replace"))
-    if len(data) > _MOST_BYTES:
+    if len(data) > _MAX_BYTES:
         raise OutputError(
             "The text is too long for the terminal's clipboard.", "Install xclip or wl-clipboard."
         )

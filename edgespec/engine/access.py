@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from edgespec.errors import BackendError, UsageError
 from edgespec.llama.runtime import forks
 from edgespec.llama.runtime.abort import AbortFlag, DecodeAborted
-from edgespec.progress import told_of_waiting
+from edgespec.progress import checked_while_waiting
 
 Answer = Generator[Any, None, None]
 Step = TypeVar("Step")
@@ -61,24 +61,7 @@ class _Turn:
         return self.said_to_end or answer is None or inspect.getgeneratorstate(answer) == inspect.GEN_CLOSED
 
 
-@contextmanager
-def ends_waiting(cancelled: Callable[[], bool], check: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """A context in which waiting for a child process ends with `DecodeAborted` once a call is cancelled.
-
-    Args:
-        check: called now and then; may raise.
-    """
-
-    def end_if_cancelled(_what: str, _seconds: float) -> None:
-        check()
-        if cancelled():
-            raise DecodeAborted
-
-    with told_of_waiting(end_if_cancelled):
-        yield
-
-
-class Usage:
+class ExclusiveAccess:
     """Controls the use of one engine's models.
 
     Args:
@@ -126,8 +109,13 @@ class Usage:
         """
         turn = _Turn()
 
+        def check() -> None:
+            self.check()
+            if turn.cancelled:
+                raise DecodeAborted
+
         def steps() -> Generator[Step, None, None]:
-            with ends_waiting(lambda: turn.cancelled, self.check):
+            with checked_while_waiting(check):
                 inner = begin()
             with self._taken(turn):
                 yield from inner
