@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from edgespec.arguments import checks_arguments
 from edgespec.engine.answer import Answer, AnswerObserver
 from edgespec.engine.drafting import Speculator
+from edgespec.engine.embedded_images import require_readable
 from edgespec.engine.requests import Request
 from edgespec.engine.scored_texts import scored_text
 from edgespec.engine.sequence import Sequence
@@ -134,7 +135,7 @@ class SequenceMaker:
         if self.encoder.images is None or min(prompt) >= 0:
             return ()
         images = self.encoder.images.placed(prompt)
-        self._target.require_readable(images)
+        require_readable(self._target.context, images)
         return images
 
     def for_request(self, request: Request) -> Sequence:

@@ -125,11 +125,12 @@ class Application:
         return handler
 
     async def _health(self, _http: HTTPRequest) -> Response:
-        trouble = self._worker.trouble
-        if not trouble:
+        reason = self._worker.failure
+        if not reason:
             return JSONResponse({"status": "ok"})
         # The reason may name files, and no key is needed to see this page.
-        reason = trouble if self._open else "The model failed; the server's output says why."
+        if not self._open:
+            reason = "The model failed; the server's output says why."
         return JSONResponse({"status": "unavailable", "reason": reason}, 503)
 
     async def _metrics(self, _http: HTTPRequest) -> Response:

@@ -16,14 +16,14 @@ from typing import Any
 from edgespec.generation.result import Generation
 from edgespec.images.reader import UnreadImage, without_reading
 from edgespec.images.rows import PlacedImage
-from edgespec.progress import told_of_waiting
+from edgespec.progress import checked_while_waiting
 from edgespec.serving.api.completion_request import (
     CompletionRequest,
     nth_config,
     read_request,
     with_system,
 )
-from edgespec.serving.api.endpoint import Endpoint, Event, ResponseBuilder
+from edgespec.serving.api.endpoint import DirectEndpoint, Endpoint, Event, PromptEndpoint, ResponseBuilder
 from edgespec.serving.api.images import without_data
 from edgespec.serving.api.limits import Limits
 from edgespec.serving.api.refusals import Refusal, ShuttingDown, Unavailable, logged_refusal
@@ -45,6 +45,7 @@ class _Exchange:
     """A request that was received, and its answers so far.
 
     Attributes:
+        endpoint: where it came to.
         raw: the answer continues a text.
         prompts: the tokens of each prompt.
         model: the one whose tokens these are.
@@ -54,6 +55,7 @@ class _Exchange:
     """
 
     request: CompletionRequest
+    endpoint: PromptEndpoint
     raw: bool
     prompts: list[list[int]]
     model: ServedModel
@@ -118,12 +120,12 @@ class CompletionHandler(RequestHandler[EngineWorker, Endpoint]):
             self.worker.metrics.prompt_accepted(n_tokens)
             sender.warnings = exchange.request.warnings
             model = exchange.request.model or self._model
-            builder = path.response_builder(
+            builder = exchange.endpoint.response_builder(
                 exchange.request, model=model, prompt_tokens=n_tokens, context=exchange.context
             )
             if exchange.request.stream:
                 events = self._events(exchange, slot, builder, sender)
-                await sender.stream(path, events, builder)
+                await sender.stream(exchange.endpoint, events, builder)
             else:
                 async for answer in self._answers(exchange, slot):
                     await self._answered(exchange, answer)
@@ -147,14 +149,14 @@ class CompletionHandler(RequestHandler[EngineWorker, Endpoint]):
             except UnreadImage:
                 return None
 
-        def end_if_abandoned(_what: str, _seconds: float) -> None:
+        def end_if_abandoned() -> None:
             if abandoned.is_set():
                 raise ShuttingDown
-            if self.worker.trouble:  # the model is not closed while it is borrowed
-                raise Unavailable(self.worker.trouble)
+            if self.worker.failure:  # the model is not closed while it is borrowed
+                raise Unavailable(self.worker.failure)
 
         def prepare() -> _Exchange | _DirectReply:
-            with told_of_waiting(end_if_abandoned):
+            with checked_while_waiting(end_if_abandoned):
                 return self._prepare(content, endpoint)
 
         try:
@@ -176,8 +178,8 @@ class CompletionHandler(RequestHandler[EngineWorker, Endpoint]):
             body = (
                 parse(content, values=limits.values + engine.context, depth=limits.depth) if content else {}
             )
-            if (reply := endpoint.reply(body, engine, limits)) is not None:
-                return _DirectReply(reply)
+            if isinstance(endpoint, DirectEndpoint):
+                return _DirectReply(endpoint.reply(body, engine, limits))
             translated = endpoint.translate(body)
             if translated.reply is not None:
                 return _DirectReply(translated.reply)
@@ -210,7 +212,7 @@ class CompletionHandler(RequestHandler[EngineWorker, Endpoint]):
         # A list: what calls turn out to be is added to it.
         request = replace(request, warnings=list(translated.warnings.sentences))
         raw = translated.raw or request.continues
-        return _Exchange(request, raw, prompts, served, translated.context, begun, images)
+        return _Exchange(request, endpoint, raw, prompts, served, translated.context, begun, images)
 
     async def _answered(self, exchange: _Exchange, answer: Generation) -> None:
         """Note an answer, and keep it before the client can send it back."""

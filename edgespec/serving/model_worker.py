@@ -127,7 +127,7 @@ class ModelWorker(ABC, Generic[ServedT, PendingT]):
         waiting: most requests in the queue, besides those being answered.
         parallel: most answers at once.
         reopen: loads the model again; takes a progress callback, which may raise to stop loading.
-        on_trouble: called with a sentence when the model fails, and when it is back.
+        on_status: called with a sentence when the model fails, and when it is back.
 
     Attributes:
         metrics: figures of all answers since the start.
@@ -138,13 +138,13 @@ class ModelWorker(ABC, Generic[ServedT, PendingT]):
         model: ServedT,
         waiting: int,
         reopen: Callable[[Progress], ServedT],
-        on_trouble: Callable[[str], None],
+        on_status: Callable[[str], None],
         *,
         parallel: int = 1,
     ) -> None:
         self._model: ServedT | None = model
         self._reopen = reopen
-        self._on_trouble = on_trouble
+        self._on_status = on_status
         self._parallel = parallel
         self._most = waiting + parallel
         self._open = 0  # requests that hold a slot
@@ -152,22 +152,22 @@ class ModelWorker(ABC, Generic[ServedT, PendingT]):
         self._queue: deque[PendingT] = deque()
         self._running: set[PendingT] = set()
         self._closing = False
-        self._trouble = ""
+        self._failure = ""
         self._retry_s = _RETRY_S
         self._retry_at = 0.0
         self._changed = threading.Condition()
         self.metrics = Metrics(
             queue_length=lambda: len(self._queue),
             in_flight=lambda: len(self._running),
-            is_up=lambda: not self._trouble,
+            is_up=lambda: not self._failure,
         )
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
         self._thread.start()
 
     @property
-    def trouble(self) -> str:
+    def failure(self) -> str:
         """The reason why nothing can be answered now; empty if nothing is wrong."""
-        return self._trouble
+        return self._failure
 
     @contextmanager
     def queue_slot(self) -> Iterator[QueueSlot]:
@@ -209,7 +209,7 @@ class ModelWorker(ABC, Generic[ServedT, PendingT]):
     def _loaded(self, expected: ServedT | None) -> ServedT:
         """The loaded model; called with the lock held, raises as `borrowed`."""
         if self._model is None or (expected is not None and self._model is not expected):
-            raise Unavailable(self._trouble)
+            raise Unavailable(self._failure)
         return self._model
 
     def submit(self, pending: PendingT, model: ServedT) -> None:
@@ -294,7 +294,7 @@ class ModelWorker(ABC, Generic[ServedT, PendingT]):
                 self._answer_requests(self._model)
                 continue
             while (pending := self._take()) is not None:
-                self._done(pending, Unavailable(self._trouble))
+                self._done(pending, Unavailable(self._failure))
             if time.monotonic() >= self._retry_at:
                 self._load()
 
@@ -306,7 +306,7 @@ class ModelWorker(ABC, Generic[ServedT, PendingT]):
             if not self._closing:
                 log_bug(error)  # once, however many clients there are
                 # Set before the clients get the error, as they may query /health next.
-                self._trouble = reason_of(error)
+                self._failure = reason_of(error)
             for pending in tuple(self._running):
                 self._done(pending, refusal_for(error))
             if not self._closing:
@@ -329,7 +329,7 @@ class ModelWorker(ABC, Generic[ServedT, PendingT]):
 
     def _fail(self, error: Exception) -> None:
         """The model can no longer be trusted: close it, and have it reloaded."""
-        self._on_trouble(f"The model failed and is being reloaded: {reason_of(error)}")
+        self._on_status(f"The model failed and is being reloaded: {reason_of(error)}")
         with suppress(Exception):  # closing a failed model may fail too; it is replaced anyway
             self._close_model()
         self._retry_s, self._retry_at = _RETRY_S, time.monotonic()
@@ -349,13 +349,13 @@ class ModelWorker(ABC, Generic[ServedT, PendingT]):
         try:
             model = self._reopen(end_if_closing)
         except (Exception, KeyboardInterrupt) as error:  # the latter if loading was stopped
-            if isinstance(error, Exception) and reason_of(error) != self._trouble:
+            if isinstance(error, Exception) and reason_of(error) != self._failure:
                 log_bug(error)
-            self._trouble = reason_of(error)
+            self._failure = reason_of(error)
             self._retry_at = time.monotonic() + self._retry_s
             self._retry_s = min(2 * self._retry_s, _LONGEST_RETRY_S)
             return
         with self._changed:
             self._model = model
-            self._trouble = ""
-        self._on_trouble("Reloaded the model.")
+            self._failure = ""
+        self._on_status("Reloaded the model.")

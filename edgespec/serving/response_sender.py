@@ -11,7 +11,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
-from edgespec.serving.api.endpoint import Endpoint, Event, ResponseBuilder
+from edgespec.serving.api.endpoint import Event, PromptEndpoint, ResponseBuilder
 from edgespec.serving.api.refusals import Refusal
 from edgespec.serving.engine_worker import PrefillProgress
 
@@ -87,7 +87,7 @@ class ResponseSender:
 
     async def stream(
         self,
-        endpoint: Endpoint,
+        endpoint: PromptEndpoint,
         events: AsyncGenerator[Event | PrefillProgress, None],
         builder: ResponseBuilder,
     ) -> None:
@@ -119,7 +119,7 @@ class ResponseSender:
 
 async def _framed(
     events: AsyncGenerator[Event | PrefillProgress, None],
-    endpoint: Endpoint,
+    endpoint: PromptEndpoint,
     builder: ResponseBuilder,
     half_closed: asyncio.Event,
 ) -> AsyncGenerator[bytes, None]:

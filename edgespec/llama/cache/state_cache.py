@@ -136,8 +136,8 @@ class StateCache:
         """Do nothing: cells are never moved."""
 
     def appended(self, n_tokens: int) -> None:
-        """Never called: texts do not share passes."""
-        raise NotImplementedError
+        """Do nothing: there are no shared passes, so only `append` reads a prompt."""
+        assert not n_tokens
 
     def try_branches(self, batch: TokenBatch, rows: int = 0, certain: int = 0) -> None:
         """Decode a tree after the text, of which `commit` keeps one path.

@@ -7,7 +7,7 @@ from typing import Any
 from edgespec.serving.anthropic.message_builder import PING, MessageBuilder
 from edgespec.serving.anthropic.translation import as_chat
 from edgespec.serving.api.completion_request import CompletionRequest
-from edgespec.serving.api.endpoint import Endpoint, Event, ResponseBuilder, TranslatedRequest
+from edgespec.serving.api.endpoint import Event, PromptEndpoint, ResponseBuilder, TranslatedRequest
 from edgespec.serving.api.refusals import Refusal
 from edgespec.serving.api.warnings import Warnings
 
@@ -22,7 +22,7 @@ _ERRORS = {
 }
 
 
-class MessagesEndpoint(Endpoint):
+class MessagesEndpoint(PromptEndpoint):
     """`/v1/messages`, or its `count_tokens`.
 
     Args:

@@ -102,7 +102,36 @@ class TranslatedRequest:
     context: Any = None
 
 
-class Endpoint(ABC):
+class _EndpointBase(ABC):
+    """A path that clients send requests to."""
+
+    @property
+    @abstractmethod
+    def waits(self) -> bool:
+        """True if requests wait for the model, and so take a place in the queue."""
+
+    def failure(self, refusal: Refusal) -> Event:
+        """The body of an error."""
+        return refusal.body
+
+
+class DirectEndpoint(_EndpointBase):
+    """A path that asks about the model and not for its words."""
+
+    @property
+    def waits(self) -> bool:
+        return False
+
+    @abstractmethod
+    def reply(self, body: object, engine: Engine, limits: Limits) -> Event:
+        """The answer to a request.
+
+        Raises:
+            UsageError: the request is wrong.
+        """
+
+
+class PromptEndpoint(_EndpointBase):
     """A path that answers prompts.
 
     Attributes:
@@ -117,12 +146,7 @@ class Endpoint(ABC):
 
     @property
     def waits(self) -> bool:
-        """True if requests wait for the model, and so take a place in the queue."""
         return not self.counts
-
-    def reply(self, body: object, engine: Engine, limits: Limits) -> Event | None:
-        """The answer, on a path that asks about the model and not for its words; None on others."""
-        return None
 
     @abstractmethod
     def translate(self, body: object) -> TranslatedRequest:
@@ -147,10 +171,6 @@ class Endpoint(ABC):
         """The answer of a path that counts tokens."""
         return {"input_tokens": prompt_tokens}
 
-    def failure(self, refusal: Refusal) -> Event:
-        """The body of an error."""
-        return refusal.body
-
     def frame(self, event: Event) -> bytes:
         """An event of a stream as it is sent."""
         name = f"event: {event['type']}\n" if "type" in event else ""
@@ -169,7 +189,10 @@ class Endpoint(ABC):
         return f": reading the prompt: {progress}\n\n".encode()
 
 
-class CompletionsEndpoint(Endpoint):
+Endpoint = DirectEndpoint | PromptEndpoint
+
+
+class CompletionsEndpoint(PromptEndpoint):
     """`/v1/chat/completions` and `/v1/completions` of the OpenAI API."""
 
     last = b"data: [DONE]\n\n"
@@ -209,7 +232,7 @@ class ResponseContext:
     asked: bytes | None
 
 
-class ResponsesEndpoint(Endpoint):
+class ResponsesEndpoint(PromptEndpoint):
     """`/v1/responses` of the OpenAI API."""
 
     def __init__(self) -> None:

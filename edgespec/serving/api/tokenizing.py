@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import UsageError
 from edgespec.serving.api.completion_request import check_size, check_tokens
-from edgespec.serving.api.endpoint import Endpoint, Event, TranslatedRequest
+from edgespec.serving.api.endpoint import DirectEndpoint, Event
 from edgespec.serving.api.limits import Limits
 from edgespec.serving.api.messages import read_messages
 from edgespec.serving.api.values import boolean, wrong
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
 
 
-class TokenizerEndpoint(Endpoint):
+class TokenizerEndpoint(DirectEndpoint):
     """A path that turns text into tokens or back.
 
     Args:
@@ -30,20 +30,10 @@ class TokenizerEndpoint(Endpoint):
     def __init__(self, reply: Callable[[dict[str, Any], Engine, Limits], Event]) -> None:
         self._reply = reply
 
-    @property
-    def waits(self) -> bool:
-        return False
-
     def reply(self, body: object, engine: Engine, limits: Limits) -> Event:
         if not isinstance(body, dict):
             raise UsageError("The body is not a JSON object.")
         return self._reply(body, engine, limits)
-
-    def translate(self, body: object) -> TranslatedRequest:
-        raise NotImplementedError("every request has its reply")
-
-    def response_builder(self, request: Any, *, model: str, prompt_tokens: int, context: Any) -> Any:
-        raise NotImplementedError("every request has its reply")
 
 
 def tokenized(body: dict[str, Any], engine: Engine, limits: Limits) -> Event:

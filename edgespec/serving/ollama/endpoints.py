@@ -6,8 +6,8 @@ from typing import Any
 
 from edgespec.serving.api.completion_request import CompletionRequest
 from edgespec.serving.api.endpoint import (
-    Endpoint,
     Event,
+    PromptEndpoint,
     ResponseBuilder,
     TranslatedRequest,
     json_line,
@@ -18,7 +18,7 @@ from edgespec.serving.ollama.response_builder import OllamaBuilder
 from edgespec.serving.ollama.translation import chat_as_chat, generate_as_chat, only_loads
 
 
-class OllamaEndpoint(Endpoint):
+class OllamaEndpoint(PromptEndpoint):
     """`/api/chat`, or `/api/generate`.
 
     Args:
