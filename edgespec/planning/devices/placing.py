@@ -32,9 +32,7 @@ from edgespec.units import readable
 
 MARGIN = 0.05  # of a card's free memory, left to other programs
 _FASTER = 0.95  # of the time with whole layers, that a split must not exceed
-_RESERVE = (
-    256 << 20
-)  # bytes at least, for kernels, handles and streams, which a driver allocates while computing
+_RESERVE = 256 << 20  # bytes at least, for what a driver allocates while computing
 RESERVED_SHARE = 16  # of a card's memory, no more than one part in so many is reserved
 
 
@@ -72,12 +70,8 @@ def place_on_cards(
             raise _no_room_for_attention(cards.devices, needs, files)
         return min(splits, key=costs.seconds)
     if request.layers == AUTO:
-        read_s = layer_bytes / request.read_rate
-        slower = [replace(place, layer_s=CLEARLY_FASTER * place.layer_s) for place in places]
-        disk = DeviceCapacity(layer_bytes * len(sizes), max(own_s, read_s))
-        assignment = assign_layers(len(sizes), layer_bytes, [DeviceCapacity(here, own_s), *slower, disk])
-        assert assignment is not None  # the disk holds everything
-        counts = list(assignment[1:-1])
+        disk = DeviceCapacity(layer_bytes * len(sizes), max(own_s, layer_bytes / request.read_rate))
+        counts = _fastest_counts(len(sizes), layer_bytes, DeviceCapacity(here, own_s), places, disk)
     else:
         wanted = request.wanted(len(sizes))
         counts = list(fill_devices(wanted, layer_bytes, places))
@@ -92,6 +86,20 @@ def place_on_cards(
         return whole
     split = min(splits, key=costs.seconds, default=whole)
     return split if costs.seconds(split) < _FASTER * costs.seconds(whole) else whole
+
+
+def _fastest_counts(
+    n_layers: int,
+    layer_bytes: int,
+    here: DeviceCapacity,
+    places: Sequence[DeviceCapacity],
+    disk: DeviceCapacity,
+) -> list[int]:
+    """The layers on each card with which a pass takes the least time."""
+    slower = [replace(place, layer_s=CLEARLY_FASTER * place.layer_s) for place in places]
+    assignment = assign_layers(n_layers, layer_bytes, [here, *slower, disk])
+    assert assignment is not None  # the disk holds everything
+    return list(assignment[1:-1])
 
 
 def card_room(card: Card, target: Footprint, here: int) -> int:
