@@ -25,12 +25,12 @@ from edgespec.processes.trial import Verdict, attempt_in_child
 from edgespec.progress import report_waiting
 from edgespec.serving.api.limits import Limits
 from tests.serving import CHAT, RESPONSE, Running, serving
-from tests.tiny_images import ROWS, png, write_seeing
+from tests.tiny_images import ROWS, png, png_of, write_seeing
 from tests.waiting import PATIENCE_S, wait_until
 
 PICTURE, ANOTHER = png(), png(seed=2)
 SVG = b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>'
-HUGE = b"BM" + bytes(12) + struct.pack("<Iii", 40, 32_768, 21_845)  # 2 GiB of pixels
+HUGE = png_of((b"IHDR", struct.pack(">II5x", 32_768, 21_845)), (b"IEND", b""))  # 2 GiB of pixels
 TEXT = "one two one two one two one"
 MANY = 24  # tokens of an answer
 MESSAGES = "/v1/messages"
@@ -49,14 +49,8 @@ def bomb() -> bytes:
     packer = zlib.compressobj(9, wbits=-15)
     block = packer.compress(bytes(1 << 20)) + packer.flush(zlib.Z_FULL_FLUSH)  # may be repeated
     lines = b"\x78\xda" + 4096 * block + packer.flush()
-    start = png(16, 16)[:33]
-    return (
-        start
-        + struct.pack(">I", len(lines))
-        + b"IDAT"
-        + lines
-        + struct.pack(">I", zlib.crc32(b"IDAT" + lines))
-    )
+    header = struct.pack(">IIBBBBB", 16, 16, 8, 2, 0, 0, 0)
+    return png_of((b"IHDR", header), (b"IDAT", lines), (b"IEND", b""))
 
 
 @pytest.fixture(scope="module")
