@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from edgespec.images.projector import kind_of
 from edgespec.models.gguf.types import GGUFHeader
 
 TYPICAL = (1024, 768)
@@ -43,9 +44,8 @@ class ProjectorFacts:
     @classmethod
     def of(cls, header: GGUFHeader) -> ProjectorFacts:
         """What a header says."""
-        kind = header.metadata.get("clip.vision.projector_type") or header.metadata.get("clip.projector_type")
-        said = kind if isinstance(kind, str) else ""
-        return cls(header.path.name, header.file_bytes, said, _tokens(header.metadata, said))
+        kind = kind_of(header)
+        return cls(header.path.name, header.file_bytes, kind, _tokens(header.metadata, kind))
 
     @property
     def reading_bytes(self) -> int:

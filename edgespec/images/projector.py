@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from edgespec.errors import ModelFileError, UsageError
+from edgespec.images.families import go_together
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub.projectors import choose_projector, projectors_around
@@ -20,19 +21,22 @@ def find_projector(model: Path, given: Path | None) -> GGUFHeader:
     """The header of the projector that is named, or of the one beside the model.
 
     Raises:
-        UsageError: there is none, or there are several.
-        ModelFileError: the file that is named is no projector of images.
+        UsageError: there is none that can be used, or there are several.
+        ModelFileError: the file that is named is no projector of images, or none of this model.
     """
+    target = read_header(model)
     if given is not None:
         header = read_header(given)
-        if fault := _fault(header):
+        if fault := _fault(header, target):
             raise ModelFileError(f"{given} {fault}.", "Name the projector of the model.")
         return header
-    found = _beside(model)
+    found, refused = _beside(target)
     if not found:
+        reason = (
+            refused[0] if refused else f"{model.name} has no projector beside it, so it cannot see images."
+        )
         raise UsageError(
-            f"{model.name} has no projector beside it, so it cannot see images.",
-            f"Put its {_USUAL} into {model.parent}, or name it with {named('mmproj', 'FILE')}.",
+            reason, f"Put its {_USUAL} into {model.parent}, or name it with {named('mmproj', 'FILE')}."
         )
     if len(found) > 1:
         chosen = choose_projector([header.path.name for header in found], model.name)
@@ -46,22 +50,37 @@ def find_projector(model: Path, given: Path | None) -> GGUFHeader:
     return found[0]
 
 
-def _beside(model: Path) -> list[GGUFHeader]:
-    """The projectors around the model: those of its width, if any state it."""
-    headers = []
-    for path in projectors_around(model):
+def kind_of(header: GGUFHeader) -> str:
+    """The type of a projector of images, such as "gemma3"; empty if its file does not state it."""
+    kind = header.metadata.get("clip.vision.projector_type") or header.metadata.get("clip.projector_type")
+    return kind if isinstance(kind, str) else ""
+
+
+def _beside(target: GGUFHeader) -> tuple[list[GGUFHeader], list[str]]:
+    """The projectors around a model, those of its width if any state it; and why others cannot be used."""
+    usable, refused = [], []
+    for path in projectors_around(target.path):
         try:
-            headers.append(read_header(path))
-        except ModelFileError:  # a partial download, for example
+            header = read_header(path)
+        except ModelFileError as error:  # a partial download, for example
+            refused.append(error.what)
             continue
-    usable = [header for header in headers if not _fault(header)]
-    width = read_header(model).embedding_length
+        if fault := _fault(header, target):
+            refused.append(f"{path.name} beside {target.path.name} {fault}.")
+        else:
+            usable.append(header)
     # Some files state the width of an inner layer, so it decides only between several.
-    return [header for header in usable if header.metadata.get(_WIDTH) == width] or usable
+    matching = [header for header in usable if header.metadata.get(_WIDTH) == target.embedding_length]
+    return matching or usable, refused
 
 
-def _fault(header: GGUFHeader) -> str:
-    """The fault of a projector, as the end of a sentence; empty if there is none."""
+def _fault(header: GGUFHeader, target: GGUFHeader) -> str:
+    """The fault of a projector for a model, as the end of a sentence; empty if there is none."""
     if header.metadata.get("general.architecture") != _ARCHITECTURE:
         return "is not a projector"
-    return "" if header.metadata.get(_SEES) else "is a projector that reads no images"
+    if not header.metadata.get(_SEES):
+        return "is a projector that reads no images"
+    kind = kind_of(header)
+    if kind and not go_together(kind, target.architecture):
+        return f"is a projector of the type {kind}, which no {target.architecture} model has"
+    return ""

@@ -132,13 +132,13 @@ def test_list_show_and_remove(server: HubServer, tmp_path: Path, capsys: pytest.
 def test_a_projector_comes_and_goes_with_its_models(
     server: HubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    written = write_projector(tmp_path / "written.gguf", "gemma3")
+    written = write_projector(tmp_path / "written.gguf", "idefics3", longest_edge=64)
     for label in ("F32", "F16", "BF16"):
         server.repositories[REPO][f"mmproj-Small-{label}.gguf"] = written.read_bytes()
     server.repositories[REPO]["mmproj-Small-F16.gguf"] += bytes(64)  # a blob of its own
     code, out, _ = run(capsys, "models", "show", f"{REPO}:Q4_0", "--json")
     shown = json.loads(out)["projector"]
-    assert (code, shown["name"], shown["tokens"]) == (0, "mmproj-Small-F16.gguf", 16)
+    assert (code, shown["name"], shown["tokens"]) == (0, "mmproj-Small-F16.gguf", 80)
     code, out, err = run(capsys, "models", "pull", f"{REPO}:Q4_0")
     model = Path(out.strip())
     projector = model.with_name("mmproj-Small-F16.gguf")
@@ -156,7 +156,7 @@ def test_a_projector_comes_and_goes_with_its_models(
     assert out.count("hub, sees images") == 2
     _, out, _ = run(capsys, "models", "show", f"{REPO}:Q4_0")
     assert "mmproj-Small-F16.gguf (" in out
-    assert "16 tokens for 1024 x 768 pixels" in out
+    assert "80 tokens for 1024 x 768 pixels" in out
     _, out, _ = run(capsys, "models", "remove", f"{REPO}:Q8_0", "--yes", "--json")
     assert {row["kind"] for row in json.loads(out)["removed"]} == {"model"}  # the other one sees by it
     _, out, _ = run(capsys, "models", "remove", f"{REPO}:Q4_0", "--yes", "--json")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from edgespec.errors import ModelFileError, TemplateError, UsageError
+from edgespec.images.families import go_together
 from edgespec.images.file import MAX_BYTES, check_image, read_image
 from edgespec.images.formats import Picture, orientation_of, read_picture
 from edgespec.images.parts import Image, WithPlaceholders, has_images, image_of
@@ -241,14 +242,40 @@ def test_a_projector_is_found_beside_the_model(smol_path: Path, tmp_path: Path) 
     with pytest.raises(UsageError, match="no projector beside it"):
         find_projector(model, None)
     (tmp_path / "mmproj-partial.gguf").write_bytes(b"GGUF")
+    with pytest.raises(UsageError, match=r"mmproj-partial\.gguf") as refused:
+        find_projector(model, None)
+    assert "no projector" not in str(refused.value)
     first = write_projector(tmp_path / "mmproj-a.gguf", "idefics3")
     assert find_projector(model, None).path == first
-    second = write_projector(tmp_path / "mmproj-b.gguf", "gemma3")
+    second = write_projector(tmp_path / "mmproj-b.gguf", "idefics3")
     with pytest.raises(UsageError, match=r"mmproj-a\.gguf, mmproj-b\.gguf"):
         find_projector(model, None)
     assert find_projector(model, second).path == second
     with pytest.raises(ModelFileError, match="is not a projector"):
         find_projector(model, model)
+
+
+def test_a_projector_of_another_family_is_refused(smol_path: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model.gguf"
+    model.symlink_to(smol_path)
+    said = r"mmproj-b\.gguf.* is a projector of the type gemma3, which no llama model has"
+    other = write_projector(tmp_path / "mmproj-b.gguf", "gemma3")
+    with pytest.raises(UsageError, match=said):
+        find_projector(model, None)
+    with pytest.raises(ModelFileError, match=said):
+        find_projector(model, other)
+    own = write_projector(tmp_path / "mmproj-a.gguf", "idefics3")
+    assert find_projector(model, None).path == own
+
+
+def test_projectors_that_go_with_any_model_are_not_refused() -> None:
+    assert go_together("qwen3vl_merger", "qwen35")
+    assert not go_together("qwen2vl_merger", "qwen35")
+    assert not go_together("qwen3vl_merger", "llama")
+    assert not go_together("idefics3", "gemma3")
+    for kind in ("idefics3", "mlp", "of a later version"):
+        assert go_together(kind, "llama")
+    assert go_together("mlp", "gemma3")
 
 
 # The command line.

@@ -64,7 +64,7 @@ def test_one_of_several_conversions_is_used(smol_path: Path, tmp_path: Path) -> 
     model = tmp_path / "model.gguf"
     model.symlink_to(smol_path)
     for label in ("F32", "f16", "BF16"):
-        write_projector(tmp_path / f"mmproj-model-{label}.gguf", "gemma3")
+        write_projector(tmp_path / f"mmproj-model-{label}.gguf", "idefics3")
     assert find_projector(model, None).path.name == "mmproj-model-f16.gguf"
 
 
