@@ -1,15 +1,30 @@
-"""Commands that install llama.cpp again, for hints: only those that exist where EdgeSpec is installed."""
+"""Commands for hints: only those that exist where EdgeSpec is installed."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
+import shutil
+import sys
 from importlib import metadata
 from pathlib import Path
 
 from edgespec.prebuilt import PACKAGE, installed_wheel
 
 _SCRIPT = Path(__file__).parents[1] / "scripts" / "setup.py"
+
+
+def module_command(module: str) -> str:
+    """Return a shell command that runs a module of this environment, whether or not that is activated.
+
+    Environments that pipx and uvx make are not: python is another one there.
+    """
+    here, found = Path(sys.executable), shutil.which("python")
+    if found is not None and Path(found).absolute().parent == here.parent:
+        return f"python -m {module}"
+    program = here.relative_to(Path.cwd()) if here.is_relative_to(Path.cwd()) else here
+    return f"{shlex.quote(str(program))} -m {module}"
 
 
 def install_command(*, rebuild: bool = False, environment: str = "") -> str:

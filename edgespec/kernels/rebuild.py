@@ -31,5 +31,5 @@ def own_fault(faulty: str) -> tuple[str, str]:
     if (failure := known_failure()) is not None:
         return str(failure).splitlines()[0].rstrip(":"), failure.remedy
     if library_path() is None:
-        return "they were not compiled", f"To compile them: {COMMAND}"
+        return "they were not compiled yet", f"The next start of a model compiles them; so does: {COMMAND}"
     return library.problem(), ""

@@ -27,10 +27,11 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from edgespec.installation import module_command
 from edgespec.prebuilt import installed_wheel
 
 SOURCES = Path(__file__).parent
-COMMAND = "python -m edgespec.kernels.native.build"
+COMMAND = module_command("edgespec.kernels.native.build")
 
 _MANIFEST = "sources.txt"
 _GATE = "processor.cpp"  # knows which instruction sets the processor has
