@@ -8,7 +8,7 @@ from edgespec.config import Config
 from edgespec.costs.curves import Curve
 from edgespec.costs.planned_weights import PlannedWeights
 from edgespec.costs.planner import USUAL_OVERHEAD, DraftingCosts, TargetPasses, alternatives, best
-from edgespec.costs.prompts import USUAL_ANSWER, usual_prompt
+from edgespec.costs.prompts import USUAL_ANSWER
 from edgespec.costs.sending import LARGEST, NEVER, HostCosts, HostProducts, choose_products
 from edgespec.costs.yields import USUAL_AGREEMENT, expected_yields
 from edgespec.kernels.layouts import measured_products
@@ -20,7 +20,7 @@ from edgespec.models.gguf.layers import ModelFiles
 from edgespec.planning.devices.assignment import LayerAssignment, layer_tensors, usual_type
 from edgespec.planning.devices.cards import Card, Cards
 
-_ROWS_OF_PIECES = LARGEST  # in which a prompt is read
+_QUESTION = USUAL_ANSWER  # tokens that a turn adds to a conversation before its answer
 
 
 def host_products(
@@ -49,19 +49,17 @@ def host_products(
     step_s = costs.card if drafter_elsewhere else costs.usual
     drafting = _drafting(config, drafter, step_s)
     most = config.speculation.tree_budget or USUAL_NODES
-    prompt = usual_prompt(config.model.context)
     holding = PlannedWeights(0, 0, target.tensor_bytes)
 
     def speed(seconds: Curve) -> float:
-        """Tokens per second of a usual answer, with what reading its prompt takes."""
+        """Tokens per second of a usual answer, with what reading its question takes."""
 
         def pass_s(rows: int) -> float:
             return here * seconds.at(rows) + assignment.lent_bytes * costs.card.at(rows)
 
         passes = TargetPasses(Curve.through((rows, pass_s(rows)) for rows in seconds.rows))
         speed = best(alternatives(holding, passes, drafting, most)).tokens_per_second
-        prompt_s = prompt / _ROWS_OF_PIECES * pass_s(_ROWS_OF_PIECES)
-        return USUAL_ANSWER / (USUAL_ANSWER / speed + prompt_s)
+        return USUAL_ANSWER / (USUAL_ANSWER / speed + pass_s(_QUESTION))
 
     return choose_products(costs, speed)
 

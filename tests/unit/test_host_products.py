@@ -63,7 +63,7 @@ def test_a_fast_link_is_sent_weights_for_trees() -> None:
 
 def test_weights_are_sent_from_the_row_on_that_takes_longer_than_the_link() -> None:
     """A GB takes 1/3 s over the link and 0.005 on the card; 3 rows take 0.3 s here, and 4 take 0.4 s."""
-    found = chosen(3e9, draft="none", context=100_000)  # a long prompt, so that large passes count
+    found = chosen(3e9, draft="none")  # a question of 128 tokens takes longer here than its answer saves
     assert found is not None
     assert (found.rearranged, found.sent_from) == (False, 4)
 
@@ -72,12 +72,6 @@ def test_a_slow_link_leaves_rearranged_weights_to_the_processor() -> None:
     found = chosen(1e9)
     assert found is not None
     assert (found.rearranged, found.sent_from) == (True, NEVER)
-
-
-def test_without_drafts_and_long_prompts_single_rows_decide() -> None:
-    found = chosen(3e9, draft="none", context=16)
-    assert found is not None
-    assert found.rearranged
 
 
 @pytest.mark.parametrize(
