@@ -1,8 +1,9 @@
-"""Facts in a projector's header: its size, and the tokens of an image where they follow from it."""
+"""Facts in a projector's header: its size, and what an image takes where that follows from it."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,18 +35,26 @@ class ProjectorFacts:
         n_bytes: of its file.
         kind: such as "gemma3".
         tokens: of a typical picture, without marks around it; None if they do not follow from the header.
+        products: multiplications that reading such a picture takes; None likewise.
+        seconds: that reading it takes at least, estimated; None if there is nothing to estimate it by.
     """
 
     name: str
     n_bytes: int
     kind: str
     tokens: int | None
+    products: int | None = None
+    seconds: float | None = None
 
     @classmethod
     def of(cls, header: GGUFHeader) -> ProjectorFacts:
         """What a header says."""
         kind = kind_of(header)
-        return cls(header.path.name, header.file_bytes, kind, _tokens(header.metadata, kind))
+        division = _division(header.metadata, kind)
+        if division is None:
+            return cls(header.path.name, header.file_bytes, kind, None)
+        products = division.parts * _products(header, division)
+        return cls(header.path.name, header.file_bytes, kind, division.parts * division.rows, products)
 
     @property
     def reading_bytes(self) -> int:
@@ -59,12 +68,30 @@ class ProjectorFacts:
             "bytes": self.n_bytes,
             "type": self.kind,
             "tokens": self.tokens,
+            "seconds": None if self.seconds is None else round(self.seconds, 1),
             "of_pixels": list(TYPICAL),
             "reading_bytes": self.reading_bytes,
         }
 
 
-def _tokens(metadata: dict[str, Any], kind: str) -> int | None:
+@dataclass(frozen=True)
+class _Division:
+    """How a projector divides a typical picture.
+
+    Attributes:
+        parts: that are read one by one.
+        patches: of each part.
+        rows: of embeddings that each becomes.
+    """
+
+    parts: int
+    patches: int
+    rows: int
+
+
+def _division(metadata: Mapping[str, Any], kind: str) -> _Division | None:
+    """The division of a typical picture; None if it does not follow from the header."""
+
     def number(name: str, otherwise: int = 0) -> int:
         value = metadata.get(f"clip.vision.{name}")
         return value if isinstance(value, int) and value > 0 else otherwise
@@ -73,19 +100,31 @@ def _tokens(metadata: dict[str, Any], kind: str) -> int | None:
     if not patch or f"clip.vision.{_GRID}" in metadata:
         return None
     if kind in _DYNAMIC:
-        tokens = math.prod(round(length / (2 * patch)) for length in TYPICAL)
-        if tokens <= _MAX_DYNAMIC:
-            return tokens
-        smaller = math.sqrt(math.prod(TYPICAL) / _MAX_DYNAMIC)  # pixels of the picture for a side of a token
-        return math.prod(int(length / smaller) for length in TYPICAL)
+        rows = math.prod(round(length / (2 * patch)) for length in TYPICAL)
+        if rows > _MAX_DYNAMIC:
+            smaller = math.sqrt(math.prod(TYPICAL) / _MAX_DYNAMIC)  # pixels for a side of a token
+            rows = math.prod(int(length / smaller) for length in TYPICAL)
+        return _Division(1, 4 * rows, rows)
     merged = number("projector.scale_factor", _MERGED.get(kind, 0))
     if not side or not merged or kind not in (*_FIXED, _DIVIDED):
         return None
-    rows = (side // patch) ** 2 // merged**2
+    patches = (side // patch) ** 2
     if kind in _FIXED:
-        return rows
+        return _Division(1, patches, patches // merged**2)
     longest = number(_LONGEST)
     if not longest:  # older files, which do not say how images are divided
         return None
     parts = math.prod(math.ceil(longest * length / max(TYPICAL) / side) for length in TYPICAL)
-    return rows * (1 + parts)  # the whole picture, and its parts
+    return _Division(1 + parts, patches, patches // merged**2)  # the whole picture, and its parts
+
+
+def _products(header: GGUFHeader, division: _Division) -> int:
+    """Multiplications that one part takes: of patches with the encoder's matrices, and with each other."""
+    sizes = {tensor.name: math.prod(tensor.shape) for tensor in header.tensors if len(tensor.shape) > 1}
+    encoder = sum(size for name, size in sizes.items() if name.startswith("v.blk."))
+    rest = sum(size for name, size in sizes.items() if name.startswith(("mm.", "v.deepstack.")))
+    width, layers = (
+        header.metadata.get(f"clip.vision.{name}") for name in ("embedding_length", "block_count")
+    )
+    attention = 2 * division.patches**2 * width * layers if width and layers else 0
+    return encoder * division.patches + rest * division.rows + attention

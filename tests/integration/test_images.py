@@ -469,6 +469,9 @@ def test_plans_say_that_a_model_sees(seeing: Path, family: str, tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)["projector"]
     assert (told["name"], told["type"]) == (f"mmproj-{family}.gguf", PROJECTORS[family])
+    assert (told["seconds"] is None) == (told["tokens"] is None)
+    notes = " ".join(json.loads(done.stdout)["notes"])
+    assert ("the context holds 512: raise --context" in notes) == ((told["tokens"] or 0) >= 512)
     blind = tmp_path / "blind.gguf"
     blind.symlink_to(seeing)
     done = run_here("plan", str(blind), "--draft", "none", "--context", "512", "--json")

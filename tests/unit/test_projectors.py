@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from edgespec.costs.prompts import PromptTime
 from edgespec.images.facts import ProjectorFacts
 from edgespec.images.projector import find_projector
 from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub.projectors import choose_projector, is_projector, projector_beside, projectors_around
+from edgespec.planning.report.sight import image_notes, with_seconds
 from tests.tiny_images import write_projector
 
 MODEL = "gemma-3-4b-it-Q4_K_M.gguf"
@@ -80,3 +84,40 @@ def test_tokens_of_a_picture_follow_from_the_header(
     assert (facts.name, facts.n_bytes, facts.kind) == (path.name, path.stat().st_size, family)
     assert facts.tokens == tokens
     assert facts.reading_bytes > facts.n_bytes
+
+
+def facts_of(projector: Path) -> ProjectorFacts:
+    return ProjectorFacts.of(read_header(projector))
+
+
+def test_arithmetic_of_a_picture_grows_with_its_parts(tmp_path: Path) -> None:
+    whole, divided = (
+        facts_of(write_projector(tmp_path / f"{side}.gguf", "idefics3", longest_edge=side))
+        for side in (32, 64)
+    )
+    assert (whole.tokens, divided.tokens) == (32, 80)  # two parts, and five
+    assert whole.products
+    assert divided.products == whole.products // 2 * 5
+
+
+def test_seconds_follow_from_those_of_prompts(smol_path: Path, tmp_path: Path) -> None:
+    facts = facts_of(write_projector(tmp_path / "mmproj.gguf", "gemma3"))
+    model = ModelFiles.of(read_header(smol_path))
+    assert with_seconds(facts, model, [None]) == facts
+
+    def seconds(compute_s: float) -> float:
+        found = with_seconds(facts, model, [None, PromptTime(100, 100, 1, compute_s, 9.0, 9.0)]).seconds
+        assert found
+        return found
+
+    assert seconds(2.0) == 2 * seconds(1.0)
+
+
+def test_what_is_in_the_way_of_images_is_noted() -> None:
+    facts = ProjectorFacts("mmproj.gguf", 1 << 30, "gemma3", 256)
+    assert not list(image_notes(facts, 257, 2 << 30))
+    crowded, starved = image_notes(facts, 256, 1 << 30)
+    assert "takes 256 tokens, and the context holds 256: raise" in crowded
+    assert "beside everything else, and 1.0 GiB are left: lower" in starved
+    (starved,) = image_notes(replace(facts, tokens=None), 16, -5)
+    assert "0 B are left" in starved

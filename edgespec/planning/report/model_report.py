@@ -7,6 +7,7 @@ from functools import partial
 
 from edgespec.config import Config
 from edgespec.heads.mtp.mtp_file import read_mtp_file
+from edgespec.images.facts import ProjectorFacts
 from edgespec.kernels.report_store import ensure_report
 from edgespec.llama.runtime.vetting import require_loadable
 from edgespec.measure.threads import planned_threads
@@ -25,7 +26,7 @@ from edgespec.planning.embedder import EmbedderPlan, plan_embedder
 from edgespec.planning.plan import Planner
 from edgespec.planning.report.predictions import report_on
 from edgespec.planning.report.report import PlanReport
-from edgespec.planning.report.sight import projector_facts
+from edgespec.planning.report.sight import image_notes, projector_facts, with_seconds
 from edgespec.profiles.store import ProfileStore
 from edgespec.progress import Progress
 from edgespec.units import readable
@@ -97,7 +98,20 @@ def plan_for(
     planner = _with_memory_named(planner, notes)
     find = partial(_find, on_progress=on_progress)
     report = report_on(model, planner, find, on_progress, temperature=temperature, notes=notes)
-    return replace(report, projector=projector_facts(model))
+    return _with_images(report, planner, projector_facts(model))
+
+
+def _with_images(report: PlanReport, planner: Planner, projector: ProjectorFacts | None) -> PlanReport:
+    """A report that says what images take."""
+    if projector is None:
+        return report
+    free = planner.machine.free
+    left = free.available + free.own - sum(line.n_bytes for line in report.memory)
+    return replace(
+        report,
+        projector=with_seconds(projector, planner.target, report.prompts.values()),
+        notes=[*report.notes, *image_notes(projector, report.context, left)],
+    )
 
 
 def _find(planner: Planner, on_progress: Progress) -> FoundDrafter:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
+from edgespec.costs.prompts import PromptTime
 from edgespec.errors import EdgeSpecError
 from edgespec.images.facts import TYPICAL, ProjectorFacts
 from edgespec.images.projector import find_projector
+from edgespec.models.gguf.experts import multiplied
+from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub.inspection import InspectedModel
-from edgespec.units import readable
+from edgespec.option import named
+from edgespec.units import readable, readable_time
 
 
 def projector_facts(model: InspectedModel) -> ProjectorFacts | None:
@@ -21,11 +28,57 @@ def projector_facts(model: InspectedModel) -> ProjectorFacts | None:
         return None
 
 
-def in_words(projector: dict[str, Any]) -> str:
-    """A projector, as `ProjectorFacts.to_json` gives it, in one line."""
+def in_words(projector: dict[str, Any], usual_context: int | None = None) -> str:
+    """A projector, as `ProjectorFacts.to_json` gives it, in one line.
+
+    Args:
+        usual_context: tokens of a context that may be too small for a picture.
+    """
     width, height = TYPICAL
     tokens = (
         "" if projector["tokens"] is None else f", {projector['tokens']} tokens for {width} x {height} pixels"
     )
+    if usual_context and (projector["tokens"] or 0) >= usual_context:
+        tokens += f", more than the usual context of {usual_context} holds ({named('context')})"
+    if projector.get("seconds") is not None:
+        tokens += f", at least {readable_time(projector['seconds'])} of arithmetic"
     memory = f"reading one takes at least {readable(projector['reading_bytes'])}, and none afterwards"
     return f"{projector['name']} ({readable(projector['bytes'])}){tokens}; {memory}"
+
+
+def with_seconds(
+    projector: ProjectorFacts, model: ModelFiles, prompts: Iterable[PromptTime | None]
+) -> ProjectorFacts:
+    """A projector with the seconds that an image takes, if it computes as fast as the model reads prompts.
+
+    llama.cpp's kernels, which projectors are computed with, are often slower than those of models here.
+    """
+    known = next((time for time in prompts if time is not None and time.compute_s > 0), None)
+    row = sum(
+        share * math.prod(tensor.shape)
+        for tensor, share in multiplied(model)
+        if tensor.name.startswith("blk.")
+    )
+    if projector.products is None or known is None or not row:
+        return projector
+    return replace(projector, seconds=projector.products / (row * known.tokens) * known.compute_s)
+
+
+def image_notes(projector: ProjectorFacts, context: int, left: int) -> Iterator[str]:
+    """What is in the way of asking about images.
+
+    Args:
+        context: tokens that the context holds.
+        left: bytes of memory beside everything that a load takes.
+    """
+    if projector.tokens is not None and projector.tokens >= context:
+        width, height = TYPICAL
+        yield (
+            f"A picture of {width} x {height} pixels takes {projector.tokens} tokens, and the context holds "
+            f"{context}: raise {named('context')}."
+        )
+    if projector.reading_bytes > left:
+        yield (
+            f"Reading an image takes {readable(projector.reading_bytes)} beside everything else, and "
+            f"{readable(max(left, 0))} are left: lower {named('memory')}, or images may fail."
+        )

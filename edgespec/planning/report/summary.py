@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from edgespec.config import Config
 from edgespec.heads.families import head_kind
 from edgespec.heads.mtp.mtp_head import mtp_fault
 from edgespec.models.gguf.embedding import embedding_shape
@@ -125,7 +126,7 @@ def as_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     if facts["widened_from"]:
         rows.append(("widened", f"from {facts['widened_from']}: larger, with the same answers"))
     if facts.get("projector"):
-        rows.append(("images", in_words(facts["projector"])))
+        rows.append(("images", in_words(facts["projector"], Config().model.context)))
     rows.append(("memory", _verdict(facts["memory"])))
     return rows
 
