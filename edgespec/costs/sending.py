@@ -72,16 +72,20 @@ class HostProducts:
         return RemotePart(share, slowness, _NO_TRANSFER, 0.0, 0.0)
 
 
-def least_rows_sent(costs: HostCosts) -> int:
-    """The number of rows from which on sending weights is faster than the processor; NEVER if it is not."""
-    slower = [rows for rows in range(1, LARGEST + 1) if costs.sent(rows) >= costs.plain.at(rows)]
+def least_rows_sent(costs: HostCosts, processor: Curve) -> int:
+    """The number of rows from which on sending weights is faster than the processor; NEVER if it is not.
+
+    Args:
+        processor: its seconds, in either layout.
+    """
+    slower = [rows for rows in range(1, LARGEST + 1) if costs.sent(rows) >= processor.at(rows)]
     least = max(slower, default=0) + 1
     return least if least <= LARGEST else NEVER
 
 
 def plain_products(costs: HostCosts) -> HostProducts:
     """Products with weights as they are in the file, sent where that is faster."""
-    least = least_rows_sent(costs)
+    least = least_rows_sent(costs, costs.plain)
     if least == NEVER:
         return HostProducts(False, NEVER, costs.plain, costs.usual)
     rows = {*_TELLING, least, max(least - 1, 1)}

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from edgespec.profiles.store import ProfileStore
 
 _Q4_K = 12  # ggml's number of a quantization that many models have
+_MATRIX = 50 << 20  # bytes of a matrix of a large model
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class DeviceCheck:
         name: for --device.
         free, total: bytes of its memory.
         measured: what it is and how fast, in a sentence.
+        binds: what weights take in each place, and what binds those that do not fit there, in sentences.
         problem: how trying it ended; empty if it works.
         untried: the reason why it could not be tried; empty if it was.
         faster: whether products take less time there than on the processor.
@@ -37,6 +39,7 @@ class DeviceCheck:
     problem: str = ""
     untried: str = ""
     faster: bool = False
+    binds: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields for scripts."""
@@ -50,6 +53,7 @@ def examine_devices(build: Build, store: ProfileStore, on_progress: Progress) ->
     from edgespec.kernels.device_speed import DeviceFailed
     from edgespec.machine.cores import default_threads
     from edgespec.planning.devices.finding import PlacementRequest, describe, measured
+    from edgespec.planning.host_products import costs_in_words, host_costs
 
     request = PlacementRequest(DevicesConfig(), default_threads(), store, on_progress)
     found = []
@@ -63,5 +67,6 @@ def examine_devices(build: Build, store: ProfileStore, on_progress: Progress) ->
             found.append(DeviceCheck(*about, untried=error.reason))
         else:
             faster = card.seconds[-1] < card.profile.own_seconds[-1]
-            found.append(DeviceCheck(*about, describe(card), faster=faster))
+            binds = "" if card.shared else costs_in_words(host_costs(card, _Q4_K, _MATRIX))
+            found.append(DeviceCheck(*about, describe(card), faster=faster, binds=binds))
     return tuple(found)

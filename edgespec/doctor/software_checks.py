@@ -177,7 +177,8 @@ def _graphics(facts: Facts) -> Iterator[Finding]:
                 "Close other programs, and run `edgespec doctor` again.",
             )
         elif device.faster:
-            yield Finding(OK, "graphics", f"Layers are placed on {name} automatically, as it is faster.")
+            text = f"Layers are placed on {name} automatically, as it is faster. {device.binds}".rstrip()
+            yield Finding(OK, "graphics", text)
         else:
             yield Finding(
                 OK,

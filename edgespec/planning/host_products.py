@@ -9,7 +9,7 @@ from edgespec.costs.curves import Curve
 from edgespec.costs.planned_weights import PlannedWeights
 from edgespec.costs.planner import USUAL_OVERHEAD, DraftingCosts, TargetPasses, alternatives, best
 from edgespec.costs.prompts import USUAL_ANSWER
-from edgespec.costs.sending import LARGEST, NEVER, HostCosts, HostProducts, choose_products
+from edgespec.costs.sending import LARGEST, NEVER, HostCosts, HostProducts, choose_products, least_rows_sent
 from edgespec.costs.yields import USUAL_AGREEMENT, expected_yields
 from edgespec.kernels.layouts import measured_products
 from edgespec.kernels.native.offload import can_be_set
@@ -20,6 +20,7 @@ from edgespec.models.gguf.layers import ModelFiles
 from edgespec.planning.devices.assignment import LayerAssignment, layer_tensors, usual_type
 from edgespec.planning.devices.cards import Card, Cards
 
+_MANY = 32  # rows of a large tree, for people
 _QUESTION = USUAL_ANSWER  # tokens that a turn adds to a conversation before its answer
 
 
@@ -45,7 +46,7 @@ def host_products(
     # rows of a pass need are sent, which depends on the text.
     if config.speculation.exact or layer_weights(target).experts:
         return None
-    costs = _costs(card, cards, target)
+    costs = host_costs(card, usual_type(target), _usual_matrix(target))
     step_s = costs.card if drafter_elsewhere else costs.usual
     drafting = _drafting(config, drafter, step_s)
     most = config.speculation.tree_budget or USUAL_NODES
@@ -64,16 +65,39 @@ def host_products(
     return choose_products(costs, speed)
 
 
-def _costs(card: Card, cards: Cards, target: ModelFiles) -> HostCosts:
-    """The costs of a byte, as they were measured."""
-    measured = measured_products(usual_type(target))
-    rearranged = None
+def host_costs(card: Card, type_id: int, matrix: int) -> HostCosts:
+    """The costs of weights in memory beside a card, as they were measured.
+
+    Args:
+        type_id: ggml's number of their quantization.
+        matrix: bytes of a matrix of usual size.
+    """
+    measured, own_seconds, rearranged = measured_products(type_id), card.profile.own_seconds, None
     if measured is not None and measured[0] != measured[1]:
         shares = (there / plain for there, plain in zip(*measured, strict=True))
-        rearranged = _curve([own * share for own, share in zip(cards.own_seconds, shares, strict=True)])
-    matrix = _usual_matrix(target)
+        rearranged = _curve([own * share for own, share in zip(own_seconds, shares, strict=True)])
     link_s = card.transfer.at(matrix) / 2 / matrix  # there and back was measured
-    return HostCosts(_curve(cards.own_seconds), rearranged, _curve(card.seconds), link_s)
+    return HostCosts(_curve(own_seconds), rearranged, _curve(card.seconds), link_s)
+
+
+def costs_in_words(costs: HostCosts) -> str:
+    """What a GiB of weights takes in each place, and what binds those that no card holds."""
+    card, link, one, many = (
+        _duration((1 << 30) * seconds)
+        for seconds in (costs.card.at(1), costs.link_s, costs.usual.at(1), costs.usual.at(_MANY))
+    )
+    least = least_rows_sent(costs, costs.usual)
+    binds = f"the processor up to {least - 1} rows a pass, and the link beyond"
+    if least in (1, NEVER):
+        binds = "the link" if least == 1 else "the processor"
+    return (
+        f"A GiB of weights takes {card} there, {link} over the link, and on the processor {one} with one "
+        f"row and {many} with {_MANY}. Weights that do not fit there are bound by {binds}."
+    )
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
 def _curve(seconds: Sequence[float]) -> Curve:

@@ -225,6 +225,8 @@ def test_a_gpu_that_the_build_uses_is_well() -> None:
     facts = replace(facts, devices=(device,))
     assert wrong(facts) == []
     assert any("placed on CUDA0 (RTX 3060) automatically" in finding.what for finding in diagnose(facts))
+    told = replace(facts, devices=(replace(device, binds="The link binds."),))
+    assert any("as it is faster. The link binds." in finding.what for finding in diagnose(told))
     slow = replace(facts, devices=(replace(device, faster=False),))
     assert wrong(slow) == []
     assert any("slower than the processor" in finding.what for finding in diagnose(slow))

@@ -39,7 +39,7 @@ def with_rows(rows: int) -> Callable[[Curve], float]:
 )
 def test_weights_are_sent_from_the_rows_on_for_which_the_link_is_faster(link_s: float, least: int) -> None:
     costs = replace(COSTS, link_s=link_s)
-    assert least_rows_sent(costs) == least
+    assert least_rows_sent(costs, costs.plain) == least
     assert plain_products(costs).sent_from == least
 
 
@@ -53,7 +53,7 @@ def test_the_time_of_products_is_that_of_the_faster_side() -> None:
 def test_a_card_whose_own_time_grows_is_sent_weights_only_where_it_stays_ahead() -> None:
     """It is faster for 5 to 30 rows and slower for more: then nothing is sent."""
     slow = Curve.through([(1, 0.1e-9), (8, 0.1e-9), (32, 32e-9)])
-    assert least_rows_sent(replace(COSTS, card=slow)) == NEVER
+    assert least_rows_sent(replace(COSTS, card=slow), PLAIN) == NEVER
 
 
 @pytest.mark.parametrize(
@@ -86,5 +86,7 @@ def test_the_measured_card_is_sent_weights_where_its_table_says_so(rows: int, se
     all_of_it = [s - MEASURED_SENT[0] + 1e-4 for s in MEASURED_SENT]
     card = Curve.through(zip(ROWS, all_of_it, strict=True))
     costs = HostCosts(plain, rearranged, card, link_s=MEASURED_SENT[0] - 1e-4)
-    assert least_rows_sent(costs) == 3  # 0.103 s against 0.101 for 2 rows, and 0.105 against 0.131 for 3
+    assert (
+        least_rows_sent(costs, costs.plain) == 3
+    )  # 0.103 s against 0.101 for 2 rows, and 0.105 against 0.131 for 3
     assert choose_products(costs, with_rows(rows)).rearranged is not sent
