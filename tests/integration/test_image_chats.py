@@ -96,8 +96,11 @@ def test_a_saved_session_keeps_its_images(seeing: Path, picture: Path, tmp_path:
     assert not images.exists()
 
 
-def test_states_whose_positions_depend_on_images_wait_for_them(smol_path: Path, tmp_path: Path) -> None:
-    path = write_seeing(tmp_path, "qwen2vl", smol_path, damped=0.3)
+@pytest.mark.parametrize("family", ["qwen2vl", "qwen3vl"])  # whose positions have two kinds of sections
+def test_states_whose_positions_depend_on_images_wait_for_them(
+    family: str, smol_path: Path, tmp_path: Path
+) -> None:
+    path = write_seeing(tmp_path, family, smol_path, damped=0.3)
     with opened(path) as engine:
         session = Session(engine)
         session.save_to("trip")

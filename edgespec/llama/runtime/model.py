@@ -37,6 +37,9 @@ class Closable(Protocol):
     def close(self) -> None: ...
 
 
+_ROPES_OF_PARTS = (llama_cpp.LLAMA_ROPE_TYPE_MROPE, llama_cpp.LLAMA_ROPE_TYPE_IMROPE)
+
+
 class Model:
     """The weights of one GGUF file.
 
@@ -277,7 +280,7 @@ class Model:
     @property
     def has_position_parts(self) -> bool:
         """True if a position has four parts, of which texts use the first three (M-RoPE)."""
-        return bool(llama_cpp.llama_model_rope_type(self.handle) == llama_cpp.LLAMA_ROPE_TYPE_MROPE)
+        return llama_cpp.llama_model_rope_type(self.handle) in _ROPES_OF_PARTS
 
     @property
     def chat_template(self) -> str | None:
