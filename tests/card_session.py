@@ -14,6 +14,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -23,7 +24,7 @@ import psutil
 
 import edgespec
 from edgespec import GenerationConfig
-from edgespec.config import Config
+from edgespec.config import Config, DevicesConfig
 from edgespec.costs.curves import Curve
 from edgespec.costs.sending import NEVER
 from edgespec.errors import EdgeSpecError, MemoryLimitError
@@ -43,7 +44,7 @@ from edgespec.llama.runtime.model import Model
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.planning.devices.assignment import usual_type
-from edgespec.planning.devices.finding import remember
+from edgespec.planning.devices.finding import PlacementRequest, measured, remember
 from edgespec.planning.devices.machine import MachineSnapshot
 from edgespec.planning.report.model_report import plan_for
 from edgespec.profiles.figures import DeviceProfile
@@ -69,8 +70,8 @@ def main() -> None:
     if "fails" in order:
         print(json.dumps(failing(model, order["fails"])))
     elif "pins" in order:
-        found = {"pinned": pinned(Path(model)), "taken": taken(model), "sent": sent(Path(model))}
-        print(json.dumps(found))
+        found = {"pinned": pinned(Path(model)), "sent": sent(Path(model), own_device())}
+        print(json.dumps(found | {"taken": taken(model), "fast link": with_fast_link(model)}))
     else:
         print(json.dumps(out_of_memory(model, order["server"]) if "server" in order else usual(model, order)))
 
@@ -192,7 +193,7 @@ def pinned(model: Path) -> dict[str, Any]:
     return {"kinds": kinds, "layouts": layouts, "transfers": list(transfers.values()), "measured": measured}
 
 
-def sent(path: Path) -> dict[str, Any]:
+def sent(path: Path, device: int) -> dict[str, Any]:
     """Passes of 2 and of 4 rows, whose weights in memory are sent never, from 3 rows on, or always.
 
     Each has the weights that were copied to the device, and some of its logits.
@@ -201,7 +202,7 @@ def sent(path: Path) -> dict[str, Any]:
     layers = (read_header(path).block_count or 0) // 2
     for name, least in {"never": NEVER, "from three": 3, "always": 1}.items():
         seen = CopiedWeights()
-        model = Model(path, devices=DeviceLayers.of([(own_device(), layers)]), repack=False, sent_from=least)
+        model = Model(path, devices=DeviceLayers.of([(device, layers)]), repack=False, sent_from=least)
         sizes: dict[str, Any] = {"n_cells": 256, "n_rows": 8, "n_outputs": 8, "n_sequences": 1}
         context = Context(model, **sizes, n_threads=1, observers=[seen])
         found[name] = []
@@ -229,6 +230,16 @@ class CopiedWeights(GraphObserver):
         if name.count("#") == 2 and ".weight" in name:
             self.names.add(name.split("#")[1])
         return False
+
+
+def with_fast_link(model: str) -> dict[str, Any]:
+    """Answers with half of the layers on a device that takes next to no time, as does the link to it."""
+    (known,) = current_build().gpus
+    type_id = usual_type(ModelFiles.of(read_header(model)))
+    profile = measured(known, type_id, PlacementRequest(DevicesConfig(), 1, ProfileStore())).profile
+    fast = replace(profile, seconds=(1e-15,) * 3, transfer=Curve.through([(1 << 14, 1e-9), (1 << 24, 2e-9)]))
+    remember(ProfileStore(), known, type_id, 1, fast)
+    return {"here": case(model, gpu_layers=0), "half": case(model, gpu_layers=2)}
 
 
 def taken(model: str) -> dict[str, Any]:

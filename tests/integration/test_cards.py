@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ import edgespec
 from edgespec import GenerationConfig
 from edgespec.errors import UsageError
 from edgespec.kernels.ggml import rpc
+from edgespec.kernels.ggml.devices import device_named
 from edgespec.kernels.native.guard import call_guard
 from edgespec.kernels.native.offload import can_be_set
 from edgespec.llama.build import current_build
 from edgespec.planning.devices.finding import find_devices
+from tests.card_session import sent
 from tests.lending import LocalWorker
 from tests.tiers import slow_except
 from tests.tiny import write_tiny
@@ -229,7 +232,30 @@ def test_transfers_are_measured_from_memory_that_is_pinned(amended: Cases) -> No
 def test_weights_are_sent_to_a_device_from_the_rows_on_that_were_asked_for(amended: Cases) -> None:
     if not can_be_set():
         pytest.skip("EdgeSpec's library was not compiled, so ggml decides")
-    found = amended["sent"]
+    require_sent_as_asked(amended["sent"])
+
+
+def test_weights_are_sent_to_a_real_device_from_the_rows_on_that_were_asked_for(short_path: Path) -> None:
+    if not current_build().gpus or not can_be_set():
+        pytest.skip("there is no graphics card, or EdgeSpec's library was not compiled")
+    device = device_named(current_build().gpus[0].name)
+    assert device is not None
+    require_sent_as_asked(sent(short_path, device))
+
+
+def test_a_load_sends_weights_over_a_fast_link(amended: Cases) -> None:
+    if not can_be_set():
+        pytest.skip("EdgeSpec's library was not compiled, so ggml decides")
+    here, half = amended["fast link"]["here"], amended["fast link"]["half"]
+    assert half["layers"] == "2 here, 2 on RPC0"
+    assert "Weights in memory are sent to the card in every pass." in half["notes"]
+    assert not any("Weights in memory" in note for note in here["notes"])
+    if not amended["pinned"]["layouts"]:  # other kernels round differently
+        assert half["tokens"] == here["tokens"]
+
+
+def require_sent_as_asked(found: Mapping[str, Any]) -> None:
+    """Check `tests.card_session.sent`."""
     copied = {name: [bool(each["copied"]) for each in passes] for name, passes in found.items()}
     assert copied == {"never": [False, False], "from three": [False, True], "always": [True, True]}
     for passes in found.values():  # the device's kernels may round differently

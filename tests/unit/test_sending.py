@@ -86,7 +86,6 @@ def test_the_measured_card_is_sent_weights_where_its_table_says_so(rows: int, se
     all_of_it = [s - MEASURED_SENT[0] + 1e-4 for s in MEASURED_SENT]
     card = Curve.through(zip(ROWS, all_of_it, strict=True))
     costs = HostCosts(plain, rearranged, card, link_s=MEASURED_SENT[0] - 1e-4)
-    assert (
-        least_rows_sent(costs, costs.plain) == 3
-    )  # 0.103 s against 0.101 for 2 rows, and 0.105 against 0.131 for 3
+    # 0.103 s against 0.101 for 2 rows, and 0.105 against 0.131 for 3.
+    assert least_rows_sent(costs, costs.plain) == 3
     assert choose_products(costs, with_rows(rows)).rearranged is not sent
