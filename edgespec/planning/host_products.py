@@ -65,6 +65,11 @@ def host_products(
     return choose_products(costs, speed)
 
 
+def copied_bytes(target: ModelFiles) -> int:
+    """Bytes of a card's memory for the copies of weights that are sent: ggml makes one at a time."""
+    return max(t.n_bytes for layer in layer_tensors(target) for t in layer)
+
+
 def host_costs(card: Card, type_id: int, matrix: int) -> HostCosts:
     """The costs of weights in memory beside a card, as they were measured.
 

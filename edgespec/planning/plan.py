@@ -16,7 +16,7 @@ from edgespec.costs.curves import Curve
 from edgespec.costs.layer_assignment import RemotePart, curve_over_machines
 from edgespec.costs.planned_weights import HitRates, PlannedWeights
 from edgespec.costs.planner import TargetPasses
-from edgespec.costs.sending import HostProducts
+from edgespec.costs.sending import NEVER, HostProducts
 from edgespec.drafters.folder_index import MAKING_BYTES
 from edgespec.errors import MemoryLimitError
 from edgespec.generation.result import MemoryUse
@@ -37,7 +37,7 @@ from edgespec.planning.devices.finding import PlacementRequest, describe, open_c
 from edgespec.planning.devices.machine import MachineSnapshot
 from edgespec.planning.devices.workers import assign_to_workers
 from edgespec.planning.draft_window import drafter_cells
-from edgespec.planning.host_products import host_products, in_words
+from edgespec.planning.host_products import copied_bytes, host_products, in_words
 from edgespec.planning.memory.budget import MemoryPlan, plan_memory
 from edgespec.planning.memory.needs import ContextShape, MemoryNeeds, PairSizes
 from edgespec.planning.memory.rows import needs_within
@@ -432,15 +432,8 @@ class Planner:
         )
         products = None
         copied = memory.layout is None and not memory.memory_map
-        if copied and assignment is not None and on_cards.cards is not None:
-            products = host_products(
-                assignment,
-                on_cards.cards,
-                self.target,
-                drafter,
-                self.config,
-                drafter_elsewhere=on_cards.drafter_card is not None,
-            )
+        if copied and on_cards is not None:
+            products = self._products(on_cards, drafter)
             notes += () if products is None else (in_words(products),)
         return planned(
             memory=memory,
@@ -483,7 +476,27 @@ class Planner:
         cards = self.machine.cards
         if cards is None:
             return NO_CARDS
-        return place_models(cards, needs, self.target, drafter, budget, self._request)
+        placed = place_models(cards, needs, self.target, drafter, budget, self._request)
+        products = self._products(placed, drafter)
+        if products is None or products.sent_from == NEVER:
+            return placed
+        target, *drafters = needs.footprints
+        target = replace(target, buffers=target.buffers + copied_bytes(self.target))
+        beside_copies = replace(needs, footprints=[target, *drafters])
+        return place_models(cards, beside_copies, self.target, drafter, budget, self._request)
+
+    def _products(self, on_cards: CardPlacement, drafter: ModelFiles | None) -> HostProducts | None:
+        """The way of products with weights in memory, if all that are not on cards are there."""
+        if on_cards.assignment is None or on_cards.cards is None:
+            return None
+        return host_products(
+            on_cards.assignment,
+            on_cards.cards,
+            self.target,
+            drafter,
+            self.config,
+            drafter_elsewhere=on_cards.drafter_card is not None,
+        )
 
     @property
     def _request(self) -> PlacementRequest:

@@ -27,7 +27,7 @@ from edgespec.llama.runtime.backend import start_backend
 from edgespec.llama.runtime.batch import TokenBatch
 from edgespec.llama.runtime.context import Context
 from edgespec.llama.runtime.device_layers import ON_PROCESSOR
-from edgespec.llama.runtime.layout_overrides import layout_overrides
+from edgespec.llama.runtime.layout_overrides import layout_overrides, output_override
 from edgespec.llama.runtime.model import Model
 from edgespec.llama.trials.tiny_hybrid import write_tiny_hybrid
 from edgespec.loading.streamed_model import open_streamed_model, prepare_stream
@@ -36,6 +36,7 @@ from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.planning.memory.needs import MemoryNeeds
 from edgespec.planning.memory.stream_layout import StreamLayout
+from tests.card.synthetic import write_model
 
 # Runs in every Python that is started, and spoils one layout in the process that tries them.
 SABOTAGE = """
@@ -298,6 +299,15 @@ def test_layers_of_a_gpu_are_left_to_llama_cpp(plain_is_faster: set[int], q4_dra
     assert none == []
     assert any("(0|" in pattern for pattern, _ in some)
     assert not any(f"|{layers - 1})" in pattern or r"output\.weight$" in pattern for pattern, _ in some)
+
+
+def test_the_output_alone_is_rearranged_where_other_weights_are_sent(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "untied.gguf", "tiny")
+    (output,) = (t for t in read_header(path).tensors if t.name == "output.weight")
+    layout = kernel_layout(output.type_id, output.shape)
+    expected = [] if layout is None else [(r"^output\.weight$", layout.address)]
+    assert output_override(path, kernel_layouts()) == expected
+    assert output_override(path, ()) == []
 
 
 def test_layers_for_a_gpu_that_is_not_there_are_refused(smol_path: Path) -> None:

@@ -1,6 +1,7 @@
 // Which products a device takes over from the processor: see offload.h.
 #include "offload.h"
 #include "ggml_abi.h"
+#include <cstring>
 
 using edgespec::Tensor;
 
@@ -19,11 +20,16 @@ int count = 0;
 edgespec_sent_operations operations;
 thread_local int64_t least_rows = 0;
 
+constexpr char LAYERS[] = "blk.";  // how the names of their weights begin
+
+// A copy of the output, or of the embeddings that it is tied to, would be larger than all buffers of a device.
+bool is_of_layer(const Tensor * weight) { return !strncmp(weight->name, LAYERS, sizeof(LAYERS) - 1); }
+
 // As ggml's backends count them.
 int64_t rows_of(const Tensor * node) {
     if (node->op == operations.rows) return 0;
-    if (node->op == operations.product) return node->ne[1];
-    if (node->op == operations.indexed_product) return node->ne[2];
+    if (node->op == operations.product) return is_of_layer(node->src[0]) ? node->ne[1] : 0;
+    if (node->op == operations.indexed_product) return is_of_layer(node->src[0]) ? node->ne[2] : 0;
     return node->ne[1] * node->ne[2] * node->ne[3];
 }
 

@@ -19,7 +19,8 @@ struct edgespec_sent_operations {
 /* Has a device ask here: `slot` is the function in its table. A second call for a device does nothing. Returns 0 if there are
  * too many. */
 int edgespec_offload_install(void * device, void ** slot, const struct edgespec_sent_operations * operations);
-/* Operations of this thread are taken over from so many rows on; 0 leaves it to the device. */
+/* Operations of this thread are taken over from so many rows on, but for products with weights outside of layers; 0 leaves
+ * it to the device. */
 void edgespec_offload_from(int64_t rows);
 
 #ifdef __cplusplus

@@ -64,6 +64,20 @@ def layout_overrides(
     return patterns
 
 
+def output_override(path: Path, layouts: Sequence[KernelLayout]) -> list[tuple[str, Address]]:
+    """The override that gives the output the fastest of these layouts, where all else is as in the file.
+
+    Raises:
+        ModelFileError: the model's files cannot be read.
+    """
+    for part in ModelFiles.of(read_header(path)).headers:
+        for tensor in part.tensors:
+            if tensor.name == _OUTPUT:
+                chosen = weight_layout(tensor.name, tensor.type_id, tensor.shape, layouts)
+                return [] if chosen is None else [(f"^{re.escape(_OUTPUT)}$", chosen.address)]
+    return []
+
+
 def _layer_of(tensor: TensorInfo, count: int) -> float:
     """The layer of a matrix, `count` for the output and stacks beside the layers.
 

@@ -19,7 +19,7 @@ from edgespec.kernels.native.offload import sent_products
 from edgespec.llama.runtime import forks
 from edgespec.llama.runtime.backend import log_lines, start_backend
 from edgespec.llama.runtime.device_layers import ON_PROCESSOR, DeviceLayers
-from edgespec.llama.runtime.layout_overrides import layout_overrides
+from edgespec.llama.runtime.layout_overrides import layout_overrides, output_override
 from edgespec.llama.runtime.signals import DeferredSignals
 from edgespec.llama.runtime.vetting import require_survived
 from edgespec.llama.runtime.weight_store import AllInMemory, WeightStore
@@ -140,6 +140,10 @@ class Model:
         params.no_host = bool(layouts)
         if layouts:
             patterns = layout_overrides(path, params.n_gpu_layers, layouts, devices.kept_names) + patterns
+        elif self.sent is not None and not devices.output:
+            outputs = output_override(path, self.kernels.layouts)  # which is never sent
+            self.layouts = tuple(layout.name for layout in self.kernels.layouts if outputs)
+            patterns = outputs + patterns
         params.vocab_only = vocabulary_only
         params.no_alloc = not allocate
         failed: list[BaseException] = []
