@@ -1,14 +1,18 @@
-"""Images among the tokens of a sequence: rows of embeddings, decoded in passes of their own."""
+"""Images among the tokens of a sequence: rows of embeddings, decoded alone or together with the text."""
 
 from __future__ import annotations
 
 from collections import abc
 
+import numpy as np
+
+from edgespec.engine.sequence import Sequence
 from edgespec.errors import UsageError
 from edgespec.images.rows import PlacedImage
 from edgespec.llama.cache.kv_cache import KVCache
 from edgespec.llama.runtime.batch import EmbeddedBatch
 from edgespec.llama.runtime.context import Context
+from edgespec.llama.runtime.token_rows import TokenRows
 from edgespec.option import named
 
 
@@ -31,6 +35,49 @@ def read_image(context: Context, cache: KVCache, image: PlacedImage) -> None:
     finally:
         if not rows.causal:
             context.set_causal(True)
+
+
+def readable_together(sequence: Sequence, end: int, most: int) -> int:
+    """How many of the next tokens one pass can read, up to `end`, if they are an image and what is around it.
+
+    Rows that see those behind them (without a causal mask) cannot be read with others.
+
+    Returns:
+        0 if the pass would have no image.
+    """
+    start = sequence.n_cached
+    image = sequence.next_image(start)
+    if image is None:
+        return 0
+    blind = (later.start for later in sequence.images if later.end > start and not later.rows.causal)
+    stop = sequence.between_images(min(end, start + most, *blind))
+    return stop - start if stop >= image.end else 0
+
+
+def read_together(sequence: Sequence, count: int, token_rows: TokenRows) -> None:
+    """Decode the next tokens of a sequence in one pass, with embeddings in place of all of them.
+
+    That gives the bits of passes of their own only where no number of rows changes any.
+    """
+    cache = sequence.place
+    start = cache.length
+    tokens = np.array(sequence.tokens[start : start + count], dtype=np.int64)
+    is_text = tokens >= 0
+    indexes = np.arange(start, start + count, dtype=np.int32)
+    images = [image for image in sequence.images if start <= image.start < start + count]
+    positions = cache.positions.of(indexes)
+    if images[0].rows.places is not None:
+        positions = np.stack([positions, positions, positions, np.zeros_like(positions)])
+    text = token_rows.read(tokens[is_text].tolist())
+    values = np.empty((count, text.shape[1]), dtype=np.float32)
+    values[is_text] = text
+    for image in images:
+        rows, place = image.rows, slice(image.start - start, image.end - start)
+        values[place] = rows.values
+        found = rows.positions_from(cache.positions.at(image.start), 0, len(rows))
+        positions[..., place] = found.reshape(*positions.shape[:-1], len(rows))
+    cache.reserve(count)
+    cache.append(EmbeddedBatch.of_rows(values, positions.reshape(-1), cache.open_paths))
 
 
 def require_readable(context: Context, images: abc.Sequence[PlacedImage]) -> None:

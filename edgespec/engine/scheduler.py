@@ -287,7 +287,9 @@ class Scheduler:
             return None
         if self._target.max_sequences == 1:
             return None if ready else reading[0]
-        at_image = next((sequence for sequence in reading if sequence.is_at_image), None)
+        at_image = next(
+            (each for each in reading if each.is_at_image or self._target.readable_together(each)), None
+        )
         # Those that are being answered get every second pass at least.
         if at_image is not None and not (self._read_image and ready):
             self._read_image = True
@@ -301,10 +303,13 @@ class Scheduler:
         return reading[0] if alone else None
 
     def _read_alone(self, sequence: Sequence) -> None:
-        """Read an image, or the next piece of a prompt."""
+        """Read an image, alone or with what is around it, or the next piece of a prompt."""
+        rows = self._target.readable_together(sequence)
         image = sequence.next_image(sequence.n_cached) if sequence.is_at_image else None
-        if image is not None:  # it takes as many cells in one pass
-            self._make_room(len(image.rows))
+        if image is not None:
+            rows = max(rows, len(image.rows))
+        if rows:  # it takes as many cells in one pass
+            self._make_room(rows)
             if sequence.cache is None:
                 return
         sequence.started = True

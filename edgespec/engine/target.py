@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections import abc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
 
-from edgespec.engine.embedded_images import read_image
+from edgespec.engine.embedded_images import read_image, read_together, readable_together
 from edgespec.engine.hidden_states import HiddenFeed, HiddenReader, HiddenStates
 from edgespec.engine.sequence import PromptChunk, Sequence, SequenceTree
 from edgespec.files.checked import CheckedFiles
@@ -37,6 +38,7 @@ from edgespec.llama.row_rule import ANY_ROWS, RowRule
 from edgespec.llama.runtime.batch import IntArray, TokenBatch, tree_batch
 from edgespec.llama.runtime.context import Context
 from edgespec.llama.runtime.model import Model
+from edgespec.llama.runtime.token_rows import TokenRows
 from edgespec.speculation.tree import FloatArray
 
 _MAX_SCORED_BYTES = 64 << 20  # of the copies from which the end of a pass is computed in pieces
@@ -192,6 +194,11 @@ class Target:
         missing = length - start
         if sequence.scores is not None:
             missing = min(missing, max(sequence.scores.covered - start, 0) + self.max_scored)
+        if together := self.readable_together(sequence, length):
+            assert self._token_rows is not None
+            read_together(sequence, together, self._token_rows)
+            self._changing = False
+            return together
         image = sequence.next_image(start)
         if image is not None and image.start == start:
             read_image(self.context, sequence.place, image)
@@ -207,6 +214,25 @@ class Target:
         self._changing = False
         self._hidden.digest()
         return n_tokens
+
+    def readable_together(self, sequence: Sequence, length: int | None = None) -> int:
+        """How many of the next tokens are read in one pass because there is an image among them.
+
+        That saves reading the weights once for each image, and once for each text between images.
+
+        Args:
+            length: as `read_chunk`.
+        """
+        length = len(sequence.tokens) - 1 if length is None else length
+        if not sequence.images or sequence.scores is not None or not self.max_unread or self.context.adapted:
+            return 0
+        together = readable_together(sequence, length, self.prompt_rows)
+        return together if together and self._token_rows is not None else 0
+
+    @cached_property
+    def _token_rows(self) -> TokenRows | None:
+        """The embeddings of tokens; None if the model's graph uses more of a token."""
+        return TokenRows.of(self.model)
 
     @property
     def max_scored(self) -> int:

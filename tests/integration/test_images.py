@@ -26,6 +26,7 @@ from edgespec.images.parts import image_of
 from edgespec.images.projector import find_projector
 from edgespec.images.reader import ImageReader, UnreadImage, without_reading
 from edgespec.llama.projector.library import NoImageLibrary, load_library
+from edgespec.llama.quantize import make_drafter
 from edgespec.llama.runtime.context import Context
 from edgespec.llama.runtime.model import Model
 from edgespec.processes.trial import Verdict, attempt_in_child
@@ -278,6 +279,46 @@ def test_streamed_weights_change_no_token(plain: Engine, seeing: Path) -> None:
     with load_in_least_memory(seeing, **options) as engine:
         assert weights_of(engine).streamed_bytes
         assert engine.generate(asked(PICTURE), CONFIG).tokens == expected
+
+
+@pytest.mark.parametrize("seen_by", ["idefics3", "qwen3vl"])
+def test_streamed_weights_are_read_once_for_texts_and_images(
+    seen_by: str, library: Any, smol_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del library
+    whole = write_seeing(tmp_path / "whole", seen_by, smol_path, damped=0.3)
+    path = make_drafter(whole, tmp_path / "quantized.gguf", quantization="q4_0")
+    question = [*asked(PICTURE), {"role": "assistant", "content": "x"}, *asked(ANOTHER)]
+    chunks: list[int] = []
+    sweeps: list[int] = []
+    read = Target.read_chunk
+
+    def counted(target: Target, *arguments: Any) -> int:
+        chunks.append(read(target, *arguments))
+        return chunks[-1]
+
+    monkeypatch.setattr(Target, "read_chunk", counted)
+
+    others = [asked(ANOTHER, "x y z"), [{"role": "user", "content": "one two one"}], asked(PICTURE)]
+
+    def answer() -> tuple[list[int], bytes, list[list[int]]]:
+        """The tokens, the last logits, which depend on all keys and values, and tokens of shared passes."""
+        with load_in_least_memory(path, spare=1 << 20, **options) as engine:
+            if not engine.target.max_unread:
+                pytest.skip("passes are padded here")
+            chunks.clear()
+            tokens = engine.generate(question, CONFIG).tokens
+            sweeps.append(len(chunks))
+            logits = engine.target.context.logits().tobytes()
+            return tokens, logits, [found.tokens for found in engine.generate_many(others, CONFIG)]
+
+    mmproj = whole.parent / f"mmproj-{seen_by}.gguf"
+    options: dict[str, Any] = {"mmproj": mmproj, "context": 512, "threads": 1, "exact": True, "parallel": 3}
+    together = answer()
+    monkeypatch.setattr(Target, "readable_together", lambda *_: 0)
+    assert answer() == together
+    few, many = sweeps
+    assert many >= 2 * few
 
 
 def test_what_was_read_of_an_image_is_used_again(plain: Engine, seeing: Path, family: str) -> None:

@@ -37,6 +37,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "ggml_quantize_chunk": (SIZE, [ctypes.c_int, *[POINTER] * 2, *[ctypes.c_int64] * 3, POINTER]),
     "ggml_quantize_requires_imatrix": (ctypes.c_bool, [ctypes.c_int]),
     "ggml_op_name": (ctypes.c_char_p, [ctypes.c_int]),
+    "ggml_get_type_traits": (POINTER, [ctypes.c_int]),
     "ggml_type_name": (ctypes.c_char_p, [ctypes.c_int]),
     "ggml_graph_overhead_custom": (SIZE, [SIZE, ctypes.c_bool]),
     "ggml_new_graph_custom": (POINTER, [POINTER, SIZE, ctypes.c_bool]),

@@ -109,6 +109,20 @@ class BackendRegistry(ctypes.Structure):
     _fields_ = [("api_version", ctypes.c_int), *pointer_fields("get_name")]
 
 
+class TypeTraits(ctypes.Structure):
+    """ggml_type_traits."""
+
+    _fields_ = (
+        ("type_name", ctypes.c_char_p),
+        ("blck_size", ctypes.c_int64),
+        ("blck_size_interleave", ctypes.c_int64),
+        ("type_size", ctypes.c_size_t),
+        ("is_quantized", ctypes.c_bool),
+        ("to_float", ctypes.c_void_p),
+        ("from_float_ref", ctypes.c_void_p),
+    )
+
+
 class ContextParams(ctypes.Structure):
     _fields_ = [("mem_size", SIZE), ("mem_buffer", POINTER), ("no_alloc", ctypes.c_bool)]
 

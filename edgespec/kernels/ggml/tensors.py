@@ -20,6 +20,7 @@ from edgespec.kernels.ggml.structs import (
     Address,
     ContextParams,
     Tensor,
+    TypeTraits,
 )
 
 # The fields of a tensor that say what a graph node reads: sources, view, data, name.
@@ -95,6 +96,18 @@ def shape_of(tensor: Address) -> TensorShape:
 def set_shape(tensor: Address, shape: TensorShape) -> None:
     """Change how a tensor's memory is described."""
     ctypes.memmove(tensor + _SHAPE_OFFSET, _SHAPE.pack(*shape.sizes, *shape.strides), _SHAPE.size)
+
+
+def dequantized(type_id: int, data: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """The numbers in rows (rows, bytes) of a type, by the function with which ggml looks up rows."""
+    if type_id == F32:
+        return data.view(np.float32)
+    traits = TypeTraits.from_address(functions()["ggml_get_type_traits"](type_id))
+    n_rows, row_bytes = data.shape
+    found = np.empty((n_rows, row_bytes // traits.type_size * traits.blck_size), dtype=np.float32)
+    convert = ctypes.CFUNCTYPE(None, POINTER, POINTER, ctypes.c_int64)(traits.to_float)
+    convert(data.ctypes.data, found.ctypes.data, found.size)
+    return found
 
 
 def read_rows(node: Address) -> NDArray[np.float32] | None:

@@ -70,6 +70,7 @@ class Context:
         n_sequences: sequence ids, 0 .. n_sequences - 1.
         n_threads: CPU threads.
         graph: calls the observers of the graph's nodes.
+        adapted: whether it computes with LoRA adapters.
         n_decoded: rows of the last decode, with those of padding.
         branches: whether batches may have branches.
         keeps_recurrent_state: whether layers keep a recurrent state instead of cells.
@@ -114,6 +115,7 @@ class Context:
         self._memory_handle: Any = None
         self._forked = False
         self._n_outputs = self.n_decoded = 0
+        self.adapted = False
         self._compute_thread = ComputeThread(model.kernels)
         self._abort = abort  # C keeps the flag's address, so it must live as long as the context
         params = llama_cpp.llama_context_default_params()
@@ -208,6 +210,7 @@ class Context:
             refused = llama_cpp.llama_set_adapters_lora(self.handle, handles, len(adapters), scales)
         if refused:
             raise BackendError(f"llama.cpp rejects the LoRA adapters: {log.cause()}.")
+        self.adapted = bool(adapters)
 
     def shorten_head(self, listed: NDArray[np.bool_] | None) -> None:
         """Compute the logits of some tokens alone from now on; see NodePlanner.shorten_head.
