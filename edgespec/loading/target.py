@@ -89,7 +89,7 @@ def open_target(
         kernels=plan.kernels,
         kv=state.config.model.kv,
         **({"lora": _adapter_states(state)} if state.adapters else {}),
-        **({"layers": plan.assignment.key} if plan.assignment is not None else {}),
+        **({"layers": plan.places} if plan.assignment is not None else {}),
     )
     if plan.assignment is None:
         _allow_long_chunks(target, header.fingerprint)
