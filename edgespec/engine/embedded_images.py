@@ -38,24 +38,29 @@ def read_image(context: Context, cache: KVCache, image: PlacedImage) -> None:
 
 
 def readable_together(sequence: Sequence, end: int, most: int) -> int:
-    """How many of the next tokens one pass can read, up to `end`, if they are an image and what is around it.
+    """How many of the next tokens, up to `end`, are read together: an image and what is around it.
 
-    Rows that see those behind them (without a causal mask) cannot be read with others.
+    They fill one pass, or as many as the first image needs. Rows that see those behind them (without a causal
+    mask) cannot be read with others.
+
+    Args:
+        most: rows of a pass.
 
     Returns:
-        0 if the pass would have no image.
+        0 if there would be no image among them.
     """
     start = sequence.n_cached
     image = sequence.next_image(start)
     if image is None:
         return 0
     blind = (later.start for later in sequence.images if later.end > start and not later.rows.causal)
-    stop = sequence.between_images(min(end, start + most, *blind))
+    passes = -(-(image.end - start) // most)
+    stop = sequence.between_images(min(end, start + passes * most, *blind))
     return stop - start if stop >= image.end else 0
 
 
-def read_together(sequence: Sequence, count: int, token_rows: TokenRows) -> None:
-    """Decode the next tokens of a sequence in one pass, with embeddings in place of all of them.
+def read_together(sequence: Sequence, count: int, token_rows: TokenRows, most: int) -> None:
+    """Decode the next tokens of a sequence, with embeddings in place of all of them, `most` in a pass.
 
     That gives the bits of passes of their own only where no number of rows changes any.
     """
@@ -77,7 +82,10 @@ def read_together(sequence: Sequence, count: int, token_rows: TokenRows) -> None
         found = rows.positions_from(cache.positions.at(image.start), 0, len(rows))
         positions[..., place] = found.reshape(*positions.shape[:-1], len(rows))
     cache.reserve(count)
-    cache.append(EmbeddedBatch.of_rows(values, positions.reshape(-1), cache.open_paths))
+    for first in range(0, count, most):
+        piece = slice(first, first + most)
+        batch = EmbeddedBatch.of_rows(values[piece], positions[..., piece].reshape(-1), cache.open_paths)
+        cache.append(batch)
 
 
 def require_readable(context: Context, images: abc.Sequence[PlacedImage]) -> None:

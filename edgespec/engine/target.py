@@ -196,7 +196,7 @@ class Target:
             missing = min(missing, max(sequence.scores.covered - start, 0) + self.max_scored)
         if together := self.readable_together(sequence, length):
             assert self._token_rows is not None
-            read_together(sequence, together, self._token_rows)
+            read_together(sequence, together, self._token_rows, self.prompt_rows)
             self._changing = False
             return together
         image = sequence.next_image(start)
@@ -216,7 +216,7 @@ class Target:
         return n_tokens
 
     def readable_together(self, sequence: Sequence, length: int | None = None) -> int:
-        """How many of the next tokens are read in one pass because there is an image among them.
+        """How many of the next tokens are read together because there is an image among them.
 
         That saves reading the weights once for each image, and once for each text between images.
 

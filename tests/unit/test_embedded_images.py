@@ -34,7 +34,8 @@ def pictured(*causal: bool) -> Sequence:
         ((True,), 10, 99, 10),
         ((True,), 7, 99, 7),
         ((True,), 9, 8, 8),
-        ((True,), 10, 6, 0),  # not even the image has room behind the text
+        ((True,), 10, 6, 10),  # two passes, as the image does not end in the first
+        ((True, True), 17, 4, 8),
         ((True,), 3, 99, 0),
         ((True, True), 17, 99, 17),
         ((True, True), 17, 12, 10),  # not a part of an image
@@ -42,7 +43,7 @@ def pictured(*causal: bool) -> Sequence:
         ((False, True), 17, 99, 0),
     ],
 )
-def test_whole_images_and_the_text_around_them_share_a_pass(
+def test_whole_images_and_the_text_around_them_share_passes(
     causal: tuple[bool, ...], end: int, most: int, together: int
 ) -> None:
     assert readable_together(pictured(*causal), end, most) == together
