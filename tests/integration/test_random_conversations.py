@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import edgespec
 from edgespec.engine.engine import Engine
 from edgespec.generation.result import Generation
 from edgespec.llama.projector.library import NoImageLibrary, load_library
+from tests.least_memory import load_in_least_memory
 from tests.tiers import slow_except
 from tests.tiny_images import png, write_seeing
 
@@ -24,9 +26,10 @@ FAMILIES = {  # the projector's family, and the architecture where it is another
     "gemma3": ("gemma3", ""),
     "qwen2vl": ("qwen2vl", ""),
     "lfm2": ("idefics3", "lfm2"),
-    "qwen35": ("qwen2vl", "qwen35"),
+    "qwen3vl": ("qwen3vl", ""),
+    "qwen35": ("qwen3vl", "qwen35"),
 }
-WAYS = ("none", "lookup", "itself", "shared", "reopened")
+WAYS = ("none", "lookup", "itself", "shared", "reopened", "streamed")
 CONTEXT, LONGEST = 640, 520  # tokens: what is kept is soon moved, set aside and forgotten
 STEPS = 6
 PICTURES = [png(seed=seed) for seed in range(3)]
@@ -57,15 +60,12 @@ def reference(target: Path) -> Reference:
     def answer(messages: Messages, tokens: int) -> list[int]:
         key = (repr(messages), tokens)
         if key not in known:
-            with opened(target, "none") as engine:
+            options = {"draft": "none", "context": CONTEXT, "threads": 1, "exact": True}
+            with edgespec.load(target, **options) as engine:
                 known[key] = list(asked(engine, messages, tokens).tokens)
         return known[key]
 
     return answer
-
-
-def opened(path: Path, draft: str, **options: Any) -> Engine:
-    return edgespec.load(path, draft=draft, context=CONTEXT, threads=1, exact=True, **options)
 
 
 def asked(engine: Engine, messages: Messages, tokens: int) -> Generation:
@@ -120,8 +120,10 @@ class Wanderer:
 )
 def test_answers_are_those_of_an_empty_cache(target: Path, reference: Reference, way: str, seed: int) -> None:
     draft = {"none": "none", "itself": str(target)}.get(way, "lookup")
-    options = {"shared": {"parallel": 4}, "reopened": {"prompt_cache": True}}.get(way, {})
-    wanderer = Wanderer(opened(target, draft, **options), reference, seed)
+    options: dict[str, Any] = {"shared": {"parallel": 4}, "reopened": {"prompt_cache": True}}.get(way, {})
+    options |= {"draft": draft, "context": CONTEXT, "threads": 1, "exact": True}
+    open_engine = partial(load_in_least_memory if way == "streamed" else edgespec.load, target, **options)
+    wanderer = Wanderer(open_engine(), reference, seed)
     try:
         for _ in range(STEPS):
             wanderer.engine.set_tree_budget(wanderer.random.choice([None, 1, 1, 8]))
@@ -131,6 +133,6 @@ def test_answers_are_those_of_an_empty_cache(target: Path, reference: Reference,
                 wanderer.ask()
             if way == "reopened" and wanderer.random.random() < 0.5:  # what it has read is on disk
                 wanderer.engine.close()
-                wanderer.engine = opened(target, draft, **options)
+                wanderer.engine = open_engine()
     finally:
         wanderer.engine.close()
