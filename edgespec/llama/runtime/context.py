@@ -144,8 +144,7 @@ class Context:
         watching = [] if mtp else model.weights.observers
         self.graph = GraphCallback([*watching, *observers], self._branching)
         self.graph.install(params)
-        guarded = nullcontext() if model.guard is None else model.guard.entered()
-        with log_lines() as log, guarded, self._sending():
+        with log_lines() as log, self._guarded(), self._sending():
             self._handle = llama_cpp.llama_init_from_model(model.handle, params)
         if not self._handle:
             self._end_branching()
@@ -287,6 +286,10 @@ class Context:
         with self._sending():
             code: int = function(handle, struct) if guard is None else guard.batch(function, handle, struct)
         return code
+
+    def _guarded(self) -> AbstractContextManager[None]:
+        """A block around calls that catch exceptions themselves, in which a device that fails throws one."""
+        return nullcontext() if self.model.guard is None else self.model.guard.entered()
 
     def _sending(self) -> AbstractContextManager[None]:
         """A block in which weights in memory are sent to devices as the model says."""
@@ -436,9 +439,11 @@ class Context:
 
     def save(self, sequence: int) -> ctypes.Array[ctypes.c_uint8]:
         """The state of one sequence as bytes, lossless."""
+        self._require_weights()
         size = llama_cpp.llama_state_seq_get_size(self.handle, sequence)
         buffer: ctypes.Array[ctypes.c_uint8] = (ctypes.c_uint8 * size)()
-        written = llama_cpp.llama_state_seq_get_data(self.handle, buffer, size, sequence)
+        with self._guarded():
+            written = llama_cpp.llama_state_seq_get_data(self.handle, buffer, size, sequence)
         self._require_weights()
         if written != size:
             raise BackendError("llama.cpp could not read the state of the conversation.")
@@ -446,13 +451,16 @@ class Context:
 
     def restore(self, sequence: int, state: ctypes.Array[ctypes.c_uint8]) -> None:
         """Restore a saved state, into consecutive cells."""
-        if llama_cpp.llama_state_seq_set_data(self.handle, state, len(state), sequence) == 0:
+        self._require_weights()
+        with self._guarded():
+            read = llama_cpp.llama_state_seq_set_data(self.handle, state, len(state), sequence)
+        if read == 0:
             raise BackendError("llama.cpp could not restore the state of the conversation.")
         self._require_weights()
 
     def _require_weights(self) -> None:
-        """Raise if cells may be out of reach, where weights and cells are on another machine."""
-        if (failure := self.model.weights.failure()) is not None:
+        """Raise if cells may be out of reach, where weights and cells are on a device or another machine."""
+        if (failure := self.model.failure) is not None:
             raise failure
 
     def forked(self) -> None:

@@ -206,9 +206,7 @@ class Model:
 
         Weights that were read into memory do not change with their file.
         """
-        if self._failure is not None:
-            return self._failure
-        if (failure := self.weights.failure()) is not None:
+        if (failure := self.failure) is not None:
             return failure
         if not self._mapped or _states_now(self._files) == self.states:
             return None
@@ -233,6 +231,11 @@ class Model:
     def fail(self, error: EdgeSpecError) -> None:
         """Raise this error wherever the model is to compute from now on: a device has failed."""
         self._failure = error
+
+    @property
+    def failure(self) -> EdgeSpecError | None:
+        """An error if a device has failed, or weights are out of reach; else None."""
+        return self._failure or self.weights.failure()
 
     @property
     def lost(self) -> bool:
