@@ -219,9 +219,10 @@ def _open_planned(
             if not plan.on_cards.n_layers:
                 raise
             decision = decision.with_fewer_on_cards()
+            most = decision.planner.max_on_cards
             state.warnings.append(
                 f"A device ran out of memory ({error.what.rstrip('.')}): retrying with "
-                f"{decision.planner.max_on_cards} layers there."
+                f"{most} {'layer' if most == 1 else 'layers'} there."
             )
 
 
