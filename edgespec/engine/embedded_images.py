@@ -38,7 +38,7 @@ def read_image(context: Context, cache: KVCache, image: PlacedImage) -> None:
 
 
 def readable_together(sequence: Sequence, end: int, most: int) -> int:
-    """How many of the next tokens, up to `end`, are read together: an image and what is around it.
+    """Count the next tokens, up to `end`, that are read together: an image and the text around it.
 
     They fill one pass, or as many as the first image needs. Rows that see those behind them (without a causal
     mask) cannot be read with others.

@@ -76,7 +76,7 @@ class ProjectorFacts:
 
 @dataclass(frozen=True)
 class _Division:
-    """How a projector divides a typical picture.
+    """The division of a typical picture by a projector.
 
     Attributes:
         parts: that are read one by one.

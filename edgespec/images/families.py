@@ -1,4 +1,4 @@
-"""Which projectors go with which models. A wrong one of the right width would give rows that mean nothing."""
+"""Types of projectors, and models they belong to: a wrong one of the right width gives meaningless rows."""
 
 from __future__ import annotations
 

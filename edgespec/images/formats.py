@@ -36,7 +36,7 @@ class DamagedImage(Exception):
 
 @dataclass(frozen=True)
 class Picture:
-    """What a file says of its picture.
+    """The size and orientation of a picture, as its file states them.
 
     Attributes:
         width, height: in pixels, as they are stored.
@@ -61,7 +61,7 @@ def begins_like_image(data: bytes) -> bool:
 
 
 def read_picture(data: bytes) -> Picture | None:
-    """What a file says of its picture, if it has all of it; None if its format is not known.
+    """Read the size and orientation of a whole picture; None if its format is not known.
 
     Raises:
         IncompleteImage: the file ends too early.
@@ -75,7 +75,7 @@ def read_picture(data: bytes) -> Picture | None:
 
 
 def orientation_of(data: bytes) -> int:
-    """How a picture is to be turned, as EXIF counts; 1 if nothing is known of it."""
+    """The orientation of a picture, as EXIF counts; 1 if it is not known."""
     try:
         picture = read_picture(data)
     except (IncompleteImage, DamagedImage):

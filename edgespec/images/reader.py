@@ -22,6 +22,7 @@ from edgespec.images.projector import find_projector
 from edgespec.images.rows import ImageRows, PlacedImage, placed_images
 from edgespec.installation import install_command
 from edgespec.models.gguf.types import GGUFHeader
+from edgespec.option import named
 from edgespec.processes.trial import Verdict, attempt_in_child
 
 _ENCODER = "edgespec.llama.projector.encode"
@@ -190,7 +191,7 @@ class ImageReader:
             case "tokens":
                 return ContextLengthError(
                     f"{name} takes {answer['tokens']} tokens, but the context holds {self._context}.",
-                    "Make the image smaller, or raise the context.",
+                    f"Make the image smaller, or raise {named('context')}.",
                 )
             case "damaged":
                 return UsageError(f"{name} is a damaged image.", "Save the image anew.")

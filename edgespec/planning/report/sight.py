@@ -65,7 +65,7 @@ def with_seconds(
 
 
 def image_notes(projector: ProjectorFacts, context: int, left: int) -> Iterator[str]:
-    """What is in the way of asking about images.
+    """Notes on a context or memory that is too small for images.
 
     Args:
         context: tokens that the context holds.
