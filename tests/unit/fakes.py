@@ -161,6 +161,10 @@ class FakeTarget:
     def rewind(self, length: int) -> None:
         self.own.rewind(length)
 
+    def readable_together(self, sequence: sequences.Sequence, length: int | None = None) -> int:
+        """None of the texts here has an image."""
+        return 0
+
     def prefill(
         self,
         sequence: sequences.Sequence,
