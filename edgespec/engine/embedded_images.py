@@ -16,7 +16,7 @@ from edgespec.llama.runtime.token_rows import TokenRows
 from edgespec.option import named
 
 
-def read_image(context: Context, cache: KVCache, image: PlacedImage) -> None:
+def decode_image(context: Context, cache: KVCache, image: PlacedImage) -> None:
     """Decode the rows of an image, the next ones of a sequence.
 
     They are always read from the first on and in the same pieces, with nothing beside them. So their keys and
@@ -37,7 +37,7 @@ def read_image(context: Context, cache: KVCache, image: PlacedImage) -> None:
             context.set_causal(True)
 
 
-def readable_together(sequence: Sequence, end: int, most: int) -> int:
+def tokens_with_images(sequence: Sequence, end: int, most: int) -> int:
     """Count the next tokens, up to `end`, that are read together: an image and the text around it.
 
     They fill one pass, or as many as the first image needs. Rows that see those behind them (without a causal
@@ -59,7 +59,7 @@ def readable_together(sequence: Sequence, end: int, most: int) -> int:
     return stop - start if stop >= image.end else 0
 
 
-def read_together(sequence: Sequence, count: int, token_rows: TokenRows, most: int) -> None:
+def decode_with_text(sequence: Sequence, count: int, token_rows: TokenRows, most: int) -> None:
     """Decode the next tokens of a sequence, with embeddings in place of all of them, `most` in a pass.
 
     That gives the bits of passes of their own only where no number of rows changes any.

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgespec.engine.embedded_images import read_image, read_together, readable_together
+from edgespec.engine.embedded_images import decode_image, decode_with_text, tokens_with_images
 from edgespec.engine.hidden_states import HiddenFeed, HiddenReader, HiddenStates
 from edgespec.engine.sequence import PromptChunk, Sequence, SequenceTree
 from edgespec.files.checked import CheckedFiles
@@ -196,12 +196,12 @@ class Target:
             missing = min(missing, max(sequence.scores.covered - start, 0) + self.max_scored)
         if together := self.readable_together(sequence, length):
             assert self._token_rows is not None
-            read_together(sequence, together, self._token_rows, self.prompt_rows)
+            decode_with_text(sequence, together, self._token_rows, self.prompt_rows)
             self._changing = False
             return together
         image = sequence.next_image(start)
         if image is not None and image.start == start:
-            read_image(self.context, sequence.place, image)
+            decode_image(self.context, sequence.place, image)
             self._changing = False
             return len(image.rows)
         if image is not None:
@@ -226,7 +226,7 @@ class Target:
         length = len(sequence.tokens) - 1 if length is None else length
         if not sequence.images or sequence.scores is not None or not self.max_unread or self.context.adapted:
             return 0
-        together = readable_together(sequence, length, self.prompt_rows)
+        together = tokens_with_images(sequence, length, self.prompt_rows)
         return together if together and self._token_rows is not None else 0
 
     @cached_property

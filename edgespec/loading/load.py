@@ -216,7 +216,7 @@ def _open_planned(
                 state.warnings += plan.warnings
                 return open_target(plan, state, shown, while_loading)
         except MemoryLimitError as error:
-            if not plan.on_cards.n_layers:
+            if not plan.on_cards.layers_there:
                 raise
             decision = decision.with_fewer_on_cards()
             most = decision.planner.max_on_cards

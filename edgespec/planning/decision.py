@@ -42,7 +42,7 @@ class Decision:
 
     def with_fewer_on_cards(self) -> Decision:
         """The decision with fewer layers on cards, after these have run out of memory; raises as `decide`."""
-        planner, fewer = self.planner, self.plan.on_cards.n_layers * 3 // 4
+        planner, fewer = self.planner, self.plan.on_cards.layers_there * 3 // 4
         planner = replace(planner, machine=planner.machine.with_cards_now(), max_on_cards=fewer)
         return replace(self, planner=planner, plan=_plan_with_sequences(planner, self.plan.drafter))
 

@@ -316,11 +316,11 @@ class Planner:
         return ContextShape(
             cells_for(config.model.context, tree or 0) + self.sequences.more_cells,
             nodes,
-            _sequences(nodes),
+            _sequence_ids(nodes),
             self.machine.n_threads,
             config.model.kv,
-            _sequences(asked),  # most leaves of the largest trees are not expanded, and need none
-            self._drafter_outputs(nodes, _sequences(asked)),
+            _sequence_ids(asked),  # most leaves of the largest trees are not expanded, and need none
+            self._drafter_outputs(nodes, _sequence_ids(asked)),
             self.beside + self._indexing,
             self.sequences.sequences or 1,
         )
@@ -509,6 +509,6 @@ class Planner:
         )
 
 
-def _sequences(nodes: int) -> int:
+def _sequence_ids(nodes: int) -> int:
     """Sequence ids for sequences and the branches of trees; each costs a row of logits, used or not."""
     return min(nodes + _BESIDE_TREES, _MAX_IDS) if nodes > USUAL_NODES else USUAL_NODES

@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 import pytest
 
-from edgespec.engine.embedded_images import readable_together
+from edgespec.engine.embedded_images import tokens_with_images
 from edgespec.engine.sequence import Sequence
 from edgespec.images.rows import ImageRows, PlacedImage
 from edgespec.llama.runtime.model import Model
@@ -46,7 +46,7 @@ def pictured(*causal: bool) -> Sequence:
 def test_whole_images_and_the_text_around_them_share_passes(
     causal: tuple[bool, ...], end: int, most: int, together: int
 ) -> None:
-    assert readable_together(pictured(*causal), end, most) == together
+    assert tokens_with_images(pictured(*causal), end, most) == together
 
 
 def test_rows_of_tokens_are_those_of_the_table(smol_path: Path) -> None:

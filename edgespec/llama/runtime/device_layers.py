@@ -47,8 +47,8 @@ class DeviceLayers:
         return cls(tuple(devices), tuple(counts), output, kept_names)
 
     @property
-    def llama_count(self) -> int:
-        """The counts for llama.cpp, to which the output is one more layer of the last device."""
+    def n_gpu_layers(self) -> int:
+        """llama.cpp\'s number of layers on devices, where the output counts as one."""
         return sum(self.counts) + 1 if self.devices else 0
 
     def amend(self, params: Any, mtp_layers: Sequence[int] = ()) -> tuple[BufferTypes, object]:
@@ -66,7 +66,7 @@ class DeviceLayers:
         table = (ctypes.c_void_p * (len(self.devices) + 1))(*self.devices, None)
         shares = (ctypes.c_float * max(llama_cpp.llama_max_devices(), 1))(*self.counts)
         params.devices = ctypes.cast(table, ctypes.c_void_p)
-        params.n_gpu_layers = self.llama_count + (len(mtp_layers) if self.devices else 0)
+        params.n_gpu_layers = self.n_gpu_layers + (len(mtp_layers) if self.devices else 0)
         here: BufferTypes = []
         if self.devices:
             shares[len(self.counts) - 1] += 1 + len(mtp_layers)  # one is the output

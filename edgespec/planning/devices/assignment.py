@@ -18,7 +18,7 @@ from edgespec.planning.memory.needs import MemoryNeeds
 from edgespec.profiles.store import ProfileStore, disk_key
 from edgespec.workers.pool import LentDevice
 
-CLEARLY_FASTER = 1.15  # than the processor a device must be, to get layers that there is room for in memory
+CLEARLY_FASTER = 1.15  # times the processor's speed, from which a device gets layers that memory has room for
 USUAL_ROWS = 8  # of the passes for which layers are spread
 
 FEED_FORWARD = re.compile(r"blk\.\d+\.ffn_(up|gate|down|gate_up)(_exps)?\.weight")
@@ -63,8 +63,8 @@ class LayerAssignment:
         lent_bytes: of these weights.
         kept: layers on devices whose feed-forward weights stay here; the first of these layers.
         kept_names: of the weights that stay.
-        where: the same in words.
-        key: the same for keys of what depends on it.
+        where: all of it in words.
+        key: all of it for keys of what depends on it.
         output: whether the output is on a device too.
     """
 

@@ -77,8 +77,8 @@ class CardPlacement:
         return "" if self.drafter_card is None else self.drafter_card.key
 
     @property
-    def n_layers(self) -> int:
-        """Number of the target's layers."""
+    def layers_there(self) -> int:
+        """Number of the target's layers on devices."""
         return 0 if self.assignment is None else self.assignment.elsewhere
 
     @property

@@ -45,7 +45,7 @@ class PlacementRequest:
 
     Attributes:
         devices: the options.
-        n_threads: the processor computes with.
+        n_threads: threads that the processor computes with.
         store: what was measured of devices.
         notes: sentences on what was found.
         most: layers on devices at most, after a load has run out of their memory.
@@ -67,6 +67,7 @@ class PlacementRequest:
 
     def wanted(self, total: int) -> int:
         """The number of the target's layers to place, of so many; only if that is not left to the plan."""
+        assert self.layers != AUTO
         return total if isinstance(self.layers, str) else min(self.layers, total)
 
     @property

@@ -26,7 +26,7 @@ from edgespec.planning.devices.assignment import (
 )
 from edgespec.planning.devices.cards import Card, Cards
 from edgespec.planning.devices.finding import PlacementRequest
-from edgespec.planning.devices.splitting import PassCosts, SplitSizes, split_layers
+from edgespec.planning.devices.splitting import PassCosts, SplitSizes, fill_card
 from edgespec.planning.memory.needs import MemoryNeeds
 from edgespec.units import readable
 
@@ -202,7 +202,7 @@ def _splits(
     sizes = SplitSizes.of(files, needs)
     found = []
     for at, (card, place) in enumerate(zip(cards.devices, places, strict=True)):
-        split = split_layers(sizes, place.room)
+        split = fill_card(sizes, place.room)
         if split is not None:
             counts = [0] * len(places)
             counts[at] = len(sizes.others)
@@ -225,7 +225,7 @@ def _no_room_for_attention(cards: Sequence[Card], needs: MemoryNeeds, files: Mod
     room = ", ".join(f"{card.name} has {readable(usable(card))}" for card in cards)
     return MemoryLimitError(
         f"Attention and the cache of all layers take {readable(needed)} with buffers, and {room} to use.",
-        f"Close programs that use the card, lower {named('context')}, or leave out {named('gpu_layers')}.",
+        _less_on_cards(),
     )
 
 
@@ -235,5 +235,9 @@ def _no_room(cards: Sequence[Card], layer_bytes: int, places: Sequence[DeviceCap
     return MemoryLimitError(
         f"No layer fits on a device: one takes {readable(layer_bytes)} with its keys and values, buffers "
         f"take {readable(max(beside, 0))}, and {free}.",
-        f"Close programs that use the card, lower {named('context')}, or leave out {named('gpu_layers')}.",
+        _less_on_cards(),
     )
+
+
+def _less_on_cards() -> str:
+    return f"Close programs that use the card, lower {named('context')}, or leave out {named('gpu_layers')}."

@@ -66,7 +66,7 @@ class Split:
     output: bool
 
 
-def split_layers(sizes: SplitSizes, room: int) -> Split | None:
+def fill_card(sizes: SplitSizes, room: int) -> Split | None:
     """The split that fills a card; None if it has no room for all that is not feed-forward weights.
 
     Args:
