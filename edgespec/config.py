@@ -166,6 +166,7 @@ class DevicesConfig(Group):
         "-ngl --gpu-layers",
         "Layers to put on GPUs; auto picks the fastest split.",
         Number(0, 999_999, {AUTO: AUTO, ALL: ALL, ATTENTION: ATTENTION}, hidden={"-1": ALL}),  # as elsewhere
+        metavar="N|auto|all|...",
         more='"attention" puts attention and caches of all layers there, and other weights as they fit. '
         "0 uses no GPU. See docs/devices.md.",
     )

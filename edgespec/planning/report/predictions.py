@@ -282,7 +282,9 @@ class _Planning:
     def _more_memory(self, planner: Planner, way: _Candidate) -> list[tuple[str, PlannedWeights]]:
         """Half as much memory again, and enough for everything."""
         holding, plan = way.plan.holding, way.plan
-        if not holding.streamed_bytes:
+        if (
+            not holding.streamed_bytes or holding.budget >= holding.needed
+        ):  # streamed because that was asked for
             return []
         more = {}
         half = holding.budget // 2
