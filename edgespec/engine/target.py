@@ -216,7 +216,7 @@ class Target:
         return n_tokens
 
     def readable_together(self, sequence: Sequence, length: int | None = None) -> int:
-        """How many of the next tokens are read together because there is an image among them.
+        """Count the next tokens that are read together because there is an image among them.
 
         That saves reading the weights once for each image, and once for each text between images.
 

@@ -86,7 +86,7 @@ def host_costs(card: Card, type_id: int, matrix: int) -> HostCosts:
 
 
 def costs_in_words(costs: HostCosts) -> str:
-    """What a GiB of weights takes in each place, and what binds those that no card holds."""
+    """Describe the time of a GiB of weights in each place, and what binds those that no card holds."""
     card, link, one, many = (
         _duration((1 << 30) * seconds)
         for seconds in (costs.card.at(1), costs.link_s, costs.usual.at(1), costs.usual.at(_MANY))

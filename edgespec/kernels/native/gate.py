@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from edgespec.kernels.ggml import Address
-from edgespec.kernels.native.build import library_path
+from edgespec.kernels.native.functions import compiled_functions
 from edgespec.kernels.reader import Handler, TensorReader
 
 _NAME_BYTES = 64
@@ -51,21 +51,8 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
 
 @cache
 def _library() -> dict[str, Any] | None:
-    """The library's functions, and the address of its callback; None if it was not compiled.
-
-    Whether its kernels can be used here plays no part.
-    """
-    path = library_path()
-    if path is None:
-        return None
-    try:
-        library = ctypes.CDLL(str(path))
-        found: dict[str, Any] = {"on_node": ctypes.cast(library.edgespec_on_node, _P).value}
-        for name, (result, arguments) in _FUNCTIONS.items():
-            found[name] = ctypes.CFUNCTYPE(result, *arguments)((f"edgespec_{name}", library))
-        return found
-    except (OSError, AttributeError):
-        return None
+    """The library's functions, and the address of its callback; None if it was not compiled."""
+    return compiled_functions(_FUNCTIONS, "on_node")
 
 
 def compiled() -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import llama_cpp
 
 from edgespec.kernels.ggml import Address
-from edgespec.kernels.native.build import library_path
+from edgespec.kernels.native.functions import compiled_functions
 
 _P = ctypes.c_void_p
 _SAID = 2048  # bytes, of a message
@@ -81,18 +81,12 @@ def _require_silence(said: ctypes.Array[ctypes.c_char]) -> None:
 @cache
 def call_guard() -> CallGuard | None:
     """The guard; the first call puts it in force. None if it was not compiled, or does not fit this build."""
-    path = library_path()
-    if path is None or ctypes.sizeof(llama_cpp.llama_batch) != _BATCH_BYTES:
+    found = compiled_functions(_FUNCTIONS, "on_abort")
+    if found is None or ctypes.sizeof(llama_cpp.llama_batch) != _BATCH_BYTES:
         return None
     try:
-        library = ctypes.CDLL(str(path))
-        found = {
-            name: ctypes.CFUNCTYPE(result, *arguments)((f"edgespec_{name}", library))
-            for name, (result, arguments) in _FUNCTIONS.items()
-        }
-        on_abort = ctypes.cast(library.edgespec_on_abort, _P)
         set_callback = ctypes.CFUNCTYPE(_P, _P)(("ggml_set_abort_callback", llama_cpp.llama_cpp._lib))
-    except (OSError, AttributeError):
+    except AttributeError:
         return None
-    found["abort_before"](set_callback(on_abort))
+    found["abort_before"](set_callback(found["on_abort"]))
     return CallGuard(found)

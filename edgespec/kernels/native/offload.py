@@ -11,7 +11,7 @@ from typing import Any
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address, UnsupportedBuild
 from edgespec.kernels.ggml.structs import BackendDevice, DeviceInterface, require_same
-from edgespec.kernels.native.build import library_path
+from edgespec.kernels.native.functions import compiled_functions
 
 _P = ctypes.c_void_p
 
@@ -88,14 +88,4 @@ def _check(device: Address) -> None:
 @cache
 def _library() -> dict[str, Any] | None:
     """The compiled functions; None if they were not compiled."""
-    path = library_path()
-    if path is None:
-        return None
-    try:
-        library = ctypes.CDLL(str(path))
-        return {
-            name: ctypes.CFUNCTYPE(result, *arguments)((f"edgespec_{name}", library))
-            for name, (result, arguments) in _FUNCTIONS.items()
-        }
-    except (OSError, AttributeError):
-        return None
+    return compiled_functions(_FUNCTIONS)
