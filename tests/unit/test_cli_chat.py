@@ -15,7 +15,7 @@ from prompt_toolkit.application import create_app_session
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from edgespec.cli.conversation.chat import Chat
+from edgespec.cli.conversation.chat import Chat, _window
 from edgespec.cli.conversation.interactive import InteractiveChat, TypedKeyboard
 from edgespec.cli.conversation.plain_keyboard import join_lines
 from edgespec.cli.main import main
@@ -452,3 +452,10 @@ def test_a_model_without_a_template_cannot_chat(
     assert main(["chat", "-p", "Hi"]) == 1
     what = "The model has no chat template, so it cannot chat."
     assert capsys.readouterr().err.startswith(f"Error: {what}\n")
+
+
+def test_a_terminal_that_does_not_know_its_size_has_the_usual_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "get_terminal_size", lambda *_: os.terminal_size((0, 0)))
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.delenv("LINES", raising=False)
+    assert _window() == (80, 24)

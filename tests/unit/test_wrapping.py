@@ -60,6 +60,14 @@ def test_a_window_that_is_resized_counts_from_the_next_word() -> None:
     ]
 
 
+def test_scripts_without_spaces_are_written_as_they_come() -> None:
+    file = io.StringIO()
+    writer = WrappingWriter(ResultStream(file, "it"), lambda: COLUMNS)
+    for character in "天空是蓝色的因为光的散射很多":
+        writer.text(character)
+    assert file.getvalue() == "天空是蓝色的因为光\n的散射很"
+
+
 TEXTS = st.text(alphabet="ab ab`-1.\n|天", max_size=80)
 
 
@@ -71,6 +79,11 @@ def test_the_pieces_do_not_matter(text: str, sizes: list[int]) -> None:
         pieces.append(text[at : at + sizes[n % len(sizes)]])
         at, n = at + len(pieces[-1]), n + 1
     assert wrapped(pieces) == wrapped([text])
+
+
+def test_what_begins_a_line_is_known_from_the_whole_word() -> None:
+    text = "-天 one two three four five"
+    assert wrapped(text) == wrapped([text]) == "-天 one two three\nfour five"
 
 
 @given(TEXTS)

@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from edgespec.cli.conversation import settings
@@ -262,7 +263,10 @@ class Chat:
 
 
 def _window() -> os.terminal_size:
-    try:  # the current size; the variables COLUMNS and LINES do not follow a window that is resized
-        return os.get_terminal_size(sys.stdout.fileno())
-    except (OSError, ValueError):
-        return shutil.get_terminal_size()
+    """Return the size of the terminal; serial consoles and some containers do not know theirs."""
+    with suppress(OSError, ValueError):
+        # The current size; the variables COLUMNS and LINES do not follow a window that is resized.
+        size = os.get_terminal_size(sys.stdout.fileno())
+        if size.columns and size.lines:
+            return size
+    return shutil.get_terminal_size()

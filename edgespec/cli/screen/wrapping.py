@@ -41,7 +41,10 @@ class WrappingWriter:
     def text(self, text: str) -> None:
         """Take a piece, and write what is complete of it."""
         pieces = _PIECES.findall(self._held + printable(text))
-        self._held = pieces.pop() if pieces and pieces[-1] != "\n" else ""
+        self._held = ""
+        if pieces and pieces[-1] != "\n":
+            complete, self._held = _split(pieces.pop())
+            pieces += [complete] if complete else []
         written = "".join(map(self._placed, pieces))
         if self._as_it_is or (self._fence and not self._at_start):
             written += self._placed(self._held) if self._held else ""
@@ -112,3 +115,16 @@ def _breakable(word: str) -> list[str]:
         else:
             parts[-1] += character
     return [part for part in parts if part]
+
+
+def _split(word: str) -> tuple[str, str]:
+    """Split the end of a text into what can be placed and what the next piece may belong to.
+
+    A word of a script without spaces may be a whole paragraph, so all but its last character can be placed.
+    """
+    from rich.cells import cell_len
+
+    if word.isascii():
+        return "", word
+    end = next((i for i in range(len(word) - 1, 0, -1) if cell_len(word[i - 1]) > 1), 0)
+    return word[:end], word[end:]
