@@ -27,6 +27,7 @@ _SHAPES = ((4096, 6), (4096, 2), (2048, 2), (1024, 2), (256, 2))
 _UNKNOWN = 1 << 60  # free memory, where a device does not say how much that is
 _TRIES = 3
 _PRODUCT_TRIES = 6
+_FEWEST_TRIES, _TRIES_S = 2, 2.0  # of products; no more where they take longer than that
 _CPU_S = 60.0
 _PAYLOADS = (1 << 14, 1 << 17, 1 << 20, 1 << 24)  # bytes: activations of a row, of trees, and weights
 
@@ -199,5 +200,7 @@ def _best(
             finish()
             whole.append(computed - begun)
             transfers.append(time.perf_counter() - computed)
+            if len(whole) >= _FEWEST_TRIES and sum(whole) > _TRIES_S:
+                break
         # Each the best of its own: a transfer that took long by chance would make the products look fast.
         return max(min(whole) - min(transfers), 1e-9)

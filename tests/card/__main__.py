@@ -3,6 +3,7 @@
     python -m tests.card                         # ten minutes, on the first NVIDIA card
     python -m tests.card --device-memory 8       # as if the card had 8 GiB
     python -m tests.card --stand-in              # without a card: a worker on the loopback, and a tiny model
+    python -m tests.card --backend vulkan --minutes 60   # on a software device as well, with a tiny model
     python -m tests.card --pack sources.tar.xz   # llama.cpp's sources for a machine without a network
 
 Everything that is measured is written to the JSON file as soon as it is known. The build and the models stay
@@ -47,7 +48,7 @@ def main() -> int:
     sys.path.insert(0, str(built.site.resolve()))  # this build's package, before an installed one
     from tests.card.runner import Runner
 
-    runner = Runner(built, options.minutes, options.json)
+    runner = Runner(built, options.minutes, options.json, options.folder)
     try:
         _everything(runner, options)
     finally:
@@ -57,10 +58,11 @@ def main() -> int:
 
 def _everything(runner: object, options: argparse.Namespace) -> None:
     """All steps; one that fails is reported, and the others are tried all the same."""
+    from tests.card.device import is_software
     from tests.card.runner import Runner
     from tests.card.speeds import time_passes
     from tests.card.table import tables
-    from tests.card.texts import compare_texts
+    from tests.card.texts import compare_texts, without_middle
 
     assert isinstance(runner, Runner)
     listed = [runner.stand_in()] if options.stand_in else runner.child("tests.card.listing")
@@ -84,10 +86,12 @@ def _everything(runner: object, options: argparse.Namespace) -> None:
             runner.say(f"{step}: {runner.results[step]['error']}")
     folder: Path = options.models or options.folder
     folder.mkdir(parents=True, exist_ok=True)
+    slow = is_software(listed[0])
     for model in options.real if options.real is not None else _installed_models():
-        compare_texts(runner, device, model, folder)
-    for shape in options.shapes or (["tiny"] if options.stand_in else ["8B", "27B"]):
-        time_passes(runner, shape, device, folder, options.device_memory, options.only)
+        made = options.real is None and slow
+        compare_texts(runner, device, without_middle(model, folder) if made else model, folder)
+    for shape in options.shapes or (["tiny"] if options.stand_in or slow else ["8B", "27B"]):
+        time_passes(runner, shape, device, folder, options.device_memory, options.only, slow=slow)
     runner.save()
     print("\n".join(tables(runner.results)))
 
@@ -108,7 +112,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--architecture", default="", help="of CUDA, such as 90; default: the first card's")
     parser.add_argument("--stand-in", action="store_true", help="a worker on the loopback instead of a card")
     parser.add_argument("--device-memory", type=float, metavar="GIB", help="of the card, for all models")
-    parser.add_argument("--real", type=Path, nargs="*", help="small real models; default: the installed one")
+    parser.add_argument(
+        "--real",
+        type=Path,
+        nargs="*",
+        help="small real models; default: the installed one, of which a software device gets a few layers",
+    )
     parser.add_argument("--shapes", nargs="*", help="of the models that are made: 8B, 27B, tiny")
     parser.add_argument("--only", nargs="*", default=[], help="words of the placements to time")
     parser.add_argument("--json", type=Path, default=Path("card.json"))

@@ -8,6 +8,8 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 import llama_cpp
 
@@ -18,6 +20,7 @@ from edgespec.llama.runtime.backend import start_backend
 
 STAND_IN = "EDGESPEC_CARD_ADDRESS"  # of a worker that stands in for a card, "host:port"
 _STEP = 256 << 20
+_SOFTWARE = ("llvmpipe", "swiftshader")  # in the descriptions of Vulkan devices
 
 
 def card(name: str) -> Address:
@@ -42,8 +45,22 @@ def free_bytes(device: Address) -> int:
     return rpc.describe(device).free
 
 
+class FreeMemoryUnknown(Exception):
+    """A device that says the same number of free bytes whatever is allocated."""
+
+
+def is_software(device: Mapping[str, Any]) -> bool:
+    """Whether a listed device computes on the processor."""
+    description = device["description"].lower()
+    return device.get("kind") == "cpu" or any(name in description for name in _SOFTWARE)
+
+
 def take_all_but(device: Address, n_bytes: int) -> list[Address]:
-    """Allocate a device's memory until so many bytes are free; returns the buffers."""
+    """Allocate a device's memory until so many bytes are free; returns the buffers.
+
+    Raises:
+        FreeMemoryUnknown: the device does not say how much is left.
+    """
     f = ggml.functions()
     kind = f["ggml_backend_dev_buffer_type"](device)
     taken = []
@@ -53,6 +70,10 @@ def take_all_but(device: Address, n_bytes: int) -> list[Address]:
         if not buffer:
             break
         taken.append(buffer)
+        if free_bytes(device) - n_bytes >= excess:
+            for each in taken:
+                f["ggml_backend_buffer_free"](each)
+            raise FreeMemoryUnknown("this device does not tell how much of its memory is free")
     return taken
 
 

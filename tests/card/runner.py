@@ -15,13 +15,16 @@ from tests.card.device import STAND_IN
 
 _ROOT = Path(__file__).resolve().parents[2]
 _SAID = 12  # lines of a child that failed
+_SHARE = 0.2  # of a run's time that one step may take
+_LEAST_S = 30.0
 
 
 class Runner:
     """Runs the steps in child processes, as llama.cpp ends a process in which a card fails.
 
     Args:
-        minutes: after which no further step is begun.
+        minutes: after which no further step is begun. No step may take more than a fifth of them.
+        folder: for what is measured and learned, so that this machine's own profiles stay as they are.
         results_path: of the JSON file.
 
     Attributes:
@@ -29,7 +32,7 @@ class Runner:
         faults: steps that failed.
     """
 
-    def __init__(self, built: Built, minutes: float, results_path: Path) -> None:
+    def __init__(self, built: Built, minutes: float, results_path: Path, folder: Path) -> None:
         self.results: dict[str, Any] = {"build_s": built.seconds, "architecture": built.architecture}
         self.faults = 0
         self._seconds = 60 * minutes
@@ -37,11 +40,15 @@ class Runner:
         self._begun = time.monotonic()
         self._helpers: list[subprocess.Popen[str]] = []
         path = [str(built.site.resolve()), str(_ROOT), os.environ.get("PYTHONPATH", "")]
-        self._environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, path))}
+        self._environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(filter(None, path)),
+            "XDG_CACHE_HOME": str((folder / "cache").resolve()),
+        }
 
     def child(self, module: str, *arguments: str, extra: dict[str, str] | None = None) -> Any:
         """The JSON that a program prints; {"error": ...} if it fails."""
-        left = max(self._seconds - (time.monotonic() - self._begun), 30)
+        left = self._seconds - (time.monotonic() - self._begun)
+        limit = max(min(left, _SHARE * self._seconds), _LEAST_S)
         begun = time.perf_counter()
         try:
             done = subprocess.run(
@@ -49,12 +56,12 @@ class Runner:
                 capture_output=True,
                 text=True,
                 check=False,
-                timeout=left,
+                timeout=limit,
                 env=self._environment | (extra or {}),
             )
         except subprocess.TimeoutExpired:
             self.faults += 1
-            return {"error": f"took more than {left:.0f} s"}
+            return {"error": f"took more than {limit:.0f} s"}
         try:
             found = json.loads(done.stdout)
         except ValueError:

@@ -18,11 +18,20 @@ from tests.card.texts import answer
 GIB = 1 << 30
 _LIMITS = {"8B": 3.5, "27B": 10.0}  # GiB of the card's memory
 _SECONDS = 1.0  # for each number of rows
+_FEW_ROWS = (1, 8, 32)
+_SLOW_ROWS, _SLOW_SECONDS = (1, 8, 64), 10.0
 _TOKENS = 12
 
 
 def time_passes(
-    runner: Runner, shape: str, device: str, folder: Path, limit_gib: float | None, only: list[str]
+    runner: Runner,
+    shape: str,
+    device: str,
+    folder: Path,
+    limit_gib: float | None,
+    only: list[str],
+    *,
+    slow: bool = False,
 ) -> None:
     """Make a model, and time passes through it.
 
@@ -30,9 +39,10 @@ def time_passes(
         limit_gib: of the card's memory; None for a usual one. A tiny model is placed as if there were less
             room than it needs, but no memory is taken from the card.
         only: words of the cases that are wanted; all if there are none.
+        slow: the device computes on the processor.
     """
     begun = time.perf_counter()
-    model = write_model(folder / f"{shape}.gguf", shape)
+    model = write_model(folder / f"random-{shape}.gguf", shape)
     size = model.stat().st_size
     tiny = shape not in _LIMITS
     limit = size * 2 // 3 if tiny else int((limit_gib or _LIMITS[shape]) * GIB)
@@ -49,8 +59,8 @@ def time_passes(
         device,
         limit,
         threads=1 if tiny else default_threads(),
-        seconds=_SECONDS / 10 if tiny else _SECONDS,
-        rows=(1, 8, 32) if tiny else ALL_ROWS,
+        seconds=_SLOW_SECONDS if slow else _SECONDS / 10 if tiny else _SECONDS,
+        rows=_SLOW_ROWS if slow else _FEW_ROWS if tiny else ALL_ROWS,
     )
     wanted = [case for case in cases if not only or any(word in case.label for word in only)]
     limited = [case for case in wanted if case.limited or tiny]

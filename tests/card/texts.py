@@ -6,6 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from edgespec.llama.quantize import KEEP, make_drafter
+from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.layers import ModelFiles
+from edgespec.planning.devices.assignment import layer_sizes
 from tests.card.runner import Runner
 from tests.card.table import same_text
 from tests.tiny import write_tiny
@@ -24,6 +28,8 @@ def compare_texts(runner: Runner, device: str, model: Path, folder: Path) -> Non
     adapter = str(write_adapter(folder / "adapter.gguf"))
     drafter = {"draft": str(model), "draft_device": device, "tree_budget": 8}
     head = {"draft": str(pair.head), "drafter": "model", "tree_budget": 12}
+    layers = len(layer_sizes(ModelFiles.of(read_header(model))))
+    half, third = layers // 2, layers // 3
     attention = {"gpu_layers": "attention", "take_first": _RESERVED + model.stat().st_size}
     groups: list[tuple[Path, dict[str, dict[str, Any]]]] = [
         (
@@ -31,10 +37,10 @@ def compare_texts(runner: Runner, device: str, model: Path, folder: Path) -> Non
             {
                 "processor": {"gpu_layers": 0},
                 "all on the card": {"gpu_layers": "all"},
-                "15 layers": {"gpu_layers": 15},
+                f"{half} layers": {"gpu_layers": half},
                 "auto": {"gpu_layers": "auto"},
-                "15 layers, exact, trees": {
-                    "gpu_layers": 15,
+                f"{half} layers, exact, trees": {
+                    "gpu_layers": half,
                     "exact": True,
                     "draft": str(model),
                     "tree_budget": 8,
@@ -48,8 +54,12 @@ def compare_texts(runner: Runner, device: str, model: Path, folder: Path) -> Non
                 "attention, little memory": attention,
                 "attention, little memory, streamed": {**attention, **_STREAMED},
                 "drafter there": {"gpu_layers": 0, **drafter},
-                "10 layers, the rest streamed": {"gpu_layers": 10, **_STREAMED},
-                "10 layers, the rest streamed, exact": {"gpu_layers": 10, "exact": True, **_STREAMED},
+                f"{third} layers, the rest streamed": {"gpu_layers": third, **_STREAMED},
+                f"{third} layers, the rest streamed, exact": {
+                    "gpu_layers": third,
+                    "exact": True,
+                    **_STREAMED,
+                },
                 "memory taken before loading": {"gpu_layers": "all", "take_before": 96 << 20},
                 "memory taken after loading": {"gpu_layers": "all", "take_after": 0},
             },
@@ -83,6 +93,17 @@ def compare_texts(runner: Runner, device: str, model: Path, folder: Path) -> Non
         for label, options in cases.items():
             found = answer(runner, f"{path.name}, {label}", path, device, options, first)
             first = first or found
+
+
+def without_middle(model: Path, folder: Path) -> Path:
+    """The first three layers of a model and its last one, for devices that take minutes for all of them."""
+    short = folder / f"short-{model.name}"
+    if not short.exists():
+        layers = len(layer_sizes(ModelFiles.of(read_header(model))))
+        partial = short.with_suffix(".partial")
+        make_drafter(model, partial, quantization=KEEP, drop_layers=range(3, layers - 1))
+        partial.replace(short)
+    return short
 
 
 def answer(

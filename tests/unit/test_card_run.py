@@ -10,10 +10,14 @@ import pytest
 
 import edgespec
 from edgespec import GenerationConfig
+from edgespec.kernels import ggml
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
+from tests.card.build import Built
 from tests.card.cases import ALL_ROWS, cases_of, sizes_within
+from tests.card.device import FreeMemoryUnknown, is_software, take_all_but
 from tests.card.passes import Placement, measure
+from tests.card.runner import Runner
 from tests.card.sources import ARCHIVE, NoSources, find_sources, pack
 from tests.card.synthetic import write_model
 from tests.card.table import difference, same_text, tables
@@ -75,3 +79,26 @@ def test_texts_part_at_near_ties_or_elsewhere() -> None:
     assert "then a near-tie" in same_text(own, {"tokens": [1, 4]})
     assert "NO near-tie" in same_text(own, {"tokens": [2, 3]})
     assert "NO near-tie" in same_text(own, {"tokens": [1, 9]})
+
+
+def test_a_software_device_is_told_from_its_name() -> None:
+    assert is_software({"description": "llvmpipe (LLVM 15.0.6, 256 bits)", "kind": "gpu"})
+    assert is_software({"description": "some processor", "kind": "cpu"})
+    assert not is_software({"description": "NVIDIA H200", "kind": "gpu"})
+    assert not is_software({"description": "a worker that stands in for a card"})
+
+
+def test_a_step_ends_within_its_share_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = Runner(Built(tmp_path, 0.0, "vulkan", ""), 0.1, tmp_path / "card.json", tmp_path)
+    monkeypatch.setattr("tests.card.runner._LEAST_S", 1.0)
+    (tmp_path / "asleep.py").write_text("import time\ntime.sleep(60)\n", "utf-8")
+    assert runner.child("asleep") == {"error": "took more than 1 s"}
+    assert runner.faults == 1
+
+
+def test_memory_is_not_taken_from_a_device_that_does_not_tell_how_much_is_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tests.card.device.free_bytes", lambda device: 1 << 31)
+    with pytest.raises(FreeMemoryUnknown):
+        take_all_but(ggml.cpu_device(), 1 << 30)
