@@ -10,7 +10,6 @@ from typing import Any, Generic
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -30,7 +29,7 @@ from edgespec.serving.model_worker import ModelWorker
 from edgespec.serving.ollama.embeddings import OllamaEmbed, OllamaEmbeddings
 from edgespec.serving.ollama.endpoints import OllamaEndpoint, failure
 from edgespec.serving.ollama.model_card import ModelCard, version
-from edgespec.serving.origins import origin_checks
+from edgespec.serving.origins import HostCheck, origin_checks
 from edgespec.serving.page import PAGE, Page
 from edgespec.serving.request_handler import PathT, RequestHandler
 from edgespec.serving.response_sender import ResponseSender
@@ -79,7 +78,7 @@ class Application:
             *([Route(PAGE, Page().answer)] if isinstance(handler, CompletionHandler) else ()),
             Route("/metrics", self._metrics),
         ]
-        middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=hosts)] if hosts else []
+        middleware = [Middleware(HostCheck, allowed=hosts)] if hosts else []
         middleware += origin_checks(cors)
         if api_key is not None:
             middleware.append(Middleware(_RequireKey, api_key=api_key))
@@ -101,7 +100,8 @@ class Application:
     async def _show_model(self, http: HTTPRequest) -> Response:
         name = http.path_params["model"]
         if not names_model(name, self._names):
-            return Refusal(404, f"This server runs {self._names[0]!r}.", "model_not_found").response()
+            text = f"There is no model {name!r}; this server runs {self._names[0]!r}."
+            return Refusal(404, text, "model_not_found").response()
         return JSONResponse(protocol.model(name, self._started, sees=self._sees()))
 
     def _sees(self) -> bool:

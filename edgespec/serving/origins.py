@@ -1,7 +1,12 @@
-"""The web pages that may send requests: the server's own, and those of one more origin if asked for."""
+"""The web pages that may send requests: the server's own, and those of one more origin if asked for.
+
+Requests are also checked for the name by which they reach the server, as a web page elsewhere can give this
+machine a name of its own (DNS rebinding).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from starlette.middleware import Middleware
@@ -26,6 +31,39 @@ def origin_checks(cors: str | None) -> list[Middleware]:
             )
         )
     return checks
+
+
+class HostCheck:
+    """Rejects requests with a Host header of another name, so that a web page cannot reach the server by one.
+
+    Args:
+        allowed: names and addresses, those of IPv6 without brackets.
+    """
+
+    def __init__(self, app: ASGIApp, allowed: Sequence[str]) -> None:
+        self._app = app
+        self._allowed = frozenset(name.lower() for name in allowed)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+            if any(_name_of(host) not in self._allowed for host in hosts or [""]):
+                name = ", ".join(hosts)
+                text = (
+                    f"This server is for its own machine only, not under the name {name!r}. "
+                    "Use localhost, and have a proxy in front of it send that as the Host header."
+                )
+                await Refusal(403, text, "host_not_allowed").response()(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def _name_of(host: str) -> str:
+    """The name in a Host header, without its port; empty if there is none."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
 
 
 class OriginCheck:

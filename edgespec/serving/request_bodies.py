@@ -144,8 +144,15 @@ def parse(body: bytes | bytearray, *, values: int, depth: int) -> object:
     try:
         value = json.loads(body.decode("utf-8-sig"))
         return _without_halves(value) if _HALF.search(body) else value
-    except (ValueError, RecursionError) as error:
-        raise Refusal(400, "The body is not JSON in UTF-8.") from error
+    except UnicodeDecodeError as error:
+        raise Refusal(400, "The body is not UTF-8. Send JSON in UTF-8.") from error
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column {error.colno}"
+        raise Refusal(400, f"The body is not valid JSON: {error.msg} ({place}).") from error
+    except ValueError as error:  # what Python refuses besides
+        raise Refusal(400, "A number in the body has too many digits.") from error
+    except RecursionError as error:
+        raise Refusal(400, "The body is nested too deep.") from error
 
 
 def _check_structure(body: bytes | bytearray, values: int, depth: int) -> None:

@@ -36,7 +36,7 @@ _REASONS = "|".join(
         "is not kept",
         "There is no token",
         "The JSON schema",
-        "must have one of|has no valid role|The role of a message",
+        "must have one of|The role of a message",
         "has no tool_use_id",
         "context holds|several times the context|prompt is too long",
         "tool_choice must be",

@@ -184,7 +184,7 @@ def serve(
                 on_prefill_progress=lambda progress: terminal.detail(f"Reading a prompt: {progress}."),
                 system=system,
             )
-        hosts = ["localhost", "127.0.0.1", "[::1]", "[", host] if _is_loopback(host) else None
+        hosts = ["localhost", "127.0.0.1", "::1", host] if _is_loopback(host) else None
         app = Application(handler, api_key=api_key, hosts=hosts, cors=cors)
         server = Server(app, limits, verbose=output.verbose)
         bound = listener.getsockname()

@@ -75,9 +75,11 @@ def _without_header_lines(messages: list[object], warnings: Warnings) -> list[ob
 
 
 def _message(message: object, warnings: Warnings, images: RequestImages) -> Message:
-    role = message.get("role") if isinstance(message, dict) else None
-    if not isinstance(message, dict) or not isinstance(role, str) or role not in _ROLES:
-        raise UsageError("A message has no valid role.", f"Roles: {', '.join(_ROLES)}.")
+    if not isinstance(message, dict):
+        raise UsageError(f"A message must be an object, not {shown(message)}.")
+    role = message.get("role")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise wrong("The role of a message", role, f"one of {', '.join(_ROLES)}")
     told, content = _ROLES[role], message.get("content")
     result: Message = {"role": told}
     if told == "assistant":

@@ -9,7 +9,7 @@ from edgespec.errors import UsageError
 from edgespec.generation.config import MAX_LOGPROBS, MAX_SEED, GenerationConfig
 from edgespec.generation.thinking import EFFORTS, MAX_BUDGET, think_text
 from edgespec.serving.api.limits import LARGEST_COUNT, Limits
-from edgespec.serving.api.values import boolean, integer, wrong
+from edgespec.serving.api.values import boolean, integer, shown, wrong
 from edgespec.serving.api.warnings import Warnings
 
 # The API's names (ours where it has none) for fields of GenerationConfig.
@@ -97,9 +97,8 @@ def _logit_bias(value: object) -> tuple[tuple[int, float], ...]:
     if value in (None, {}, []):
         return ()
     pairs = list(value.items()) if isinstance(value, Mapping) else value
-    wanted = "an object with a number from -100 to 100 for each token"
     if not isinstance(pairs, list):
-        raise wrong("logit_bias", value, wanted)
+        raise wrong("logit_bias", value, "an object")
     found: dict[int, float] = {}
     for pair in pairs:
         token, bias = pair if isinstance(pair, tuple | list) and len(pair) == 2 else (None, None)
@@ -112,7 +111,10 @@ def _logit_bias(value: object) -> tuple[tuple[int, float], ...]:
             or isinstance(bias, bool)
             or not -_MAX_BIAS <= bias <= _MAX_BIAS
         ):
-            raise wrong("logit_bias", value, wanted)
+            given = shown(pair) if token is None else f"{shown(token)}: {shown(bias)}"
+            raise UsageError(
+                f"logit_bias must map token ids to numbers from -{_MAX_BIAS} to {_MAX_BIAS}, not {given}."
+            )
         found[token] = float(bias)
     return tuple(sorted(found.items()))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -45,8 +46,10 @@ def wrong(name: str, value: object, wanted: str) -> UsageError:
 
 
 def shown(value: object) -> str:
-    """A value for a message, shortened."""
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 10**40:
+    """A value for a message, as JSON has it, shortened."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, int) and abs(value) > 10**40:
         return "a very large number"
     if isinstance(value, Sequence | Mapping) and not isinstance(value, str):
         return "a list" if isinstance(value, Sequence) else "an object"
