@@ -52,23 +52,24 @@ def readable_time(seconds: float) -> str:
 
 def readable_duration(seconds: float) -> str:
     """Seconds of a single step: 15.2 ms, 2.31 s."""
-    return f"{_significant(1000 * seconds, 3)} ms" if seconds < 1 else f"{_significant(seconds, 3)} s"
+    return f"{significant(1000 * seconds, 3)} ms" if seconds < 1 else f"{significant(seconds, 3)} s"
 
 
 def readable_rate(tokens_per_second: float, unit: str = " tokens/s", *, digits: int = 3) -> str:
     """A speed: 46.7 tokens/s; a slow one as the time of a token: 24 s per token.
 
     Args:
-        unit: of all but slow speeds; empty in tables whose heading names it.
+        unit: of all but slow speeds.
         digits: significant ones; 2 for speeds that are only estimated.
     """
     if 0 < tokens_per_second < _SLOW:
         seconds = 1 / tokens_per_second
-        return f"{readable_time(seconds) if seconds >= 600 else _significant(seconds, 2) + ' s'} per token"
-    return _significant(tokens_per_second, digits) + unit
+        return f"{readable_time(seconds) if seconds >= 600 else significant(seconds, 2) + ' s'} per token"
+    return significant(tokens_per_second, digits) + unit
 
 
-def _significant(value: float, digits: int) -> str:
+def significant(value: float, digits: int = 3) -> str:
+    """A number for a table whose heading names the unit."""
     whole = math.floor(math.log10(value)) + 1 if value > 0 else digits
     return f"{value:.{max(digits - whole, 0)}f}"
 

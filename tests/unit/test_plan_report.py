@@ -34,7 +34,7 @@ from edgespec.planning.report.predictions import report_on
 from edgespec.planning.report.report import BatchPlan, PlanReport
 from edgespec.profiles.store import DiskProfile, ProfileStore, disk_key, machine_identity
 from edgespec.progress import no_progress
-from edgespec.units import parse_size, readable_rate
+from edgespec.units import parse_size, significant
 from tests.unit.test_plan import F32, Q4_0, Q4_K, Q6_K, Q8_0, Case, cases
 
 GB = 1_000_000_000
@@ -116,11 +116,10 @@ class Read:
 
 def rate_of(said: str) -> float:
     """Tokens per second of a speed that is printed."""
-    number, _, rest = said.removeprefix("about ").partition(" ")
-    value = float(number)
-    if "per token" not in rest:
-        return value
-    return 1 / (value * (60 if rest.startswith("min") else 3600 if rest.startswith("h") else 1))
+    if "per token" not in said:
+        return float(said.removeprefix("about ").split()[0])
+    units = {"s": 1, "min": 60, "h": 3600}
+    return 1 / sum(float(number) * units[unit] for number, unit in re.findall(r"([\d.]+) (s|min|h)\b", said))
 
 
 @given(plans())
@@ -136,7 +135,7 @@ def check(plan: PlanReport) -> None:
     read, record = Read.of(plan_report(plan)), plan.to_json()
     speed = read.facts["speed"].removeprefix("about ")
     # The record is rounded; what is printed is not made from it.
-    _check_trees(read, record, speed, readable_rate(plan.comparison.plain.tokens_per_second, ""))
+    _check_trees(read, record, speed, plan.comparison.plain.tokens_per_second)
     assert record["ways"] == [record["chosen"], *record["alternatives"]]
     _check_alternatives(read, record)
     _check_bottleneck(read, record)
@@ -146,7 +145,7 @@ def check(plan: PlanReport) -> None:
     assert read.facts["threads"] == str(record["threads"])
 
 
-def _check_trees(read: Read, record: dict[str, Any], speed: str, plain: str) -> None:
+def _check_trees(read: Read, record: dict[str, Any], speed: str, plain: float) -> None:
     chosen, sizes = record["chosen"], record["sizes"]
     assert chosen in sizes
     assert chosen["tokens_per_second"] == max(size["tokens_per_second"] for size in sizes)
@@ -156,15 +155,15 @@ def _check_trees(read: Read, record: dict[str, Any], speed: str, plain: str) -> 
     if trees:
         nodes = re.match(r"(\d+) nodes", read.facts["tree"])
         (row,) = (row for row in trees if row[1] == (nodes[1] if nodes else "1"))
-        assert row[2] == readable_rate_cell(speed)
-        assert rate_of(row[2]) == max(rate_of(other[2]) for other in trees)
+        assert is_cell_of(row[2], speed)
+        assert float(row[2]) == max(float(other[2]) for other in trees)
         assert {row[0] for row in trees} == {read.facts["drafter"]}
     if "without drafts" not in read.facts:
-        assert readable_rate_cell(speed) == plain
+        assert is_cell_of(significant(plain), speed)
         return
     match = re.fullmatch(r"(.+); with them ([\d.]+) times that", read.facts["without drafts"])
     assert match is not None
-    assert readable_rate_cell(match[1]) == plain
+    assert is_cell_of(significant(plain), match[1])
     assert float(match[2]) == pytest.approx(rate_of(speed) / rate_of(match[1]), rel=0.12, abs=0.006)
 
 
@@ -173,7 +172,7 @@ def _check_alternatives(read: Read, record: dict[str, Any]) -> None:
     assert [row[0] for row in rows] == [way["drafter"] for way in record["alternatives"]]
     advised = {change["what"]: change["gain"] for change in record["advice"]}
     for way, row in zip(record["alternatives"], rows, strict=True):
-        assert rate_of(row[2]) == pytest.approx(way["tokens_per_second"], rel=0.15, abs=0.002)
+        assert float(row[2]) == pytest.approx(way["tokens_per_second"], rel=0.15, abs=0.002)
         what = "--draft none" if way["drafter"] == "none" else f"{way['drafter']} as drafter (--draft)"
         gain = way["tokens_per_second"] / record["chosen"]["tokens_per_second"] - 1
         if gain > 0.06:
@@ -209,10 +208,10 @@ def _check_batch(read: Read, record: dict[str, Any]) -> None:
         read.facts["a batch"],
     )
     assert match is not None
-    assert readable_rate_cell(match[1]) == rows[int(match[2])][1]
-    assert rate_of(match[1]) == max(rate_of(row[1]) for row in rows.values())
+    assert is_cell_of(rows[int(match[2])][1], match[1])
+    assert float(rows[int(match[2])][1]) == max(float(row[1]) for row in rows.values())
     if match[3]:
-        assert readable_rate_cell(match[4]) == rows[int(match[3])][1]
+        assert is_cell_of(rows[int(match[3])][1], match[4])
         assert rate_of(match[4]) <= rate_of(match[1])
     batch = record["batch"]
     alone = batch["sizes"][0]
@@ -225,9 +224,21 @@ def _check_batch(read: Read, record: dict[str, Any]) -> None:
     assert all(size in rows for size in SIZES if size <= int(room))
 
 
-def readable_rate_cell(said: str) -> str:
-    """A speed as tables have it, whose heading names the unit."""
-    return said.removesuffix(" tokens/s")
+def is_cell_of(cell: str, said: str) -> bool:
+    """True if a cell of tokens per second agrees with a speed that is printed beside the table."""
+    if said.endswith(" tokens/s"):
+        return cell == said.removesuffix(" tokens/s")
+    return float(cell) == pytest.approx(rate_of(said), rel=0.05)  # the time of a token has two digits
+
+
+@given(plans())
+def test_tables_have_times_that_people_read(plan: PlanReport) -> None:
+    """Whatever the speed, a column of tokens per second has numbers, and no time has more than 90 seconds."""
+    for rows in Read.of(plan_report(plan)).tables.values():
+        for cell in (cell for row in rows for cell in row):
+            assert "per token" not in cell
+            seconds = re.fullmatch(r"([\d.]+) s", cell)
+            assert seconds is None or float(seconds[1]) <= 90
 
 
 @given(plans())

@@ -16,7 +16,7 @@ from edgespec.cli.screen.formatting import count, table
 from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal
 from edgespec.config import OPTIONS, Config
-from edgespec.units import readable, readable_duration, readable_rate, readable_time
+from edgespec.units import readable, readable_duration, readable_rate, readable_time, significant
 
 if TYPE_CHECKING:
     from edgespec.costs.planned_weights import PlannedExperts, PlannedWeights
@@ -191,12 +191,18 @@ def _prompts(plan: PlanReport) -> str:
 
 def _prompt(time: PromptTime) -> tuple[str, ...]:
     """The time that a prompt takes, with its two parts."""
-
-    def said(seconds: float) -> str:
-        return readable_duration(seconds) if seconds < 90 else readable_time(seconds)
-
     pieces = str(time.passes), count(min(time.rows, time.tokens), "token")
-    return said(time.seconds), *pieces, said(time.compute_s), said(time.read_s)
+    return (
+        _readable_span(time.seconds),
+        *pieces,
+        _readable_span(time.compute_s),
+        _readable_span(time.read_s),
+    )
+
+
+def _readable_span(seconds: float) -> str:
+    """A time that may be milliseconds or hours."""
+    return readable_duration(seconds) if seconds < 90 else readable_time(seconds)
 
 
 def _batches(batch: BatchPlan) -> str:
@@ -205,10 +211,10 @@ def _batches(batch: BatchPlan) -> str:
         [
             (
                 str(size.sequences),
-                readable_rate(size.tokens_per_second, ""),
-                readable_rate(size.tokens_per_second_a_sequence, ""),
-                readable_duration(size.prompt_s),
-                readable_duration(size.pass_s),
+                significant(size.tokens_per_second),
+                significant(size.tokens_per_second_a_sequence),
+                _readable_span(size.prompt_s),
+                _readable_span(size.pass_s),
                 readable(size.holding.pass_bytes(size.sequences)),
             )
             for size in batch.sizes
@@ -223,12 +229,12 @@ def _table(rows: list[tuple[str, Prediction]], name: str) -> str:
             (
                 label,
                 str(way.nodes),
-                readable_rate(way.tokens_per_second, ""),
+                significant(way.tokens_per_second),
                 f"{way.tokens_per_pass:.2f}",
-                readable_duration(way.pass_s),
-                readable_duration(way.compute_s),
-                readable_duration(way.read_s),
-                readable_duration(way.draft_s),
+                _readable_span(way.pass_s),
+                _readable_span(way.compute_s),
+                _readable_span(way.read_s),
+                _readable_span(way.draft_s),
             )
             for label, way in rows
         ],
