@@ -26,6 +26,8 @@ from edgespec.files.user_folders import config_folder, expanded
 from edgespec.models.hub.external import FOLDERS
 
 MODELS_FOLDER = "models_folder"
+ELSEWHERE = "Set EDGESPEC_CONFIG to a file in a folder that you can write to."
+"""What to do if the file, or something beside it, cannot be written."""
 TEMPLATE = """\
 # EdgeSpec's configuration. Names are those of the options, see 'edgespec chat --help'.
 # Flags come first, then environment variables (EDGESPEC_MEMORY), then this file.

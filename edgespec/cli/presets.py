@@ -86,7 +86,7 @@ def write(name: str, values: Mapping[str, Any]) -> Path:
     """
     path = path_of(name)
     text = "".join(f"{key} = {_toml(value)}\n" for key, value in values.items())
-    with writing_to(path, "Set EDGESPEC_CONFIG."):
+    with writing_to(path, config_file.ELSEWHERE):
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as file:
             file.write(text.encode())

@@ -7,6 +7,7 @@ next program that looks into the folder removes it (`remove_abandoned`).
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -19,6 +20,8 @@ from types import FrameType
 from typing import IO
 
 from edgespec.errors import OutputError
+
+_FULL_DISK = "Free some space on that disk."
 
 
 @contextmanager
@@ -58,7 +61,7 @@ def writing_to(path: object, hint: str = "") -> Iterator[None]:
     """If the system refuses to write in this block, the error is one for people, about a path.
 
     Args:
-        hint: what to do about it.
+        hint: as of `unwritable`.
 
     Raises:
         OutputError: the system does.
@@ -66,7 +69,24 @@ def writing_to(path: object, hint: str = "") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise OutputError(f"{path} cannot be written: {error.strerror or error}.", hint) from error
+        raise unwritable(path, error, hint) from error
+
+
+def unwritable(path: object, error: OSError, hint: str = "") -> OutputError:
+    """Make an error for people of one from the system.
+
+    Args:
+        path: what was to be written.
+        hint: what to do about errors that do not say it themselves.
+    """
+    if isinstance(error, FileNotFoundError) and isinstance(path, Path) and not path.parent.exists():
+        return OutputError(f"{path} cannot be written: there is no folder {path.parent}.", "Create it first.")
+    return OutputError(f"{path} cannot be written: {error.strerror or error}.", remedy(error, hint))
+
+
+def remedy(error: OSError, otherwise: str) -> str:
+    """Return what to do about an error of the system: free space on a full disk, or something else."""
+    return _FULL_DISK if error.errno in (errno.ENOSPC, errno.EDQUOT) else otherwise
 
 
 @contextmanager

@@ -144,7 +144,7 @@ def test_an_output_that_cannot_be_written_is_told_at_once(tmp_path: Path) -> Non
     done = run_here("generate", "no-such-model.gguf", "-p", SKY, "--output", str(output))
     assert (done.returncode, done.stdout) == (1, "")
     what = f"Error: {output} cannot be written: there is no folder {output.parent}."
-    assert done.stderr == f"{what}\nCreate the folder first.\n"
+    assert done.stderr == f"{what}\nCreate it first.\n"
 
 
 def test_a_closed_pipe_ends_quietly(tmp_path: Path) -> None:

@@ -507,4 +507,5 @@ def test_a_closed_stdout(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
 def test_a_full_disk(engine: TalkingEngine, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "-p", "Hi", "--output", "/dev/full"]) == 1
-    assert "Error: /dev/full cannot be written: No space left on device.\n" in capsys.readouterr().err
+    said = "Error: /dev/full cannot be written: No space left on device.\nFree some space on that disk.\n"
+    assert said in capsys.readouterr().err

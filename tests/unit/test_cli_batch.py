@@ -204,9 +204,7 @@ def test_outputs_that_cannot_be_written(
 ) -> None:
     prompts = write_lines(tmp_path / "in.jsonl", {"prompt": "Q1"})
     reasons = {
-        tmp_path
-        / "no"
-        / "x": f"cannot be written: there is no folder {tmp_path / 'no'}.\nCreate the folder first.",
+        tmp_path / "no" / "x": f"cannot be written: there is no folder {tmp_path / 'no'}.\nCreate it first.",
         tmp_path: "cannot be written: Is a directory.\nGive another name to --output.",
         prompts: "is the input file.\nGive another name to --output.",
     }

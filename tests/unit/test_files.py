@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import subprocess
 import sys
@@ -10,8 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.errors import OutputError
 from edgespec.files.small_json import read_json, save_json
-from edgespec.files.writing import atomic_write, open_locked, remove_abandoned, termination_raises
+from edgespec.files.writing import (
+    atomic_write,
+    open_locked,
+    remove_abandoned,
+    termination_raises,
+    writing_to,
+)
 
 
 def test_the_new_file_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
@@ -165,3 +174,28 @@ def test_a_small_file_that_cannot_be_read_counts_as_missing(tmp_path: Path, dama
     if damaged is not None:
         path.write_bytes(damaged)
     assert read_json(path, lambda kept: int(kept["rows"])) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (errno.ENOSPC, "Free some space on that disk."),
+        (errno.EDQUOT, "Free some space on that disk."),
+        (errno.EACCES, "Give another name."),
+    ],
+)
+def test_the_hint_fits_what_the_system_says(tmp_path: Path, code: int, said: str) -> None:
+    path = tmp_path / "a.txt"
+    with pytest.raises(OutputError) as raised, writing_to(path, "Give another name."):
+        raise OSError(code, os.strerror(code))
+    assert str(raised.value) == f"{path} cannot be written: {os.strerror(code)}. {said}"
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "missing" / "a.txt"
+    with (
+        pytest.raises(OutputError, match="there is no folder") as raised,
+        writing_to(path, "Choose another."),
+    ):
+        path.write_text("text")
+    assert f"{path.parent}. Create it first." in str(raised.value)

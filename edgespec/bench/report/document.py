@@ -10,7 +10,7 @@ from typing import Any
 from edgespec.bench.rows.figures import broken_promises, knee
 from edgespec.bench.rows.runner import BenchMeasurements
 from edgespec.errors import OutputError
-from edgespec.files.writing import atomic_large_write
+from edgespec.files.writing import atomic_large_write, unwritable
 
 FORMAT = 1
 
@@ -55,7 +55,7 @@ def check_writable(path: Path) -> None:
         with tempfile.TemporaryFile(dir=path.absolute().parent):
             pass
     except OSError as error:
-        raise _refused(path, error) from error
+        raise unwritable(path, error, "Give another name.") from error
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -68,10 +68,4 @@ def write_whole(path: Path, text: str) -> None:
         with atomic_large_write(path, path.with_name(path.name + ".partial")) as file:
             file.write(text.encode())
     except OSError as error:
-        raise _refused(path, error) from error
-
-
-def _refused(path: Path, error: OSError) -> OutputError:
-    if isinstance(error, FileNotFoundError):
-        return OutputError(f"{path} cannot be written: there is no folder {path.parent}.", "Create it first.")
-    return OutputError(f"{path} cannot be written: {error.strerror}.", "Give another name.")
+        raise unwritable(path, error, "Give another name.") from error

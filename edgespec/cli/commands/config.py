@@ -19,6 +19,7 @@ from edgespec.cli.screen.terminal import Terminal
 from edgespec.errors import EdgeSpecError, OutputError
 from edgespec.files.cache_kind import CacheKind
 from edgespec.files.secret import forget_secret
+from edgespec.files.writing import unwritable
 from edgespec.generation.config import GenerationConfig
 from edgespec.models.hub.external import own_folders
 
@@ -229,4 +230,4 @@ def _make(file: Path) -> None:
     except FileExistsError as error:
         raise OutputError(f"{file} already exists.", "Edit it, or move it away first.") from error
     except OSError as error:
-        raise OutputError(f"{file} cannot be written: {error.strerror}.", "Set EDGESPEC_CONFIG.") from error
+        raise unwritable(file, error, settings.ELSEWHERE) from error

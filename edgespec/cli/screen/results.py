@@ -9,6 +9,7 @@ import sys
 from typing import Any, TextIO
 
 from edgespec.errors import OutputError
+from edgespec.files.writing import unwritable
 from edgespec.printable import printable, printable_json
 
 
@@ -79,8 +80,9 @@ class ResultStream:
             raise
         except (OSError, ValueError) as error:
             _discard_buffer(self._stream)
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            raise OutputError(f"{self.name} cannot be written: {reason}.", "") from error
+            if isinstance(error, OSError):
+                raise unwritable(self.name, error) from error
+            raise OutputError(f"{self.name} cannot be written: {error}.", "") from error
 
 
 def results() -> ResultStream:

@@ -22,7 +22,7 @@ from edgespec.arguments import checks_arguments
 from edgespec.engine.sessions.images import ImageFolder
 from edgespec.errors import SessionError
 from edgespec.files.user_folders import data_folder, expanded
-from edgespec.files.writing import atomic_write
+from edgespec.files.writing import atomic_write, remedy
 from edgespec.images.parts import Image
 from edgespec.text.encoding import EncodedConversation
 
@@ -305,7 +305,8 @@ def _optional(value: object) -> str | None:
 
 
 def _cannot(verb: str, path: Path, error: OSError) -> SessionError:
-    return SessionError(f"{path} cannot be {verb}: {error.strerror}.", "Give another name or path.")
+    hint = remedy(error, "Give another name or path.")
+    return SessionError(f"{path} cannot be {verb}: {error.strerror}.", hint)
 
 
 def _lock_of(path: Path) -> Path:

@@ -12,7 +12,7 @@ from edgespec.cli.batch.formats.records import EarlierResult, Key, read_record, 
 from edgespec.cli.origin import compact
 from edgespec.cli.screen.results import ResultStream
 from edgespec.errors import OutputError
-from edgespec.files.writing import atomic_write, writing_to
+from edgespec.files.writing import atomic_write, unwritable, writing_to
 
 
 class ResultFile:
@@ -42,13 +42,7 @@ class ResultFile:
         try:
             self._file = path.open("a", encoding="utf-8", newline="\n")
         except OSError as error:
-            if not path.parent.exists():
-                raise OutputError(
-                    f"{name} cannot be written: there is no folder {path.parent}.", "Create the folder first."
-                ) from error
-            raise OutputError(
-                f"{name} cannot be written: {error.strerror}.", "Give another name to --output."
-            ) from error
+            raise unwritable(path, error, "Give another name to --output.") from error
         self.results = ResultStream(self._file, name)
         self._regular = stat.S_ISREG(os.fstat(self._file.fileno()).st_mode)
         try:
