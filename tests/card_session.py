@@ -43,6 +43,8 @@ from edgespec.llama.runtime.graph import GraphObserver
 from edgespec.llama.runtime.model import Model
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
+from edgespec.offload.layout import plain_store
+from edgespec.offload.weights import StreamedWeights
 from edgespec.planning.devices.assignment import usual_type
 from edgespec.planning.devices.finding import PlacementRequest, measured, remember
 from edgespec.planning.devices.machine import MachineSnapshot
@@ -71,6 +73,7 @@ def main() -> None:
         print(json.dumps(failing(model, order["fails"])))
     elif "pins" in order:
         found = {"pinned": pinned(Path(model)), "sent": sent(Path(model), own_device())}
+        found["sent from disk"] = sent(Path(model), own_device(), streamed=True)
         print(json.dumps(found | {"taken": taken(model), "fast link": with_fast_link(model)}))
     else:
         print(json.dumps(out_of_memory(model, order["server"]) if "server" in order else usual(model, order)))
@@ -193,20 +196,31 @@ def pinned(model: Path) -> dict[str, Any]:
     return {"kinds": kinds, "layouts": layouts, "transfers": list(transfers.values()), "measured": measured}
 
 
-def sent(path: Path, device: int) -> dict[str, Any]:
-    """Passes of 2 and of 4 rows, whose weights in memory are sent never, from 3 rows on, or always.
+def sent(path: Path, device: int, *, streamed: bool = False) -> dict[str, Any]:
+    """Passes of 2 and of 4 rows, whose weights are sent never, from 3 rows on, or always.
 
-    Each has the weights that were copied to the device, and some of its logits.
+    Each has the weights that were copied to the device, and some of its logits. Some come twice and more: the
+    layers of a graph are handed over in another way once it is known.
+
+    Args:
+        streamed: the weights come from disk.
     """
     found: dict[str, Any] = {}
-    layers = (read_header(path).block_count or 0) // 2
+    n_layers = read_header(path).block_count or 0
+    layers = n_layers // 2
     for name, least in {"never": NEVER, "from three": 3, "always": 1}.items():
         seen = CopiedWeights()
-        model = Model(path, devices=DeviceLayers.of([(device, layers)]), repack=False, sent_from=least)
+        model = Model(
+            path,
+            devices=DeviceLayers.of([(device, layers)]),
+            repack=False,
+            sent_from=least,
+            weights=streamed_layers(path, n_layers - layers, device) if streamed else None,
+        )
         sizes: dict[str, Any] = {"n_cells": 256, "n_rows": 8, "n_outputs": 8, "n_sequences": 1}
         context = Context(model, **sizes, n_threads=1, observers=[seen])
         found[name] = []
-        for rows in (2, 4):
+        for rows in (2, 4, 4, 2, 4):
             seen.names.clear()
             context.clear()
             context.decode(TokenBatch.run(range(rows), 0, n_sequences=1, logits="all"))
@@ -214,6 +228,14 @@ def sent(path: Path, device: int) -> dict[str, Any]:
             found[name].append({"copied": sorted(seen.names), "logits": logits})
         model.close()
     return found
+
+
+def streamed_layers(path: Path, count: int, device: int) -> StreamedWeights:
+    """A model's first layers, all of them streamed, and sent to a device."""
+    files = ModelFiles.of(read_header(path))
+    layers = files.layers()[:count]
+    numbers = [layer.index for layer in layers]
+    return StreamedWeights(files, plain_store(files, layers), numbers, n_slots=2, sent_to=device)
 
 
 class CopiedWeights(GraphObserver):
@@ -233,13 +255,25 @@ class CopiedWeights(GraphObserver):
 
 
 def with_fast_link(model: str) -> dict[str, Any]:
-    """Answers with half of the layers on a device that takes next to no time, as does the link to it."""
+    """Answers with some layers on a device that takes next to no time, as does the link to it."""
     (known,) = current_build().gpus
     type_id = usual_type(ModelFiles.of(read_header(model)))
     profile = measured(known, type_id, PlacementRequest(DevicesConfig(), 1, ProfileStore())).profile
-    fast = replace(profile, seconds=(1e-15,) * 3, transfer=Curve.through([(1 << 14, 1e-9), (1 << 24, 2e-9)]))
+    fast = replace(
+        profile,
+        seconds=(1e-15,) * 3,
+        own_seconds=tuple(1000 * seconds for seconds in profile.own_seconds),  # longer than the disk takes
+        transfer=Curve.through([(1 << 14, 1e-9), (1 << 24, 2e-9)]),
+    )
     remember(ProfileStore(), known, type_id, 1, fast)
-    return {"here": case(model, gpu_layers=0), "half": case(model, gpu_layers=2)}
+    streamed: dict[str, Any] = {"offload": "stream", "draft_device": "none"}
+    return {
+        "here": case(model, gpu_layers=0),
+        "half": case(model, gpu_layers=2),
+        "streamed": in_least_memory(model, gpu_layers=1, **streamed),
+        "streamed exactly": in_least_memory(model, gpu_layers=1, exact=True, **streamed),
+        "streamed with trees": in_least_memory(model, gpu_layers=1, **streamed, draft="lookup"),
+    }
 
 
 def taken(model: str) -> dict[str, Any]:

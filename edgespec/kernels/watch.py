@@ -41,7 +41,8 @@ class PlainWatch:
         self._number = b""
         self._groups: dict[Address, int] = {}
         self._current: int | None = None
-        self._marks: dict[tuple[int, bytes], bool | None] = {}
+        self._copied: dict[bytes, Address] = {}
+        self._marks: dict[tuple[int, bytes], tuple[bool | None, bool]] = {}
         self._readers: list[TensorReader] = []
         self._product = -1
         self._stacks: dict[Address, tuple[int, Address]] = {}
@@ -72,6 +73,14 @@ class PlainWatch:
         """
         self._groups[tensor] = group
 
+    def ask_about_copies(self, name: bytes, tensor: Address) -> None:
+        """Ask about nodes that read a device's copy of this tensor, as about those that read the tensor.
+
+        Args:
+            name: of the tensor.
+        """
+        self._copied[name] = tensor
+
     def forget_tensor(self, tensor: Address) -> None:
         """Do not ask about its readers any more."""
         self._groups.pop(tensor, None)
@@ -80,13 +89,14 @@ class PlainWatch:
         """Nodes with a mark may read this group from now on."""
         self._current = group
 
-    def mark(self, at: int, name: bytes, stop: bool | None) -> None:
+    def mark(self, at: int, name: bytes, stop: bool | None, *, of_copies: bool = False) -> None:
         """Remember what to do about the node with this number and name.
 
         Args:
             stop: whether the graph is to stop after it, without asking; None if it is to be asked about.
+            of_copies: whether that holds where the node reads copies of watched tensors, too.
         """
-        self._marks[at, name] = stop
+        self._marks[at, name] = stop, of_copies
 
     def unmark(self) -> None:
         """Forget all marks."""
@@ -124,12 +134,14 @@ class PlainWatch:
         fields = ggml.read_node(node)
         name: bytes = fields[_NAME].split(b"\x00", 1)[0]
         before, self._before = self._before, name
-        mark = self._marks.get((self.at, name))
-        read = [source for source in fields[: _VIEW + 1] if source in self._groups]
+        mark, of_copies = self._marks.get((self.at, name), (None, False))
+        sources = [(source, self._original(source)) for source in fields[: _VIEW + 1] if source]
+        read = [tensor for _, tensor in sources if tensor in self._groups]
         if read:
-            other = [source for source in read if self._groups[source] != self._current]
+            copied = any(source != tensor for source, tensor in sources)
+            other = [tensor for tensor in read if self._groups[tensor] != self._current]
             self._readers.append(TensorReader(self.at, name, before, (other or read)[0]))
-            if mark is None or other:
+            if mark is None or other or (copied and not of_copies):
                 return None
             self.pending = True
         if mark:
@@ -142,6 +154,10 @@ class PlainWatch:
         if name in self._names or name.startswith(self._prefixes):
             return True
         return None if self._numbers and self._has_new_number(name) else False
+
+    def _original(self, tensor: Address) -> Address:
+        """The watched tensor that this one is a device's copy of; else itself."""
+        return self._copied.get(ggml.copied_name(tensor), tensor) if self._copied else tensor
 
     def _redirected(self, node: Address) -> bool:
         if ggml.operation_of(node) != self._product or ggml.stack_of(node) not in self._stacks:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from edgespec.kernels.ggml import Address
 from edgespec.llama.runtime.device_layers import DeviceLayers
 from edgespec.llama.runtime.model import Model
 from edgespec.llama.runtime.weight_store import WeightStore
@@ -43,11 +44,12 @@ class StreamPlan:
         on_progress: Progress,
         beside: WeightStore | None = None,
         while_loading: Callable[[], None] = lambda: None,
+        sent_to: Address | None = None,
     ) -> StreamedWeights:
         """The weights, to be passed to a Model.
 
         Args:
-            beside, while_loading: as for StreamedWeights.
+            beside, while_loading, sent_to: as for StreamedWeights.
 
         Raises:
             StreamError, UnsupportedBuild: as StreamedWeights.
@@ -60,6 +62,7 @@ class StreamPlan:
             n_slots=placement.n_slots,
             expert_slots=placement.expert_slots,
             n_used=self.layout.weights.n_used,
+            sent_to=sent_to,
             beside=beside,
             on_progress=lambda fraction: on_progress(f"Loading {name}", fraction),
             while_loading=while_loading,
@@ -114,6 +117,7 @@ def open_streamed_model(
     *,
     mtp: bool = False,
     while_loading: Callable[[], None] = lambda: None,
+    sent_from: int | None = None,
 ) -> Model:
     """A model whose layers are held as planned.
 
@@ -121,13 +125,15 @@ def open_streamed_model(
         devices: which layers are on devices, where the plan has none of them.
         beside, while_loading: as for StreamedWeights.
         mtp: whether its layers for multi-token prediction are to draft; they are in memory.
+        sent_from: rows of passes from which on weights are sent to the first of the devices; None for none.
 
     Raises:
         ModelFileError: llama.cpp cannot load it.
         StreamError: its layers cannot be read, or its files have changed since it was planned.
     """
     on_progress(f"Loading {path.name}", 0.0)
-    weights = plan.open(on_progress, beside, while_loading)
+    sent_to = None if sent_from is None else devices.devices[0]
+    weights = plan.open(on_progress, beside, while_loading, sent_to)
     try:
         model = Model(
             path,
@@ -136,6 +142,7 @@ def open_streamed_model(
             on_progress=lambda _fraction: None,  # so that Ctrl-C is noticed; `weights` reports the progress
             weights=weights,
             mtp=mtp,
+            sent_from=sent_from,
         )
     except BaseException:
         weights.close()

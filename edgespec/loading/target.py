@@ -162,6 +162,7 @@ def _open_weights(
     if state.adapters and not memory.in_memory:
         raise refuse_streaming()
     devices: DeviceLayers = plan.on_cards.target
+    sent_from = None if plan.products is None else plan.products.sent_from
     beside: WeightStore | None = None
     if state.workers is not None and plan.assignment is not None:
         if plan.assignment.elsewhere:
@@ -179,7 +180,7 @@ def _open_weights(
             repack=plan.rearranges,
             weights=beside,
             devices=devices,
-            sent_from=None if plan.products is None else plan.products.sent_from,
+            sent_from=sent_from,
             mtp=plan.drafts_for_itself,
         )
         return plan, model
@@ -187,6 +188,7 @@ def _open_weights(
         open_streamed_model,
         files.paths[0],
         mtp=plan.drafts_for_itself,
+        sent_from=sent_from,
         while_loading=partial(while_loading, plan),
     )
     prepare = partial(prepare_stream, files, memory.layout, memory.pack, packs_folder(), state.on_progress)

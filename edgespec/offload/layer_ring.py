@@ -23,9 +23,11 @@ from edgespec.errors import BackendError
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address
 from edgespec.kernels.watch import new_watch
+from edgespec.offload.device_copies import DeviceCopies, Place
 from edgespec.offload.layout import Read
 from edgespec.offload.slot_filler import SlotFiller, SlotLoad
 from edgespec.offload.store_reader import StoreReader
+from edgespec.offload.weight_memory import WeightMemory
 from edgespec.option import named
 
 _VIEW, _VIEW_OFFSET = 10, 11  # after the ten sources
@@ -48,10 +50,17 @@ class LayerSwitch:
 
     Args:
         tensors: layer to the addresses of its tensors, with their offsets in the slot.
+        copies: of the weights on a device; None if none are sent there.
     """
 
-    def __init__(self, ring: LayerRing, tensors: Mapping[int, Mapping[Address, int]]) -> None:
+    def __init__(
+        self,
+        ring: LayerRing,
+        tensors: Mapping[int, Mapping[Address, int]],
+        copies: DeviceCopies | None = None,
+    ) -> None:
         self._ring = ring
+        self._copies = copies
         self._tensors = tensors
         self._layer_of = {tensor: layer for layer, places in tensors.items() for tensor in places}
         self._views: dict[Address, int] = {}  # of weights, in this pass's graph; and their layers
@@ -61,6 +70,8 @@ class LayerSwitch:
         self.watch = new_watch()
         for tensor, layer in self._layer_of.items():
             self.watch.ask_about_readers(tensor, layer)
+        if copies is not None:
+            copies.watch(self.watch)
         self._reset()
 
     def begin(self, stop: Callable[[], bool], padding: int) -> None:
@@ -70,6 +81,8 @@ class LayerSwitch:
 
     def end(self, *, completed: bool) -> None:
         """The pass is over."""
+        if self._copies is not None:
+            self._copies.leave(self._layer_of)
         self._ring.restart()
         if completed and self._unknown:
             self._learn()
@@ -88,18 +101,27 @@ class LayerSwitch:
     def reached(self, node: Address) -> bool:
         """A node that reads weights is about to be computed. Returns whether the graph must stop after it.
 
-        It is one that was not learned, or comes at another place than learned, or a view.
+        It is one that was not learned, or comes at another place than learned, or a view; or it reads copies
+        that were not found to be right.
         """
         fields = ggml.read_node(node)
-        sources = fields[: _VIEW + 1]
+        copies = {} if self._copies is None else self._copies.read_by(fields[:_VIEW])
+        sources = (*fields[: _VIEW + 1], *copies.values())
         layers = {self._layer_of[source] for source in sources if source in self._layer_of}
         layers |= {self._views[source] for source in sources if source in self._views}
         if len(layers) > 1:
             raise self._cannot_be_streamed(max(layers))
         (layer,) = layers
-        self._unknown = True
+        place = self.watch.at, ggml.name_of(node)
+        known = place in self._stops and layer == self._current
         if layer != self._current:
             self._change_to(layer)
+        if self._copies is not None and copies:
+            self._copies.provide(place, copies, known=known)
+        if known and copies:
+            self._mark(place)
+            return self._stops[place] is not None
+        self._unknown = True
         if (viewed := fields[_VIEW]) in self._layer_of:
             # A view's address was set when the graph was allocated. Its readers read the layer's weights.
             ggml.set_data(node, self._slot + self._tensors[layer][viewed] + fields[_VIEW_OFFSET])
@@ -154,6 +176,8 @@ class LayerSwitch:
     def _release(self, layer: int) -> None:
         self._gone.add(layer)
         if not (self.keeps_last and layer == max(self._tensors)):
+            if self._copies is not None:
+                self._copies.leave(self._tensors[layer])
             self._ring.release(layer)
 
     def _learn(self) -> None:
@@ -181,12 +205,16 @@ class LayerSwitch:
     def _remember(self, at: int, name: bytes, stop: _Stop | None) -> None:
         if at < 0:
             return
-        known = self._stops.setdefault((at, name), stop)
-        if known == stop:
-            self.watch.mark(at, name, stop is not None)
-        else:
+        if self._stops.setdefault((at, name), stop) != stop:
             self._stops[at, name] = _NEVER
-            self.watch.mark(at, name, None)
+        self._mark((at, name))
+
+    def _mark(self, place: Place) -> None:
+        """Tell the watch what to do about a node that was learned."""
+        stop = self._stops[place]
+        answer = None if stop == _NEVER else stop is not None
+        right = self._copies is not None and self._copies.are_right(place)
+        self.watch.mark(*place, answer, of_copies=right)
 
 
 class LayerRing:
@@ -197,12 +225,21 @@ class LayerRing:
 
     Args:
         order: the streamed layers in the order that a pass uses them.
+        new_memory: allocates the slots.
 
     Attributes:
         slots: holds the layers, and reads them; loads are numbered by layer.
     """
 
-    def __init__(self, reader: StoreReader, order: Sequence[int], *, n_slots: int, n_threads: int) -> None:
+    def __init__(
+        self,
+        reader: StoreReader,
+        order: Sequence[int],
+        *,
+        n_slots: int,
+        n_threads: int,
+        new_memory: Callable[[int], WeightMemory] = WeightMemory,
+    ) -> None:
         self._order = [reader.store.layers[index] for index in order]
         self._position = {index: number for number, index in enumerate(order)}
         self._free = list(range(n_slots))
@@ -219,6 +256,7 @@ class LayerRing:
             slot_bytes=slot_bytes,
             n_threads=n_threads,
             on_ended=self._read_ended,
+            new_memory=new_memory,
         )
         with self.slots.lock:
             self._fill()

@@ -83,6 +83,7 @@ class SlotFiller:
         scratch_bytes: of the largest read whose bytes have to be moved to their place; 0 if there are none.
         on_ended: called whenever a read of a load has ended, with the lock held. Returns whether that may end
             a wait.
+        new_memory: allocates the slots.
 
     Attributes:
         lock: guards everything, what its owner keeps included.
@@ -100,12 +101,13 @@ class SlotFiller:
         n_threads: int,
         on_ended: Callable[[SlotLoad], bool],
         scratch_bytes: int = 0,
+        new_memory: Callable[[int], WeightMemory] = WeightMemory,
     ) -> None:
         self._reader = reader
         self._on_ended = on_ended
         self._scratch_bytes = scratch_bytes
         self.slot_bytes = slot_bytes
-        self._memory = WeightMemory(n_slots * slot_bytes)
+        self._memory = new_memory(n_slots * slot_bytes)
         self.lock = threading.Lock()
         # Each disk has its own readers, which wait for reads: a slow disk does not hold up a fast one.
         n_disks = reader.store.n_disks

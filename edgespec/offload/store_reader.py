@@ -61,6 +61,17 @@ class StoreReader:
             self._check(file, piece, memory, min(left, piece.n_bytes), before, now)
             left -= piece.n_bytes
 
+    def reads_into(self, memory: WeightMemory) -> bool:
+        """True if files can be read into this memory; some that a device has allocated refuses disks."""
+        layer = next(iter(self.store.layers.values()))
+        piece = min(layer.pieces, key=lambda piece: piece.n_bytes)
+        try:
+            with memory.view(0, piece.n_bytes) as view:
+                self.read([piece], [view])
+        except StreamError:
+            return False  # where the files are at fault, the next read of them says so
+        return True
+
     def _check(
         self,
         file: FileReader,

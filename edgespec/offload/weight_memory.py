@@ -1,15 +1,17 @@
-"""Memory for weights: aligned, and in huge pages if the system has them."""
+"""Memory for weights: aligned, and in huge pages if the system has them, or pinned for a device."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 
 from edgespec.errors import MemoryLimitError
-from edgespec.kernels.ggml import Address, address_of_map
+from edgespec.kernels.ggml import Address, address_of_map, functions
 from edgespec.machine.address_space import anonymous_memory, use_huge_pages
 from edgespec.units import readable
 
 _HUGE_PAGE = 2 << 20
+_PAGE = 4 << 10  # that reads past the page cache are aligned to
 
 
 class WeightMemory:
@@ -44,3 +46,30 @@ class WeightMemory:
         self._view.release()
         with contextlib.suppress(BufferError):  # freed with the exception that still holds a view
             self._map.close()
+
+
+class PinnedMemory(WeightMemory):
+    """Memory that a device reads by itself, which it allocates in its own way."""
+
+    def __init__(self, buffer: Address, n_bytes: int) -> None:
+        self.n_bytes = n_bytes
+        self._buffer = buffer
+        start = functions()["ggml_backend_buffer_get_base"](buffer)
+        self._lead = -start % _PAGE
+        self.address = start + self._lead
+        area = (ctypes.c_ubyte * (self._lead + n_bytes)).from_address(start)
+        self._view = memoryview(area).cast("B")
+
+    @classmethod
+    def allocated(cls, n_bytes: int, device: Address) -> PinnedMemory | None:
+        """So many bytes; None if the device pins no memory, or not as much."""
+        kind = functions()["ggml_backend_dev_host_buffer_type"](device)
+        if not kind:
+            return None
+        buffer = functions()["ggml_backend_buft_alloc_buffer"](kind, n_bytes + _PAGE)
+        return cls(buffer, n_bytes) if buffer else None
+
+    def close(self) -> None:
+        """Free the memory; nothing may point into it any more."""
+        self._view.release()
+        functions()["ggml_backend_buffer_free"](self._buffer)

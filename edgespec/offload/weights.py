@@ -21,6 +21,7 @@ from edgespec.kernels.layouts import available_layouts
 from edgespec.llama.runtime.graph import GraphObserver
 from edgespec.llama.runtime.weight_store import BufferTypes, WeightStore
 from edgespec.models.gguf.layers import ModelFiles, pattern_of
+from edgespec.offload.device_copies import DeviceCopies
 from edgespec.offload.experts.pool import ExpertPool
 from edgespec.offload.experts.switch import ExpertSwitch
 from edgespec.offload.layer_ring import LayerRing, LayerSwitch
@@ -28,7 +29,7 @@ from edgespec.offload.layout import Store
 from edgespec.offload.slot_filler import SlotFiller
 from edgespec.offload.store_reader import StoreReader
 from edgespec.offload.tables import MappedTables
-from edgespec.offload.weight_memory import WeightMemory
+from edgespec.offload.weight_memory import PinnedMemory, WeightMemory
 
 N_READERS = 2
 N_EXPERT_READERS = 4  # single experts are small, and a pass waits for all that it misses
@@ -43,6 +44,7 @@ class StreamedWeights:
         n_slots: layers in the ring; at least 2.
         expert_slots: experts in the pool, if the store has any.
         n_used: experts of each layer that a token needs.
+        sent_to: a device that may be sent weights; the slots are then in memory that is pinned for it.
         beside: what notices that layers on other machines are lost; closed with this.
         while_loading: called once while the resident layers are read.
 
@@ -63,6 +65,7 @@ class StreamedWeights:
         n_slots: int,
         expert_slots: int = 0,
         n_used: int = 0,
+        sent_to: Address | None = None,
         n_readers: int = N_READERS,
         beside: WeightStore | None = None,
         on_progress: Callable[[float], None] = lambda _fraction: None,
@@ -76,6 +79,8 @@ class StreamedWeights:
         self._expert_slots = expert_slots
         self._n_used = n_used
         self._n_readers = n_readers
+        self._sent_to = sent_to
+        self._copies: DeviceCopies | None = None
         self._beside = beside
         self._on_progress = on_progress
         self._while_loading = while_loading
@@ -215,15 +220,23 @@ class StreamedWeights:
         streamed = {index: places for index, places in used.items() if index in self._streamed}
         if streamed:
             self._ring = LayerRing(
-                self._reader, sorted(streamed), n_slots=self._n_slots, n_threads=self._n_readers
+                self._reader,
+                sorted(streamed),
+                n_slots=self._n_slots,
+                n_threads=self._n_readers,
+                new_memory=self._new_memory,
             )
-            self._observers.append(LayerSwitch(self._ring, streamed))
+            if self._sent_to is not None:
+                names = {name.encode(): tensor for name, tensor in tensors.items()}
+                there = {tensor for places in streamed.values() for tensor in places}
+                self._copies = DeviceCopies({name: at for name, at in names.items() if at in there})
+            self._observers.append(LayerSwitch(self._ring, streamed, self._copies))
         self._open_pool(tensors)
         self._tables.place(tensors)
 
     def amend_context(self, params: Any) -> None:
-        """Keep llama.cpp from copying weights to a device, which it would do before they have been read."""
-        if self._observers:
+        """Keep llama.cpp from copying weights to devices, unless somebody sees to it that they are there."""
+        if self._observers and (self._copies is None or self._pool is not None):
             params.op_offload = False
 
     @contextmanager
@@ -247,10 +260,10 @@ class StreamedWeights:
 
     def close(self) -> None:
         """Free everything, after the model has been freed."""
-        for part in (self._ring, self._pool, self._resident):
+        for part in (self._ring, self._pool, self._resident, self._copies):
             if part is not None:
                 part.close()
-        self._ring = self._pool = self._resident = None
+        self._ring = self._pool = self._resident = self._copies = None
         self._observers = []
         for unbacked in self._types.values():
             unbacked.close()
@@ -264,7 +277,7 @@ class StreamedWeights:
         layers = [self.store.layers[index] for index in sorted(used)]
         if not layers:
             return self._while_loading()
-        self._resident = WeightMemory(sum(layer.n_bytes for layer in layers))
+        self._resident = self._new_memory(sum(layer.n_bytes for layer in layers))
         reads = self._reader.begin_layers(layers, self._resident, self._n_readers)
         try:
             self._while_loading()
@@ -275,6 +288,16 @@ class StreamedWeights:
             for tensor, place in places.items():
                 ggml.set_data(tensor, reads.starts[index] + place)
         return None
+
+    def _new_memory(self, n_bytes: int) -> WeightMemory:
+        """Memory for weights; pinned if they may be sent and files can be read into such memory."""
+        if self._sent_to is not None:
+            memory = PinnedMemory.allocated(n_bytes, self._sent_to)
+            if memory is not None and self._reader.reads_into(memory):
+                return memory
+            if memory is not None:
+                memory.close()
+        return WeightMemory(n_bytes)
 
     def _open_pool(self, tensors: Mapping[str, Address]) -> None:
         """Put the stacks of experts that llama.cpp uses into a pool."""

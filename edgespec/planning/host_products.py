@@ -1,4 +1,4 @@
-"""The products with weights that stay in memory beside a card: by the processor, or sent to the card."""
+"""The products with weights that no card holds: by the processor, or sent to a card from memory."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from edgespec.config import Config
 from edgespec.costs.curves import Curve
+from edgespec.costs.pass_time import USUAL_OVERLAP
 from edgespec.costs.planned_weights import PlannedWeights
 from edgespec.costs.planner import USUAL_OVERHEAD, DraftingCosts, TargetPasses, alternatives, best
 from edgespec.costs.prompts import USUAL_ANSWER
@@ -32,12 +33,20 @@ def host_products(
     config: Config,
     *,
     drafter_elsewhere: bool,
+    holding: PlannedWeights | None = None,
+    read_rate: float = 0.0,
+    most: int = USUAL_NODES,
 ) -> HostProducts | None:
     """The way of products with weights that no card holds; None if there is no choice.
 
     Args:
         drafter_elsewhere: the drafter is on a card.
+        holding: the places of these weights; None if all are in memory.
+        read_rate: bytes per second that the disk reads, if some are streamed; 0 if unknown.
+        most: nodes of a tree.
     """
+    holding = holding or PlannedWeights(0, 0, target.tensor_bytes)
+    streams = holding.streamed_bytes > 0
     (card, _), *_ = assignment.used(cards.devices)
     here = sum(t.n_bytes for layer in layer_tensors(target) for t in layer) - assignment.lent_bytes
     if not here or card.shared or not can_be_set():
@@ -46,11 +55,12 @@ def host_products(
     # rows of a pass need are sent, which depends on the text.
     if config.speculation.exact or layer_weights(target).experts:
         return None
+    if streams and (config.memory.pack == "always" or not read_rate):  # what is packed is rearranged
+        return None
     costs = host_costs(card, usual_type(target), _usual_matrix(target))
     step_s = costs.card if drafter_elsewhere else costs.usual
     drafting = _drafting(config, drafter, step_s)
-    most = config.speculation.tree_budget or USUAL_NODES
-    holding = PlannedWeights(0, 0, target.tensor_bytes)
+    read_s = holding.streamed_bytes / read_rate if streams else 0.0
 
     def speed(seconds: Curve) -> float:
         """Tokens per second of a usual answer, with what reading its question takes."""
@@ -58,9 +68,11 @@ def host_products(
         def pass_s(rows: int) -> float:
             return here * seconds.at(rows) + assignment.lent_bytes * costs.card.at(rows)
 
-        passes = TargetPasses(Curve.through((rows, pass_s(rows)) for rows in seconds.rows))
+        compute = Curve.through((rows, pass_s(rows)) for rows in seconds.rows)
+        passes = TargetPasses(compute, read_rate, overlap=USUAL_OVERLAP)
         speed = best(alternatives(holding, passes, drafting, most)).tokens_per_second
-        return USUAL_ANSWER / (USUAL_ANSWER / speed + pass_s(_QUESTION))
+        question_s = passes.seconds(holding, read_s, pass_s(_QUESTION))
+        return USUAL_ANSWER / (USUAL_ANSWER / speed + question_s)
 
     return choose_products(costs, speed)
 
@@ -130,12 +142,17 @@ def _drafting(config: Config, drafter: ModelFiles | None, step_s: Curve) -> Draf
     return DraftingCosts("drafter", yields, step_s.scaled(drafter.tensor_bytes), USUAL_OVERHEAD)
 
 
-def in_words(products: HostProducts) -> str:
-    """The choice in a sentence."""
+def in_words(products: HostProducts, *, streams: bool = False) -> str:
+    """The choice in a sentence.
+
+    Args:
+        streams: some of the weights are read from disk.
+    """
+    weights = "weights in memory and from disk" if streams else "weights in memory"
     if products.rearranged:
-        return "The processor computes with the weights in memory, which are rearranged for it."
+        return f"The processor computes with the {weights}, which are rearranged for it."
     if products.sent_from == NEVER:
-        return "The processor computes with the weights in memory, as they are in the file."
+        return f"The processor computes with the {weights}, as they are in the file."
     if products.sent_from == 1:
-        return "Weights in memory are sent to the card in every pass."
-    return f"Weights in memory are sent to the card for passes of {products.sent_from} rows or more."
+        return f"{weights.capitalize()} are sent to the card in every pass."
+    return f"{weights.capitalize()} are sent to the card for passes of {products.sent_from} rows or more."

@@ -84,7 +84,7 @@ class Plan:
         machine: that this is a plan for.
         assignment: which layers are on cards or workers; None if none are.
         on_cards: what is on cards.
-        products: of weights in memory beside a card; None if these are computed as without one.
+        products: with weights that no card holds; None if these are computed as without one.
         sequences: how many are answered at once.
         notes, warnings: the reasons, in sentences.
     """
@@ -129,10 +129,17 @@ class Plan:
         """Exactness of decoding: as asked for, or else where the weights are streamed.
 
         A streamed pass takes the same time with the rows that exactness adds. But where only the experts that
-        rows need are read, a pass over few rows takes about as long as its arithmetic.
+        rows need are read, a pass over few rows takes about as long as its arithmetic. And a card that is
+        sent weights for many rows rounds differently than the processor, which computes few.
         """
         asked, layout = self.config.speculation.exact, self.memory.layout
-        return (layout is not None and not layout.weights.experts) if asked is None else asked
+        costs_nothing = layout is not None and not layout.weights.experts and not self.sends
+        return costs_nothing if asked is None else asked
+
+    @property
+    def sends(self) -> bool:
+        """True if passes of many rows send weights to a card."""
+        return self.products is not None and self.products.sent_from != NEVER
 
     @property
     def alone(self) -> bool:
@@ -431,10 +438,15 @@ class Planner:
             no_streaming=self.machine.no_streaming,
         )
         products = None
-        copied = memory.layout is None and not memory.memory_map
-        if copied and on_cards is not None:
-            products = self._products(on_cards, drafter)
-            notes += () if products is None else (in_words(products),)
+        if not memory.memory_map:
+            products = self._products(on_cards, drafter, memory.holding)
+        if memory.layout is not None and products is not None:
+            if products.sent_from == NEVER:
+                products = None  # as without a card
+            else:
+                memory = replace(memory, weights=memory.layout.again(packed=False), pack="never")
+        if products is not None:
+            notes += (in_words(products, streams=memory.holding.streamed_bytes > 0),)
         return planned(
             memory=memory,
             assignment=assignment,
@@ -477,7 +489,11 @@ class Planner:
         if cards is None:
             return NO_CARDS
         placed = place_models(cards, needs, self.target, drafter, budget, self._request)
-        products = self._products(placed, drafter)
+        left = placed.left(needs)
+        weights = left.footprints[0].weights
+        streamed = min(max(left.total - budget, 0), weights)
+        holding = PlannedWeights(budget, left.total, weights - streamed, streamed)
+        products = self._products(placed, drafter, holding)
         if products is None or products.sent_from == NEVER:
             return placed
         target, *drafters = needs.footprints
@@ -485,8 +501,14 @@ class Planner:
         beside_copies = replace(needs, footprints=[target, *drafters])
         return place_models(cards, beside_copies, self.target, drafter, budget, self._request)
 
-    def _products(self, on_cards: CardPlacement, drafter: ModelFiles | None) -> HostProducts | None:
-        """The way of products with weights in memory, if all that are not on cards are there."""
+    def _products(
+        self, on_cards: CardPlacement, drafter: ModelFiles | None, holding: PlannedWeights
+    ) -> HostProducts | None:
+        """The way of products with weights that are not on cards.
+
+        Args:
+            holding: the places of these weights.
+        """
         if on_cards.assignment is None or on_cards.cards is None:
             return None
         return host_products(
@@ -496,6 +518,9 @@ class Planner:
             drafter,
             self.config,
             drafter_elsewhere=on_cards.drafter_card is not None,
+            holding=holding,
+            read_rate=self.read_rate,
+            most=self.config.speculation.tree_budget or self.usual_nodes,
         )
 
     @property

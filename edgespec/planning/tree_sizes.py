@@ -1,10 +1,11 @@
 """The most nodes of a tree, which decides for how many rows of a pass there is room for logits.
 
 In memory every row of a large pass costs time, so that no tree beyond the usual size pays. While weights are
-read from disk, rows are free as long as their arithmetic takes less time than reading. Where exact passes may
-have any number of rows, trees then become as large as is fastest by what passes, draft steps and trees are
-known to take and to yield: a node's logits take memory from weights, its row takes arithmetic, and its chance
-to be accepted falls with every node before it.
+read from disk, rows are free as long as their arithmetic takes less time than reading; while weights are sent
+to a card, as long as the card is faster than the link. Where passes may have any number of rows, trees then
+become as large as is fastest by what passes, draft steps and trees are known to take and to yield: a node's
+logits take memory from weights, its row takes arithmetic, and its chance to be accepted falls with every node
+before it.
 """
 
 from __future__ import annotations
@@ -34,14 +35,13 @@ def usual_nodes(planner: Planner, drafter: ModelFiles | None = None) -> int:
     if not _may_be_large(planner):
         return USUAL_NODES
     passes = expected_passes(planner.target, planner.threads, planner.store, planner.disks)
-    if not passes.read_rate:
-        return USUAL_NODES
     try:
         usual = planner.plan(drafter)
         largest = replace(planner, usual_nodes=_LARGEST_NODES).plan(drafter)
     except MemoryLimitError:
         return USUAL_NODES
-    if not usual.streams:
+    exactly = usual.streams and usual.exact and planner.machine.own_kernels
+    if not (exactly or usual.sends) or (usual.streams and not passes.read_rate):
         return USUAL_NODES
     drafting = known_drafting(planner, drafter) or _usual_drafting(planner.target, drafter, passes)
     if drafting.yields is not None:
@@ -95,13 +95,14 @@ def _usual_drafting(target: ModelFiles, drafter: ModelFiles | None, passes: Targ
 
 
 def _may_be_large(planner: Planner) -> bool:
-    """True if passes read weights from disk, and exact ones may have any number of rows."""
-    config, files = planner.config, planner.target
+    """True if passes may read weights from disk, or send them to a card, and may have any number of rows."""
+    config, files, machine = planner.config, planner.target, planner.machine
     offload = config.memory.offload
     streams = offload == "stream" or (offload == "auto" and files.tensor_bytes > planner.budget)
+    exactly = config.speculation.exact is not False and machine.own_kernels
     drafts = config.speculation.drafts and config.speculation.tree_budget is None
-    if not (streams and drafts) or config.speculation.exact is False:
+    if not drafts or not ((streams and exactly) or machine.cards is not None):
         return False
     if files.headers[0].keeps_running_state or layer_weights(files).experts:
         return False
-    return planner.machine.own_kernels and planner.machine.workers is None
+    return machine.workers is None

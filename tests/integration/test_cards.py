@@ -233,6 +233,9 @@ def test_weights_are_sent_to_a_device_from_the_rows_on_that_were_asked_for(amend
     if not can_be_set():
         pytest.skip("EdgeSpec's library was not compiled, so ggml decides")
     require_sent_as_asked(amended["sent"])
+    require_sent_as_asked(amended["sent from disk"])
+    for there, streamed in zip(amended["sent"].values(), amended["sent from disk"].values(), strict=True):
+        assert [each["logits"] for each in there] == [each["logits"] for each in streamed]
 
 
 def test_weights_are_sent_to_a_real_device_from_the_rows_on_that_were_asked_for(short_path: Path) -> None:
@@ -241,6 +244,7 @@ def test_weights_are_sent_to_a_real_device_from_the_rows_on_that_were_asked_for(
     device = device_named(current_build().gpus[0].name)
     assert device is not None
     require_sent_as_asked(sent(short_path, device))
+    require_sent_as_asked(sent(short_path, device, streamed=True))
 
 
 def test_a_load_sends_weights_over_a_fast_link(amended: Cases) -> None:
@@ -254,10 +258,27 @@ def test_a_load_sends_weights_over_a_fast_link(amended: Cases) -> None:
         assert half["tokens"] == here["tokens"]
 
 
+def test_a_load_sends_weights_from_disk_over_a_fast_link(amended: Cases) -> None:
+    if not can_be_set():
+        pytest.skip("EdgeSpec's library was not compiled, so ggml decides")
+    cases = amended["fast link"]
+    for name in ("streamed", "streamed with trees", "streamed exactly"):
+        found, sends = cases[name], "exactly" not in name
+        assert found["streamed"] > 0, found
+        assert found["layers"] == "3 here, 1 on RPC0"
+        note = "Weights in memory and from disk are sent to the card in every pass."
+        assert (note in found["notes"]) == sends
+        assert found["exact"] == (not sends)
+        # Other kernels round differently, and so do these with the rows of trees.
+        if not amended["pinned"]["layouts"] and "trees" not in name:
+            assert found["tokens"] == cases["here"]["tokens"]
+
+
 def require_sent_as_asked(found: Mapping[str, Any]) -> None:
     """Check `tests.card_session.sent`."""
     copied = {name: [bool(each["copied"]) for each in passes] for name, passes in found.items()}
-    assert copied == {"never": [False, False], "from three": [False, True], "always": [True, True]}
+    some = [False, True, True, False, True]
+    assert copied == {"never": [False] * 5, "from three": some, "always": [True] * 5}
     assert all(name.startswith("blk.") for name in found["always"][0]["copied"])  # not the output
     for passes in found.values():  # the device's kernels may round differently
         for here, there in zip(found["never"], passes, strict=True):

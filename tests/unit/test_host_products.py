@@ -11,6 +11,7 @@ import pytest
 from edgespec.config import Config
 from edgespec.costs.curves import Curve
 from edgespec.costs.layer_assignment import curve_over_machines
+from edgespec.costs.planned_weights import PlannedWeights
 from edgespec.costs.sending import NEVER, HostProducts
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import GGUFHeader, TensorInfo
@@ -46,11 +47,20 @@ def cards(link: float, *, shared: bool = False) -> Cards:
     return Cards.of([Card("CUDA0", "a card", 1 << 30, 1 << 30, shared, profile)], 0)
 
 
-def chosen(link: float, on_card: int = 5, *, shared: bool = False, **options: Any) -> HostProducts | None:
+def chosen(
+    link: float,
+    on_card: int = 5,
+    *,
+    shared: bool = False,
+    holding: PlannedWeights | None = None,
+    read_rate: float = 0.0,
+    **options: Any,
+) -> HostProducts | None:
     asked = Config.of(model="m", **({"draft": "lookup", "context": 512} | options))
     assignment = LayerAssignment.of(files(), LAYERS - on_card, [on_card])
     found = cards(link, shared=shared)
-    return host_products(assignment, found, files(), None, asked, drafter_elsewhere=False)
+    streamed: dict[str, Any] = {"holding": holding, "read_rate": read_rate}
+    return host_products(assignment, found, files(), None, asked, drafter_elsewhere=False, **streamed)
 
 
 def test_a_fast_link_is_sent_weights_for_trees() -> None:
@@ -99,11 +109,40 @@ def test_passes_are_as_fast_as_the_weights_are_sent() -> None:
     assert curve_over_machines(here, [part, other]).at(1) == pytest.approx(0.0125 + 0.0025)
 
 
+DISK: dict[str, Any] = {"holding": PlannedWeights(0, 0, 0, streamed_bytes=LAYER), "read_rate": 1e9}
+
+
+@pytest.mark.parametrize(
+    ("link", "rearranged"),
+    [
+        # The disk takes 0.1 s in every pass, and 8 rows no longer. 128 rows of a question take 1.6 s here,
+        # and 0.1 s if they are sent.
+        (50e9, False),
+        (5e9, False),  # 0.1 s
+        (2e8, True),  # 2.5 s
+    ],
+)
+def test_weights_from_disk_are_sent_where_reading_hides_it(link: float, rearranged: bool) -> None:
+    found = chosen(link, **DISK)
+    assert found is not None
+    assert found.rearranged == rearranged
+
+
+@pytest.mark.parametrize("case", [{"pack": "always"}, {"read_rate": 0.0}], ids=["packed", "unknown disk"])
+def test_nothing_is_chosen_for_weights_from_disk_where_there_is_no_choice(case: dict[str, Any]) -> None:
+    assert chosen(50e9, **(DISK | case)) is None
+
+
 def test_the_choice_is_said() -> None:
     assert [in_words(found) for found in (chosen(50e9), chosen(1e9)) if found] == [
         "Weights in memory are sent to the card in every pass.",
         "The processor computes with the weights in memory, which are rearranged for it.",
     ]
+    streamed = chosen(3e9, **DISK)
+    assert streamed is not None
+    assert in_words(streamed, streams=True) == (
+        "Weights in memory and from disk are sent to the card for passes of 4 rows or more."
+    )
 
 
 @pytest.mark.parametrize(

@@ -40,11 +40,14 @@ class Graph:
         self.nodes: list[Address] = []
         self.names: dict[Address, str] = {}
 
-    def add(self, name: str, weight: int | None = None, rows: int = 1) -> Address:
-        """A product with a weight, or a node that reads none."""
+    def add(
+        self, name: str, weight: int | None = None, rows: int = 1, *, copied: bytes | None = None
+    ) -> Address:
+        """A product with a weight, or with a device's copy that has this name; or a node that reads none."""
         node = self._scratch.tensor(ggml.F32, (32, rows))
-        if weight is not None:
-            node = self._f["ggml_mul_mat"](self._scratch.handle, self.weights[weight], node)
+        if weight is not None or copied is not None:
+            read = self.weights[weight] if weight is not None else self.tensor(ggml.F32, (32, 32), copied)
+            node = self._f["ggml_mul_mat"](self._scratch.handle, read, node)
         return self._named(node, name)
 
     def add_view(self, name: str, of: Address) -> Address:
@@ -55,8 +58,8 @@ class Graph:
         node = self._f["ggml_mul_mat_id"](self._scratch.handle, stack, rows, chosen)
         return self._named(node, name)
 
-    def tensor(self, type_id: int, shape: tuple[int, ...]) -> Address:
-        return self._scratch.tensor(type_id, shape)
+    def tensor(self, type_id: int, shape: tuple[int, ...], name: bytes | None = b"") -> Address:
+        return self._scratch.tensor(type_id, shape, name or b"")
 
     def _named(self, node: Address, name: str) -> Address:
         self._f["ggml_set_name"](node, name.encode())
@@ -187,6 +190,31 @@ def test_readers_are_asked_about_until_they_are_marked_and_their_group_is_there(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_readers_of_copies_are_asked_about_until_their_mark_holds_for_copies(kind: str, graph: Graph) -> None:
+    graph.add("embd")
+    graph.add("q-0", copied=b"CUDA0#blk.0.q.weight#0")
+    graph.add("k-0", copied=b"CUDA0#blk.0.k.weight#0")
+    graph.add("mask", copied=b"CUDA0#KQ_mask#0")
+    graph.add("odd", copied=b"blk.0.q.weight#0")
+    layers = new(kind)
+    for weight, name in ((0, b"blk.0.q.weight"), (1, b"blk.0.k.weight")):
+        layers.ask_about_readers(graph.weights[weight], 0)
+        layers.ask_about_copies(name, graph.weights[weight])
+    layers.set_current(0)
+    asked = called(kind, graph, [layers], lambda *_: 0)
+    assert asked == [("ask", "q-0"), ("ask", "k-0")]
+    assert [(r.at, r.tensor) for r in layers.readers()] == [(1, graph.weights[0]), (2, graph.weights[1])]
+    layers.mark(1, b"q-0", False)
+    layers.mark(2, b"k-0", True)
+    assert called(kind, graph, [layers], lambda *_: 0) == asked, "the marks hold for the tensors alone"
+    layers.mark(1, b"q-0", False, of_copies=True)
+    layers.mark(2, b"k-0", True, of_copies=True)
+    assert called(kind, graph, [layers]) == [("done", "k-0")]
+    layers.set_current(1)
+    assert called(kind, graph, [layers], lambda *_: 0) == asked, "its weights are not there"
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_products_are_redirected_once_their_choice_is_known(kind: str, graph: Graph) -> None:
     stack = graph.tensor(ggml.F32, (32, 8, 4))
     chosen, ours, foreign = (graph.tensor(ggml.I32, (2, 1)) for _ in range(3))
@@ -235,13 +263,14 @@ def test_a_failure_ends_the_pass_and_only_that(kind: str, graph: Graph) -> None:
 
 
 marks = st.lists(
-    st.tuples(st.integers(0, 9), st.integers(0, 9), st.sampled_from([True, False, None])), max_size=12
+    st.tuples(st.integers(0, 9), st.integers(0, 9), st.sampled_from([True, False, None]), st.booleans()),
+    max_size=12,
 )
 
 
 @pytest.mark.skipif(not native.compiled(), reason="not compiled")
 @given(
-    st.lists(st.one_of(st.none(), st.integers(0, 3)), min_size=1, max_size=10),
+    st.lists(st.one_of(st.none(), st.integers(0, 7)), min_size=1, max_size=10),
     marks,
     st.integers(-1, 2),
     st.integers(0),
@@ -249,16 +278,19 @@ marks = st.lists(
 def test_both_kinds_do_the_same(weights: list[int | None], marked: Any, current: int, answers: int) -> None:
     graph = Graph()
     for number, weight in enumerate(weights):
-        graph.add(f"n-{number // 2}" if number % 3 else f"out-{number}", weight)
+        copied = b"GPU#w%d#0" % (weight - 4) if weight is not None and weight > 3 else None
+        name = f"n-{number // 2}" if number % 3 else f"out-{number}"
+        graph.add(name, None if copied else weight, copied=copied)
     names = list(graph.names.values())
     seen = {}
     for kind in _KINDS:
         layers, others = new(kind), new(kind)
         for weight in range(3):
             layers.ask_about_readers(graph.weights[weight], weight // 2)
+            layers.ask_about_copies(b"w%d" % weight, graph.weights[weight])
         layers.set_current(None if current < 0 else current)
-        for at, name, stop in marked:
-            layers.mark(at, names[name % len(names)].encode(), stop)
+        for at, name, stop, of_copies in marked:
+            layers.mark(at, names[name % len(names)].encode(), stop, of_copies=of_copies)
         others.stop_after(b"out-3")
         others.ask_about_numbers()
         calls = called(kind, graph, [layers, others], lambda name, ask: answers >> names.index(name) & 1)

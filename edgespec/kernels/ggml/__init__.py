@@ -19,8 +19,8 @@ from edgespec.kernels.ggml.buffer_types import (
 from edgespec.kernels.ggml.checks import check
 from edgespec.kernels.ggml.experts import (
     Indices,
+    copied_name,
     indices_of,
-    is_copied,
     name_of,
     place_stack,
     read_indices,
@@ -64,6 +64,7 @@ __all__ = [
     "address_of_map",
     "attention_operation",
     "check",
+    "copied_name",
     "cpu_device",
     "cpu_library",
     "cpu_variant",
@@ -71,7 +72,6 @@ __all__ = [
     "functions",
     "indexed_product",
     "indices_of",
-    "is_copied",
     "is_in_host_memory",
     "libraries_folder",
     "name_of",

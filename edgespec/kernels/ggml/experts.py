@@ -47,9 +47,10 @@ def indices_of(node: Address) -> Address:
     return _source(node, _INDICES)
 
 
-def is_copied(tensor: Address, name: bytes) -> bool:
-    """True if a tensor is the scheduler's copy, on another device, of the tensor with this name."""
-    return b"#%b#" % name in name_of(tensor)
+def copied_name(tensor: Address) -> bytes:
+    """The name of the tensor that this is the scheduler's copy of, on another device; empty if of none."""
+    _, _, name = name_of(tensor).partition(b"#")
+    return name.rpartition(b"#")[0]
 
 
 def set_indices(node: Address, indices: Address) -> None:

@@ -35,7 +35,8 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "watch_tensor": (None, [_P, _P, ctypes.c_int32]),
     "watch_no_tensor": (None, [_P, _P]),
     "watch_current": (None, [_P, ctypes.c_int32]),
-    "watch_mark": (None, [_P, ctypes.c_int32, ctypes.c_char_p, _I]),
+    "watch_copies": (None, [_P, ctypes.c_char_p, _P]),
+    "watch_mark": (None, [_P, ctypes.c_int32, ctypes.c_char_p, _I, _I]),
     "watch_unmark": (None, [_P]),
     "watch_pending": (_I, [_P]),
     "watch_reader": (ctypes.POINTER(_ReaderRecord), [_P, _I]),
@@ -96,8 +97,11 @@ class CompiledWatch:
     def set_current(self, group: int | None) -> None:
         self._f["watch_current"](self.handle, -1 if group is None else group)
 
-    def mark(self, at: int, name: bytes, stop: bool | None) -> None:
-        self._f["watch_mark"](self.handle, at, name, -1 if stop is None else int(stop))
+    def ask_about_copies(self, name: bytes, tensor: Address) -> None:
+        self._f["watch_copies"](self.handle, name, tensor)
+
+    def mark(self, at: int, name: bytes, stop: bool | None, *, of_copies: bool = False) -> None:
+        self._f["watch_mark"](self.handle, at, name, -1 if stop is None else int(stop), of_copies)
 
     def unmark(self) -> None:
         self._f["watch_unmark"](self.handle)

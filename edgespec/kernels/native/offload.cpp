@@ -25,6 +25,19 @@ constexpr char LAYERS[] = "blk.";  // how the names of their weights begin
 // A copy of the output, or of the embeddings that it is tied to, would be larger than all buffers of a device.
 bool is_of_layer(const Tensor * weight) { return !strncmp(weight->name, LAYERS, sizeof(LAYERS) - 1); }
 
+// Whoever follows the copies of weights knows them by name, and ggml cuts names that are longer, with that of the device.
+constexpr size_t LONGEST_NAME = 36;
+
+// Copies of views have names of their own.
+bool reads_unnamed_weights(const Tensor * node) {
+    for (const Tensor * source : node->src) {
+        const Tensor * weight = source && source->view_src ? source->view_src : source;
+        if (!weight || !is_of_layer(weight)) continue;
+        if (weight != source || strnlen(weight->name, sizeof(weight->name)) > LONGEST_NAME) return true;
+    }
+    return false;
+}
+
 // As ggml's backends count them.
 int64_t rows_of(const Tensor * node) {
     if (node->op == operations.rows) return 0;
@@ -34,7 +47,7 @@ int64_t rows_of(const Tensor * node) {
 }
 
 bool takes_over(void * device, const Tensor * node) {
-    if (least_rows > 0) return rows_of(node) >= least_rows;
+    if (least_rows > 0) return rows_of(node) >= least_rows && !reads_unnamed_weights(node);
     for (int i = 0; i < count; i++) {
         if (devices[i].device == device) return devices[i].own && devices[i].own(device, node);
     }

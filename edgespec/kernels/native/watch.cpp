@@ -77,12 +77,35 @@ enum class Answer { ASK = -1, NO = 0, STOP = 1 };
 
 struct Mark {
     Answer answer;
+    bool of_copies;  // of watched tensors, too
     char name[NAME_BYTES];
 };
 
 void copy_name(char * to, const char * name) { memcpy(to, name, strnlen(name, NAME_BYTES - 1)); }
 
 bool same_name(const char * one, const char * other) { return !strncmp(one, other, NAME_BYTES); }
+
+// The tensors that devices have copies of, by the names that ggml's scheduler gives these: "<device>#<name>#<number>".
+class Copies {
+    std::unordered_map<std::string, const void *> originals;
+
+  public:
+    void add(const char * name, const void * original) { originals[name] = original; }
+
+    const void * original(const Tensor * tensor) const {
+        if (originals.empty()) return nullptr;
+        const char * first = strchr(tensor->name, '#'), * last = strrchr(tensor->name, '#');
+        if (first == last) return nullptr;
+        const auto found = originals.find(std::string(first + 1, last));
+        return found == originals.end() ? nullptr : found->second;
+    }
+};
+
+// A tensor that is watched, and whether a node reads it from a copy.
+struct Read {
+    const void * tensor = nullptr;
+    bool copied = false;
+};
 
 }  // namespace
 
@@ -93,6 +116,7 @@ struct edgespec_watch {
     long last_number = -1;
 
     ByAddress<int32_t> groups;
+    Copies copies;
     int32_t current = -1;
     std::vector<std::vector<Mark>> marks;  // by the nodes' numbers
     std::vector<edgespec_reader> readers;
@@ -125,12 +149,14 @@ struct edgespec_watch {
   private:
     Answer find_answer(Tensor * node) {
         const Mark * mark = mark_of(node);
-        if (const void * tensor = watched_tensor(node)) {
-            edgespec_reader reader = {tensor, at, {}, {}};
+        const Read read = read_by(node);
+        if (read.tensor) {
+            edgespec_reader reader = {read.tensor, at, {}, {}};
             copy_name(reader.name, node->name);
             if (before) copy_name(reader.before, before->name);
             readers.push_back(reader);
-            if (!mark || mark->answer == Answer::ASK || *groups.find(tensor) != current) return Answer::ASK;
+            if (!mark || mark->answer == Answer::ASK || *groups.find(read.tensor) != current) return Answer::ASK;
+            if (read.copied && !mark->of_copies) return Answer::ASK;
             pending = true;
         }
         if (mark && mark->answer == Answer::STOP) return Answer::STOP;
@@ -153,13 +179,17 @@ struct edgespec_watch {
     }
 
     // The first that is not of the current group, or any.
-    const void * watched_tensor(const Tensor * node) const {
-        const void * found = nullptr;
+    Read read_by(const Tensor * node) const {
+        Read found;
         for (int i = 0; i <= SOURCES; i++) {
             const Tensor * source = i < SOURCES ? node->src[i] : node->view_src;
-            const int32_t * group = source ? groups.find(source) : nullptr;
-            if (group && *group != current) return source;
-            if (group) found = source;
+            if (!source) continue;
+            const void * original = copies.original(source);
+            const Read read = {original ? original : source, original != nullptr};
+            const int32_t * group = groups.find(read.tensor);
+            if (!group) continue;
+            if (*group != current) return read;
+            found = {read.tensor, read.copied || found.copied};
         }
         return found;
     }
@@ -244,18 +274,24 @@ void edgespec_watch_tensor(edgespec_watch * watch, const void * tensor, int32_t 
 }
 
 void edgespec_watch_no_tensor(edgespec_watch * watch, const void * tensor) { watch->groups.remove(tensor); }
+
+void edgespec_watch_copies(edgespec_watch * watch, const char * name, const void * tensor) {
+    watch->copies.add(name, tensor);
+}
+
 void edgespec_watch_current(edgespec_watch * watch, int32_t group) { watch->current = group; }
 
-void edgespec_watch_mark(edgespec_watch * watch, int32_t at, const char * name, int stop) {
+void edgespec_watch_mark(edgespec_watch * watch, int32_t at, const char * name, int stop, int of_copies) {
     if ((size_t) at >= watch->marks.size()) watch->marks.resize(at + 1);
     auto & here = watch->marks[at];
     for (Mark & mark : here) {
         if (same_name(mark.name, name)) {
             mark.answer = (Answer) stop;
+            mark.of_copies = of_copies != 0;
             return;
         }
     }
-    here.push_back({(Answer) stop, {}});
+    here.push_back({(Answer) stop, of_copies != 0, {}});
     copy_name(here.back().name, name);
 }
 

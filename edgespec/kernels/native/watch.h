@@ -39,9 +39,12 @@ void edgespec_watch_numbers(edgespec_watch * watch);
 /* Ask about nodes that read this tensor or are views of it, unless its group is the current one and the node has a mark. */
 void edgespec_watch_tensor(edgespec_watch * watch, const void * tensor, int32_t group);
 void edgespec_watch_no_tensor(edgespec_watch * watch, const void * tensor);
+/* Ask about nodes that read a device's copy of this tensor, which has this name, as about those that read the tensor. */
+void edgespec_watch_copies(edgespec_watch * watch, const char * name, const void * tensor);
 void edgespec_watch_current(edgespec_watch * watch, int32_t group);
-/* What to do about the node with this number and name: 1 stop after it without asking, 0 pass it over, -1 ask. */
-void edgespec_watch_mark(edgespec_watch * watch, int32_t at, const char * name, int stop);
+/* What to do about the node with this number and name: 1 stop after it without asking, 0 pass it over, -1 ask. Without
+ * `of_copies`, the mark does not hold where the node reads copies of watched tensors. */
+void edgespec_watch_mark(edgespec_watch * watch, int32_t at, const char * name, int stop, int of_copies);
 void edgespec_watch_unmark(edgespec_watch * watch);
 /* Has any reader been passed over since the graph stopped last? It is then not computed yet. */
 int edgespec_watch_pending(const edgespec_watch * watch);

@@ -79,7 +79,7 @@ class ExpertSwitch(GraphObserver):
         in the pool: the watch redirects them.
         """
         layer = self._layer_of[ggml.stack_of(node)]
-        if layer not in self._chosen or not ggml.is_copied(ggml.indices_of(node), CHOICE + b"%d" % layer):
+        if layer not in self._chosen or ggml.copied_name(ggml.indices_of(node)) != CHOICE + b"%d" % layer:
             raise UnknownRouting(layer)
         ggml.set_indices(node, self._indices[layer].address)
         return False
