@@ -62,6 +62,11 @@ class HostProducts:
     seconds: Curve
     usual: Curve
 
+    @property
+    def sends(self) -> bool:
+        """True if weights are sent for passes of some size."""
+        return self.sent_from != NEVER
+
     def part(self, share: float) -> RemotePart:
         """Their time in a pass, relative to a processor that computes everything.
 

@@ -55,7 +55,8 @@ def host_products(
     # rows of a pass need are sent, which depends on the text.
     if config.speculation.exact or layer_weights(target).experts:
         return None
-    if streams and (config.memory.pack == "always" or not read_rate):  # what is packed is rearranged
+    packs = config.memory.pack == "always" or config.memory.pack_dir  # what is packed is rearranged
+    if streams and (packs or not read_rate):
         return None
     costs = host_costs(card, usual_type(target), _usual_matrix(target))
     step_s = costs.card if drafter_elsewhere else costs.usual
@@ -151,7 +152,7 @@ def in_words(products: HostProducts, *, streams: bool = False) -> str:
     weights = "weights in memory and from disk" if streams else "weights in memory"
     if products.rearranged:
         return f"The processor computes with the {weights}, which are rearranged for it."
-    if products.sent_from == NEVER:
+    if not products.sends:
         return f"The processor computes with the {weights}, as they are in the file."
     if products.sent_from == 1:
         return f"{weights.capitalize()} are sent to the card in every pass."

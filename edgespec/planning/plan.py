@@ -16,7 +16,7 @@ from edgespec.costs.curves import Curve
 from edgespec.costs.layer_assignment import RemotePart, curve_over_machines
 from edgespec.costs.planned_weights import HitRates, PlannedWeights
 from edgespec.costs.planner import TargetPasses
-from edgespec.costs.sending import NEVER, HostProducts
+from edgespec.costs.sending import HostProducts
 from edgespec.drafters.folder_index import MAKING_BYTES
 from edgespec.errors import MemoryLimitError
 from edgespec.generation.result import MemoryUse
@@ -139,7 +139,7 @@ class Plan:
     @property
     def sends(self) -> bool:
         """True if passes of many rows send weights to a card."""
-        return self.products is not None and self.products.sent_from != NEVER
+        return self.products is not None and self.products.sends
 
     @property
     def alone(self) -> bool:
@@ -205,12 +205,7 @@ class Plan:
     def parts(self) -> list[RemotePart]:
         """Time per pass on each device that holds layers."""
         devices = self.machine.workers or self.on_cards.cards
-        if self.assignment is None or devices is None:
-            return []
-        parts = remote_parts(self.assignment, devices, self.target)
-        if self.products is not None:
-            parts.append(self.products.part(1 - sum(part.share for part in parts)))
-        return parts
+        return _parts(self.assignment, devices, self.target, self.products)
 
     def over(self, passes: TargetPasses) -> TargetPasses:
         """The target's passes, from those of the whole model on the processor."""
@@ -374,9 +369,12 @@ class Planner:
                 # Passes get fewer rows first; what is left over is streamed then.
                 plan = self.place(self._within(sizes, self.budget, devices=True), drafter)
         else:
-            on_cards = self._on_cards(needs, drafter, self.budget)
+            on_cards, products = self._on_cards(needs, drafter, self.budget)
             if on_cards.assignment is not None:  # exact passes are shorter then
-                needs = self._within(sizes, self.budget + on_cards.assignment.lent_bytes, devices=True)
+                budget = self.budget + on_cards.assignment.lent_bytes
+                needs = self._within(sizes, budget, devices=True, on_cards=on_cards, products=products)
+            if products is not None and products.sends:  # and others may be longer
+                on_cards, _ = self._on_cards(needs, drafter, self.budget)
             plan = self.place(needs, drafter, on_cards=on_cards)
         if drafter is not None and needs.footprints[1].weights > needs.footprints[0].weights:
             name = drafter.headers[0].path.name
@@ -425,7 +423,7 @@ class Planner:
                 holding = PlannedWeights(budget + lent, needs.total, self.target.tensor_bytes)
                 return planned(memory=MemoryPlan(budget, holding), assignment=assignment, notes=notes)
         else:
-            on_cards = on_cards or self._on_cards(needs, drafter, budget)
+            on_cards = on_cards or self._on_cards(needs, drafter, budget)[0]
             assignment, left = on_cards.assignment, on_cards.left(needs)
             notes, warnings = tuple(on_cards.notes), tuple(on_cards.shortfall(self._request))
         memory = plan_memory(
@@ -441,7 +439,7 @@ class Planner:
         if not memory.memory_map:
             products = self._products(on_cards, drafter, memory.holding)
         if memory.layout is not None and products is not None:
-            if products.sent_from == NEVER:
+            if not products.sends:
                 products = None  # as without a card
             else:
                 memory = replace(memory, weights=memory.layout.again(packed=False), pack="never")
@@ -473,7 +471,21 @@ class Planner:
         sizes = self.sizes(drafter)
         return sizes.at(sizes.context.fewest_rows)
 
-    def _within(self, sizes: PairSizes, budget: int, *, devices: bool = False) -> MemoryNeeds:
+    def _within(
+        self,
+        sizes: PairSizes,
+        budget: int,
+        *,
+        devices: bool = False,
+        on_cards: CardPlacement = NO_CARDS,
+        products: HostProducts | None = None,
+    ) -> MemoryNeeds:
+        """The needs with the rows of a pass that suit the budget best.
+
+        Args:
+            devices: layers are on devices.
+            on_cards, products: as in a plan, as far as they are known.
+        """
         prefill = expected_prefill(
             self.target,
             self.config.model.context,
@@ -482,24 +494,32 @@ class Planner:
             own_kernels=self.machine.own_kernels,
             disks=self.disks,
         )
-        return needs_within(sizes, self.target, budget, self.config, prefill, devices=devices)
+        sends = products is not None and products.sends
+        if sends:
+            parts = _parts(on_cards.assignment, on_cards.cards, self.target, products)
+            compute = curve_over_machines(prefill.passes.compute, parts)
+            prefill = replace(prefill, passes=replace(prefill.passes, compute=compute))
+        return needs_within(sizes, self.target, budget, self.config, prefill, devices=devices, sends=sends)
 
-    def _on_cards(self, needs: MemoryNeeds, drafter: ModelFiles | None, budget: int) -> CardPlacement:
+    def _on_cards(
+        self, needs: MemoryNeeds, drafter: ModelFiles | None, budget: int
+    ) -> tuple[CardPlacement, HostProducts | None]:
+        """What goes to cards, and the products with the rest of the weights."""
         cards = self.machine.cards
         if cards is None:
-            return NO_CARDS
+            return NO_CARDS, None
         placed = place_models(cards, needs, self.target, drafter, budget, self._request)
         left = placed.left(needs)
         weights = left.footprints[0].weights
         streamed = min(max(left.total - budget, 0), weights)
         holding = PlannedWeights(budget, left.total, weights - streamed, streamed)
         products = self._products(placed, drafter, holding)
-        if products is None or products.sent_from == NEVER:
-            return placed
+        if products is None or not products.sends:
+            return placed, products
         target, *drafters = needs.footprints
         target = replace(target, buffers=target.buffers + copied_bytes(self.target))
         beside_copies = replace(needs, footprints=[target, *drafters])
-        return place_models(cards, beside_copies, self.target, drafter, budget, self._request)
+        return place_models(cards, beside_copies, self.target, drafter, budget, self._request), products
 
     def _products(
         self, on_cards: CardPlacement, drafter: ModelFiles | None, holding: PlannedWeights
@@ -532,6 +552,21 @@ class Planner:
             most=self.max_on_cards,
             read_rate=self.read_rate,
         )
+
+
+def _parts(
+    assignment: LayerAssignment | None,
+    devices: LayerDevices | Cards | None,
+    target: ModelFiles,
+    products: HostProducts | None,
+) -> list[RemotePart]:
+    """Time per pass on each device that holds layers, and of products that are not computed as usual."""
+    if assignment is None or devices is None:
+        return []
+    parts = remote_parts(assignment, devices, target)
+    if products is not None:
+        parts.append(products.part(1 - sum(part.share for part in parts)))
+    return parts
 
 
 def _sequence_ids(nodes: int) -> int:

@@ -44,6 +44,7 @@ def needs_within(
     prefill: PrefillFacts,
     *,
     devices: bool = False,
+    sends: bool = False,
 ) -> MemoryNeeds:
     """The needs of target and drafter with the rows per pass that suit the budget best.
 
@@ -51,6 +52,7 @@ def needs_within(
         sizes: of the pair.
         files: the target's.
         devices: layers are on devices or other machines.
+        sends: weights are sent to a device, so that decoding is not exact unless that is asked for.
 
     Raises:
         ModelFileError, MemoryLimitError: as PairSizes.
@@ -65,7 +67,7 @@ def needs_within(
         )
     # Streamed models decode exactly by default, except for those whose experts are streamed one by one.
     alone = config.memory.experts != "never" and bool(layer_weights(files).experts)
-    exact = offload != "mmap" and not alone if exact is None else exact
+    exact = offload != "mmap" and not alone and not sends if exact is None else exact
     if exact and (offload == "mmap" or devices):
         return sizes.at(fewest)  # only streamed weights allow long pieces in exact decoding
     skipped = prefill.unused if exact and not prefill.own_kernels else frozenset()

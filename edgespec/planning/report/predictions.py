@@ -152,7 +152,7 @@ class _Planning:
         ]
         if plan.holding.experts is not None and not planner.hits.measured:
             self._notes.append("The hit rate of experts is assumed. Running the model measures it.")
-        if plan.streams:
+        if plan.streams and not plan.sends:
             self._note_packing(files, chosen, way)
         if not way.measured:
             self._notes.append(
