@@ -81,6 +81,18 @@ class ModelConfig(Group):
         metavar="FILE",
         more="It is loaded in a child process while images are read.",
     )
+    images: bool = option(
+        False,
+        "",
+        "Reserve memory for reading images with the projector beside the model.",
+        Switch(),
+        says="only where one is named",
+    )
+
+    @property
+    def reads_images(self) -> bool:
+        """True if images will be read for sure, so that memory is reserved for that."""
+        return self.images or self.mmproj is not None
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 from edgespec.images.projector import kind_of
 from edgespec.models.gguf.types import GGUFHeader
+from edgespec.units import readable
 
 TYPICAL = (1024, 768)
 """Width and height, in pixels, of the picture whose tokens are told."""
@@ -23,7 +24,9 @@ _MERGED = {
     "mlp": 1,
     "mlp_norm": 1,
 }  # patches of each side that become one row, if it is not said
-_CHILD_BYTES = 160 << 20  # of the process that reads images, without the projector
+_CHILD_BYTES = 144 << 20  # of the process that reads images: Python, its libraries and the picture's pixels
+_UNKNOWN_BUFFERS = 128 << 20  # of llama.cpp, where the number of patches does not follow from the header
+_COPIES = 10  # of the embeddings in both processes, while one hands them to the other
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class ProjectorFacts:
         n_bytes: of its file.
         kind: such as "gemma3".
         tokens: of a typical picture, without marks around it; None if they do not follow from the header.
+        buffers: bytes that llama.cpp computes such a picture in, and embeddings are handed over in.
         products: multiplications that reading such a picture takes; None likewise.
         seconds: that reading it takes at least, estimated; None if there is nothing to estimate it by.
     """
@@ -43,6 +47,7 @@ class ProjectorFacts:
     n_bytes: int
     kind: str
     tokens: int | None
+    buffers: int = _UNKNOWN_BUFFERS
     products: int | None = None
     seconds: float | None = None
 
@@ -53,13 +58,24 @@ class ProjectorFacts:
         division = _division(header.metadata, kind)
         if division is None:
             return cls(header.path.name, header.file_bytes, kind, None)
-        products = division.parts * _products(header, division)
-        return cls(header.path.name, header.file_bytes, kind, division.parts * division.rows, products)
+        return cls(
+            header.path.name,
+            header.file_bytes,
+            kind,
+            division.parts * division.rows,
+            _buffers(header, division),
+            division.parts * _products(header, division),
+        )
 
     @property
     def reading_bytes(self) -> int:
-        """Memory that reading an image takes at least, in a process that ends then."""
-        return self.n_bytes + _CHILD_BYTES
+        """Memory that reading such a picture takes, most of it in a process that ends then."""
+        return self.n_bytes + self.buffers + _CHILD_BYTES
+
+    @property
+    def reserved(self) -> str:
+        """What of the memory limit is kept for reading images, in a sentence."""
+        return f"{readable(self.reading_bytes)} are reserved for reading an image with {self.name}."
 
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON for scripts."""
@@ -116,6 +132,21 @@ def _division(metadata: Mapping[str, Any], kind: str) -> _Division | None:
         return None
     parts = math.prod(math.ceil(longest * length / max(TYPICAL) / side) for length in TYPICAL)
     return _Division(1 + parts, patches, patches // merged**2)  # the whole picture, and its parts
+
+
+def _buffers(header: GGUFHeader, division: _Division) -> int:
+    """Bytes of the activations of one part, and of the embeddings of all parts.
+
+    Attention is computed piece by piece, so only what the layers hand on is kept: rows as wide as the encoder
+    and as the inner part of its layers.
+    """
+
+    def width(name: str) -> int:
+        return int(header.metadata.get(f"clip.vision.{name}") or 0)
+
+    activations = division.patches * (2 * width("embedding_length") + width("feed_forward_length"))
+    embeddings = division.parts * division.rows * width("projection_dim")
+    return 4 * (activations + _COPIES * embeddings)
 
 
 def _products(header: GGUFHeader, division: _Division) -> int:

@@ -21,6 +21,7 @@ class LoadArguments(TypedDict, total=False):
     kv: str
     lora: Sequence[str]
     mmproj: str | os.PathLike[str] | None
+    images: bool
     memory: int | str | None
     offload: str
     pack: str

@@ -56,6 +56,7 @@ from edgespec.planning.devices.finding import PlacementRequest
 from edgespec.planning.drafter import find_drafter
 from edgespec.planning.files import read_model
 from edgespec.planning.plan import Plan, Planner
+from edgespec.planning.projector import reserved_projector
 from edgespec.profiles.store import ProfileKeys
 from edgespec.profiles.updates import ProfileUpdates
 from edgespec.progress import Progress, no_progress
@@ -129,6 +130,7 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
         config,
         PlacementRequest(config.devices, state.n_threads, state.store, state.on_progress, state.notes),
         adapters=state.adapters,
+        projector=reserved_projector(path, config.model),
         workers=state.workers,
         measured=True,
     )

@@ -122,17 +122,18 @@ def _with_minimum(error: MemoryLimitError, planner: Planner, find: Finder) -> Me
     had = f"there are {readable(planner.budget)}" + (" in the budget" if planner.config.memory.limit else "")
     if lent := planner.machine.lent_bytes:
         had += f"; the workers lend {readable(lent)}"
-    beside, hint = "", error.hint
+    needed, hint = [f"a context of {context} tokens"], error.hint
+    if planner.projector is not None:
+        needed.insert(0, f"the projector {planner.projector.name}")
     if drafter := _named_drafter(planner, find):
-        beside = f"{drafter} and "
+        needed.insert(0, drafter)
         alone = _smallest_alone(usual)
         if alone is not None and alone < (size or least):
             remedy = f"Without the drafter, {readable(alone)} are enough: {named('draft', LOOKUP)}."
             hint = f"{remedy} {hint}".rstrip()
-    what = (
-        f"{name} with {beside}a context of {context} tokens needs {readable(size or least)} of memory, "
-        f"and {had}."
-    )
+    *first, last = needed
+    all_of_it = f"{', '.join(first)} and {last}" if first else last
+    what = f"{name} with {all_of_it} needs {readable(size or least)} of memory, and {had}."
     return MemoryLimitError(what, hint, least=least)
 
 

@@ -20,6 +20,7 @@ from edgespec.costs.sending import HostProducts
 from edgespec.drafters.folder_index import MAKING_BYTES
 from edgespec.errors import MemoryLimitError
 from edgespec.generation.result import MemoryUse
+from edgespec.images.facts import ProjectorFacts
 from edgespec.llama.runtime.model import Model
 from edgespec.measure.threads import planned_threads
 from edgespec.models.gguf.footprint import USUAL_NODES, cells_for
@@ -224,6 +225,7 @@ class Planner:
     Attributes:
         store: what was measured on this machine.
         beside: bytes of LoRA adapters.
+        projector: that will read images for sure; None leaves no memory for them.
         measured: whether contexts are tried by dry runs, as when they are about to be loaded.
         process_bytes: of the process; None measures them where contexts are measured.
         max_on_cards: layers that may be there, after a load has run out of their memory; None for any.
@@ -236,6 +238,7 @@ class Planner:
     machine: MachineSnapshot
     store: ProfileStore
     beside: int = 0
+    projector: ProjectorFacts | None = None
     measured: bool = False
     process_bytes: int | None = None
     max_on_cards: int | None = None
@@ -250,6 +253,7 @@ class Planner:
         request: PlacementRequest,
         *,
         adapters: Sequence[Adapter] = (),
+        projector: ProjectorFacts | None = None,
         cards: Cards | None = None,
         workers: LayerDevices | None = None,
         measured: bool = False,
@@ -268,7 +272,15 @@ class Planner:
             cards = open_cards(target, request)
         machine = MachineSnapshot.read(request.n_threads, cards, workers)
         beside = sum(adapter.header.file_bytes for adapter in adapters)
-        return cls(target, config, machine, request.store, beside=beside, measured=measured)
+        return cls(
+            target,
+            config,
+            machine,
+            request.store,
+            beside=beside,
+            projector=projector,
+            measured=measured,
+        )
 
     @property
     def budget(self) -> int:
@@ -324,6 +336,7 @@ class Planner:
             _sequence_ids(asked),  # most leaves of the largest trees are not expanded, and need none
             self._drafter_outputs(nodes, _sequence_ids(asked)),
             self.beside + self._indexing,
+            0 if self.projector is None else self.projector.reading_bytes,
             self.sequences.sequences or 1,
         )
 
@@ -380,6 +393,8 @@ class Planner:
             name = drafter.headers[0].path.name
             note = f"The drafter {name} is larger than its target: it is unlikely to pay off."
             plan = replace(plan, notes=(note, *plan.notes))
+        if self.projector is not None:
+            plan = replace(plan, notes=(self.projector.reserved, *plan.notes))
         return plan
 
     def place(

@@ -222,6 +222,19 @@ def test_a_chat_about_images(seeing: Path, picture: Path, tmp_path: Path) -> Non
     assert (tmp_path / "talk.md").read_text().count(f"![my cat.png](<{picture}>)") == 4
 
 
+@pytest.mark.usefixtures("at_a_desk")
+def test_another_model_of_a_chat_does_not_take_the_projector_that_was_named(
+    seeing: Path, short_path: Path
+) -> None:
+    projector = seeing.with_name("mmproj-gemma3.gguf")
+    options = ["--draft", "none", "--context", "512", "--max-tokens", "6", "--mmproj", str(projector)]
+    with contextlib.closing(Desk("chat", str(seeing), *options)) as desk:
+        desk.ask("x y z", until="tokens, ")
+        desk.ask(f"/model {short_path}", until="it will read the conversation with your next question")
+        desk.ask("one two", until="tokens, ")
+        assert desk.leave_by("/bye\r") == 0
+
+
 def test_a_piped_question_about_an_image(seeing: Path, picture: Path) -> None:
     options = [
         "--draft",

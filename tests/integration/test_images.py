@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import io
 import json
+import re
 import struct
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -513,6 +514,12 @@ def test_plans_say_that_a_model_sees(seeing: Path, family: str, tmp_path: Path) 
     assert (told["seconds"] is None) == (told["tokens"] is None)
     notes = " ".join(json.loads(done.stdout)["notes"])
     assert ("the context holds 512: raise --context" in notes) == ((told["tokens"] or 0) >= 512)
+    assert json.loads(done.stdout)["image_bytes"] == 0
+    arguments = ["--draft", "none", "--context", "512", "--json"]
+    done = run_here("plan", str(seeing), "--mmproj", str(seeing.parent / told["name"]), *arguments)
+    reserved = json.loads(done.stdout)
+    assert reserved["image_bytes"] == told["reading_bytes"]
+    assert {"what": "reading of an image", "bytes": told["reading_bytes"]} in reserved["memory"]
     blind = tmp_path / "blind.gguf"
     blind.symlink_to(seeing)
     done = run_here("plan", str(blind), "--draft", "none", "--context", "512", "--json")
@@ -552,3 +559,23 @@ def test_generate_shows_an_image(plain: Engine, seeing: Path, tmp_path: Path) ->
         assert answer["tokens"] == expected.tokens
         assert answer["prompt"] == text
         assert answer["usage"]["prompt_tokens"] == expected.prompt_tokens
+
+
+def test_an_image_that_the_memory_has_no_room_for_names_a_size_that_suffices(
+    seeing: Path, family: str, tmp_path: Path
+) -> None:
+    picture = tmp_path / "cat.png"
+    picture.write_bytes(PICTURE)
+    lines = tmp_path / "in.jsonl"
+    lines.write_text(json.dumps({"prompt": "What?", "images": ["cat.png"]}) + "\n")
+    options = ["--draft", "none", "--context", "512", "--threads", "1", "--max-tokens", "2"]
+    for asking in (["--image", str(picture), "-p", "What?"], ["--input", str(lines)]):
+        done = run_here("generate", str(seeing), *asking, *options, "--memory", "150MiB")
+        assert done.returncode == 1
+        assert f"tiny-{family}.gguf with the projector mmproj-{family}.gguf and a context of" in done.stderr
+        size = re.search(r"needs ([\d.]+) MiB", done.stderr)
+        assert size
+        done = run_here("generate", str(seeing), *asking, *options, "--memory", f"{size[1]}MiB")
+        assert done.returncode == 0, done.stderr
+    text = run_here("generate", str(seeing), "-p", "What?", *options, "--memory", "150MiB")
+    assert text.returncode == 0, "texts need no memory for images"

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from edgespec.cli.batch.input.input_file import names_images
 from edgespec.cli.main import main
 from tests.tiny_images import png
 from tests.unit.talking import TalkingEngine, records, write_lines
@@ -153,3 +154,20 @@ def test_shards_with_images_are_merged(engine: TalkingEngine, folder: Path) -> N
     whole = folder / "all.jsonl"
     assert main(["merge", *parts, "--input", str(source), "--output", str(whole)]) == 0
     assert [record["id"] for record in records(whole.read_text())] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ({"prompt": "What?", "images": ["cat.png"]}, True),
+        ({"prompt": "What?", "images": []}, False),
+        ({"prompt": 'Explain "images": ["a"] and "type": "image".'}, False),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "path": "cat.png"}]}]}, True),
+        ({"body": {"input": [{"type": "image_url", "image_url": {"url": URL}}]}}, True),
+        ({"body": {"input": [{"type": "input_image", "image_url": URL}]}}, True),
+    ],
+)
+def test_an_input_tells_whether_its_lines_have_images(line: Any, found: bool, tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", {"prompt": "text"}, line)
+    assert names_images(str(source)) == found
+    assert not names_images("-")

@@ -8,6 +8,7 @@ from hypothesis import event, given, settings
 
 from edgespec.config import Config
 from edgespec.errors import BackendError, MemoryLimitError
+from edgespec.images.facts import ProjectorFacts
 from edgespec.machine.memory import FreeMemory
 from edgespec.models.gguf.synthesis.weightless import ModelShape, hollow_files
 from edgespec.planning.devices.machine import MachineSnapshot
@@ -74,3 +75,15 @@ def test_a_draft_step_needs_logits_for_its_nodes_only() -> None:
     assert logits(planner(4000, tree_width=64)) - usual > 48 * 4 * SMALL.vocabulary
     assert logits(planner(4000, parallel=24)) > usual
     assert logits(replace(planner(4000), usual_nodes=256)) > usual
+
+
+def test_a_projector_that_is_used_for_sure_takes_memory_from_the_weights() -> None:
+    projector = ProjectorFacts("mmproj.gguf", 300 * MIB, "gemma3", 256)
+    without = planner(2000)
+    plans = [without.plan(), replace(without, projector=projector).plan()]
+    assert all(plan.streams for plan in plans)
+    lines = [{line.what: line.n_bytes for line in memory_lines(plan)} for plan in plans]
+    assert "reading of an image" not in lines[0]
+    assert lines[1]["reading of an image"] == projector.reading_bytes
+    assert plans[0].holding.resident_bytes - plans[1].holding.resident_bytes > 300 * MIB
+    assert [projector.reserved in plan.notes for plan in plans] == [False, True]

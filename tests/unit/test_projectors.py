@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.config import Config
 from edgespec.costs.prompts import PromptTime
+from edgespec.errors import ModelFileError
 from edgespec.images.facts import ProjectorFacts
 from edgespec.images.projector import find_projector
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub.projectors import choose_projector, is_projector, projector_beside, projectors_around
+from edgespec.planning.projector import reserved_projector
 from edgespec.planning.report.sight import image_notes, with_seconds
 from tests.tiny_images import write_projector
 
@@ -90,6 +93,29 @@ def facts_of(projector: Path) -> ProjectorFacts:
     return ProjectorFacts.of(read_header(projector))
 
 
+def test_memory_is_reserved_only_where_images_are_read_for_sure(smol_path: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model.gguf"
+    model.symlink_to(smol_path)
+    images = Config.of(images=True).model
+    assert reserved_projector(model, images) is None, "it has no projector"
+    own = write_projector(tmp_path / "mmproj-a.gguf", "idefics3")
+    assert reserved_projector(model, Config().model) is None
+    assert reserved_projector(model, images) == facts_of(own)
+    other = write_projector(tmp_path / "named.gguf", "idefics3")
+    assert reserved_projector(model, Config.of(mmproj=str(other)).model) == facts_of(other)
+    with pytest.raises(ModelFileError, match="is not a projector"):
+        reserved_projector(model, Config.of(mmproj=str(model)).model)
+
+
+def test_more_patches_take_larger_buffers(tmp_path: Path) -> None:
+    scaled, dynamic = (
+        facts_of(write_projector(tmp_path / f"{family}.gguf", family)) for family in ("gemma3", "qwen2vl")
+    )
+    assert scaled.tokens
+    assert dynamic.tokens
+    assert dynamic.buffers == scaled.buffers * dynamic.tokens // scaled.tokens, "as many patches a token"
+
+
 def test_arithmetic_of_a_picture_grows_with_its_parts(tmp_path: Path) -> None:
     whole, divided = (
         facts_of(write_projector(tmp_path / f"{side}.gguf", "idefics3", longest_edge=side))
@@ -121,3 +147,4 @@ def test_what_is_in_the_way_of_images_is_noted() -> None:
     assert "beside everything else, and 1.0 GiB are left: lower" in starved
     (starved,) = image_notes(replace(facts, tokens=None), 16, -5)
     assert "0 B are left" in starved
+    assert not list(image_notes(facts, 257, None)), "the memory limit includes it"

@@ -21,7 +21,13 @@ from edgespec.cli.batch.engines import EngineLoader, load_here
 from edgespec.cli.batch.formats import openai_format
 from edgespec.cli.batch.formats.lines import read_jobs
 from edgespec.cli.batch.formats.records import Key
-from edgespec.cli.batch.input.input_file import count_lines, is_file, open_input, usual_tokens
+from edgespec.cli.batch.input.input_file import (
+    count_lines,
+    is_file,
+    names_images,
+    open_input,
+    usual_tokens,
+)
 from edgespec.cli.batch.input.job import Job, Shard
 from edgespec.cli.batch.input.job_queue import JobQueue
 from edgespec.cli.batch.output.pending import PendingResult, results_of
@@ -140,6 +146,7 @@ class BatchRun:
             self._parallel = asked if isinstance(asked, int) else None
             if self._config.max_tokens is not None:
                 loading = loading.with_(text_tokens=usual_tokens(input_name, self._config.max_tokens))
+            loading = loading.with_(images=names_images(input_name))
             engine, self._model = stack.enter_context(self._load(loading, self._terminal))
             self._terminal.template(engine, raw=self._raw)
             self._terminal.thinking(engine, self._config)

@@ -80,7 +80,7 @@ def chat(
         prompt=prompt,
         model_is_given=model_is_given,
     )
-    loading = loading.with_(model=named or model, mmproj=mmproj)
+    loading = loading.with_(model=named or model, mmproj=mmproj, images=bool(images))
     sampling.config_for(loading)  # refuses what is wrong before the model is loaded
     terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
     results = ResultStream(sys.stdout, "Standard output")

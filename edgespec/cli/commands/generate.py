@@ -201,7 +201,7 @@ def generate(
         model_is_given=is_on_command_line(called, "model"),
         asks=input_name is None,
     )
-    loading = loading.with_(model=model, mmproj=mmproj)
+    loading = loading.with_(model=model, mmproj=mmproj, images=bool(images))
     together = loading.with_(parallel=AUTO if parallel is None else parallel)
     terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
     with ExitStack() as stack:

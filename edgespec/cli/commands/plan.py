@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import fields
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgespec.cli.options.declaration import with_options
+from edgespec.cli.options.declaration import config_option, with_options
 from edgespec.cli.options.model_flag import ModelFlag
 from edgespec.cli.options.output import OutputOptions
 from edgespec.cli.options.sampling import SamplingOptions
@@ -33,6 +33,7 @@ _LEFT_OUT = {*OPTIONS, *(field.name for field in fields(SamplingOptions))} - _PL
 @partial(with_options, leave_out=_LEFT_OUT)
 def plan(
     called: typer.Context,
+    mmproj: Annotated[str | None, config_option("mmproj")] = None,
     *,
     flag: ModelFlag,
     loading: Config,
@@ -44,7 +45,7 @@ def plan(
     Figures are measured where this machine has run the model, and derived from the speed of its processor
     and disk otherwise. Models on the Hub are not downloaded.
     """
-    loading, config = flag.on(loading, called), sampling.config()
+    loading, config = flag.on(loading, called).with_(mmproj=mmproj), sampling.config()
     from edgespec.planning.report.model_report import embedder_plan_for, plan_for
 
     terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
@@ -87,7 +88,7 @@ def plan_report(plan: PlanReport, *, verbose: bool = False) -> str:
     if plan.adapter_bytes:
         rows.append(("LoRA adapters", readable(plan.adapter_bytes)))
     if plan.projector is not None:
-        rows.append(("images", in_words(plan.projector.to_json())))
+        rows.append(("images", in_words(plan.projector.to_json(), reserved=plan.image_bytes > 0)))
     rows.append(("drafter", plan.drafter))
     if chosen.nodes > 1:
         rows.append(("tree", f"{chosen.nodes} nodes, {chosen.tokens_per_pass:.1f} tokens a pass"))

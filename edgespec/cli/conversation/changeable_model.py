@@ -56,7 +56,7 @@ class ChangeableModel:
         self.engine = self._terminal.load(self._loading.with_(leave_out_missing=True))
 
     def replace_by(self, name: str) -> None:
-        """Load another model with the same options. A named drafter and adapters are not kept.
+        """Load another model with the same options. A named drafter, projector and adapters are not kept.
 
         The two are never in memory at once. If the other one cannot be loaded, this one is loaded again.
 
@@ -70,7 +70,8 @@ class ChangeableModel:
             read_header(catalog.find(name, progress))  # before the present one is given up
         speculation = self._loading.speculation
         draft = "auto" if speculation.names_a_model or speculation.uses_mtp else speculation.draft
-        loading = self._loading.with_(model=name, draft=draft, lora=())
+        images = self._loading.model.reads_images
+        loading = self._loading.with_(model=name, draft=draft, lora=(), mmproj=None, images=images)
         self.engine.close()
         try:
             engine = self._terminal.load(loading)

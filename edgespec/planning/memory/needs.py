@@ -53,6 +53,7 @@ class ContextShape:
         drafter_outputs: rows of one draft step; None for as many as its sequences. llama.cpp reserves logits
             for every sequence, but the system gives memory only to those that are written.
         beside: bytes of whatever else the process will hold, such as LoRA adapters.
+        reading: bytes that reading an image takes, in a process of its own.
         answers: how many are sampled at once.
         drafter_cells: of the context of a model that drafts; None for as many as the target has. Heads have
             the target's.
@@ -66,6 +67,7 @@ class ContextShape:
     drafter_sequences: int | None = None
     drafter_outputs: int | None = None
     beside: int = 0
+    reading: int = 0
     answers: int = 1
     drafter_cells: int | None = None
 
@@ -159,7 +161,12 @@ class PairSizes:
             drafts=drafter is not None,
             answers=context.answers,
         )
-        parts = {"interpreter and libraries": own, "adapters and indexes": context.beside, **later}
+        parts = {
+            "interpreter and libraries": own,
+            "adapters and indexes": context.beside,
+            "reading of an image": context.reading,
+            **later,
+        }
         self._process = {name: n_bytes for name, n_bytes in parts.items() if n_bytes}
 
     @property

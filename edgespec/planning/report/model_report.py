@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from edgespec.config import Config
+from edgespec.files.user_folders import in_home
 from edgespec.heads.mtp.mtp_file import read_mtp_file
 from edgespec.images.facts import ProjectorFacts
 from edgespec.kernels.report_store import ensure_report
@@ -86,11 +87,13 @@ def plan_for(
         on_progress("Connecting to workers", 0.0)
         workers = measure_workers(config.devices.workers, files, threads)
         notes += workers_in_words(workers, files)
+    projector = projector_facts(model, None if named.mmproj is None else in_home(named.mmproj))
     planner = Planner.of_this_machine(
         files,
         config,
         PlacementRequest(config.devices, threads, store, on_progress, notes),
         adapters=read_adapters(named.lora, header),
+        projector=projector if named.reads_images else None,
         cards=cards,
         workers=workers,
         measured=model.path is not None and not estimated,
@@ -98,17 +101,19 @@ def plan_for(
     planner = _with_memory_named(planner, notes)
     find = partial(_find, on_progress=on_progress)
     report = report_on(model, planner, find, on_progress, temperature=temperature, notes=notes)
-    return _with_images(report, planner, projector_facts(model))
+    return _with_images(report, planner, projector)
 
 
 def _with_images(report: PlanReport, planner: Planner, projector: ProjectorFacts | None) -> PlanReport:
     """A report that says what images take."""
     if projector is None:
         return report
-    free = planner.machine.free
-    left = free.available + free.own - sum(line.n_bytes for line in report.memory)
+    free, left = planner.machine.free, None
+    if planner.projector is None:
+        left = free.available + free.own - sum(line.n_bytes for line in report.memory)
     return replace(
         report,
+        image_bytes=0 if planner.projector is None else planner.projector.reading_bytes,
         projector=with_seconds(projector, planner.target, report.prompts.values()),
         notes=[*report.notes, *image_notes(projector, report.context, left)],
     )

@@ -96,6 +96,7 @@ class PlanReport:
         context: most tokens of a text, as a load would have it.
         trained_context: tokens that the model was made for; 0 if its file does not say.
         projector: by which the model sees; None if it does not.
+        image_bytes: of the memory limit that are reserved for reading images.
     """
 
     model: str
@@ -115,6 +116,7 @@ class PlanReport:
     context: int = 0
     trained_context: int = 0
     projector: ProjectorFacts | None = None
+    image_bytes: int = 0
 
     @property
     def chosen(self) -> Prediction:
@@ -157,6 +159,7 @@ class PlanReport:
                 for tokens, time in self.prompts.items()
             ],
             "projector": None if self.projector is None else self.projector.to_json(),
+            "image_bytes": self.image_bytes,
             "notes": self.notes,
             "uncertain": self.uncertain,
         }

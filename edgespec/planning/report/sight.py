@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from edgespec.costs.prompts import PromptTime
@@ -12,14 +13,24 @@ from edgespec.errors import EdgeSpecError
 from edgespec.images.facts import TYPICAL, ProjectorFacts
 from edgespec.images.projector import find_projector
 from edgespec.models.gguf.experts import multiplied
+from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub.inspection import InspectedModel
 from edgespec.option import named
 from edgespec.units import readable, readable_time
 
 
-def projector_facts(model: InspectedModel) -> ProjectorFacts | None:
-    """The projector of a model that is here or on the Hub; None if it does not see."""
+def projector_facts(model: InspectedModel, given: Path | None = None) -> ProjectorFacts | None:
+    """The projector of a model that is here or on the Hub; None if it does not see.
+
+    Args:
+        given: the file of a projector that was named.
+
+    Raises:
+        ModelFileError: that file is no projector of images, or none of this model.
+    """
+    if given is not None:
+        return ProjectorFacts.of(find_projector(model.path, given) if model.path else read_header(given))
     if model.path is None:
         return None if model.projector is None else ProjectorFacts.of(model.projector)
     try:
@@ -28,11 +39,12 @@ def projector_facts(model: InspectedModel) -> ProjectorFacts | None:
         return None
 
 
-def in_words(projector: dict[str, Any], usual_context: int | None = None) -> str:
+def in_words(projector: dict[str, Any], usual_context: int | None = None, *, reserved: bool = False) -> str:
     """A projector, as `ProjectorFacts.to_json` gives it, in one line.
 
     Args:
         usual_context: tokens of a context that may be too small for a picture.
+        reserved: the memory limit includes what reading one takes.
     """
     width, height = TYPICAL
     tokens = (
@@ -42,7 +54,8 @@ def in_words(projector: dict[str, Any], usual_context: int | None = None) -> str
         tokens += f", more than the usual context of {usual_context} holds ({named('context')})"
     if projector.get("seconds") is not None:
         tokens += f", at least {readable_time(projector['seconds'])} of arithmetic"
-    memory = f"reading one takes at least {readable(projector['reading_bytes'])}, and none afterwards"
+    where = "reserved within" if reserved else "beside"
+    memory = f"reading one takes {readable(projector['reading_bytes'])}, {where} the memory limit"
     return f"{projector['name']} ({readable(projector['bytes'])}){tokens}; {memory}"
 
 
@@ -64,12 +77,12 @@ def with_seconds(
     return replace(projector, seconds=projector.products / (row * known.tokens) * known.compute_s)
 
 
-def image_notes(projector: ProjectorFacts, context: int, left: int) -> Iterator[str]:
+def image_notes(projector: ProjectorFacts, context: int, left: int | None) -> Iterator[str]:
     """Notes on a context or memory that is too small for images.
 
     Args:
         context: tokens that the context holds.
-        left: bytes of memory beside everything that a load takes.
+        left: bytes of memory beside everything that a load takes; None if the load reserves what images take.
     """
     if projector.tokens is not None and projector.tokens >= context:
         width, height = TYPICAL
@@ -77,7 +90,7 @@ def image_notes(projector: ProjectorFacts, context: int, left: int) -> Iterator[
             f"A picture of {width} x {height} pixels takes {projector.tokens} tokens, and the context holds "
             f"{context}: raise {named('context')}."
         )
-    if projector.reading_bytes > left:
+    if left is not None and projector.reading_bytes > left:
         yield (
             f"Reading an image takes {readable(projector.reading_bytes)} beside everything else, and "
             f"{readable(max(left, 0))} are left: lower {named('memory')}, or images may fail."

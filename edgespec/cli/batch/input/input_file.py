@@ -16,6 +16,8 @@ _TOKEN_BYTES = 3.5  # of a usual text in a line
 _TEMPLATE_TOKENS = 32
 _IMAGE = re.compile(rb'"data:[^"]*"')  # whose bytes say nothing of its tokens
 
+_NAMES_IMAGE = re.compile(rb'"images"\s*:\s*\[\s*"|"type"\s*:\s*"(?:input_)?image(?:_url)?"')
+
 
 def open_input(name: str) -> IO[bytes]:
     """The input with that name; "-" is standard input.
@@ -49,6 +51,14 @@ def usual_tokens(name: str, max_tokens: int) -> int | None:
         sizes = [len(_IMAGE.sub(b"", line)) for line in lines.readlines(_SAMPLE_BYTES) if line.strip()]
     prompt = sum(sizes) / max(len(sizes), 1) / _TOKEN_BYTES
     return round(prompt) + _TEMPLATE_TOKENS + max_tokens
+
+
+def names_images(name: str) -> bool:
+    """True if lines of the input have images; False if it is not a file."""
+    if not Path(name).is_file():
+        return False
+    with Path(name).open("rb") as lines:
+        return any(_NAMES_IMAGE.search(line) for line in lines)
 
 
 def count_lines(name: str) -> int:
