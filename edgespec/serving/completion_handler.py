@@ -9,11 +9,11 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, aclosing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from edgespec.generation.result import Generation
+from edgespec.generation.result import Chunk, Generation
 from edgespec.images.reader import UnreadImage, without_reading
 from edgespec.images.rows import PlacedImage
 from edgespec.progress import checked_while_waiting
@@ -27,7 +27,7 @@ from edgespec.serving.api.endpoint import DirectEndpoint, Endpoint, Event, Promp
 from edgespec.serving.api.images import without_data
 from edgespec.serving.api.limits import Limits
 from edgespec.serving.api.refusals import Refusal, ShuttingDown, Unavailable, logged_refusal
-from edgespec.serving.engine_worker import EngineWorker, PendingAnswer, PrefillProgress
+from edgespec.serving.engine_worker import EngineWorker, PendingAnswer, PrefillProgress, chunks_of
 from edgespec.serving.model_worker import QueueSlot
 from edgespec.serving.prompts import echoed_prompts, encoded_prompts
 from edgespec.serving.request_bodies import RequestBody, parse
@@ -63,6 +63,17 @@ class _Exchange:
     begun: WrittenAnswer | None = None
     images: Sequence[PlacedImage] = ()
     answers: list[Generation] = field(default_factory=list)
+    _done: dict[int, Generation] = field(default_factory=dict, init=False)
+
+    @property
+    def n_answers(self) -> int:
+        """How many answers are asked for, to all prompts together."""
+        return self.request.answers * len(self.prompts)
+
+    def note(self, index: int, answer: Generation) -> None:
+        """Add an answer in its place: the last one asked for may be done first."""
+        self._done[index] = answer
+        self.answers[:] = [self._done[place] for place in sorted(self._done)]
 
 
 @dataclass(frozen=True)
@@ -127,8 +138,9 @@ class CompletionHandler(RequestHandler[EngineWorker, Endpoint]):
                 events = self._events(exchange, slot, builder, sender)
                 await sender.stream(exchange.endpoint, events, builder)
             else:
-                async for answer in self._answers(exchange, slot):
-                    await self._answered(exchange, answer)
+                async with aclosing(self._chunks(exchange, slot)) as chunks:
+                    async for _ in chunks:
+                        pass
                 await sender.whole(builder.whole(exchange.answers))
 
     async def _prepared(
@@ -214,9 +226,9 @@ class CompletionHandler(RequestHandler[EngineWorker, Endpoint]):
         raw = translated.raw or request.continues
         return _Exchange(request, endpoint, raw, prompts, served, translated.context, begun, images)
 
-    async def _answered(self, exchange: _Exchange, answer: Generation) -> None:
+    async def _answered(self, exchange: _Exchange, index: int, answer: Generation) -> None:
         """Note an answer, and keep it before the client can send it back."""
-        exchange.answers.append(answer)
+        exchange.note(index, answer)
         exchange.request.check_calls(answer)
         if not exchange.raw or exchange.begun is not None:
             await asyncio.get_running_loop().run_in_executor(self._writer, self._keep, exchange, answer)
@@ -236,7 +248,7 @@ class CompletionHandler(RequestHandler[EngineWorker, Endpoint]):
     def _pending_answers(self, exchange: _Exchange, slot: QueueSlot) -> Iterator[list[PendingAnswer]]:
         """The answers that a request asks for, all on their way; they are abandoned at the end."""
         request = exchange.request
-        slot.answers = request.answers * len(exchange.prompts)
+        slot.answers = exchange.n_answers
         traced = request.stream and request.with_speculation
         answers = [
             PendingAnswer(
@@ -258,34 +270,36 @@ class CompletionHandler(RequestHandler[EngineWorker, Endpoint]):
             for answer in answers:
                 self.worker.cancel(answer)  # does nothing if it is done
 
-    async def _answers(self, exchange: _Exchange, slot: QueueSlot) -> AsyncGenerator[Generation, None]:
+    async def _chunks(
+        self, exchange: _Exchange, slot: QueueSlot
+    ) -> AsyncGenerator[tuple[int, Chunk | PrefillProgress], None]:
+        """Yield the chunks of all answers as they come, each with the place of its answer."""
         with self._pending_answers(exchange, slot) as answers:
-            for answer in answers:
-                async for chunk in answer.results():
+            async with aclosing(chunks_of(answers)) as chunks:
+                async for index, chunk in chunks:
                     if isinstance(chunk, PrefillProgress):
                         self._on_prefill_progress(chunk)
                     elif chunk.generation is not None:
-                        yield chunk.generation
+                        await self._answered(exchange, index, chunk.generation)
+                    yield index, chunk
 
     async def _events(
         self, exchange: _Exchange, slot: QueueSlot, builder: ResponseBuilder, sender: ResponseSender
     ) -> AsyncGenerator[Event | PrefillProgress, None]:
         try:
-            with self._pending_answers(exchange, slot) as answers:
-                for index, answer in enumerate(answers):
-                    for event in builder.begin(index):
+            for index in range(exchange.n_answers):
+                for event in builder.begin(index):
+                    yield event
+            async with aclosing(self._chunks(exchange, slot)) as chunks:
+                async for index, chunk in chunks:
+                    if isinstance(chunk, PrefillProgress):
+                        yield chunk
+                        continue
+                    for event in builder.piece(index, chunk):
                         yield event
-                    async for chunk in answer.results():
-                        if isinstance(chunk, PrefillProgress):
-                            self._on_prefill_progress(chunk)
-                            yield chunk
-                            continue
-                        for event in builder.piece(index, chunk):
+                    if chunk.generation is not None:
+                        for event in builder.end(index, chunk.generation):
                             yield event
-                        if chunk.generation is not None:
-                            await self._answered(exchange, chunk.generation)
-                            for event in builder.end(index, chunk.generation):
-                                yield event
             if exchange.request.with_usage:
                 for event in builder.usage(exchange.answers):
                     yield event

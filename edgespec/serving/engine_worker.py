@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -93,6 +94,45 @@ def _tell_progress(pending: weakref.ref[PendingAnswer], read: int, total: int) -
     answer = pending()
     if answer is not None:
         answer.tell_progress(read, total)
+
+
+async def chunks_of(
+    answers: Sequence[PendingAnswer],
+) -> AsyncGenerator[tuple[int, Chunk | PrefillProgress], None]:
+    """Yield the chunks of several answers as they come, each with the place of its answer.
+
+    Raises:
+        Exception: whatever the model raised.
+    """
+    if len(answers) == 1:  # without a task for each chunk
+        async for chunk in answers[0].results():
+            yield 0, chunk
+        return
+    results = [answer.results() for answer in answers]
+    coming = {_next(result): place for place, result in enumerate(results)}
+    try:
+        while coming:
+            done, _ = await asyncio.wait(coming, return_when=asyncio.FIRST_COMPLETED)
+            for task in sorted(done, key=coming.__getitem__):
+                following, place = task.result(), coming.pop(task)
+                if following is not None:
+                    coming[_next(results[place])] = place
+                    yield place, following
+    finally:
+        for task in coming:
+            task.cancel()
+        await asyncio.gather(*coming, return_exceptions=True)
+
+
+def _next(
+    results: AsyncIterator[Chunk | PrefillProgress],
+) -> asyncio.Task[Chunk | PrefillProgress | None]:
+    """Wait for the next chunk of an answer in a task; None if the answer has ended."""
+
+    async def following() -> Chunk | PrefillProgress | None:
+        return await anext(results, None)
+
+    return asyncio.create_task(following())
 
 
 class EngineWorker(ModelWorker[ServedModel, PendingAnswer], RequestSource):

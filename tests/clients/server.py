@@ -75,8 +75,8 @@ class ScriptedHandler(completion_handler.CompletionHandler):
         )
         return f"changed at token {same:,} of {len(before):,}: {was!r} became {is_now!r}"
 
-    async def _answered(self, exchange: Any, answer: Generation) -> None:
-        await super()._answered(exchange, answer)
+    async def _answered(self, exchange: Any, index: int, answer: Generation) -> None:
+        await super()._answered(exchange, index, answer)
         messages = exchange.request.prompt if exchange.request.chat else []
         results = [str(message.get("content")) for message in messages if message["role"] == "tool"]
         record(
