@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import ctypes
 import json
+import random
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import llama_cpp
+import numpy as np
 import psutil
 
 import edgespec
@@ -27,7 +29,7 @@ from edgespec import GenerationConfig
 from edgespec.config import Config, DevicesConfig
 from edgespec.costs.curves import Curve
 from edgespec.costs.sending import NEVER
-from edgespec.errors import EdgeSpecError, MemoryLimitError
+from edgespec.errors import EdgeSpecError, MemoryLimitError, StreamError
 from edgespec.kernels import ggml
 from edgespec.kernels.device_speed import measure_speeds, transfer_times
 from edgespec.kernels.ggml import rpc
@@ -44,6 +46,7 @@ from edgespec.llama.runtime.model import Model
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.offload.layout import plain_store
+from edgespec.offload.store_reader import StoreReader
 from edgespec.offload.weights import StreamedWeights
 from edgespec.planning.devices.assignment import usual_type
 from edgespec.planning.devices.finding import PlacementRequest, measured, remember
@@ -74,6 +77,7 @@ def main() -> None:
     elif "pins" in order:
         found = {"pinned": pinned(Path(model)), "sent": sent(Path(model), own_device())}
         found["sent from disk"] = sent(Path(model), own_device(), streamed=True)
+        found["interrupted"] = interrupted(Path(model), own_device())
         print(json.dumps(found | {"taken": taken(model), "fast link": with_fast_link(model)}))
     else:
         print(json.dumps(out_of_memory(model, order["server"]) if "server" in order else usual(model, order)))
@@ -228,6 +232,91 @@ def sent(path: Path, device: int, *, streamed: bool = False) -> dict[str, Any]:
             found[name].append({"copied": sorted(seen.names), "logits": logits})
         model.close()
     return found
+
+
+def interrupted(path: Path, device: int, seed: int = 0) -> dict[str, int]:
+    """Passes of random sizes with layers from disk, sent for 5 rows or more; some fail and are repeated.
+
+    Returns:
+        how many passes there were, how many failed in the graph or on the disk, and how many gave other logits
+        than with layers in memory.
+    """
+    draw, fails, counts = (
+        random.Random(seed),
+        FailsInGraph(),
+        dict.fromkeys(("passes", "failed", "differ"), 0),
+    )
+    count = (read_header(path).block_count or 0) - 1
+    contexts = []
+    for weights in (None, streamed_layers(path, count, device)):
+        model = Model(
+            path, devices=DeviceLayers.of([(device, 1)]), repack=False, sent_from=5, weights=weights
+        )
+        sizes: dict[str, Any] = {"n_cells": 512, "n_rows": 24, "n_outputs": 24, "n_sequences": 1}
+        contexts.append(Context(model, **sizes, n_threads=1, observers=[fails] if weights else []))
+    in_memory, from_disk = contexts
+    reader = from_disk.model.weights._reader  # type: ignore[attr-defined]
+    for _ in range(60):
+        rows = draw.choice([1, 2, 4, 5, 8, 16, 24])
+        batch = TokenBatch.run(
+            [draw.randrange(1000) for _ in range(rows)], first, n_sequences=1, logits="all"
+        )
+        for context in contexts:
+            context.clear()
+        in_memory.decode(batch)
+        fails.at = draw.choice([0, 0, draw.randrange(1, 20)])
+        disk = failing_once(reader) if draw.randrange(3) == 0 else nullcontext()
+        with disk:
+            while True:
+                try:
+                    from_disk.decode(batch)
+                    break
+                except StreamError:
+                    fails.at = 0
+                    counts["failed"] += 1
+        counts["passes"] += 1
+        counts["differ"] += not np.array_equal(in_memory.logits(), from_disk.logits())
+    for context in contexts:
+        context.model.close()
+    return counts
+
+
+@contextmanager
+def failing_once(reader: StoreReader) -> Iterator[None]:
+    """A block in which the first read of a disk fails."""
+    read, left = reader.read, [1]
+
+    def failing(pieces: Any, memories: Any) -> None:
+        if left and left.pop():
+            raise StreamError("The disk has failed.")
+        read(pieces, memories)
+
+    with patch.object(reader, "read", failing):
+        yield
+
+
+class FailsInGraph(GraphObserver):
+    """Fails at a product.
+
+    Attributes:
+        at: its number in the pass; 0 for none.
+    """
+
+    def __init__(self) -> None:
+        self.at = self._products = 0
+        self.watch = new_watch()
+        self.watch.ask_about_operation(ggml.product())
+
+    def begin(self, stop: Callable[[], bool], padding: int) -> None:
+        """A pass begins."""
+        self._products = 0
+
+    def reached(self, node: int) -> bool:
+        """Count a product."""
+        self._products += 1
+        if self._products == self.at:
+            raise StreamError("A product has failed.")
+        return False
 
 
 def streamed_layers(path: Path, count: int, device: int) -> StreamedWeights:

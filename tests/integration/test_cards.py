@@ -238,6 +238,13 @@ def test_weights_are_sent_to_a_device_from_the_rows_on_that_were_asked_for(amend
         assert [each["logits"] for each in there] == [each["logits"] for each in streamed]
 
 
+def test_passes_that_fail_while_weights_from_disk_are_sent_can_be_repeated(amended: Cases) -> None:
+    found = amended["interrupted"]
+    assert found["passes"] == 60
+    assert found["failed"] > 10, found
+    assert found["differ"] == 0, found
+
+
 def test_weights_are_sent_to_a_real_device_from_the_rows_on_that_were_asked_for(short_path: Path) -> None:
     if not current_build().gpus or not can_be_set():
         pytest.skip("there is no graphics card, or EdgeSpec's library was not compiled")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from types import SimpleNamespace
 from typing import Any
 
@@ -99,3 +100,18 @@ def test_what_ends_the_process_is_an_error_in_a_guarded_call() -> None:
         with pytest.raises(CallFailed, match="GGML_ASSERT"):
             guard.context(f["ggml_backend_dev_get"], ggml.cpu_device())  # a number as large as an address
     assert guard.context(f["ggml_backend_dev_name"], ggml.cpu_device())
+
+
+def test_a_device_that_fails_in_a_transfer_is_an_error_once_there_is_a_guard() -> None:
+    if call_guard() is None:
+        pytest.skip("EdgeSpec's library was not compiled")
+    f = ggml.functions()
+    with ggml.ScratchContext() as scratch:
+        tensor, data = scratch.tensor(ggml.F32, (4,)), (ctypes.c_float * 4)()
+        buffer = f["ggml_backend_buft_alloc_buffer"](ggml.plain_buffer_type(), 64)
+        f["ggml_backend_tensor_alloc"](buffer, tensor, f["ggml_backend_buffer_get_base"](buffer))
+        for transfer in (f["ggml_backend_tensor_get"], f["ggml_backend_tensor_set"]):
+            transfer(tensor, ctypes.addressof(data), 0, 16)
+            with pytest.raises(CallFailed, match="out of bounds"):
+                transfer(tensor, ctypes.addressof(data), 8, 16)
+        f["ggml_backend_buffer_free"](buffer)

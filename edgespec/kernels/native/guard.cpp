@@ -26,7 +26,7 @@ template <typename Call> auto guarded(char * said, size_t size, Call call) -> de
     } catch (...) {
         copy(said, size, "an unknown exception");
     }
-    return {};
+    return decltype(call())();  // of nothing, too
 }
 
 }  // namespace
@@ -62,5 +62,10 @@ int32_t edgespec_guarded_batch(int32_t (*function)(void *, struct edgespec_batch
 
 void * edgespec_guarded(void * (*function)(void *), void * context, char * said, size_t size) {
     return guarded(said, size, [&] { return function(context); });
+}
+
+void edgespec_guarded_transfer(void (*function)(void *, void *, size_t, size_t), void * tensor, void * data, size_t offset,
+                               size_t bytes, char * said, size_t size) {
+    guarded(said, size, [&] { function(tensor, data, offset, bytes); });
 }
 }

@@ -36,6 +36,9 @@ int32_t edgespec_guarded_batch(int32_t (*function)(void *, struct edgespec_batch
                                const struct edgespec_batch * batch, char * said, size_t size);
 /* Calls a function that takes a context. */
 void * edgespec_guarded(void * (*function)(void *), void * context, char * said, size_t size);
+/* Calls ggml_backend_tensor_get or ggml_backend_tensor_set. */
+void edgespec_guarded_transfer(void (*function)(void *, void *, size_t, size_t), void * tensor, void * data, size_t offset,
+                               size_t bytes, char * said, size_t size);
 
 #ifdef __cplusplus
 }

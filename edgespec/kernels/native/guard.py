@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import llama_cpp
 
-from edgespec.kernels.ggml import Address
+from edgespec.kernels.ggml import Address, functions
 from edgespec.kernels.native.functions import compiled_functions
 
 _P = ctypes.c_void_p
@@ -23,6 +23,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "abort_before": (None, [_P]),
     "guarded_batch": (ctypes.c_int32, [_P, _P, _P, ctypes.c_char_p, ctypes.c_size_t]),
     "guarded": (_P, [_P, _P, ctypes.c_char_p, ctypes.c_size_t]),
+    "guarded_transfer": (None, [_P, _P, _P, *[ctypes.c_size_t] * 2, ctypes.c_char_p, ctypes.c_size_t]),
 }
 
 
@@ -63,6 +64,20 @@ class CallGuard:
         _require_silence(said)
         return found
 
+    def transfers(self, function: Any) -> Callable[[Address, Address, int, int], None]:
+        """`ggml_backend_tensor_get` or `ggml_backend_tensor_set`, raising CallFailed where a device fails.
+
+        Callbacks call them within a pass, where nothing else catches what a backend throws.
+        """
+        address = ctypes.cast(function, _P)
+
+        def transfer(tensor: Address, data: Address, offset: int, n_bytes: int) -> None:
+            said = ctypes.create_string_buffer(_SAID)
+            self._f["guarded_transfer"](address, tensor, data, offset, n_bytes, said, _SAID)
+            _require_silence(said)
+
+        return transfer
+
     @contextmanager
     def entered(self) -> Iterator[None]:
         """A block in which what would end the process is an exception, which llama.cpp catches itself."""
@@ -80,7 +95,10 @@ def _require_silence(said: ctypes.Array[ctypes.c_char]) -> None:
 
 @cache
 def call_guard() -> CallGuard | None:
-    """The guard; the first call puts it in force. None if it was not compiled, or does not fit this build."""
+    """The guard; None if it was not compiled, or does not fit this build.
+
+    The first call puts it in force, and has ggml's transfers called by it from then on.
+    """
     found = compiled_functions(_FUNCTIONS, "on_abort")
     if found is None or ctypes.sizeof(llama_cpp.llama_batch) != _BATCH_BYTES:
         return None
@@ -89,4 +107,7 @@ def call_guard() -> CallGuard | None:
     except AttributeError:
         return None
     found["abort_before"](set_callback(found["on_abort"]))
-    return CallGuard(found)
+    guard, public = CallGuard(found), functions()
+    for name in ("ggml_backend_tensor_get", "ggml_backend_tensor_set"):
+        public[name] = guard.transfers(public[name])
+    return guard

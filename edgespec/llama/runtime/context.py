@@ -264,6 +264,8 @@ class Context:
             if error is not None or code == 2:
                 self._forget(batch)  # before an interruption is raised
         del keep_alive
+        if isinstance(error, CallFailed):  # in a callback
+            raise self._failed(error, log)
         if error is not None:
             raise error
         self._require_success(code, log)
