@@ -40,7 +40,11 @@ class ProjectorFacts:
         tokens: of a typical picture, without marks around it; None if they do not follow from the header.
         buffers: bytes that llama.cpp computes such a picture in, and embeddings are handed over in.
         products: multiplications that reading such a picture takes; None likewise.
-        seconds: that reading it takes at least, estimated; None if there is nothing to estimate it by.
+        seconds: that reading it takes: at least, estimated, if nothing was measured; None if there is nothing
+            to estimate it by.
+        measured_tokens: of the image by which `seconds` were measured; None if they were not. They are those
+            of that image where the tokens of a typical picture are not known.
+        fingerprint: of its header.
     """
 
     name: str
@@ -50,6 +54,8 @@ class ProjectorFacts:
     buffers: int = _UNKNOWN_BUFFERS
     products: int | None = None
     seconds: float | None = None
+    measured_tokens: int | None = None
+    fingerprint: str = ""
 
     @classmethod
     def of(cls, header: GGUFHeader) -> ProjectorFacts:
@@ -57,7 +63,7 @@ class ProjectorFacts:
         kind = kind_of(header)
         division = _division(header.metadata, kind)
         if division is None:
-            return cls(header.path.name, header.file_bytes, kind, None)
+            return cls(header.path.name, header.file_bytes, kind, None, fingerprint=header.fingerprint)
         return cls(
             header.path.name,
             header.file_bytes,
@@ -65,6 +71,7 @@ class ProjectorFacts:
             division.parts * division.rows,
             _buffers(header, division),
             division.parts * _products(header, division),
+            fingerprint=header.fingerprint,
         )
 
     @property
@@ -85,6 +92,7 @@ class ProjectorFacts:
             "type": self.kind,
             "tokens": self.tokens,
             "seconds": None if self.seconds is None else round(self.seconds, 1),
+            "measured_tokens": self.measured_tokens,
             "of_pixels": list(TYPICAL),
             "reading_bytes": self.reading_bytes,
         }

@@ -57,7 +57,7 @@ from edgespec.planning.drafter import find_drafter
 from edgespec.planning.files import read_model
 from edgespec.planning.plan import Plan, Planner
 from edgespec.planning.projector import reserved_projector
-from edgespec.profiles.store import ProfileKeys
+from edgespec.profiles.store import ImageProfile, ProfileKeys, image_key
 from edgespec.profiles.updates import ProfileUpdates
 from edgespec.progress import Progress, no_progress
 from edgespec.speculation.drafters.base import Drafter
@@ -190,7 +190,18 @@ def _image_reader(path: Path, state: LoadState) -> ImageReader:
     given = state.config.model.mmproj
     projector = None if given is None else find_projector(path, in_home(given)).path
     context = state.config.model.context
-    return ImageReader(path, projector, threads=state.n_threads, context=context)
+    return ImageReader(
+        path,
+        projector,
+        threads=state.n_threads,
+        context=context,
+        on_timed=partial(_keep_image_time, state) if state.config.speculation.learn else None,
+    )
+
+
+def _keep_image_time(state: LoadState, projector: str, rows: int, starting_s: float, read_s: float) -> None:
+    """Keep how long an image took, for plans."""
+    state.store.put_image(image_key(projector, state.n_threads), ImageProfile(rows, starting_s, read_s))
 
 
 def _open_planned(

@@ -96,6 +96,11 @@ def disk_key(path: Path) -> dict[str, str]:
     return {"host": platform.node(), "device": str(path.stat().st_dev)}
 
 
+def image_key(projector: str, threads: int) -> Key:
+    """The key for the time that images take with the projector of this header fingerprint."""
+    return machine_identity() | {"threads": str(threads), "projector": projector}
+
+
 def machine_identity() -> dict[str, str]:
     """The facts that measurements depend on besides models: processor, memory, llama.cpp build."""
     from edgespec.llama.runtime.backend import build_identity
@@ -216,6 +221,25 @@ class ExpertProfile(Figures):
         )
 
 
+@dataclass(frozen=True)
+class ImageProfile(Figures):
+    """The time that reading an image took.
+
+    Attributes:
+        rows: of embeddings that the image became.
+        starting_s: seconds until the projector was loaded and the image could be read.
+        read_s: seconds of reading it.
+    """
+
+    rows: int
+    starting_s: float
+    read_s: float
+
+    def seconds(self, rows: int) -> float:
+        """Seconds that an image of so many rows takes."""
+        return self.starting_s + self.read_s * rows / self.rows
+
+
 class ProfileStore:
     """Stores and loads profiles."""
 
@@ -269,6 +293,16 @@ class ProfileStore:
     def put_experts(self, model: str, profile: ExpertProfile) -> None:
         """Store the hit rate of a model's experts."""
         self._put("experts", {"model": model}, profile.to_json())
+
+    def image(self, key: Key) -> ImageProfile | None:
+        """The time that images take with a projector."""
+        return _read(self._path("image", key), ImageProfile.from_json)
+
+    def put_image(self, key: Key, profile: ImageProfile) -> None:
+        """Store the time that an image took; larger images than this one tell more."""
+        known = self.image(key)
+        if profile.rows > 0 and (known is None or known.rows <= profile.rows):
+            self._put("image", key, profile.to_json())
 
     def products(self, key: Key) -> tuple[float, ...] | None:
         """Seconds of products for a byte of weights, for each of kernels.report.ROWS."""

@@ -31,6 +31,7 @@ from edgespec.llama.quantize import make_drafter
 from edgespec.llama.runtime.context import Context
 from edgespec.llama.runtime.model import Model
 from edgespec.processes.trial import Verdict, attempt_in_child
+from edgespec.profiles.store import ProfileStore, image_key
 from tests.least_memory import load_in_least_memory, weights_of
 from tests.program import run_here
 from tests.tiny_heads import tiny_head
@@ -184,6 +185,32 @@ def test_an_image_is_read_once(seeing: Path, monkeypatch: pytest.MonkeyPatch) ->
     first = reader.read(PICTURE, "it")
     monkeypatch.setattr("edgespec.images.reader.attempt_in_child", None)
     assert reader.read(PICTURE, "it again") == first
+
+
+@pytest.mark.parametrize("learn", [True, False])
+def test_the_time_of_an_image_is_kept_for_plans(
+    learn: bool, seeing: Path, family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgespec.loading.state.ProfileStore", lambda: ProfileStore(tmp_path))
+
+    def undisturbed(module: str, *arguments: Any, **more: Any) -> Verdict:
+        verdict = attempt_in_child(module, *arguments, **more)
+        assert verdict.answer is not None
+        assert isinstance(verdict.answer["disturbed"], bool)
+        return Verdict({**verdict.answer, "disturbed": False})
+
+    monkeypatch.setattr("edgespec.images.reader.attempt_in_child", undisturbed)
+    with opened(seeing, "none", learn=learn) as engine:
+        engine.generate(asked(PICTURE), edgespec.GenerationConfig(max_tokens=1))
+    projector = find_projector(seeing, None)
+    found = ProfileStore(tmp_path).image(image_key(projector.fingerprint, 1))
+    if learn:
+        assert found is not None
+        assert found.rows == PARTS[family] * ROWS if family != "qwen3vl" else found.rows > 0
+        assert found.read_s > 0
+        assert found.starting_s > 0
+    else:
+        assert found is None
 
 
 def test_threads_read_an_image_once(seeing: Path, monkeypatch: pytest.MonkeyPatch) -> None:

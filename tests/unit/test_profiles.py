@@ -17,9 +17,11 @@ from edgespec.profiles.store import (
     DiskProfile,
     DraftProfile,
     ExpertProfile,
+    ImageProfile,
     PassProfile,
     ProfileKeys,
     ProfileStore,
+    image_key,
 )
 from edgespec.profiles.updates import _StreamedPass, arriving_rate
 
@@ -114,6 +116,20 @@ def test_where_nothing_can_be_written_it_is_measured_again(tmp_path: Path) -> No
     store = ProfileStore(tmp_path / "file" / "profiles")
     store.put(KEYS.passes, PASSES)
     assert store.passes(KEYS.passes) is None
+
+
+def test_the_largest_image_tells_most_of_the_time_that_images_take(store: ProfileStore) -> None:
+    key = image_key("projector", 2)
+    assert store.image(key) is None
+    for profile in (ImageProfile(100, 1.0, 5.0), ImageProfile(10, 1.0, 9.0), ImageProfile(0, 1.0, 9.0)):
+        store.put_image(key, profile)
+    found = store.image(key)
+    assert found == ImageProfile(100, 1.0, 5.0)
+    assert found.seconds(200) == 11.0
+    store.put_image(key, ImageProfile(100, 1.0, 4.0))
+    assert store.image(key) == ImageProfile(100, 1.0, 4.0), "the latest of the same size"
+    assert store.image(image_key("projector", 4)) is None
+    assert store.image(image_key("another", 2)) is None
 
 
 def test_more_experts_in_memory_that_make_passes_slower_are_noticed(store: ProfileStore) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import ctypes
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from edgespec.llama.projector.library import NoImageLibrary, load_library
 from edgespec.llama.runtime.backend import start_backend
 from edgespec.llama.runtime.model import Model
+from edgespec.machine.contention import ContentionWatch
 from edgespec.printable import one_line
 from edgespec.processes.memory_limit import limited_memory
 
@@ -68,8 +70,9 @@ def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
         The "pieces" that stand for the image in a prompt, in order: lists of tokens, and mappings with the
         number of "rows", the "positions" that they take, and for M-RoPE their "places" in the image: height
         and width of each, in one list. The "rows" of all pieces are 32-bit numbers in Base64, and "causal"
-        says what each of them may see. If that is not possible, "why" is one of "library", "damaged",
-        "mrope", "tokens" and "pixels", or there is an "error" of llama.cpp.
+        says what each of them may see. "read_s" are the seconds from the image to its rows, and "disturbed"
+        says whether other programs kept the processor busy meanwhile. If that is not possible, "why" is one
+        of "library", "damaged", "mrope", "tokens" and "pixels", or there is an "error" of llama.cpp.
     """
     if mtmd is None:
         return {"why": "library"}
@@ -93,6 +96,7 @@ def _read(model: Model, request: Mapping[str, Any]) -> Mapping[str, Any]:
         raise _Refused("the projector cannot be loaded")
     if not mtmd.mtmd_support_vision(context):
         raise _Refused("the projector reads no images")
+    start, watch = time.monotonic(), ContentionWatch(request["threads"], computing=True)
     bitmap = _decoded(context, base64.b64decode(request["data"]))
     if mtmd.mtmd_bitmap_get_nx(bitmap) * mtmd.mtmd_bitmap_get_ny(bitmap) > request["max_pixels"]:
         return {"why": "pixels"}
@@ -111,8 +115,9 @@ def _read(model: Model, request: Mapping[str, Any]) -> Mapping[str, Any]:
         rows.append(_embedded(context, chunk, model.input_width))
         pieces.append({"rows": len(rows[-1]), **_positions_of(context, chunk)})
         causal = not mtmd.mtmd_decode_use_non_causal(context, chunk)
+    timed = {"read_s": time.monotonic() - start, "disturbed": watch.disturbed}
     data = base64.b64encode(np.concatenate(rows).tobytes()).decode()
-    return {"pieces": pieces, "rows": data, "width": model.input_width, "causal": causal}
+    return {"pieces": pieces, "rows": data, "width": model.input_width, "causal": causal, **timed}
 
 
 def _decoded(context: Any, data: bytes) -> Any:

@@ -27,7 +27,7 @@ from edgespec.planning.embedder import EmbedderPlan, plan_embedder
 from edgespec.planning.plan import Planner
 from edgespec.planning.report.predictions import report_on
 from edgespec.planning.report.report import PlanReport
-from edgespec.planning.report.sight import image_notes, projector_facts, with_seconds
+from edgespec.planning.report.sight import image_notes, projector_facts, with_measured_seconds, with_seconds
 from edgespec.profiles.store import ProfileStore
 from edgespec.progress import Progress
 from edgespec.units import readable
@@ -88,6 +88,7 @@ def plan_for(
         workers = measure_workers(config.devices.workers, files, threads)
         notes += workers_in_words(workers, files)
     projector = projector_facts(model, None if named.mmproj is None else in_home(named.mmproj))
+    projector = with_measured_seconds(projector, store, threads)
     planner = Planner.of_this_machine(
         files,
         config,

@@ -17,6 +17,7 @@ from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub.inspection import InspectedModel
 from edgespec.option import named
+from edgespec.profiles.store import ProfileStore, image_key
 from edgespec.units import readable, readable_time
 
 
@@ -53,10 +54,30 @@ def in_words(projector: dict[str, Any], usual_context: int | None = None, *, res
     if usual_context and (projector["tokens"] or 0) >= usual_context:
         tokens += f", more than the usual context of {usual_context} holds ({named('context')})"
     if projector.get("seconds") is not None:
-        tokens += f", at least {readable_time(projector['seconds'])} of arithmetic"
+        tokens += f", {_time_in_words(projector)}"
     where = "reserved within" if reserved else "beside"
     memory = f"reading one takes {readable(projector['reading_bytes'])}, {where} the memory limit"
     return f"{projector['name']} ({readable(projector['bytes'])}){tokens}; {memory}"
+
+
+def _time_in_words(projector: dict[str, Any]) -> str:
+    seconds, measured = readable_time(projector["seconds"]), projector["measured_tokens"]
+    if measured is None:
+        return f"at least {seconds} of arithmetic"
+    if projector["tokens"] is None:
+        return f"{seconds} (measured) for an image of {measured} tokens"
+    return f"read in {seconds} (measured)"
+
+
+def with_measured_seconds(
+    projector: ProjectorFacts | None, store: ProfileStore, threads: int
+) -> ProjectorFacts | None:
+    """A projector with the seconds that images took here, if one was read with so many threads."""
+    known = None if projector is None else store.image(image_key(projector.fingerprint, threads))
+    if projector is None or known is None:
+        return projector
+    seconds = known.seconds(projector.tokens or known.rows)
+    return replace(projector, seconds=seconds, measured_tokens=known.rows)
 
 
 def with_seconds(
@@ -64,6 +85,7 @@ def with_seconds(
 ) -> ProjectorFacts:
     """A projector with the seconds that an image takes, if it computes as fast as the model reads prompts.
 
+    Where an image was read, its time stays.
     llama.cpp's kernels, which projectors are computed with, are often slower than those of models here.
     """
     known = next((time for time in prompts if time is not None and time.compute_s > 0), None)
@@ -72,7 +94,7 @@ def with_seconds(
         for tensor, share in multiplied(model)
         if tensor.name.startswith("blk.")
     )
-    if projector.products is None or known is None or not row:
+    if projector.measured_tokens is not None or projector.products is None or known is None or not row:
         return projector
     return replace(projector, seconds=projector.products / (row * known.tokens) * known.compute_s)
 
