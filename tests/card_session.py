@@ -238,8 +238,8 @@ def interrupted(path: Path, device: int, seed: int = 0) -> dict[str, int]:
     """Passes of random sizes with layers from disk, sent for 5 rows or more; some fail and are repeated.
 
     Returns:
-        how many passes there were, how many failed in the graph or on the disk, and how many gave other logits
-        than with layers in memory.
+        how many passes there were, how many failed (in the graph or on the disk), and how many gave other
+        logits than with layers in memory.
     """
     draw, fails, counts = (
         random.Random(seed),
@@ -258,9 +258,7 @@ def interrupted(path: Path, device: int, seed: int = 0) -> dict[str, int]:
     reader = from_disk.model.weights._reader  # type: ignore[attr-defined]
     for _ in range(60):
         rows = draw.choice([1, 2, 4, 5, 8, 16, 24])
-        batch = TokenBatch.run(
-            [draw.randrange(1000) for _ in range(rows)], first, n_sequences=1, logits="all"
-        )
+        batch = TokenBatch.run([draw.randrange(1000) for _ in range(rows)], 0, n_sequences=1, logits="all")
         for context in contexts:
             context.clear()
         in_memory.decode(batch)
