@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from edgespec.errors import ContradictionError, UsageError
+from edgespec.errors import ContradictionError, UsageError, listed
 from edgespec.option import (
     Group,
     Number,
@@ -20,7 +20,6 @@ from edgespec.option import (
     Switch,
     Text,
     Texts,
-    listed,
     named,
     option,
     options_of,

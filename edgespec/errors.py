@@ -24,7 +24,7 @@ Each carries what happened and what to do about it; the command line prints both
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from edgespec.printable import one_line, printable
 
@@ -159,7 +159,17 @@ class InconclusiveTrial(BackendError):
 def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
     """The hint for a name that does not exist: the nearest of those that do, or else another hint."""
     close = similar(name, known)
-    return f"Did you mean {close[0]}?" if close else otherwise
+    return which_of(close) if close else otherwise
+
+
+def which_of(names: Sequence[str]) -> str:
+    """The hint that asks which of some names was meant: "Did you mean a, b or c?"."""
+    return f"Did you mean {listed(names)}?"
+
+
+def listed(words: Sequence[str]) -> str:
+    """Words as a sentence lists them: "a, b or c"."""
+    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 def similar(name: str, known: Iterable[str], n: int = 1) -> list[str]:

@@ -16,7 +16,7 @@ from numbers import Integral
 from typing import Any
 
 from edgespec.arguments import shown
-from edgespec.errors import UsageError
+from edgespec.errors import UsageError, listed
 from edgespec.units import parse_size
 
 _flags_are_named = False
@@ -248,8 +248,3 @@ def options_of(group: Any) -> list[Option]:
     """The options of a group, in order."""
     found = [(each.name, each.metadata[Option]) for each in fields(group)]
     return [replace(option, name=option.name or name, field=name) for name, option in found]
-
-
-def listed(words: Sequence[str]) -> str:
-    """Words as a sentence lists them: "a, b or c"."""
-    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))

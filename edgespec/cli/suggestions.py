@@ -21,6 +21,7 @@ _COMMANDS: Mapping[str, tuple[str, ...]] = {
     "ls": ("list",),
     "prompt": ("generate",),
     "quantize": ("draft",),
+    "remove": ("rm",),
     "rm": ("remove",),
     "server": ("serve",),
     "settings": ("config",),

@@ -405,6 +405,7 @@ def test_wrong_sizes(text: str) -> None:
         ("chat --ngl 9", "There is no option --ngl here.\nDid you mean --gpu-layers?"),
         ("chat --cache-type-k q8_0", "There is no option --cache-type-k here.\nDid you mean --kv?"),
         ("chat --memory 12", "The size 12 has no unit.\nWrite 12GiB or 12MiB; 12B is bytes."),
+        ("sessions remove x", "There is no command 'remove'.\nDid you mean 'edgespec sessions rm'?"),
         ("models rm x", "There is no command 'rm'.\nDid you mean 'edgespec models remove'?"),
         ("qwen3-8b", "There is no command 'qwen3-8b'.\nTo chat with a model: edgespec chat qwen3-8b"),
         ("xyzzy", "There is no command 'xyzzy'.\nSee 'edgespec --help'."),

@@ -217,6 +217,7 @@ def test_unknown_names_suggest_the_nearest() -> None:
     for name, hint in {
         "lama3.1-8b": "Did you mean llama3.1-8b",
         "qwen3-8": "Did you mean qwen3-8b",
+        "qwen3-8bb": "Did you mean qwen3-8b, qwen3.8-27b or qwen3-4b?",
         "llama-3.2-1b": "Did you mean llama3.2-1b",
         "gemma2": "Did you mean gemma4-26b-a4b or gemma4-31b?",
         "gemma2:9b": "Did you mean gemma4-26b-a4b",

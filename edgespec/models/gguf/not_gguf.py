@@ -6,7 +6,7 @@ import codecs
 import stat
 from pathlib import Path
 
-from edgespec.errors import ModelFileError, similar
+from edgespec.errors import ModelFileError, similar, which_of
 
 
 def require_regular_file(path: Path) -> None:
@@ -31,7 +31,7 @@ def _not_found(path: Path) -> ModelFileError:
     there = _gguf_names(path.parent)
     near = similar(path.name, there, n=3)
     if near:
-        hint = f"Did you mean {' or '.join(near)}?"
+        hint = which_of(near)
     else:
         hint = f"GGUF files there: {', '.join(there[:3])}." if there else "Check the path."
     return ModelFileError(f"{path} does not exist.", hint)

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgespec.errors import HubError, ModelFileError, UsageError, similar
+from edgespec.errors import HubError, ModelFileError, UsageError, similar, which_of
 from edgespec.files.user_folders import expanded
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.synthesis.weightless import QUANTIZATIONS, ModelShape, hollow_files
@@ -261,7 +261,7 @@ def _unknown(name: str) -> ModelFileError:
     close = close_names(name)
     return ModelFileError(
         f"There is no model '{name}'.",
-        f"Did you mean {' or '.join(close)}?"
+        which_of(close)
         if close
         else "Give the path of a GGUF file, org/repo:quant, or a name from 'edgespec models list --all'.",
     )

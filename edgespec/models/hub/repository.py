@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from edgespec.errors import EdgeSpecError, HubError, OutputError, similar
+from edgespec.errors import EdgeSpecError, HubError, OutputError, similar, which_of
 from edgespec.files.user_folders import in_home
 from edgespec.models.hub.names import HubName, ModelVariant, group_files, parse_hub_name
 from edgespec.models.hub.projectors import choose_projector
@@ -235,9 +235,7 @@ def translated(hub: Hub, repo: str, api: Any = None) -> Iterator[None]:
         close = _similar(api, repo) if api is not None else []
         raise HubError(
             f"There is no repository {repo} on the Hub, or it is private.",
-            f"Did you mean {' or '.join(close)}?"
-            if close
-            else f"Check the name. If it is private: {_LOG_IN}.",
+            which_of(close) if close else f"Check the name. If it is private: {_LOG_IN}.",
         ) from None
     except errors.HFValidationError:
         raise HubError(f"'{repo}' is not the name of a repository.", "Write it as org/repo:quant.") from None
