@@ -2,7 +2,7 @@
 
 A batch that is run again skips lines that have an answer. An answer that was made with another model,
 prompt or other settings is not the requested one, so each result has a fingerprint of all three, and the
-settings by name.
+settings by name. Answers about images depend on the projector too.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from edgespec.config import ModelConfig
 from edgespec.errors import EdgeSpecError
+from edgespec.files.user_folders import in_home
 from edgespec.generation.config import GenerationConfig, Grammar
 
 _DEFAULTS = asdict(GenerationConfig())
@@ -29,10 +31,13 @@ class ModelIdentity:
     Attributes:
         name: of its file; empty if it is not known yet, as before a download.
         digest: a hash of its header; empty likewise.
+        projector, projector_digest: likewise of the projector by which it sees; empty if it has none.
     """
 
     name: str = ""
     digest: str = ""
+    projector: str = ""
+    projector_digest: str = ""
 
 
 @dataclass(frozen=True)
@@ -42,11 +47,13 @@ class Origin:
     Attributes:
         prompt: a hash of the prompt, the system prompt included.
         settings: those that are not the defaults, by name.
+        about_images: the prompt has images.
     """
 
     model: ModelIdentity
     prompt: str
     settings: Mapping[str, Any]
+    about_images: bool = False
 
     @classmethod
     def of(
@@ -79,33 +86,36 @@ class Origin:
             settings["endpoint"] = endpoint
         if answers > 1:
             settings["n"] = answers
-        return cls(model, _hash(prompt), settings)
+        return cls(model, _hash(prompt), settings, _is_about_images(prompt))
 
     @property
     def fingerprint(self) -> dict[str, str]:
-        """16 hex digits for each of the three; empty for an unknown model."""
-        return {"model": self.model.digest, "prompt": self.prompt, "settings": _hash(self.settings)}
+        """16 hex digits for each; empty for an unknown model, and a projector only where it counts."""
+        found = {"model": self.model.digest, "prompt": self.prompt, "settings": _hash(self.settings)}
+        if self.about_images and self.model.projector_digest:
+            found["projector"] = self.model.projector_digest
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """The fields of a result that record this."""
+        fingerprint = self.fingerprint
+        projector = {"projector": self.model.projector} if "projector" in fingerprint else {}
         return {
             "model": self.model.name or None,
+            **projector,
             "settings": dict(self.settings),
-            "fingerprint": self.fingerprint,
+            "fingerprint": fingerprint,
         }
 
     def differences(self, record: Mapping[str, Any]) -> list[str]:
         """Describe the differences in a result's origin; the record must have a fingerprint."""
         was, now = record["fingerprint"], self.fingerprint
         found = []
-        if was["model"] != now["model"] and was["model"] and now["model"]:
-            name = record.get("model")
-            other = (
-                f"was {name} and is now {self.model.name}"
-                if name != self.model.name
-                else f"is a different {name}"
-            )
-            found.append(f"the model {other}")
+        for kind, name in (("model", self.model.name), ("projector", self.model.projector)):
+            if was.get(kind) and now.get(kind) and was[kind] != now[kind]:
+                before = record.get(kind)
+                other = f"was {before} and is now {name}" if before != name else f"is a different {name}"
+                found.append(f"the {kind} {other}")
         if was["prompt"] != now["prompt"]:
             found.append("the prompt or the system prompt differs")
         if was["settings"] != now["settings"]:
@@ -118,29 +128,55 @@ def compact(fingerprint: object) -> str | None:
     if not isinstance(fingerprint, dict):
         return None
     parts = [fingerprint.get(name) for name in ("model", "prompt", "settings")]
+    parts.append(fingerprint.get("projector", ""))
     return " ".join(map(str, parts)) if all(isinstance(part, str) for part in parts) else None
 
 
 def same(was: str, now: str) -> bool:
-    """True if two compact fingerprints agree; an unknown model agrees with every other."""
-    (model_was, *rest_was), (model_now, *rest_now) = was.split(" "), now.split(" ")
-    return rest_was == rest_now and (model_was == model_now or not model_was or not model_now)
+    """True if two compact fingerprints agree; an unknown model or projector agrees with every other."""
+    before, after = was.split(" "), now.split(" ")
+    return before[1:3] == after[1:3] and all(
+        not before[place] or not after[place] or before[place] == after[place] for place in (0, 3)
+    )
 
 
-def model_identity(model: str | None) -> ModelIdentity:
-    """The identity of the model with that name; an empty one if it is not local, or cannot be read.
+def models_of(fingerprint: str) -> tuple[str, str]:
+    """The model and the projector of a compact fingerprint; empty where there is none."""
+    model, _, _, projector = fingerprint.split(" ")
+    return model, projector
+
+
+def model_identity(model: ModelConfig) -> ModelIdentity:
+    """The identity of a model; an empty one if it is not local, or cannot be read. The same of its projector.
 
     Nothing is downloaded; loading the model reports what is wrong with it.
     """
+    from edgespec.images.projector import find_projector
     from edgespec.models.gguf.header import read_header
     from edgespec.models.hub import catalog
 
     try:
-        header = read_header(catalog.find(model, fetch=False))
+        header = read_header(catalog.find(model.name, fetch=False))
     except (EdgeSpecError, OSError):
         return ModelIdentity()
     # Without the file's name: a model that was moved is still the same.
-    return ModelIdentity(header.path.name, _hash(header.fingerprint))
+    identity = ModelIdentity(header.path.name, _hash(header.fingerprint))
+    try:
+        projector = find_projector(header.path, None if model.mmproj is None else in_home(model.mmproj))
+    except (EdgeSpecError, OSError):
+        return identity
+    return replace(identity, projector=projector.path.name, projector_digest=_hash(projector.fingerprint))
+
+
+def _is_about_images(prompt: object) -> bool:
+    """True if there are images among the messages of a prompt."""
+    from edgespec.images.parts import has_images
+
+    return (
+        isinstance(prompt, list)
+        and all(isinstance(message, Mapping) for message in prompt)
+        and has_images(prompt)
+    )
 
 
 def _changes(was: object, now: Mapping[str, Any]) -> list[str]:

@@ -95,6 +95,7 @@ def test_paths_are_absolute_on_nodes_and_names_stay(tmp_path: Path, monkeypatch:
     options = options_for_nodes(loading, 1)
     assert (options.model.name, options.speculation.draft) == (f"{tmp_path}/gone.gguf", "auto")
     assert options.speculation.draft_from == f"{tmp_path}/here"
+    assert options_for_nodes(Config.of(mmproj="mmproj.gguf"), 1).model.mmproj == f"{tmp_path}/mmproj.gguf"
     assert options.model.lora == (f"{tmp_path}/adapter:0.5", f"{tmp_path}/adapter")
     for name in (None, "smollm2-135m", "org/repo:Q4_K_M"):
         assert options_for_nodes(Config.of(model=name), 1) == Config.of(model=name)

@@ -12,7 +12,7 @@ import pytest
 
 from edgespec.cli.batch.input.input_file import names_images
 from edgespec.cli.main import main
-from tests.tiny_images import png
+from tests.tiny_images import png, write_projector
 from tests.unit.talking import TalkingEngine, records, write_lines
 
 PICTURE, ANOTHER = png(), png(seed=2)
@@ -142,6 +142,64 @@ def test_a_resumed_run_knows_another_image(
     assert "the prompt or the system prompt differs" in capsys.readouterr().err
     assert main([*command, "--overwrite"]) == 0
     assert len(engine.asked) == 3
+
+
+def seeing(folder: Path, smol_path: Path) -> Path:
+    """A model with a projector beside it."""
+    model = folder / "model.gguf"
+    model.symlink_to(smol_path)
+    write_projector(folder / "mmproj-model.gguf", "idefics3")
+    return model
+
+
+def test_a_resumed_run_knows_another_projector(
+    engine: TalkingEngine, folder: Path, smol_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = seeing(folder, smol_path)
+    source = write_lines(
+        folder / "in.jsonl",
+        {"id": "a", "prompt": "What?", "images": ["cat.png"]},
+        {"id": "b", "prompt": "So?"},
+    )
+    output = folder / "out.jsonl"
+    command = ["generate", str(model), "--input", str(source), "--output", str(output)]
+    assert main(command) == 0
+    about_image, text = records(output.read_text())
+    assert about_image["projector"] == "mmproj-model.gguf"
+    assert "projector" not in text
+    assert main(command) == 0
+    assert len(engine.asked) == 2
+    write_projector(folder / "mmproj-model.gguf", "idefics3", longest_edge=64)
+    capsys.readouterr()
+    assert main(command) == 2
+    said = capsys.readouterr().err
+    assert (
+        "has an answer made with different settings, at line 1: the projector is a different mmproj-" in said
+    )
+    named = write_projector(folder / "other.gguf", "idefics3", longest_edge=96)
+    assert main([*command, "--mmproj", str(named)]) == 2
+    assert "the projector was mmproj-model.gguf and is now other.gguf" in capsys.readouterr().err
+    assert main([*command, "--overwrite"]) == 0
+    assert len(engine.asked) == 3, "the answer to the text stays"
+    (folder / "mmproj-model.gguf").unlink()
+    assert main(command) == 0, "what is not known agrees with everything"
+
+
+def test_shards_of_different_projectors_are_not_merged(
+    engine: TalkingEngine, folder: Path, smol_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = seeing(folder, smol_path)
+    lines = [{"id": n, "prompt": "What?", "images": ["cat.png"]} for n in range(2)]
+    source = write_lines(folder / "in.jsonl", *lines)
+    parts = [str(folder / f"part-{n}.jsonl") for n in (1, 2)]
+    for n, part in enumerate(parts, start=1):
+        shard = ["--shard", f"{n}/2", "--output", part]
+        assert main(["generate", str(model), "--input", str(source), *shard]) == 0
+        write_projector(folder / "mmproj-model.gguf", "idefics3", longest_edge=64)
+    assert len(engine.asked) == 2
+    whole = folder / "all.jsonl"
+    assert main(["merge", *parts, "--input", str(source), "--output", str(whole)]) == 2
+    assert "were written by different projectors" in capsys.readouterr().err
 
 
 def test_shards_with_images_are_merged(engine: TalkingEngine, folder: Path) -> None:

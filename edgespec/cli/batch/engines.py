@@ -30,7 +30,7 @@ class EngineLoader(Protocol):
 def load_here(loading: Config, terminal: Terminal) -> Iterator[LoadedEngine]:
     """Load an engine on this machine."""
     with terminal.load(loading) as engine:
-        yield LoadedEngine(engine, model_identity(loading.model.name))
+        yield LoadedEngine(engine, model_identity(loading.model))
 
 
 def load_on_cluster(address: str) -> EngineLoader:

@@ -138,7 +138,7 @@ class BatchRun:
         with ExitStack() as stack:
             lines = stack.enter_context(open_input(input_name))
             if self._earlier.exist:
-                self._model = model_identity(loading.model.name)
+                self._model = model_identity(loading.model)
                 if Path(input_name).is_file():  # a pipe can be read only once
                     self._earlier.check(self._wanted(input_name))
             self._terminal.rule(self._config.rule)

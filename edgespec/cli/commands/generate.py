@@ -288,7 +288,7 @@ class _SinglePrompt:
             with self.terminal.load(loading) as engine:
                 self.terminal.template(engine, raw=self.raw)
                 self.terminal.thinking(engine, config)
-                model = ModelIdentity() if self.as_text else model_identity(loading.model.name)
+                model = ModelIdentity() if self.as_text else model_identity(loading.model)
                 for index in range(self.answers):
                     if index and self.as_text:
                         self.results.text("\n")

@@ -103,7 +103,7 @@ class Node:
         engine = self._engine = open_engine(loading, no_progress)
         asked = loading.batching.parallel
         return NodeFacts(
-            model_identity(loading.model.name),
+            model_identity(loading.model),
             engine.has_chat_template,
             engine.can_think,
             engine.vocabulary_size,

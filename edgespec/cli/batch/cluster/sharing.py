@@ -21,6 +21,7 @@ def options_for_nodes(loading: Config, engines: int) -> Config:
     model, speculation = loading.model, loading.speculation
     loading = loading.with_(
         model=_absolute(model.name),
+        mmproj=_absolute(model.mmproj),
         draft=_absolute(speculation.draft),
         draft_from=_absolute(speculation.draft_from),
         lora=[_absolute_adapter(name) for name in model.lora],

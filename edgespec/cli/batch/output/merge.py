@@ -14,7 +14,7 @@ from edgespec.cli.batch.formats.lines import read_jobs
 from edgespec.cli.batch.formats.records import EarlierResult, Key, read_results
 from edgespec.cli.batch.input.input_file import open_input
 from edgespec.cli.batch.output.pending import results_of
-from edgespec.cli.origin import compact, same
+from edgespec.cli.origin import compact, models_of, same
 from edgespec.cli.screen.formatting import count
 from edgespec.errors import OutputError, UsageError
 from edgespec.files.writing import atomic_write, writing_to
@@ -25,12 +25,18 @@ _SHOWN = 5  # lines that a message names
 
 @dataclass(frozen=True)
 class _FoundResult:
-    """A result, and where it is: in which of the files, and at which byte."""
+    """A result, and where it is.
+
+    Attributes:
+        file, at: which of the files, and the byte in it.
+        models: digests of the model and of the projector that it was made with; empty if not known.
+        fingerprint: of everything that it was made with.
+    """
 
     file: int
     at: int
     failed: bool
-    model: str
+    models: tuple[str, str]
     fingerprint: str | None
 
 
@@ -124,22 +130,24 @@ class Merger:
             )
 
     def _check_models(self, results: Sequence[_FoundResult]) -> None:
-        by_model: dict[str, set[int]] = defaultdict(set)
-        for result in results:
-            if result.model:
-                by_model[result.model].add(result.file)
-        if len(by_model) > 1:
-            (first, second) = sorted(by_model.values(), key=min)[:2]
-            raise UsageError(
-                f"{self.parts[min(first)]} and {self.parts[min(second)]} were written by different models.",
-                "Run one of the shards again with the model of the other.",
-            )
+        for place, kind in enumerate(("model", "projector")):
+            files: dict[str, set[int]] = defaultdict(set)
+            for result in results:
+                if result.models[place]:
+                    files[result.models[place]].add(result.file)
+            if len(files) > 1:
+                (first, second) = sorted(files.values(), key=min)[:2]
+                raise UsageError(
+                    f"{self.parts[min(first)]} and {self.parts[min(second)]} were written by different "
+                    f"{kind}s.",
+                    f"Run one of the shards again with the {kind} of the other.",
+                )
 
 
 def _entry(number: int, at: int, result: EarlierResult) -> _FoundResult:
     fingerprint = compact(result.made_with.get("fingerprint"))
-    model = fingerprint.split(" ")[0] if fingerprint else ""
-    return _FoundResult(number, at, result.error is not None, model, fingerprint)
+    models = models_of(fingerprint) if fingerprint else ("", "")
+    return _FoundResult(number, at, result.error is not None, models, fingerprint)
 
 
 def _contradict(one: _FoundResult, other: _FoundResult) -> bool:
