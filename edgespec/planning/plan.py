@@ -29,6 +29,7 @@ from edgespec.planning.adapters import Adapter
 from edgespec.planning.devices.assignment import (
     LayerAssignment,
     LayerDevices,
+    attending_share,
     read_rate,
     remote_parts,
 )
@@ -211,6 +212,13 @@ class Plan:
     def over(self, passes: TargetPasses) -> TargetPasses:
         """The target's passes, from those of the whole model on the processor."""
         return replace(passes, compute=curve_over_machines(passes.compute, self.parts))
+
+    def attending(self, here_s: float) -> float:
+        """Seconds in which a row attends to a cell, from those on the processor."""
+        devices = self.machine.workers or self.on_cards.cards
+        if self.assignment is None or devices is None:
+            return here_s
+        return here_s * attending_share(self.assignment, devices)
 
     def draft_steps(self, here: Curve) -> Curve:
         """Seconds of draft steps by rows, from those on the processor."""

@@ -230,7 +230,7 @@ class _Planning:
         """The time to read prompts, each in a context that holds it, as loading would cut them.
 
         Args:
-            attend_s: seconds in which a row attends to a cell.
+            attend_s: seconds in which a row attends to a cell, all layers being on the processor.
         """
         most = planner.target.headers[0].context_length
         found: dict[int, PromptTime | None] = {}
@@ -246,7 +246,7 @@ class _Planning:
                 except (MemoryLimitError, BackendError):
                     continue
             passes, rows = plan.over(way.here), plan.needs.rows
-            found[tokens] = predict_prompt(plan.holding, passes, tokens, rows, attend_s)
+            found[tokens] = predict_prompt(plan.holding, passes, tokens, rows, plan.attending(attend_s))
         return found
 
     def _batch(self, planner: Planner, plain: _Candidate) -> BatchPlan:
