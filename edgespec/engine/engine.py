@@ -116,14 +116,14 @@ class Engine:
         """True if the model has a projector of images beside it, or one was named."""
         return self.encoder.images is not None and self.encoder.images.sees
 
-    def not_imposed(self, config: GenerationConfig) -> tuple[str, ...]:
+    def not_enforced(self, config: GenerationConfig) -> tuple[str, ...]:
         """List the parts of the tools' schemas that do not bind the arguments of calls, in sentences.
 
         Raises:
             UsageError: the grammar library is missing.
             InconclusiveTrial: a schema could not be tried.
         """
-        return self.maker.planner.not_imposed(self.encoder, config)
+        return self.maker.planner.not_enforced(self.encoder, config)
 
     @property
     def vocabulary_size(self) -> int:

@@ -38,7 +38,7 @@ def encoded_prompts(
         check_size(prompt, context=engine.context, n_vocab=vocabulary.n_tokens, limits=limits)
     begun: WrittenAnswer | None = None
     if request.chat:
-        for warning in engine.not_imposed(config):
+        for warning in engine.not_enforced(config):
             warnings.add(warning)
         messages: Any = request.prompt
         found = served.written.find(messages)

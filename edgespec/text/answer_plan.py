@@ -15,8 +15,8 @@ from edgespec.speculation.constraint import Constraint, Matcher
 from edgespec.text.answer_format import AnswerFormat, ThoughtFormat
 from edgespec.text.answer_parts import PartsReader
 from edgespec.text.calls import harmony
+from edgespec.text.calls.enforceable import closed, not_enforced, unconstrained
 from edgespec.text.calls.fenced import FenceReader
-from edgespec.text.calls.imposable import closed, not_imposed, unconstrained
 from edgespec.text.calls.syntax import CallSyntax
 from edgespec.text.encoding import Encoder
 from edgespec.text.grammar.matchers import Grammars
@@ -45,10 +45,10 @@ class AnswerPlan:
 
 @dataclass(frozen=True)
 class _OfferedCalls:
-    """The grammar of calls, and in sentences what of the tools' schemas it does not impose."""
+    """The grammar of calls, and in sentences what of the tools' schemas it does not enforce."""
 
     grammar: ToolCallGrammar
-    not_imposed: tuple[str, ...]
+    not_enforced: tuple[str, ...]
 
 
 class AnswerPlanner:
@@ -147,7 +147,7 @@ class AnswerPlanner:
             whole_opens=text_opens,
         )
 
-    def not_imposed(self, encoder: Encoder, config: GenerationConfig) -> tuple[str, ...]:
+    def not_enforced(self, encoder: Encoder, config: GenerationConfig) -> tuple[str, ...]:
         """List the parts of the tools' schemas that do not bind calls, in sentences. Thread-safe.
 
         Raises:
@@ -156,7 +156,9 @@ class AnswerPlanner:
         if encoder.format is None or not config.offers_tools:
             return ()
         syntax = encoder.format.calls
-        return self._offered(syntax, config.tools, config.tool_choice, config.parallel_tool_calls).not_imposed
+        return self._offered(
+            syntax, config.tools, config.tool_choice, config.parallel_tool_calls
+        ).not_enforced
 
     def _offer(
         self, syntax: CallSyntax, tools: tuple[Tool, ...], choice: str, parallel: bool
@@ -166,14 +168,14 @@ class AnswerPlanner:
         sentences = [
             f"In the schema of the tool {tool.name}, {clause}."
             for tool in callable_tools
-            for clause in not_imposed(tool)
+            for clause in not_enforced(tool)
         ]
         spelled = []
         for tool in callable_tools:
             try:
                 syntax.steps([tool], several=False)
             except UsageError as error:
-                sentences.append(f"The schema of the tool {tool.name} is not imposed. {error}")
+                sentences.append(f"The schema of the tool {tool.name} is not enforced. {error}")
                 tool = unconstrained(tool)
             spelled.append(tool)
         several = parallel and choice in CHOICES
@@ -182,7 +184,7 @@ class AnswerPlanner:
             for step in _grammar_steps(grammar):
                 self._matcher(step)
         except GrammarError as error:
-            sentences.append(f"The schemas of the tools are not imposed. {error}")
+            sentences.append(f"The schemas of the tools are not enforced. {error}")
             spelled = [unconstrained(tool) for tool in spelled]
             grammar = self._calls(syntax, spelled, required=choice != "auto", several=several)
         return _OfferedCalls(grammar, tuple(sentences))

@@ -43,7 +43,7 @@ class Scripted:
     arguments: Mapping[str, Any] | None = None
     text: str = ""
 
-    def imposed_on(self, config: GenerationConfig) -> GenerationConfig:
+    def enforced_on(self, config: GenerationConfig) -> GenerationConfig:
         """The settings of an answer that can be nothing else."""
         config = config.with_(max_tokens=None)
         if self.call is None:

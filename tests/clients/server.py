@@ -54,7 +54,7 @@ class ScriptedHandler(completion_handler.CompletionHandler):
         if forced or config.grammar is not None:  # the client wants a form, which the model fills in
             config = config.with_(max_tokens=min(config.max_tokens or _MAX_TOKENS, _MAX_TOKENS))
         else:
-            config = scripted.imposed_on(config)
+            config = scripted.enforced_on(config)
         config = config.with_(temperature=0.0, stop=(), repeat_penalty=1.0)
         prepared.offered = [tool.name for tool in request.config.tools]
         if prepared.offered:

@@ -127,13 +127,13 @@ def test_what_clients_send_is_answered_without_a_warning(server: Running, path: 
         (CHAT, {"messages": [IMAGE]}, "An image"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "hologram"}]}]}, "type 'hologram'"),
         (CHAT, {"tools": [tool(), tool(parameters=schema_of({}))]}, "second tool that is named 'f'"),
-        (CHAT, {"tools": [taking({"oneOf": [{}, {}]})]}, "tool f, 'oneOf' is imposed as 'anyOf'"),
-        (CHAT, {"tools": [taking({"pattern": r"\ba"})]}, "tool f, 'pattern' is not imposed"),
-        (CHAT, {"tools": [taking({"type": "odd"})]}, "tool f, 'a' is not imposed"),
+        (CHAT, {"tools": [taking({"oneOf": [{}, {}]})]}, "tool f, 'oneOf' is enforced as 'anyOf'"),
+        (CHAT, {"tools": [taking({"pattern": r"\ba"})]}, "tool f, 'pattern' is not enforced"),
+        (CHAT, {"tools": [taking({"type": "odd"})]}, "tool f, 'a' is not enforced"),
         (CHAT, {"tools": [tool(parameters={"type": "array"})]}, "the parameters of the tool f"),
         (CHAT, {"tools": [{"type": "web_search"}, tool()]}, "type 'web_search'"),
         (CHAT, {"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
-        (CHAT, {"json_schema": schema_of({"not": {}})}, "'not' is not imposed"),
+        (CHAT, {"json_schema": schema_of({"not": {}})}, "'not' is not enforced"),
         (CHAT, {"audio": {"voice": "x", "format": "wav"}}, "'audio'"),
         (CHAT, {"logit_bias": {"99999999": 1}}, "logit_bias"),
         (TEXT, {"suffix": "end"}, "cannot fill in the middle"),
@@ -297,7 +297,7 @@ def test_an_answer_is_a_call_or_has_the_form(server: Running) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_calls_of_a_tool_that_is_not_imposed_are_checked(server: Running, stream: bool) -> None:
+def test_calls_of_a_tool_that_is_not_enforced_are_checked(server: Running, stream: bool) -> None:
     """Nothing fits, so the call cannot; it is made all the same."""
     impossible = taking({"type": "string", "minLength": 2, "maxLength": 1, "not": {}})
     forced: dict[str, Any] = {"tools": [impossible], "tool_choice": "required", "parallel_tool_calls": False}

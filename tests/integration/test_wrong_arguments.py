@@ -164,7 +164,7 @@ def test_no_public_function_is_left_out() -> None:
         }
 
     # These take turns, stored states and settings that the package itself makes.
-    internal = {"stream_turn", "save_conversation", "restore_conversation", "not_imposed"}
+    internal = {"stream_turn", "save_conversation", "restore_conversation", "not_enforced"}
     assert methods(Engine) == {*ENGINE, "set_tree_budget", *internal}
     assert methods(Session) == {*SESSION}
 

@@ -18,8 +18,8 @@ from edgespec.errors import UsageError
 from edgespec.generation.tools import Tool
 from edgespec.speculation.constraint import Constraint
 from edgespec.text.answer_parts import AnswerParts
+from edgespec.text.calls.enforceable import closed
 from edgespec.text.calls.gemma import spelled as spelled_by_gemma
-from edgespec.text.calls.imposable import closed
 from edgespec.text.calls.layout import KEY, OPTIONAL_OPENS
 from edgespec.text.calls.spelling import LayoutSpelling
 from edgespec.text.calls.syntax import GEMMA, GENERIC, HARMONY, LFM2, CallSyntax

@@ -10,11 +10,11 @@ import pytest
 from edgespec.errors import GrammarError
 from edgespec.generation.config import Grammar
 from edgespec.generation.tools import Tool
-from edgespec.text.calls.imposable import (
+from edgespec.text.calls.enforceable import (
     ANY_ARGUMENTS,
     closed,
-    imposable_format,
-    not_imposed,
+    enforceable_format,
+    not_enforced,
 )
 from edgespec.text.calls.misfits import misfit
 from edgespec.text.grammar.limits import source_of
@@ -22,7 +22,7 @@ from edgespec.text.grammar.trial import _Bytes
 
 
 def refusal(schema: Any) -> str:
-    """Objections of llguidance to a schema; empty if it can be imposed."""
+    """Objections of llguidance to a schema; empty if it can be enforced."""
     from llguidance import LLMatcher
 
     try:
@@ -64,23 +64,23 @@ def of(parameters: Any) -> Any:
         {"properties": {"b": {}}, "required": ["c"], "additionalProperties": False, "minProperties": "x"},
     ],
 )
-def test_what_cannot_be_imposed_is_left_out_and_named(argument: Any) -> None:
+def test_what_cannot_be_enforced_is_left_out_and_named(argument: Any) -> None:
     parameters = {"type": "object", "properties": {"a": argument, "b": {"const": 1}}, "required": ["a"]}
     assert refusal(parameters)
     assert not refusal(of(parameters))
     assert of(parameters)["properties"]["b"] == {"const": 1}, "the other arguments keep their form"
-    assert not_imposed(Tool("f", parameters=json.dumps(parameters)))
-    imposed, left_out = imposable_format(Grammar.of_schema(parameters))
-    assert not refusal(json.loads(imposed.text))
+    assert not_enforced(Tool("f", parameters=json.dumps(parameters)))
+    enforced, left_out = enforceable_format(Grammar.of_schema(parameters))
+    assert not refusal(json.loads(enforced.text))
     assert left_out
 
 
 def test_a_schema_without_meaning_leaves_a_tool_without_constraints_and_is_no_form() -> None:
     parameters = {"type": "object", "allOf": [{"type": "array"}]}
     assert of(parameters) == json.loads(ANY_ARGUMENTS)
-    assert not_imposed(Tool("f", parameters=json.dumps(parameters))) == ("it cannot be imposed at all",)
+    assert not_enforced(Tool("f", parameters=json.dumps(parameters))) == ("it cannot be enforced at all",)
     with pytest.raises(GrammarError):
-        imposable_format(Grammar.of_schema({"type": "nonsense"}))
+        enforceable_format(Grammar.of_schema({"type": "nonsense"}))
 
 
 def test_references_lead_to_what_they_name() -> None:
@@ -123,7 +123,7 @@ def accepts(matcher: Any, text: str) -> bool:
     return fresh.try_consume_tokens(tokens) == len(tokens) and fresh.is_accepting()
 
 
-def test_what_can_be_imposed_stays() -> None:
+def test_what_can_be_enforced_stays() -> None:
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "type": "object",

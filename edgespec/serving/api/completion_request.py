@@ -68,10 +68,10 @@ class CompletionRequest:
         return self.echo and self.config.logprobs is not None
 
     def check_calls(self, answer: Generation) -> None:
-        """Warn of calls that do not fit what could not be imposed of their tools' schemas."""
+        """Warn of calls that do not fit what could not be enforced of their tools' schemas."""
         if not answer.tool_calls or not isinstance(self.warnings, list):
             return
-        from edgespec.text.calls.imposable import misfit_of
+        from edgespec.text.calls.enforceable import misfit_of
 
         tools = {tool.name: tool for tool in self.config.tools}
         for call in answer.tool_calls:

@@ -18,7 +18,7 @@ _ANY_OBJECT = {"type": "object", "additionalProperties": True}
 def read_format(body: Mapping[str, Any], limits: Limits, warnings: Warnings) -> Grammar | None:
     """The grammar that is requested: by `response_format`, or in the way of llama.cpp's server.
 
-    What of a schema cannot be imposed is left out, with a warning.
+    What of a schema cannot be enforced is left out, with a warning.
 
     Raises:
         UsageError: it has another form, or there are several.
@@ -44,7 +44,7 @@ def _response_format(form: object, limits: Limits, warnings: Warnings) -> Gramma
     if not isinstance(form, Mapping):
         raise wrong("response_format", form, "an object whose type is text, json_object or json_schema")
     if kind not in ("text", "json_object", "json_schema", "grammar"):
-        warnings.ignored("response_format", f"Formats of the type {shown(kind)} cannot be imposed.")
+        warnings.ignored("response_format", f"Formats of the type {shown(kind)} cannot be enforced.")
         return None
     if kind == "text":
         return None
@@ -68,12 +68,12 @@ def _schema(name: str, value: object, limits: Limits, warnings: Warnings) -> Gra
     if not isinstance(value, Mapping | bool):
         raise wrong(name, value, "a JSON schema")
     grammar = _within(Grammar.of_schema(value), limits)
-    from edgespec.text.calls.imposable import imposable_format
+    from edgespec.text.calls.enforceable import enforceable_format
 
-    imposed, left_out = imposable_format(grammar)
+    enforced, left_out = enforceable_format(grammar)
     for text in left_out:
         warnings.add(f"In {name}, {text}.")
-    return imposed
+    return enforced
 
 
 def _within(grammar: Grammar, limits: Limits) -> Grammar:

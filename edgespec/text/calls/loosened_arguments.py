@@ -1,4 +1,4 @@
-"""Schemas without what cannot be imposed while text is generated.
+"""Schemas without what cannot be enforced while text is generated.
 
 Programs send schemas that were made for validating. One keyword that llguidance does not implement would cost
 the whole request. Without it a schema only permits more, and programs check what they get.
@@ -42,7 +42,7 @@ def loosened(schema: Any, left_out: set[str]) -> Any:
         return schema
     found: dict[str, Any] = {}
     for key, value in schema.items():
-        if key in _UNIMPLEMENTED or not _can_be_imposed(key, value):
+        if key in _UNIMPLEMENTED or not _can_be_enforced(key, value):
             left_out.add(key)
         elif key in _OF_SCHEMAS and isinstance(value, Mapping):
             found[key] = {name: loosened(part, left_out) for name, part in value.items()}
@@ -60,7 +60,7 @@ def loosened(schema: Any, left_out: set[str]) -> Any:
     return found
 
 
-def _can_be_imposed(key: str, value: Any) -> bool:
+def _can_be_enforced(key: str, value: Any) -> bool:
     """True if the value of a keyword is one that grammars can be made of."""
     if key == "format":
         return value in _FORMATS

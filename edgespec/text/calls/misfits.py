@@ -1,4 +1,4 @@
-"""Checks the arguments of a call against the schema that its tool declared, of which not all may be imposed.
+"""Checks the arguments of a call against the schema that its tool declared, of which not all may be enforced.
 
 Regular expressions are not tried: those of strangers may take forever.
 """

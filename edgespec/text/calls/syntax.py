@@ -10,8 +10,8 @@ from typing import Any, Protocol
 from edgespec.generation.tools import Tool
 from edgespec.text.calls import gemma, harmony
 from edgespec.text.calls.derivation import DerivedCalls
+from edgespec.text.calls.enforceable import closed
 from edgespec.text.calls.headers import Headers
-from edgespec.text.calls.imposable import closed
 from edgespec.text.calls.layout import CallLayout
 from edgespec.text.calls.pythonic import PythonicSpelling
 from edgespec.text.calls.reader import CallReader

@@ -1,6 +1,6 @@
-"""Schemas that can be imposed on what a model writes: as much of a client's as grammars can be made of.
+"""Schemas that can be enforced on what a model writes: as much of a client's as grammars can be made of.
 
-No schema of a tool costs a request: what cannot be imposed is left out, and named. In the end, a tool's
+No schema of a tool costs a request: what cannot be enforced is left out, and named. In the end, a tool's
 arguments are any JSON object.
 """
 
@@ -28,23 +28,23 @@ _MAX_BYTES = 2 << 20  # of what is known of formats, and of arguments
 _OF_SCHEMAS = ("$defs", "definitions", "properties", "patternProperties")
 _LISTS = ("anyOf", "allOf", "prefixItems")
 _SCHEMAS = ("items", "additionalProperties")
-# What remains if a part cannot be imposed otherwise.
+# What remains if a part cannot be enforced otherwise.
 _STRUCTURE = frozenset((*_OF_SCHEMAS, *_LISTS, *_SCHEMAS, "type", "$ref", "enum", "const"))
 
 
 def closed(tool: Tool) -> Tool:
-    """The tool with a schema that can be imposed and permits the listed arguments only, unless it says so."""
-    return replace(tool, parameters=_imposed_arguments(tool.parameters)[0])
+    """The tool with an enforceable schema that permits only the listed arguments, unless it says so."""
+    return replace(tool, parameters=_enforced_arguments(tool.parameters)[0])
 
 
-def not_imposed(tool: Tool) -> tuple[str, ...]:
-    """Clauses on the parts of a tool's schema that are not imposed: "'not' is not imposed"."""
-    return _imposed_arguments(tool.parameters)[1]
+def not_enforced(tool: Tool) -> tuple[str, ...]:
+    """Clauses on the parts of a tool's schema that are not enforced: "'not' is not enforced"."""
+    return _enforced_arguments(tool.parameters)[1]
 
 
 def misfit_of(tool: Tool, arguments: str) -> str:
-    """Why arguments (JSON) do not fit a schema that is not imposed as a whole; empty if they do."""
-    if not not_imposed(tool):
+    """Why arguments (JSON) do not fit a schema that is not enforced as a whole; empty if they do."""
+    if not not_enforced(tool):
         return ""
     try:
         return misfit(json.loads(arguments or "{}"), tool.schema)
@@ -61,53 +61,53 @@ _formats: LatestValues[tuple[Grammar, tuple[str, ...]]] = LatestValues(_MAX_BYTE
 _arguments: LatestValues[tuple[str, tuple[str, ...]]] = LatestValues(_MAX_BYTES)
 
 
-def imposable_format(grammar: Grammar) -> tuple[Grammar, tuple[str, ...]]:
-    """The form of an answer, without what cannot be imposed of its schema; and what was left out.
+def enforceable_format(grammar: Grammar) -> tuple[Grammar, tuple[str, ...]]:
+    """The form of an answer, without what cannot be enforced of its schema; and what was left out.
 
     Raises:
-        GrammarError: nothing of it can be imposed.
+        GrammarError: nothing of it can be enforced.
         InconclusiveTrial: as `check_grammar`.
     """
     found = _formats.get(grammar)
     if found is None:
-        found = _imposed_format(grammar)
+        found = _enforced_format(grammar)
         _formats.put(grammar, found, len(grammar.text) + len(found[0].text))
     return found
 
 
-def _imposed_format(grammar: Grammar) -> tuple[Grammar, tuple[str, ...]]:
+def _enforced_format(grammar: Grammar) -> tuple[Grammar, tuple[str, ...]]:
     schema = json.loads(grammar.text)
     if not isinstance(schema, dict):
         return grammar, ()
-    imposed, clauses = _imposed(schema)
-    if imposed is None:
+    enforced, clauses = _enforced(schema)
+    if enforced is None:
         _check(schema)  # raises what is wrong with it
-        raise GrammarError("The JSON schema cannot be imposed.", "Simplify it.")
-    return Grammar.of_schema(imposed), clauses
+        raise GrammarError("The JSON schema cannot be enforced.", "Simplify it.")
+    return Grammar.of_schema(enforced), clauses
 
 
-def _imposed_arguments(parameters: str) -> tuple[str, tuple[str, ...]]:
+def _enforced_arguments(parameters: str) -> tuple[str, tuple[str, ...]]:
     found = _arguments.get(parameters)
     if found is None:
-        found = _impose_arguments(parameters)
+        found = _enforce_arguments(parameters)
         _arguments.put(parameters, found, len(parameters) + len(found[0]))
     return found
 
 
-def _impose_arguments(parameters: str) -> tuple[str, tuple[str, ...]]:
+def _enforce_arguments(parameters: str) -> tuple[str, tuple[str, ...]]:
     try:
-        imposed, clauses = _imposed(json.loads(parameters))
-    except ModuleNotFoundError:  # without the grammar library, nothing is imposed
+        enforced, clauses = _enforced(json.loads(parameters))
+    except ModuleNotFoundError:  # without the grammar library, nothing is enforced
         return parameters, ()
     except (EdgeSpecError, RecursionError, TypeError, ValueError):
-        imposed, clauses = None, ()
-    if imposed is None:
-        return ANY_ARGUMENTS, (*clauses, "it cannot be imposed at all")
-    return json.dumps(imposed), clauses
+        enforced, clauses = None, ()
+    if enforced is None:
+        return ANY_ARGUMENTS, (*clauses, "it cannot be enforced at all")
+    return json.dumps(enforced), clauses
 
 
-def _imposed(schema: dict[str, Any]) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
-    """As much of a schema as can be imposed, None for nothing; and what was left out."""
+def _enforced(schema: dict[str, Any]) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
+    """As much of a schema as can be enforced, None for nothing; and what was left out."""
     left_out: set[str] = set()
     local = closed_schema(loosened(with_local_references(schema, left_out), left_out))
     clauses = [_clause(key) for key in sorted(left_out)]
@@ -122,11 +122,11 @@ def _imposed(schema: dict[str, Any]) -> tuple[dict[str, Any] | None, tuple[str, 
 
 
 def _clause(key: str) -> str:
-    return "'oneOf' is imposed as 'anyOf'" if key == "oneOf" else f"{key!r} is not imposed"
+    return "'oneOf' is enforced as 'anyOf'" if key == "oneOf" else f"{key!r} is not enforced"
 
 
 def _refusal(schema: dict[str, Any]) -> str | None:
-    """The reason why a schema cannot be imposed; None if it can."""
+    """The reason why a schema cannot be enforced; None if it can."""
     try:
         _check(schema)
     except GrammarError as error:
@@ -135,7 +135,7 @@ def _refusal(schema: dict[str, Any]) -> str | None:
 
 
 def _is_valid(schema: dict[str, Any]) -> bool:
-    """True if llguidance can impose a small schema."""
+    """True if llguidance can enforce a small schema."""
     from llguidance import LLMatcher
 
     try:
@@ -173,7 +173,7 @@ class _Repair:
                 if remove is None:
                     return False
                 remove()
-                self.clauses.append(f"{_shown(path)} is not imposed")
+                self.clauses.append(f"{_shown(path)} is not enforced")
             if self._trials > _MAX_TRIALS:
                 return False
         return _is_valid(self.schema)
@@ -182,7 +182,7 @@ class _Repair:
         for key in [key for key in part if key not in _STRUCTURE]:
             value = part.pop(key)
             if self._holds(path):
-                self.clauses.append(f"{key!r} of {_shown(path)} is not imposed")
+                self.clauses.append(f"{key!r} of {_shown(path)} is not enforced")
                 return True
             part[key] = value
         return False
@@ -192,12 +192,12 @@ class _Repair:
         for key in removed:
             del part[key]
         if removed and self._holds(path):
-            self.clauses += [f"{key!r} of {_shown(path)} is not imposed" for key in removed]
+            self.clauses += [f"{key!r} of {_shown(path)} is not enforced" for key in removed]
             return True
         return False
 
     def _holds(self, path: tuple[str, ...]) -> bool:
-        """True if the part at a path can be imposed by itself."""
+        """True if the part at a path can be enforced by itself."""
         self._trials += 1
         pointer = "".join(f"/{key.replace('~', '~0').replace('/', '~1')}" for key in ("whole", *path))
         whole = {"$defs": {"whole": _moved(self.schema)}, "$ref": f"#/$defs{pointer}"}
