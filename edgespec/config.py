@@ -178,7 +178,7 @@ class DevicesConfig(Group):
         "Layers to put on GPUs; auto picks the fastest split.",
         Number(0, 999_999, {AUTO: AUTO, ALL: ALL, ATTENTION: ATTENTION}, hidden={"-1": ALL}),  # as elsewhere
         metavar="N|auto|all|...",
-        more='"attention" puts attention and caches of all layers there, and other weights as they fit. '
+        more='"attention" puts attention and caches of layers there first, and other weights as they fit. '
         "0 uses no GPU. See docs/devices.md.",
     )
     names: tuple[str, ...] = option(

@@ -114,12 +114,14 @@ def attention(model: str, mixture: str) -> dict[str, Any]:
     """Attention on a device that has no room for all feed-forward weights."""
     with device_memory(Path(model).stat().st_size):
         some = case(model, gpu_layers="attention")
+        long = case(model, gpu_layers="attention", context=4096)
         streamed = in_least_memory(model, gpu_layers="attention", draft_device="none", offload="stream")
     with device_memory(Path(mixture).stat().st_size):
         experts = case(mixture, gpu_layers="attention")
         single = in_least_memory(mixture, gpu_layers="attention", offload="stream")
     return {
         "attention": some,
+        "attention, a long context": long,
         "attention, the rest streamed": streamed,
         "attention of a mixture": experts,
         "attention, single experts": single,
@@ -131,17 +133,21 @@ def out_of_memory(model: str, server: int) -> dict[str, Any]:
     """A device that has less memory than it says: room for the weights, but not for all cells too."""
     process = psutil.Process(server)
     process.rlimit(psutil.RLIMIT_AS, (process.memory_info().vms + SOME,) * 2)
-    return {"out of memory": case(model, gpu_layers="all", context=8192)}
+    return {
+        "out of memory": case(model, gpu_layers="all", context=8192),
+        "attention out of memory": case(model, gpu_layers="attention", context=8192),
+    }
 
 
 def failing(model: str, how: str) -> dict[str, Any]:
     """Answers on a device that fails in the middle of one, and answers after that."""
     options: dict[str, Any] = {"gpu_layers": "all", "device": "RPC0"}
-    said = []
+    said, before = [], ""
     with computing_replaced(how) as fail, edgespec.load(model, **(OPTIONS | options)) as engine:
         try:
             for number, _ in enumerate(engine.stream(PROMPT, ANSWER)):
                 if number == 2:
+                    before = engine.memory.layers
                     fail()
         except EdgeSpecError as error:
             said.append(f"{type(error).__name__}: {error}")
@@ -149,7 +155,8 @@ def failing(model: str, how: str) -> dict[str, Any]:
             engine.generate(PROMPT, ANSWER)
         except EdgeSpecError as error:
             said.append(f"{type(error).__name__}: {error}")
-    return {"said": said, "again": case(model, **options), "processor": case(model, gpu_layers=0)}
+    again = case(model, **options)
+    return {"said": said, "before": before, "again": again, "processor": case(model, gpu_layers=0)}
 
 
 @contextmanager

@@ -207,7 +207,7 @@ def _keep_image_time(state: LoadState, projector: str, rows: int, starting_s: fl
 def _open_planned(
     decision: Decision, shown: HiddenStateSource | None, state: LoadState
 ) -> tuple[Plan, Target, ChatTemplate | None]:
-    """The target, opened by a plan: with fewer layers on devices, if these have too little memory.
+    """The target, opened by a plan: with less on devices, if these have too little memory.
 
     What a device says is free may be gone a moment later, and drivers take some of it themselves.
     """
@@ -219,7 +219,7 @@ def _open_planned(
 
     drafter = decision.plan.drafter
     for _ in range(shortages()):
-        decision = decision.with_fewer_on_cards()
+        decision = decision.with_less_on_cards()
     while True:
         plan = state.plan = decision.plan
         state.drafter = None
@@ -231,11 +231,11 @@ def _open_planned(
         except MemoryLimitError as error:
             if not plan.on_cards.layers_there:
                 raise
-            decision = decision.with_fewer_on_cards()
-            most = decision.planner.max_on_cards
+            decision = decision.with_less_on_cards()
+            placed = decision.plan.on_cards.placed
+            where = "nothing" if placed is None or not placed.elsewhere else f"less there ({placed.where})"
             state.warnings.append(
-                f"A device ran out of memory ({error.what.rstrip('.')}): retrying with "
-                f"{most} {'layer' if most == 1 else 'layers'} there."
+                f"A device ran out of memory ({error.what.rstrip('.')}): retrying with {where}."
             )
 
 

@@ -40,10 +40,10 @@ class Decision:
     plan: Plan
     notes: tuple[str, ...] = ()
 
-    def with_fewer_on_cards(self) -> Decision:
-        """The decision with fewer layers on cards, after these have run out of memory; raises as `decide`."""
-        planner, fewer = self.planner, self.plan.on_cards.layers_there * 3 // 4
-        planner = replace(planner, machine=planner.machine.with_cards_now(), max_on_cards=fewer)
+    def with_less_on_cards(self) -> Decision:
+        """The decision with less on cards, after these have run out of memory; raises as `decide`."""
+        planner = self.planner
+        planner = replace(planner, machine=planner.machine.with_less_on_cards(self.plan.on_cards))
         return replace(self, planner=planner, plan=_plan_with_sequences(planner, self.plan.drafter))
 
 

@@ -236,7 +236,6 @@ class Planner:
         projector: that will read images for sure; None leaves no memory for them.
         measured: whether contexts are tried by dry runs, as when they are about to be loaded.
         process_bytes: of the process; None measures them where contexts are measured.
-        max_on_cards: layers that may be there, after a load has run out of their memory; None for any.
         usual_nodes: nodes that trees may have if no other number is asked for.
         sequences: how many are to be answered at once, and their cells.
     """
@@ -249,7 +248,6 @@ class Planner:
     projector: ProjectorFacts | None = None
     measured: bool = False
     process_bytes: int | None = None
-    max_on_cards: int | None = None
     usual_nodes: int = USUAL_NODES
     sequences: SequencePlan = SequencePlan()
 
@@ -572,7 +570,6 @@ class Planner:
             self.config.devices,
             self.machine.n_threads,
             self.store,
-            most=self.max_on_cards,
             read_rate=self.read_rate,
         )
 

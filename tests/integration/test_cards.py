@@ -115,6 +115,13 @@ def test_attention_on_a_device_and_feed_forward_weights_here(cases: Cases) -> No
     assert "0 here, 30 on RPC0 without the feed-forward weights of" in found["layers"]
     assert found["device_bytes"] > 0
     assert found["tokens"] == cases["processor"]["tokens"]
+    some, there = placed(long := cases["attention, a long context"])
+    assert 0 < there < some + there == 30
+    assert "on RPC0 without the feed-forward weights of" in long["layers"]
+    assert long["tokens"] == found["tokens"]
+    assert any(
+        said.startswith(f"Attention of {there} of 30 layers fits on RPC0") for said in long["warnings"]
+    )
     assert streamed["streamed"] > 0
     assert "0 here, 30 on RPC0 without the feed-forward weights of" in streamed["layers"]
     assert streamed["tokens"] == cases["processor"]["tokens"]
@@ -163,16 +170,21 @@ def test_a_plan_names_devices(cases: Cases) -> None:
 
 
 @pytest.mark.slow
-def test_a_device_that_runs_out_of_memory_gets_fewer_layers(
+def test_a_device_that_runs_out_of_memory_gets_less(
     smol_path: Path, q4_drafter_path: Path, has_rpc: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MALLOC_ARENA_MAX", "1")  # a thread's arena would reserve as much as the model takes
     with LocalWorker("--threads", "1") as worker:
-        found = session(smol_path, q4_drafter_path, worker, server=server_of(worker))["out of memory"]
-    assert len(found.get("tokens", ())) == 16, found
-    assert "A device ran out of memory" in found["warnings"][0]
-    here, there = (int(part.split()[0]) for part in found["layers"].split(", "))
+        found = session(smol_path, q4_drafter_path, worker, server=server_of(worker))
+    for case in ("out of memory", "attention out of memory"):
+        assert len(found[case].get("tokens", ())) == 16, found
+        assert "A device ran out of memory" in found[case]["warnings"][0]
+        assert "retrying with less there (" in found[case]["warnings"][0]
+    here, there = placed(found["out of memory"])
     assert (here + there, 0 < there < 30) == (30, True)
+    first, *_ = found["attention out of memory"]["warnings"]
+    assert "on RPC0 without the feed-forward weights of" in first  # rather than whole layers
+    assert found["attention out of memory"]["tokens"] == found["out of memory"]["tokens"]
 
 
 def test_a_device_that_fails_in_an_answer_is_left_out_from_then_on(short_path: Path, has_rpc: None) -> None:
@@ -192,9 +204,16 @@ def test_a_device_that_runs_out_of_memory_in_an_answer_gets_less(short_path: Pat
     assert len(found["said"]) == 2
     for said in found["said"]:
         assert said.startswith("DeviceMemoryError: RPC0 ran out of memory while it computed: "), said
-    here, there = (int(part.split()[0]) for part in found["again"]["layers"].split(", ")[:2])
-    assert there == (here + there) * 3 // 4
+    assert found["before"].endswith(", the output on RPC0")
+    assert "on RPC0" in found["again"]["layers"]
+    assert "the output" not in found["again"]["layers"]  # the larger part of so small a model
     assert found["again"]["tokens"] == found["processor"]["tokens"]
+
+
+def placed(case: dict[str, Any]) -> tuple[int, int]:
+    """The layers here, and on the device."""
+    here, there, *_ = (int(part.split()[0]) for part in case["layers"].split(", ")[:2])
+    return here, there
 
 
 def failing(model: Path, how: str) -> dict[str, Any]:

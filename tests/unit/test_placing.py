@@ -29,7 +29,7 @@ from edgespec.planning.devices.assignment import (
     output_bytes,
     remote_parts,
 )
-from edgespec.planning.devices.card_placement import CardPlacement
+from edgespec.planning.devices.card_placement import CardPlacement, place_models
 from edgespec.planning.devices.cards import Card, Cards
 from edgespec.planning.devices.finding import PlacementRequest
 from edgespec.planning.devices.placing import (
@@ -39,6 +39,7 @@ from edgespec.planning.devices.placing import (
     place_on_cards,
     without,
 )
+from edgespec.planning.devices.splitting import PassCosts
 from edgespec.planning.memory.needs import MemoryNeeds
 from edgespec.profiles.figures import DeviceProfile
 from edgespec.profiles.store import ProfileKeys, ProfileStore
@@ -150,12 +151,32 @@ def test_a_card_without_room_for_a_layer_is_an_error_only_where_layers_were_aske
         place(full, room(20), asked("all"))
 
 
-def test_fewer_layers_after_a_load_that_ran_out_of_memory() -> None:
-    assert place(cards(card(0.1, 8)), room(20), asked(most=3)) == (7, (3,))
-    assert place(cards(card(0.1, 8)), room(20), asked("all", most=3)) == (7, (3,))
-    two = cards(card(0.1, 4, name="A"), card(0.5, 4, name="B"))
-    assert place(two, room(20), asked("all", most=5)) == (5, (4, 1))
-    assert place(two, room(20), asked("all", most=0)) == (10, (0, 0))
+def limited(found: Card, layers: float) -> Card:
+    """A card that may be given so many layers, and its buffers."""
+    return replace(found, limit=int(layers * (LAYER + CELLS)) + BUFFERS)
+
+
+def test_a_card_that_ran_out_of_memory_gets_no_more_than_its_limit() -> None:
+    for layers in ("auto", "all", 8):
+        assert place(cards(limited(card(0.1, 8), 3.5)), room(20), asked(layers)) == (7, (3,))
+    two = cards(card(0.1, 4, name="A"), limited(card(0.5, 4, name="B"), 1))
+    assert place(two, room(20), asked("all")) == (5, (4, 1))
+    assert place(cards(limited(card(0.1, 8), 0.9)), room(20), asked("all")) == (10, (0,))  # and no error
+
+
+def test_less_is_planned_each_time_that_a_card_runs_out_of_memory() -> None:
+    found, model, planned = cards(card(0.1, 8.1)), files(), []
+    while True:
+        placed = place_models(found, needs(), model, None, room(20), asked("all"))
+        planned.append(placed.layers_there)
+        if not placed.planned:
+            break
+        ((_, n_bytes),) = placed.planned
+        assert n_bytes == placed.layers_there * (LAYER + CELLS) + BUFFERS
+        found = placed.with_less(found)
+        assert found.devices[0].limit == n_bytes * 3 // 4
+    # 8 layers and buffers are 846 MiB, three quarters of which hold 5 layers, and so on.
+    assert planned == [8, 5, 3, 2, 1, 0]
 
 
 def test_what_is_left_for_memory() -> None:
@@ -283,11 +304,71 @@ def test_attention_stays_where_it_is_computed_faster() -> None:
     assert spread(cards(slow_link), asked())[1] == 0
 
 
-def test_a_card_without_room_for_all_attention_says_what_it_takes() -> None:
-    with pytest.raises(MemoryLimitError, match=r"Attention and the cache of all layers take .* CUDA0 has"):
-        spread(cards(card(0.1, 1)), asked("attention"))
-    fewer, kept = spread(cards(card(0.1, 6)), asked("attention", most=3))  # a load ran out of memory
-    assert (fewer.counts, kept) == ((3,), 0)
+def test_a_split_stays_one_after_a_card_ran_out_of_memory() -> None:
+    model, sizes = divided()
+    found = cards(card(0.1, 6))
+    first = place_models(found, sizes, model, None, room(20), asked("attention"))
+    less = place_models(first.with_less(found), sizes, model, None, room(20), asked("attention"))
+    assert first.placed is not None
+    assert less.placed is not None
+    ((_, before),) = first.planned
+    ((_, after),) = less.planned
+    assert less.placed.counts == first.placed.counts == (LAYERS,)
+    assert first.placed.kept < less.placed.kept < LAYERS
+    assert before * 3 // 4 - LAYER < after <= before * 3 // 4
+
+
+def test_attention_of_as_many_layers_as_fit_goes_to_the_card() -> None:
+    # A layer's attention and cells take 22 MiB: eight of ten fit in 180 MiB, and nothing of 100 MiB beside.
+    assignment, kept = spread(cards(limited(card(0.1, 6), (180 << 20) / (LAYER + CELLS))), asked("attention"))
+    assert (assignment.here, assignment.counts, kept) == (2, (8,), 8)
+    assert not assignment.output
+    assert assignment.lent_bytes == 8 * ATTENTION_BYTES
+    assert assignment.where == "2 here, 8 on CUDA0 without the feed-forward weights of 8"
+    _, sizes = divided()
+    assert assignment.left(sizes).footprints[0].cache == CACHE * 2 // LAYERS
+    # With cells of 50 MiB, they take 70 MiB: four fit in 300 MiB, and no feed-forward weights beside them.
+    long = 10 * (50 << 20)
+    assignment, kept = spread(
+        cards(limited(card(0.1, 9), (300 << 20) / (LAYER + CELLS))), asked("attention"), long
+    )
+    assert (assignment.here, kept) == (6, 4)
+    (said,) = CardPlacement(cards(card(0.1, 9)), placed=assignment).shortfall(asked("attention"))
+    assert said.startswith("Attention of 4 of 10 layers fits on CUDA0 (")
+
+
+def test_a_pass_with_attention_of_some_layers_costs_what_is_computed_by_hand() -> None:
+    model, sizes = divided()
+    found = cards(limited(card(0.1, 6), (180 << 20) / (LAYER + CELLS)))
+    assignment = place_on_cards(found, sizes, model, room(20), asked("attention"))
+    here = 2 * (ATTENTION_BYTES + LAYER) + 8 * LAYER + OUTSIDE  # with the output
+    there = 8 * ATTENTION_BYTES + 8 * CELLS / 2  # after a text of half the context
+    attending = 2 * CELLS / 2 * 4 * SECONDS[0]  # of eight rows as long as of four single ones
+    trip = found.devices[0].transfer.at(8 * 4 * 4096)
+    expected = here * SECONDS[1] + attending + 1.15 * there * 0.1 * SECONDS[1] + 9 * trip
+    assert PassCosts(found, model, sizes, room(20), 1e9).seconds(assignment) == pytest.approx(expected)
+
+
+def test_auto_compares_attention_of_some_layers_with_whole_ones() -> None:
+    model, _ = divided()
+    for context, split in ((CACHE, False), (10 * (200 << 20), True)):
+        sizes = MemoryNeeds([Footprint(model.tensor_bytes, context, BUFFERS)], PROCESS, 64)
+        found = cards(limited(card(0.1, 20), 9))
+        whole = place_on_cards(found, sizes, model, room(60), asked(9))
+        chosen = place_on_cards(found, sizes, model, room(60), asked())
+        attention = place_on_cards(found, sizes, model, room(60), asked("attention"))
+        costs = PassCosts(found, model, sizes, room(60), 1e9)
+        fastest = min((whole, attention), key=costs.seconds)
+        assert costs.seconds(chosen) <= 1.06 * costs.seconds(fastest)
+        assert bool(chosen.kept) == split
+
+
+def test_a_card_without_room_for_attention_says_what_it_takes() -> None:
+    least = r"Attention and the cache of one layer take 52\.0 MiB with buffers, and CUDA0 has"
+    with pytest.raises(MemoryLimitError, match=least):
+        spread(cards(card(0.1, 0.1)), asked("attention"))
+    nothing, _ = spread(cards(limited(card(0.1, 6), 0.1)), asked("attention"))  # a load ran out of memory
+    assert nothing.counts == (0,)
 
 
 @pytest.mark.parametrize(("there", "share"), [(0, 1.0), (LAYERS // 2, 0.625), (LAYERS, 0.25)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from edgespec.costs.layer_assignment import RemotePart
 from edgespec.kernels.layouts import measured_products
@@ -50,6 +50,27 @@ class LayerDevices(Protocol):
     def own_seconds(self) -> tuple[float, ...]: ...
     @property
     def remote(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class DevicePart(Generic[_Device]):
+    """The part of a model on one device.
+
+    Attributes:
+        layers: how many.
+        kept: of them, those whose feed-forward weights are not there.
+        tensors: weights that are.
+    """
+
+    device: _Device
+    layers: int
+    kept: int
+    tensors: tuple[TensorInfo, ...]
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the weights there."""
+        return sum(tensor.n_bytes for tensor in self.tensors)
 
 
 @dataclass(frozen=True)
@@ -107,6 +128,16 @@ class LayerAssignment:
         """The devices that hold layers, each with how many."""
         return [(device, count) for device, count in zip(devices, self.counts, strict=True) if count]
 
+    def parts(self, devices: Sequence[_Device], files: ModelFiles) -> list[DevicePart[_Device]]:
+        """The part of a model on each device that holds layers."""
+        layers, found, start = layer_tensors(files), [], self.here
+        for device, count in self.used(devices):
+            there = (t for layer in layers[start : start + count] for t in layer if t.name in self.names)
+            kept = max(min(self.here + self.kept - start, count), 0)
+            found.append(DevicePart(device, count, kept, tuple(there)))
+            start += count
+        return found
+
 
 def in_words(here: int, counts: Sequence[int], names: Sequence[str]) -> str:
     """The places of layers, in words."""
@@ -136,20 +167,17 @@ def transfer_seconds(device: LayerDevice, n_bytes: float) -> float:
 
 def remote_parts(assignment: LayerAssignment, devices: LayerDevices, files: ModelFiles) -> list[RemotePart]:
     """Time per pass on each device that holds layers, transfers included."""
-    layers, used = layer_tensors(files), used_bytes(files)
+    used = used_bytes(files)
     total = sum(used.values())
     own = [seconds * _kernel_share(usual_type(files), at) for at, seconds in enumerate(devices.own_seconds)]
-    parts, start = [], assignment.here
-    for device, count in assignment.used(devices.devices):
-        slowness = {rows: there / here for rows, there, here in zip(ROWS, device.seconds, own, strict=True)}
-        held = (t.name for layer in layers[start : start + count] for t in layer)
-        share = sum(used.get(name, 0.0) for name in held if name in assignment.names) / total
-        kept = max(min(assignment.here + assignment.kept - start, count), 0)
-        row = hidden_bytes(files) + _ROW_MASK
-        described = count * _LAYER_DESCRIPTION if devices.remote else 0
-        parts.append(RemotePart(share, slowness, device.transfer, described, row, trips=1 + kept))
-        start += count
-    return parts
+    row, found = hidden_bytes(files) + _ROW_MASK, []
+    for part in assignment.parts(devices.devices, files):
+        times = zip(ROWS, part.device.seconds, own, strict=True)
+        slowness = {rows: there / here for rows, there, here in times}
+        share = sum(used.get(tensor.name, 0.0) for tensor in part.tensors) / total
+        described = part.layers * _LAYER_DESCRIPTION if devices.remote else 0
+        found.append(RemotePart(share, slowness, part.device.transfer, described, row, trips=1 + part.kept))
+    return found
 
 
 def attending_share(assignment: LayerAssignment, devices: LayerDevices) -> float:

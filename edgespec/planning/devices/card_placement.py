@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from edgespec.config import AUTO
+from edgespec.config import ATTENTION, AUTO
 from edgespec.costs.layer_assignment import RemotePart
 from edgespec.errors import MemoryLimitError
 from edgespec.heads.families import head_of
@@ -17,7 +18,6 @@ from edgespec.planning.devices.assignment import (
     layer_sizes,
     output_bytes,
     remote_parts,
-    room_here,
     usual_type,
 )
 from edgespec.planning.devices.cards import Card, Cards
@@ -25,6 +25,8 @@ from edgespec.planning.devices.finding import PlacementRequest, with_type
 from edgespec.planning.devices.placing import drafter_card, place_on_cards, usable, without
 from edgespec.planning.memory.needs import MemoryNeeds
 from edgespec.units import readable
+
+_LESS = 0.75  # of what was on a card that ran out of memory
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,18 @@ class CardPlacement:
         if self.placed.elsewhere >= request.wanted(total):
             return []
         free = " and ".join(f"{card.name} ({readable(card.free)} free)" for card in self.cards.devices)
+        if request.layers == ATTENTION:
+            return [f"Attention of {self.placed.elsewhere} of {total} layers fits on {free}."]
         return [f"{self.placed.elsewhere} of {total} layers fit on {free}."]
+
+    def with_less(self, cards: Cards) -> Cards:
+        """Cards that get less of the target than was planned here, after one has run out of memory."""
+        planned = {card.name: n_bytes for card, n_bytes in self.planned}
+        devices = (
+            replace(card, limit=int(_LESS * planned[card.name])) if card.name in planned else card
+            for card in cards.devices
+        )
+        return replace(cards, devices=tuple(devices))
 
     def left(self, needs: MemoryNeeds) -> MemoryNeeds:
         """The needs of this machine's memory.
@@ -163,14 +176,19 @@ def place_models(
         return on
     assignment = place_on_cards(cards, on.left(needs), target, room, request)
     shared = _shared_bytes(cards, assignment, needs.footprints[0]) if assignment.elsewhere else 0
-    layer_bytes, _ = room_here(needs, target, room)
-    used = assignment.used(cards.devices)
-    kept_bytes = sum(layer_sizes(target)[assignment.here :]) - assignment.lent_bytes
-    planned = [(card, count * layer_bytes - kept_bytes + needs.footprints[0].buffers) for card, count in used]
-    if assignment.output:
-        card, n_bytes = planned[-1]
-        planned[-1] = card, n_bytes + output_bytes(target)
-    return replace(on, placed=assignment, shared_bytes=on.shared_bytes + shared, planned=tuple(planned))
+    planned = tuple(_planned_bytes(assignment, cards, target, needs.footprints[0]))
+    return replace(on, placed=assignment, shared_bytes=on.shared_bytes + shared, planned=planned)
+
+
+def _planned_bytes(
+    assignment: LayerAssignment, cards: Cards, files: ModelFiles, target: Footprint
+) -> Iterator[tuple[Card, int]]:
+    """Bytes of the target on each card that holds layers, with its cells and buffers."""
+    cells = target.cache // (assignment.here + assignment.elsewhere)
+    parts = assignment.parts(cards.devices, files)
+    for part in parts:
+        output = output_bytes(files) if assignment.output and part is parts[-1] else 0
+        yield part.device, part.n_bytes + part.layers * cells + target.buffers + output
 
 
 def drafter_parts(on: CardPlacement, drafter: ModelFiles) -> tuple[RemotePart, ...]:

@@ -22,6 +22,7 @@ class Card:
         free, total: bytes of its memory.
         shared: whether that is the memory of the processor.
         profile: what was measured.
+        limit: bytes at most for the target's layers, after a load has run out of memory; None for any.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Card:
     total: int
     shared: bool
     profile: DeviceProfile
+    limit: int | None = None
 
     @property
     def key(self) -> str:

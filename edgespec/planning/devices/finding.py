@@ -48,7 +48,6 @@ class PlacementRequest:
         n_threads: threads that the processor computes with.
         store: what was measured of devices.
         notes: sentences on what was found.
-        most: layers on devices at most, after a load has run out of their memory.
         read_rate: bytes of weights that the disk reads per second.
     """
 
@@ -57,7 +56,6 @@ class PlacementRequest:
     store: ProfileStore
     on_progress: Progress = no_progress
     notes: list[str] = field(default_factory=list)
-    most: int | None = None
     read_rate: float = 1e9
 
     @property

@@ -10,6 +10,7 @@ from edgespec.machine.cores import default_threads
 from edgespec.machine.memory import FreeMemory
 from edgespec.offload.support import check_supported
 from edgespec.planning.devices.assignment import LayerDevices
+from edgespec.planning.devices.card_placement import CardPlacement
 from edgespec.planning.devices.cards import Cards
 
 
@@ -47,16 +48,16 @@ class MachineSnapshot:
             FreeMemory.read(), n_threads or default_threads(), cards, workers, own_in_use(), no_streaming
         )
 
-    def with_cards_now(self) -> MachineSnapshot:
-        """This machine with the memory of its cards that is free now.
+    def with_less_on_cards(self, placed: CardPlacement) -> MachineSnapshot:
+        """This machine as it is now, after a load with this placement has run out of a card's memory.
 
         Raises:
             BackendError: a card is gone.
         """
         if self.cards is None:
             return self
-        devices = tuple(card.now() for card in self.cards.devices)
-        return replace(self, cards=replace(self.cards, devices=devices))
+        now = replace(self.cards, devices=tuple(card.now() for card in self.cards.devices))
+        return replace(self, cards=placed.with_less(now))
 
     @property
     def lent_bytes(self) -> int:

@@ -43,15 +43,16 @@ def place_on_cards(
 
     What is asked for is given to the cards, the fastest first, as far as their memory reaches. With "auto", a
     layer goes wherever a pass through it takes the least time: on a card, in memory, or on the disk; unless
-    passes take less time with all layers on one card, some of them without their feed-forward weights.
+    passes take less time with attention first: layers on one card, some of them without their feed-forward
+    weights.
 
     Args:
         needs: as if everything were on the processor.
         room: bytes of this machine's memory.
 
     Raises:
-        MemoryLimitError: layers were asked for, and no card has room for one; or attention was asked for,
-            and none has room for that of all layers.
+        MemoryLimitError: layers or their attention were asked for, and no card has room for those of one
+            layer. Not where a load has run out of memory: what is left may be nothing.
     """
     sizes = layer_sizes(files)
     layer_bytes, here = room_here(needs, files, room)
@@ -63,22 +64,22 @@ def place_on_cards(
         )
         for card, layer_s in zip(cards.devices, there_s, strict=True)
     ]
-    splits = [] if request.most is not None else _splits(cards, places, needs, files)
+    splits = _splits(cards, places, needs, files)
     costs = PassCosts(cards, files, needs, here, request.read_rate)
-    if request.layers == ATTENTION and request.most is None:
-        if not splits:
+    limited = any(card.limit is not None for card in cards.devices)
+    if request.layers == ATTENTION:
+        if splits:
+            return min(splits, key=costs.seconds)
+        if not limited:
             raise _no_room_for_attention(cards.devices, needs, files)
-        return min(splits, key=costs.seconds)
     if request.layers == AUTO:
         disk = DeviceCapacity(layer_bytes * len(sizes), max(own_s, layer_bytes / request.read_rate))
         counts = _fastest_counts(len(sizes), layer_bytes, DeviceCapacity(here, own_s), places, disk)
     else:
         wanted = request.wanted(len(sizes))
         counts = list(fill_devices(wanted, layer_bytes, places))
-        if not any(counts) and wanted and request.most is None:
+        if not any(counts) and wanted and not limited:
             raise _no_room(cards.devices, layer_bytes, places)
-    if request.most is not None:
-        _take_away(counts, sum(counts) - request.most)
     whole = _whole_layers(
         cards, counts, places, files, layer_bytes, output=_takes_output(request, there_s, own_s)
     )
@@ -109,7 +110,8 @@ def card_room(card: Card, target: Footprint, here: int) -> int:
         target: what it needs; a card computes in buffers about as large as the processor's.
         here: bytes of this machine's memory for layers.
     """
-    room = usable(card) - target.buffers
+    room = usable(card) if card.limit is None else min(usable(card), card.limit)
+    room -= target.buffers
     return max(min(room, here) if card.shared else room, 0)
 
 
@@ -164,14 +166,6 @@ def _takes_output(request: PlacementRequest, there_s: Sequence[float], own_s: fl
     )
 
 
-def _take_away(counts: list[int], excess: int) -> None:
-    """Take layers from the last cards that have some."""
-    for at in reversed(range(len(counts))):
-        taken = min(max(excess, 0), counts[at])
-        counts[at] -= taken
-        excess -= taken
-
-
 def _whole_layers(
     cards: Cards,
     counts: Sequence[int],
@@ -184,47 +178,47 @@ def _whole_layers(
     """The assignment with these counts; the output is on the last card if it is wanted there and fits."""
     here = len(layer_sizes(files)) - sum(counts)
     assignment = LayerAssignment.of(files, here, counts)
-    where = in_words(here, counts, [card.name for card in cards.devices])
-    used = assignment.used(list(zip(cards.devices, places, strict=True)))
-    if not used:
-        return replace(assignment, where=where)
-    (last, place), count = used[-1]
-    fits = output and here == 0 and place.room - count * layer_bytes >= output_bytes(files)
-    where += f", the output on {last.name}" if fits else ""
-    described = ", ".join(card.description for (card, _), _ in used)
-    return replace(assignment, where=where, key=f"{where} ({described})", output=fits)
+    used = assignment.used(places)
+    if output and here == 0 and used:
+        place, count = used[-1]
+        output = place.room - count * layer_bytes >= output_bytes(files)
+        return _described(replace(assignment, output=output), cards)
+    return _described(assignment, cards)
 
 
 def _splits(
     cards: Cards, places: Sequence[DeviceCapacity], needs: MemoryNeeds, files: ModelFiles
 ) -> list[LayerAssignment]:
-    """All layers on one card, some without their feed-forward weights: an assignment for each with room."""
+    """Layers on one card, attention first: an assignment for each card with room for that."""
     sizes = SplitSizes.of(files, needs)
     found = []
-    for at, (card, place) in enumerate(zip(cards.devices, places, strict=True)):
+    for at, place in enumerate(places):
         split = fill_card(sizes, place.room)
         if split is not None:
             counts = [0] * len(places)
-            counts[at] = len(sizes.others)
-            where = in_words(0, counts, [each.name for each in cards.devices])
-            where += f" without the feed-forward weights of {split.kept}" if split.kept else ""
-            where += f", the output on {card.name}" if split.output else ""
-            found.append(
-                replace(
-                    LayerAssignment.of(files, 0, counts, split.kept),
-                    where=where,
-                    key=f"{where} ({card.description})",
-                    output=split.output,
-                )
-            )
+            counts[at] = len(sizes.others) - split.here
+            assignment = LayerAssignment.of(files, split.here, counts, split.kept)
+            found.append(_described(replace(assignment, output=split.output), cards))
     return found
 
 
+def _described(assignment: LayerAssignment, cards: Cards) -> LayerAssignment:
+    """The assignment with its words and key; its output is on the last card that holds layers."""
+    used = [card for card, _ in assignment.used(cards.devices)]
+    where = in_words(assignment.here, assignment.counts, [card.name for card in cards.devices])
+    if not used:
+        return replace(assignment, where=where)
+    where += f" without the feed-forward weights of {assignment.kept}" if assignment.kept else ""
+    where += f", the output on {used[-1].name}" if assignment.output else ""
+    key = f"{where} ({', '.join(card.description for card in used)})"
+    return replace(assignment, where=where, key=key)
+
+
 def _no_room_for_attention(cards: Sequence[Card], needs: MemoryNeeds, files: ModelFiles) -> MemoryLimitError:
-    needed = sum(SplitSizes.of(files, needs).others) + needs.footprints[0].buffers
+    needed = SplitSizes.of(files, needs).others[-1] + needs.footprints[0].buffers
     room = ", ".join(f"{card.name} has {readable(usable(card))}" for card in cards)
     return MemoryLimitError(
-        f"Attention and the cache of all layers take {readable(needed)} with buffers, and {room} to use.",
+        f"Attention and the cache of one layer take {readable(needed)} with buffers, and {room} to use.",
         _less_on_cards(),
     )
 

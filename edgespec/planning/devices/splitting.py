@@ -1,7 +1,8 @@
-"""All layers on one card, some of them without their feed-forward weights, which stay on this machine.
+"""Layers on one card, some of them without their feed-forward weights, which stay on this machine.
 
-Attention with its keys and values is on the card then, so that long texts cost the processor nothing.
-Feed-forward weights follow as far as there is room. llama.cpp's `--n-cpu-ffn` places weights in the same way.
+Attention with its keys and values is on the card then, of all layers or of as many as there is room for, so
+that long texts cost the processor little. Feed-forward weights follow as far as there is room. llama.cpp's
+`--n-cpu-ffn` places weights in the same way.
 """
 
 from __future__ import annotations
@@ -58,30 +59,39 @@ class Split:
     """The parts of a model that are not on the card with the rest.
 
     Attributes:
-        kept: first layers whose feed-forward weights are not.
+        here: first layers of which nothing is.
+        kept: layers after these whose feed-forward weights are not.
         output: whether the output is on the card.
     """
 
+    here: int
     kept: int
     output: bool
 
 
 def fill_card(sizes: SplitSizes, room: int) -> Split | None:
-    """The split that fills a card; None if it has no room for all that is not feed-forward weights.
+    """The split that fills a card with attention first; None if it has no room for that of one layer.
+
+    A layer's time falls about evenly with its bytes on the card. So the fastest split has either the most
+    attention that fits, or whole layers, and those between need not be tried.
 
     Args:
         room: bytes of its memory for weights, keys and values.
     """
-    left = room - sum(sizes.others)
-    if left < 0:
+    n_layers, left = len(sizes.others), room
+    here = n_layers
+    while here and sizes.others[here - 1] <= left:
+        here -= 1
+        left -= sizes.others[here]
+    if here == n_layers:
         return None
-    output = sizes.output <= left
+    output = here == 0 and sizes.output <= left
     left -= sizes.output if output else 0
-    kept = len(sizes.feed_forward)
-    while kept and sizes.feed_forward[kept - 1] <= left:
-        kept -= 1
-        left -= sizes.feed_forward[kept]
-    return Split(kept, output)
+    first = n_layers  # whose feed-forward weights are on the card
+    while first > here and sizes.feed_forward[first - 1] <= left:
+        first -= 1
+        left -= sizes.feed_forward[first]
+    return Split(here, first - here, output)
 
 
 @dataclass(frozen=True)
@@ -122,15 +132,11 @@ class PassCosts:
         seconds = used_here * (own_s + streamed * read_s)
         seconds += assignment.here * cells / 2 * _ATTENDING * own_row_s
         seconds += 0 if assignment.output else output * own_s
-        start = assignment.here
-        for card, card_s, count in zip(self.cards.devices, there_s, assignment.counts, strict=True):
-            held = layers[start : start + count]
-            start += count
-            if count:
-                n_bytes = sum(
-                    used.get(t.name, 0.0) for layer in held for t in layer if t.name in assignment.names
-                )
-                n_bytes += count * cells / 2 + (output if assignment.output else 0)
-                trip_s = transfer_seconds(card, USUAL_ROWS * hidden_bytes(self.files))
-                seconds += CLEARLY_FASTER * n_bytes * card_s + (1 + assignment.kept) * trip_s
+        parts = assignment.parts(list(zip(self.cards.devices, there_s, strict=True)), self.files)
+        for part in parts:
+            card, card_s = part.device
+            n_bytes = sum(used.get(tensor.name, 0.0) for tensor in part.tensors) + part.layers * cells / 2
+            n_bytes += output if assignment.output and part is parts[-1] else 0
+            trip_s = transfer_seconds(card, USUAL_ROWS * hidden_bytes(self.files))
+            seconds += CLEARLY_FASTER * n_bytes * card_s + (1 + part.kept) * trip_s
         return seconds
