@@ -4,17 +4,19 @@ llama.cpp shows both as devices of the same kind. Devices cannot be taken back, 
 asks one that is gone, so this is a process of its own. The JSON object has "address", "model" and "drafter",
 and either tiny models ("mixture", and "target" with "head" and "adapter"), or, for the case of too little
 memory, "server" (the worker's process that computes), or "pins" to load with a device that pins memory, or
-"fails" for a device that fails in the middle of an answer. The answers are printed as JSON, by case.
+"fails" for a device that fails in the middle of an answer: one of the library, or of a "command". The answers
+are printed as JSON, by case.
 """
 
 from __future__ import annotations
 
 import ctypes
+import io
 import json
 import random
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,9 +28,11 @@ import psutil
 
 import edgespec
 from edgespec import GenerationConfig
+from edgespec.cli.main import main as cli_main
 from edgespec.config import Config, DevicesConfig
 from edgespec.costs.curves import Curve
 from edgespec.costs.sending import NEVER
+from edgespec.engine.decoding import Decoder
 from edgespec.errors import EdgeSpecError, MemoryLimitError, StreamError
 from edgespec.kernels import ggml
 from edgespec.kernels.device_speed import measure_speeds, transfer_times
@@ -64,6 +68,7 @@ SOME = 200 << 20
 _GET_MEMORY, _INIT_BACKEND, _HOST_BUFFER_TYPE = 2, 5, 7
 _GRAPH_COMPUTE = 13
 _ALLOC_FAILED = -2  # of ggml_status
+_FAILING_STEP = 4
 MODELS = ("model", "drafter", "mixture", "target")
 
 
@@ -72,7 +77,9 @@ def main() -> None:
     order = json.loads(sys.argv[1])
     model = order["model"]
     become_card(order["address"], [order[name] for name in MODELS if name in order])
-    if "fails" in order:
+    if "command" in order:
+        print(json.dumps(failing_command(model, order["fails"], order["command"])))
+    elif "fails" in order:
         print(json.dumps(failing(model, order["fails"])))
     elif "pins" in order:
         found = {"pinned": pinned(Path(model)), "sent": sent(Path(model), own_device())}
@@ -157,6 +164,36 @@ def failing(model: str, how: str) -> dict[str, Any]:
             said.append(f"{type(error).__name__}: {error}")
     again = case(model, **options)
     return {"said": said, "before": before, "again": again, "processor": case(model, gpu_layers=0)}
+
+
+def failing_command(model: str, how: str, arguments: list[str]) -> dict[str, Any]:
+    """What `edgespec generate` returns and prints, with a device that fails in an answer."""
+    options = ["--draft", "none", "--context", "512", "--threads", "1", "--max-tokens", "12", "--quiet"]
+    command = ["generate", "--model", model, *options, *arguments]
+    found = {}
+    with computing_replaced(how) as fail:
+        step, steps = Decoder.step, 0
+
+        def failing_step(*given: Any) -> Any:
+            nonlocal steps
+            steps += 1
+            if steps == _FAILING_STEP:
+                fail()
+            return step(*given)
+
+        with patch.object(Decoder, "step", failing_step):
+            found["code"], found["text"], found["said"] = _printed(
+                [*command, "--gpu-layers", "all", "--device", "RPC0"]
+            )
+    _, found["processor"], _ = _printed([*command, "--gpu-layers", "0"])
+    return found
+
+
+def _printed(command: list[str]) -> tuple[int, str, str]:
+    """A command's exit code, and what it prints."""
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as said:
+        code = cli_main(command)
+    return code, out.getvalue(), said.getvalue()
 
 
 @contextmanager

@@ -54,7 +54,7 @@ def cases(
 
 
 def session(
-    model: Path, drafter: Path, worker: LocalWorker, kernels: str = "plain", **more: int | str
+    model: Path, drafter: Path, worker: LocalWorker, kernels: str = "plain", **more: int | str | list[str]
 ) -> dict[str, Any]:
     order = {"address": worker.address, "model": str(model), "drafter": str(drafter), **more}
     done = subprocess.run(
@@ -210,16 +210,35 @@ def test_a_device_that_runs_out_of_memory_in_an_answer_gets_less(short_path: Pat
     assert found["again"]["tokens"] == found["processor"]["tokens"]
 
 
+@pytest.mark.parametrize("how", ["lost", "memory"])
+def test_a_command_repeats_what_a_failed_device_has_not_finished(
+    how: str, short_path: Path, has_rpc: None, tmp_path: Path
+) -> None:
+    if how == "lost" and call_guard() is None:
+        pytest.skip("EdgeSpec's library was not compiled, so nothing can be caught")
+    lines = tmp_path / "in.jsonl"
+    lines.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in ("a", "bc", "def")), "utf-8")
+    for arguments in (["--prompt", "Why is the sky blue?"], ["--input", str(lines)]):
+        found = failing(short_path, how, command=arguments)
+        assert (found["code"], found["said"].count("Reloading the model.")) == (0, 1), found
+        assert found["said"].startswith("RPC0 ")
+        assert _texts(found["text"]) == _texts(found["processor"]) != []
+
+
+def _texts(printed: str) -> list[str]:
+    return [json.loads(line)["text"] if line.startswith("{") else line for line in printed.splitlines()]
+
+
 def placed(case: dict[str, Any]) -> tuple[int, int]:
     """The layers here, and on the device."""
     here, there, *_ = (int(part.split()[0]) for part in case["layers"].split(", ")[:2])
     return here, there
 
 
-def failing(model: Path, how: str) -> dict[str, Any]:
+def failing(model: Path, how: str, **more: list[str]) -> dict[str, Any]:
     """Answers on a device that fails in the middle of one, and answers after that."""
     with LocalWorker("--threads", "1") as worker:
-        return session(model, model, worker, fails=how)
+        return session(model, model, worker, fails=how, **more)
 
 
 def server_of(worker: LocalWorker) -> int:

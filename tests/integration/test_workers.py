@@ -300,10 +300,9 @@ def run(*arguments: str, **more: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_a_batch_ends_with_an_error_and_resumes(
+def test_a_batch_continues_from_disk_after_its_workers_are_lost(
     smol_path: Path, workers: tuple[LocalWorker, LocalWorker], tight_elsewhere: int, tmp_path: Path
 ) -> None:
-    """Whoever lost a worker in the middle of a batch has its finished lines, and gets the others later."""
     given, answers = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     given.write_text("".join(json.dumps({"id": n, "prompt": f"Count to {n}."}) + "\n" for n in range(LINES)))
     command = ["generate", str(smol_path), "--input", str(given), "--output", str(answers)]
@@ -319,16 +318,12 @@ def test_a_batch_ends_with_an_error_and_resumes(
     killer.start()
     done = run(*command, "--workers", ",".join(worker.address for worker in workers))
     killer.join()
-    assert done.returncode == 1, done.stderr
+    assert done.returncode == 0, done.stderr
     assert "is gone" in done.stderr
+    assert "Reloading the model." in done.stderr
     assert "Traceback" not in done.stderr
-    finished = answers.read_text().splitlines()
-    assert 2 <= len(finished) < LINES
-    again = run(*command)
-    assert again.returncode == 0, again.stderr
     lines = answers.read_text().splitlines()
     assert [json.loads(line)["id"] for line in lines] == list(range(LINES))
-    assert lines[: len(finished)] == finished
 
 
 @pytest.mark.slow

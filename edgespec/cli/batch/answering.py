@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
@@ -51,9 +52,15 @@ class BatchRequests(RequestSource):
         self.in_flight: dict[Request, None] = {}
         self._requests = requests
         self._wait = wait
+        self._again: deque[Request] = deque()
+
+    def repeat(self) -> None:
+        """Give the requests that are not done once more, before all others."""
+        self._again.extend(self.in_flight)
+        self.in_flight.clear()
 
     def pop(self) -> Request | None:
-        request = next(self._requests)
+        request = self._again.popleft() if self._again else next(self._requests)
         if request is not None:
             self.in_flight[request] = None
         return request
@@ -62,9 +69,9 @@ class BatchRequests(RequestSource):
         return self._wait()
 
     def watched(self, events: Iterable[Event]) -> Iterator[Event]:
-        """Yield the events, and note which requests they end."""
+        """Yield the events, and note which requests they end: none where no other would fare better."""
         for event in events:
-            if event.is_last:
+            if event.is_last and not isinstance(event.error, FATAL):
                 self.in_flight.pop(event.request, None)
             yield event
 

@@ -12,12 +12,12 @@ import signal
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import typer
 
-from edgespec.cli.batch.answering import FATAL, BatchEngine, BatchRequests, answer_all, explained
-from edgespec.cli.batch.engines import EngineLoader, load_here
+from edgespec.cli.batch.answering import FATAL, BatchRequests, answer_all, explained
+from edgespec.cli.batch.engines import EngineLoader, LoadedEngine, load_here
 from edgespec.cli.batch.formats import openai_format
 from edgespec.cli.batch.formats.lines import read_jobs
 from edgespec.cli.batch.formats.records import Key
@@ -36,6 +36,7 @@ from edgespec.cli.batch.output.resume import EarlierAnswers
 from edgespec.cli.batch.progress import BatchProgress
 from edgespec.cli.interrupt import Interruption, cancelling
 from edgespec.cli.origin import ModelIdentity, Origin, model_identity
+from edgespec.cli.reloading import with_reloads
 from edgespec.cli.screen.results import ResultStream
 from edgespec.cli.screen.status import StatusLine
 from edgespec.cli.screen.terminal import Terminal
@@ -123,6 +124,8 @@ class BatchRun:
         self._places = 0  # given to results so far
         self._last_place = -1  # the highest of the results that are written
         self._reorder_buffer = ReorderBuffer()
+        self._wanted_requests: BatchRequests | None = None
+        self._interruption = Interruption()
 
     def run(self, input_name: str, loading: Config) -> None:
         """Answer every line that has no answer yet.
@@ -147,12 +150,12 @@ class BatchRun:
             if self._config.max_tokens is not None:
                 loading = loading.with_(text_tokens=usual_tokens(input_name, self._config.max_tokens))
             loading = loading.with_(images=names_images(input_name))
-            engine, self._model = stack.enter_context(self._load(loading, self._terminal))
-            self._terminal.template(engine, raw=self._raw)
-            self._terminal.thinking(engine, self._config)
-            self._progress = BatchProgress(self._shard.lines(count_lines(input_name)))
-            jobs = JobQueue(self._jobs(lines, input_name), waits=not is_file(lines))
-            interruption = self._answer_all(jobs, engine)
+            interruption = with_reloads(
+                lambda loading: self._load(loading, self._terminal),
+                lambda loaded: self._answer_all(loaded, lines, input_name),
+                loading,
+                self._terminal,
+            )
             if interruption:
                 place = f"at line {self._progress.line}. " if self._progress.line else ""
                 self._terminal.note(f"Interrupted {place}{self._summary()}")
@@ -164,11 +167,22 @@ class BatchRun:
             raise typer.Exit(1)
         self._terminal.note(self._summary())
 
-    def _answer_all(self, jobs: JobQueue, engine: BatchEngine) -> Interruption:
-        with cancelling(engine, signal.SIGTERM) as interruption, self._terminal.status() as status:
-            requests = BatchRequests(
-                self._requests(jobs, engine), lambda: jobs.wait(lambda: bool(interruption))
+    def _answer_all(self, loaded: LoadedEngine, lines: IO[bytes], input_name: str) -> Interruption:
+        """Answer all lines; after a failure, those that have no answer yet."""
+        engine, self._model = loaded
+        self._terminal.template(engine, raw=self._raw)
+        self._terminal.thinking(engine, self._config)
+        requests = self._wanted_requests
+        if requests is None:
+            self._progress = BatchProgress(self._shard.lines(count_lines(input_name)))
+            jobs = JobQueue(self._jobs(lines, input_name), waits=not is_file(lines))
+            requests = self._wanted_requests = BatchRequests(
+                self._requests(jobs, engine.vocabulary_size),
+                lambda: jobs.wait(lambda: bool(self._interruption)),
             )
+        requests.repeat()
+        with cancelling(engine, signal.SIGTERM) as interruption, self._terminal.status() as status:
+            self._interruption = interruption
             for event in answer_all(requests, engine, parallel=self._parallel, interruption=interruption):
                 wanted, index = event.request.key
                 if event.error is not None:
@@ -182,7 +196,7 @@ class BatchRun:
                 self._show_progress(status)
         return interruption
 
-    def _requests(self, jobs: JobQueue, engine: BatchEngine) -> Iterator[Request | None]:
+    def _requests(self, jobs: JobQueue, vocabulary_size: int) -> Iterator[Request | None]:
         """A request for each answer that is wanted and does not exist; None where there is no line yet."""
         while True:
             job = jobs.take() if self._reorder_buffer.held < _MAX_HELD else None
@@ -201,7 +215,7 @@ class BatchRun:
                 self._places += 1
                 self._progress.wanted(job.line)
                 try:
-                    _check(job, engine)
+                    _check(job, vocabulary_size)
                 except UsageError as error:
                     self._fail(wanted, error)
                     continue
@@ -304,12 +318,12 @@ class BatchRun:
         return ", ".join(parts) + "."
 
 
-def _check(job: Job, engine: BatchEngine) -> None:
+def _check(job: Job, vocabulary_size: int) -> None:
     """Refuse an invalid line, and tokens that the model does not have."""
     if job.error:
         raise UsageError(job.error)
     if job.prompt and not isinstance(job.prompt, str) and isinstance(job.prompt[0], int):
-        check_tokens(job.prompt, engine.vocabulary_size)
+        check_tokens(job.prompt, vocabulary_size)
 
 
 def with_system(prompt: Prompt, system: str | None) -> Prompt:

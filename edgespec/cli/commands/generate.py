@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -30,7 +31,8 @@ from edgespec.cli.presets import Preset
 from edgespec.cli.prompt.positionals import FirstWord, MoreWords, NamedModel, model_and_prompt, words_of
 from edgespec.cli.prompt.standard_input import whole_prompt
 from edgespec.cli.prompt.system import SystemFile, system_prompt
-from edgespec.cli.screen.results import ResultStream
+from edgespec.cli.reloading import with_reloads
+from edgespec.cli.screen.results import ResultStream, WrittenText
 from edgespec.cli.screen.terminal import Terminal
 from edgespec.config import AUTO, Config
 from edgespec.errors import EdgeSpecError, UsageError
@@ -234,6 +236,7 @@ def generate(
             single = _SinglePrompt(
                 terminal,
                 results,
+                WrittenText(results),
                 system,
                 raw,
                 as_text,
@@ -271,6 +274,7 @@ class _SinglePrompt:
 
     terminal: Terminal
     results: ResultStream
+    written: WrittenText
     system: str | None
     raw: bool
     as_text: bool
@@ -285,17 +289,22 @@ class _SinglePrompt:
             text = prompt = after_files(prompt, self.files)
             config = _config(sampling, loading, self.terminal)
             self.terminal.rule(config.rule)
-            with self.terminal.load(loading) as engine:
+            left = deque(range(self.answers))
+
+            def answer_left(engine: Engine) -> None:
                 self.terminal.template(engine, raw=self.raw)
                 self.terminal.thinking(engine, config)
                 model = ModelIdentity() if self.as_text else model_identity(loading.model)
-                for index in range(self.answers):
-                    if index and self.as_text:
-                        self.results.text("\n")
-                    seed = None if config.seed is None else (config.seed + index) % (MAX_SEED + 1)
+                while left:
+                    seed = None if config.seed is None else (config.seed + left[0]) % (MAX_SEED + 1)
                     asked = after_images(text, [digest_part(image) for image in self.images])
                     origin = Origin.of(model, with_system(asked, self.system), config, raw=self.raw)
                     self._answer(text, config.with_(seed=seed), engine, origin)
+                    left.popleft()
+                    if left and self.as_text:
+                        self.results.text("\n")
+
+            with_reloads(self.terminal.load, answer_left, loading, self.terminal)
         except EdgeSpecError as error:
             if not self.as_text:
                 self.results.failure(prompt, None, str(error))
@@ -304,6 +313,7 @@ class _SinglePrompt:
     def _answer(self, prompt: str, config: GenerationConfig, engine: Engine, origin: Origin) -> None:
         asked = with_system(after_images(prompt, [image.part for image in self.images]), self.system)
         answer = None
+        self.written.begin()
         with cancelling(engine, signal.SIGTERM) as interruption, self.terminal.status() as status:
             thoughts = ThoughtDisplay(self.terminal, unfolded=self.terminal.verbose)
             chunks = engine.stream(asked, config, raw=self.raw, on_prefill=status.prefill)
@@ -315,10 +325,10 @@ class _SinglePrompt:
                     status.clear()
                     thoughts.end()
                 if self.as_text:
-                    self.results.verbatim(chunk.text)
+                    self.written.add(chunk.text)
         assert answer is not None, "the last chunk carries the answer"
         if self.as_text:
-            self.results.end_line()
+            self.written.end()
         else:
             self.results.record(answer.to_json(prompt) | origin.to_json())
         if answer.passes:

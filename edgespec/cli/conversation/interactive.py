@@ -18,15 +18,10 @@ from edgespec.cli.conversation.images import without_images
 from edgespec.cli.conversation.slash.commands import ALIASES, SlashCommands
 from edgespec.cli.conversation.slash.typed_chat import Question
 from edgespec.cli.interrupt import Interruption
+from edgespec.cli.reloading import LOST
 from edgespec.cli.screen.formatting import count
 from edgespec.cli.utf8 import as_text
-from edgespec.errors import (
-    ContextLengthError,
-    DeviceLostError,
-    DeviceMemoryError,
-    EdgeSpecError,
-    WorkerError,
-)
+from edgespec.errors import ContextLengthError, EdgeSpecError
 from edgespec.files.user_folders import data_folder
 
 if TYPE_CHECKING:
@@ -155,7 +150,7 @@ class InteractiveChat:
         """Do it; a failure is reported, and the chat continues."""
         try:
             do()
-        except (WorkerError, DeviceLostError, DeviceMemoryError) as error:
+        except LOST as error:
             self.chat.terminal.warn(str(error))
             self._load_again()
         except EdgeSpecError as error:

@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any, TextIO
 
-from edgespec.errors import OutputError
+from edgespec.errors import EdgeSpecError, OutputError
 from edgespec.files.writing import unwritable
 from edgespec.printable import printable, printable_json
 
@@ -83,6 +83,48 @@ class ResultStream:
             if isinstance(error, OSError):
                 raise unwritable(self.name, error) from error
             raise OutputError(f"{self.name} cannot be written: {error}.", "") from error
+
+
+class WrittenText:
+    """The text of an answer as it is written; if the answer is given once more, only what is new.
+
+    Args:
+        results: where it goes.
+    """
+
+    def __init__(self, results: ResultStream) -> None:
+        self._results = results
+        self._written = self._given = ""
+
+    def begin(self) -> None:
+        """Begin an answer, or begin one again that failed before its end."""
+        self._given = ""
+
+    def add(self, text: str) -> None:
+        """Write a piece of the answer.
+
+        Raises:
+            EdgeSpecError: the answer differs from what was written of it before.
+        """
+        self._given += text
+        if not (self._given.startswith(self._written) or self._written.startswith(self._given)):
+            raise _differs()
+        self._results.verbatim(self._given[len(self._written) :])
+        self._written = max(self._written, self._given, key=len)
+
+    def end(self) -> None:
+        """End the answer and its line; raises as `add`."""
+        if len(self._given) < len(self._written):
+            raise _differs()
+        self._results.end_line()
+        self._written = ""
+
+
+def _differs() -> EdgeSpecError:
+    return EdgeSpecError(
+        "The answer cannot be continued: the reloaded model's text differs from what was written.",
+        "Run the command again.",
+    )
 
 
 def results() -> ResultStream:
