@@ -9,7 +9,7 @@ import ctypes
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -22,12 +22,12 @@ from edgespec.kernels.report import ROWS
 from edgespec.processes.trial import attempt_in_child
 
 # Square matrices, by side and number: a multiple of every block, and together larger than caches. Less where
-# a device lends too little memory for that.
+# a device lends too little memory for that, or takes long.
 _SHAPES = ((4096, 6), (4096, 2), (2048, 2), (1024, 2), (256, 2))
 _UNKNOWN = 1 << 60  # free memory, where a device does not say how much that is
 _TRIES = 3
 _PRODUCT_TRIES = 6
-_FEWEST_TRIES, _TRIES_S = 2, 2.0  # of products; no more where they take longer than that
+_LONG_S = 0.1  # for a row: such a device computes in software, and large trees would take minutes
 _CPU_S = 60.0
 _PAYLOADS = (1 << 14, 1 << 17, 1 << 20, 1 << 24)  # bytes: activations of a row, of trees, and weights
 
@@ -141,19 +141,39 @@ def transfer_times(device: Address) -> dict[int, float]:
 
 def _seconds(device: Address, backend: Address, type_id: int) -> list[float]:
     """Seconds for each byte of weights, for each of ROWS: the best of a few tries, without the transfers."""
+    *larger, smallest = _SHAPES
+    for side, count in larger:
+        with suppress(_TooLarge):
+            return _seconds_of(side, count, device, backend, type_id)
+    return _seconds_of(*smallest, device, backend, type_id, accepted=True)
+
+
+class _TooLarge(Exception):
+    """Matrices that a device has no memory for, or takes too long for."""
+
+
+def _seconds_of(
+    side: int, count: int, device: Address, backend: Address, type_id: int, *, accepted: bool = False
+) -> list[float]:
+    """Seconds for each byte of such matrices, for each of ROWS.
+
+    Args:
+        accepted: whatever memory and time they take.
+
+    Raises:
+        _TooLarge: they take too much.
+    """
     f = ggml.functions()
     kind = f["ggml_backend_dev_buffer_type"](device)
     step = f["ggml_backend_buft_get_alignment"](kind)
     free = rpc.describe(device).free or _UNKNOWN
-    with ExitStack() as stack:
-        for side, count in _SHAPES:
-            scratch = stack.enter_context(ggml.ScratchContext(2 * count + 1))
-            weights = [scratch.tensor(type_id, (side, side)) for _ in range(count)]
-            values = [scratch.tensor(ggml.F32, (side, max(ROWS))) for _ in range(count + 1)]
-            sizes = [f["ggml_backend_buft_get_alloc_size"](kind, tensor) for tensor in (*weights, *values)]
-            starts = [0, *accumulate(-(-size // step) * step for size in sizes)]
-            if starts[-1] + step <= free:
-                break
+    with ggml.ScratchContext(2 * count + 1) as scratch, ExitStack() as stack:
+        weights = [scratch.tensor(type_id, (side, side)) for _ in range(count)]
+        values = [scratch.tensor(ggml.F32, (side, max(ROWS))) for _ in range(count + 1)]
+        sizes = [f["ggml_backend_buft_get_alloc_size"](kind, tensor) for tensor in (*weights, *values)]
+        starts = [0, *accumulate(-(-size // step) * step for size in sizes)]
+        if starts[-1] + step > free and not accepted:
+            raise _TooLarge
         # One buffer for everything, as each takes round trips.
         buffer = f["ggml_backend_buft_alloc_buffer"](kind, starts[-1] + step)
         if not buffer:
@@ -165,7 +185,12 @@ def _seconds(device: Address, backend: Address, type_id: int) -> list[float]:
         for weight, place in zip(weights, places, strict=False):
             f["ggml_backend_tensor_alloc"](buffer, weight, place)
         n_bytes: int = sum(f["ggml_nbytes"](weight) for weight in weights)
-        return [_best(backend, buffer, weights, places[count:], rows) / n_bytes for rows in ROWS]
+        taken: list[float] = []
+        for rows in ROWS:
+            taken.append(_best(backend, buffer, weights, places[count:], rows))
+            if taken[0] > _LONG_S and not accepted:
+                raise _TooLarge
+        return [seconds / n_bytes for seconds in taken]
 
 
 def _best(
@@ -200,7 +225,5 @@ def _best(
             finish()
             whole.append(computed - begun)
             transfers.append(time.perf_counter() - computed)
-            if len(whole) >= _FEWEST_TRIES and sum(whole) > _TRIES_S:
-                break
         # Each the best of its own: a transfer that took long by chance would make the products look fast.
         return max(min(whole) - min(transfers), 1e-9)
