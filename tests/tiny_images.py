@@ -85,17 +85,20 @@ def write_seeing(
 
 
 def write_projector(
-    path: Path, family: str, *, seed: int = 3, longest_edge: int = 0, deep: bool = True
+    path: Path, family: str, *, seed: int = 3, longest_edge: int = 0, deep: bool = True, of_model: str = ""
 ) -> Path:
     """A projector to the width of tiny models.
 
     Args:
+        of_model: the base name of the model that it states as its own.
         deep: add features for further layers of the model, in a family that has such.
         longest_edge: pixels that images are scaled to before they are divided, if they are.
     """
     rng = np.random.default_rng(seed)
     side, of_qwen = SIDE, family.startswith("qwen")
     writer = gguf.GGUFWriter(path, "clip")
+    if of_model:
+        writer.add_string("general.basename", of_model)
     writer.add_bool("clip.has_vision_encoder", True)
     writer.add_string("clip.projector_type", PROJECTORS[family])
     writer.add_bool("clip.use_gelu", True)

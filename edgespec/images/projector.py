@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgespec.errors import ModelFileError, UsageError
-from edgespec.images.families import go_together
+from edgespec.errors import EdgeSpecError, ModelFileError, UsageError
+from edgespec.generation.config import shortened
+from edgespec.images.families import another_model, go_together
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub.projectors import choose_projector, projectors_around
 from edgespec.option import named
+from edgespec.printable import one_line
 
 _USUAL = "mmproj-*.gguf"
 _ARCHITECTURE = "clip"
@@ -48,6 +50,22 @@ def find_projector(model: Path, given: Path | None) -> GGUFHeader:
             f"Name one: {named('mmproj', 'FILE')}",
         )
     return found[0]
+
+
+def doubt_about(model: Path, given: Path | None) -> str:
+    """A sentence if the projector that `find_projector` finds names another model as its own; else empty."""
+    try:
+        projector = find_projector(model, given)
+    except EdgeSpecError:
+        return ""
+    stated = another_model(projector.metadata, kind_of(projector), read_header(model).metadata)
+    if not stated:
+        return ""
+    name = shortened(one_line(stated))
+    return (
+        f"{projector.path.name} names {name} as its model, and {model.name} is another: "
+        "answers about images may make no sense."
+    )
 
 
 def kind_of(header: GGUFHeader) -> str:

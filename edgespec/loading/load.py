@@ -21,7 +21,7 @@ from edgespec.files.checked import CheckedFiles
 from edgespec.files.user_folders import in_home
 from edgespec.heads.families import head_of
 from edgespec.heads.opening import HiddenStateSource, hidden_states
-from edgespec.images.projector import find_projector
+from edgespec.images.projector import doubt_about, find_projector
 from edgespec.images.reader import ImageReader
 from edgespec.kernels.layouts import own_in_use
 from edgespec.kernels.native.build import build_once, needs_build
@@ -190,6 +190,8 @@ def _image_reader(path: Path, state: LoadState) -> ImageReader:
     given = state.config.model.mmproj
     projector = None if given is None else find_projector(path, in_home(given)).path
     context = state.config.model.context
+    if doubt := doubt_about(path, projector):
+        state.warnings.append(doubt)
     return ImageReader(
         path,
         projector,

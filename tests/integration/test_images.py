@@ -30,6 +30,7 @@ from edgespec.llama.projector.library import NoImageLibrary, load_library
 from edgespec.llama.quantize import make_drafter
 from edgespec.llama.runtime.context import Context
 from edgespec.llama.runtime.model import Model
+from edgespec.models.gguf.header import read_header
 from edgespec.processes.trial import Verdict, attempt_in_child
 from edgespec.profiles.store import ProfileStore, image_key
 from tests.least_memory import load_in_least_memory, weights_of
@@ -606,3 +607,19 @@ def test_an_image_that_the_memory_has_no_room_for_names_a_size_that_suffices(
         assert done.returncode == 0, done.stderr
     text = run_here("generate", str(seeing), "-p", "What?", *options, "--memory", "150MiB")
     assert text.returncode == 0, "texts need no memory for images"
+
+
+def test_a_projector_of_another_model_is_doubted(smol_path: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model.gguf"
+    model.symlink_to(smol_path)
+    projector = write_projector(tmp_path / "mmproj-model.gguf", "idefics3", of_model="LLaVA\n1.5")
+    doubt = "mmproj-model.gguf names LLaVA 1.5 as its model, and model.gguf is another"
+    metadata = read_header(model).metadata
+    assert "general.basename" in metadata
+    with opened(model, "none") as engine:
+        assert [doubt in warning for warning in engine.warnings] == [True]
+    done = run_here("plan", str(model), "--draft", "none", "--context", "512", "--json")
+    assert [doubt in note for note in json.loads(done.stdout)["notes"]].count(True) == 1
+    write_projector(projector, "idefics3", of_model=str(metadata["general.basename"]))
+    with opened(model, "none") as engine:
+        assert not engine.warnings

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from edgespec.errors import ModelFileError, TemplateError, UsageError
-from edgespec.images.families import go_together
+from edgespec.images.families import another_model, go_together
 from edgespec.images.file import MAX_BYTES, check_image, read_image
 from edgespec.images.formats import Picture, orientation_of, read_picture
 from edgespec.images.parts import Image, WithPlaceholders, has_images, image_of
@@ -276,6 +276,32 @@ def test_projectors_that_go_with_any_model_are_not_refused() -> None:
     for kind in ("idefics3", "mlp", "of a later version"):
         assert go_together(kind, "llama")
     assert go_together("mlp", "gemma3")
+
+
+@pytest.mark.parametrize(
+    ("projector", "target", "stated"),
+    [
+        ({"basename": "SmolVLM2"}, {"basename": "llava-1.5"}, "SmolVLM2"),
+        ({"basename": "SmolVLM2"}, {"basename": "smolvlm2-2.2B-Instruct"}, ""),
+        (
+            {"basename": "SmolVLM2"},
+            {"basename": "Painter", "base_model.0.name": "SmolVLM2 2.2B Instruct"},
+            "",
+        ),
+        ({"basename": "SmolVLM2"}, {"basename": "Painter", "base_model.0.name": "Llama 3"}, "SmolVLM2"),
+        ({"basename": "Eyes", "base_model.0.name": "SmolVLM2"}, {"basename": "SmolVLM2"}, ""),
+        ({"basename": "SmolVLM2"}, {"name": "llava-1.5"}, ""),
+        ({"name": "clip-vit-large"}, {"basename": "llava-1.5"}, ""),
+        ({"basename": "-"}, {"basename": "llava-1.5"}, ""),
+        ({"basename": 7}, {"basename": "llava-1.5"}, ""),
+    ],
+)
+def test_files_name_their_models(
+    projector: dict[str, object], target: dict[str, object], stated: str
+) -> None:
+    theirs, ours = ({f"general.{key}": name for key, name in names.items()} for names in (projector, target))
+    assert another_model(theirs, "idefics3", ours) == stated
+    assert another_model(theirs, "gemma3", ours) == "", "its type decides"
 
 
 # The command line.
