@@ -83,6 +83,7 @@ def cases_of(
     yield Case("processor, EdgeSpec's layouts", own(base))
     yield Case(f"-ncffn {m}, EdgeSpec's layouts", replace(own(ffn), offload=(0,)))
     yield Case(f"-ngl {k + 1}, EdgeSpec's layouts", replace(own(layers), offload=(0,)))
+    yield Case(f"-ncffn {m}, streamed", replace(ffn, streamed=True, offload=both), 1)
     yield Case(f"-ncffn {m}, mapped", replace(ffn, memory_map=True, offload=both), 1)
     yield Case("processor, plain", base)
     yield Case(f"-ncffn {m}, pinned, ggml's own bound", replace(ffn, offload=(32,)))

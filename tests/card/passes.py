@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,10 @@ from edgespec.llama.runtime.context import Context
 from edgespec.llama.runtime.device_layers import ON_PROCESSOR, DeviceLayers
 from edgespec.llama.runtime.model import Model
 from edgespec.llama.runtime.weight_store import AllInMemory, BufferTypes
+from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.layers import ModelFiles
+from edgespec.offload.layout import plain_store
+from edgespec.offload.weights import StreamedWeights
 from tests.card.device import card, free_bytes
 
 _FFN = r"blk\.{layer}\.ffn_(up|down|gate)\."  # as llama.cpp's --n-cpu-ffn has it
@@ -40,7 +45,8 @@ class Placement:
     Attributes:
         device: ggml's name of the card; empty for the processor alone.
         layers: on the card, the last ones, with the output; llama.cpp's -ngl counts it as one more.
-        cpu_ffn: layers whose feed-forward weights stay in memory all the same, the first ones.
+        cpu_ffn: layers whose feed-forward weights are not there all the same, the first ones.
+        streamed: these are read from disk in every pass, and not kept in memory.
         memory_map: weights in memory are those of the mapped file.
         pinned: they are in memory that is pinned for the card.
         rearranged: they are in EdgeSpec's layouts for the processor, as far as they are not pinned.
@@ -54,6 +60,7 @@ class Placement:
     device: str = ""
     layers: int = 0
     cpu_ffn: int = 0
+    streamed: bool = False
     memory_map: bool = False
     pinned: bool = True
     rearranged: bool = False
@@ -79,7 +86,7 @@ def measure(placement: Placement) -> dict[str, Any]:
     device = card(placement.device) if placement.device else None
     start_backend()
     before = free_bytes(device) if device else 0
-    weights = PlacedWeights(placement)
+    weights = streamed_weights(placement, device) if placement.streamed else PlacedWeights(placement)
     begun = time.perf_counter()
     with log_lines() as log:
         model = Model(
@@ -89,6 +96,7 @@ def measure(placement: Placement) -> dict[str, Any]:
             repack=placement.rearranged,
             weights=weights,
             vetted=False,
+            sent_from=1 if placement.streamed else None,
         )
     found: dict[str, Any] = {
         "load_s": time.perf_counter() - begun,
@@ -141,6 +149,32 @@ class PlacedWeights(AllInMemory):
     def amend_context(self, params: Any) -> None:
         """Let products be sent, or not."""
         params.op_offload = self.sends
+
+
+class StreamedFeedForward(StreamedWeights):
+    """Feed-forward weights that are read from disk in every pass.
+
+    Attributes:
+        sends: as for `PlacedWeights`.
+    """
+
+    sends = True
+
+    def amend_context(self, params: Any) -> None:
+        """Let products be sent, or not."""
+        super().amend_context(params)
+        params.op_offload = params.op_offload and self.sends
+
+
+def streamed_weights(placement: Placement, device: Any) -> StreamedFeedForward:
+    """The streamed weights of a placement."""
+    files = ModelFiles.of(read_header(Path(placement.model)))
+    layers = [
+        replace(layer, tensors=tuple(t for t in layer.tensors if re.match(_FFN.format(layer=index), t.name)))
+        for index, layer in enumerate(files.layers()[: placement.cpu_ffn])
+    ]
+    store = plain_store(files, layers)
+    return StreamedFeedForward(files, store, list(store.layers), n_slots=2, sent_to=device)
 
 
 def _times(placement: Placement, context: Context) -> tuple[dict[str, float], list[list[float]]]:

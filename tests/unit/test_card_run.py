@@ -63,6 +63,10 @@ def test_passes_are_timed_and_their_logits_compared(tiny: Path) -> None:
     deeper = measure(Placement(str(tiny), rows=(8,), seconds=5.0, threads=1, depth=9))
     assert difference(found["logits"], found["logits"]) == 0.0
     assert difference(found["logits"], deeper["logits"]) > 0.1
+    from_disk = Placement(
+        str(tiny), rows=(8,), seconds=5.0, threads=1, cpu_ffn=6, streamed=True, offload=(0,)
+    )
+    assert difference(found["logits"], measure(from_disk)["logits"]) < 1e-3
     entry = {"title": "tiny", "cases": [{"label": "here", **found}, {"label": "there", "error": "failed"}]}
     lines = list(
         tables({"models": {"tiny": entry}, "link": {"pinned": {"there": {"1": 2e9}}, "process_s": 1.0}})
