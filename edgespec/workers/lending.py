@@ -196,7 +196,7 @@ def main() -> None:
     try:
         devices = rpc.own_devices()
         limit = rpc.LimitedMemory(
-            devices[-1], lambda: lendable_bytes(order["memory"]), lambda: lendable_bytes(None)
+            devices[-1], lambda: lendable_bytes(order["memory"]), lambda: lendable_bytes(None), _tell
         )
         facts = [rpc.describe(device) for device in devices]
         print(json.dumps({"devices": [vars(fact) for fact in facts]}), flush=True)
@@ -206,6 +206,11 @@ def main() -> None:
         os._exit(NO_RPC)
     del limit
     os._exit(NO_ADDRESS)
+
+
+def _tell(error: Exception) -> None:
+    """Say why nothing is lent for now."""
+    print(f"Free memory is unknown, so none is lent: {error}", file=sys.stderr, flush=True)
 
 
 def _end_with_parent() -> None:

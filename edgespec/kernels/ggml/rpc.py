@@ -85,14 +85,22 @@ class LimitedMemory:
     Args:
         most: called for the bytes that may be lent, when nothing is.
         available: called for the bytes that are available now.
+        on_failure: told why nothing is lent for now: what the other functions raised when ggml asked.
 
     Raises:
         UnsupportedBuild: devices or buffers are laid out differently in this build.
     """
 
-    def __init__(self, device: Address, most: Callable[[], int], available: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        device: Address,
+        most: Callable[[], int],
+        available: Callable[[], int],
+        on_failure: Callable[[Exception], None],
+    ) -> None:
         self._most = most
         self._available = available
+        self._on_failure = on_failure
         self._lendable = most()
         self._lent: dict[Address, tuple[int, Any]] = {}  # by buffer: its size, and how it is freed
         known = describe(device)
@@ -103,7 +111,7 @@ class LimitedMemory:
         require_same("a device's memory", total.value, known.total)
 
         def limited(_device: Any, free_there: Any, total_there: Any) -> None:
-            free_there[0] = min(self.free(), known.total)
+            free_there[0] = min(self._free_or_none(), known.total)
             total_there[0] = known.total
 
         buffer_type = functions()["ggml_backend_dev_buffer_type"](device)
@@ -113,7 +121,7 @@ class LimitedMemory:
         allocate = allocating(interface.alloc_buffer)
 
         def allocate_within(buffer_type: Address, size: int) -> Address | None:
-            if size > self.free():
+            if size > self._free_or_none():
                 return None  # ggml then answers that there is no buffer
             buffer: Address | None = allocate(buffer_type, size)
             if buffer:
@@ -129,6 +137,14 @@ class LimitedMemory:
         self._kept = kind(limited), allocating(allocate_within), freeing(free)  # ggml keeps only addresses
         layout.interface.get_memory = ctypes.cast(self._kept[0], POINTER).value
         interface.alloc_buffer = ctypes.cast(self._kept[1], POINTER).value
+
+    def _free_or_none(self) -> int:
+        """Bytes that may still be lent: none if that is unknown, as C cannot be told why."""
+        try:
+            return self.free()
+        except Exception as error:
+            self._on_failure(error)
+            return 0
 
     def free(self) -> int:
         """Bytes that may still be lent."""
