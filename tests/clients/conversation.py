@@ -25,13 +25,13 @@ class Turn:
         asides: those without tools, such as for a title.
         word: what the file holds.
         output: what the program printed.
-        trouble: why the program failed; empty if it did not.
+        failure: why the program failed; empty if it did not.
     """
 
     requests: Sequence[dict[str, Any]]
     word: str
     output: str
-    trouble: str
+    failure: str
     asides: Sequence[dict[str, Any]] = ()
 
     @property
@@ -97,8 +97,8 @@ def converse(
             answers = [entry for entry in _read(records)[before:] if entry["kind"] == "answer"]
             requests = [entry for entry in answers if entry["offered"]]
             asides = [entry for entry in answers if not entry["offered"]]
-            told.append(Turn(requests, word, done.output, done.trouble, asides))
-            if done.trouble:
+            told.append(Turn(requests, word, done.output, done.failure, asides))
+            if done.failure:
                 break
     entries = _read(records)
     answers = [entry for entry in entries if entry["kind"] == "answer"]

@@ -30,8 +30,8 @@ def python_with(requirement: str) -> Path:
     with FileLock(_FOLDER / f"{folder.name}.lock"):  # of several workers, one makes it
         if not (folder / _COMPLETE).exists():
             shutil.rmtree(folder, ignore_errors=True)
-            made = trouble_of([sys.executable, "-m", "venv", str(folder)])
-            made = made or trouble_of([str(python), "-m", "pip", "install", "--quiet", requirement])
+            made = failure_of([sys.executable, "-m", "venv", str(folder)])
+            made = made or failure_of([str(python), "-m", "pip", "install", "--quiet", requirement])
             if made:
                 shutil.rmtree(folder, ignore_errors=True)
                 pytest.skip(f"{requirement} cannot be installed: {made}")
@@ -54,7 +54,7 @@ def output_of(python: Path, *arguments: str | Path, home: Path, **environment: s
     return done.stdout.splitlines()[-1]
 
 
-def trouble_of(command: list[str]) -> str:
+def failure_of(command: list[str]) -> str:
     """The reason why a command failed; empty if it did not."""
     try:
         done = subprocess.run(

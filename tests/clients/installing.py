@@ -104,8 +104,8 @@ class PythonPackage:
             _install([base, "-m", "venv", str(folder)], folder, environment)
             _install([*pip, "--no-deps", self.name], folder, environment)
         done = run([str(python), "-c", _ABOUT, self.name], folder, environment, INSTALL_S)
-        if done.trouble:
-            raise Failed(f"not installed: {done.trouble}")
+        if done.failure:
+            raise Failed(f"not installed: {done.failure}")
         version, requirements = json.loads(done.output)
         if not made:
             needed = folder / "requirements.txt"
@@ -155,6 +155,6 @@ def _clear(folder: Path) -> None:
 def _install(command: Sequence[str], folder: Path, environment: Mapping[str, str] = os.environ) -> None:
     """Run a step of an installation, which leaves nothing behind where it fails."""
     done = run(command, folder, environment, INSTALL_S)
-    if done.trouble:
+    if done.failure:
         shutil.rmtree(folder, ignore_errors=True)
-        raise Failed(f"not installed: {done.trouble}")
+        raise Failed(f"not installed: {done.failure}")

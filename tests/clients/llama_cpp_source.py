@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from tests.clients.environments import python_with, trouble_of
+from tests.clients.environments import failure_of, python_with
 from tests.conftest import TEST_MODELS
 
 _FOLDER = TEST_MODELS.parent / "test-llama-cpp"
@@ -45,9 +45,9 @@ def _fetched() -> Path:
 def _fetch(requirement: str, folder: Path) -> None:
     python = python_with(_BACKEND)
     command = [str(python), "-m", "pip", "download", "--quiet", "--no-deps", "--no-build-isolation"]
-    trouble = trouble_of([*command, "--no-binary", ":all:", "--dest", str(folder), requirement])
-    if trouble:
-        pytest.skip(f"The source of {requirement} cannot be had: {trouble}")
+    failure = failure_of([*command, "--no-binary", ":all:", "--dest", str(folder), requirement])
+    if failure:
+        pytest.skip(f"The source of {requirement} cannot be had: {failure}")
     (folder / "templates").mkdir()
     (archive,) = folder.glob("*.tar.gz")
     with tarfile.open(archive) as files:

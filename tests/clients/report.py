@@ -25,7 +25,7 @@ class Row:
     name: str
     version: str
     conversation: Conversation | None
-    trouble: str = ""
+    failure: str = ""
 
     @property
     def passed(self) -> bool:
@@ -38,12 +38,12 @@ class Row:
         """The row of the table."""
         held = self.conversation
         if held is None:
-            return (self.name, self.version, "", "", "", "", self.trouble)
+            return (self.name, self.version, "", "", "", "", self.failure)
         turn = held.turns[0]
         first, *later = turn.requests or [None]
         asides = [f"{each['prompt_tokens']:,}" for each in turn.asides]
         said = [
-            *([turn.trouble] if turn.trouble else []),
+            *([turn.failure] if turn.failure else []),
             *held.refused,
             *held.changed,
             *held.warnings,

@@ -32,11 +32,11 @@ class Done:
 
     Attributes:
         output: what it wrote to standard output.
-        trouble: the last line of what it wrote, if it failed, or that it took too long; empty otherwise.
+        failure: the last line of what it wrote, if it failed, or that it took too long; empty otherwise.
     """
 
     output: str
-    trouble: str
+    failure: str
 
 
 def run(command: Sequence[str], folder: Path, environment: Mapping[str, str], limit_s: float) -> Done:

@@ -71,7 +71,7 @@ def test_a_conversation_is_held_and_judged(tmp_path: Path, result: str, asks_mor
     assert first.result_came == (result == "text")
     assert held.changed == []
     if asks_more:
-        assert first.trouble.startswith("exit status 1: ")
+        assert first.failure.startswith("exit status 1: ")
         assert "messages must be a non-empty list" in held.refused[0]
 
 

@@ -120,7 +120,7 @@ def test_a_row_passes_if_the_word_came_to_the_model_and_back() -> None:
         "",
         "not called",
         "did not come back",
-        silent.conversation.turns[0].trouble,
+        silent.conversation.turns[0].failure,
     )  # type: ignore[union-attr]
 
 
@@ -135,9 +135,9 @@ def test_a_program_that_fails_or_does_not_end_is_told_of(tmp_path: Path) -> None
     environment = {"PATH": "/usr/bin:/bin"}
     assert run(["sh", "-c", "echo yes"], tmp_path, environment, 60).output == "yes\n"
     failed = run(["sh", "-c", "echo 'no  \x1b[31mway\x1b[0m' >&2; exit 3"], tmp_path, environment, 60)
-    assert failed.trouble == "exit status 3: no way"
+    assert failed.failure == "exit status 3: no way"
     endless = run(["sh", "-c", "echo begun; sleep 600 & wait"], tmp_path, environment, 0.2)
-    assert endless.trouble.startswith("no end within 0 s: ")
+    assert endless.failure.startswith("no end within 0 s: ")
     assert last_line("\n\n") == "it wrote nothing"
     assert str(Failed("not installed")) == "not installed"
 
