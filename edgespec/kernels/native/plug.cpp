@@ -27,7 +27,7 @@ namespace {
 constexpr int F32 = 0, I32 = 26;
 constexpr size_t ALIGNMENT = 64;
 constexpr int GRABS = 8;          // a thread's shares of a product, so that one that is held up delays nobody
-constexpr int64_t MOST_PANELS = 16;  // of a share
+constexpr int64_t MAX_PANELS = 16;  // of a share
 
 edgespec_operations ops;
 thread_local Planner * planner = nullptr;  // of the graphs that this thread has ggml compute
@@ -68,7 +68,7 @@ int64_t panels_of(const Tensor * w) { return (w->ne[1] + EDGESPEC_PANEL_ROWS - 1
 
 int64_t panels_at_once(int64_t panels, int nth) {
     const int64_t even = panels / (nth * GRABS);
-    return even < 1 ? 1 : even > MOST_PANELS ? MOST_PANELS : even;
+    return even < 1 ? 1 : even > MAX_PANELS ? MAX_PANELS : even;
 }
 
 // The shortlist that a product keeps to; null if it computes all rows of its matrix.

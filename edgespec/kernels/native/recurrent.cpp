@@ -30,7 +30,7 @@ constexpr int F32 = 0, F16 = 1, NONE = 0;
 constexpr uint16_t F16_MINUS_INFINITY = 0xFC00;
 constexpr uint32_t F32_MINUS_INFINITY = 0xFF800000;
 constexpr size_t ALIGNMENT = 64;
-constexpr int MOST_TREES = 64;
+constexpr int MAX_TREES = 64;
 
 using Operation = void (*)(const ComputeParams *, Tensor *);
 edgespec_recurrent_operations ops{-1, -1, -1, -1, -1, -1};
@@ -83,7 +83,7 @@ struct Tree {
     }
 };
 
-std::atomic<Tree *> live[MOST_TREES];
+std::atomic<Tree *> live[MAX_TREES];
 std::mutex changing;
 
 bool is_live(const void * tree) {
