@@ -134,7 +134,7 @@ class Sequence:
 
     @property
     def method(self) -> DecodingMethod:
-        """How its tokens are drafted and accepted, until it is finished."""
+        """The way its tokens are drafted and accepted, until it is finished."""
         assert self._method is not None, "the sequence is finished"
         return self._method
 

@@ -82,5 +82,5 @@ def after_images(text: str, parts: Sequence[Mapping[str, Any]]) -> Prompt:
 
 
 def digest_part(image: Image) -> Mapping[str, Any]:
-    """What tells an image apart from others, as a part of a message that is only compared."""
+    """Return the hash of an image as a part of a message that is only compared."""
     return {"type": "image", "sha256": image.sha256}
