@@ -64,7 +64,7 @@ def decode_with_text(sequence: Sequence, count: int, token_rows: TokenRows, most
 
     That gives the bits of passes of their own only where no number of rows changes any.
     """
-    cache = sequence.place
+    cache = sequence.kv_cache
     start = cache.length
     tokens = np.array(sequence.tokens[start : start + count], dtype=np.int64)
     is_text = tokens >= 0

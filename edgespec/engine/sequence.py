@@ -151,8 +151,8 @@ class Sequence:
         return self._answer
 
     @property
-    def place(self) -> KVCache:
-        """Its place in the target's cache, which it must have."""
+    def kv_cache(self) -> KVCache:
+        """Its cells in the target's cache, which it must have."""
         assert self.cache is not None, "the sequence is not in the cache"
         return self.cache
 
@@ -206,7 +206,7 @@ class Sequence:
 
     def rewind(self, length: int) -> None:
         """Make the cache forget it from `length` on."""
-        self.place.rewind(length)
+        self.kv_cache.rewind(length)
 
     def score_prompt(self, first: int) -> None:
         """Record the log-probabilities of its prompt's tokens, from this position on."""

@@ -201,7 +201,7 @@ class Target:
             return together
         image = sequence.next_image(start)
         if image is not None and image.start == start:
-            decode_image(self.context, sequence.place, image)
+            decode_image(self.context, sequence.kv_cache, image)
             self._changing = False
             return len(image.rows)
         if image is not None:
@@ -274,7 +274,7 @@ class Target:
 
     def _read(self, chunk: PromptChunk, rows: int) -> None:
         """Decode the next tokens of a prompt in one pass of this many rows, and score them if wanted."""
-        cache, scored, size = chunk.sequence.place, chunk.scored, len(chunk.tokens)
+        cache, scored, size = chunk.sequence.kv_cache, chunk.scored, len(chunk.tokens)
         batch = TokenBatch.run(chunk.tokens, chunk.start, cache.open_paths)
         if len(scored) > self.max_nodes:
             self._read_in_pieces(chunk, batch, rows)
@@ -293,7 +293,7 @@ class Target:
 
     def _read_in_pieces(self, chunk: PromptChunk, batch: TokenBatch, rows: int) -> None:
         """Decode and score more tokens of a prompt than there is room for logits."""
-        cache, scored = chunk.sequence.place, chunk.scored
+        cache, scored = chunk.sequence.kv_cache, chunk.scored
         batch.wants_logits[scored.start : scored.start + self.max_nodes] = True
         pieces = OutputPieces(
             self.context,
@@ -308,7 +308,7 @@ class Target:
 
     def _try_long(self, sequence: Sequence, n_tokens: int, rows: int, pieces: PrefillChunks) -> None:
         """Read a piece in proven pieces and then as a whole, and record whether both gave the same bits."""
-        cache = sequence.place
+        cache = sequence.kv_cache
         start = cache.length
         # A running state has no parts: the whole sequence is saved and restored.
         first = start if cache.saves_parts else 0
@@ -345,7 +345,7 @@ class Target:
         waited, experts = self.context.waited_s, self.model.weights.expert_use
         setup = self.context.setup_s
         nodes = [len(drafted.tree) for drafted in trees]
-        pending = sum(drafted.sequence.place.n_pending for drafted in trees)
+        pending = sum(drafted.sequence.kv_cache.n_pending for drafted in trees)
         n_unread = sum(drafted.sequence.unread for drafted in trees)
         assert not n_unread or (len(trees) == 1 and not chunks)
         total = pending + n_unread + sum(nodes) + sum(len(chunk.tokens) for chunk in chunks)
@@ -360,7 +360,7 @@ class Target:
         parts: list[tuple[KVCache, TokenBatch]] = []
         # The cells must be taken in the order in which they are committed: the chunks' now, the trees' later.
         for chunk, rows_scored in zip(chunks, scored, strict=True):
-            cache = chunk.sequence.place
+            cache = chunk.sequence.kv_cache
             batch = TokenBatch.run(chunk.tokens, chunk.start, cache.open_paths)
             wants = batch.wants_logits
             wants[rows_scored.start : rows_scored.stop] = True
@@ -371,7 +371,7 @@ class Target:
             parts.append((cache, batch))
         unread = [PromptChunk.next_of(drafted.sequence, n_unread) for drafted in trees if n_unread]
         for drafted in trees:
-            cache = drafted.sequence.place
+            cache = drafted.sequence.kv_cache
             cache.open(len(drafted.tree.leaves))
             batch = tree_batch(drafted.tree, cache.length + n_unread)
             if n_unread:
@@ -389,7 +389,7 @@ class Target:
         row = 0
         for chunk in [*chunks, *unread]:
             end = row + len(chunk.tokens)
-            chunk.sequence.place.appended(len(chunk.tokens))
+            chunk.sequence.kv_cache.appended(len(chunk.tokens))
             self._hidden.show(chunk.sequence, chunk.start, slice(row, end))
             row = end
         verified: list[FloatArray] = []
@@ -397,7 +397,7 @@ class Target:
         if trees:
             logits = self.context.logits()[extra:]
             for end, n, drafted in zip(accumulate(nodes), nodes, trees, strict=True):
-                placed = placement(drafted.sequence.place)
+                placed = placement(drafted.sequence.kv_cache)
                 if placed is None:
                     self._tree_rows.append(np.arange(row + end - n, row + end, dtype=np.int32))
                     verified.append(logits[end - n : end])
@@ -419,7 +419,7 @@ class Target:
         """
         self._changing = True
         for drafted, path, rows in zip(trees, paths, self._tree_rows, strict=True):
-            sequence, tree, cache = drafted.sequence, drafted.tree, drafted.sequence.place
+            sequence, tree, cache = drafted.sequence, drafted.tree, drafted.sequence.kv_cache
             start = cache.length
             numbers, offsets = tree.sequences
             leaf = int(numbers[offsets[path[-1]]]) if path else 0
@@ -444,7 +444,7 @@ class Target:
     @property
     def cache(self) -> KVCache:
         """The cache of the target's own sequence."""
-        return self.own.place
+        return self.own.kv_cache
 
     @property
     def tokens(self) -> abc.Sequence[int]:
@@ -490,7 +490,7 @@ class Target:
         sequence.cache.positions = sequence.positions
         self._sequences.append(sequence)
         if source is not None:
-            inherit(sequence.place, source.place, shared)
+            inherit(sequence.kv_cache, source.kv_cache, shared)
             if sequence.scores is not None:
                 sequence.scores.inherit(source.scores, shared)
         self._changing = False
@@ -506,7 +506,7 @@ class Target:
             sequence.scores.inherit(old.scores, shared)
         old.rewind(shared)
         sequence.cache, sequence.memory = old.cache, old.memory
-        sequence.place.positions = sequence.positions
+        sequence.kv_cache.positions = sequence.positions
         self._sequences[0] = sequence
         old.cache = None
         self._changing = False
@@ -516,7 +516,7 @@ class Target:
         if sequence is self.own:
             return
         self._begin()
-        sequence.place.close()
+        sequence.kv_cache.close()
         self._sequences.remove(sequence)
         self._changing = False
         self._hidden.closed(sequence)
@@ -552,7 +552,7 @@ class Target:
         _drop_pending(sequence)
         for saved in (*self.stores, sequence.store, sequence.state):
             if saved is not None:
-                saved.restore(sequence.place, wanted)
+                saved.restore(sequence.kv_cache, wanted)
         image = sequence.next_image(sequence.n_cached)
         if image is not None and image.start < sequence.n_cached:  # it is read as a whole or not at all
             sequence.rewind(image.start)
@@ -567,7 +567,7 @@ class Target:
         """
         self._begin()
         _drop_pending(sequence)
-        sequence.state = StateFile(folder, sequence.place, sequence.cached)
+        sequence.state = StateFile(folder, sequence.kv_cache, sequence.cached)
         self._changing = False
         self.close_sequence(sequence)
 
@@ -601,14 +601,14 @@ class Target:
         """Write the whole blocks of a sequence that are not on disk yet."""
         for place in (*self.stores, sequence.store):
             if place is not None:
-                place.save(sequence.place, sequence.cached, tail=False)
+                place.save(sequence.kv_cache, sequence.cached, tail=False)
 
     def storing(self, sequence: Sequence) -> Iterator[None]:
         """Write what is not on disk yet of a sequence to the stores, with a step for each block.
 
         The steps end early when the cache no longer has the sequence as it is now.
         """
-        return self._storing(sequence.place, sequence, sequence.cached)
+        return self._storing(sequence.kv_cache, sequence, sequence.cached)
 
     def _storing(self, cache: KVCache, sequence: Sequence, tokens: list[int]) -> Iterator[None]:
         for store in self.stores:
@@ -630,7 +630,7 @@ class Target:
     def truncate_to(self, sequence: Sequence, length: int) -> None:
         """End an answer: forget what plain decoding would not have read by its end."""
         self._begin()
-        sequence.place.truncate_to(length)
+        sequence.kv_cache.truncate_to(length)
         self._changing = False
 
     @property
@@ -647,7 +647,7 @@ class Target:
     def _recover(self) -> None:
         """Reset cache and tokens to what both are known to hold."""
         self._changing = True  # in case this is interrupted too
-        close_all_but([sequence.place for sequence in self._sequences])
+        close_all_but([sequence.kv_cache for sequence in self._sequences])
         self.cache.recover()
         self._changing = self._guessing = False
 
@@ -669,4 +669,4 @@ class Target:
 
 def _drop_pending(sequence: Sequence) -> None:
     """Forget the tokens that only the next pass would read; they are read like any others then."""
-    sequence.rewind(sequence.place.length - sequence.place.n_pending)
+    sequence.rewind(sequence.kv_cache.length - sequence.kv_cache.n_pending)

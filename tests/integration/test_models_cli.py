@@ -397,7 +397,7 @@ def test_vocabularies_of_files_are_compared_but_for_padding(smol_path: Path, gem
     assert same_vocabulary(smol, smol)
     assert not same_vocabulary(smol, gemma)
     tokens = smol.metadata["tokenizer.ggml.tokens"]
-    start, end = tokens.place
+    start, end = tokens.byte_range
     assert b"<|endoftext|>" in smol_path.read_bytes()[start:end]
     other = replace(smol, metadata={**smol.metadata, "tokenizer.ggml.pre": "another"})
     assert not same_vocabulary(smol, other)

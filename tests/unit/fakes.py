@@ -141,7 +141,7 @@ class FakeTarget:
             assert isinstance(sequence.state, FakeState)
             assert not sequence.state.closed
             assert sequence.state.tokens == sequence.tokens[: len(sequence.state.tokens)]
-            sequence.place.appended(len(sequence.state.tokens) - sequence.n_cached)
+            sequence.kv_cache.appended(len(sequence.state.tokens) - sequence.n_cached)
         return sequence.n_cached
 
     def set_aside(self, sequence: sequences.Sequence, folder: Path) -> None:
@@ -152,7 +152,7 @@ class FakeTarget:
     def read_chunk(self, sequence: sequences.Sequence) -> int:
         self.on_pass()
         size = min(sequence.missing, self.context.n_rows)
-        sequence.place.appended(size)
+        sequence.kv_cache.appended(size)
         return size
 
     def storing(self, sequence: sequences.Sequence) -> Iterator[None]:
@@ -198,12 +198,12 @@ class FakeTarget:
         for chunk in chunks:
             assert list(chunk.tokens) == chunk.sequence.tokens[chunk.start :][: len(chunk.tokens)]
             assert chunk.start == chunk.sequence.n_cached
-            chunk.sequence.place.appended(len(chunk.tokens))
+            chunk.sequence.kv_cache.appended(len(chunk.tokens))
         return TargetPass(tuple(self._verify(drafted) for drafted in trees), waited_s=float(self.waits))
 
     def _verify(self, drafted: SequenceTree) -> FloatArray:
         tree, text = drafted.tree, drafted.sequence.tokens
-        assert drafted.sequence.place.length == len(text) - 1
+        assert drafted.sequence.kv_cache.length == len(text) - 1
         assert int(tree.tokens[0]) == text[-1]
         rows = []
         for node in range(len(tree)):
@@ -215,9 +215,9 @@ class FakeTarget:
     def commit(self, trees: Sequence[SequenceTree], paths: Sequence[Sequence[int]]) -> None:
         assert list(trees) == self._verified, "only what was verified can be kept"
         for drafted, path in zip(trees, paths, strict=True):
-            sequence, start = drafted.sequence, drafted.sequence.place.length
+            sequence, start = drafted.sequence, drafted.sequence.kv_cache.length
             assert sequence.tokens[start:][: len(path)] == [int(drafted.tree.tokens[node]) for node in path]
-            sequence.place.appended(len(path))
+            sequence.kv_cache.appended(len(path))
         self._verified = []
 
     def truncate_to(self, sequence: sequences.Sequence, length: int) -> None:

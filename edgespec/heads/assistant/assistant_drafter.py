@@ -37,11 +37,11 @@ class _ShownState:
     """The last state (width,) that the target has shown of a sequence, and the sequence up to its token.
 
     Attributes:
-        place: where in the target's cache the sequence is.
+        kv_cache: the cells of the sequence in the target's cache.
     """
 
     memory: DraftMemory
-    place: KVCache
+    kv_cache: KVCache
     tokens: list[int]
     state: FloatArray
 
@@ -223,7 +223,7 @@ class AssistantDrafter(MergingDrafter):
         for shown in self._shown:
             if memory is not None and shown.memory is not memory:
                 continue
-            cache = shown.place
+            cache = shown.kv_cache
             if not isinstance(cache, BranchingCache) or cache.length != len(before) or shown.tokens != before:
                 continue
             sequence_id = cache.ids[0]

@@ -195,7 +195,7 @@ class _HeaderReader:
                 strings_left -= self._skip_strings(value.length, strings_left, _quote(key))
                 if key == "tokenizer.ggml.tokens":
                     self._check_tokens(start, value.length)
-                value = replace(value, place=(start, self._cursor.at))
+                value = replace(value, byte_range=(start, self._cursor.at))
             metadata[key] = value
         return metadata
 

@@ -53,13 +53,13 @@ class ArrayInfo:
 
     Attributes:
         values: of a short array of integers or truth values, its elements.
-        place: of an array of strings, the first byte in the file, and the byte after the last one.
+        byte_range: of an array of strings, the first byte in the file, and the byte after the last one.
     """
 
     element_type: str
     length: int
     values: tuple[int, ...] = field(default=(), compare=False)
-    place: tuple[int, int] = field(default=(0, 0), compare=False)
+    byte_range: tuple[int, int] = field(default=(0, 0), compare=False)
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,11 @@ def same_tokens(first: GGUFHeader, second: GGUFHeader) -> bool:
     tokens, others = first.metadata.get(_TOKENS), second.metadata.get(_TOKENS)
     if not isinstance(tokens, ArrayInfo) or not isinstance(others, ArrayInfo):
         return False
-    if tokens != others or tokens.place == (0, 0) or others.place == (0, 0):  # of a model that is no file
+    if (
+        tokens != others or tokens.byte_range == (0, 0) or others.byte_range == (0, 0)
+    ):  # of a model that is no file
         return False
-    return _same_bytes((first.path, tokens.place), (second.path, others.place))
+    return _same_bytes((first.path, tokens.byte_range), (second.path, others.byte_range))
 
 
 def another_vocabulary(first: GGUFHeader, second: GGUFHeader) -> bool:

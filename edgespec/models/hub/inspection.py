@@ -199,7 +199,7 @@ def _tokens(header: GGUFHeader) -> bytes:
     """
     tokens = header.metadata[_TOKENS]
     assert isinstance(tokens, ArrayInfo)
-    start, end = tokens.place
+    start, end = tokens.byte_range
     with header.path.open("rb") as file:
         file.seek(start)
         return file.read(end - start)
