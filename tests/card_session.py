@@ -35,9 +35,10 @@ from edgespec.costs.sending import NEVER
 from edgespec.engine.decoding import Decoder
 from edgespec.errors import EdgeSpecError, MemoryLimitError, StreamError
 from edgespec.kernels import ggml
-from edgespec.kernels.device_speed import measure_speeds, transfer_times
+from edgespec.kernels.device_speed import measure_speeds, refuses_to_pin, transfer_times
 from edgespec.kernels.ggml import rpc
 from edgespec.kernels.ggml.devices import device_named
+from edgespec.kernels.ggml.structs import BufferType
 from edgespec.kernels.layouts import kernel_layouts
 from edgespec.kernels.watch import new_watch
 from edgespec.llama.build import current_build
@@ -236,12 +237,36 @@ def pinned(model: Path) -> dict[str, Any]:
     host = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(host_buffer_type)
     with replaced(device, _HOST_BUFFER_TYPE, host):
         transfers = transfer_times(device)
-    measured = len(asked)
+        measured = len(asked)
+        refuses = refuses_to_pin(device)
     with log_lines() as log, replaced(device, _HOST_BUFFER_TYPE, host):
         Model(model, devices=DeviceLayers.of([(device, 15)])).close()
     kinds = [line.partition(":")[2].split()[0] for line in log.info if "model buffer size" in line]
     layouts = [layout.name for layout in kernel_layouts()]
-    return {"kinds": kinds, "layouts": layouts, "transfers": list(transfers.values()), "measured": measured}
+    return {
+        "kinds": kinds,
+        "layouts": layouts,
+        "transfers": list(transfers.values()),
+        "measured": measured,
+        "refuses": refuses,
+    }
+
+
+@contextmanager
+def unpinnable_memory() -> Iterator[None]:
+    """A block in which the device has a type of pinned memory, and plain memory is allocated instead."""
+    plain = ggml.plain_buffer_type()
+    kind = BufferType.from_buffer_copy(BufferType.from_address(plain))
+    allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
+        lambda _, size: ggml.functions()["ggml_backend_buft_alloc_buffer"](plain, size)
+    )
+    named = ctypes.create_string_buffer(b"Pinned")
+    name = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(lambda _: ctypes.addressof(named))
+    kind.interface.alloc_buffer = ctypes.cast(allocate, ctypes.c_void_p).value
+    kind.interface.get_name = ctypes.cast(name, ctypes.c_void_p).value
+    host = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(lambda _: ctypes.addressof(kind))
+    with replaced(own_device(), _HOST_BUFFER_TYPE, host):
+        yield
 
 
 def sent(path: Path, device: int, *, streamed: bool = False) -> dict[str, Any]:
@@ -397,10 +422,13 @@ def with_fast_link(model: str) -> dict[str, Any]:
         transfer=Curve.through([(1 << 14, 1e-9), (1 << 24, 2e-9)]),
     )
     remember(ProfileStore(), known, type_id, 1, fast)
+    with unpinnable_memory():
+        unpinned = {"half, unpinned": case(model, gpu_layers=2), "refuses": refuses_to_pin(own_device())}
     streamed: dict[str, Any] = {"offload": "stream", "draft_device": "none"}
     return {
         "here": case(model, gpu_layers=0),
         "half": case(model, gpu_layers=2),
+        **unpinned,
         "streamed": in_least_memory(model, gpu_layers=1, **streamed),
         "streamed exactly": in_least_memory(model, gpu_layers=1, exact=True, **streamed),
         "streamed with trees": in_least_memory(model, gpu_layers=1, **streamed, draft="lookup"),

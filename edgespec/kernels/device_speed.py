@@ -43,10 +43,12 @@ class DeviceSpeed:
     Attributes:
         seconds: for a byte of weights of a type as in files, for each of ROWS.
         transfer: seconds in which so many bytes get there and back; empty for what is not on this machine.
+        unpinned: whether no memory could be pinned for it, although it has such memory.
     """
 
     seconds: tuple[float, ...]
     transfer: Mapping[int, float] = field(default_factory=dict)
+    unpinned: bool = False
 
 
 def measure_speeds(
@@ -80,7 +82,9 @@ def measure_speeds(
     if missing := verdict.answer.get("missing"):
         raise DeviceFailed(f"there is no {missing}")
     return [
-        DeviceSpeed(tuple(each["seconds"]), {int(n): s for n, s in each["transfer"].items()})
+        DeviceSpeed(
+            tuple(each["seconds"]), {int(n): s for n, s in each["transfer"].items()}, each["unpinned"]
+        )
         for each in verdict.answer["devices"]
     ]
 
@@ -102,7 +106,9 @@ def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
         if device == own:
             f["ggml_backend_cpu_set_n_threads"](backend, request["threads"])
         seconds = _seconds(device, backend, request["type"])
-        found.append({"seconds": seconds, "transfer": transfer_times(device) if device in near else {}})
+        transfer = transfer_times(device) if device in near else {}
+        unpinned = device in near and refuses_to_pin(device)
+        found.append({"seconds": seconds, "transfer": transfer, "unpinned": unpinned})
         f["ggml_backend_free"](backend)
     return {"devices": found}
 
@@ -137,6 +143,21 @@ def transfer_times(device: Address) -> dict[int, float]:
                 taken.append(time.perf_counter() - begun)
             found[n_bytes] = statistics.median(taken)
     return found
+
+
+def refuses_to_pin(device: Address) -> bool:
+    """True if memory cannot be pinned for a device that has such memory.
+
+    ggml then allocates other memory and says nothing.
+    """
+    f = ggml.functions()
+    host = f["ggml_backend_dev_host_buffer_type"](device)
+    buffer = f["ggml_backend_buft_alloc_buffer"](host, max(_PAYLOADS)) if host else None
+    if not buffer:
+        return bool(host)
+    refused = bool(f["ggml_backend_buffer_get_type"](buffer) != host)
+    f["ggml_backend_buffer_free"](buffer)
+    return refused
 
 
 def _seconds(device: Address, backend: Address, type_id: int) -> list[float]:

@@ -10,6 +10,7 @@ from edgespec.errors import BackendError
 from edgespec.files.state import FileState
 from edgespec.files.user_folders import cache_folder
 from edgespec.heads.opening import HiddenStateSource
+from edgespec.kernels.ggml.devices import pinned_memory_name
 from edgespec.llama.cache.state_cache import N_SEQUENCES
 from edgespec.llama.cache.states import cache_identity
 from edgespec.llama.first_layers import FirstLayers
@@ -17,6 +18,7 @@ from edgespec.llama.prefill_chunks import PrefillChunks, outcomes_path
 from edgespec.llama.row_rule import ANY_ROWS, RowRule, RowRuleStore
 from edgespec.llama.runtime.abort import DecodeAborted
 from edgespec.llama.runtime.adapters import load_adapter
+from edgespec.llama.runtime.backend import LogLines, log_lines
 from edgespec.llama.runtime.batch import TokenBatch
 from edgespec.llama.runtime.context import Context
 from edgespec.llama.runtime.device_layers import DeviceLayers
@@ -41,6 +43,11 @@ from edgespec.planning.exactness import rule_searches
 from edgespec.planning.pack_folders import pack_folders
 from edgespec.planning.plan import Plan
 from edgespec.text.template import ChatTemplate
+
+_UNPINNED = (
+    "No memory could be pinned for the weights that are sent to the card, which makes that slower: "
+    "raise the limit of locked memory (ulimit -l)."
+)
 
 
 def open_target(
@@ -153,6 +160,13 @@ def _routes_as_expected(context: Context) -> bool:
     return True
 
 
+def _are_pinned(devices: DeviceLayers, log: LogLines) -> bool:
+    """Whether some weights were loaded into pinned memory, or no device has such; llama.cpp's log tells."""
+    names = {pinned_memory_name(device) for device in devices.devices} - {""}
+    sizes = [line for line in log.info if "model buffer size" in line]
+    return not names or any(name in line for name in names for line in sizes)
+
+
 def _open_weights(
     plan: Plan, state: LoadState, while_loading: Callable[[Plan], None] = lambda _plan: None
 ) -> tuple[Plan, Model]:
@@ -173,16 +187,19 @@ def _open_weights(
         if memory.paged and beside is None:
             beside = try_paging(files)
         # Rearranged weights are a copy in memory, which the system cannot page out.
-        model = open_model(
-            files.paths[0],
-            state,
-            memory_map=memory.memory_map,
-            repack=plan.rearranges,
-            weights=beside,
-            devices=devices,
-            sent_from=sent_from,
-            mtp=plan.drafts_for_itself,
-        )
+        with log_lines() as log:
+            model = open_model(
+                files.paths[0],
+                state,
+                memory_map=memory.memory_map,
+                repack=plan.rearranges,
+                weights=beside,
+                devices=devices,
+                sent_from=sent_from,
+                mtp=plan.drafts_for_itself,
+            )
+        if plan.products is not None and plan.products.sends and not _are_pinned(devices, log):
+            state.notes.append(_UNPINNED)
         return plan, model
     opened = partial(
         open_streamed_model,

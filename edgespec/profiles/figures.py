@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from edgespec.costs.curves import Curve
 
-_ADDED_LATER = ("busy", "pass_s", "streamed_rate", "disks")  # older files have none
+_ADDED_LATER = ("busy", "pass_s", "streamed_rate", "disks", "unpinned")  # older files have none
 _READ: Mapping[str, Any] = {
     "bool": bool,
     "int": int,
@@ -54,11 +54,13 @@ class DeviceProfile(Figures):
         seconds: for a byte of weights as they are in files, for each of kernels.report.ROWS.
         own_seconds: the same on the processor.
         transfer: seconds in which so many bytes get there and back.
+        unpinned: whether no memory could be pinned for it, although it has such memory.
     """
 
     seconds: tuple[float, ...]
     own_seconds: tuple[float, ...]
     transfer: Curve
+    unpinned: bool = False
 
     @property
     def bandwidth(self) -> float:

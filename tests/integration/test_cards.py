@@ -299,6 +299,12 @@ def test_a_load_sends_weights_over_a_fast_link(amended: Cases) -> None:
     assert half["layers"] == "2 here, 2 on RPC0"
     assert "Weights in memory are sent to the card in every pass." in half["notes"]
     assert not any("Weights in memory" in note for note in here["notes"])
+    assert not any("could be pinned" in note for note in half["notes"])  # the device has no such memory
+    unpinned = amended["fast link"]["half, unpinned"]
+    assert any(note.startswith("No memory could be pinned") for note in unpinned["notes"]), unpinned
+    assert unpinned["tokens"] == half["tokens"]
+    assert amended["fast link"]["refuses"]
+    assert not amended["pinned"]["refuses"]
     if not amended["pinned"]["layouts"]:  # other kernels round differently
         assert half["tokens"] == here["tokens"]
 

@@ -14,3 +14,10 @@ def device_named(name: str) -> Address | None:
         if (f["ggml_backend_dev_name"](device) or b"").decode("utf-8", "replace") == name:
             return device
     return None
+
+
+def pinned_memory_name(device: Address) -> str:
+    """ggml's name of memory that is pinned for a device's transfers; empty if the device has none."""
+    f = functions()
+    kind = f["ggml_backend_dev_host_buffer_type"](device)
+    return (f["ggml_backend_buft_name"](kind) or b"").decode("utf-8", "replace") if kind else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
@@ -71,6 +71,10 @@ class DevicePart(Generic[_Device]):
     def n_bytes(self) -> int:
         """Bytes of the weights there."""
         return sum(tensor.n_bytes for tensor in self.tensors)
+
+    def used_bytes(self, used: Mapping[str, float]) -> float:
+        """Those that a pass computes with, of these of all weights."""
+        return sum(used.get(tensor.name, 0.0) for tensor in self.tensors)
 
 
 @dataclass(frozen=True)
@@ -174,7 +178,7 @@ def remote_parts(assignment: LayerAssignment, devices: LayerDevices, files: Mode
     for part in assignment.parts(devices.devices, files):
         times = zip(ROWS, part.device.seconds, own, strict=True)
         slowness = {rows: there / here for rows, there, here in times}
-        share = sum(used.get(tensor.name, 0.0) for tensor in part.tensors) / total
+        share = part.used_bytes(used) / total
         described = part.layers * _LAYER_DESCRIPTION if devices.remote else 0
         found.append(RemotePart(share, slowness, part.device.transfer, described, row, trips=1 + part.kept))
     return found

@@ -20,6 +20,10 @@ from edgespec.profiles.store import Key, ProfileStore, machine_identity
 from edgespec.progress import Progress, no_progress
 from edgespec.units import readable
 
+_UNPINNED = (
+    "No memory can be pinned for it, which would be faster: raise the limit of locked memory (ulimit -l)."
+)
+
 
 def find_devices(names: Sequence[str]) -> tuple[BuildDevice, ...]:
     """The devices of these names; all that there are, if there are no names.
@@ -147,16 +151,19 @@ def measure_device(name: str, type_id: int, n_threads: int) -> DeviceProfile:
         DeviceFailed, InconclusiveTrial: as `measured`.
     """
     own, there = measure_speeds(type_id, n_threads, names=[name])
-    return DeviceProfile(there.seconds, own.seconds, Curve.through(there.transfer.items()))
+    transfer = Curve.through(there.transfer.items())
+    return DeviceProfile(there.seconds, own.seconds, transfer, there.unpinned)
 
 
 def describe(card: Card) -> str:
     """A card and what was measured, in a sentence."""
+    link = f"transfers run at {readable(card.profile.bandwidth)}/s"
+    link += f" from pageable memory. {_UNPINNED}" if card.profile.unpinned else "."
     ratios = [there / here for there, here in zip(card.seconds, card.profile.own_seconds, strict=True)]
     return (
         f"{card.name} ({card.description}) has {readable(card.free)} free of {readable(card.total)}. "
         f"Products take {ratios[0]:.2g} times as long there as on the processor with one row, and "
-        f"{ratios[-1]:.2g} times with many; transfers run at {readable(card.profile.bandwidth)}/s."
+        f"{ratios[-1]:.2g} times with many; {link}"
     )
 
 

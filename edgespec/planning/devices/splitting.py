@@ -135,7 +135,7 @@ class PassCosts:
         parts = assignment.parts(list(zip(self.cards.devices, there_s, strict=True)), self.files)
         for part in parts:
             card, card_s = part.device
-            n_bytes = sum(used.get(tensor.name, 0.0) for tensor in part.tensors) + part.layers * cells / 2
+            n_bytes = part.used_bytes(used) + part.layers * cells / 2
             n_bytes += output if assignment.output and part is parts[-1] else 0
             trip_s = transfer_seconds(card, USUAL_ROWS * hidden_bytes(self.files))
             seconds += CLEARLY_FASTER * n_bytes * card_s + (1 + part.kept) * trip_s
