@@ -20,7 +20,8 @@ from edgespec.serving.anthropic.endpoints import MessagesEndpoint
 from edgespec.serving.api import protocol
 from edgespec.serving.api.completion_request import is_pattern, names_model
 from edgespec.serving.api.embeddings import EmbeddingEndpoint, OpenAIEmbeddings
-from edgespec.serving.api.endpoint import CompletionsEndpoint, Endpoint, Event, ResponsesEndpoint
+from edgespec.serving.api.endpoint import Endpoint, Event
+from edgespec.serving.api.openai_endpoints import CompletionsEndpoint, ResponsesEndpoint
 from edgespec.serving.api.refusals import Refusal, Unavailable, refusal_for
 from edgespec.serving.api.tokenizing import TokenizerEndpoint, detokenized, tokenized, tokenizer_info
 from edgespec.serving.completion_handler import CompletionHandler

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from edgespec.generation.result import Chunk, Generation
-from edgespec.latest import LatestValues
-from edgespec.serving.api import protocol, response_items, responses
 from edgespec.serving.api.completion_request import CompletionRequest
 from edgespec.serving.api.limits import Limits
 from edgespec.serving.api.refusals import Refusal
@@ -22,43 +20,6 @@ from edgespec.serving.api.warnings import Warnings
 
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
-
-_MAX_KEPT = 1024
-_MAX_BYTES = 64 << 20  # the images of a conversation are kept with it
-
-
-class ResponseStore:
-    """Conversations by the id of the response that they end with, in memory; any thread may use them.
-
-    What was of no use for the longest time is dropped first.
-    """
-
-    def __init__(self) -> None:
-        self._kept: LatestValues[bytes] = LatestValues(_MAX_BYTES, _MAX_KEPT)
-
-    def keep(self, identifier: str, asked: bytes, answer: Mapping[str, Any]) -> None:
-        """Keep a conversation.
-
-        Args:
-            asked: its messages, a list of JSON that is not empty.
-            answer: the message that ends it.
-        """
-        held = b"%s, %s]" % (asked[:-1], json.dumps(answer).encode())
-        self._kept.put(identifier, held, len(held))
-
-    def get(self, identifier: str) -> list[dict[str, Any]]:
-        """A conversation.
-
-        Raises:
-            Refusal: it is not kept.
-        """
-        held = self._kept.get(identifier)
-        if held is None:
-            text = f"The response {identifier[:80]!r} is not kept. Send the whole conversation as 'input'."
-            raise Refusal(404, text, "previous_response_not_found")
-        messages: list[dict[str, Any]] = json.loads(held)
-        return messages
-
 
 Event = dict[str, Any]
 _LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
@@ -190,80 +151,3 @@ class PromptEndpoint(_EndpointBase):
 
 
 Endpoint = DirectEndpoint | PromptEndpoint
-
-
-class CompletionsEndpoint(PromptEndpoint):
-    """`/v1/chat/completions` and `/v1/completions` of the OpenAI API."""
-
-    last = b"data: [DONE]\n\n"
-
-    def __init__(self, *, chat: bool) -> None:
-        self._chat = chat
-
-    def translate(self, body: object) -> TranslatedRequest:
-        return TranslatedRequest(body, raw=not self._chat)
-
-    def response_builder(
-        self, request: CompletionRequest, *, model: str, prompt_tokens: int, context: Any
-    ) -> ResponseBuilder:
-        return protocol.CompletionBuilder(
-            chat=self._chat,
-            model=model,
-            warnings=request.warnings,
-            timed=True,
-            speculates=request.with_speculation,
-            custom_tools=request.custom_tools,
-            n_prompts=len(request.prompts),
-            echoed=[prompt for prompt in request.echoed for _ in range(request.answers)],
-            scored=request.scores_prompts,
-        )
-
-
-@dataclass(frozen=True)
-class ResponseContext:
-    """What a response takes from its request, besides what is answered.
-
-    Attributes:
-        previous: the id of the response that is continued.
-        asked: the messages that the response is to, as JSON; None if it is not to be kept.
-    """
-
-    previous: str | None
-    asked: bytes | None
-
-
-class ResponsesEndpoint(PromptEndpoint):
-    """`/v1/responses` of the OpenAI API."""
-
-    def __init__(self) -> None:
-        self._store = ResponseStore()
-
-    def translate(self, body: object) -> TranslatedRequest:
-        warnings = Warnings()
-        chat = responses.as_chat(body, warnings, self._store.get)
-        assert isinstance(body, dict), "or it was refused"
-        asked = None
-        if body.get("store") is not False:
-            told = responses.conversation(chat["messages"], body.get("instructions"))
-            asked = json.dumps(told).encode()  # as it came: images are no JSON later
-        context = ResponseContext(body.get("previous_response_id"), asked)
-        return TranslatedRequest(chat, warnings=warnings, context=context)
-
-    def response_builder(
-        self, request: CompletionRequest, *, model: str, prompt_tokens: int, context: Any
-    ) -> ResponseBuilder:
-        asked = context.asked
-
-        def keep(identifier: str, answer: Generation) -> None:
-            calls = [call.to_json() for call in answer.tool_calls]
-            message = {"role": "assistant", "content": answer.text, "tool_calls": calls}
-            self._store.keep(identifier, asked, message | {"reasoning_content": answer.reasoning})
-
-        return response_items.ResponsesBuilder(
-            model=model,
-            config=request.config,
-            warnings=request.warnings,
-            custom_tools=request.custom_tools,
-            previous=context.previous,
-            keep=None if asked is None else keep,
-        )
