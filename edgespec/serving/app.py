@@ -32,7 +32,7 @@ from edgespec.serving.ollama.endpoints import OllamaEndpoint, failure
 from edgespec.serving.ollama.model_card import ModelCard, version
 from edgespec.serving.origins import HostCheck, origin_checks
 from edgespec.serving.page import PAGE, Page
-from edgespec.serving.request_handler import PathT, RequestHandler
+from edgespec.serving.request_handler import EndpointT, RequestHandler
 from edgespec.serving.response_sender import ResponseSender
 
 _OLLAMA = "/api/"
@@ -178,14 +178,14 @@ def _answering(handler: CompletionHandler | EmbeddingHandler) -> list[Route]:
     return answers + [Route(path, refuse, methods=_ANY) for path in inputs]
 
 
-def _route(path: str, handler: RequestHandler[Any, PathT], endpoint: PathT) -> Route:
+def _route(path: str, handler: RequestHandler[Any, EndpointT], endpoint: EndpointT) -> Route:
     return Route(path, _Answers(handler, endpoint), methods=["POST"])
 
 
-class _Answers(Generic[PathT]):
+class _Answers(Generic[EndpointT]):
     """The application at a path that the model answers."""
 
-    def __init__(self, handler: RequestHandler[Any, PathT], endpoint: PathT) -> None:
+    def __init__(self, handler: RequestHandler[Any, EndpointT], endpoint: EndpointT) -> None:
         self._handler = handler
         self._endpoint = endpoint
 

@@ -116,11 +116,11 @@ class CompletionHandler(RequestHandler[EngineWorker, Endpoint]):
         self._image_thread.shutdown(wait=False, cancel_futures=True)
 
     async def _respond(
-        self, sender: ResponseSender, path: Endpoint, body: RequestBody, answers: list[Generation]
+        self, sender: ResponseSender, endpoint: Endpoint, body: RequestBody, answers: list[Generation]
     ) -> None:
         async with AsyncExitStack() as stack:
-            slot = stack.enter_context(self.worker.queue_slot()) if path.waits else None
-            exchange = await self._prepared(body.content, path, stack)
+            slot = stack.enter_context(self.worker.queue_slot()) if endpoint.waits else None
+            exchange = await self._prepared(body.content, endpoint, stack)
             self._bodies.drop(body)
             if isinstance(exchange, _DirectReply):
                 await sender.whole(exchange.reply)

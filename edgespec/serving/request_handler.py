@@ -25,16 +25,16 @@ _SHUTDOWN_REPLY_S = 1.0
 
 
 class Failing(Protocol):
-    """A path, with the form of its errors."""
+    """An endpoint, with the form of its errors."""
 
     def failure(self, refusal: Refusal) -> dict[str, Any]: ...
 
 
 Worker = TypeVar("Worker", bound=ModelWorker[Any, Any])
-PathT = TypeVar("PathT", bound=Failing)
+EndpointT = TypeVar("EndpointT", bound=Failing)
 
 
-class RequestHandler(ABC, Generic[Worker, PathT]):
+class RequestHandler(ABC, Generic[Worker, EndpointT]):
     """Answers requests; each is abandoned as soon as its client disconnects or the server shuts down.
 
     Args:
@@ -72,7 +72,7 @@ class RequestHandler(ABC, Generic[Worker, PathT]):
         self.worker.stop()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def answer(self, sender: ResponseSender, path: PathT) -> None:
+    async def answer(self, sender: ResponseSender, endpoint: EndpointT) -> None:
         """Answer one request; returns when it is answered, refused or abandoned."""
         start = time.perf_counter()
         answers: list[Generation] = []
@@ -80,7 +80,7 @@ class RequestHandler(ABC, Generic[Worker, PathT]):
             async with self._bodies.received(sender.http) as body:
                 if self._stopping.is_set():
                     raise ShuttingDown
-                await self._until_abandoned(sender, self._respond(sender, path, body, answers))
+                await self._until_abandoned(sender, self._respond(sender, endpoint, body, answers))
         except ClientDisconnect:
             sender.note_refused()
         except Exception as error:
@@ -118,12 +118,12 @@ class RequestHandler(ABC, Generic[Worker, PathT]):
 
     @abstractmethod
     async def _respond(
-        self, sender: ResponseSender, path: PathT, body: RequestBody, answers: list[Generation]
+        self, sender: ResponseSender, endpoint: EndpointT, body: RequestBody, answers: list[Generation]
     ) -> None:
         """Answer a request that has arrived.
 
         Args:
-            path: what decides the forms of requests and answers.
+            endpoint: what decides the forms of requests and answers.
             answers: gets what is generated, for the log.
         """
 

@@ -65,7 +65,7 @@ class Embedded:
 
 
 class EmbeddingEndpoint(ABC):
-    """A path that answers requests for embeddings."""
+    """An endpoint that answers requests for embeddings."""
 
     @abstractmethod
     def read(self, body: object, names: Collection[str], width: int) -> EmbeddingRequest:

@@ -64,7 +64,7 @@ class TranslatedRequest:
 
 
 class _EndpointBase(ABC):
-    """A path that clients send requests to."""
+    """An endpoint that clients send requests to."""
 
     @property
     @abstractmethod
@@ -77,7 +77,7 @@ class _EndpointBase(ABC):
 
 
 class DirectEndpoint(_EndpointBase):
-    """A path that asks about the model and not for its words."""
+    """An endpoint for questions about the model, which it does not answer itself."""
 
     @property
     def waits(self) -> bool:
@@ -93,7 +93,7 @@ class DirectEndpoint(_EndpointBase):
 
 
 class PromptEndpoint(_EndpointBase):
-    """A path that answers prompts.
+    """An endpoint that answers prompts.
 
     Attributes:
         media_type: of streamed answers.
@@ -129,7 +129,7 @@ class PromptEndpoint(_EndpointBase):
         """
 
     def counted(self, prompt_tokens: int) -> Event:
-        """The answer of a path that counts tokens."""
+        """The answer of an endpoint that counts tokens."""
         return {"input_tokens": prompt_tokens}
 
     def frame(self, event: Event) -> bytes:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class TokenizerEndpoint(DirectEndpoint):
-    """A path that turns text into tokens or back.
+    """An endpoint that turns text into tokens or back.
 
     Args:
         reply: makes the answer of a request.
