@@ -108,7 +108,7 @@ def _tuned(target: Path, start: Path, options: argparse.Namespace) -> Path:
     if not path.exists():
         found = TuneOptions(start=str(start), output=path, pass_s=_PASS_S, answers=options.tune_answers)
         found = replace(found, steps=steps) if steps else replace(found, minutes=minutes)
-        for line in tune(str(target), found).in_words:
+        for line in tune(str(target), found).description:
             print(line, file=sys.stderr)
     return path
 

@@ -53,7 +53,7 @@ def examine_devices(build: Build, store: ProfileStore, on_progress: Progress) ->
     from edgespec.kernels.device_speed import DeviceFailed
     from edgespec.machine.cores import default_threads
     from edgespec.planning.devices.finding import PlacementRequest, describe, measured
-    from edgespec.planning.host_products import costs_in_words, host_costs
+    from edgespec.planning.host_products import describe_costs, host_costs
 
     request = PlacementRequest(DevicesConfig(), default_threads(), store, on_progress)
     found = []
@@ -67,6 +67,6 @@ def examine_devices(build: Build, store: ProfileStore, on_progress: Progress) ->
             found.append(DeviceCheck(*about, untried=error.reason))
         else:
             faster = card.seconds[-1] < card.profile.own_seconds[-1]
-            binds = "" if card.shared else costs_in_words(host_costs(card, _Q4_K, _MATRIX))
+            binds = "" if card.shared else describe_costs(host_costs(card, _Q4_K, _MATRIX))
             found.append(DeviceCheck(*about, describe(card), faster=faster, binds=binds))
     return tuple(found)

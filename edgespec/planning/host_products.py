@@ -98,7 +98,7 @@ def host_costs(card: Card, type_id: int, matrix: int) -> HostCosts:
     return HostCosts(_curve(own_seconds), rearranged, _curve(card.seconds), link_s)
 
 
-def costs_in_words(costs: HostCosts) -> str:
+def describe_costs(costs: HostCosts) -> str:
     """Describe the time of a GiB of weights in each place, and what binds those that no card holds."""
     card, link, one, many = (
         _duration((1 << 30) * seconds)
@@ -143,7 +143,7 @@ def _drafting(config: Config, drafter: ModelFiles | None, step_s: Curve) -> Draf
     return DraftingCosts("drafter", yields, step_s.scaled(drafter.tensor_bytes), USUAL_OVERHEAD)
 
 
-def in_words(products: HostProducts, *, streams: bool = False) -> str:
+def describe_host_products(products: HostProducts, *, streams: bool = False) -> str:
     """The choice in a sentence.
 
     Args:

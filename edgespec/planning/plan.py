@@ -39,7 +39,7 @@ from edgespec.planning.devices.finding import PlacementRequest, describe, open_c
 from edgespec.planning.devices.machine import MachineSnapshot
 from edgespec.planning.devices.workers import assign_to_workers
 from edgespec.planning.draft_window import drafter_cells
-from edgespec.planning.host_products import copied_bytes, host_products, in_words
+from edgespec.planning.host_products import copied_bytes, describe_host_products, host_products
 from edgespec.planning.memory.budget import MemoryPlan, plan_memory
 from edgespec.planning.memory.needs import ContextShape, MemoryNeeds, PairSizes
 from edgespec.planning.memory.rows import needs_within
@@ -465,7 +465,7 @@ class Planner:
             else:
                 memory = replace(memory, weights=memory.layout.again(packed=False), pack="never")
         if products is not None:
-            notes += (in_words(products, streams=memory.holding.streamed_bytes > 0),)
+            notes += (describe_host_products(products, streams=memory.holding.streamed_bytes > 0),)
         return planned(
             memory=memory,
             assignment=assignment,

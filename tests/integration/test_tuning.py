@@ -398,7 +398,7 @@ def test_a_tuned_drafter_agrees_more_and_is_registered(target: Path, start: Path
     (pair,) = PairRegistry().pairs(read_header(target).fingerprint)
     assert pair.preferred
     assert (pair.path, pair.kind) == (tuned.path, MADE)
-    assert "It is the best drafter known: --draft auto uses it." in tuned.in_words
+    assert "It is the best drafter known: --draft auto uses it." in tuned.description
     with edgespec.load(target, context=256) as engine:
         assert engine.notes[0].startswith(f"Drafting with {tuned.path.name}, made from this target")
     # Answers are kept for the next tuning; all else of this one is gone.
@@ -421,7 +421,7 @@ def test_a_better_drafter_is_not_replaced(target: Path, start: Path, tmp_path: P
     assert tuned.rival.path == better
     assert [pair.path for pair in PairRegistry().pairs(fingerprint)] == [better]
     assert output.exists()  # as it was asked for
-    assert tuned.in_words[-1].startswith("It is not registered: with better.gguf")
+    assert tuned.description[-1].startswith("It is not registered: with better.gguf")
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from edgespec.models.gguf.types import GGUFHeader, TensorInfo
 from edgespec.planning import host_products as module
 from edgespec.planning.devices.assignment import LayerAssignment
 from edgespec.planning.devices.cards import Card, Cards
-from edgespec.planning.host_products import costs_in_words, host_costs, host_products, in_words
+from edgespec.planning.host_products import describe_costs, describe_host_products, host_costs, host_products
 from edgespec.profiles.figures import DeviceProfile
 
 LAYERS, LAYER = 10, 100_000_000
@@ -134,13 +134,13 @@ def test_nothing_is_chosen_for_weights_from_disk_where_there_is_no_choice(case: 
 
 
 def test_the_choice_is_said() -> None:
-    assert [in_words(found) for found in (chosen(50e9), chosen(1e9)) if found] == [
+    assert [describe_host_products(found) for found in (chosen(50e9), chosen(1e9)) if found] == [
         "Weights in memory are sent to the card in every pass.",
         "The processor computes with the weights in memory, which are rearranged for it.",
     ]
     streamed = chosen(3e9, **DISK)
     assert streamed is not None
-    assert in_words(streamed, streams=True) == (
+    assert describe_host_products(streamed, streams=True) == (
         "Weights in memory and from disk are sent to the card for passes of 4 rows or more."
     )
 
@@ -156,7 +156,7 @@ def test_the_choice_is_said() -> None:
 )
 def test_costs_say_what_binds_weights_that_no_card_holds(link: float, over_link: str, binds: str) -> None:
     (card,) = cards(link).devices
-    said = costs_in_words(host_costs(card, 0, 1 << 24))
+    said = describe_costs(host_costs(card, 0, 1 << 24))
     assert said == (
         f"A GiB of weights takes 5.37 ms there, {over_link} over the link, and on the processor 107 ms with "
         f"one row and 859 ms with 32. Weights that do not fit there are bound by {binds}."

@@ -18,7 +18,12 @@ from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub.projectors import choose_projector, is_projector, projector_beside, projectors_around
 from edgespec.planning.projector import reserved_projector
-from edgespec.planning.report.sight import image_notes, in_words, with_measured_seconds, with_seconds
+from edgespec.planning.report.sight import (
+    describe_projector,
+    image_notes,
+    with_measured_seconds,
+    with_seconds,
+)
 from edgespec.processes.trial import Verdict
 from edgespec.profiles.store import ImageProfile, ProfileStore, image_key
 from tests.tiny_images import png, write_projector
@@ -153,12 +158,14 @@ def test_the_time_that_an_image_took_takes_the_place_of_the_estimate(smol_path: 
     measured = with_measured_seconds(facts, store, 2)
     assert measured is not None
     assert measured.seconds == 11.0
-    assert ", read in 11 s (measured);" in in_words(measured.to_json())
+    assert ", read in 11 s (measured);" in describe_projector(measured.to_json())
     prompt = PromptTime(100, 100, 1, 50.0, 9.0, 9.0)
     assert with_seconds(measured, ModelFiles.of(read_header(smol_path)), [prompt]) == measured
     unknown = with_measured_seconds(replace(facts, tokens=None), store, 2)
     assert unknown is not None
-    assert f", 21 s (measured) for an image of {2 * facts.tokens} tokens;" in in_words(unknown.to_json())
+    assert f", 21 s (measured) for an image of {2 * facts.tokens} tokens;" in describe_projector(
+        unknown.to_json()
+    )
     assert with_measured_seconds(facts, store, 4) == facts, "other threads"
 
 

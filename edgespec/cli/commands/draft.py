@@ -185,7 +185,7 @@ def tune(
         return
     if tuned.path is not None:
         results().text(f"{tuned.path}\n")
-    for line in tuned.in_words:
+    for line in tuned.description:
         terminal.note(line)
 
 

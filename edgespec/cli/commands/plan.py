@@ -71,7 +71,7 @@ def plan_report(plan: PlanReport, *, verbose: bool = False) -> str:
     Args:
         verbose: list what takes the memory, and the folders of packed layers.
     """
-    from edgespec.planning.report.sight import in_words
+    from edgespec.planning.report.sight import describe_projector
 
     chosen = plan.chosen
     holding = chosen.holding
@@ -88,7 +88,7 @@ def plan_report(plan: PlanReport, *, verbose: bool = False) -> str:
     if plan.adapter_bytes:
         rows.append(("LoRA adapters", readable(plan.adapter_bytes)))
     if plan.projector is not None:
-        rows.append(("images", in_words(plan.projector.to_json(), reserved=plan.image_bytes > 0)))
+        rows.append(("images", describe_projector(plan.projector.to_json(), reserved=plan.image_bytes > 0)))
     rows.append(("drafter", plan.drafter))
     if chosen.nodes > 1:
         rows.append(("tree", f"{chosen.nodes} nodes, {chosen.tokens_per_pass:.1f} tokens a pass"))

@@ -88,8 +88,8 @@ class TunedDrafter:
         return self.rival is None
 
     @property
-    def in_words(self) -> list[str]:
-        """Describe the gain for people."""
+    def description(self) -> list[str]:
+        """The gain in sentences."""
         before, after, trained = self.before, self.after, self.trained
         passes = ", ".join(
             f"{before.tokens_per_pass[budget]:.2f} to {after.tokens_per_pass[budget]:.2f} at {budget} nodes"

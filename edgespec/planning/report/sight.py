@@ -40,7 +40,9 @@ def projector_facts(model: InspectedModel, given: Path | None = None) -> Project
         return None
 
 
-def in_words(projector: dict[str, Any], usual_context: int | None = None, *, reserved: bool = False) -> str:
+def describe_projector(
+    projector: dict[str, Any], usual_context: int | None = None, *, reserved: bool = False
+) -> str:
     """A projector, as `ProjectorFacts.to_json` gives it, in one line.
 
     Args:

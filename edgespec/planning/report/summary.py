@@ -15,7 +15,7 @@ from edgespec.models.gguf.embedding import embedding_shape
 from edgespec.models.gguf.head_family import HeadFamily, head_family
 from edgespec.models.gguf.layers import ModelFiles, mtp_count
 from edgespec.models.gguf.types import ArrayInfo, GGUFHeader
-from edgespec.planning.report.sight import in_words
+from edgespec.planning.report.sight import describe_projector
 from edgespec.units import readable, readable_count
 
 _KINDS = (
@@ -126,7 +126,7 @@ def as_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     if facts["widened_from"]:
         rows.append(("widened", f"from {facts['widened_from']}: larger, with the same answers"))
     if facts.get("projector"):
-        rows.append(("images", in_words(facts["projector"], Config().model.context)))
+        rows.append(("images", describe_projector(facts["projector"], Config().model.context)))
     rows.append(("memory", _verdict(facts["memory"])))
     return rows
 
