@@ -163,7 +163,7 @@ def check_budget(target: Path, head: Path, *, layers: int, shown: int) -> None:
         shown: layers of the target whose inputs the head reads.
     """
     files, small = (ModelFiles.of(read_header(path)) for path in (target, head))
-    shape = ContextShape(512, 64, 64, 1)
+    shape = ContextShape(512, n_outputs=64, n_sequences=64)
     prefill = expected_prefill(files, 512, 1, ProfileStore())
     alone, both = (
         needs_within(PairSizes(files, drafter, shape, measured=True), files, 8 << 30, Config(), prefill)

@@ -334,16 +334,17 @@ class Planner:
         asked = max(tree or 0, parallel if isinstance(parallel, int) else 0, USUAL_NODES)
         nodes = max(asked, self.usual_nodes)
         return ContextShape(
-            cells_for(config.model.context, tree or 0) + self.sequences.more_cells,
-            nodes,
-            _sequence_ids(nodes),
-            self.machine.n_threads,
-            config.model.kv,
-            _sequence_ids(asked),  # most leaves of the largest trees are not expanded, and need none
-            self._drafter_outputs(nodes, _sequence_ids(asked)),
-            self.beside + self._indexing,
-            0 if self.projector is None else self.projector.reading_bytes,
-            self.sequences.sequences or 1,
+            n_cells=cells_for(config.model.context, tree or 0) + self.sequences.more_cells,
+            n_outputs=nodes,
+            n_sequences=_sequence_ids(nodes),
+            n_threads=self.machine.n_threads,
+            kv=config.model.kv,
+            # Most leaves of the largest trees are not expanded, and need none.
+            drafter_sequences=_sequence_ids(asked),
+            drafter_outputs=self._drafter_outputs(nodes, _sequence_ids(asked)),
+            beside=self.beside + self._indexing,
+            reading=0 if self.projector is None else self.projector.reading_bytes,
+            answers=self.sequences.sequences or 1,
         )
 
     def _context_with(self, drafter: ModelFiles | None) -> ContextShape:

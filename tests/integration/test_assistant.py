@@ -240,7 +240,7 @@ def test_the_size_of_trees_follows_from_costs(
 
 def test_the_budget_counts_the_assistant(pair: TinyPair) -> None:
     target, assistant = (ModelFiles.of(read_header(path)) for path in (pair.target, pair.assistant))
-    shape = ContextShape(512, 64, 64, 1)
+    shape = ContextShape(512, n_outputs=64, n_sequences=64)
     alone, both = (PairSizes(target, drafter, shape, measured=True).at(64) for drafter in (None, assistant))
     assert both.footprints[1].weights == assistant.tensor_bytes
     assert both.footprints[1].cache == 0, "the cells are the target's"

@@ -212,7 +212,7 @@ def test_the_budget_counts_the_layer(tiny: TinyMTP, without: Path) -> None:
     assert files.mtp is not None
     assert files.tensor_bytes == plain.tensor_bytes
     assert files.headers[0].block_count == N_LAYER
-    shape = ContextShape(512, 64, 64, 1)
+    shape = ContextShape(512, n_outputs=64, n_sequences=64)
     alone, both = (PairSizes(files, drafter, shape, measured=True).at(64) for drafter in (None, files.mtp))
     assert both.footprints[1].weights == files.mtp.tensor_bytes
     cells = 512 * 2 * 2 * SHAPE.heads_kv * SHAPE.head  # keys and values in half precision, of one layer
@@ -287,7 +287,7 @@ def test_a_layer_alone_is_of_use_for_its_model_only(
 
 def test_the_budget_counts_a_layer_in_a_file_of_its_own(without: Path, alone: Path) -> None:
     files, layers = ModelFiles.of(read_header(without)), read_mtp_file([read_header(alone)])
-    both = PairSizes(files, layers, ContextShape(512, 64, 64, 1), measured=True).at(64)
+    both = PairSizes(files, layers, ContextShape(512, n_outputs=64, n_sequences=64), measured=True).at(64)
     assert both.footprints[1].weights == read_header(alone).tensor_bytes
     cells = 512 * 2 * 2 * SHAPE.heads_kv * SHAPE.head
     assert cells <= both.footprints[1].cache <= 1.5 * cells

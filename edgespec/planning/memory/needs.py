@@ -8,7 +8,7 @@ what is allocated later is always estimated, and each estimate is named here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cache
 
 import psutil
@@ -60,6 +60,7 @@ class ContextShape:
     """
 
     n_cells: int
+    _: KW_ONLY
     n_outputs: int = USUAL_NODES
     n_sequences: int = USUAL_NODES
     n_threads: int = 1
