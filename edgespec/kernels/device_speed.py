@@ -179,7 +179,7 @@ def _seconds_of(
     """Seconds for each byte of such matrices, for each of ROWS.
 
     Args:
-        accepted: whatever memory and time they take.
+        accepted: use them even if they take too much memory or time.
 
     Raises:
         _TooLarge: they take too much.

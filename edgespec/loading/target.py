@@ -161,7 +161,7 @@ def _routes_as_expected(context: Context) -> bool:
 
 
 def _are_pinned(devices: DeviceLayers, log: LogLines) -> bool:
-    """Whether some weights were loaded into pinned memory, or no device has such; llama.cpp's log tells."""
+    """True if llama.cpp's log shows weights in pinned memory, or no device has such memory."""
     names = {pinned_memory_name(device) for device in devices.devices} - {""}
     sizes = [line for line in log.info if "model buffer size" in line]
     return not names or any(name in line for name in names for line in sizes)

@@ -117,7 +117,7 @@ def measure(placement: Placement) -> dict[str, Any]:
             n_threads=placement.threads,
         )
         found["card_bytes"] = before - free_bytes(device) if device else 0
-        label = os.environ.get("GGML_OP_OFFLOAD_MIN_BATCH", "32") if sends else "never"
+        label = os.environ.get("GGML_OP_OFFLOAD_MIN_BATCH", "32") if sends and device else "never"
         found["passes"][label], found["logits"] = _times(placement, context)
         context.close()
     model.close()

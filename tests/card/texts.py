@@ -37,9 +37,9 @@ def compare_texts(runner: Runner, device: str, model: Path, folder: Path) -> Non
             {
                 "processor": {"gpu_layers": 0},
                 "all on the card": {"gpu_layers": "all"},
-                f"{half} layers": {"gpu_layers": half},
+                "half of the layers": {"gpu_layers": half},
                 "auto": {"gpu_layers": "auto"},
-                f"{half} layers, exact, trees": {
+                "half of the layers, exact, trees": {
                     "gpu_layers": half,
                     "exact": True,
                     "draft": str(model),
@@ -54,8 +54,8 @@ def compare_texts(runner: Runner, device: str, model: Path, folder: Path) -> Non
                 "attention, little memory": attention,
                 "attention, little memory, streamed": {**attention, **_STREAMED},
                 "drafter there": {"gpu_layers": 0, **drafter},
-                f"{third} layers, the rest streamed": {"gpu_layers": third, **_STREAMED},
-                f"{third} layers, the rest streamed, exact": {
+                "a third of the layers, the rest streamed": {"gpu_layers": third, **_STREAMED},
+                "a third of the layers, the rest streamed, exact": {
                     "gpu_layers": third,
                     "exact": True,
                     **_STREAMED,

@@ -55,7 +55,7 @@ class BatchRequests(RequestSource):
         self._again: deque[Request] = deque()
 
     def repeat(self) -> None:
-        """Give the requests that are not done once more, before all others."""
+        """Return the unfinished requests again, before all others."""
         self._again.extend(self.in_flight)
         self.in_flight.clear()
 
@@ -69,7 +69,7 @@ class BatchRequests(RequestSource):
         return self._wait()
 
     def watched(self, events: Iterable[Event]) -> Iterator[Event]:
-        """Yield the events, and note which requests they end: none where no other would fare better."""
+        """Yield the events, and note which requests they end; those that fail with the machine do not."""
         for event in events:
             if event.is_last and not isinstance(event.error, FATAL):
                 self.in_flight.pop(event.request, None)

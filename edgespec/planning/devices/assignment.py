@@ -73,7 +73,11 @@ class DevicePart(Generic[_Device]):
         return sum(tensor.n_bytes for tensor in self.tensors)
 
     def used_bytes(self, used: Mapping[str, float]) -> float:
-        """Those that a pass computes with, of these of all weights."""
+        """Bytes that a pass computes with there.
+
+        Args:
+            used: of all weights, by name.
+        """
         return sum(used.get(tensor.name, 0.0) for tensor in self.tensors)
 
 
