@@ -22,6 +22,7 @@ from edgespec.cli.main import main
 from edgespec.cli.screen.results import ResultStream
 from edgespec.cli.screen.terminal import Terminal
 from edgespec.engine.sessions.file import saved_sessions
+from edgespec.engine.sessions.session import ResumedSession
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.rules import KINDS
 from tests.unit.talking import ANSWER, TalkingEngine, TalkingSession
@@ -459,3 +460,18 @@ def test_a_terminal_that_does_not_know_its_size_has_the_usual_one(monkeypatch: p
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.delenv("LINES", raising=False)
     assert _window() == (80, 24)
+
+
+def test_a_question_of_a_conversation_without_answers_is_all_that_is_told(
+    engine: TalkingEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session: Any = TalkingSession(engine)
+    results = ResultStream(sys.stdout, "Standard output")
+    chat = Chat(session, engine, GenerationConfig(), Terminal(), results)  # type: ignore[arg-type]
+    resumed = ResumedSession(turns=0, tokens=0, restored=0, reason="", pending="Why?", pending_images=())
+    chat.report_resumed(resumed)
+    chat.report_resumed(resumed, hint="Send it again.")
+    assert capsys.readouterr().err.splitlines() == [
+        "The last question was not answered: Why? /retry asks it again.",
+        "The last question was not answered: Why? Send it again.",
+    ]

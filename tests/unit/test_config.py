@@ -37,8 +37,12 @@ def test_flags_then_environment_then_file(
     [
         ('memry = "1GiB"', "{file} sets 'memry', but there is no such setting.\nDid you mean memory?"),
         ("[chat]\nfoo = 1", "{file} sets 'chat.foo', but there is no such setting."),
-        ("context = 'few'", "context is 'few' in {file}.\nInvalid value for '-c' / '--context': "),
-        ("[context]\na = 1", "context is {{'a': 1}} in {file}.\nit is a table"),
+        ("context = 'few'", "context is 'few' in {file}.\n--context must be an integer, not 'few'."),
+        (
+            "temperature = 'hot'",
+            "temperature is 'hot' in {file}.\n--temperature must be a number, not 'hot'.",
+        ),
+        ("[context]\na = 1", "context is {{'a': 1}} in {file}.\nIt must be a single value, not a table."),
         ("a = ", "{file} is not valid TOML: "),
     ],
 )

@@ -143,7 +143,10 @@ def chat(
         pending = None
         if file is not None:
             resumed = conversation.resume(file)
-            turns.report_resumed(resumed)
+            if typed:
+                turns.report_resumed(resumed)
+            else:
+                turns.report_resumed(resumed, hint="Send it again to have it answered.")
             pending = pending_question(resumed)
             if system is not None and conversation.system != system:
                 conversation.system = system

@@ -228,19 +228,24 @@ class Chat:
         self._engine.set_tree_budget(budget)
         self.budget = budget
 
-    def report_resumed(self, resumed: ResumedSession | None) -> None:
-        """Say how a saved conversation was resumed."""
-        if resumed is None or not (resumed.turns or resumed.pending):
+    def report_resumed(self, resumed: ResumedSession | None, *, hint: str = "/retry asks it again.") -> None:
+        """Say how a saved conversation was resumed.
+
+        Args:
+            hint: what to do about a question that was not answered.
+        """
+        if resumed is None:
             return
-        if resumed.reason:
-            how = f". {resumed.reason}, so the next question processes it again"
-        else:
-            how = f"; {resumed.restored} of {resumed.tokens} tokens restored"
-        self.terminal.note(f"Resumed {count(resumed.turns, 'turn')}{how}.")
+        if resumed.turns:
+            if resumed.reason:
+                how = f". {resumed.reason}, so the next question processes it again"
+            else:
+                how = f"; {resumed.restored} of {resumed.tokens} tokens restored"
+            self.terminal.note(f"Resumed {count(resumed.turns, 'turn')}{how}.")
         if resumed.pending:
             question = " ".join(resumed.pending.split())
             short = question if len(question) <= 60 else question[:59] + "…"
-            self.terminal.note(f"The last question was not answered: {short} /retry asks it again.")
+            self.terminal.note(f"The last question was not answered: {short} {hint}")
 
     @property
     def advice(self) -> str:

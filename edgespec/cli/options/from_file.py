@@ -7,6 +7,7 @@ from typing import Any
 
 import typer
 
+from edgespec.cli.suggestions import explained
 from edgespec.errors import UsageError, did_you_mean
 
 # Options that belong to a single run.
@@ -49,10 +50,10 @@ def checked_values(command: Any, given: dict[str, Any], file: Path, table: str =
 def _checked(command: Any, parameter: Any, key: str, value: Any, file: Path) -> Any:
     try:
         if isinstance(value, dict):
-            raise ValueError("it is a table")
+            raise ValueError("It must be a single value, not a table.")
         return parameter.process_value(typer.Context(command), value)
     except (typer.TyperException, ValueError, TypeError) as error:
-        reason = error.format_message() if isinstance(error, typer.TyperException) else str(error)
+        reason = explained(error)[0] if isinstance(error, typer.TyperException) else str(error)
         raise UsageError(f"{key} is {value!r} in {file}.", reason) from error
 
 
