@@ -227,6 +227,8 @@ def print_plan(
         here = (
             re.sub("[^0-9]*([0-9]+).*", r"sent from \1 rows", sent) if "passes of" in sent else "sent always"
         )
+    again = re.search("passes of ([0-9]+) rows or more, they are read", " ".join(plan.notes))
+    here += f", read again from {again[1]} rows" if again else ""
     passes = {size.nodes: size.pass_s for size in plan.sizes}
     times = " | ".join(f"{passes[rows]:.2f} s" if rows in passes else "" for rows in _SHOWN_ROWS)
     prompt = plan.prompts[_PROMPT_TOKENS]

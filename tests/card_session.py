@@ -48,14 +48,18 @@ from edgespec.llama.runtime.context import Context
 from edgespec.llama.runtime.device_layers import DeviceLayers
 from edgespec.llama.runtime.graph import GraphObserver
 from edgespec.llama.runtime.model import Model
+from edgespec.llama.runtime.weight_store import WeightStore
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.offload.layout import plain_store
+from edgespec.offload.reread import RereadWeights
 from edgespec.offload.store_reader import StoreReader
 from edgespec.offload.weights import StreamedWeights
 from edgespec.planning.devices.assignment import usual_type
+from edgespec.planning.devices.cards import Card
 from edgespec.planning.devices.finding import PlacementRequest, measured, remember
 from edgespec.planning.devices.machine import MachineSnapshot
+from edgespec.planning.host_products import host_costs
 from edgespec.planning.report.model_report import plan_for
 from edgespec.profiles.figures import DeviceProfile
 from edgespec.profiles.store import ProfileStore
@@ -65,6 +69,7 @@ PROMPT = "Why is the sky blue?"
 ANSWER = GenerationConfig(max_tokens=16)
 OPTIONS: dict[str, Any] = {"draft": "none", "context": 512, "threads": 1}
 SOME = 200 << 20
+FREE = Curve.through([(1 << 14, 1e-9), (1 << 24, 2e-9)])  # a link that takes no time
 # In ggml's tables of a device's and of a backend's functions.
 _GET_MEMORY, _INIT_BACKEND, _HOST_BUFFER_TYPE = 2, 5, 7
 _GRAPH_COMPUTE = 13
@@ -84,9 +89,11 @@ def main() -> None:
         print(json.dumps(failing(model, order["fails"])))
     elif "pins" in order:
         found = {"pinned": pinned(Path(model)), "sent": sent(Path(model), own_device())}
-        found["sent from disk"] = sent(Path(model), own_device(), streamed=True)
+        found["sent from disk"] = sent(Path(model), own_device(), "disk")
+        found["sent from file"] = sent(Path(model), own_device(), "file")
         found["interrupted"] = interrupted(Path(model), own_device())
-        print(json.dumps(found | {"taken": taken(model), "fast link": with_fast_link(model)}))
+        found |= {"taken": taken(model), "fast link": with_fast_link(model), "reread": rereading(model)}
+        print(json.dumps(found))
     else:
         print(json.dumps(out_of_memory(model, order["server"]) if "server" in order else usual(model, order)))
 
@@ -269,14 +276,15 @@ def unpinnable_memory() -> Iterator[None]:
         yield
 
 
-def sent(path: Path, device: int, *, streamed: bool = False) -> dict[str, Any]:
+def sent(path: Path, device: int, source: str = "memory") -> dict[str, Any]:
     """Passes of 2 and of 4 rows, whose weights are sent never, from 3 rows on, or always.
 
     Each has the weights that were copied to the device, and some of its logits. Some come twice and more: the
     layers of a graph are handed over in another way once it is known.
 
     Args:
-        streamed: the weights come from disk.
+        source: of the weights: "memory"; "disk", from which they are streamed; or "file", from which they are
+            read again while rearranged ones are in memory.
     """
     found: dict[str, Any] = {}
     n_layers = read_header(path).block_count or 0
@@ -286,9 +294,9 @@ def sent(path: Path, device: int, *, streamed: bool = False) -> dict[str, Any]:
         model = Model(
             path,
             devices=DeviceLayers.of([(device, layers)]),
-            repack=False,
+            repack=source == "file",
             sent_from=least,
-            weights=streamed_layers(path, n_layers - layers, device) if streamed else None,
+            weights=weights_from(source, path, n_layers - layers, device),
         )
         sizes: dict[str, Any] = {"n_cells": 256, "n_rows": 8, "n_outputs": 8, "n_sequences": 1}
         context = Context(model, **sizes, n_threads=1, observers=[seen])
@@ -301,6 +309,14 @@ def sent(path: Path, device: int, *, streamed: bool = False) -> dict[str, Any]:
             found[name].append({"copied": sorted(seen.names), "logits": logits})
         model.close()
     return found
+
+
+def weights_from(source: str, path: Path, count: int, device: int) -> WeightStore | None:
+    """A model's first layers, for `sent`."""
+    if source == "file":
+        files = ModelFiles.of(read_header(path))
+        return RereadWeights(files, files.layers()[:count], device)
+    return streamed_layers(path, count, device) if source == "disk" else None
 
 
 def interrupted(path: Path, device: int, seed: int = 0) -> dict[str, int]:
@@ -419,7 +435,7 @@ def with_fast_link(model: str) -> dict[str, Any]:
         profile,
         seconds=(1e-15,) * 3,
         own_seconds=tuple(1000 * seconds for seconds in profile.own_seconds),  # longer than the disk takes
-        transfer=Curve.through([(1 << 14, 1e-9), (1 << 24, 2e-9)]),
+        transfer=FREE,
     )
     remember(ProfileStore(), known, type_id, 1, fast)
     with unpinnable_memory():
@@ -433,6 +449,32 @@ def with_fast_link(model: str) -> dict[str, Any]:
         "streamed exactly": in_least_memory(model, gpu_layers=1, exact=True, **streamed),
         "streamed with trees": in_least_memory(model, gpu_layers=1, **streamed, draft="lookup"),
     }
+
+
+def rereading(model: str) -> dict[str, Any]:
+    """A long prompt, with a link over which weights are worth sending for hundreds of rows only.
+
+    Has the load's notes, the bytes that were read from the model's file, and the bytes of its layers here.
+    """
+    (known,) = current_build().gpus
+    files = ModelFiles.of(read_header(model))
+    type_id = usual_type(files)
+    (own,) = measure_speeds(type_id, 1)
+    slow = [1000 * seconds for seconds in own.seconds]  # longer than the disk takes
+    costs = host_costs(
+        Card("", "", 0, 0, False, DeviceProfile(tuple(slow), tuple(slow), FREE)), type_id, 1 << 20
+    )
+    link_s = 0.4 * costs.usual.at(128)
+    profile = DeviceProfile(
+        (1e-15,) * 3, tuple(slow), Curve.through((n, 2 * n * link_s) for n in (1 << 14, 1 << 24))
+    )
+    remember(ProfileStore(), known, type_id, 1, profile)
+    with edgespec.load(model, **OPTIONS, gpu_layers=2) as engine:
+        answer = engine.generate(PROMPT * 40, GenerationConfig(max_tokens=4))
+        ring = getattr(engine.target.model.weights, "_ring", None)
+        read = 0 if ring is None else ring.slots.meter.n_bytes
+        layers = sum(layer.n_bytes for layer in files.layers()[:2])
+        return {"notes": engine.notes, "tokens": len(answer.tokens), "read": read, "layers": layers}
 
 
 def taken(model: str) -> dict[str, Any]:

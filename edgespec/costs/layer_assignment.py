@@ -114,7 +114,8 @@ def curve_over_machines(here: Curve, parts: Sequence[RemotePart]) -> Curve:
         here: of the whole model on this machine.
     """
     rest = 1 - sum(part.share for part in parts)
+    sizes = {*here.rows, *(rows for part in parts for rows in part.slowness if rows > here.rows[0])}
     return Curve.through(
-        (rows, rest * seconds + sum(part.seconds(rows, seconds) for part in parts))
-        for rows, seconds in zip(here.rows, here.seconds, strict=True)
+        (rows, rest * here.at(rows) + sum(part.seconds(rows, here.at(rows)) for part in parts))
+        for rows in map(int, sizes)
     )

@@ -3,6 +3,7 @@
 A weight that is sent takes the time of the link, and then the card's own, which hardly grows with the rows of
 a pass. So sending is faster from some number of rows on. Only weights as they are in the file can be sent;
 with rearranged ones, the processor is faster. Which of the two is better depends on the rows of the passes.
+Where rearranged ones are in memory, those of the file can be read again for passes of many rows.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ LARGEST = 512  # rows of the passes that are compared
 NEVER = 1 << 62  # rows: no pass has so many
 _NO_TRANSFER = Curve.through([(1, 0.0)])  # `seconds` count what is sent
 _TELLING = (1, 2, 4, 8, 16, 32, 64, 128, 256, LARGEST)
+_REREAD_FROM = 65  # rows at least: more than usual trees have, which do not depend on the disk then
 _CLEARLY_FASTER = 1.15  # as other placements must be: what rearranged weights gain was measured more closely
 
 
@@ -29,12 +31,14 @@ class HostCosts:
         rearranged: of the processor, with rearranged weights; None if there are no kernels for them.
         card: of the card, with a weight that is there.
         link_s: of sending a byte to the card.
+        read_s: of reading a byte from the model's file again; None if weights cannot be read again.
     """
 
     plain: Curve
     rearranged: Curve | None
     card: Curve
     link_s: float
+    read_s: float | None = None
 
     @property
     def usual(self) -> Curve:
@@ -44,6 +48,11 @@ class HostCosts:
     def sent(self, rows: int) -> float:
         """Seconds with weights that are sent."""
         return self.link_s + self.card.at(rows)
+
+    def reread(self, rows: int) -> float:
+        """Seconds with weights that are read again and sent, after ggml has sent the rearranged ones."""
+        assert self.read_s is not None
+        return max(self.read_s, 2 * self.link_s + self.card.at(rows))
 
 
 @dataclass(frozen=True)
@@ -55,12 +64,14 @@ class HostProducts:
         sent_from: the fewest rows of passes that weights are sent for; NEVER for none.
         seconds: for each byte, by rows.
         usual: the same, where the processor computes everything as it is fastest.
+        rereads: whether those that are sent are read from the model's file, as rearranged ones are in memory.
     """
 
     rearranged: bool
     sent_from: int
     seconds: Curve
     usual: Curve
+    rereads: bool = False
 
     @property
     def sends(self) -> bool:
@@ -98,6 +109,23 @@ def plain_products(costs: HostCosts) -> HostProducts:
     return HostProducts(False, least, Curve.through(points), costs.usual)
 
 
+def rearranged_products(costs: HostCosts) -> HostProducts:
+    """Products with rearranged weights, and with those of the file for long passes where that is faster.
+
+    There must be kernels for rearranged weights.
+    """
+    own = costs.usual
+    if costs.read_s is not None:
+        slower = [rows for rows in range(_REREAD_FROM, LARGEST + 1) if costs.reread(rows) >= own.at(rows)]
+        least = max(slower, default=_REREAD_FROM - 1) + 1
+        if least <= LARGEST:
+            points = (
+                (n, costs.reread(n) if n >= least else own.at(n)) for n in {*_TELLING, least - 1, least}
+            )
+            return HostProducts(True, least, Curve.through(points), own, rereads=True)
+    return HostProducts(True, NEVER, own, own)
+
+
 def choose_products(costs: HostCosts, speed: Callable[[Curve], float]) -> HostProducts:
     """The faster way for the passes that there will be.
 
@@ -107,6 +135,5 @@ def choose_products(costs: HostCosts, speed: Callable[[Curve], float]) -> HostPr
     plain = plain_products(costs)
     if costs.rearranged is None:
         return plain
-    if speed(plain.seconds) > _CLEARLY_FASTER * speed(costs.rearranged):
-        return plain
-    return HostProducts(True, NEVER, costs.rearranged, costs.usual)
+    rearranged = rearranged_products(costs)
+    return plain if speed(plain.seconds) > _CLEARLY_FASTER * speed(rearranged.seconds) else rearranged

@@ -36,10 +36,12 @@ from edgespec.models.hub.removal import packs_folder
 from edgespec.offload.attention import keep_row_attention
 from edgespec.offload.experts.switch import UnknownRouting
 from edgespec.offload.paging import try_paging
+from edgespec.offload.reread import RereadWeights
 from edgespec.offload.store_reader import DamagedPack
 from edgespec.option import named
 from edgespec.planning.adapters import refuse_streaming
 from edgespec.planning.exactness import rule_searches
+from edgespec.planning.host_products import host_layers
 from edgespec.planning.pack_folders import pack_folders
 from edgespec.planning.plan import Plan
 from edgespec.text.template import ChatTemplate
@@ -186,6 +188,9 @@ def _open_weights(
     if memory.layout is None:
         if memory.paged and beside is None:
             beside = try_paging(files)
+        if plan.rereads and plan.assignment is not None:
+            layers = host_layers(files, plan.assignment)
+            beside = RereadWeights(files, layers, devices.devices[0])
         # Rearranged weights are a copy in memory, which the system cannot page out.
         with log_lines() as log:
             model = open_model(

@@ -14,7 +14,7 @@ from edgespec.files.state import FileState
 from edgespec.kernels.ggml import Address
 from edgespec.models.hub.pack_index import remove_pack
 from edgespec.offload.layout import Piece, Store, StoredLayer
-from edgespec.offload.weight_memory import WeightMemory
+from edgespec.offload.weight_memory import PinnedMemory, WeightMemory
 
 
 class DamagedPack(StreamError):
@@ -61,8 +61,16 @@ class StoreReader:
             self._check(file, piece, memory, min(left, piece.n_bytes), before, now)
             left -= piece.n_bytes
 
-    def reads_into(self, memory: WeightMemory) -> bool:
-        """True if files can be read into this memory; some that a device has allocated refuses disks."""
+    def memory_for(self, n_bytes: int, device: Address) -> WeightMemory:
+        """Memory for weights that are sent to a device; pinned, if files can be read into such memory."""
+        memory = PinnedMemory.allocated(n_bytes, device)
+        if memory is not None and self._reads_into(memory):
+            return memory
+        if memory is not None:
+            memory.close()
+        return WeightMemory(n_bytes)
+
+    def _reads_into(self, memory: WeightMemory) -> bool:
         layer = next(iter(self.store.layers.values()))
         piece = min(layer.pieces, key=lambda piece: piece.n_bytes)
         try:

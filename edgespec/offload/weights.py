@@ -29,7 +29,7 @@ from edgespec.offload.layout import Store
 from edgespec.offload.slot_filler import SlotFiller
 from edgespec.offload.store_reader import StoreReader
 from edgespec.offload.tables import MappedTables
-from edgespec.offload.weight_memory import PinnedMemory, WeightMemory
+from edgespec.offload.weight_memory import WeightMemory
 
 N_READERS = 2
 N_EXPERT_READERS = 4  # single experts are small, and a pass waits for all that it misses
@@ -91,6 +91,8 @@ class StreamedWeights:
         self._observers: list[GraphObserver] = []
         self._tables = MappedTables(files)
         self._reader = StoreReader(store)
+
+    rereads = False
 
     @property
     def direct(self) -> bool:
@@ -290,14 +292,11 @@ class StreamedWeights:
         return None
 
     def _new_memory(self, n_bytes: int) -> WeightMemory:
-        """Memory for weights; pinned if they may be sent and files can be read into such memory."""
-        if self._sent_to is not None:
-            memory = PinnedMemory.allocated(n_bytes, self._sent_to)
-            if memory is not None and self._reader.reads_into(memory):
-                return memory
-            if memory is not None:
-                memory.close()
-        return WeightMemory(n_bytes)
+        return (
+            WeightMemory(n_bytes)
+            if self._sent_to is None
+            else self._reader.memory_for(n_bytes, self._sent_to)
+        )
 
     def _open_pool(self, tensors: Mapping[str, Address]) -> None:
         """Put the stacks of experts that llama.cpp uses into a pool."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from edgespec.config import Config
 from edgespec.costs.curves import Curve
@@ -13,13 +14,14 @@ from edgespec.costs.prompts import USUAL_ANSWER
 from edgespec.costs.sending import LARGEST, NEVER, HostCosts, HostProducts, choose_products, least_rows_sent
 from edgespec.costs.yields import USUAL_AGREEMENT, expected_yields
 from edgespec.kernels.layouts import measured_products
-from edgespec.kernels.native.offload import can_be_set
+from edgespec.kernels.native.offload import can_be_set, rearranged_can_be_sent
 from edgespec.kernels.report import ROWS
 from edgespec.models.gguf.experts import layer_weights
 from edgespec.models.gguf.footprint import USUAL_NODES
-from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.gguf.layers import Layer, ModelFiles
 from edgespec.planning.devices.assignment import LayerAssignment, layer_tensors, usual_type
 from edgespec.planning.devices.cards import Card, Cards
+from edgespec.planning.memory.stream_layout import streamable
 
 _MANY = 32  # rows of a large tree, for people
 _QUESTION = USUAL_ANSWER  # tokens that a turn adds to a conversation before its answer
@@ -35,6 +37,7 @@ def host_products(
     drafter_elsewhere: bool,
     holding: PlannedWeights | None = None,
     read_rate: float = 0.0,
+    rereads: bool = False,
     most: int = USUAL_NODES,
 ) -> HostProducts | None:
     """The way of products with weights that no card holds; None if there is no choice.
@@ -42,7 +45,8 @@ def host_products(
     Args:
         drafter_elsewhere: the drafter is on a card.
         holding: the places of these weights; None if all are in memory.
-        read_rate: bytes per second that the disk reads, if some are streamed; 0 if unknown.
+        read_rate: bytes per second that the disk reads; 0 if unknown.
+        rereads: weights that are in memory may be read from the model's file again.
         most: nodes of a tree.
     """
     holding = holding or PlannedWeights(0, 0, target.tensor_bytes)
@@ -59,6 +63,8 @@ def host_products(
     if streams and (packs or not read_rate):
         return None
     costs = host_costs(card, usual_type(target), _usual_matrix(target))
+    if rereads and read_rate and not streams and rearranged_can_be_sent():
+        costs = replace(costs, read_s=1 / read_rate)
     step_s = costs.card if drafter_elsewhere else costs.usual
     drafting = _drafting(config, drafter, step_s)
     read_s = holding.streamed_bytes / read_rate if streams else 0.0
@@ -76,6 +82,11 @@ def host_products(
         return USUAL_ANSWER / (USUAL_ANSWER / speed + question_s)
 
     return choose_products(costs, speed)
+
+
+def host_layers(target: ModelFiles, assignment: LayerAssignment) -> tuple[Layer, ...]:
+    """The parts of a target's layers that no device holds."""
+    return streamable(target, "never").without(assignment.names).layers
 
 
 def copied_bytes(target: ModelFiles) -> int:
@@ -150,6 +161,11 @@ def describe_host_products(products: HostProducts, *, streams: bool = False) -> 
         streams: some of the weights are read from disk.
     """
     weights = "weights in memory and from disk" if streams else "weights in memory"
+    if products.rereads:
+        return (
+            f"The processor computes with the {weights}, which are rearranged for it. For passes of "
+            f"{products.sent_from} rows or more, they are read from the model's file and sent to the card."
+        )
     if products.rearranged:
         return f"The processor computes with the {weights}, which are rearranged for it."
     if not products.sends:

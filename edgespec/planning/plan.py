@@ -25,11 +25,13 @@ from edgespec.llama.runtime.model import Model
 from edgespec.measure.threads import planned_threads
 from edgespec.models.gguf.footprint import USUAL_NODES, cells_for
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
+from edgespec.offload.reread import reread_bytes
 from edgespec.planning.adapters import Adapter
 from edgespec.planning.devices.assignment import (
     LayerAssignment,
     LayerDevices,
     attending_share,
+    known_read_rate,
     read_rate,
     remote_parts,
 )
@@ -39,7 +41,12 @@ from edgespec.planning.devices.finding import PlacementRequest, describe, open_c
 from edgespec.planning.devices.machine import MachineSnapshot
 from edgespec.planning.devices.workers import assign_to_workers
 from edgespec.planning.draft_window import drafter_cells
-from edgespec.planning.host_products import copied_bytes, describe_host_products, host_products
+from edgespec.planning.host_products import (
+    copied_bytes,
+    describe_host_products,
+    host_layers,
+    host_products,
+)
 from edgespec.planning.memory.budget import MemoryPlan, plan_memory
 from edgespec.planning.memory.needs import ContextShape, MemoryNeeds, PairSizes
 from edgespec.planning.memory.rows import needs_within
@@ -174,8 +181,15 @@ class Plan:
         """The places of layers, for keys; empty if all are on the processor."""
         if self.assignment is None:
             return ""
-        sent = "" if self.rearranges or self.products is None else f" sent from {self.products.sent_from}"
+        products, sent = self.products, ""
+        if products is not None and (products.sends or not self.rearranges):
+            sent = f" {'read again' if products.rereads else 'sent'} from {products.sent_from}"
         return f" layers={self.assignment.key}{sent}"
+
+    @property
+    def rereads(self) -> bool:
+        """True if weights in memory are read from the model's file again, to be sent for prompts."""
+        return self.products is not None and self.products.rereads
 
     def with_layout(self, layout: StreamLayout) -> Plan:
         """The plan with other places of streamed weights."""
@@ -457,9 +471,10 @@ class Planner:
             hits=self.hits,
             no_streaming=self.machine.no_streaming,
         )
-        products = None
+        products, rereading = None, 0
         if not memory.memory_map:
-            products = self._products(on_cards, drafter, memory.holding)
+            spare = budget - left.total if memory.layout is None else 0
+            products, rereading = self._products(on_cards, drafter, memory.holding, spare)
         if memory.layout is not None and products is not None:
             if not products.sends:
                 products = None  # as without a card
@@ -467,7 +482,7 @@ class Planner:
                 memory = replace(memory, weights=memory.layout.again(packed=False), pack="never")
         if products is not None:
             notes += (describe_host_products(products, streams=memory.holding.streamed_bytes > 0),)
-        return planned(
+        plan = planned(
             memory=memory,
             assignment=assignment,
             on_cards=on_cards,
@@ -475,6 +490,7 @@ class Planner:
             notes=notes + memory.notes,
             warnings=warnings + memory.warnings,
         )
+        return replace(plan, needs=replace(needs, process=needs.process + rereading))
 
     def sizes(self, drafter: ModelFiles | None = None) -> PairSizes:
         """The needs of the target and a drafter by the rows of a pass; raises as PairSizes."""
@@ -535,7 +551,8 @@ class Planner:
         weights = left.footprints[0].weights
         streamed = min(max(left.total - budget, 0), weights)
         holding = PlannedWeights(budget, left.total, weights - streamed, streamed)
-        products = self._products(placed, drafter, holding)
+        spare = budget - left.total
+        products, _ = self._products(placed, drafter, holding, spare)
         if products is None or not products.sends:
             return placed, products
         target, *drafters = needs.footprints
@@ -544,16 +561,19 @@ class Planner:
         return place_models(cards, beside_copies, self.target, drafter, budget, self._request), products
 
     def _products(
-        self, on_cards: CardPlacement, drafter: ModelFiles | None, holding: PlannedWeights
-    ) -> HostProducts | None:
-        """The way of products with weights that are not on cards.
+        self, on_cards: CardPlacement, drafter: ModelFiles | None, holding: PlannedWeights, spare: int
+    ) -> tuple[HostProducts | None, int]:
+        """The way of products with weights that are not on cards, and the bytes of memory that reading takes.
 
         Args:
             holding: the places of these weights.
+            spare: bytes of memory that nothing else needs.
         """
         if on_cards.assignment is None or on_cards.cards is None:
-            return None
-        return host_products(
+            return None, 0
+        rereading = reread_bytes(self.target, host_layers(self.target, on_cards.assignment))
+        measured = known_read_rate(self.target, self.store) > 0
+        products = host_products(
             on_cards.assignment,
             on_cards.cards,
             self.target,
@@ -562,8 +582,10 @@ class Planner:
             drafter_elsewhere=on_cards.drafter_card is not None,
             holding=holding,
             read_rate=self.read_rate,
+            rereads=measured and rereading <= spare,
             most=self.config.speculation.tree_budget or self.usual_nodes,
         )
+        return products, rereading if products is not None and products.rereads else 0
 
     @property
     def _request(self) -> PlacementRequest:

@@ -41,7 +41,8 @@ def usual_nodes(planner: Planner, drafter: ModelFiles | None = None) -> int:
     except MemoryLimitError:
         return USUAL_NODES
     exactly = usual.streams and usual.exact and planner.machine.own_kernels
-    if not (exactly or usual.sends) or (usual.streams and not passes.read_rate):
+    sends = usual.sends and not usual.rereads
+    if not (exactly or sends) or (usual.streams and not passes.read_rate):
         return USUAL_NODES
     drafting = known_drafting(planner, drafter) or _usual_drafting(planner.target, drafter, passes)
     if drafting.yields is not None:

@@ -272,6 +272,7 @@ def test_weights_are_sent_to_a_device_from_the_rows_on_that_were_asked_for(amend
         pytest.skip("EdgeSpec's library was not compiled, so ggml decides")
     require_sent_as_asked(amended["sent"])
     require_sent_as_asked(amended["sent from disk"])
+    require_sent_as_asked(amended["sent from file"])
     for there, streamed in zip(amended["sent"].values(), amended["sent from disk"].values(), strict=True):
         assert [each["logits"] for each in there] == [each["logits"] for each in streamed]
 
@@ -289,7 +290,8 @@ def test_weights_are_sent_to_a_real_device_from_the_rows_on_that_were_asked_for(
     device = device_named(current_build().gpus[0].name)
     assert device is not None
     require_sent_as_asked(sent(short_path, device))
-    require_sent_as_asked(sent(short_path, device, streamed=True))
+    require_sent_as_asked(sent(short_path, device, "disk"))
+    require_sent_as_asked(sent(short_path, device, "file"))
 
 
 def test_a_load_sends_weights_over_a_fast_link(amended: Cases) -> None:
@@ -323,6 +325,15 @@ def test_a_load_sends_weights_from_disk_over_a_fast_link(amended: Cases) -> None
         # Other kernels round differently, and so do these with the rows of trees.
         if not amended["pinned"]["layouts"] and "trees" not in name:
             assert found["tokens"] == cases["here"]["tokens"]
+
+
+def test_a_long_prompt_is_read_with_weights_of_the_file(amended: Cases) -> None:
+    if not can_be_set() or not amended["pinned"]["layouts"]:
+        pytest.skip("weights are not rearranged here, or EdgeSpec's library was not compiled")
+    found = amended["reread"]
+    assert any("they are read from the model's file and sent to the card" in n for n in found["notes"]), found
+    assert found["tokens"] == 4
+    assert found["read"] >= found["layers"], found
 
 
 def require_sent_as_asked(found: Mapping[str, Any]) -> None:

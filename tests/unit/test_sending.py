@@ -72,6 +72,25 @@ def test_weights_are_rearranged_for_small_trees_and_sent_for_large_ones(rows: in
     assert found.sent_from == (NEVER if found.rearranged else 5)
 
 
+@pytest.mark.parametrize(
+    ("read_s", "least"),
+    [
+        (16e-9, 65),  # 16 s for a GB, and 65 rows take 17 s
+        (27.1e-9, 106),  # 27.1 s, and 105 rows take 27
+        (1e-9, 65),  # 8.1 s, as the link is crossed twice: 30 rows would be enough, but trees have as many
+        (1e-6, NEVER),  # 1000 s
+        (None, NEVER),
+    ],
+)
+def test_rearranged_weights_are_read_again_for_long_passes(read_s: float | None, least: int) -> None:
+    found = choose_products(replace(COSTS, read_s=read_s), with_rows(8))
+    assert (found.rearranged, found.sent_from) == (True, least)
+    assert found.rereads == found.sends == (least != NEVER)
+    assert found.seconds.at(8) == REARRANGED.at(8)
+    if least != NEVER:
+        assert found.seconds.at(512) == pytest.approx(max(read_s or 0.0, REARRANGED.at(least - 1)))
+
+
 def test_without_kernels_for_rearranged_weights_they_are_sent_where_that_is_faster() -> None:
     found = choose_products(replace(COSTS, rearranged=None), with_rows(1))
     assert (found.rearranged, found.sent_from) == (False, 5)

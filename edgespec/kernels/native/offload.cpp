@@ -14,11 +14,19 @@ struct Device {
     Answer own;
 };
 
+// A type of buffers with rearranged weights.
+struct HostType {
+    void * type;
+    bool (*own)(void *);
+};
+
 constexpr int MOST = 64;
 Device devices[MOST];
-int count = 0;
+HostType types[MOST];
+int count = 0, type_count = 0;
 edgespec_sent_operations operations;
 thread_local int64_t least_rows = 0;
+thread_local bool rearranged_too = false;
 
 constexpr char LAYERS[] = "blk.";  // how the names of their weights begin
 
@@ -54,6 +62,15 @@ bool takes_over(void * device, const Tensor * node) {
     return false;
 }
 
+// The scheduler asks devices only about weights in memory that they could read.
+bool is_host(void * type) {
+    if (rearranged_too) return true;
+    for (int i = 0; i < type_count; i++) {
+        if (types[i].type == type) return types[i].own && types[i].own(type);
+    }
+    return false;
+}
+
 }  // namespace
 
 extern "C" {
@@ -69,5 +86,18 @@ int edgespec_offload_install(void * device, void ** slot, const edgespec_sent_op
     return 1;
 }
 
-void edgespec_offload_from(int64_t rows) { least_rows = rows; }
+int edgespec_offload_rearranged(void * type, void ** slot) {
+    for (int i = 0; i < type_count; i++) {
+        if (types[i].type == type) return 1;
+    }
+    if (type_count == MOST) return 0;
+    types[type_count++] = {type, (bool (*)(void *)) *slot};
+    *slot = (void *) is_host;
+    return 1;
+}
+
+void edgespec_offload_from(int64_t rows, int rearranged) {
+    least_rows = rows;
+    rearranged_too = rearranged != 0;
+}
 }

@@ -19,9 +19,13 @@ struct edgespec_sent_operations {
 /* Has a device ask here: `slot` is the function in its table. A second call for a device does nothing. Returns 0 if there are
  * too many. */
 int edgespec_offload_install(void * device, void ** slot, const struct edgespec_sent_operations * operations);
+/* Lets weights in buffers of this type be sent, too, where a thread says so: `slot` is the type's function that says whether
+ * others can read them. Returns 0 if there are too many. */
+int edgespec_offload_rearranged(void * type, void ** slot);
 /* Operations of this thread are taken over from so many rows on, but for products with weights outside of layers; 0 leaves
- * it to the device. */
-void edgespec_offload_from(int64_t rows);
+ * it to the device. With `rearranged`, the scheduler copies rearranged weights as they are, and somebody has to write over
+ * the copies before they are read. */
+void edgespec_offload_from(int64_t rows, int rearranged);
 
 #ifdef __cplusplus
 }

@@ -10,10 +10,17 @@ from typing import Any
 
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address, UnsupportedBuild
-from edgespec.kernels.ggml.structs import BackendDevice, DeviceInterface, require_same
+from edgespec.kernels.ggml.structs import (
+    BackendDevice,
+    BufferType,
+    BufferTypeInterface,
+    DeviceInterface,
+    require_same,
+)
 from edgespec.kernels.native.functions import compiled_functions
 
 _P = ctypes.c_void_p
+_ACCELERATOR = 3  # ggml's kind of device that computes in the processor's memory, such as BLAS
 
 
 class _Operations(ctypes.Structure):
@@ -22,7 +29,8 @@ class _Operations(ctypes.Structure):
 
 _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "offload_install": (ctypes.c_int, [_P, _P, ctypes.POINTER(_Operations)]),
-    "offload_from": (None, [ctypes.c_int64]),
+    "offload_rearranged": (ctypes.c_int, [_P, _P]),
+    "offload_from": (None, [ctypes.c_int64, ctypes.c_int]),
 }
 
 
@@ -32,24 +40,34 @@ class SentProducts:
     Args:
         functions: of the compiled library.
         least_rows: from how many rows on weights in memory are sent.
+
+    Attributes:
+        rearranged: whether rearranged ones are sent, too, so that somebody must write over the copies.
     """
 
-    def __init__(self, functions: dict[str, Any], least_rows: int) -> None:
+    def __init__(self, functions: dict[str, Any], least_rows: int, *, rearranged: bool) -> None:
         self._set = functions["offload_from"]
         self._least = least_rows
+        self.rearranged = rearranged
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
         """A block in which devices are asked so. Blocks of one thread are not nested."""
-        self._set(self._least)
+        self._set(self._least, self.rearranged)
         try:
             yield
         finally:
-            self._set(0)
+            self._set(0, False)
 
 
-def sent_products(devices: Sequence[Address], least_rows: int) -> SentProducts | None:
-    """Have devices take over products in so many rows; None if this build decides that by itself."""
+def sent_products(
+    devices: Sequence[Address], least_rows: int, layouts: Sequence[Address] = ()
+) -> SentProducts | None:
+    """Have devices take over products in so many rows; None if this build decides that by itself.
+
+    Args:
+        layouts: buffer types of rearranged weights that may be sent, too.
+    """
     f = _library()
     if f is None:
         return None
@@ -60,14 +78,27 @@ def sent_products(devices: Sequence[Address], least_rows: int) -> SentProducts |
             slot = device + DeviceInterface.offload_op.offset
             if not f["offload_install"](device, slot, ctypes.byref(_Operations(*numbers))):
                 return None
+        for layout in layouts:
+            slot = ctypes.addressof(BufferType.from_address(layout)) + BufferTypeInterface.is_host.offset
+            if not f["offload_rearranged"](layout, slot):
+                return None
     except UnsupportedBuild:
         return None
-    return SentProducts(f, least_rows)
+    return SentProducts(f, least_rows, rearranged=bool(layouts))
 
 
 def can_be_set() -> bool:
     """True if this installation can say which products are sent."""
     return _library() is not None
+
+
+def rearranged_can_be_sent() -> bool:
+    """True if rearranged weights can be sent: an accelerator would read them as if they were not."""
+    f = ggml.functions()
+    kinds = [
+        f["ggml_backend_dev_type"](f["ggml_backend_dev_get"](n)) for n in range(f["ggml_backend_dev_count"]())
+    ]
+    return can_be_set() and _ACCELERATOR not in kinds
 
 
 @cache

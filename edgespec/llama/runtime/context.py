@@ -139,6 +139,8 @@ class Context:
             params.ctx_type = llama_cpp.LLAMA_CONTEXT_TYPE_MTP
             params.offload_kqv = False
         model.weights.amend_context(params)
+        if mtp:  # nobody watches its graph, and so nobody sees to what is sent
+            params.op_offload = False
         self._branching = _new_branching() if branching and self.keeps_recurrent_state else None
         self.branches = self._branching is not None
         watching = [] if mtp else model.weights.observers

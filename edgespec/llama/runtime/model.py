@@ -15,7 +15,7 @@ from edgespec.errors import BackendError, DeviceLostError, EdgeSpecError, Memory
 from edgespec.files.state import FileState, states_of
 from edgespec.kernels.layouts import ModelKernels, try_layouts
 from edgespec.kernels.native.guard import call_guard
-from edgespec.kernels.native.offload import sent_products
+from edgespec.kernels.native.offload import SentProducts, sent_products
 from edgespec.llama.runtime import forks
 from edgespec.llama.runtime.backend import log_lines, start_backend
 from edgespec.llama.runtime.device_layers import ON_PROCESSOR, DeviceLayers
@@ -61,8 +61,8 @@ class Model:
         allocate: if False, plan the memory of the model and its contexts without allocating it; nothing can
             be computed.
         vetted: if False, load a header that no child process has survived: for such a child.
-        sent_from: weights in memory that are not rearranged are sent to devices for passes of so many rows
-            (see `costs.sending`); None leaves that to ggml.
+        sent_from: weights that no device holds are sent to devices for passes of so many rows (see
+            `costs.sending`), unless they are rearranged and not read again; None leaves that to ggml.
         mtp: load the layers for multi-token prediction, too, for a context that drafts with them.
 
     Attributes:
@@ -110,7 +110,7 @@ class Model:
         self.weights: WeightStore = weights or AllInMemory()
         self.devices = devices.devices
         self.guard = call_guard() if self.devices else None
-        self.sent = None if sent_from is None else sent_products(self.devices, sent_from)
+        self.sent: SentProducts | None = None
         self._failure: EdgeSpecError | None = None
         self._handle: Any = None
         self._files = tuple(part.absolute() for part in parts_by_name(path))
@@ -135,6 +135,9 @@ class Model:
             self.kernels = ModelKernels.chosen(sequences_with_states=states)
         layouts = self.kernels.layouts if repack else ()
         self.layouts = tuple(layout.name for layout in layouts)
+        if sent_from is not None:
+            rereads = [layout.address for layout in layouts] if self.weights.rereads else []
+            self.sent = sent_products(self.devices, sent_from, rereads)
         params.use_extra_bufts = bool(layouts)
         # Beside a device, llama.cpp would put weights into memory that is pinned for it, before any layout.
         params.no_host = bool(layouts)

@@ -33,7 +33,11 @@ class WeightStore(Protocol):
         expert_use: hits and misses of experts so far; None if no single experts are streamed.
         experts_held: the share of a mixture's experts that is in memory at a time.
         observers: of the graph's nodes, in every context of the model.
+        rereads: whether these provide rearranged weights that are sent to a device.
     """
+
+    @property
+    def rereads(self) -> bool: ...
 
     @property
     def paths(self) -> Sequence[Path]: ...
@@ -98,6 +102,7 @@ class AllInMemory:
     expert_use: ExpertUse | None = None
     experts_held = 1.0
     observers: Sequence[GraphObserver] = ()
+    rereads = False
 
     @contextmanager
     def loading(self, path: Path, params: Any, buffer_types: BufferTypes) -> Iterator[Path]:

@@ -264,7 +264,12 @@ def hidden_bytes(files: ModelFiles) -> int:
 
 def read_rate(files: ModelFiles, store: ProfileStore) -> float:
     """Bytes that the disk of a model reads per second, as far as that is known."""
+    return known_read_rate(files, store) or _USUAL_RATE
+
+
+def known_read_rate(files: ModelFiles, store: ProfileStore) -> float:
+    """Bytes that the disk of a model reads per second; 0 if that was not measured."""
     if not files.paths[0].exists():  # planned from its header on the Hub
-        return _USUAL_RATE
+        return 0.0
     disk = store.disk(disk_key(files.paths[0]))
-    return disk.speed if disk is not None and disk.speed else _USUAL_RATE
+    return 0.0 if disk is None else disk.speed

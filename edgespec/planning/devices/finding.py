@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from edgespec.config import AUTO, NONE, DevicesConfig
 from edgespec.costs.curves import Curve
-from edgespec.errors import BackendError, InconclusiveTrial, UsageError
+from edgespec.errors import BackendError, InconclusiveTrial, StreamError, UsageError
 from edgespec.kernels.device_speed import DeviceFailed, measure_speeds
 from edgespec.llama.build import SHARED_GPU, BuildDevice, current_build
 from edgespec.machine.contention import ContentionWatch
+from edgespec.measure.throughput import measure_reading
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.option import named
 from edgespec.planning.devices.assignment import usual_type
 from edgespec.planning.devices.cards import Card, Cards
 from edgespec.profiles.figures import DeviceProfile
-from edgespec.profiles.store import Key, ProfileStore, machine_identity
+from edgespec.profiles.store import Key, ProfileStore, disk_key, machine_identity
 from edgespec.progress import Progress, no_progress
 from edgespec.units import readable
 
 _UNPINNED = (
     "No memory can be pinned for it, which would be faster: raise the limit of locked memory (ulimit -l)."
 )
+_DISK_S = 1.0  # to measure a disk
 
 
 def find_devices(names: Sequence[str]) -> tuple[BuildDevice, ...]:
@@ -121,7 +125,17 @@ def open_cards(files: ModelFiles, request: PlacementRequest) -> Cards | None:
                 raise
             request.notes.append(f"{device.name} is not used this time: {untried}")
     request.notes.extend(map(describe, cards))
+    if any(not card.shared for card in cards):
+        _measure_disk(files.paths[0], request)
     return Cards.of(cards, type_id) if cards else None
+
+
+def _measure_disk(path: Path, request: PlacementRequest) -> None:
+    """Measure the disk of a model once: weights may be read from there to be sent to a card."""
+    if not path.exists() or request.store.disk(disk_key(path)) is not None:
+        return
+    with suppress(StreamError):  # whoever loads the model says what is wrong
+        request.store.put_reading(disk_key(path), measure_reading(path, _DISK_S, request.on_progress))
 
 
 def measured(device: BuildDevice, type_id: int, request: PlacementRequest) -> Card:

@@ -1,0 +1,136 @@
+"""Weights in memory that are read from the model's file again, to be sent to a device for long passes.
+
+The processor computes with weights that are rearranged for it, and a device cannot read these. Small passes
+are fastest with them. For hundreds of rows the device is faster, even if the weights come from the disk. So
+they are read from the file, as if they were streamed, and sent from there.
+
+ggml's scheduler first copies the rearranged weights to the device, for products that are sent (see
+`kernels.native.offload`). `RereadSwitch` then writes those of the file over them, before the product is
+computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from edgespec.kernels import ggml
+from edgespec.kernels.ggml import Address
+from edgespec.kernels.watch import new_watch
+from edgespec.llama.runtime.graph import GraphObserver
+from edgespec.llama.runtime.weight_store import AllInMemory
+from edgespec.models.gguf.layers import Layer, ModelFiles
+from edgespec.offload.layer_ring import LayerRing
+from edgespec.offload.layout import Store, plain_store
+from edgespec.offload.store_reader import StoreReader
+
+N_SLOTS = 2
+N_READERS = 2
+_SOURCES = 10  # of a node
+
+
+def reread_layers(files: ModelFiles, layers: Sequence[Layer]) -> list[Layer]:
+    """The matrices of layers, which are what products read."""
+    matrices = {tensor.name for part in files.headers for tensor in part.tensors if len(tensor.shape) > 1}
+    kept = (Layer(layer.index, tuple(t for t in layer.tensors if t.name in matrices)) for layer in layers)
+    return [layer for layer in kept if layer.tensors]
+
+
+def reread_bytes(files: ModelFiles, layers: Sequence[Layer]) -> int:
+    """Bytes of memory for layers that are read once more."""
+    sizes = [stored.n_bytes for stored in plain_store(files, reread_layers(files, layers)).layers.values()]
+    return N_SLOTS * max(sizes, default=0)
+
+
+class RereadWeights(AllInMemory):
+    """Weights that are in memory, and read from the file once more for passes that send them.
+
+    Args:
+        layers: whose matrices may be sent, in the order in which passes read them.
+        sent_to: the device.
+
+    Raises:
+        StreamError: the files cannot be opened.
+    """
+
+    rereads = True
+
+    def __init__(self, files: ModelFiles, layers: Sequence[Layer], sent_to: Address) -> None:
+        self._store = plain_store(files, reread_layers(files, layers))
+        self._reader = StoreReader(self._store)
+        self._sent_to = sent_to
+        self._ring: LayerRing | None = None
+
+    def loaded(self) -> None:
+        """The model is loaded: begin to read the first layers.
+
+        Raises:
+            MemoryLimitError, StreamError: there is no memory for layers, or no thread to read them.
+        """
+        self._ring = LayerRing(
+            self._reader,
+            sorted(self._store.layers),
+            n_slots=N_SLOTS,
+            n_threads=N_READERS,
+            new_memory=lambda n_bytes: self._reader.memory_for(n_bytes, self._sent_to),
+        )
+        self.observers = [RereadSwitch(self._ring, self._store)]
+
+    def close(self) -> None:
+        """Free the slots, after the model has been freed."""
+        if self._ring is not None:
+            self._ring.close()
+        self._ring, self.observers = None, ()
+        self._reader.close()
+
+
+class RereadSwitch(GraphObserver):
+    """Writes weights as they are in the file over the scheduler's copies, before products read these.
+
+    Args:
+        ring: reads the store's layers.
+    """
+
+    def __init__(self, ring: LayerRing, store: Store) -> None:
+        self._ring = ring
+        self._places = {
+            name.encode(): (index, place)
+            for index, layer in store.layers.items()
+            for name, place in layer.places.items()
+        }
+        self._f = ggml.functions()
+        self._stop_asked: Callable[[], bool] = lambda: False
+        self._current: int | None = None
+        self._address: Address = 0
+        self.watch = new_watch()
+        for number, name in enumerate(self._places, start=1):
+            # Nodes that read the tensor itself are the processor's: any number stands for it.
+            self.watch.ask_about_copies(name, number)
+            self.watch.ask_about_readers(number, 0)
+
+    def begin(self, stop: Callable[[], bool], padding: int) -> None:
+        """A pass begins."""
+        self._stop_asked = stop
+
+    def reached(self, node: Address) -> bool:
+        """A product with copies is to be computed."""
+        for source in ggml.read_node(node)[:_SOURCES]:
+            if source and (found := self._places.get(ggml.copied_name(source))) is not None:
+                layer, place = found
+                if layer != self._current:
+                    self._change_to(layer)
+                n_bytes = self._f["ggml_nbytes"](source)
+                self._f["ggml_backend_tensor_set"](source, self._address + place, 0, n_bytes)
+        return False
+
+    def end(self, *, completed: bool) -> None:
+        """The pass is over."""
+        if self._current is not None:
+            self._current = None
+            self._ring.restart()
+
+    def _change_to(self, layer: int) -> None:
+        if self._current is not None:
+            self._ring.release(self._current)
+        self._current = None
+        self._address = self._ring.acquire(layer, self._stop_asked)
+        self._current = layer
