@@ -67,7 +67,7 @@ class _Exchange:
 
     @property
     def n_answers(self) -> int:
-        """How many answers are asked for, to all prompts together."""
+        """The number of answers that are asked for, to all prompts together."""
         return self.request.answers * len(self.prompts)
 
     def note(self, index: int, answer: Generation) -> None:

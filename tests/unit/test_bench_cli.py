@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.bench.rows.synthetic import remove_leftovers
+from edgespec.cli.commands.bench import _conditions
 from edgespec.cli.main import main
 from edgespec.cli.options.rows import form_and_file, with_bare_json
 from edgespec.files.writing import open_locked
@@ -107,3 +108,17 @@ def test_what_killed_benchmarks_left_is_removed(tmp_path: Path) -> None:
         remove_leftovers(tmp_path)
         left = sorted(path.name for path in tmp_path.iterdir())
     assert left == [f"a-widened-1-for-{ours}.gguf.partial", f"q4_0-for-{ours}-abc"]
+
+
+def test_the_setup_is_told_in_one_sentence() -> None:
+    document = {
+        "model": {"name": "big"},
+        "draft": "small",
+        "asked": "3 prompts",
+        "limits": {"cap_bytes": None, "cap": "none", "memory_bytes": 2 << 30},
+        "disk": {"bytes_per_s": [1 << 30]},
+        "versions": {"edgespec": "1.0", "python": "3.11"},
+    }
+    assert _conditions(document) == (
+        "Test setup: big; drafter small; 3 prompts; memory budget 2.0 GiB; disk 1.0 GiB/s; edgespec 1.0."
+    )

@@ -371,7 +371,7 @@ def _conditions(document: dict[str, Any]) -> str:
     if disk:
         parts.append(f"disk {' and '.join(readable(speed) + '/s' for speed in disk['bytes_per_s'])}")
     parts += [f"{name} {value}" for name, value in document["versions"].items() if name != "python"]
-    return ". ".join(parts) + "."
+    return f"Test setup: {'; '.join(parts)}."
 
 
 def _numbers(name: str, given: str | None, what: str) -> list[int] | None:
