@@ -85,17 +85,25 @@ def write_seeing(
 
 
 def write_projector(
-    path: Path, family: str, *, seed: int = 3, longest_edge: int = 0, deep: bool = True, of_model: str = ""
+    path: Path,
+    family: str,
+    *,
+    seed: int = 3,
+    side: int = SIDE,
+    longest_edge: int = 0,
+    deep: bool = True,
+    of_model: str = "",
 ) -> Path:
     """A projector to the width of tiny models.
 
     Args:
+        side: pixels of the image that it reads.
         of_model: the base name of the model that it states as its own.
         deep: add features for further layers of the model, in a family that has such.
         longest_edge: pixels that images are scaled to before they are divided, if they are.
     """
     rng = np.random.default_rng(seed)
-    side, of_qwen = SIDE, family.startswith("qwen")
+    of_qwen = family.startswith("qwen")
     writer = gguf.GGUFWriter(path, "clip")
     if of_model:
         writer.add_string("general.basename", of_model)

@@ -159,9 +159,7 @@ class CachedSequences:
         for saved in (*self.stores, sequence.store, sequence.state):
             if saved is not None:
                 saved.restore(sequence.kv_cache, wanted)
-        image = sequence.next_image(sequence.n_cached)
-        if image is not None and image.start < sequence.n_cached:  # it is read as a whole or not at all
-            sequence.rewind(image.start)
+        sequence.forget_part_of_image()
         self._changing = False
         return sequence.n_cached
 
@@ -173,6 +171,7 @@ class CachedSequences:
         """
         self._begin()
         _drop_pending(sequence)
+        sequence.forget_part_of_image()
         sequence.state = StateFile(folder, sequence.kv_cache, sequence.cached)
         self._changing = False
         self.close_sequence(sequence)

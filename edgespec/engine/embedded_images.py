@@ -16,25 +16,30 @@ from edgespec.llama.runtime.token_rows import TokenRows
 from edgespec.option import named
 
 
-def decode_image(context: Context, cache: KVCache, image: PlacedImage) -> None:
-    """Decode the rows of an image, the next ones of a sequence.
+def decode_image(context: Context, cache: KVCache, image: PlacedImage, most: int | None = None) -> int:
+    """Decode the rows of an image, the next ones of a sequence; returns how many.
 
-    They are always read from the first on and in the same pieces, with nothing beside them. So their keys and
-    values depend on the image and on what is before it alone, whatever the row rule is.
+    Unless `most` is given, they are always read in the same pieces, with nothing beside them. So their keys
+    and values depend on the image and on what is before it alone, whatever the row rule is.
+
+    Args:
+        most: rows to decode now; None for all that are left.
     """
-    rows, most = image.rows, context.n_rows
+    rows, first = image.rows, cache.length - image.start
+    end = len(rows) if most is None else min(first + most, len(rows))
     if not rows.causal:
         context.set_causal(False)
     try:
-        cache.reserve(len(rows))
+        cache.reserve(end - first)
         start = cache.positions.at(image.start)
-        for first in range(0, len(rows), most):
-            piece = rows.values[first : first + most]
-            positions = rows.positions_from(start, first, first + len(piece))
+        for at in range(first, end, context.n_rows):
+            piece = rows.values[at : min(at + context.n_rows, end)]
+            positions = rows.positions_from(start, at, at + len(piece))
             cache.append(EmbeddedBatch.of_rows(piece, positions, cache.open_paths))
     finally:
         if not rows.causal:
             context.set_causal(True)
+    return end - first
 
 
 def tokens_with_images(sequence: Sequence, end: int, most: int) -> int:
@@ -69,18 +74,19 @@ def decode_with_text(sequence: Sequence, count: int, token_rows: TokenRows, most
     tokens = np.array(sequence.tokens[start : start + count], dtype=np.int64)
     is_text = tokens >= 0
     indexes = np.arange(start, start + count, dtype=np.int32)
-    images = [image for image in sequence.images if start <= image.start < start + count]
+    images = [image for image in sequence.images if image.end > start and image.start < start + count]
     positions = cache.positions.of(indexes)
-    if images[0].rows.places is not None:
+    if sequence.images[0].rows.places is not None:
         positions = np.stack([positions, positions, positions, np.zeros_like(positions)])
     text = token_rows.read(tokens[is_text].tolist())
     values = np.empty((count, text.shape[1]), dtype=np.float32)
     values[is_text] = text
     for image in images:
-        rows, place = image.rows, slice(image.start - start, image.end - start)
-        values[place] = rows.values
-        found = rows.positions_from(cache.positions.at(image.start), 0, len(rows))
-        positions[..., place] = found.reshape(*positions.shape[:-1], len(rows))
+        begin, end = max(image.start, start), min(image.end, start + count)
+        first, last, place = begin - image.start, end - image.start, slice(begin - start, end - start)
+        values[place] = image.rows.values[first:last]
+        found = image.rows.positions_from(cache.positions.at(image.start), first, last)
+        positions[..., place] = found.reshape(*positions.shape[:-1], last - first)
     cache.reserve(count)
     for first in range(0, count, most):
         piece = slice(first, first + most)

@@ -139,7 +139,7 @@ class Scheduler:
             if not _is_being_read(sequence, reading[:index])
         ]
         if (alone := self._reads_alone(ready, reading)) is not None:
-            self._read_alone(alone)
+            self._read_alone(alone, len(ready))
             return None
         missing = self._readable(reading, self._target.max_nodes - min(len(ready), self._limits.sequences))
         limits = self._limits_with(len(ready), missing)
@@ -302,18 +302,28 @@ class Scheduler:
         alone = self._target.must_try(missing) or not (ready or reading[1:])
         return reading[0] if alone else None
 
-    def _read_alone(self, sequence: Sequence) -> None:
-        """Read an image, alone or with what is around it, or the next piece of a prompt."""
+    def _read_alone(self, sequence: Sequence, ready: int) -> None:
+        """Read an image, alone or with what is around it, or the next piece of a prompt.
+
+        While others are being answered, an image is read in parts of as many rows as a pass has for a text.
+
+        Args:
+            ready: sequences that are being answered.
+        """
         rows = self._target.readable_together(sequence)
         image = sequence.next_image(sequence.n_cached) if sequence.is_at_image else None
         if image is not None:
-            rows = max(rows, len(image.rows))
-        if rows:  # it takes as many cells in one pass
-            self._make_room(rows)
+            rows = max(rows, image.end - sequence.n_cached)
+        most = None
+        if rows:
+            if ready and self._target.divides_images(sequence):
+                most = self._limits_with(ready, [rows]).rows
+                rows = min(rows, most)
+            self._make_room(rows)  # it takes as many cells
             if sequence.cache is None:
                 return
         sequence.started = True
-        sequence.read += self._target.read_chunk(sequence)
+        sequence.read += self._target.read_chunk(sequence, image_rows=most)
         sequence.tell_progress()
 
     @property
@@ -374,6 +384,7 @@ class Scheduler:
 
     def _close(self, sequence: Sequence, reason: FinishReason) -> Event:
         """End an answer; its sequence stays in the cache until the room is needed."""
+        sequence.forget_part_of_image()
         last = self._ended(sequence, reason)
         self._in_flight.remove(sequence)
         if sequence.scores is None:  # scored prompts hardly come again, and their scores are not stored

@@ -208,6 +208,11 @@ class Sequence:
         """Make the cache forget it from `length` on."""
         self.kv_cache.rewind(length)
 
+    def forget_part_of_image(self) -> None:
+        """Make the cache forget an image of which it has only a part, which is of no use."""
+        if self.is_at_image:
+            self.rewind(self.between_images(self.n_cached))
+
     def score_prompt(self, first: int) -> None:
         """Record the log-probabilities of its prompt's tokens, from this position on."""
         self.scores = self.answer.score_prompt(self.tokens, first)

@@ -135,7 +135,9 @@ class Target(CachedSequences):
             return 0
         return min(self.rule.maximum, self.context.n_rows) - 1
 
-    def read_chunk(self, sequence: Sequence, length: int | None = None) -> int:
+    def read_chunk(
+        self, sequence: Sequence, length: int | None = None, *, image_rows: int | None = None
+    ) -> int:
         """Read the next tokens of a sequence, in as large a chunk as possible.
 
         Under a row rule, prompts too are read in chunks that it allows. A token's keys and values then do not
@@ -145,6 +147,7 @@ class Target(CachedSequences):
 
         Args:
             length: tokens that the cache is to hold in the end; None for all but the last.
+            image_rows: most rows to read where an image is among them; None for whole images.
 
         Returns:
             How many tokens were read.
@@ -154,12 +157,12 @@ class Target(CachedSequences):
         """
         length = len(sequence.tokens) - 1 if length is None else length
         try:
-            return self._read_next(sequence, length)
+            return self._read_next(sequence, length, image_rows)
         except UnknownEnd:
             self._ends_in_pieces = False
-            return self._read_next(sequence, length)
+            return self._read_next(sequence, length, image_rows)
 
-    def _read_next(self, sequence: Sequence, length: int) -> int:
+    def _read_next(self, sequence: Sequence, length: int, image_rows: int | None) -> int:
         self._begin()
         start = sequence.n_cached
         missing = length - start
@@ -167,14 +170,15 @@ class Target(CachedSequences):
             missing = min(missing, max(sequence.scores.covered - start, 0) + self.max_scored)
         if together := self.readable_together(sequence, length):
             assert self._token_rows is not None
+            together = min(together, image_rows or together)
             decode_with_text(sequence, together, self._token_rows, self.prompt_rows)
             self._changing = False
             return together
         image = sequence.next_image(start)
-        if image is not None and image.start == start:
-            decode_image(self.context, sequence.kv_cache, image)
+        if image is not None and image.start <= start:
+            n_rows = decode_image(self.context, sequence.kv_cache, image, image_rows)
             self._changing = False
-            return len(image.rows)
+            return n_rows
         if image is not None:
             missing = min(missing, image.start - start)
         n_tokens, rows = self._next_piece(missing)
@@ -199,6 +203,16 @@ class Target(CachedSequences):
             return 0
         together = tokens_with_images(sequence, length, self.prompt_rows)
         return together if together and self._token_rows is not None else 0
+
+    def divides_images(self, sequence: Sequence) -> bool:
+        """True if the images of a sequence may be read in parts of any size, with passes of others between.
+
+        Where rows of an image see those behind them, they must share a pass. Where they have one position
+        (M-RoPE), their cells must stay together. And a row rule that chooses kernels by the number of rows
+        wants the same parts every time.
+        """
+        free = self.rule is None or self.rule == ANY_ROWS
+        return free and all(image.rows.causal and image.rows.places is None for image in sequence.images)
 
     @cached_property
     def _token_rows(self) -> TokenRows | None:

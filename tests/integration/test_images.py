@@ -322,8 +322,8 @@ def test_streamed_weights_are_read_once_for_texts_and_images(
     sweeps: list[int] = []
     read = Target.read_chunk
 
-    def counted(target: Target, *arguments: Any) -> int:
-        chunks.append(read(target, *arguments))
+    def counted(target: Target, *arguments: Any, **more: Any) -> int:
+        chunks.append(read(target, *arguments, **more))
         return chunks[-1]
 
     monkeypatch.setattr(Target, "read_chunk", counted)
@@ -479,6 +479,94 @@ def test_an_answer_has_every_second_pass_while_images_are_read(seeing: Path) -> 
             passes.append(event.request.key)
     others = [place for place, key in enumerate(passes) if key != "running"]
     assert passes[1 : others[0]].count("running") >= 3  # as many as there are images
+
+
+@pytest.fixture(scope="module", params=["idefics3", "gemma3", "qwen3vl"])
+def large(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, smol_path: Path) -> Path:
+    """A target whose images have more rows than a pass has for texts beside answers."""
+    path = write_seeing(tmp_path_factory.mktemp("large"), request.param, smol_path, damped=0.3)
+    write_projector(path.with_name(f"mmproj-{request.param}.gguf"), request.param, side=4 * SIDE)
+    return path
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("streamed", [False, True])
+def test_an_answer_goes_on_between_the_parts_of_a_large_image(large: Path, streamed: bool) -> None:
+    picture = png(4 * SIDE, 4 * SIDE)
+    config = CONFIG.with_(max_tokens=40)
+    if streamed and "gemma3" in large.name:
+        pytest.skip("all rows of such an image must fit into one pass")
+    running = Request([{"role": "user", "content": "one two"}], config, key="running")
+    looking = Request(asked(picture), config.with_(max_tokens=8), key="looking")
+    options: dict[str, Any] = {"context": 1024, "threads": 1, "exact": True, "parallel": 4, "draft": "none"}
+
+    def loaded() -> Engine:
+        if streamed:
+            return load_in_least_memory(large, spare=1 << 20, **options)
+        return edgespec.load(large, **options)
+
+    with loaded() as engine:
+        expected = [engine.generate(request.prompt, request.config).tokens for request in (running, looking)]
+    source = RequestQueue()
+    source.put(running)
+    got: dict[str, list[int]] = {"running": [], "looking": []}
+    meanwhile = 0
+    with loaded() as engine:
+        for event in engine.stream_many(source):
+            assert event.error is None
+            assert event.chunk is not None
+            got[event.request.key] += event.chunk.tokens
+            if event.request is running and len(got["running"]) == 2:
+                source.put(looking)
+                source.close()
+            elif event.request is running and not got["looking"]:
+                meanwhile += 1
+        images = engine.encoder.images
+        assert images is not None
+        placed = images.placed(images.read(picture, "it"))
+        limit = engine.target.divides_images(Sequence([0], images=placed))
+    assert [got["running"], got["looking"]] == expected, "exact, whatever is between the parts"
+    rows = max(len(image.rows) for image in placed)
+    assert rows >= 256
+    assert not limit or meanwhile >= rows / 128, "one token at least for each part"
+
+
+@pytest.mark.usefixtures("library")
+def test_an_answer_that_is_cancelled_within_an_image_leaves_nothing_of_it(
+    large: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    picture = png(4 * SIDE, 4 * SIDE)
+    running = Request([{"role": "user", "content": "one two"}], CONFIG, key="running")
+    looking = [Request(asked(picture), CONFIG.with_(max_tokens=8), key=n) for n in range(2)]
+    read, parts = Target.read_chunk, []
+
+    def cancelling(target: Target, sequence: Sequence, *arguments: Any, **more: Any) -> int:
+        found = read(target, sequence, *arguments, **more)
+        if sequence.images and sequence.is_at_image and sequence.request is looking[0]:
+            parts.append(found)
+            looking[0].cancelled = True
+        return found
+
+    monkeypatch.setattr(Target, "read_chunk", cancelling)
+    options: dict[str, Any] = {"context": 1024, "threads": 1, "exact": True, "parallel": 4, "draft": "none"}
+    with edgespec.load(large, **options) as engine:
+        expected = engine.generate(asked(picture), looking[1].config).tokens
+    source, waiting = RequestQueue(), looking
+    source.put(running)
+    answers: dict[Any, Generation] = {}
+    with edgespec.load(large, **options) as engine:
+        for event in engine.stream_many(source):
+            assert event.error is None
+            assert event.chunk is not None
+            if event.chunk.generation is not None:
+                answers[event.request.key] = event.chunk.generation
+            if waiting:
+                for request in waiting:
+                    source.put(request)
+                waiting = []
+                source.close()
+    assert answers[1].tokens == expected
+    assert answers[0].finish_reason == ("cancelled" if parts else answers[1].finish_reason)
 
 
 # What cannot be read.

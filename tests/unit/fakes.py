@@ -149,7 +149,7 @@ class FakeTarget:
         sequence.state = self.states[-1]  # type: ignore[assignment]
         self.close_sequence(sequence)
 
-    def read_chunk(self, sequence: sequences.Sequence) -> int:
+    def read_chunk(self, sequence: sequences.Sequence, *, image_rows: int | None = None) -> int:
         self.on_pass()
         size = min(sequence.missing, self.context.n_rows)
         sequence.kv_cache.appended(size)
