@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.machine.cores import default_threads
+from edgespec.units import readable
 from tests.card.cases import ALL_ROWS, Case, cases_of, sizes_within
 from tests.card.runner import Runner
 from tests.card.synthetic import write_model
@@ -46,9 +47,9 @@ def time_passes(
     size = model.stat().st_size
     tiny = shape not in _LIMITS
     limit = size * 2 // 3 if tiny else int((limit_gib or _LIMITS[shape]) * GIB)
-    runner.say(f"{shape}: {size / GIB:.1f} GiB made in {time.perf_counter() - begun:.0f} s")
+    runner.say(f"{shape}: {readable(size)} made in {time.perf_counter() - begun:.0f} s")
     entry: dict[str, Any] = {
-        "title": f"{shape}: {size / GIB:.1f} GiB of weights; {limit / GIB:.1f} GiB free on the card",
+        "title": f"{shape}: {readable(size)} of weights; {readable(limit)} free on the card",
         "sizes": asdict(sizes_within(model, limit)),
         "cases": [],
         "differences": [],
