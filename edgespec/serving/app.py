@@ -225,7 +225,9 @@ class _RequireKey:
             bearer = headers.get(b"authorization", b"").removeprefix(b"Bearer ")
             given = headers.get(b"x-api-key", bearer)  # as clients of the Anthropic API send it
             if not hmac.compare_digest(given, self._key):
-                refusal = Refusal(401, "The API key is missing or invalid.", "invalid_api_key")
+                text = "The API key is invalid." if given else "The API key is missing."
+                text += " Send it in the header 'Authorization: Bearer KEY', or in x-api-key."
+                refusal = Refusal(401, text, "invalid_api_key")
                 await refusal.response(_failure_at(scope["path"], refusal))(scope, receive, send)
                 return
         await self._app(scope, receive, send)

@@ -8,6 +8,8 @@ import json
 import re
 import signal
 import subprocess
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -238,11 +240,15 @@ def test_an_api_key_keeps_others_out_and_what_was_asked_is_logged(tmp_path: Path
     log = tmp_path / "log.jsonl"
     with server("--api-key", "secret", "--alias", "other", "--log", str(log)) as url:
         with openai.OpenAI(base_url=url, api_key="guess", max_retries=0) as client:
-            wrong = pytest.raises(openai.AuthenticationError, match="The API key is missing or invalid")
+            wrong = pytest.raises(openai.AuthenticationError, match="The API key is invalid")
             with wrong:
                 client.models.list()
             with wrong:
                 client.with_options(base_url=url.removesuffix("/v1")).get("/metrics", cast_to=str)
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(f"{url}/models")
+        with refused.value as reply:
+            assert (reply.code, b"The API key is missing. Send it" in reply.read()) == (401, True)
         with openai.OpenAI(base_url=url, api_key="secret", max_retries=0) as client:
             assert ask(client, max_tokens=4).usage.completion_tokens == 4
             assert [model.id for model in client.models.list()] == [MODEL, "other"]
