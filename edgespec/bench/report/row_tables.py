@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgespec.bench.rows.figures import Row
-from edgespec.units import readable_rate
+from edgespec.units import significant
 
 FORMATS = ("md", "csv", "json", "jsonl")
 
@@ -126,7 +126,7 @@ def _speed(row: Row) -> str:
 
 
 def _rate(tokens_per_second: float | None) -> str:
-    return "" if tokens_per_second is None else readable_rate(tokens_per_second, "")
+    return "" if tokens_per_second is None else significant(tokens_per_second)
 
 
 def _number(value: float | None, digits: int) -> str:

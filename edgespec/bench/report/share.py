@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import UsageError
-from edgespec.units import readable, readable_rate
+from edgespec.units import readable, significant
 
 SHARED = "edgespec_bench"
 _FORMAT = 1
@@ -125,7 +125,7 @@ def compare(first: Mapping[str, Any], second: Mapping[str, Any], names: Sequence
     for name in dict.fromkeys([*ours, *theirs]):
         speeds = [_speed(rows_of[name]) if name in rows_of else None for rows_of in (ours, theirs)]
         ratio = f"{speeds[1] / speeds[0]:.2f}x" if speeds[0] and speeds[1] else ""
-        rows.append((name, *(readable_rate(speed, "") if speed else "" for speed in speeds), ratio))
+        rows.append((name, *(significant(speed) if speed else "" for speed in speeds), ratio))
     return f"{_table(facts)}\n{_table(rows)}"
 
 
