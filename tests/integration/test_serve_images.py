@@ -279,6 +279,11 @@ def test_ollamas_images_are_base64_and_nothing_else(server: Running) -> None:
         assert "Image 1" in answer["error"]
     status, answer = server.post("/api/generate", {"prompt": "a", "images": "b"})
     assert (status, answer["error"]) == (400, "images must be a list, not 'b'.")
+    image = base64.b64encode(PICTURE).decode()
+    for more in ({"raw": True}, {"suffix": "end"}):
+        status, answer = server.post("/api/generate", {"prompt": "a", "images": [image], **more})
+        assert status == 400
+        assert answer["error"].startswith("Images are shown in conversations only")
 
 
 def test_files_of_the_server_are_not_read(server: Running, tmp_path: Path) -> None:

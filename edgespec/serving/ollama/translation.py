@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgespec.errors import UsageError
-from edgespec.serving.api.contents import Content, content_of, data_address, image_part, note, text_part
+from edgespec.serving.api.contents import Content, content_of, data_address, image_part, text_part
 from edgespec.serving.api.values import boolean, shown, wrong
 from edgespec.serving.api.warnings import Warnings
 
@@ -73,9 +73,12 @@ def generate_as_chat(body: object, warnings: Warnings) -> tuple[dict[str, Any], 
         raise wrong("prompt", prompt, "a string")
     settings = _settings(fields, warnings)
     suffix = fields.get("suffix")
-    if boolean(fields, "raw") or suffix not in (None, ""):  # images are part of conversations alone
-        notes = [note("An image", warnings) + "\n" for _ in _images(fields)]
-        prompt = "".join([*notes, prompt])
+    if boolean(fields, "raw") or suffix not in (None, ""):
+        if _images(fields):
+            raise UsageError(
+                "Images are shown in conversations only, not in raw prompts or before a suffix.",
+                'Leave out "raw" and "suffix", or the images.',
+            )
         return settings | {"prompt": prompt, "suffix": suffix}, True
     if not isinstance(system, str | None):
         raise wrong("system", system, "a string")
