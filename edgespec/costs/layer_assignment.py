@@ -113,6 +113,8 @@ def curve_over_machines(here: Curve, parts: Sequence[RemotePart]) -> Curve:
     Args:
         here: of the whole model on this machine.
     """
+    if not parts:
+        return here
     rest = 1 - sum(part.share for part in parts)
     sizes = {*here.rows, *(rows for part in parts for rows in part.slowness if rows > here.rows[0])}
     return Curve.through(
