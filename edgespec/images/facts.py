@@ -81,7 +81,7 @@ class ProjectorFacts:
 
     @property
     def reserved(self) -> str:
-        """What of the memory limit is kept for reading images, in a sentence."""
+        """A sentence that names the part of the memory limit that is kept for reading images."""
         return f"{readable(self.reading_bytes)} are reserved for reading an image with {self.name}."
 
     def to_json(self) -> dict[str, Any]:
@@ -117,8 +117,7 @@ def _division(metadata: Mapping[str, Any], kind: str) -> _Division | None:
     """The division of a typical picture; None if it does not follow from the header."""
 
     def number(name: str, otherwise: int = 0) -> int:
-        value = metadata.get(f"clip.vision.{name}")
-        return value if isinstance(value, int) and value > 0 else otherwise
+        return _number(metadata, name) or otherwise
 
     side, patch = number("image_size"), number("patch_size")
     if not patch or f"clip.vision.{_GRID}" in metadata:
@@ -142,6 +141,12 @@ def _division(metadata: Mapping[str, Any], kind: str) -> _Division | None:
     return _Division(1 + parts, patches, patches // merged**2)  # the whole picture, and its parts
 
 
+def _number(metadata: Mapping[str, Any], name: str) -> int:
+    """A size of the encoder; 0 if the header does not state it as one."""
+    value = metadata.get(f"clip.vision.{name}")
+    return value if isinstance(value, int) and value > 0 else 0
+
+
 def _buffers(header: GGUFHeader, division: _Division) -> int:
     """Bytes of the activations of one part, and of the embeddings of all parts.
 
@@ -149,11 +154,12 @@ def _buffers(header: GGUFHeader, division: _Division) -> int:
     and as the inner part of its layers.
     """
 
-    def width(name: str) -> int:
-        return int(header.metadata.get(f"clip.vision.{name}") or 0)
-
-    activations = division.patches * (2 * width("embedding_length") + width("feed_forward_length"))
-    embeddings = division.parts * division.rows * width("projection_dim")
+    width, inner, output = (
+        _number(header.metadata, name)
+        for name in ("embedding_length", "feed_forward_length", "projection_dim")
+    )
+    activations = division.patches * (2 * width + inner)
+    embeddings = division.parts * division.rows * output
     return 4 * (activations + _COPIES * embeddings)
 
 
@@ -162,8 +168,6 @@ def _products(header: GGUFHeader, division: _Division) -> int:
     sizes = {tensor.name: math.prod(tensor.shape) for tensor in header.tensors if len(tensor.shape) > 1}
     encoder = sum(size for name, size in sizes.items() if name.startswith("v.blk."))
     rest = sum(size for name, size in sizes.items() if name.startswith(("mm.", "v.deepstack.")))
-    width, layers = (
-        header.metadata.get(f"clip.vision.{name}") for name in ("embedding_length", "block_count")
-    )
-    attention = 2 * division.patches**2 * width * layers if width and layers else 0
+    width, layers = (_number(header.metadata, name) for name in ("embedding_length", "block_count"))
+    attention = 2 * division.patches**2 * width * layers
     return encoder * division.patches + rest * division.rows + attention

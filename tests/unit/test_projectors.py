@@ -125,6 +125,16 @@ def test_more_patches_take_larger_buffers(tmp_path: Path) -> None:
     assert dynamic.buffers == scaled.buffers * dynamic.tokens // scaled.tokens, "as many patches a token"
 
 
+@pytest.mark.parametrize("wrong", ["wide", -5, [1, 2], None])
+def test_sizes_that_are_none_count_for_nothing(wrong: object, tmp_path: Path) -> None:
+    header = read_header(write_projector(tmp_path / "mmproj.gguf", "gemma3"))
+    named = ("embedding_length", "feed_forward_length", "projection_dim", "block_count")
+    sizes = {f"clip.vision.{name}": wrong for name in named}
+    facts = ProjectorFacts.of(replace(header, metadata={**header.metadata, **sizes}))
+    assert facts.tokens == facts_of(header.path).tokens
+    assert facts.buffers == 0
+
+
 def test_arithmetic_of_a_picture_grows_with_its_parts(tmp_path: Path) -> None:
     whole, divided = (
         facts_of(write_projector(tmp_path / f"{side}.gguf", "idefics3", longest_edge=side))

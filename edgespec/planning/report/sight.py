@@ -87,8 +87,8 @@ def with_seconds(
 ) -> ProjectorFacts:
     """A projector with the seconds that an image takes, if it computes as fast as the model reads prompts.
 
-    Where an image was read, its time stays.
-    llama.cpp's kernels, which projectors are computed with, are often slower than those of models here.
+    Where an image was read, its time stays. llama.cpp's kernels, which projectors are computed with, are
+    often slower than those of models here.
     """
     known = next((time for time in prompts if time is not None and time.compute_s > 0), None)
     row = sum(
