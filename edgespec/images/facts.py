@@ -59,7 +59,7 @@ class ProjectorFacts:
 
     @classmethod
     def of(cls, header: GGUFHeader) -> ProjectorFacts:
-        """What a header says."""
+        """The facts that a header gives."""
         kind = kind_of(header)
         division = _division(header.metadata, kind)
         if division is None:

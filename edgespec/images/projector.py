@@ -37,9 +37,7 @@ def find_projector(model: Path, given: Path | None) -> GGUFHeader:
         reason = (
             refused[0] if refused else f"{model.name} has no projector beside it, so it cannot see images."
         )
-        raise UsageError(
-            reason, f"Put its {_USUAL} into {model.parent}, or name it with {named('mmproj', 'FILE')}."
-        )
+        raise UsageError(reason, f"Put its {_USUAL} beside it, or name it with {named('mmproj', 'FILE')}.")
     if len(found) > 1:
         chosen = choose_projector([header.path.name for header in found], model.name)
         if chosen is not None:

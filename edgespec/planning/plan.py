@@ -542,7 +542,7 @@ class Planner:
     def _on_cards(
         self, needs: MemoryNeeds, drafter: ModelFiles | None, budget: int
     ) -> tuple[CardPlacement, HostProducts | None]:
-        """What goes to cards, and the products with the rest of the weights."""
+        """The parts of models on cards, and the products with the rest of the target's weights."""
         cards = self.machine.cards
         if cards is None:
             return NO_CARDS, None

@@ -42,7 +42,7 @@ def test_flags_then_environment_then_file(
             "temperature = 'hot'",
             "temperature is 'hot' in {file}.\n--temperature must be a number, not 'hot'.",
         ),
-        ("[context]\na = 1", "context is {{'a': 1}} in {file}.\nIt must be a single value, not a table."),
+        ("[context]\na = 1", "context is {{'a': 1}} in {file}.\nA single value belongs here, not a table."),
         ("a = ", "{file} is not valid TOML: "),
     ],
 )

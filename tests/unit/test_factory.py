@@ -172,7 +172,7 @@ def test_output_folder_that_does_not_exist(smol_path: Path, tmp_path: Path) -> N
     output = tmp_path / "none" / "d.gguf"
     with pytest.raises(OutputError) as caught:
         make_drafter(smol_path, output)
-    assert caught.value.what == f"{output} cannot be written: No such file or directory."
+    assert caught.value.what == f"{output} cannot be written: there is no folder {output.parent}."
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limit on the size of a file")

@@ -50,7 +50,7 @@ def checked_values(command: Any, given: dict[str, Any], file: Path, table: str =
 def _checked(command: Any, parameter: Any, key: str, value: Any, file: Path) -> Any:
     try:
         if isinstance(value, dict):
-            raise ValueError("It must be a single value, not a table.")
+            raise ValueError("A single value belongs here, not a table.")
         return parameter.process_value(typer.Context(command), value)
     except (typer.TyperException, ValueError, TypeError) as error:
         reason = explained(error)[0] if isinstance(error, typer.TyperException) else str(error)

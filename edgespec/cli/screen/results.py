@@ -122,7 +122,7 @@ class WrittenText:
 
 def _differs() -> EdgeSpecError:
     return EdgeSpecError(
-        "The answer cannot be continued: the reloaded model's text differs from what was written.",
+        "The answer cannot be continued: the reloaded model's text differs from the text so far.",
         "Run the command again.",
     )
 
