@@ -94,9 +94,20 @@ def least_rows_sent(costs: HostCosts, processor: Curve) -> int:
     Args:
         processor: its seconds, in either layout.
     """
-    slower = [rows for rows in range(1, LARGEST + 1) if costs.sent(rows) >= processor.at(rows)]
-    least = max(slower, default=0) + 1
+    return _least_rows(costs.sent, processor)
+
+
+def _least_rows(there: Callable[[int], float], processor: Curve, first: int = 1) -> int:
+    """The number of rows, at least `first`, from which on a card is faster; NEVER if it is not."""
+    slower = [rows for rows in range(first, LARGEST + 1) if there(rows) >= processor.at(rows)]
+    least = max(slower, default=first - 1) + 1
     return least if least <= LARGEST else NEVER
+
+
+def _with_card(there: Callable[[int], float], processor: Curve, least: int) -> Curve:
+    """Seconds on the processor, and on a card from this many rows on."""
+    rows = {*_TELLING, least, max(least - 1, 1)}
+    return Curve.through((n, there(n) if n >= least else processor.at(n)) for n in rows)
 
 
 def plain_products(costs: HostCosts) -> HostProducts:
@@ -104,9 +115,7 @@ def plain_products(costs: HostCosts) -> HostProducts:
     least = least_rows_sent(costs, costs.plain)
     if least == NEVER:
         return HostProducts(False, NEVER, costs.plain, costs.usual)
-    rows = {*_TELLING, least, max(least - 1, 1)}
-    points = ((n, costs.sent(n) if n >= least else costs.plain.at(n)) for n in rows)
-    return HostProducts(False, least, Curve.through(points), costs.usual)
+    return HostProducts(False, least, _with_card(costs.sent, costs.plain, least), costs.usual)
 
 
 def rearranged_products(costs: HostCosts) -> HostProducts:
@@ -115,15 +124,10 @@ def rearranged_products(costs: HostCosts) -> HostProducts:
     There must be kernels for rearranged weights.
     """
     own = costs.usual
-    if costs.read_s is not None:
-        slower = [rows for rows in range(_REREAD_FROM, LARGEST + 1) if costs.reread(rows) >= own.at(rows)]
-        least = max(slower, default=_REREAD_FROM - 1) + 1
-        if least <= LARGEST:
-            points = (
-                (n, costs.reread(n) if n >= least else own.at(n)) for n in {*_TELLING, least - 1, least}
-            )
-            return HostProducts(True, least, Curve.through(points), own, rereads=True)
-    return HostProducts(True, NEVER, own, own)
+    least = NEVER if costs.read_s is None else _least_rows(costs.reread, own, _REREAD_FROM)
+    if least == NEVER:
+        return HostProducts(True, NEVER, own, own)
+    return HostProducts(True, least, _with_card(costs.reread, own, least), own, rereads=True)
 
 
 def choose_products(costs: HostCosts, speed: Callable[[Curve], float]) -> HostProducts:

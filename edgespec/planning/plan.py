@@ -220,8 +220,12 @@ class Plan:
     @property
     def parts(self) -> list[RemotePart]:
         """Time per pass on each device that holds layers."""
-        devices = self.machine.workers or self.on_cards.cards
-        return _parts(self.assignment, devices, self.target, self.products)
+        return _parts(self.assignment, self._devices, self.target, self.products)
+
+    @property
+    def _devices(self) -> LayerDevices | Cards | None:
+        """The workers or cards that may hold layers; None if there are none."""
+        return self.machine.workers or self.on_cards.cards
 
     def over(self, passes: TargetPasses) -> TargetPasses:
         """The target's passes, from those of the whole model on the processor."""
@@ -229,10 +233,9 @@ class Plan:
 
     def attending(self, here_s: float) -> float:
         """Seconds in which a row attends to a cell, from those on the processor."""
-        devices = self.machine.workers or self.on_cards.cards
-        if self.assignment is None or devices is None:
+        if self.assignment is None or self._devices is None:
             return here_s
-        return here_s * attending_share(self.assignment, devices)
+        return here_s * attending_share(self.assignment, self._devices)
 
     def draft_steps(self, here: Curve) -> Curve:
         """Seconds of draft steps by rows, from those on the processor."""
@@ -471,10 +474,10 @@ class Planner:
             hits=self.hits,
             no_streaming=self.machine.no_streaming,
         )
-        products, rereading = None, 0
+        products = None
         if not memory.memory_map:
             spare = budget - left.total if memory.layout is None else 0
-            products, rereading = self._products(on_cards, drafter, memory.holding, spare)
+            products = self._products(on_cards, drafter, memory.holding, spare)
         if memory.layout is not None and products is not None:
             if not products.sends:
                 products = None  # as without a card
@@ -490,7 +493,9 @@ class Planner:
             notes=notes + memory.notes,
             warnings=warnings + memory.warnings,
         )
-        return replace(plan, needs=replace(needs, process=needs.process + rereading))
+        if not plan.rereads:
+            return plan
+        return replace(plan, needs=replace(needs, process=needs.process + self._rereading(on_cards)))
 
     def sizes(self, drafter: ModelFiles | None = None) -> PairSizes:
         """The needs of the target and a drafter by the rows of a pass; raises as PairSizes."""
@@ -551,8 +556,7 @@ class Planner:
         weights = left.footprints[0].weights
         streamed = min(max(left.total - budget, 0), weights)
         holding = PlannedWeights(budget, left.total, weights - streamed, streamed)
-        spare = budget - left.total
-        products, _ = self._products(placed, drafter, holding, spare)
+        products = self._products(placed, drafter, holding, budget - left.total)
         if products is None or not products.sends:
             return placed, products
         target, *drafters = needs.footprints
@@ -562,18 +566,17 @@ class Planner:
 
     def _products(
         self, on_cards: CardPlacement, drafter: ModelFiles | None, holding: PlannedWeights, spare: int
-    ) -> tuple[HostProducts | None, int]:
-        """The way of products with weights that are not on cards, and the bytes of memory that reading takes.
+    ) -> HostProducts | None:
+        """The way of products with weights that are not on cards.
 
         Args:
             holding: the places of these weights.
             spare: bytes of memory that nothing else needs.
         """
         if on_cards.assignment is None or on_cards.cards is None:
-            return None, 0
-        rereading = reread_bytes(self.target, host_layers(self.target, on_cards.assignment))
+            return None
         measured = known_read_rate(self.target, self.store) > 0
-        products = host_products(
+        return host_products(
             on_cards.assignment,
             on_cards.cards,
             self.target,
@@ -582,10 +585,14 @@ class Planner:
             drafter_elsewhere=on_cards.drafter_card is not None,
             holding=holding,
             read_rate=self.read_rate,
-            rereads=measured and rereading <= spare,
+            rereads=measured and spare > 0 and self._rereading(on_cards) <= spare,
             most=self.config.speculation.tree_budget or self.usual_nodes,
         )
-        return products, rereading if products is not None and products.rereads else 0
+
+    def _rereading(self, on_cards: CardPlacement) -> int:
+        """Bytes of memory for reading weights again that are not on cards."""
+        assert on_cards.assignment is not None
+        return reread_bytes(self.target, host_layers(self.target, on_cards.assignment))
 
     @property
     def _request(self) -> PlacementRequest:

@@ -37,12 +37,12 @@ def usual_nodes(planner: Planner, drafter: ModelFiles | None = None) -> int:
     passes = expected_passes(planner.target, planner.threads, planner.store, planner.disks)
     try:
         usual = planner.plan(drafter)
+        exactly = usual.streams and usual.exact and planner.machine.own_kernels
+        sends = usual.sends and not usual.rereads
+        if not (exactly or sends) or (usual.streams and not passes.read_rate):
+            return USUAL_NODES
         largest = replace(planner, usual_nodes=_LARGEST_NODES).plan(drafter)
     except MemoryLimitError:
-        return USUAL_NODES
-    exactly = usual.streams and usual.exact and planner.machine.own_kernels
-    sends = usual.sends and not usual.rereads
-    if not (exactly or sends) or (usual.streams and not passes.read_rate):
         return USUAL_NODES
     drafting = known_drafting(planner, drafter) or _usual_drafting(planner.target, drafter, passes)
     if drafting.yields is not None:
