@@ -15,7 +15,6 @@ from typing import Any
 
 from edgespec.config import ModelConfig
 from edgespec.errors import EdgeSpecError
-from edgespec.files.user_folders import in_home
 from edgespec.generation.config import GenerationConfig, Grammar
 
 _DEFAULTS = asdict(GenerationConfig())
@@ -151,7 +150,7 @@ def model_identity(model: ModelConfig) -> ModelIdentity:
 
     Nothing is downloaded; loading the model reports what is wrong with it.
     """
-    from edgespec.images.projector import find_projector
+    from edgespec.images.projector import find_projector, named_projector
     from edgespec.models.gguf.header import read_header
     from edgespec.models.hub import catalog
 
@@ -162,7 +161,7 @@ def model_identity(model: ModelConfig) -> ModelIdentity:
     # Without the file's name: a model that was moved is still the same.
     identity = ModelIdentity(header.path.name, _hash(header.fingerprint))
     try:
-        projector = find_projector(header.path, None if model.mmproj is None else in_home(model.mmproj))
+        projector = find_projector(header.path, named_projector(model.mmproj))
     except (EdgeSpecError, OSError):
         return identity
     return replace(identity, projector=projector.path.name, projector_digest=_hash(projector.fingerprint))

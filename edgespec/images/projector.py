@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from edgespec.errors import EdgeSpecError, ModelFileError, UsageError
+from edgespec.files.user_folders import in_home
 from edgespec.generation.config import shortened
 from edgespec.images.families import another_model, go_together
 from edgespec.models.gguf.header import read_header
@@ -48,6 +49,11 @@ def find_projector(model: Path, given: Path | None) -> GGUFHeader:
             f"Name one: {named('mmproj', 'FILE')}",
         )
     return found[0]
+
+
+def named_projector(mmproj: str | None) -> Path | None:
+    """The file of a projector that an option names; None if it names none."""
+    return None if mmproj is None else in_home(mmproj)
 
 
 def doubt_about(model: Path, given: Path | None) -> str:

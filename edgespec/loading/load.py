@@ -18,10 +18,9 @@ from edgespec.engine.target import Target
 from edgespec.errors import DeviceLostError, DeviceMemoryError, MemoryLimitError
 from edgespec.files.cache_kind import CacheKind
 from edgespec.files.checked import CheckedFiles
-from edgespec.files.user_folders import in_home
 from edgespec.heads.families import head_of
 from edgespec.heads.opening import HiddenStateSource, hidden_states
-from edgespec.images.projector import doubt_about, find_projector
+from edgespec.images.projector import doubt_about, find_projector, named_projector
 from edgespec.images.reader import ImageReader
 from edgespec.kernels.layouts import own_in_use
 from edgespec.kernels.native.build import build_once, needs_build
@@ -187,8 +186,8 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
 
 def _image_reader(path: Path, state: LoadState) -> ImageReader:
     """The reader of images for the target, which looks for a projector when there is one to read."""
-    given = state.config.model.mmproj
-    projector = None if given is None else find_projector(path, in_home(given)).path
+    given = named_projector(state.config.model.mmproj)
+    projector = None if given is None else find_projector(path, given).path
     context = state.config.model.context
     if doubt := doubt_about(path, projector):
         state.warnings.append(doubt)

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from edgespec.config import ModelConfig
 from edgespec.errors import UsageError
-from edgespec.files.user_folders import in_home
 from edgespec.images.facts import ProjectorFacts
-from edgespec.images.projector import find_projector
+from edgespec.images.projector import find_projector, named_projector
 
 
 def reserved_projector(model: Path, config: ModelConfig) -> ProjectorFacts | None:
@@ -21,8 +20,7 @@ def reserved_projector(model: Path, config: ModelConfig) -> ProjectorFacts | Non
     """
     if not config.reads_images:
         return None
-    given = None if config.mmproj is None else in_home(config.mmproj)
     try:
-        return ProjectorFacts.of(find_projector(model, given))
+        return ProjectorFacts.of(find_projector(model, named_projector(config.mmproj)))
     except UsageError:  # reading the first image says what is missing
         return None

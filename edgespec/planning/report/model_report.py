@@ -6,10 +6,9 @@ from dataclasses import replace
 from functools import partial
 
 from edgespec.config import Config
-from edgespec.files.user_folders import in_home
 from edgespec.heads.mtp.mtp_file import read_mtp_file
 from edgespec.images.facts import ProjectorFacts
-from edgespec.images.projector import doubt_about
+from edgespec.images.projector import doubt_about, named_projector
 from edgespec.kernels.report_store import ensure_report
 from edgespec.llama.runtime.vetting import require_loadable
 from edgespec.measure.threads import planned_threads
@@ -88,7 +87,7 @@ def plan_for(
         on_progress("Connecting to workers", 0.0)
         workers = measure_workers(config.devices.workers, files, threads)
         notes += workers_in_words(workers, files)
-    given = None if named.mmproj is None else in_home(named.mmproj)
+    given = named_projector(named.mmproj)
     if model.path is not None and (doubt := doubt_about(model.path, given)):
         notes.append(doubt)
     projector = projector_facts(model, given)
