@@ -16,7 +16,7 @@ from typing import Any
 
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address, rpc
-from edgespec.kernels.ggml.devices import device_named
+from edgespec.kernels.ggml.devices import device_named, pinned_buffer, pinned_memory_name
 from edgespec.kernels.ggml.structs import Tensor
 from edgespec.kernels.report import ROWS
 from edgespec.processes.trial import attempt_in_child
@@ -146,18 +146,11 @@ def transfer_times(device: Address) -> dict[int, float]:
 
 
 def refuses_to_pin(device: Address) -> bool:
-    """True if memory cannot be pinned for a device that has such memory.
-
-    ggml then allocates other memory and says nothing.
-    """
-    f = ggml.functions()
-    host = f["ggml_backend_dev_host_buffer_type"](device)
-    buffer = f["ggml_backend_buft_alloc_buffer"](host, max(_PAYLOADS)) if host else None
-    if not buffer:
-        return bool(host)
-    refused = bool(f["ggml_backend_buffer_get_type"](buffer) != host)
-    f["ggml_backend_buffer_free"](buffer)
-    return refused
+    """True if memory cannot be pinned for a device that has such memory."""
+    buffer = pinned_buffer(device, max(_PAYLOADS))
+    if buffer:
+        ggml.functions()["ggml_backend_buffer_free"](buffer)
+    return not buffer and bool(pinned_memory_name(device))
 
 
 def _seconds(device: Address, backend: Address, type_id: int) -> list[float]:

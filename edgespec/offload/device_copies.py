@@ -48,8 +48,8 @@ class DeviceCopies:
 
     def read_by(self, sources: Sequence[Address]) -> dict[Address, Address]:
         """The copies among the sources of a node, each with the tensor that it is of."""
-        names = {source: ggml.copied_name(source) for source in sources if source}
-        return {copy: self._originals[name] for copy, name in names.items() if name in self._originals}
+        named = ggml.copies_among(sources).items()
+        return {copy: self._originals[name] for copy, name in named if name in self._originals}
 
     def leave(self, tensors: Iterable[Address]) -> None:
         """Weights leave memory: copies of them are zeros from now on."""
@@ -70,9 +70,7 @@ class DeviceCopies:
             self._right.add(place)
             return
         for copy, original in copies.items():
-            self._f["ggml_backend_tensor_set"](
-                copy, self._f["ggml_get_data"](original), 0, self._f["ggml_nbytes"](original)
-            )
+            ggml.write_copy(copy, self._f["ggml_get_data"](original))
 
     def close(self) -> None:
         """Free the zeros, after the model has been freed."""

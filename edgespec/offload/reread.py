@@ -22,10 +22,9 @@ from edgespec.models.gguf.layers import Layer, ModelFiles
 from edgespec.offload.layer_ring import LayerRing
 from edgespec.offload.layout import Store, plain_store
 from edgespec.offload.store_reader import StoreReader
+from edgespec.offload.weights import N_READERS
 
 N_SLOTS = 2
-N_READERS = 2
-_SOURCES = 10  # of a node
 
 
 def reread_layers(files: ModelFiles, layers: Sequence[Layer]) -> list[Layer]:
@@ -97,7 +96,6 @@ class RereadSwitch(GraphObserver):
             for index, layer in store.layers.items()
             for name, place in layer.places.items()
         }
-        self._f = ggml.functions()
         self._stop_asked: Callable[[], bool] = lambda: False
         self._current: int | None = None
         self._address: Address = 0
@@ -113,13 +111,12 @@ class RereadSwitch(GraphObserver):
 
     def reached(self, node: Address) -> bool:
         """A product with copies is to be computed."""
-        for source in ggml.read_node(node)[:_SOURCES]:
-            if source and (found := self._places.get(ggml.copied_name(source))) is not None:
-                layer, place = found
+        for copy, name in ggml.copies_among(ggml.sources_of(node)).items():
+            if name in self._places:
+                layer, place = self._places[name]
                 if layer != self._current:
                     self._change_to(layer)
-                n_bytes = self._f["ggml_nbytes"](source)
-                self._f["ggml_backend_tensor_set"](source, self._address + place, 0, n_bytes)
+                ggml.write_copy(copy, self._address + place)
         return False
 
     def end(self, *, completed: bool) -> None:

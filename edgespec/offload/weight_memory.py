@@ -7,6 +7,7 @@ import ctypes
 
 from edgespec.errors import MemoryLimitError
 from edgespec.kernels.ggml import Address, address_of_map, functions
+from edgespec.kernels.ggml.devices import pinned_buffer
 from edgespec.machine.address_space import anonymous_memory, use_huge_pages
 from edgespec.units import readable
 
@@ -63,10 +64,7 @@ class PinnedMemory(WeightMemory):
     @classmethod
     def allocated(cls, n_bytes: int, device: Address) -> PinnedMemory | None:
         """So many bytes; None if the device pins no memory, or not as much."""
-        kind = functions()["ggml_backend_dev_host_buffer_type"](device)
-        if not kind:
-            return None
-        buffer = functions()["ggml_backend_buft_alloc_buffer"](kind, n_bytes + _PAGE)
+        buffer = pinned_buffer(device, n_bytes + _PAGE)
         return cls(buffer, n_bytes) if buffer else None
 
     def close(self) -> None:

@@ -56,6 +56,8 @@ class StreamedWeights:
         StreamError: the files cannot be opened.
     """
 
+    rereads = False
+
     def __init__(
         self,
         files: ModelFiles,
@@ -91,8 +93,6 @@ class StreamedWeights:
         self._observers: list[GraphObserver] = []
         self._tables = MappedTables(files)
         self._reader = StoreReader(store)
-
-    rereads = False
 
     @property
     def direct(self) -> bool:
@@ -229,9 +229,10 @@ class StreamedWeights:
                 new_memory=self._new_memory,
             )
             if self._sent_to is not None:
-                names = {name.encode(): tensor for name, tensor in tensors.items()}
-                there = {tensor for places in streamed.values() for tensor in places}
-                self._copies = DeviceCopies({name: at for name, at in names.items() if at in there})
+                names = (name for index in streamed for name in self.store.layers[index].places)
+                self._copies = DeviceCopies(
+                    {name.encode(): tensors[name] for name in names if name in tensors}
+                )
             self._observers.append(LayerSwitch(self._ring, streamed, self._copies))
         self._open_pool(tensors)
         self._tables.place(tensors)
@@ -292,11 +293,9 @@ class StreamedWeights:
         return None
 
     def _new_memory(self, n_bytes: int) -> WeightMemory:
-        return (
-            WeightMemory(n_bytes)
-            if self._sent_to is None
-            else self._reader.memory_for(n_bytes, self._sent_to)
-        )
+        if self._sent_to is None:
+            return WeightMemory(n_bytes)
+        return self._reader.memory_for(n_bytes, self._sent_to)
 
     def _open_pool(self, tensors: Mapping[str, Address]) -> None:
         """Put the stacks of experts that llama.cpp uses into a pool."""

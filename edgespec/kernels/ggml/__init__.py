@@ -20,12 +20,14 @@ from edgespec.kernels.ggml.checks import check
 from edgespec.kernels.ggml.experts import (
     Indices,
     copied_name,
+    copies_among,
     indices_of,
     name_of,
     place_stack,
     read_indices,
     set_indices,
     stack_of,
+    write_copy,
 )
 from edgespec.kernels.ggml.functions import cpu_device, cpu_library, cpu_variant, functions
 from edgespec.kernels.ggml.operations import (
@@ -47,6 +49,7 @@ from edgespec.kernels.ggml.tensors import (
     set_data,
     set_shape,
     shape_of,
+    sources_of,
     without_sources,
 )
 from edgespec.kernels.ggml.unbacked import UnbackedBufferType, address_of_map
@@ -65,6 +68,7 @@ __all__ = [
     "attention_operation",
     "check",
     "copied_name",
+    "copies_among",
     "cpu_device",
     "cpu_library",
     "cpu_variant",
@@ -92,6 +96,8 @@ __all__ = [
     "set_indices",
     "set_shape",
     "shape_of",
+    "sources_of",
     "stack_of",
     "without_sources",
+    "write_copy",
 ]

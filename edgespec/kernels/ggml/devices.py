@@ -21,3 +21,17 @@ def pinned_memory_name(device: Address) -> str:
     f = functions()
     kind = f["ggml_backend_dev_host_buffer_type"](device)
     return (f["ggml_backend_buft_name"](kind) or b"").decode("utf-8", "replace") if kind else ""
+
+
+def pinned_buffer(device: Address, n_bytes: int) -> Address | None:
+    """A buffer of memory that is pinned for a device's transfers; None if it has none, or not as much.
+
+    ggml allocates other memory where none can be pinned, and says nothing.
+    """
+    f = functions()
+    kind = f["ggml_backend_dev_host_buffer_type"](device)
+    buffer: Address | None = f["ggml_backend_buft_alloc_buffer"](kind, n_bytes) if kind else None
+    if buffer and f["ggml_backend_buffer_get_type"](buffer) != kind:
+        f["ggml_backend_buffer_free"](buffer)
+        return None
+    return buffer or None

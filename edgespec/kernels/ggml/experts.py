@@ -9,7 +9,7 @@ of equal slots, and the numbers as numbers of slots.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,18 @@ def copied_name(tensor: Address) -> bytes:
     """The name of the tensor that this is the scheduler's copy of, on another device; empty if of none."""
     _, _, name = name_of(tensor).partition(b"#")
     return name.rpartition(b"#")[0]
+
+
+def copies_among(tensors: Iterable[Address]) -> dict[Address, bytes]:
+    """The scheduler's copies among the sources of a node, with the names of the tensors that they are of."""
+    names = ((tensor, copied_name(tensor)) for tensor in tensors if tensor)
+    return {copy: name for copy, name in names if name}
+
+
+def write_copy(copy: Address, data: Address) -> None:
+    """Write over a copy, wherever it is."""
+    f = functions()
+    f["ggml_backend_tensor_set"](copy, data, 0, f["ggml_nbytes"](copy))
 
 
 def set_indices(node: Address, indices: Address) -> None:

@@ -62,6 +62,11 @@ def read_node(node: Address) -> tuple[Any, ...]:
     return _NODE.unpack(ctypes.string_at(node + _NODE_OFFSET, _NODE.size))
 
 
+def sources_of(node: Address) -> tuple[Address, ...]:
+    """A graph node's ten sources; 0 for those that it does not have."""
+    return read_node(node)[:SOURCES]
+
+
 def set_data(tensor: Address, data: Address) -> None:
     """Point a tensor to weights at `data`."""
     POINTER.from_address(tensor + _DATA_OFFSET).value = data
