@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+import psutil
 import pytest
 
 PATIENCE_S = 300.0
@@ -28,3 +29,15 @@ def wait_until(find: Callable[[], Found], otherwise: Callable[[], object] = lamb
             pytest.fail(f"waited for {PATIENCE_S:.0f} s in vain; {otherwise()}")
         time.sleep(_LOOK_S)
     return found
+
+
+def wait_until_ended(*processes: psutil.Process) -> None:
+    """Wait until no process runs: each is gone, or is a zombie that its parent has not asked about yet."""
+    wait_until(lambda: not any(map(_runs, processes)))
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False

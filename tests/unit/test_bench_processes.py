@@ -22,7 +22,7 @@ from edgespec.bench.rows.row_spec import RowSpec
 from edgespec.bench.rows.runner import RunConfig, Runner, why_it_failed
 from edgespec.config import Config
 from edgespec.generation.config import GenerationConfig
-from tests.waiting import wait_until
+from tests.waiting import wait_until_ended
 
 
 def python(program: str) -> list[str]:
@@ -44,17 +44,17 @@ def test_a_process_is_killed_from_another_thread_with_its_children() -> None:
     killable = KillableProcess()
     child = "import os, signal; print(os.getpid(), flush=True); signal.pause()"
     program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
-    children: list[int] = []
+    children: list[psutil.Process] = []
     killers: list[threading.Thread] = []
 
     def kill(line: str) -> None:
-        children.append(int(line))
+        children.append(psutil.Process(int(line)))
         killers.append(threading.Thread(target=killable.kill))
         killers[0].start()
 
     assert run_capped(python(program), None, on_line=kill, killable=killable).killed
     killers[0].join()
-    wait_until(lambda: not psutil.pid_exists(children[0]) or psutil.Process(children[0]).status() == "zombie")
+    wait_until_ended(*children)
 
 
 def test_an_exception_ends_the_process() -> None:

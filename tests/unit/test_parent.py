@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.waiting import wait_until
+from tests.waiting import wait_until, wait_until_ended
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such signal")
 
@@ -54,7 +54,7 @@ def test_a_child_ends_with_its_parent(tmp_path: Path, child: str) -> None:
         wait_until(lambda: parent.poll() is not None or (tmp_path / "runs").exists())
         children = _killed(parent)
     assert children
-    wait_until(lambda: not any(map(_lives, children)))
+    wait_until_ended(*children)
 
 
 def test_the_quantizer_ends_with_its_parent(tmp_path: Path, short_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_the_quantizer_ends_with_its_parent(tmp_path: Path, short_path: Path) ->
         assert isinstance(found, psutil.Process), "the parent has failed"
         found.suspend()
         _killed(parent)
-    wait_until(lambda: not _lives(found))
+    wait_until_ended(found)
 
 
 def _parent(folder: Path, imports: str, work: str) -> subprocess.Popen[bytes]:
@@ -86,11 +86,3 @@ def _killed(parent: subprocess.Popen[bytes]) -> list[psutil.Process]:
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     return children
-
-
-def _lives(process: psutil.Process) -> bool:
-    """Whether a process exists, and not only until somebody asks how it ended."""
-    try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False

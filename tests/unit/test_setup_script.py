@@ -21,6 +21,7 @@ import psutil
 import pytest
 
 from tests.scripts import SCRIPTS, loaded_script, part
+from tests.waiting import PATIENCE_S, wait_until, wait_until_ended
 
 SCRIPT = SCRIPTS / "setup.py"
 
@@ -48,6 +49,11 @@ def run(*arguments: str | Path, path: str | Path) -> subprocess.CompletedProcess
         text=True,
         check=False,
     )
+
+
+def logged(log: Path, pattern: str) -> re.Match[str] | None:
+    """Find the pattern in a log that may not have been begun yet."""
+    return re.search(pattern, log.read_text()) if log.exists() else None
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="compilers are not found by PATH there")
@@ -333,21 +339,20 @@ def test_compiling_and_installing_run_side_by_side(
 
     def build(*_: object, **__: object) -> bool:
         compiling.set()
-        assert installing.wait(30)
+        assert installing.wait(PATIENCE_S)
         return True
 
     def torch(*_: object) -> None:
         assert {"edgespec", "models", "packages"} <= {*steps}, "what an answer needs comes first"
         installing.set()
-        assert compiling.wait(30)
+        assert compiling.wait(PATIENCE_S)
 
     def kernels(*_: object) -> bool:
         steps.append("kernels")
         return True
 
     def created() -> None:
-        while "kernels" not in steps:  # they are compiled meanwhile
-            time.sleep(0.01)
+        wait_until(lambda: "kernels" in steps)  # they are compiled meanwhile
 
     steps: list[str] = []
     monkeypatch.setattr(setup, "build_llama_cpp", build)
@@ -390,8 +395,7 @@ def test_what_fails_ends_what_runs_beside_it(
         raise setup.SetupError("it was ended")
 
     def torch(*_: object, **__: object) -> None:
-        while not (environment.compiling_log.exists() and "begun" in environment.compiling_log.read_text()):
-            time.sleep(0.01)
+        wait_until(lambda: logged(environment.compiling_log, "begun"))
         raise setup.SetupError("the network is away")
 
     monkeypatch.setattr(environment, "create", lambda: None)
@@ -419,10 +423,11 @@ def test_it_says_how_far_a_compilation_is(
     said = []
 
     def action() -> bool:
-        while not any("20 of 80 files, about " in line for line in said):
+        def reported() -> bool:
             said.extend(capsys.readouterr().out.splitlines())
-            time.sleep(0.01)
-        return True
+            return any("20 of 80 files, about " in line for line in said)
+
+        return wait_until(reported)
 
     assert setup.Progress().during("llama.cpp", "compiling", action, log)
     assert said[0] == "llama.cpp: compiling"
@@ -449,8 +454,7 @@ def test_a_terminal_shows_what_is_being_done_in_its_last_line(
     progress = setup.Progress(output=output)
 
     def action() -> bool:
-        while "llama.cpp (20 of 80 files, about " not in output.getvalue():
-            time.sleep(0.01)
+        wait_until(lambda: "llama.cpp (20 of 80 files, about " in output.getvalue())
         progress.say("torch: done")
         return True
 
@@ -567,8 +571,7 @@ def test_what_a_killed_set_up_began_is_waited_for(
     )
     killed = subprocess.Popen([sys.executable, "-m", "killed"])
     environment = setup.Environment(tmp_path / "venv")
-    while not (environment.log.exists() and "begun" in environment.log.read_text()):
-        time.sleep(0.01)
+    wait_until(lambda: logged(environment.log, "begun"))
     killed.send_signal(signal.SIGKILL)
     killed.wait()
     entered = threading.Event()
@@ -579,11 +582,10 @@ def test_what_a_killed_set_up_began_is_waited_for(
 
     entering = threading.Thread(target=enter)
     entering.start()
-    while "Waiting for another set-up" not in capsys.readouterr().out:
-        time.sleep(0.01)
+    wait_until(lambda: "Waiting for another set-up" in capsys.readouterr().out)
     assert not entered.is_set()
     (tmp_path / "end").touch()
-    assert entered.wait(30)
+    assert entered.wait(PATIENCE_S)
     entering.join()
 
 
@@ -602,15 +604,11 @@ def test_what_is_ended_ends_with_what_it_started(
     worked: list[bool] = []
     running = threading.Thread(target=lambda: worked.append(environment.run("starts")))
     running.start()
-    while not (
-        environment.log.exists() and (found := re.search(r"started (\d+)\n", environment.log.read_text()))
-    ):
-        time.sleep(0.01)
+    started = psutil.Process(int(wait_until(lambda: logged(environment.log, r"started (\d+)\n"))[1]))
     environment.stop()
-    running.join(30)
+    running.join(PATIENCE_S)
     assert worked == [False]
-    while psutil.pid_exists(pid := int(found[1])) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        time.sleep(0.01)
+    wait_until_ended(started)
 
 
 def test_half_installed_packages_are_installed_again(setup: ModuleType, tmp_path: Path) -> None:
