@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.cli.batch.input.input_file import names_images
+from edgespec.cli.batch.input.input_file import summarize_input
 from edgespec.cli.main import main
 from tests.tiny_images import png, write_projector
 from tests.unit.talking import TalkingEngine, records, write_lines
@@ -227,5 +227,5 @@ def test_shards_with_images_are_merged(engine: TalkingEngine, folder: Path) -> N
 )
 def test_an_input_tells_whether_its_lines_have_images(line: Any, found: bool, tmp_path: Path) -> None:
     source = write_lines(tmp_path / "in.jsonl", {"prompt": "text"}, line)
-    assert names_images(str(source)) == found
-    assert not names_images("-")
+    assert summarize_input(str(source)).has_images == found
+    assert not summarize_input("-").has_images

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.cli.batch.input.input_file import usual_tokens
+from edgespec.cli.batch.input.input_file import summarize_input
 from edgespec.config import Config
 from edgespec.costs.curves import Curve
 from edgespec.errors import UsageError
@@ -149,7 +149,18 @@ def test_a_loaded_engine_has_the_cells_and_the_same_text(short_path: Path) -> No
 def test_the_tokens_of_a_line_are_estimated_from_the_beginning_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_bytes((b"x" * 349 + b"\n") * 5 + b"\n")
-    assert usual_tokens(str(path), 64) == 100 + 32 + 64
+    assert summarize_input(str(path)).usual_tokens(64) == 100 + 32 + 64
+    path.write_bytes((b"x" * 349 + b"\n") * 3000 + (b"x" * 3499 + b"\n") * 3000)
+    assert summarize_input(str(path)).usual_tokens(64) == 100 + 32 + 64
     path.write_bytes(b"")
-    assert usual_tokens(str(path), 64) == 32 + 64
-    assert usual_tokens("-", 64) is None
+    assert summarize_input(str(path)).usual_tokens(64) == 32 + 64
+    assert summarize_input("-").usual_tokens(64) is None
+
+
+def test_an_input_is_read_once_before_its_lines_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, reads = tmp_path / "in.jsonl", []
+    path.write_bytes(b'{"prompt": "a"}\n\n \t\n{"prompt": "b", "images": ["c.png"]}')
+    opened = Path.open
+    monkeypatch.setattr(Path, "open", lambda *args: reads.append(args) or opened(*args))
+    summary = summarize_input(str(path))
+    assert (summary.lines, summary.has_images, len(reads)) == (2, True, 1)

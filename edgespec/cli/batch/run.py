@@ -21,13 +21,7 @@ from edgespec.cli.batch.engines import EngineLoader, LoadedEngine, load_here
 from edgespec.cli.batch.formats import openai_format
 from edgespec.cli.batch.formats.lines import read_jobs
 from edgespec.cli.batch.formats.records import Key
-from edgespec.cli.batch.input.input_file import (
-    count_lines,
-    is_file,
-    names_images,
-    open_input,
-    usual_tokens,
-)
+from edgespec.cli.batch.input.input_file import InputSummary, is_file, open_input, summarize_input
 from edgespec.cli.batch.input.job import Job, Shard
 from edgespec.cli.batch.input.job_queue import JobQueue
 from edgespec.cli.batch.output.pending import PendingResult, results_of
@@ -147,12 +141,13 @@ class BatchRun:
             self._terminal.rule(self._config.rule)
             asked = loading.batching.parallel
             self._parallel = asked if isinstance(asked, int) else None
+            summary = summarize_input(input_name)
             if self._config.max_tokens is not None:
-                loading = loading.with_(text_tokens=usual_tokens(input_name, self._config.max_tokens))
-            loading = loading.with_(images=names_images(input_name))
+                loading = loading.with_(text_tokens=summary.usual_tokens(self._config.max_tokens))
+            loading = loading.with_(images=summary.has_images)
             interruption = with_reloads(
                 lambda loading: self._load(loading, self._terminal),
-                lambda loaded: self._answer_all(loaded, lines, input_name),
+                lambda loaded: self._answer_all(loaded, lines, input_name, summary),
                 loading,
                 self._terminal,
             )
@@ -167,14 +162,16 @@ class BatchRun:
             raise typer.Exit(1)
         self._terminal.note(self._summary())
 
-    def _answer_all(self, loaded: LoadedEngine, lines: IO[bytes], input_name: str) -> Interruption:
+    def _answer_all(
+        self, loaded: LoadedEngine, lines: IO[bytes], input_name: str, summary: InputSummary
+    ) -> Interruption:
         """Answer all lines; after a failure, those that have no answer yet."""
         engine, self._model = loaded
         self._terminal.template(engine, raw=self._raw)
         self._terminal.thinking(engine, self._config)
         requests = self._wanted_requests
         if requests is None:
-            self._progress = BatchProgress(self._shard.lines(count_lines(input_name)))
+            self._progress = BatchProgress(self._shard.lines(summary.lines))
             jobs = JobQueue(self._jobs(lines, input_name), waits=not is_file(lines))
             requests = self._wanted_requests = BatchRequests(
                 self._requests(jobs, engine.vocabulary_size),
