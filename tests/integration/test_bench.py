@@ -209,6 +209,22 @@ def test_a_capped_run_finds_nothing_cached_by_the_run_before(
     assert max(row["samples"]) < 0.02 * model.stat().st_size / mmap.PAGESIZE
 
 
+def test_a_row_that_fails_fails_the_bench_but_not_the_other_rows(
+    smol_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "llama-completion"
+    broken.write_text("#!/bin/sh\necho 'out of order' >&2\nexit 3\n")
+    broken.chmod(0o755)
+    asked = [str(smol_path), "--draft", "none", *SMALL, "--profile-seconds", "0"]
+    assert main(["bench", *asked, "--compare", f"llama.cpp={tmp_path}", "-o", "jsonl", "--quiet"]) == 1
+    out, err = capsys.readouterr()
+    good, bad = map(json.loads, out.splitlines())
+    assert good["error"] is None
+    assert good["tokens_per_second"] > 0
+    assert "out of order" in bad["error"]
+    assert err.splitlines()[-1] == "1 of 2 rows failed: llama.cpp, plain."
+
+
 def test_ctrl_c_prints_the_rows_that_are_done(tmp_path: Path) -> None:
     arguments = ["--draft", "lookup", *SMALL, "--tree-budget", "16", "--profile-seconds", "0"]
     arguments += ["--json", str(tmp_path / "bench.json")]

@@ -305,7 +305,10 @@ class _Bench:
                 self._write(measured, prepared.about)
         if interruption:
             return interruption.exit_code
-        return 0 if any(row.error is None for row in measured.rows) else 1
+        failed = [row.name for row in measured.rows if row.error]
+        if failed:
+            self.terminal.warn(f"{len(failed)} of {count(rows, 'row')} failed: {'; '.join(failed)}.")
+        return 1 if failed else 0
 
     def _report(self, row: Row, left: int) -> None:
         rest = f"{left} row{'' if left == 1 else 's'} left" if left else "the last row"
