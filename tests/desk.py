@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import pty
 import re
@@ -19,6 +20,7 @@ from collections.abc import Sequence
 import pyte
 import pytest
 
+from edgespec.engine.sessions.file import sessions_folder
 from tests.waiting import PATIENCE_S
 
 STORY = "Write a story of five hundred words about a lighthouse."
@@ -158,3 +160,9 @@ class Desk:
         self.bytes += data
         self._seen += data.decode(errors="replace")
         return data
+
+
+def session_messages(name: str) -> list[str]:
+    """The texts of a saved conversation, questions and answers in turn."""
+    record = json.loads((sessions_folder() / f"{name}.json").read_text())
+    return [message["content"] for message in record["messages"]]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -9,7 +11,10 @@ import numpy as np
 
 from edgespec.heads.eagle.eagle_file import FloatArray, HeadShape
 from edgespec.llama.trials import tiny_hybrid
-from edgespec.llama.trials.tiny_hybrid import add_bytes
+from edgespec.llama.trials.tiny_hybrid import N_VOCAB, add_bytes
+from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.gguf.types import GGUFHeader
 from tests.heads.reference import MTPShape
 from tests.tiny import finish
 
@@ -54,3 +59,14 @@ def write_target(path: Path, embedding: FloatArray, rng: np.random.Generator, na
             writer.add_tensor(f"blk.{layer}.{name}.weight", values.astype(np.float32))
     finish(writer)
     return path
+
+
+def blank_target(path: Path) -> ModelFiles:
+    """Write a target whose tokens have no embedding: for tests of headers."""
+    embedding = np.zeros((N_VOCAB, WIDTH), dtype=np.float32)
+    return ModelFiles.of(read_header(write_target(path, embedding, np.random.default_rng(1))))
+
+
+def without_tensor(name: str) -> Callable[[GGUFHeader], GGUFHeader]:
+    """A change that takes a tensor out of a header."""
+    return lambda header: replace(header, tensors=tuple(t for t in header.tensors if t.name != name))

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shlex
 import shutil
 from pathlib import Path
 
 import pytest
 
-from edgespec.engine.sessions.file import sessions_folder
-from tests.desk import EDGESPEC, STORY, Desk
+from tests.desk import EDGESPEC, STORY, Desk, session_messages
 from tests.gate import Gate
 from tests.tiers import slow_except
 
@@ -20,11 +18,6 @@ pytestmark = pytest.mark.usefixtures("at_a_desk")
 SHELL = ("bash", "--norc", "--noprofile", "-i")
 QUICK = ("chat", "--draft", "none")  # nothing is measured before the first question
 CHAT = shlex.join([*EDGESPEC, *QUICK, "--max-tokens", "8"])
-
-
-def saved(name: str) -> list[str]:
-    record = json.loads((sessions_folder() / f"{name}.json").read_text())
-    return [message["content"] for message in record["messages"]]
 
 
 # Pipes beside the terminal
@@ -65,20 +58,20 @@ def test_the_first_question_may_stand_on_the_command_line() -> None:
         desk.wait_for(" tokens, ")
         desk.ask("And you?", until=" tokens, ")
         assert desk.leave_by("/bye\r") == 0
-    assert saved("first")[::2] == ["Hi", "And you?"]
+    assert session_messages("first")[::2] == ["Hi", "And you?"]
 
 
 @pytest.mark.slow
 def test_clear_keeps_what_was_saved() -> None:
     with contextlib.closing(Desk(*QUICK, "--max-tokens", "4", "--session", "trip", columns=200)) as desk:
         desk.ask("Hi", until=" tokens, ")
-        before = saved("trip")
+        before = session_messages("trip")
         desk.ask("/clear", until="/save NAME saves it.")
         desk.ask("Another thing", until=" tokens, ")
         desk.ask("/show", until="not saved")
         desk.ask("/load trip", until="Resumed 1 turn")
         assert desk.leave_by("/bye\r") == 0
-    assert saved("trip") == before
+    assert session_messages("trip") == before
 
 
 # Editors
@@ -113,7 +106,7 @@ def test_only_what_was_written_in_the_editor_is_sent(tmp_path: Path, monkeypatch
         desk.type("\x18\x05")
         desk.wait_for(" tokens, ")
         desk.wait_for(">>>")
-    assert saved("editor")[::2] == ["draft\nand more"]
+    assert session_messages("editor")[::2] == ["draft\nand more"]
 
 
 # Job control
@@ -192,4 +185,4 @@ def test_a_message_of_several_lines_is_one_entry_of_the_history() -> None:
         desk.type("\r")
         desk.wait_for(" tokens, ")
         desk.wait_for(">>>")
-    assert saved("lines")[::2] == ["one\ntwo", "three\nfour", "one\ntwo"]
+    assert session_messages("lines")[::2] == ["one\ntwo", "three\nfour", "one\ntwo"]

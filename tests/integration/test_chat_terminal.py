@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from edgespec.engine.sessions.file import sessions_folder
-from tests.desk import STORY, Desk
+from tests.desk import STORY, Desk, session_messages
 from tests.gate import DRAFT, PROMPT, Gate
 from tests.least_memory import least_memory
 from tests.templated import with_template
@@ -30,11 +28,6 @@ def long_question(tmp_path: Path) -> str:
     path = tmp_path / "words.txt"
     path.write_text(" ".join(f"word{i}" for i in range(160)))
     return f"What is in @{path}?"
-
-
-def session_messages(name: str) -> list[str]:
-    record = json.loads((sessions_folder() / f"{name}.json").read_text())
-    return [message["content"] for message in record["messages"]]
 
 
 def test_the_screen_shows_an_answer_and_the_last_tree(q4_drafter_path: Path, reply: Reply) -> None:

@@ -23,6 +23,7 @@ from tests.desk import STORY, Desk
 from tests.gate import Gate
 from tests.program import run_here
 from tests.tiers import slow_except
+from tests.unit.talking import records
 from tests.waiting import PATIENCE_S
 
 PROGRAM = [sys.executable, "-m", "edgespec"]
@@ -31,10 +32,6 @@ SKY = "Why is the sky blue?"
 Reply = Callable[..., str]
 
 pytestmark = pytest.mark.usefixtures("at_a_desk")
-
-
-def records(text: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in text.split("\n") if line]
 
 
 def outline(value: Any) -> Any:

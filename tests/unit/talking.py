@@ -167,10 +167,12 @@ class TalkingSession:
 
 
 def records(text: str) -> list[dict[str, Any]]:
+    """Parse JSON Lines: what a batch writes."""
     return [json.loads(line) for line in text.split("\n") if line]
 
 
 def write_lines(path: Path, *lines: object) -> Path:
+    """Write lines of a batch; those that are no text as JSON."""
     texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
     path.write_text("".join(text + "\n" for text in texts))
     return path

@@ -55,6 +55,17 @@ def shared(tmp_path: Path, **changes: Any) -> LlamaCppSettings:
     return LlamaCppSettings(**settings | changes)
 
 
+class RecordedRuns:
+    """Run programs without a cap on memory, and keep their command lines."""
+
+    def __init__(self) -> None:
+        self.commands: list[list[str]] = []
+
+    def __call__(self, command: list[str], **options: Any) -> CappedResult:
+        self.commands.append(command)
+        return run_capped(command, None, **options)
+
+
 PRINTS = """cat <<'END'
 perf_print: prompt eval time =   100.00 ms /    20 tokens (    5.00 ms per token,   200.00 tokens per second)
 perf_print:        eval time =   500.00 ms /    10 runs   (   50.00 ms per token,    20.00 tokens per second)
@@ -73,17 +84,12 @@ def test_llama_cpp_rows(tmp_path: Path) -> None:
         "llama.cpp, plain (widened)",
         *(f"llama.cpp, draft {length} (widened)" for length in (4, 8, 16)),
     ]
-    commands: list[list[str]] = []
-
-    def run(command: list[str], **options: Any) -> CappedResult:
-        commands.append(command)
-        return run_capped(command, None, **options)
-
+    run = RecordedRuns()
     rows = [others.measure(spec, ["one", "two"], run) for spec in others.specs[:2]]
     assert [row.samples for row in rows] == [[20.0, 20.0], [pytest.approx(11.0)] * 2]
     assert rows[1].drafter == "small"
-    assert all("--no-repack" in command for command in commands)
-    assert [command[-1] for command in commands] == ["one", "two"] * 4
+    assert all("--no-repack" in command for command in run.commands)
+    assert [command[-1] for command in run.commands] == ["one", "two"] * 4
     program(plain, "echo 'no model' >&2; exit 3\n")
     assert others.measure(others.specs[0], ["one"], run).error == "Ended with status 3: no model"
     program(plain, "echo fine\n")
@@ -105,20 +111,15 @@ def test_llama_cpp_decodes_batches_with_its_own_program(tmp_path: Path) -> None:
         "llama.cpp, 1 text (widened)",
         "llama.cpp, 16 texts (widened)",
     ]
-    commands: list[list[str]] = []
-
-    def run(command: list[str], **options: Any) -> CappedResult:
-        commands.append(command)
-        return run_capped(command, None, **options)
-
+    run = RecordedRuns()
     row = others.measure(others.specs[1], ["seven b", "seven b"], run)
     assert row.error is None
     assert (row.texts, row.samples, row.tokens_per_second_a_text) == (16, [64.0, 64.0], 4.0)
     assert row.first_token_s == 0.5 + 2.0 / 8, "the prompts, and one pass"
     assert row.notes == []
-    assert len(commands) == 2
-    assert commands[0][0] == str(tool)
-    words = " ".join(commands[0])
+    assert len(run.commands) == 2
+    assert run.commands[0][0] == str(tool)
+    words = " ".join(run.commands[0])
     assert "-c 4096 -npp 2 -ntg 8 -npl 16 -t 2 --no-repack" in words
     assert "--no-repack" not in " ".join(batches(tmp_path, tmp_path, cap=None)._command(1, 2))
     program(tool, "echo 'no model' >&2; exit 3\n")

@@ -30,7 +30,7 @@ from edgespec.speculation.ranking import CalibratedRanking
 from tests.heads import files
 from tests.heads.block_files import SHAPE, write_block_head
 from tests.heads.block_reference import BlockShape, ReferenceBlockHead
-from tests.heads.files import WIDTH, write_target
+from tests.heads.files import WIDTH, blank_target, without_tensor
 from tests.heads.reference import random_weights
 from tests.tiny import finish
 
@@ -40,9 +40,7 @@ DFLASH2 = replace(SHAPE, top_k=4)
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
-    path = tmp_path_factory.mktemp("target") / "large.gguf"
-    embedding = np.zeros((N_VOCAB, WIDTH), dtype=np.float32)
-    return ModelFiles.of(read_header(write_target(path, embedding, np.random.default_rng(1))))
+    return blank_target(tmp_path_factory.mktemp("target") / "large.gguf")
 
 
 def written(path: Path, shape: BlockShape = SHAPE, **more: FloatArray) -> GGUFHeader:
@@ -92,10 +90,6 @@ def test_kinds_differ_by_their_tensors(tmp_path: Path) -> None:
     assert type(head_of(ModelFiles.of(read_header(plain)))) is EagleHead
 
 
-def _without(name: str) -> Callable[[GGUFHeader], GGUFHeader]:
-    return lambda header: replace(header, tensors=tuple(t for t in header.tensors if t.name != name))
-
-
 def _also(name: str) -> Callable[[GGUFHeader], GGUFHeader]:
     return lambda header: replace(header, tensors=(*header.tensors, replace(header.tensors[0], name=name)))
 
@@ -113,8 +107,8 @@ def _with(**values: Any) -> Callable[[GGUFHeader], GGUFHeader]:
         (SHAPE, _with(**{"dflash.block_size": 65}), "it drafts blocks of 65 tokens"),
         (SHAPE, _with(**{"tokenizer.ggml.mask_token_id": N_VOCAB}), "the token that masks the positions"),
         (SHAPE, _with(**{"tokenizer.ggml.mask_token_id": None}), "the token that masks the positions"),
-        (SHAPE, _without("fc.weight"), r"it has no tensor fc\.weight"),
-        (DSPARK, _without("markov_w2.weight"), r"it has no tensor markov_w2\.weight"),
+        (SHAPE, without_tensor("fc.weight"), r"it has no tensor fc\.weight"),
+        (DSPARK, without_tensor("markov_w2.weight"), r"it has no tensor markov_w2\.weight"),
         (DSPARK, _also("markov_w2.scale"), "its own scale, which is not supported"),
         (DFLASH2, _with(**{"dflash.selector_top_k": 0}), "lacks its selector top k"),
         (DFLASH2, _with(**{"dflash.selector_top_k": 8}), "its sizes contradict each other"),

@@ -23,7 +23,7 @@ from edgespec.models.gguf.head_family import HeadFamily, head_family
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import ArrayInfo, GGUFHeader
-from tests.heads.files import SHAPE, WIDTH, write_target
+from tests.heads.files import SHAPE, WIDTH, blank_target, without_tensor
 from tests.heads.reference import ReferenceHead, random_weights
 
 DRAFTED = np.arange(0, 2 * SHAPE.n_drafted, 2, dtype=np.int64)
@@ -31,9 +31,7 @@ DRAFTED = np.arange(0, 2 * SHAPE.n_drafted, 2, dtype=np.int64)
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
-    path = tmp_path_factory.mktemp("target") / "large.gguf"
-    embedding = np.zeros((N_VOCAB, WIDTH), dtype=np.float32)
-    return ModelFiles.of(read_header(write_target(path, embedding, np.random.default_rng(1))))
+    return blank_target(tmp_path_factory.mktemp("target") / "large.gguf")
 
 
 def written(path: Path, drafted: Any = DRAFTED, shape: HeadShape = SHAPE, **more: FloatArray) -> GGUFHeader:
@@ -78,10 +76,6 @@ def test_tables_of_other_ids_are_refused(
         head.require_fit(target)
 
 
-def _without(name: str) -> Callable[[GGUFHeader], GGUFHeader]:
-    return lambda header: replace(header, tensors=tuple(t for t in header.tensors if t.name != name))
-
-
 def _with(**values: Any) -> Callable[[GGUFHeader], GGUFHeader]:
     changed = {f"eagle3.{key}": value for key, value in values.items()}
     return lambda header: replace(header, metadata={**header.metadata, **changed})
@@ -98,9 +92,12 @@ def _with(**values: Any) -> Callable[[GGUFHeader], GGUFHeader]:
             _with(target_hidden_size=32),
             r"its tensor fc\.weight has the shape \[192, 64\] instead of \[96, 64\]",
         ),
-        (_without("fc.weight"), r"it has no tensor fc\.weight"),
-        (_without("output.weight"), r"\(d2t\) is invalid"),
-        (_without("d2t"), r"its tensor output\.weight has the shape \[64, 100\] instead of \[64, 259\]"),
+        (without_tensor("fc.weight"), r"it has no tensor fc\.weight"),
+        (without_tensor("output.weight"), r"\(d2t\) is invalid"),
+        (
+            without_tensor("d2t"),
+            r"its tensor output\.weight has the shape \[64, 100\] instead of \[64, 259\]",
+        ),
     ],
 )
 def test_damaged_heads_are_refused(

@@ -122,23 +122,21 @@ def test_eagle2_expands_the_best_of_each_level_and_reranks_all(budget: int, seed
     assert sorted(tree.logprobs.tolist(), reverse=True) == pytest.approx(expected, abs=1e-4)
 
 
-def test_opt_tree_stops_when_a_level_adds_too_little() -> None:
-    def expand(frontier: Frontier) -> Children:
-        shape = (len(frontier.nodes), 1)
-        return Children(np.ones(shape, dtype=np.int32), np.full(shape, np.log(0.5), dtype=np.float32))
+def halves(frontier: Frontier) -> Children:
+    """One child below each node, half as likely as the node."""
+    shape = (len(frontier.nodes), 1)
+    return Children(np.ones(shape, dtype=np.int32), np.full(shape, np.log(0.5), dtype=np.float32))
 
+
+def test_opt_tree_stops_when_a_level_adds_too_little() -> None:
     expansion = ExpansionPolicy(by_level=True, least_gain=0.1)
-    tree = grow(1, expand, TreeLimits(32, expansion=expansion))
+    tree = grow(1, halves, TreeLimits(32, expansion=expansion))
     # 0.5, 0.25, 0.125, 0.0625: the fourth level is the first that adds 0.1 or less.
     assert np.exp(tree.logprobs).tolist() == pytest.approx([1, 0.5, 0.25, 0.125, 0.0625])
 
 
 def test_no_step_is_taken_that_could_not_pay_for_itself() -> None:
-    def expand(frontier: Frontier) -> Children:
-        shape = (len(frontier.nodes), 1)
-        return Children(np.ones(shape, dtype=np.int32), np.full(shape, np.log(0.5), dtype=np.float32))
-
-    tree = grow(1, expand, TreeLimits(32, min_gain=0.2))
+    tree = grow(1, halves, TreeLimits(32, min_gain=0.2))
     # The third step would expand 0.25, of which the steps before it have added about two thirds.
     assert np.exp(tree.logprobs).tolist() == pytest.approx([1, 0.5, 0.25])
 
