@@ -25,6 +25,7 @@ from edgespec.errors import UsageError
 from edgespec.files.user_folders import config_folder, expanded
 from edgespec.models.hub.external import FOLDERS
 
+VARIABLE = "EDGESPEC_CONFIG"
 MODELS_FOLDER = "models_folder"
 ELSEWHERE = "Set EDGESPEC_CONFIG to a file in a folder that you can write to."
 """What to do if the file, or something beside it, cannot be written."""
@@ -46,7 +47,7 @@ TEMPLATE = """\
 
 def config_path() -> Path:
     """Return the path of the file: EDGESPEC_CONFIG, or the platform's place."""
-    named = os.environ.get("EDGESPEC_CONFIG")
+    named = os.environ.get(VARIABLE)
     if named:
         return expanded(named)
 
@@ -55,7 +56,7 @@ def config_path() -> Path:
 
 def is_named() -> bool:
     """True if EDGESPEC_CONFIG names the file, which then has to exist."""
-    return bool(os.environ.get("EDGESPEC_CONFIG"))
+    return bool(os.environ.get(VARIABLE))
 
 
 def use_models_folder() -> None:

@@ -66,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _escape_unprintable()
     try:
         with naming_flags():
+            _warn_about_variables(arguments)
             code = app(
                 args=arguments,
                 prog_name="edgespec",
@@ -81,9 +82,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code if isinstance(code, int) else 0
 
 
+def _is_for_help(arguments: Sequence[str]) -> bool:
+    """True if no command will run."""
+    return not arguments or arguments[0].startswith("-") or bool(_HELP & {*arguments})
+
+
+def _warn_about_variables(arguments: Sequence[str]) -> None:
+    if _is_for_help(arguments):
+        return
+    from edgespec.cli.variables import warn_about_unknown
+
+    command: Any = typer.main.get_command(app)
+    warn_about_unknown(command.commands, arguments[0])
+
+
 def _defaults_from_file(arguments: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Defaults of each command from the configuration file; help is shown even if that file is damaged."""
-    if not arguments or arguments[0].startswith("-") or _HELP & {*arguments}:
+    if _is_for_help(arguments):
         return {}
     file = settings.config_path()
     if not (file.exists() or settings.is_named()) or arguments[0] in ("config", "doctor"):

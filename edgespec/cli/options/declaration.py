@@ -11,6 +11,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from edgespec.cli.completion import complete_draft, complete_model, complete_words
+from edgespec.cli.variables import variable_of
 from edgespec.config import OPTIONS, TREES, Config, heading_of
 from edgespec.errors import ContradictionError
 
@@ -38,11 +39,6 @@ def command_group(name: str, help_text: str) -> typer.Typer:
     """A group of commands, which shows its help if none of them is named."""
     names = {"help_option_names": ["-h", "--help"]}
     return typer.Typer(name=name, help=help_text, no_args_is_help=True, context_settings=names)
-
-
-def variable_of(flag: str) -> str:
-    """The environment variable of an option."""
-    return f"EDGESPEC_{flag.removeprefix('--').replace('-', '_').upper()}"
 
 
 Json = Annotated[bool, option(None, "--json", "Print JSON.")]
