@@ -59,6 +59,24 @@ class UsageError(EdgeSpecError):
     exit_code = 2
 
 
+class InvalidValueError(UsageError):
+    """A value that an option or a setting does not take.
+
+    Attributes:
+        name: of the option or setting.
+        fault: the rest of the sentence: what it must be, and what was given.
+    """
+
+    def __init__(self, name: str, fault: str) -> None:
+        super().__init__(f"{name} {fault}")
+        self.name = name
+        self.fault = fault
+
+    def renamed(self, name: str) -> InvalidValueError:
+        """The error for whoever knows the option by another name."""
+        return InvalidValueError(name, self.fault)
+
+
 class ContradictionError(UsageError):
     """Options that exclude each other.
 

@@ -16,7 +16,7 @@ from numbers import Integral
 from typing import Any
 
 from edgespec.arguments import shown
-from edgespec.errors import UsageError, listed
+from edgespec.errors import InvalidValueError, listed
 from edgespec.units import parse_size
 
 _flags_are_named = False
@@ -214,15 +214,15 @@ class Option:
         """The value, checked.
 
         Raises:
-            UsageError: the option does not take it.
+            InvalidValueError: the option does not take it.
         """
         if given is None and self.default is None:
             return None
         try:
             return self.values.read(given)
         except (ValueError, TypeError):
-            raise UsageError(
-                f"{named(self.name)} must be {self.values.wanted}, not {shown(given)}."
+            raise InvalidValueError(
+                named(self.name), f"must be {self.values.wanted}, not {shown(given)}."
             ) from None
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from edgespec.arguments import check_fields, shown
-from edgespec.errors import GrammarError, UsageError
+from edgespec.errors import GrammarError, InvalidValueError, UsageError
 from edgespec.generation.rules import Rule, parse_rule
 from edgespec.generation.short_repr import short_repr
 from edgespec.generation.thinking import ThinkingRequest, parse_think, think_text
@@ -228,4 +228,4 @@ def _check(holds: bool, name: str, value: object, wanted: str) -> None:
     if not holds:
         if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
             value = int(value)  # as it was typed
-        raise UsageError(f"{name} must be {wanted}, not {shown(value)}.")
+        raise InvalidValueError(name, f"must be {wanted}, not {shown(value)}.")

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from edgespec.arguments import shown
-from edgespec.errors import UsageError
+from edgespec.errors import InvalidValueError
 
 EFFORTS = ("low", "medium", "high")
 MAX_BUDGET = 1_000_000
@@ -32,7 +32,7 @@ def think_text(value: object) -> str:
     """The text for a value from JSON or a program, which may also be true, false, or a number of tokens.
 
     Raises:
-        UsageError: it is of another kind.
+        InvalidValueError: it is of another kind.
     """
     if isinstance(value, bool):
         return "on" if value else "off"
@@ -40,8 +40,8 @@ def think_text(value: object) -> str:
         return str(value)
     if isinstance(value, str):
         return value
-    raise UsageError(
-        f"think must be true, false, a number of tokens, or a string such as 'off', not {shown(value)}."
+    raise InvalidValueError(
+        "think", f"must be true, false, a number of tokens, or a string such as 'off', not {shown(value)}."
     )
 
 
@@ -49,7 +49,7 @@ def parse_think(text: str) -> ThinkingRequest:
     """Parse "auto", "on", "off", "low", "medium", "high", "500" or "budget 500".
 
     Raises:
-        UsageError: it is something else.
+        InvalidValueError: it is something else.
     """
     word = text.strip().lower()
     if word in ("auto", ""):
@@ -60,8 +60,8 @@ def parse_think(text: str) -> ThinkingRequest:
         return ThinkingRequest(enabled=True, effort=word)
     match = _BUDGET.fullmatch(word)
     if match is None or int(match[1]) > MAX_BUDGET:
-        raise UsageError(
-            f"think must be auto, on, off, {', '.join(EFFORTS)} or a maximum number of tokens, "
-            f"not {shown(text)}."
+        raise InvalidValueError(
+            "think",
+            f"must be auto, on, off, {', '.join(EFFORTS)} or a maximum number of tokens, not {shown(text)}.",
         )
     return ThinkingRequest(enabled=True, budget=int(match[1]))

@@ -32,7 +32,7 @@ from edgespec.files.writing import open_locked
         (["-o", "csv", "--json", "-"], "Standard output cannot be both csv and a JSON document."),
         (["--workload", "none.jsonl"], "none.jsonl cannot be read: No such file or directory."),
         (["--compare", "llama.cpp=/none"], "/none does not exist."),
-        (["--temperature", "-1"], "temperature must be from 0 to 100, not -1."),
+        (["--temperature", "-1"], "--temperature must be from 0 to 100, not -1."),
         (["--parallel", "4,many"], "--parallel is '4,many'. Give numbers of texts, such as 1,4,16,64."),
         (["--parallel", "4,0"], "--parallel must be from 1 to 256, not 0."),
         (["--held", "25,half"], "--held is '25,half'. Give percents, such as 25,50,75."),

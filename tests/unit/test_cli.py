@@ -378,13 +378,22 @@ def test_wrong_sizes(text: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("generate -p Hi --temperature -1", "temperature must be from 0 to 100, not -1."),
+        ("generate -p Hi --temperature -1", "--temperature must be from 0 to 100, not -1."),
         (
             "generate -p Hi --temp 5x",
             "--temperature must be a number, not '5x'.\nSee 'edgespec generate --help'.",
         ),
         ("generate -p Hi -t 5x", "--threads must be an integer, not '5x'.\nSee 'edgespec generate --help'."),
-        ("generate -p Hi --max-tokens -2", "max_tokens must be 0 or more, not -2."),
+        ("generate -p Hi --max-tokens -2", "--max-tokens must be 0 or more, not -2."),
+        ("generate -p Hi --stop=", "--stop must be a non-empty string, not ''."),
+        (
+            "generate -p Hi --think deeply",
+            "--think must be auto, on, off, low, medium, high or a maximum number of tokens, not 'deeply'.",
+        ),
+        (
+            "generate --input x --score --logprobs 21",
+            "--logprobs must be an integer from 0 to 20, not 21.",
+        ),
         ("generate -p Hi --memory 12XB", "'12XB' is not a size.\nWrite it like 12GiB, 800MB or 4000000000."),
         ("generate -p Hi --memory 0", "A size must be above 0 and below 8 EiB, not 0."),
         ("generate -p Hi --tree-budget -2", "--tree-budget must be from 1 to 4096 or auto, not '-2'."),
@@ -471,8 +480,8 @@ def test_an_error_as_json_has_the_shape_of_an_answer(capsys: pytest.CaptureFixtu
     (record,) = records(out)
     assert record.keys() == (Generation().to_json("Hi") | NO_ORIGIN).keys()
     assert (record["prompt"], record["finish_reason"]) == ("Hi", "error")
-    assert record["error"] == "top_p must be above 0 and at most 1, not 3."
-    assert err == "Error: top_p must be above 0 and at most 1, not 3.\n"
+    assert record["error"] == "--top-p must be above 0 and at most 1, not 3."
+    assert err == "Error: --top-p must be above 0 and at most 1, not 3.\n"
 
 
 def test_an_unexpected_failure_is_called_a_bug(

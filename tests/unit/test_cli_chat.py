@@ -224,6 +224,11 @@ def test_think_says_how_much(typed: Any, engine: TalkingEngine) -> None:
     ]
 
 
+def test_a_tree_budget_is_refused_by_the_name_that_was_typed(typed: Any) -> None:
+    _, err, _ = typed("/set tree_budget 0")
+    assert err == ["tree_budget must be from 1 to 4096 or auto, not '0'."]
+
+
 def test_think_says_that_the_model_cannot(typed: Any, engine: TalkingEngine) -> None:
     engine.can_think = False
     _, err, _ = typed("/think off", "/set temperature 1", "/think auto")

@@ -52,7 +52,7 @@ def test_a_preset_is_served(own_folder: Path, capsys: pytest.CaptureFixture[str]
     assert f"{own_folder / 'far.gguf'} does not exist" in capsys.readouterr().err
     presets.write("hot", {"temperature": -1})
     assert main(["serve", "--preset", "hot"]) == 2
-    assert "temperature must be" in capsys.readouterr().err
+    assert "--temperature must be" in capsys.readouterr().err
 
 
 def test_a_preset_names_a_model_that_an_argument_replaces(
@@ -97,7 +97,7 @@ def test_listing_showing_and_removing(capsys: pytest.CaptureFixture[str], own_fo
         (["presets", "save", "brief", "-n", "1"], "The preset 'brief' already exists.\nAdd --force"),
         (["presets", "save", "new"], "Nothing to save."),
         (["presets", "save", "new", "--memory", "12"], "The size 12 has no unit."),
-        (["presets", "save", "new", "--temperature", "-1"], "temperature must be from 0 to 100, not -1."),
+        (["presets", "save", "new", "--temperature", "-1"], "--temperature must be from 0 to 100, not -1."),
     ],
 )
 def test_mistakes_are_explained(

@@ -25,7 +25,7 @@ from edgespec.cli.conversation.thoughts import ThoughtDisplay
 from edgespec.cli.interrupt import cancelling
 from edgespec.cli.options.declaration import config_option, is_on_command_line, option, with_options
 from edgespec.cli.options.output import OutputOptions
-from edgespec.cli.options.sampling import SamplingOptions
+from edgespec.cli.options.sampling import SamplingOptions, config_of_options
 from edgespec.cli.origin import ModelIdentity, Origin, model_identity
 from edgespec.cli.presets import Preset
 from edgespec.cli.prompt.positionals import FirstWord, MoreWords, NamedModel, model_and_prompt, words_of
@@ -215,7 +215,7 @@ def generate(
             results = file.results
         if input_name is not None:
             batch = BatchRun(
-                GenerationConfig(max_tokens=0, logprobs=logprobs)
+                config_of_options(max_tokens=0, logprobs=logprobs)
                 if score
                 else _config(sampling, loading, terminal),
                 terminal,

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from edgespec.config import OPTIONS
-from edgespec.errors import UsageError, did_you_mean
+from edgespec.errors import InvalidValueError, UsageError, did_you_mean
 from edgespec.generation.config import NOT_SETTINGS, GenerationConfig
 from edgespec.generation.rules import KINDS
 from edgespec.generation.thinking import EFFORTS
@@ -54,7 +54,10 @@ def parse_budget(value: str) -> int | None:
     """
     if value.strip().lower() in (*_NOTHING, AS_AT_START):
         return None
-    budget: int = OPTIONS[_BUDGET].read(value)
+    try:
+        budget: int = OPTIONS[_BUDGET].read(value)
+    except InvalidValueError as error:
+        raise error.renamed(_BUDGET) from None
     return budget
 
 

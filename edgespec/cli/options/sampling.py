@@ -6,17 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from edgespec.cli.completion import complete_words
 from edgespec.cli.options.declaration import option
 from edgespec.cli.utf8 import as_text, decoded
 from edgespec.config import Config
-from edgespec.errors import ModelFileError, UsageError
+from edgespec.errors import InvalidValueError, ModelFileError, UsageError
 from edgespec.files.user_folders import expanded
 from edgespec.generation.config import GenerationConfig, Grammar
 from edgespec.generation.rules import KINDS
 from edgespec.generation.thinking import EFFORTS
+from edgespec.option import named
 
 if TYPE_CHECKING:
     from edgespec.models.hub.recommended import RecommendedSampling
@@ -184,7 +185,7 @@ class SamplingOptions:
         values |= {"stop": tuple(as_text(text, "--stop") for text in self.stop or ()), "grammar": grammar}
         if self.max_tokens == _NO_LIMIT:
             values["max_tokens"] = None
-        return GenerationConfig(**values)
+        return config_of_options(**values)
 
     def config_for(self, loading: Config) -> GenerationConfig:
         """The settings, checked against the options for loading.
@@ -237,6 +238,18 @@ def _recommendation(model: Path, thinks: bool | None) -> RecommendedSampling:
         return recommended_sampling(read_header(model), thinks=thinks)
     except ModelFileError:  # only the settings are lost: the model was loaded
         return RecommendedSampling()
+
+
+def config_of_options(**values: Any) -> GenerationConfig:
+    """The settings with values that options were given.
+
+    Raises:
+        UsageError: a value is out of its range; names the flag.
+    """
+    try:
+        return GenerationConfig(**values)
+    except InvalidValueError as error:
+        raise error.renamed(named(error.name)) from None
 
 
 def exact_contradicts(rule: str) -> UsageError:
