@@ -24,7 +24,7 @@ from edgespec.serving.api.completion_request import (
     with_system,
 )
 from edgespec.serving.api.endpoint import DirectEndpoint, Endpoint, Event, PromptEndpoint, ResponseBuilder
-from edgespec.serving.api.images import without_data
+from edgespec.serving.api.images import RequestImages, without_data
 from edgespec.serving.api.limits import Limits
 from edgespec.serving.api.refusals import Refusal, ShuttingDown, Unavailable, logged_refusal
 from edgespec.serving.engine_worker import EngineWorker, PendingAnswer, PrefillProgress, chunks_of
@@ -207,7 +207,9 @@ class CompletionHandler(RequestHandler[EngineWorker, Endpoint]):
                 aliases=self._aliases,
                 limits=limits,
                 warnings=translated.warnings,
-                sees=lambda: engine.sees_images,
+                images=RequestImages(
+                    limits, translated.warnings, lambda: engine.sees_images, endpoint.image_hint
+                ),
             )
             if chat:
                 request = with_system(request, self._system)

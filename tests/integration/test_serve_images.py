@@ -257,6 +257,8 @@ def test_what_cannot_be_read_is_refused_in_the_form_of_each_api(server: Running,
         with pytest.raises(openai.BadRequestError, match=said) as by_openai:
             ask(server, url)
         assert by_openai.value.type == "invalid_request_error"
+        if said in ("not fetched", "has no data"):
+            assert "Send it as a data URL in Base64." in by_openai.value.message
     source = block(url.partition(",")[2])["source"] if "," in url else {"type": "url", "url": url}
     content = [{"type": "image", "source": source}, {"type": "text", "text": TEXT}]
     status, answer = server.post(
@@ -276,7 +278,8 @@ def test_ollamas_images_are_base64_and_nothing_else(server: Running) -> None:
     for image in ("https://example.com/a.png", 7, None, {"a": 1}):
         status, answer = server.post("/api/chat", {"messages": [{"role": "user", "images": [image]}]})
         assert (status, list(answer)) == (400, ["error"])
-        assert "Image 1" in answer["error"]
+        assert answer["error"].startswith("Image 1 ")
+        assert answer["error"].endswith(' Send its data in Base64, in "images".')
     status, answer = server.post("/api/generate", {"prompt": "a", "images": "b"})
     assert (status, answer["error"]) == (400, "images must be a list, not 'b'.")
     image = base64.b64encode(PICTURE).decode()
@@ -284,6 +287,16 @@ def test_ollamas_images_are_base64_and_nothing_else(server: Running) -> None:
         status, answer = server.post("/api/generate", {"prompt": "a", "images": [image], **more})
         assert status == 400
         assert answer["error"].startswith("Images are shown in conversations only")
+
+
+def test_anthropics_images_are_base64_sources(server: Running) -> None:
+    for source in ({"type": "url", "url": "https://example.com/a.png"}, {"type": "file", "file_id": "f"}, {}):
+        content = [{"type": "image", "source": source}]
+        status, answer = server.post(
+            MESSAGES, {"messages": [{"role": "user", "content": content}], "max_tokens": 9}
+        )
+        assert status == 400
+        assert answer["error"]["message"].endswith('a "source" of the type "base64" with its "data".')
 
 
 def test_files_of_the_server_are_not_read(server: Running, tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ class MessagesEndpoint(PromptEndpoint):
         counts: count the prompt's tokens instead of answering it.
     """
 
+    image_hint = 'Send it in Base64: a "source" of the type "base64" with its "data".'
+
     def __init__(self, *, counts: bool = False) -> None:
         self.counts = counts
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from edgespec.errors import ContextLengthError, UsageError
 from edgespec.generation.config import MAX_SEED, GenerationConfig
 from edgespec.serving.api.fields import warn_of_fields
 from edgespec.serving.api.formats import read_format
-from edgespec.serving.api.images import blind
+from edgespec.serving.api.images import RequestImages
 from edgespec.serving.api.limits import Limits
 from edgespec.serving.api.messages import read_messages, texts_of
 from edgespec.serving.api.settings import read_settings
@@ -95,7 +95,7 @@ def read_request(
     limits: Limits | None = None,
     warnings: Warnings | None = None,
     strict: bool = False,
-    sees: Callable[[], bool] = blind,
+    images: RequestImages | None = None,
 ) -> CompletionRequest:
     """The request in a body.
 
@@ -105,7 +105,7 @@ def read_request(
         aliases: its other names, which may be patterns such as "claude-*".
         warnings: those so far; more are added.
         strict: refuse a field whose name is nearly that of another one, instead of a warning.
-        sees: whether the model sees images, which become notes otherwise.
+        images: reads those of the request; without it, they become notes.
 
     Raises:
         UsageError: a field has no meaning: it is missing, has another type, or is out of its range.
@@ -130,7 +130,7 @@ def read_request(
         if config.offers_tools and config.tool_choice != "auto":
             warnings.ignored("the format of the answer", "tool_choice requires a call.")
     prompts: tuple[Prompt, ...] = (
-        (read_messages(body.get("messages"), limits, warnings, sees),)
+        (read_messages(body.get("messages"), limits, warnings, images),)
         if chat
         else _text_prompts(body.get("prompt"), answers)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,6 +27,8 @@ _THINGS = {
     "document": "A document",
     "container_upload": "A file",
 }
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]{,15}:", re.IGNORECASE)  # which Base64 cannot begin with
+
 Content = str | list[dict[str, Any]]
 """A text, or parts of which some are images."""
 
@@ -84,10 +87,10 @@ def image_part(address: str) -> dict[str, Any]:
 
 
 def data_address(data: object) -> str:
-    """The address of an image in Base64, which some clients write as a data URL anyway; empty for none."""
+    """The address of an image in Base64, or of one that is an address anyway; empty for none."""
     if not isinstance(data, str) or not data:
         return ""
-    return data if data[:5].lower() == "data:" else f"data:;base64,{data}"
+    return data if _SCHEME.match(data) else f"data:;base64,{data}"
 
 
 def thought_of(content: object) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from edgespec.generation.result import Chunk, Generation
 from edgespec.serving.api.completion_request import CompletionRequest
+from edgespec.serving.api.images import DATA_URL
 from edgespec.serving.api.limits import Limits
 from edgespec.serving.api.refusals import Refusal
 from edgespec.serving.api.warnings import Warnings
@@ -99,11 +100,13 @@ class PromptEndpoint(_EndpointBase):
         media_type: of streamed answers.
         last: what a stream ends with.
         counts: count the prompt's tokens instead of answering it.
+        image_hint: how clients send an image.
     """
 
     media_type = "text/event-stream; charset=utf-8"
     last = b""
     counts = False
+    image_hint = DATA_URL
 
     @property
     def waits(self) -> bool:

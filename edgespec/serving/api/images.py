@@ -16,6 +16,7 @@ from edgespec.serving.api.warnings import Warnings
 
 _SPACE = dict.fromkeys(map(ord, " \t\r\n"))
 _HEAD = 256  # characters in which a data URL has its type
+DATA_URL = "Send it as a data URL in Base64."
 _MAX_CHARS = 4 * (MAX_BYTES // 3 + 2)
 
 
@@ -29,12 +30,16 @@ class RequestImages:
 
     Args:
         sees: whether the model does; asked only if there are images.
+        hint: how clients send an image.
     """
 
-    def __init__(self, limits: Limits, warnings: Warnings, sees: Callable[[], bool]) -> None:
+    def __init__(
+        self, limits: Limits, warnings: Warnings, sees: Callable[[], bool], hint: str = DATA_URL
+    ) -> None:
         self._limits = limits
         self._warnings = warnings
         self._sees = sees
+        self._hint = hint
         self._count = 0
 
     def read(self, content: Content) -> Content:
@@ -58,7 +63,7 @@ class RequestImages:
         if self._count > self._limits.images:
             raise UsageError(f"There are more than {self._limits.images} images in the request.")
         name = f"Image {self._count}"
-        return {"type": "image", "data": data_of(part[ADDRESS]["url"], name), "name": name}
+        return {"type": "image", "data": data_of(part[ADDRESS]["url"], name, self._hint), "name": name}
 
 
 def without_data(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -78,11 +83,12 @@ def digested(content: Content) -> Content:
     ]
 
 
-def data_of(url: str, name: str) -> bytes:
+def data_of(url: str, name: str, hint: str = DATA_URL) -> bytes:
     """The bytes in a data URL.
 
     Args:
         name: what the image is called in messages.
+        hint: how to send it.
 
     Raises:
         UsageError: it is another address, damaged, too large, or no image of a format that is read.
@@ -90,11 +96,9 @@ def data_of(url: str, name: str) -> bytes:
     head, comma, data = url[:_HEAD].partition(",")
     scheme = head.partition(":")[0].lower()
     if not url:
-        raise UsageError(f"{name} has no data.", "Send it as a data URL in Base64.")
+        raise UsageError(f"{name} has no data.", hint)
     if scheme != "data":
-        raise UsageError(
-            f"{name} is not in the request, and images are not fetched.", "Send it as a data URL in Base64."
-        )
+        raise UsageError(f"{name} is not in the request, and images are not fetched.", hint)
     if not comma or not head.lower().endswith(";base64"):
         raise UsageError(f"{name} is not in Base64.", "Send data:image/png;base64, and the data behind it.")
     data = url[len(head) + 1 :]

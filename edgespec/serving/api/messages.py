@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edgespec.errors import UsageError
@@ -27,12 +27,12 @@ Message = dict[str, Any]
 
 
 def read_messages(
-    value: object, limits: Limits, warnings: Warnings, sees: Callable[[], bool] = blind
+    value: object, limits: Limits, warnings: Warnings, images: RequestImages | None = None
 ) -> list[Message]:
     """The messages of a conversation, as the engine takes them.
 
     Args:
-        sees: whether the model sees images, which become notes otherwise.
+        images: reads those of the request; without it, they become notes.
 
     Raises:
         UsageError: they have another form.
@@ -41,7 +41,7 @@ def read_messages(
         raise UsageError("messages must be a non-empty list.")
     if len(value) > limits.messages:
         raise UsageError(f"There are {len(value):,} messages.", f"At most {limits.messages:,} are allowed.")
-    images = RequestImages(limits, warnings, sees)
+    images = images or RequestImages(limits, warnings, blind)
     messages = [_message(message, warnings, images) for message in _without_header_lines(value, warnings)]
     _name_results(messages)
     return messages

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from edgespec.errors import UsageError
 from edgespec.serving.api.completion_request import check_size, check_tokens
 from edgespec.serving.api.endpoint import DirectEndpoint, Event
+from edgespec.serving.api.images import RequestImages
 from edgespec.serving.api.limits import Limits
 from edgespec.serving.api.messages import read_messages
 from edgespec.serving.api.values import boolean, wrong
@@ -46,7 +47,9 @@ def tokenized(body: dict[str, Any], engine: Engine, limits: Limits) -> Event:
     """
     vocabulary = engine.target.model.vocabulary
     if body.get("messages") is not None:
-        messages: Any = read_messages(body["messages"], limits, Warnings(), lambda: engine.sees_images)
+        warnings = Warnings()
+        images = RequestImages(limits, warnings, lambda: engine.sees_images)
+        messages: Any = read_messages(body["messages"], limits, warnings, images)
         check_size(messages, context=engine.context, n_vocab=vocabulary.n_tokens, limits=limits)
         tokens = engine.encoder.encode(messages)
     else:

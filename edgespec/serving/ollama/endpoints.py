@@ -26,6 +26,7 @@ class OllamaEndpoint(PromptEndpoint):
     """
 
     media_type = "application/x-ndjson"
+    image_hint = 'Send its data in Base64, in "images".'
 
     def __init__(self, *, chat: bool, model: str) -> None:
         self._chat = chat

@@ -18,7 +18,10 @@ from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.generation.config import GenerationConfig, shortened
 from edgespec.generation.result import Generation
 from edgespec.serving.api import completion_request, protocol
+from edgespec.serving.api.images import RequestImages
+from edgespec.serving.api.limits import Limits
 from edgespec.serving.api.refusals import refusal_for
+from edgespec.serving.api.warnings import Warnings
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -53,7 +56,12 @@ def read_request(values: dict[str, Any], line: int, defaults: GenerationConfig) 
             # Clients that begin an answer want it back from where it was begun, which takes a server.
             body = {"continue_final_message": False} | body | {"model": None}
         request = completion_request.read_request(
-            body, defaults, chat=endpoint == CHAT, model="", strict=True, sees=lambda: True
+            body,
+            defaults,
+            chat=endpoint == CHAT,
+            model="",
+            strict=True,
+            images=RequestImages(Limits(), Warnings(), lambda: True),
         )
         if len(request.prompts) > 1:
             raise UsageError("A line of a batch has one prompt.", "Write a line for each prompt.")
