@@ -3,7 +3,8 @@
 llama.cpp shows both as devices of the same kind. Devices cannot be taken back, and ggml ends a process that
 asks one that is gone, so this is a process of its own. The JSON object has "address", "model" and "drafter",
 and either tiny models ("mixture", and "target" with "head" and "adapter"), or, for the case of too little
-memory, "server" (the worker's process that computes), or "pins" to load with a device that pins memory, or
+memory, "server" (the worker's process that computes), or "pins" to load with a device that pins memory and
+"views", a tiny model that reads views of weights, or
 "fails" for a device that fails in the middle of an answer: one of the library, or of a "command". The answers
 are printed as JSON, by case.
 """
@@ -38,13 +39,14 @@ from edgespec.kernels import ggml
 from edgespec.kernels.device_speed import measure_speeds, refuses_to_pin, transfer_times
 from edgespec.kernels.ggml import rpc
 from edgespec.kernels.ggml.devices import device_named
-from edgespec.kernels.ggml.structs import BufferType
+from edgespec.kernels.ggml.structs import Buffer, BufferType
 from edgespec.kernels.layouts import kernel_layouts
 from edgespec.kernels.watch import new_watch
 from edgespec.llama.build import current_build
-from edgespec.llama.runtime.backend import log_lines
+from edgespec.llama.runtime.backend import LogLines, log_lines
 from edgespec.llama.runtime.batch import TokenBatch
 from edgespec.llama.runtime.context import Context
+from edgespec.llama.runtime.device_failures import device_error
 from edgespec.llama.runtime.device_layers import DeviceLayers
 from edgespec.llama.runtime.graph import GraphObserver
 from edgespec.llama.runtime.model import Model
@@ -54,6 +56,7 @@ from edgespec.models.gguf.layers import ModelFiles
 from edgespec.offload.layout import plain_store
 from edgespec.offload.reread import RereadWeights
 from edgespec.offload.store_reader import StoreReader
+from edgespec.offload.weight_memory import PinnedMemory
 from edgespec.offload.weights import StreamedWeights
 from edgespec.planning.devices.assignment import usual_type
 from edgespec.planning.devices.cards import Card
@@ -75,6 +78,7 @@ _GET_MEMORY, _INIT_BACKEND, _HOST_BUFFER_TYPE = 2, 5, 7
 _GRAPH_COMPUTE = 13
 _ALLOC_FAILED = -2  # of ggml_status
 _FAILING_STEP = 4
+_OPERATIONS = 128  # more than ggml has
 MODELS = ("model", "drafter", "mixture", "target")
 
 
@@ -92,7 +96,10 @@ def main() -> None:
         found["sent from disk"] = sent(Path(model), own_device(), "disk")
         found["sent from file"] = sent(Path(model), own_device(), "file")
         found["interrupted"] = interrupted(Path(model), own_device())
+        found["sent by ggml"] = sent_by_ggml(Path(model), own_device())
+        found["views"] = sent_beside_views(Path(order["views"]), own_device())
         found |= {"taken": taken(model), "fast link": with_fast_link(model), "reread": rereading(model)}
+        found["freed when lost"] = freed_when_lost(own_device())
         print(json.dumps(found))
     else:
         print(json.dumps(out_of_memory(model, order["server"]) if "server" in order else usual(model, order)))
@@ -158,6 +165,7 @@ def failing(model: str, how: str) -> dict[str, Any]:
     """Answers on a device that fails in the middle of one, and answers after that."""
     options: dict[str, Any] = {"gpu_layers": "all", "device": "RPC0"}
     said, before = [], ""
+    beside = Model(Path(model), devices=DeviceLayers.of([(own_device(), 1)]))
     with computing_replaced(how) as fail, edgespec.load(model, **(OPTIONS | options)) as engine:
         try:
             for number, _ in enumerate(engine.stream(PROMPT, ANSWER)):
@@ -170,8 +178,10 @@ def failing(model: str, how: str) -> dict[str, Any]:
             engine.generate(PROMPT, ANSWER)
         except EdgeSpecError as error:
             said.append(f"{type(error).__name__}: {error}")
-    again = case(model, **options)
-    return {"said": said, "before": before, "again": again, "processor": case(model, gpu_layers=0)}
+    lost = beside.lost
+    beside.close()
+    found = {"again": case(model, **options), "processor": case(model, gpu_layers=0)}
+    return {"said": said, "before": before, "lost": lost, **found}
 
 
 def failing_command(model: str, how: str, arguments: list[str]) -> dict[str, Any]:
@@ -303,10 +313,11 @@ def sent(path: Path, device: int, source: str = "memory") -> dict[str, Any]:
         found[name] = []
         for rows in (2, 4, 4, 2, 4):
             seen.names.clear()
+            seen.views.clear()
             context.clear()
             context.decode(TokenBatch.run(range(rows), 0, n_sequences=1, logits="all"))
             logits = [[float(x) for x in row[:64]] for row in context.logits()]
-            found[name].append({"copied": sorted(seen.names), "logits": logits})
+            found[name].append({"copied": sorted(seen.names), "views": sorted(seen.views), "logits": logits})
         model.close()
     return found
 
@@ -317,6 +328,44 @@ def weights_from(source: str, path: Path, count: int, device: int) -> WeightStor
         files = ModelFiles.of(read_header(path))
         return RereadWeights(files, files.layers()[:count], device)
     return streamed_layers(path, count, device) if source == "disk" else None
+
+
+def sent_by_ggml(path: Path, device: int) -> list[dict[str, Any]]:
+    """Passes of `sent` with weights from disk, always sent, where EdgeSpec cannot say which products are."""
+    with patch("edgespec.llama.runtime.model.sent_products", lambda *_: None):
+        found: list[dict[str, Any]] = sent(path, device, "disk")["always"]
+    return found
+
+
+def sent_beside_views(path: Path, device: int) -> dict[str, Any]:
+    """Passes of `sent` with a model that reads views of weights: in memory, from disk, and without the hook
+    that keeps what reads views from devices.
+    """
+    found: dict[str, Any] = {source: sent(path, device, source) for source in ("memory", "disk", "file")}
+    with patch("edgespec.llama.runtime.model.keep_views", lambda _devices: False):
+        try:
+            sent(path, device, "disk")
+        except EdgeSpecError as error:
+            found["refused"] = str(error)
+    return found
+
+
+def freed_when_lost(device: int) -> bool:
+    """Close pinned memory of a lost device, which ends the process if it is freed; True if it was not."""
+    with replaced(device, _HOST_BUFFER_TYPE, plain_memory_as_pinned()):
+        memory = PinnedMemory.allocated(1 << 20, device)
+    assert memory is not None
+    ending = ctypes.cast(llama_cpp.llama_cpp._lib.ggml_backend_dev_get, ctypes.c_void_p)
+    Buffer.from_address(memory._buffer).interface.free_buffer = ending.value
+    device_error([device], "it was unplugged", LogLines())
+    memory.close()
+    return True
+
+
+def plain_memory_as_pinned() -> Any:
+    """A device's function that gives the processor's memory for pinned memory."""
+    kind = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
+    return kind(lambda _device: ggml.plain_buffer_type())
 
 
 def interrupted(path: Path, device: int, seed: int = 0) -> dict[str, int]:
@@ -411,18 +460,27 @@ def streamed_layers(path: Path, count: int, device: int) -> StreamedWeights:
 
 
 class CopiedWeights(GraphObserver):
-    """Remembers which weights ggml's scheduler has copied to another device for a product."""
+    """Remembers which weights ggml's scheduler has copied to another device for a product.
+
+    Attributes:
+        names: of the weights.
+        views: of weights that were copied for any operation; their names.
+    """
 
     def __init__(self) -> None:
         self.names: set[str] = set()
+        self.views: set[str] = set()
         self.watch = new_watch()
-        self.watch.ask_about_operation(ggml.product())
+        for operation in range(_OPERATIONS):
+            self.watch.ask_about_operation(operation)
 
     def reached(self, node: int) -> bool:
-        """Remember a product's weight, if it is a copy: its name holds the original's between two #."""
-        name = ggml.name_of(ggml.read_node(node)[0]).decode()
-        if name.count("#") == 2 and ".weight" in name:
-            self.names.add(name.split("#")[1])
+        """Remember a node's weights that are copies."""
+        copies = [name.decode() for name in ggml.copies_among(ggml.sources_of(node)).values()]
+        weights = [name for name in copies if ".weight" in name]
+        self.views.update(name for name in weights if "(" in name)
+        if ggml.operation_of(node) == ggml.product():
+            self.names.update(weights)
         return False
 
 
@@ -438,9 +496,13 @@ def with_fast_link(model: str) -> dict[str, Any]:
         transfer=FREE,
     )
     remember(ProfileStore(), known, type_id, 1, fast)
-    with unpinnable_memory():
-        unpinned = {"half, unpinned": case(model, gpu_layers=2), "refuses": refuses_to_pin(own_device())}
     streamed: dict[str, Any] = {"offload": "stream", "draft_device": "none"}
+    with unpinnable_memory():
+        unpinned = {
+            "half, unpinned": case(model, gpu_layers=2),
+            "streamed, unpinned": in_least_memory(model, gpu_layers=1, **streamed),
+            "refuses": refuses_to_pin(own_device()),
+        }
     return {
         "here": case(model, gpu_layers=0),
         "half": case(model, gpu_layers=2),

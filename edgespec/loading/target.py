@@ -40,16 +40,12 @@ from edgespec.offload.reread import RereadWeights
 from edgespec.offload.store_reader import DamagedPack
 from edgespec.option import named
 from edgespec.planning.adapters import refuse_streaming
+from edgespec.planning.devices.finding import UNPINNED
 from edgespec.planning.exactness import rule_searches
 from edgespec.planning.host_products import host_layers
 from edgespec.planning.pack_folders import pack_folders
 from edgespec.planning.plan import Plan
 from edgespec.text.template import ChatTemplate
-
-_UNPINNED = (
-    "No memory could be pinned for the weights that are sent to the card, which makes that slower: "
-    "raise the limit of locked memory (ulimit -l)."
-)
 
 
 def open_target(
@@ -203,8 +199,9 @@ def _open_weights(
                 sent_from=sent_from,
                 mtp=plan.drafts_for_itself,
             )
-        if plan.products is not None and plan.products.sends and not _are_pinned(devices, log):
-            state.notes.append(_UNPINNED)
+        pinned = not model.weights.unpinned if plan.rereads else _are_pinned(devices, log)
+        if plan.sends and not pinned:
+            state.notes.append(UNPINNED)
         return plan, model
     opened = partial(
         open_streamed_model,
@@ -224,6 +221,8 @@ def _open_weights(
         stream = prepare()
         model = opened(stream, devices, state.on_progress)
     state.notes += stream.notes
+    if model.weights.unpinned:
+        state.notes.append(UNPINNED)
     return plan.with_layout(stream.layout), state.register(model)
 
 

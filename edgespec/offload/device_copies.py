@@ -6,9 +6,10 @@ nodes only afterwards. But a product with such a weight begins a split of its ow
 the layer is in memory before: a graph of a known shape has stopped there, and the layer has entered.
 
 ggml promises none of this. So while a layer is not in memory, its tensors point to zeros, and a copy that was
-made too early holds these. Every reader's copies are looked at once. Where they are zeros, and where a graph
-is not known yet, they are made again when the reader is asked about. A copy that holds anything else was made
-from the layer, or will be: some backends copy only when they compute.
+made too early holds these. Every reader's copies are looked at once; those of a layer's first reader are
+looked at in every pass, since they alone may be made in a split that began before the layer entered. Where
+copies are zeros, and where a graph is not known yet, they are made again when the reader is asked about. A
+copy that holds anything else was made from the layer, or will be: some backends copy only when they compute.
 """
 
 from __future__ import annotations
@@ -60,14 +61,22 @@ class DeviceCopies:
         """True if a reader's copies were found to be made from its layer."""
         return place in self._right
 
-    def provide(self, place: Place, copies: Mapping[Address, Address], *, known: bool) -> None:
+    def forget(self) -> None:
+        """Look at all copies anew."""
+        self._right.clear()
+
+    def provide(
+        self, place: Place, copies: Mapping[Address, Address], *, known: bool, first: bool = False
+    ) -> None:
         """Make a reader's copies again unless the scheduler's are right; the reader's layer is in memory.
 
         Args:
             known: the layer entered where the graph was to stop for it.
+            first: no other reader has been asked about since.
         """
-        if known and all(self._is_made_from(original, copy) for copy, original in copies.items()):
-            self._right.add(place)
+        if known and all(self._holds_copy(copy, original) for copy, original in copies.items()):
+            if not first:
+                self._right.add(place)
             return
         for copy, original in copies.items():
             ggml.write_copy(copy, self._f["ggml_get_data"](original))
@@ -76,7 +85,7 @@ class DeviceCopies:
         """Free the zeros, after the model has been freed."""
         self._zeros.close()
 
-    def _is_made_from(self, original: Address, copy: Address) -> bool:
+    def _holds_copy(self, copy: Address, original: Address) -> bool:
         """True if a copy holds something where the tensor does; False if the tensor holds only zeros."""
         data, n_bytes = self._f["ggml_get_data"](original), self._f["ggml_nbytes"](original)
         for at in range(0, n_bytes, _WINDOW):

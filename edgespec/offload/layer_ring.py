@@ -51,6 +51,10 @@ class LayerSwitch:
     Args:
         tensors: layer to the addresses of its tensors, with their offsets in the slot.
         copies: of the weights on a device; None if none are sent there.
+
+    Attributes:
+        keeps_last: the last layer stays in memory until the pass is over.
+        allows_views: views of weights are read where the weights are: no device has copies of them.
     """
 
     def __init__(
@@ -64,9 +68,10 @@ class LayerSwitch:
         self._tensors = tensors
         self._layer_of = {tensor: layer for layer, places in tensors.items() for tensor in places}
         self._views: dict[Address, int] = {}  # of weights, in this pass's graph; and their layers
+        self._offsets: dict[Address, int] = {}  # of views, in their layers' slots
         self._stops: dict[tuple[int, bytes], _Stop | None] = {}  # None: pass over
         self._stop_asked: Callable[[], bool] = lambda: False
-        self.keeps_last = False  # the last layer stays until the pass is over
+        self.keeps_last, self.allows_views = False, True
         self.watch = new_watch()
         for tensor, layer in self._layer_of.items():
             self.watch.ask_about_readers(tensor, layer)
@@ -90,6 +95,7 @@ class LayerSwitch:
     def _reset(self) -> None:
         self._current: int | None = None
         self._leaving: int | None = None
+        self._entered = False  # the current layer, and none of its readers was asked about yet
         self.watch.set_current(None)
         self._slot: Address = 0
         self._gone: set[int] = set()
@@ -97,6 +103,7 @@ class LayerSwitch:
         for view in self._views:
             self.watch.forget_tensor(view)
         self._views.clear()
+        self._offsets.clear()
 
     def reached(self, node: Address) -> bool:
         """A node that reads weights is about to be computed. Returns whether the graph must stop after it.
@@ -105,6 +112,9 @@ class LayerSwitch:
         that were not found to be right.
         """
         fields = ggml.read_node(node)
+        if (viewed := fields[_VIEW]) in self._layer_of:
+            self._add_view(node, viewed, fields[_VIEW_OFFSET])
+            return False
         copies = {} if self._copies is None else self._copies.read_by(fields[:_VIEW])
         sources = (*fields[: _VIEW + 1], *copies.values())
         layers = {self._layer_of[source] for source in sources if source in self._layer_of}
@@ -116,18 +126,32 @@ class LayerSwitch:
         known = place in self._stops and layer == self._current
         if layer != self._current:
             self._change_to(layer)
+        first, self._entered = self._entered, False
         if self._copies is not None and copies:
-            self._copies.provide(place, copies, known=known)
+            self._copies.provide(place, copies, known=known, first=first)
         if known and copies:
             self._mark(place)
             return self._stops[place] is not None
         self._unknown = True
-        if (viewed := fields[_VIEW]) in self._layer_of:
-            # A view's address was set when the graph was allocated. Its readers read the layer's weights.
-            ggml.set_data(node, self._slot + self._tensors[layer][viewed] + fields[_VIEW_OFFSET])
-            self._views[node] = layer
-            self.watch.ask_about_readers(node, layer)
         return True  # so that the layer can leave as soon as a node reads another one
+
+    def _add_view(self, view: Address, viewed: Address, offset: int) -> None:
+        """Have a view of a weight point into its layer's slot while the layer is in memory.
+
+        Its address was set when the graph was allocated. A view may come long before the node that reads it.
+        """
+        if not self.allows_views:
+            raise BackendError(
+                "The model reads weights in other shapes than they are stored in: without EdgeSpec's own "
+                "kernels, they cannot be streamed beside a graphics card.",
+                f"Use {named('gpu_layers', 0)}.",
+            )
+        layer = self._layer_of[viewed]
+        self._views[view], self._offsets[view] = layer, self._tensors[layer][viewed] + offset
+        self._unknown = True
+        self.watch.ask_about_readers(view, layer)
+        if layer == self._current:
+            ggml.set_data(view, self._slot + self._offsets[view])
 
     def computed(self, node: Address) -> None:
         """The graph has stopped after a node: the layer may be done with, and another one may come next."""
@@ -147,6 +171,8 @@ class LayerSwitch:
         if layer in self._gone or self._leaving is not None:
             self._stops.clear()
             self.watch.unmark()
+            if self._copies is not None:
+                self._copies.forget()
             raise self._cannot_be_streamed(layer)
         if self.watch.pending:  # learned from a graph of another shape: readers are not computed yet
             self._leaving = self._current
@@ -164,7 +190,10 @@ class LayerSwitch:
         self._slot = self._ring.acquire(layer, self._stop_asked)
         for tensor, place in self._tensors[layer].items():
             ggml.set_data(tensor, self._slot + place)
-        self._current = layer
+        for view, owner in self._views.items():
+            if owner == layer:
+                ggml.set_data(view, self._slot + self._offsets[view])
+        self._current, self._entered = layer, True
         self.watch.set_current(layer)
 
     def _leave(self) -> None:

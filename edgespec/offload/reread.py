@@ -72,6 +72,7 @@ class RereadWeights(AllInMemory):
             n_threads=N_READERS,
             new_memory=lambda n_bytes: self._reader.memory_for(n_bytes, self._sent_to),
         )
+        self.unpinned = self._reader.unpinned
         self.observers = [RereadSwitch(self._ring, self._store)]
 
     def close(self) -> None:

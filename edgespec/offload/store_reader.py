@@ -12,6 +12,7 @@ from edgespec.errors import StreamError
 from edgespec.files.direct_reader import FileReader
 from edgespec.files.state import FileState
 from edgespec.kernels.ggml import Address
+from edgespec.kernels.ggml.devices import pinned_memory_name
 from edgespec.models.hub.pack_index import remove_pack
 from edgespec.offload.layout import Piece, Store, StoredLayer
 from edgespec.offload.weight_memory import PinnedMemory, WeightMemory
@@ -28,10 +29,14 @@ class StoreReader:
     own files has no checksum, so one is computed then. Both are compared again if the file's state has
     changed since (see files.state): the file may have been renamed only, but it may also have been written
     to.
+
+    Attributes:
+        unpinned: whether a device pins memory, but not what was asked for.
     """
 
     def __init__(self, store: Store) -> None:
         self.store = store
+        self.unpinned = False
         self._files: list[FileReader] = []
         self._checked: dict[Piece, tuple[int, FileState | None]] = {}  # checksum, and the file's state
         try:
@@ -68,11 +73,12 @@ class StoreReader:
             return memory
         if memory is not None:
             memory.close()
+        self.unpinned = self.unpinned or bool(pinned_memory_name(device))
         return WeightMemory(n_bytes)
 
     def _reads_into(self, memory: WeightMemory) -> bool:
-        layer = next(iter(self.store.layers.values()))
-        piece = min(layer.pieces, key=lambda piece: piece.n_bytes)
+        pieces = (piece for layer in self.store.layers.values() for piece in layer.pieces)
+        piece = min(pieces, key=lambda piece: piece.n_bytes)  # the memory is for whole layers
         try:
             with memory.view(0, piece.n_bytes) as view:
                 self.read([piece], [view])

@@ -7,7 +7,8 @@ import ctypes
 
 from edgespec.errors import MemoryLimitError
 from edgespec.kernels.ggml import Address, address_of_map, functions
-from edgespec.kernels.ggml.devices import pinned_buffer
+from edgespec.kernels.ggml.devices import name_of_device, pinned_buffer
+from edgespec.llama.runtime.device_failures import lost_devices
 from edgespec.machine.address_space import anonymous_memory, use_huge_pages
 from edgespec.units import readable
 
@@ -52,9 +53,10 @@ class WeightMemory:
 class PinnedMemory(WeightMemory):
     """Memory that a device reads by itself, which it allocates in its own way."""
 
-    def __init__(self, buffer: Address, n_bytes: int) -> None:
+    def __init__(self, buffer: Address, n_bytes: int, device: Address) -> None:
         self.n_bytes = n_bytes
         self._buffer = buffer
+        self._device = name_of_device(device)
         start = functions()["ggml_backend_buffer_get_base"](buffer)
         self._lead = -start % _PAGE
         self.address = start + self._lead
@@ -65,9 +67,11 @@ class PinnedMemory(WeightMemory):
     def allocated(cls, n_bytes: int, device: Address) -> PinnedMemory | None:
         """So many bytes; None if the device pins no memory, or not as much."""
         buffer = pinned_buffer(device, n_bytes + _PAGE)
-        return cls(buffer, n_bytes) if buffer else None
+        return cls(buffer, n_bytes, device) if buffer else None
 
     def close(self) -> None:
-        """Free the memory; nothing may point into it any more."""
+        """Free the memory, unless the device is lost; nothing may point into it any more."""
         self._view.release()
+        if self._device in lost_devices():  # its driver would end the process
+            return
         functions()["ggml_backend_buffer_free"](self._buffer)

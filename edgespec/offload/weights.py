@@ -100,6 +100,11 @@ class StreamedWeights:
         return self._reader.direct
 
     @property
+    def unpinned(self) -> bool:
+        """True if weights are sent from memory that could not be pinned."""
+        return self._reader.unpinned
+
+    @property
     def paths(self) -> tuple[Path, ...]:
         """The files that layers are read from."""
         return self.store.paths
@@ -177,6 +182,10 @@ class StreamedWeights:
         """The switches of layers and of experts, as far as they are streamed."""
         return self._observers
 
+    @property
+    def _layer_switches(self) -> list[LayerSwitch]:
+        return [observer for observer in self._observers if isinstance(observer, LayerSwitch)]
+
     @contextmanager
     def loading(self, path: Path, params: Any, buffer_types: BufferTypes) -> Iterator[Path]:
         """Make llama.cpp create the layers' tensors without memory, and load the rest."""
@@ -237,21 +246,22 @@ class StreamedWeights:
         self._open_pool(tensors)
         self._tables.place(tensors)
 
-    def amend_context(self, params: Any) -> None:
+    def amend_context(self, params: Any, *, sends: bool = False, keeps_views: bool = True) -> None:
         """Keep llama.cpp from copying weights to devices, unless somebody sees to it that they are there."""
-        if self._observers and (self._copies is None or self._pool is not None):
+        if self._observers and (not sends or self._copies is None or self._pool is not None):
             params.op_offload = False
+        for switch in self._layer_switches:
+            switch.allows_views = keeps_views
 
     @contextmanager
     def keeping_last(self) -> Iterator[None]:
         """A block in which the last layer stays in memory until the end of a pass."""
-        switches = [observer for observer in self._observers if isinstance(observer, LayerSwitch)]
-        for switch in switches:
+        for switch in self._layer_switches:
             switch.keeps_last = True
         try:
             yield
         finally:
-            for switch in switches:
+            for switch in self._layer_switches:
                 switch.keeps_last = False
 
     def failure(self) -> EdgeSpecError | None:

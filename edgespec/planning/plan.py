@@ -48,7 +48,7 @@ from edgespec.planning.host_products import (
     host_products,
 )
 from edgespec.planning.memory.budget import MemoryPlan, plan_memory
-from edgespec.planning.memory.needs import ContextShape, MemoryNeeds, PairSizes
+from edgespec.planning.memory.needs import MAX_PROMPT_ROWS, ContextShape, MemoryNeeds, PairSizes
 from edgespec.planning.memory.rows import needs_within
 from edgespec.planning.memory.stream_layout import StreamLayout, wants_pack
 from edgespec.planning.pack_folders import ONE_DISK, Disks, disks_of
@@ -406,10 +406,18 @@ class Planner:
                 # Passes get fewer rows first; what is left over is streamed then.
                 plan = self.place(self._within(sizes, self.budget, devices=True), drafter)
         else:
-            on_cards, products = self._on_cards(needs, drafter, self.budget)
+            least = sizes.at(sizes.context.fewest_rows)
+            on_cards, products = self._on_cards(needs, drafter, self.budget, least)
             if on_cards.assignment is not None:  # exact passes are shorter then
                 budget = self.budget + on_cards.assignment.lent_bytes
-                needs = self._within(sizes, budget, devices=True, on_cards=on_cards, products=products)
+                within = partial(self._within, sizes, devices=True)
+                if products is not None and products.rereads:
+                    rest = budget - self._rereading(on_cards)
+                    needs = within(rest, on_cards=on_cards, products=products)
+                    if needs.rows < products.sent_from:  # nothing would be read again
+                        needs = within(budget)
+                else:
+                    needs = within(budget, on_cards=on_cards, products=products)
             if products is not None and products.sends:  # and others may be longer
                 on_cards, _ = self._on_cards(needs, drafter, self.budget)
             plan = self.place(needs, drafter, on_cards=on_cards)
@@ -477,7 +485,7 @@ class Planner:
         products = None
         if not memory.memory_map:
             spare = budget - left.total if memory.layout is None else 0
-            products = self._products(on_cards, drafter, memory.holding, spare)
+            products = self._products(on_cards, drafter, memory.holding, spare, needs.rows)
         if memory.layout is not None and products is not None:
             if not products.sends:
                 products = None  # as without a card
@@ -545,9 +553,17 @@ class Planner:
         return needs_within(sizes, self.target, budget, self.config, prefill, devices=devices, sends=sends)
 
     def _on_cards(
-        self, needs: MemoryNeeds, drafter: ModelFiles | None, budget: int
+        self,
+        needs: MemoryNeeds,
+        drafter: ModelFiles | None,
+        budget: int,
+        least: MemoryNeeds | None = None,
     ) -> tuple[CardPlacement, HostProducts | None]:
-        """The parts of models on cards, and the products with the rest of the target's weights."""
+        """The parts of models on cards, and the products with the rest of the target's weights.
+
+        Args:
+            least: the needs with passes of as few rows as possible.
+        """
         cards = self.machine.cards
         if cards is None:
             return NO_CARDS, None
@@ -556,7 +572,8 @@ class Planner:
         weights = left.footprints[0].weights
         streamed = min(max(left.total - budget, 0), weights)
         holding = PlannedWeights(budget, left.total, weights - streamed, streamed)
-        products = self._products(placed, drafter, holding, budget - left.total)
+        spare = budget - placed.left(least or needs).total
+        products = self._products(placed, drafter, holding, spare, MAX_PROMPT_ROWS)
         if products is None or not products.sends:
             return placed, products
         target, *drafters = needs.footprints
@@ -565,18 +582,25 @@ class Planner:
         return place_models(cards, beside_copies, self.target, drafter, budget, self._request), products
 
     def _products(
-        self, on_cards: CardPlacement, drafter: ModelFiles | None, holding: PlannedWeights, spare: int
+        self,
+        on_cards: CardPlacement,
+        drafter: ModelFiles | None,
+        holding: PlannedWeights,
+        spare: int,
+        rows: int,
     ) -> HostProducts | None:
         """The way of products with weights that are not on cards.
 
         Args:
             holding: the places of these weights.
             spare: bytes of memory that nothing else needs.
+            rows: of the largest passes.
         """
         if on_cards.assignment is None or on_cards.cards is None:
             return None
         measured = known_read_rate(self.target, self.store) > 0
-        return host_products(
+        choose = partial(
+            host_products,
             on_cards.assignment,
             on_cards.cards,
             self.target,
@@ -585,9 +609,12 @@ class Planner:
             drafter_elsewhere=on_cards.drafter_card is not None,
             holding=holding,
             read_rate=self.read_rate,
-            rereads=measured and spare > 0 and self._rereading(on_cards) <= spare,
             most=self.config.speculation.tree_budget or self.usual_nodes,
         )
+        products = choose(rereads=measured and spare > 0 and self._rereading(on_cards) <= spare)
+        if products is not None and products.rereads and products.sent_from > rows:
+            return choose(rereads=False)
+        return products
 
     def _rereading(self, on_cards: CardPlacement) -> int:
         """Bytes of memory for reading weights again that are not on cards."""

@@ -146,7 +146,7 @@ class PlacedWeights(AllInMemory):
         with super().loading(path, params, buffer_types + ffn) as where:
             yield where
 
-    def amend_context(self, params: Any) -> None:
+    def amend_context(self, params: Any, **_: bool) -> None:
         """Let products be sent, or not."""
         params.op_offload = self.sends
 
@@ -160,9 +160,9 @@ class StreamedFeedForward(StreamedWeights):
 
     sends = True
 
-    def amend_context(self, params: Any) -> None:
+    def amend_context(self, params: Any, **device: bool) -> None:
         """Let products be sent, or not."""
-        super().amend_context(params)
+        super().amend_context(params, **device)
         params.op_offload = params.op_offload and self.sends
 
 

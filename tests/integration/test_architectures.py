@@ -19,12 +19,14 @@ from edgespec.llama.runtime.context import Context
 from edgespec.llama.runtime.model import Model
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
+from edgespec.offload.layout import plain_store
 from edgespec.offload.packing.pack import gains_from_packing
 from edgespec.offload.weights import StreamedWeights
 from edgespec.planning.memory import stream_layout
 from tests.integration.test_streaming import load_streamed
 from tests.tiers import slow_except
 from tests.tiny import ARCHITECTURES, MIXTURES, N_LAYER, write_tiny
+from tests.tiny_rwkv import write_rwkv
 
 pytestmark = pytest.mark.kernels
 
@@ -121,6 +123,27 @@ def test_a_model_that_does_not_write_token_after_token(smol_path: Path, tmp_path
     path = made("dream", smol_path, tmp_path / "dream.gguf")
     with pytest.raises(BackendError, match="an encoder or a diffusion model"):
         edgespec.load(path, draft="none", context=64)
+
+
+def test_matrices_that_are_read_in_another_shape(smol_path: Path, tmp_path: Path) -> None:
+    """A graph has their views before what the layer before computes."""
+    path = write_rwkv(tmp_path / "rwkv.gguf", smol_path)
+    files = ModelFiles.of(read_header(path))
+    layers = files.layers()
+    weights = StreamedWeights(files, plain_store(files, layers), [layer.index for layer in layers], n_slots=2)
+    logits = []
+    for model in (Model(path, repack=False), Model(path, repack=False, weights=weights)):
+        with model:
+            sizes = {"n_cells": 64, "n_rows": 4, "n_outputs": 4, "n_sequences": 1, "n_threads": 1}
+            context = Context(model, **sizes)
+            for rows in (4, 1, 4):
+                context.clear()
+                context.decode(TokenBatch.run(range(rows), 0, n_sequences=1, logits="all"))
+                logits.append(np.array(context.logits()))
+            read = model.weights.read_bytes
+    assert read > sum(layer.n_bytes for layer in layers)
+    for streamed, expected in zip(logits[3:], logits[:3], strict=True):
+        np.testing.assert_array_equal(streamed, expected)
 
 
 def test_stacks_that_are_multiplied_whole(smol_path: Path, tmp_path: Path) -> None:

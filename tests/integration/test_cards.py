@@ -22,13 +22,14 @@ from edgespec.kernels.ggml.devices import device_named
 from edgespec.kernels.native.guard import call_guard
 from edgespec.kernels.native.offload import can_be_set
 from edgespec.llama.build import current_build
-from edgespec.planning.devices.finding import find_devices
+from edgespec.planning.devices.finding import UNPINNED, find_devices
 from tests.card_session import sent
 from tests.lending import LocalWorker
 from tests.tiers import slow_except
 from tests.tiny import write_tiny
 from tests.tiny_adapters import write_adapter
 from tests.tiny_heads import write_pair
+from tests.tiny_rwkv import write_rwkv
 
 Cases = dict[str, dict[str, Any]]
 
@@ -195,6 +196,7 @@ def test_a_device_that_fails_in_an_answer_is_left_out_from_then_on(short_path: P
     for said in found["said"]:
         assert said.startswith("DeviceLostError: RPC0 failed while it computed: "), said
         assert "ggml_backend_dev_count()" in said
+    assert found["lost"]  # another model there, which did not compute then
     assert found["again"]["layers"] == ""
     assert found["again"]["tokens"] == found["processor"]["tokens"]
 
@@ -207,6 +209,7 @@ def test_a_device_that_runs_out_of_memory_in_an_answer_gets_less(short_path: Pat
     assert found["before"].endswith(", the output on RPC0")
     assert "on RPC0" in found["again"]["layers"]
     assert "the output" not in found["again"]["layers"]  # the larger part of so small a model
+    assert not found["lost"]
     assert found["again"]["tokens"] == found["processor"]["tokens"]
 
 
@@ -249,10 +252,16 @@ def server_of(worker: LocalWorker) -> int:
 
 
 @pytest.fixture(scope="module", params=slow_except([""], ["", "plain"]))
-def amended(request: pytest.FixtureRequest, short_path: Path, has_rpc: None) -> Cases:
+def amended(
+    request: pytest.FixtureRequest,
+    short_path: Path,
+    has_rpc: None,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Cases:
     """A device that pins memory, and one whose memory is taken, with each setting of the kernels."""
+    views = write_rwkv(tmp_path_factory.mktemp("views") / "rwkv.gguf", short_path)
     with LocalWorker("--threads", "1") as worker:
-        return session(short_path, short_path, worker, request.param, pins=1)
+        return session(short_path, short_path, worker, request.param, pins=1, views=str(views))
 
 
 @pytest.mark.slow
@@ -275,6 +284,32 @@ def test_weights_are_sent_to_a_device_from_the_rows_on_that_were_asked_for(amend
     require_sent_as_asked(amended["sent from file"])
     for there, streamed in zip(amended["sent"].values(), amended["sent from disk"].values(), strict=True):
         assert [each["logits"] for each in there] == [each["logits"] for each in streamed]
+
+
+def test_weights_from_disk_are_not_sent_where_ggml_would_decide_it(amended: Cases) -> None:
+    never = amended["sent"]["never"]
+    for found, expected in zip(amended["sent by ggml"], never, strict=True):
+        assert not found["copied"]
+        np.testing.assert_allclose(found["logits"], expected["logits"], rtol=0, atol=0.05)
+
+
+def test_what_reads_views_of_weights_is_computed_where_these_are(amended: Cases) -> None:
+    """A view's copy would be made from wherever its weight points to, and nobody knows of it."""
+    if not can_be_set():
+        pytest.skip("EdgeSpec's library was not compiled")
+    found = amended["views"]
+    assert "Use gpu_layers=0" in found["refused"]
+    expected = found["memory"]["never"]
+    for cases in (found[source] for source in ("memory", "disk", "file")):
+        assert [bool(each["copied"]) for each in cases["always"]] == [True] * 5
+        for passes in cases.values():
+            for each, correct in zip(passes, expected, strict=True):
+                assert not each["views"]
+                np.testing.assert_allclose(each["logits"], correct["logits"], rtol=0, atol=1e-3)
+
+
+def test_memory_that_is_pinned_for_a_lost_device_is_not_freed(amended: Cases) -> None:
+    assert amended["freed when lost"]
 
 
 def test_passes_that_fail_while_weights_from_disk_are_sent_can_be_repeated(amended: Cases) -> None:
@@ -301,10 +336,11 @@ def test_a_load_sends_weights_over_a_fast_link(amended: Cases) -> None:
     assert half["layers"] == "2 here, 2 on RPC0"
     assert "Weights in memory are sent to the card in every pass." in half["notes"]
     assert not any("Weights in memory" in note for note in here["notes"])
-    assert not any("could be pinned" in note for note in half["notes"])  # the device has no such memory
+    assert UNPINNED not in half["notes"]  # the device has no such memory
     unpinned = amended["fast link"]["half, unpinned"]
-    assert any(note.startswith("No memory could be pinned") for note in unpinned["notes"]), unpinned
+    assert UNPINNED in unpinned["notes"], unpinned
     assert unpinned["tokens"] == half["tokens"]
+    assert UNPINNED in amended["fast link"]["streamed, unpinned"]["notes"]
     assert amended["fast link"]["refuses"]
     assert not amended["pinned"]["refuses"]
     if not amended["pinned"]["layouts"]:  # other kernels round differently

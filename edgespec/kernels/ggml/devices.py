@@ -11,9 +11,14 @@ def device_named(name: str) -> Address | None:
     f = functions()
     for index in range(f["ggml_backend_dev_count"]()):
         device: Address = f["ggml_backend_dev_get"](index)
-        if (f["ggml_backend_dev_name"](device) or b"").decode("utf-8", "replace") == name:
+        if name_of_device(device) == name:
             return device
     return None
+
+
+def name_of_device(device: Address) -> str:
+    """ggml's name of a device, such as "CUDA0"."""
+    return (functions()["ggml_backend_dev_name"](device) or b"").decode("utf-8", "replace")
 
 
 def pinned_memory_name(device: Address) -> str:

@@ -44,7 +44,9 @@ class UnbackedBufferType:
         self.error: BaseException | None = None
         self._f = functions()
         self._final: Address = kernel_type or self._f["ggml_backend_cpu_buffer_type"]()
-        self._init = self._final_init() if kernel_type else None
+        self._final_init: Address | None = self._find_init() if kernel_type else None
+        init = ctypes.CFUNCTYPE(ctypes.c_int, POINTER, POINTER)
+        self._init = init(self._final_init) if self._final_init else None
         self._areas: list[mmap.mmap] = []
         self._buffers: list[Buffer] = []
         # llama.cpp distinguishes buffer types by their names.
@@ -68,9 +70,13 @@ class UnbackedBufferType:
         return ctypes.addressof(self._struct)
 
     def finalize(self) -> None:
-        """Restore the names after loading, and give the buffers the type whose kernels are to run."""
+        """Restore the names after loading, and give the buffers the type whose kernels are to run.
+
+        Graphs make views of tensors, which are nothing to remember.
+        """
         for buffer in self._buffers:
             buffer.type = self._final
+            buffer.interface.init_tensor = self._final_init
         for name, tensor in self.tensors.items():
             Tensor.from_address(tensor).name = name.encode()
 
@@ -115,11 +121,12 @@ class UnbackedBufferType:
         layout.name = _UNREAD + layout.name[1:]
         return int(self._init(buffer, tensor)) if self._init else 0
 
-    def _final_init(self) -> Callable[[Address, Address], int] | None:
+    def _find_init(self) -> Address | None:
+        """The function of the final type's buffers that begins a tensor."""
         sample = self._f["ggml_backend_buft_alloc_buffer"](self._final, 4096)
-        pointer = Buffer.from_address(sample).interface.init_tensor
+        pointer: Address | None = Buffer.from_address(sample).interface.init_tensor
         self._f["ggml_backend_buffer_free"](sample)
-        return ctypes.CFUNCTYPE(ctypes.c_int, POINTER, POINTER)(pointer) if pointer else None
+        return pointer
 
 
 def _address_of(function: Any) -> Address:

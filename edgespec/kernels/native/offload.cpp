@@ -3,15 +3,19 @@
 #include "ggml_abi.h"
 #include <cstring>
 
+using edgespec::BufferType;
 using edgespec::Tensor;
 
 namespace {
 
 typedef bool (*Answer)(void *, const Tensor *);
+typedef bool (*TypeAnswer)(void *, const BufferType *);
 
+// A device, and its own functions.
 struct Device {
     void * device;
-    Answer own;
+    Answer takes_over, supports;
+    TypeAnswer uses;
 };
 
 // A type of buffers with rearranged weights.
@@ -20,9 +24,9 @@ struct HostType {
     bool (*own)(void *);
 };
 
-constexpr int MOST = 64;
-Device devices[MOST];
-HostType types[MOST];
+constexpr int MAX_DEVICES = 64;
+Device devices[MAX_DEVICES];
+HostType types[MAX_DEVICES];
 int count = 0, type_count = 0;
 edgespec_sent_operations operations;
 thread_local int64_t least_rows = 0;
@@ -34,14 +38,11 @@ constexpr char LAYERS[] = "blk.";  // how the names of their weights begin
 bool is_of_layer(const Tensor * weight) { return !strncmp(weight->name, LAYERS, sizeof(LAYERS) - 1); }
 
 // Whoever follows the copies of weights knows them by name, and ggml cuts names that are longer, with that of the device.
-constexpr size_t LONGEST_NAME = 36;
+constexpr size_t MAX_NAME = 36;
 
-// Copies of views have names of their own.
-bool reads_unnamed_weights(const Tensor * node) {
+bool reads_long_names(const Tensor * node) {
     for (const Tensor * source : node->src) {
-        const Tensor * weight = source && source->view_src ? source->view_src : source;
-        if (!weight || !is_of_layer(weight)) continue;
-        if (weight != source || strnlen(weight->name, sizeof(weight->name)) > LONGEST_NAME) return true;
+        if (source && is_of_layer(source) && strnlen(source->name, sizeof(source->name)) > MAX_NAME) return true;
     }
     return false;
 }
@@ -54,12 +55,34 @@ int64_t rows_of(const Tensor * node) {
     return node->ne[1] * node->ne[2] * node->ne[3];
 }
 
-bool takes_over(void * device, const Tensor * node) {
-    if (least_rows > 0) return rows_of(node) >= least_rows && !reads_unnamed_weights(node);
+const Device * find(void * device) {
     for (int i = 0; i < count; i++) {
-        if (devices[i].device == device) return devices[i].own && devices[i].own(device, node);
+        if (devices[i].device == device) return &devices[i];
+    }
+    return nullptr;
+}
+
+bool takes_over(void * device, const Tensor * node) {
+    if (least_rows > 0) return rows_of(node) >= least_rows && !reads_long_names(node);
+    const Device * known = find(device);
+    return known && known->takes_over && known->takes_over(device, node);
+}
+
+// The scheduler finds the place of an operation by the buffers of its weights, but a view of a weight has none before the
+// graph is allocated. What reads one may end up anywhere, with a copy of the view from wherever its weight points to then:
+// a layer that is not in memory, or bytes that are rearranged.
+bool reads_view_of_weights_elsewhere(const Device & device, const Tensor * node) {
+    for (const Tensor * source : node->src) {
+        const Tensor * weight = source ? source->view_src : nullptr;
+        if (!weight || !weight->buffer || !is_of_layer(weight)) continue;
+        if (!device.uses(device.device, weight->buffer->type)) return true;
     }
     return false;
+}
+
+bool supports(void * device, const Tensor * node) {
+    const Device * known = find(device);
+    return known && known->supports(device, node) && !reads_view_of_weights_elsewhere(*known, node);
 }
 
 // The scheduler asks devices only about weights in memory that they could read.
@@ -75,14 +98,15 @@ bool is_host(void * type) {
 
 extern "C" {
 
-int edgespec_offload_install(void * device, void ** slot, const edgespec_sent_operations * known) {
-    for (int i = 0; i < count; i++) {
-        if (devices[i].device == device) return 1;
-    }
-    if (count == MOST) return 0;
+int edgespec_offload_install(void * device, struct edgespec_device_functions * functions,
+                             const edgespec_sent_operations * known) {
+    if (find(device)) return 1;
+    if (count == MAX_DEVICES || !functions->supports_op || !functions->supports_buft) return 0;
     operations = *known;
-    devices[count++] = {device, (Answer) *slot};
-    *slot = (void *) takes_over;
+    devices[count++] = {device, (Answer) functions->offload_op, (Answer) functions->supports_op,
+                        (TypeAnswer) functions->supports_buft};
+    functions->offload_op = (void *) takes_over;
+    functions->supports_op = (void *) supports;
     return 1;
 }
 
@@ -90,7 +114,7 @@ int edgespec_offload_rearranged(void * type, void ** slot) {
     for (int i = 0; i < type_count; i++) {
         if (types[i].type == type) return 1;
     }
-    if (type_count == MOST) return 0;
+    if (type_count == MAX_DEVICES) return 0;
     types[type_count++] = {type, (bool (*)(void *)) *slot};
     *slot = (void *) is_host;
     return 1;

@@ -1,4 +1,4 @@
-/* Which products a device takes over from the processor.
+/* Which operations a device computes of those with weights in memory.
  *
  * Where a model's weights are partly on a device, ggml's scheduler asks the device about every operation whose weights are in
  * memory that is not rearranged. ggml's own answer is a number of rows that is read from the environment when the
@@ -16,9 +16,15 @@ struct edgespec_sent_operations {
     int32_t product, indexed_product, rows;
 };
 
-/* Has a device ask here: `slot` is the function in its table. A second call for a device does nothing. Returns 0 if there are
- * too many. */
-int edgespec_offload_install(void * device, void ** slot, const struct edgespec_sent_operations * operations);
+/* A part of ggml's table of a device. */
+struct edgespec_device_functions {
+    void *supports_op, *supports_buft, *offload_op;
+};
+
+/* Replaces the device's functions that say what it takes over and what it supports. It is not to compute what reads views of
+ * a layer's weights in memory that it cannot use. A second call for a device does nothing. Returns 0 if there are too many. */
+int edgespec_offload_install(void * device, struct edgespec_device_functions * functions,
+                             const struct edgespec_sent_operations * operations);
 /* Lets weights in buffers of this type be sent, too, where a thread says so: `slot` is the type's function that says whether
  * others can read them. Returns 0 if there are too many. */
 int edgespec_offload_rearranged(void * type, void ** slot);

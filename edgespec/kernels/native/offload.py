@@ -1,4 +1,4 @@
-"""From how many rows on a device takes products over from the processor: see offload.h."""
+"""Which operations a device computes of those with weights in memory: see offload.h."""
 
 from __future__ import annotations
 
@@ -60,6 +60,26 @@ class SentProducts:
             self._set(0, False)
 
 
+def keep_views(devices: Sequence[Address]) -> bool:
+    """Have devices refuse what reads views of a layer's weights in memory; True if all of them do.
+
+    ggml's scheduler may otherwise give them to any device, with copies of the views that nobody knows of.
+    """
+    f = _library()
+    if f is None:
+        return not devices
+    operations = _Operations(ggml.product(), ggml.indexed_product(), ggml.rows_operation())
+    try:
+        for device in devices:
+            _check(device)
+            functions = device + DeviceInterface.supports_op.offset
+            if not f["offload_install"](device, functions, ctypes.byref(operations)):
+                return False
+    except UnsupportedBuild:
+        return False
+    return True
+
+
 def sent_products(
     devices: Sequence[Address], least_rows: int, layouts: Sequence[Address] = ()
 ) -> SentProducts | None:
@@ -69,21 +89,12 @@ def sent_products(
         layouts: buffer types of rearranged weights that may be sent, too.
     """
     f = _library()
-    if f is None:
+    if f is None or not keep_views(devices):
         return None
-    numbers = (ggml.product(), ggml.indexed_product(), ggml.rows_operation())
-    try:
-        for device in devices:
-            _check(device)
-            slot = device + DeviceInterface.offload_op.offset
-            if not f["offload_install"](device, slot, ctypes.byref(_Operations(*numbers))):
-                return None
-        for layout in layouts:
-            slot = ctypes.addressof(BufferType.from_address(layout)) + BufferTypeInterface.is_host.offset
-            if not f["offload_rearranged"](layout, slot):
-                return None
-    except UnsupportedBuild:
-        return None
+    for layout in layouts:
+        slot = ctypes.addressof(BufferType.from_address(layout)) + BufferTypeInterface.is_host.offset
+        if not f["offload_rearranged"](layout, slot):
+            return None
     return SentProducts(f, least_rows, rearranged=bool(layouts))
 
 
@@ -103,7 +114,7 @@ def rearranged_can_be_sent() -> bool:
 
 @cache
 def _check(device: Address) -> None:
-    """Compare fields around the one that is replaced with what ggml's public functions say.
+    """Compare fields around those that are replaced with what ggml's public functions say.
 
     Raises:
         UnsupportedBuild: something is not where it is expected.

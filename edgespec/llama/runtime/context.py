@@ -138,7 +138,7 @@ class Context:
         if mtp:
             params.ctx_type = llama_cpp.LLAMA_CONTEXT_TYPE_MTP
             params.offload_kqv = False
-        model.weights.amend_context(params)
+        model.weights.amend_context(params, sends=model.sent is not None, keeps_views=model.keeps_views)
         if mtp:  # nobody watches its graph, and so nobody sees to what is sent
             params.op_offload = False
         self._branching = _new_branching() if branching and self.keeps_recurrent_state else None

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edgespec.errors import BackendError, DeviceLostError, DeviceMemoryError
-from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address
+from edgespec.kernels.ggml.devices import name_of_device
 from edgespec.llama.runtime.backend import LogLines, tells_of_memory
 from edgespec.option import named
 from edgespec.printable import one_line
@@ -39,10 +39,7 @@ def device_error(devices: Sequence[Address], said: str, log: LogLines) -> Backen
         log: lines that were logged before.
     """
     global _shortages
-    names = [
-        (ggml.functions()["ggml_backend_dev_name"](device) or b"").decode("utf-8", "replace")
-        for device in devices
-    ]
+    names = [name_of_device(device) for device in devices]
     subject = " or ".join(names)
     # What is said last is often no more than a line of ggml's sources; the cause is in the log then.
     cause = log.cause() if log.errors else one_line(said).rstrip(".")

@@ -11,13 +11,15 @@ from typing import Any, Protocol
 
 import llama_cpp
 
-from edgespec.errors import BackendError, DeviceLostError, EdgeSpecError, MemoryLimitError, ModelFileError
+from edgespec.errors import BackendError, EdgeSpecError, MemoryLimitError, ModelFileError
 from edgespec.files.state import FileState, states_of
+from edgespec.kernels.ggml.devices import name_of_device
 from edgespec.kernels.layouts import ModelKernels, try_layouts
 from edgespec.kernels.native.guard import call_guard
-from edgespec.kernels.native.offload import SentProducts, sent_products
+from edgespec.kernels.native.offload import SentProducts, keep_views, sent_products
 from edgespec.llama.runtime import forks
 from edgespec.llama.runtime.backend import log_lines, start_backend
+from edgespec.llama.runtime.device_failures import lost_devices
 from edgespec.llama.runtime.device_layers import ON_PROCESSOR, DeviceLayers
 from edgespec.llama.runtime.layout_overrides import layout_overrides, output_override
 from edgespec.llama.runtime.signals import DeferredSignals
@@ -69,6 +71,7 @@ class Model:
         states: of the model's files, as they were loaded.
         devices: ggml's devices that hold layers.
         sent: decides which weights are sent to these; None if ggml does.
+        keeps_views: whether what reads views of weights is computed where the weights are.
         guard: for calls in which these may fail; None if there are none, or nothing can be caught here.
         kernels: what computes it.
         layouts: ggml's names of the kernel layouts that its weights may be in.
@@ -110,6 +113,7 @@ class Model:
         self.weights: WeightStore = weights or AllInMemory()
         self.devices = devices.devices
         self.guard = call_guard() if self.devices else None
+        self.keeps_views = keep_views(self.devices)
         self.sent: SentProducts | None = None
         self._failure: EdgeSpecError | None = None
         self._handle: Any = None
@@ -242,8 +246,12 @@ class Model:
 
     @property
     def lost(self) -> bool:
-        """True if a device that holds layers is lost, so that nothing there may be freed."""
-        return isinstance(self._failure, DeviceLostError)
+        """True if a device that holds layers is lost, so that nothing there may be freed.
+
+        It may have failed in another model's pass.
+        """
+        lost = lost_devices()
+        return any(name_of_device(device) in lost for device in self.devices)
 
     @property
     def n_bytes(self) -> int:

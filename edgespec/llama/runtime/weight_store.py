@@ -34,11 +34,13 @@ class WeightStore(Protocol):
         experts_held: the share of a mixture's experts that is in memory at a time.
         observers: of the graph's nodes, in every context of the model.
         rereads: whether these provide rearranged weights that are sent to a device.
+        unpinned: whether weights are sent from memory that could not be pinned.
     """
 
     @property
     def rereads(self) -> bool: ...
-
+    @property
+    def unpinned(self) -> bool: ...
     @property
     def paths(self) -> Sequence[Path]: ...
     @property
@@ -75,8 +77,13 @@ class WeightStore(Protocol):
         """llama.cpp has loaded the model."""
         ...
 
-    def amend_context(self, params: Any) -> None:
-        """Amend the parameters of a context of the model."""
+    def amend_context(self, params: Any, *, sends: bool = False, keeps_views: bool = True) -> None:
+        """Amend the parameters of a context of the model.
+
+        Args:
+            sends: EdgeSpec decides which products are sent to devices.
+            keeps_views: what reads views of weights is computed where the weights are.
+        """
         ...
 
     def keeping_last(self) -> AbstractContextManager[None]:
@@ -102,7 +109,7 @@ class AllInMemory:
     expert_use: ExpertUse | None = None
     experts_held = 1.0
     observers: Sequence[GraphObserver] = ()
-    rereads = False
+    rereads = unpinned = False
 
     @contextmanager
     def loading(self, path: Path, params: Any, buffer_types: BufferTypes) -> Iterator[Path]:
@@ -121,7 +128,7 @@ class AllInMemory:
     def loaded(self) -> None:
         """Do nothing."""
 
-    def amend_context(self, params: Any) -> None:
+    def amend_context(self, params: Any, *, sends: bool = False, keeps_views: bool = True) -> None:
         """Amend nothing."""
 
     def keeping_last(self) -> AbstractContextManager[None]:

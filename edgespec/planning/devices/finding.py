@@ -23,8 +23,9 @@ from edgespec.profiles.store import Key, ProfileStore, disk_key, machine_identit
 from edgespec.progress import Progress, no_progress
 from edgespec.units import readable
 
-_UNPINNED = (
-    "No memory can be pinned for it, which would be faster: raise the limit of locked memory (ulimit -l)."
+UNPINNED = (
+    "Memory for transfers to the card cannot be pinned, which makes them slower: "
+    "raise the limit of locked memory (ulimit -l)."
 )
 _DISK_S = 1.0  # to measure a disk
 
@@ -172,7 +173,7 @@ def measure_device(name: str, type_id: int, n_threads: int) -> DeviceProfile:
 def describe(card: Card) -> str:
     """A card and what was measured, in a sentence."""
     link = f"transfers run at {readable(card.profile.bandwidth)}/s"
-    link += f" from pageable memory. {_UNPINNED}" if card.profile.unpinned else "."
+    link += f" from pageable memory. {UNPINNED}" if card.profile.unpinned else "."
     ratios = [there / here for there, here in zip(card.seconds, card.profile.own_seconds, strict=True)]
     return (
         f"{card.name} ({card.description}) has {readable(card.free)} free of {readable(card.total)}. "
