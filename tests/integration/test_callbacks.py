@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ from edgespec.errors import StreamError
 from edgespec.kernels import ggml, watch
 from edgespec.kernels.ggml import Address
 from edgespec.kernels.native import gate
+from edgespec.llama.runtime.backend import LogLines
 from edgespec.llama.runtime.batch import TokenBatch
 from edgespec.llama.runtime.context import Context
 from edgespec.llama.runtime.graph import GraphObserver
@@ -104,6 +107,25 @@ def test_an_error_while_a_model_is_loaded_ends_that_and_is_raised_after_it(short
 
     with pytest.raises(KeyboardInterrupt):
         Model(short_path, on_progress=report)
+
+
+def test_an_interrupt_while_a_context_is_made_arrives(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python handles it in whatever it executes next, which may be a callback for llama.cpp's log."""
+    add = LogLines.add
+
+    def interrupted(lines: LogLines, level: int, text: str) -> None:
+        monkeypatch.setattr(LogLines, "add", add)
+        os.kill(os.getpid(), signal.SIGINT)
+        add(lines, level, text)
+
+    with Model(short_path) as model:
+        sizes = {"n_cells": 64, "n_rows": 8, "n_outputs": 1, "n_sequences": 1, "n_threads": 1}
+        monkeypatch.setattr(LogLines, "add", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            Context(model, **sizes)
+        Context(model, **sizes).decode(TokenBatch.run([0], 0, n_sequences=1, logits="last"))
 
 
 def test_nothing_is_lent_while_free_memory_is_unknown() -> None:

@@ -302,6 +302,43 @@ def test_the_least_budget_is_the_smallest_one_with_a_plan(files: ModelFiles, dou
         planner.place(needs, budget=least - 1)
 
 
+@pytest.fixture
+def rearranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor with kernels for rearranged weights, and a disk that was measured."""
+    found = (1e-10, 1e-10, 1e-10), (3e-10, 3e-10, 3e-10)
+    planning = "edgespec.planning"
+    monkeypatch.setattr(f"{planning}.host_products.measured_products", lambda _type: found)
+    monkeypatch.setattr(f"{planning}.host_products.can_be_set", lambda: True)
+    monkeypatch.setattr(f"{planning}.host_products.rearranged_can_be_sent", lambda: True)
+    monkeypatch.setattr(f"{planning}.plan.known_read_rate", lambda *_: 3e9)
+    monkeypatch.setattr(f"{planning}.plan.read_rate", lambda *_: 3e9)
+
+
+@pytest.mark.usefixtures("rearranges")
+def test_from_some_memory_on_there_is_always_room_to_read_weights_again() -> None:
+    target = model(24, 2048, Q4_0, vocabulary=32_000)
+    slow = 3e-10, 3e-10, 1e-8
+    link = Curve.through([(1 << 14, 1e-6), (1 << 24, 8e-3)])
+    free = target.tensor_bytes // 3
+    card = Card("DEVICE0", "", free, free, False, DeviceProfile((1e-13, 2e-13, 4e-13), slow, link))
+    tight = []
+    for mebibytes in range(1800, 2400, 20):
+        machine = MachineSnapshot(FreeMemory(mebibytes * MIB), 4, Cards((card,), slow, Q4_0))
+        config = Config.of(context=4096, draft="none")
+        found = Planner(target, config, machine, ProfileStore(Path("/nowhere/profiles"))).plan()
+        if not found.memory.in_memory:
+            assert not tight
+            continue
+        assert found.on_cards.left(found.needs).total <= found.memory.budget
+        assert found.products is not None
+        if found.rereads:
+            assert found.needs.rows >= found.products.sent_from
+            tight.append(found.needs.rows)
+        else:
+            assert not tight
+    assert min(tight) < max(tight)  # passes are shorter, rather than without weights that are read again
+
+
 def test_free_memory_is_read_once_in_a_load(q4_drafter_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[FreeMemory] = []
     once = FreeMemory.read

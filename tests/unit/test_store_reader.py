@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,11 @@ import xxhash
 
 from edgespec.errors import StreamError
 from edgespec.files.positioned import BLOCK
-from edgespec.offload.layout import Piece, Store
+from edgespec.kernels.ggml import cpu_device
+from edgespec.offload import store_reader
+from edgespec.offload.layout import Piece, Store, StoredLayer
 from edgespec.offload.store_reader import DamagedPack, StoreReader
+from edgespec.offload.weight_memory import PinnedMemory, WeightMemory
 from tests.tamper import time_put_back
 
 SIZE = 3 * BLOCK + 100  # as the model's own files, it does not end at a block
@@ -112,3 +116,33 @@ def test_a_file_with_another_name_or_mode_is_still_read(
         with memory[: min(2 * BLOCK, SIZE - piece.offset)] as read:
             assert read == CONTENT[piece.offset : piece.offset + 2 * BLOCK]
     reader.close()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_pinned_memory_is_tried_with_a_piece_that_it_holds(
+    file: Path, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first layer may be larger than the one that the memory is for."""
+    sizes = [2 * BLOCK, BLOCK]
+    digests = [xxhash.xxh3_64_intdigest(CONTENT[:size]) if packed else None for size in sizes]
+    layers = {
+        n: StoredLayer(n, (Piece(0, 0, 0, size, digest),), {}, size)
+        for n, (size, digest) in enumerate(zip(sizes, digests, strict=True))
+    }
+    allocated = WeightMemory(BLOCK)
+    monkeypatch.setattr(PinnedMemory, "allocated", lambda *_: allocated)
+    with closing(StoreReader(Store((file,), layers, {}, packed=packed))) as reader:
+        with closing(reader.memory_for(BLOCK, cpu_device())) as memory:
+            assert memory is allocated
+            assert not reader.unpinned
+        with mmap.mmap(-1, 2 * BLOCK) as area, memoryview(area) as view:
+            reader.read(list(layers[0].pieces), [view])  # compared with what was read whole
+
+
+def test_memory_that_cannot_be_pinned_is_told(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PinnedMemory, "allocated", lambda *_: None)
+    for name, told in (("", False), ("Pinned", True)):
+        monkeypatch.setattr(store_reader, "pinned_memory_name", lambda _device, name=name: name)
+        with closing(opened(file, packed=False)) as reader:
+            reader.memory_for(BLOCK, cpu_device()).close()
+            assert reader.unpinned == told

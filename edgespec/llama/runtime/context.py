@@ -146,8 +146,13 @@ class Context:
         watching = [] if mtp else model.weights.observers
         self.graph = GraphCallback([*watching, *observers], self._branching)
         self.graph.install(params)
-        with log_lines() as log, self._guarded(), self._sending():
-            self._handle = llama_cpp.llama_init_from_model(model.handle, params)
+        try:
+            # llama.cpp calls back for its log.
+            with log_lines() as log, DeferredSignals(), self._guarded(), self._sending():
+                self._handle = llama_cpp.llama_init_from_model(model.handle, params)
+        except BaseException:
+            self.close()
+            raise
         if not self._handle:
             self._end_branching()
             self._require_weights()
