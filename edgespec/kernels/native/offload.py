@@ -1,4 +1,4 @@
-"""Which operations a device computes of those with weights in memory: see offload.h."""
+"""Operations with weights in memory that a device takes over, or leaves to the processor: see offload.h."""
 
 from __future__ import annotations
 
