@@ -78,9 +78,10 @@ class _Exchange:
 
 @dataclass(frozen=True)
 class _DirectReply:
-    """A request that needs no answer of the model, and what is sent instead."""
+    """A request that needs no answer of the model, what is sent instead, and the warnings about it."""
 
     reply: Event
+    warnings: Sequence[str] = ()
 
 
 class CompletionHandler(RequestHandler[EngineWorker, Endpoint]):
@@ -123,6 +124,7 @@ class CompletionHandler(RequestHandler[EngineWorker, Endpoint]):
             exchange = await self._prepared(body.content, endpoint, stack)
             self._bodies.drop(body)
             if isinstance(exchange, _DirectReply):
+                sender.warnings = exchange.warnings
                 await sender.whole(exchange.reply)
                 return
             assert slot is not None
@@ -222,7 +224,7 @@ class CompletionHandler(RequestHandler[EngineWorker, Endpoint]):
                 messages: Any = request.prompt
                 request = replace(request, prompts=(without_data(messages),))
         if endpoint.counts:
-            return _DirectReply(endpoint.counted(sum(map(len, prompts))))
+            return _DirectReply(endpoint.counted(sum(map(len, prompts))), translated.warnings.sentences)
         # A list: what calls turn out to be is added to it.
         request = replace(request, warnings=list(translated.warnings.sentences))
         raw = translated.raw or request.continues

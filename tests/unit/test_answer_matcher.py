@@ -374,6 +374,7 @@ def test_no_argument_is_invented(syntax: CallSyntax, seed: int) -> None:
     nothing = Tool("nothing", parameters='{"type": "object", "properties": {}}')
     answer = answer_matcher(calls=calls(syntax, point, nothing, required=True))
     _, parts = taken_apart(syntax, spelled(walk(answer, seed)), (point, nothing))
+    assert parts.calls
     for call in parts.calls:
         arguments = json.loads(call.arguments)
         assert set(arguments) <= ({"x", "at"} if call.name == "point" else set()), arguments

@@ -69,7 +69,9 @@ def line(value: Any) -> bytes:
 @example([b'{"a": ' * 5000 + b"\n"])
 @example([b'{"prompt": "a", "id": 1' + b"0" * 4000 + b"}\n"] * 2)
 def test_every_line_is_a_job_or_an_error(batch: list[bytes]) -> None:
-    for job in read_jobs(batch):
+    jobs = list(read_jobs(batch))
+    assert len(jobs) == sum(bool(line.strip()) for line in batch)
+    for job in jobs:
         assert bool(job.error) or job.prompt
         json.dumps([job.identifier, job.prompt])  # as the result will be written
 
