@@ -81,9 +81,10 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--on-paper", action="store_true", help="plan for cards that are not here")
     parser.add_argument("--memory", type=float, default=64.0, help="GiB beside the cards on paper")
+    parser.add_argument("--context", type=int, default=4096, help="tokens, on paper")
     options = parser.parse_args()
     if options.on_paper:
-        plan_on_paper(int(options.memory * (1 << 30)))
+        plan_on_paper(int(options.memory * (1 << 30)), options.context)
     else:
         compare(options.model, options.draft or str(q4_0()), options.device, options.tokens)
 
@@ -148,7 +149,7 @@ def same_text(expected: Sequence[int], found: Sequence[int]) -> str:
     return f"the same for {next((at for at, (a, b) in enumerate(pairs) if a != b), len(found))} tokens"
 
 
-def plan_on_paper(memory: int) -> None:
+def plan_on_paper(memory: int, context: int) -> None:
     """Predict speeds of two models without a card, and with each of those on paper behind each link."""
     entries = catalog.entries()
     large, small = entries["llama3.3-70b"].shape, entries[DRAFTER].shape
@@ -182,6 +183,7 @@ def plan_on_paper(memory: int) -> None:
                         model,
                         drafter,
                         memory,
+                        context,
                         cards,
                         store,
                     )
@@ -203,13 +205,20 @@ def paper_curve(headers: Sequence[GGUFHeader], own: Sequence[float]) -> Curve:
 
 
 def print_plan(
-    label: str, model: Path, drafter: Path, memory: int, cards: Cards | None, store: ProfileStore
+    label: str,
+    model: Path,
+    drafter: Path,
+    memory: int,
+    context: int,
+    cards: Cards | None,
+    store: ProfileStore,
 ) -> None:
     """Print a row of the table."""
     request = Config.of(
         model=model,
         draft=drafter,
         memory=memory,
+        context=context,
         threads=default_threads(),
         gpu_layers=0 if cards is None else "auto",
     )

@@ -406,18 +406,9 @@ class Planner:
                 # Passes get fewer rows first; what is left over is streamed then.
                 plan = self.place(self._within(sizes, self.budget, devices=True), drafter)
         else:
-            least = sizes.at(sizes.context.fewest_rows)
-            on_cards, products = self._on_cards(needs, drafter, self.budget, least)
+            on_cards, products = self._on_cards(needs, drafter, self.budget, sizes)
             if on_cards.assignment is not None:  # exact passes are shorter then
-                budget = self.budget + on_cards.assignment.lent_bytes
-                within = partial(self._within, sizes, devices=True)
-                if products is not None and products.rereads:
-                    rest = budget - self._rereading(on_cards)
-                    needs = within(rest, on_cards=on_cards, products=products)
-                    if needs.rows < products.sent_from:  # nothing would be read again
-                        needs = within(budget)
-                else:
-                    needs = within(budget, on_cards=on_cards, products=products)
+                needs = self._beside_cards(sizes, on_cards, products)
             if products is not None and products.sends:  # and others may be longer
                 on_cards, _ = self._on_cards(needs, drafter, self.budget)
             plan = self.place(needs, drafter, on_cards=on_cards)
@@ -552,17 +543,31 @@ class Planner:
             prefill = replace(prefill, passes=replace(prefill.passes, compute=compute))
         return needs_within(sizes, self.target, budget, self.config, prefill, devices=devices, sends=sends)
 
+    def _beside_cards(
+        self, sizes: PairSizes, on_cards: CardPlacement, products: HostProducts | None
+    ) -> MemoryNeeds:
+        """The needs with the rows of a pass that suit the memory beside cards best."""
+        assert on_cards.assignment is not None
+        budget = self.budget + on_cards.assignment.lent_bytes
+        within = partial(self._within, sizes, devices=True)
+        if products is None or not products.rereads:
+            return within(budget, on_cards=on_cards, products=products)
+        needs = within(budget - self._rereading(on_cards), on_cards=on_cards, products=products)
+        if needs.rows < products.sent_from:  # no pass would read weights again
+            return within(budget)
+        return needs
+
     def _on_cards(
         self,
         needs: MemoryNeeds,
         drafter: ModelFiles | None,
         budget: int,
-        least: MemoryNeeds | None = None,
+        sizes: PairSizes | None = None,
     ) -> tuple[CardPlacement, HostProducts | None]:
         """The parts of models on cards, and the products with the rest of the target's weights.
 
         Args:
-            least: the needs with passes of as few rows as possible.
+            sizes: of the pair, if passes may have fewer rows.
         """
         cards = self.machine.cards
         if cards is None:
@@ -572,7 +577,8 @@ class Planner:
         weights = left.footprints[0].weights
         streamed = min(max(left.total - budget, 0), weights)
         holding = PlannedWeights(budget, left.total, weights - streamed, streamed)
-        spare = budget - placed.left(least or needs).total
+        least = needs if sizes is None else sizes.at(sizes.context.fewest_rows)
+        spare = budget - placed.left(least).total
         products = self._products(placed, drafter, holding, spare, MAX_PROMPT_ROWS)
         if products is None or not products.sends:
             return placed, products
