@@ -137,28 +137,7 @@ def test_what_is_wrong_is_said(client: openai.OpenAI) -> None:
         ask(client, text="x " * 2000, stream=True)
 
 
-def test_eight_clients_at_once(url: str) -> None:
-    async def talk() -> list[str | None]:
-        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
-
-            async def one(number: int) -> str | None:
-                asked: Any = [{"role": "user", "content": f"Count to {number}."}]
-                answer = await client.chat.completions.create(
-                    model=MODEL,
-                    messages=asked,
-                    max_tokens=8,
-                )
-                return answer.choices[0].message.content
-
-            together = await asyncio.gather(*(one(n) for n in range(8)))
-            return [*together, *[await one(n) for n in range(8)]]
-
-    answers = asyncio.run(talk())
-    assert answers[:8] == answers[8:]
-    assert len(set(answers)) > 1
-
-
-def test_eight_streams_at_once(url: str) -> None:
+def test_eight_clients_at_once_get_what_each_gets_alone(url: str) -> None:
     async def talk() -> tuple[list[str], list[str]]:
         async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
 
@@ -172,11 +151,12 @@ def test_eight_streams_at_once(url: str) -> None:
                 assert pieces[-1].choices[0].finish_reason in ("length", "stop")
                 return "".join(piece.choices[0].delta.content or "" for piece in pieces)
 
-            together = await asyncio.gather(*(one(n, stream=n % 4 != 0) for n in range(8)))
+            together = await asyncio.gather(*(one(n, stream=n % 2 == 0) for n in range(8)))
             return together, [await one(n, stream=False) for n in range(8)]
 
     together, alone = asyncio.run(talk())
     assert together == alone
+    assert len(set(alone)) > 1
 
 
 def test_of_eight_clients_those_that_find_no_place_are_told_to_come_back(tmp_path: Path) -> None:
