@@ -22,11 +22,12 @@ from edgespec.cli.commands.ps import arguments_of
 from edgespec.cli.main import app, main
 from edgespec.cli.origin import NO_ORIGIN
 from edgespec.cli.screen.formatting import in_columns
-from edgespec.config import OPTIONS, TREES
+from edgespec.config import TREES
 from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
 from edgespec.units import parse_size
+from tests.unit.command_tree import leaf_commands
 from tests.unit.talking import TalkingEngine, records
 
 SLOW_TO_IMPORT = [
@@ -110,24 +111,16 @@ def test_a_path_that_leads_nowhere_is_not_pulled(capsys: pytest.CaptureFixture[s
     assert (out, err.splitlines()[0]) == ("", f"Error: {tmp_path / 'none.gguf'} does not exist.")
 
 
-def leaves(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every command that is no group of others, and the words that call it."""
-    for name, below in getattr(command, "commands", {}).items():
-        yield from leaves(below, (*words, name))
-    if not getattr(command, "commands", {}):
-        yield words, command
-
-
 def options() -> Iterator[tuple[tuple[str, ...], Any, str]]:
     """Every option with the words that call its command, and with its main flag."""
-    for words, command in leaves(typer.main.get_command(app), ()):
+    for words, command in leaf_commands():
         for option in command.params:
             if option.param_type_name == "option" and option.name != "help":
                 yield words, option, option.opts[-1]
 
 
 def test_every_command_ends_its_help_with_examples_that_can_be_typed() -> None:
-    for words, command in leaves(typer.main.get_command(app), ("edgespec",)):
+    for words, command in leaf_commands():
         examples = [line for line in (command.epilog or "").split("\n\n") if line.startswith("edgespec")]
         assert examples, words
         flags = {
@@ -135,7 +128,7 @@ def test_every_command_ends_its_help_with_examples_that_can_be_typed() -> None:
         }
         for example in examples:
             typed = shlex.split(example)
-            assert tuple(typed[: len(words)]) == words
+            assert tuple(typed[: 1 + len(words)]) == ("edgespec", *words)
             assert {word for word in typed if word.startswith("-")} <= flags
 
 
@@ -200,8 +193,6 @@ def test_defaults_in_help_are_the_librarys() -> None:
     told = {option.name: option.help for option in command.params if option.name != "help"}
     for name in ("context", "gpu_layers", "offload", "pack", "draft"):
         assert told[name].endswith(f"Default: {signature.parameters[name].default}.")
-    of_people = {"collect"}  # what is kept, which is no matter of loading
-    assert OPTIONS.keys() - of_people == signature.parameters.keys() - {"on_progress"}
 
 
 def test_flags_reach_the_library(engine: TalkingEngine) -> None:

@@ -6,15 +6,12 @@ import dataclasses
 import inspect
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
 import edgespec
-from edgespec.cli.main import app
 from edgespec.config import OPTIONS, TREES, Config
 from edgespec.drafters.kinds import DRAFTER_KINDS, NO_DRAFTER
 from edgespec.errors import UsageError
@@ -24,29 +21,22 @@ from edgespec.models.gguf.footprint import CACHE_TYPES
 from edgespec.option import named, naming_flags
 from edgespec.speculation.policies import NAMES
 from tests.printed import strings
+from tests.unit.command_tree import leaf_commands
 
 FLAGS = {flag for option in OPTIONS.values() for flag in re.split("[ /]", option.flags) if flag}
 RECORD = Path(__file__).parent / "data" / "options.json"
 """Flags that scripts use, each with the commands that have it: they must stay."""
 
 
-def leaves(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    if not hasattr(command, "commands"):
-        yield " ".join(words), command
-        return
-    for name, below in command.commands.items():
-        yield from leaves(below, (*words, name))
-
-
 def flags() -> dict[str, list[str]]:
     """Each form of an option with its metavar, its variables and whether it repeats, and its commands."""
     found: dict[str, list[str]] = {}
-    for words, command in leaves(typer.main.get_command(app)):
+    for words, command in leaf_commands():
         for one in command.params:
             variables = [one.envvar] if isinstance(one.envvar, str) else one.envvar or []
             kind = "..." if getattr(one, "multiple", False) or one.nargs == -1 else ""
             parts = [*one.opts, *one.secondary_opts, f"{one.metavar or ''}{kind}", *variables]
-            found.setdefault(" ".join(filter(None, parts)), []).append(words)
+            found.setdefault(" ".join(filter(None, parts)), []).append(" ".join(words))
     return found
 
 
