@@ -100,7 +100,8 @@ def read_config(path: Path) -> dict[str, Any]:
         return {}
     except OSError as error:
         raise UsageError(
-            f"{path} cannot be read: {error.strerror}.", "Correct it, or move it away."
+            f"{path} cannot be read: {error.strerror}.",
+            f"Correct it, or set {VARIABLE} to another file; /dev/null is an empty one.",
         ) from error
     try:
         return tomllib.loads(data.decode())

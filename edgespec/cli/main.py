@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -101,7 +102,7 @@ def _defaults_from_file(arguments: Sequence[str]) -> dict[str, dict[str, Any]]:
     if _is_for_help(arguments):
         return {}
     file = settings.config_path()
-    if not (file.exists() or settings.is_named()) or arguments[0] in ("config", "doctor"):
+    if arguments[0] in ("config", "doctor") or not (settings.is_named() or _may_exist(file)):
         return {}
     from edgespec.cli.commands.config import WITHOUT_SETTINGS, defaults_from
 
@@ -110,6 +111,14 @@ def _defaults_from_file(arguments: Sequence[str]) -> dict[str, dict[str, Any]]:
         return {}
     command: Any = typer.main.get_command(app)
     return defaults_from(file, command.commands)
+
+
+def _may_exist(file: Path) -> bool:
+    """False if there is no such file; True if it cannot even be looked for, so that reading it says why."""
+    try:
+        return file.exists()
+    except OSError:
+        return True
 
 
 def _report(error: Exception, *, verbose: bool) -> int:
@@ -132,7 +141,7 @@ def _report(error: Exception, *, verbose: bool) -> int:
             what, code = "Not enough memory.", 1
             hint = "Lower --context or --tree-budget, or use a smaller model."
         case OSError():
-            what, hint, code = f"The system refused: {error}.", "", 1
+            (what, hint), code = _refused_by_system(error), 1
         case _:
             what, code = f"This is a bug in EdgeSpec: {type(error).__name__}: {error}", 1
             hint = "" if verbose else "Run it again with --verbose and report what it prints."
@@ -144,6 +153,19 @@ def _report(error: Exception, *, verbose: bool) -> int:
 
     print_error(what, hint)
     return code
+
+
+def _refused_by_system(error: OSError) -> tuple[str, str]:
+    """What the system refused, and what to do."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return "The current folder no longer exists.", "Change to another one."
+    fault = error.strerror or str(error)
+    if error.filename is None:
+        return f"The system refused: {fault}.", ""
+    hint = "Check the path and its permissions." if isinstance(error, PermissionError) else ""
+    return f"{error.filename} cannot be accessed: {fault}.", hint
 
 
 def _verbose(arguments: Sequence[str]) -> bool:

@@ -77,6 +77,12 @@ def explained(error: Any) -> tuple[str, str]:
     command = re.match(r"No such command '(.*?)'", what, re.DOTALL)
     if command is not None:
         return f"There is no command '{command[1]}'.", _command_meant(command[1], context) or see
+    extra = re.match(r"Got unexpected extra argument(?:\(s\)|s)? \((.*)\)", what, re.DOTALL)
+    if extra is not None:
+        return f"Unexpected argument '{extra[1]}'.", see
+    unreadable = re.search(r"path '(.*)' is not readable", what, re.DOTALL)
+    if unreadable is not None:
+        return f"{unreadable[1]} cannot be read: Permission denied.", "Check the path and its permissions."
     refusals: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
     wanted = _NUMBERS.get(refusals[0]["type"]) if refusals else None
     if wanted is not None:

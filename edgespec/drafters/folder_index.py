@@ -20,7 +20,7 @@ import numpy as np
 from edgespec.errors import UsageError
 from edgespec.files.cache_kind import CacheKind
 from edgespec.files.user_folders import expanded
-from edgespec.files.writing import atomic_large_write, remove_abandoned
+from edgespec.files.writing import atomic_large_write, remedy, remove_abandoned
 from edgespec.option import named
 from edgespec.progress import Progress
 from edgespec.speculation.sources.corpus import BREAK, Corpus, CorpusBlock, Tokens, suffix_array
@@ -60,8 +60,7 @@ def open_corpus(
 
     Args:
         source: a folder, whose text files are read, those in folders below it included; or a file. Hidden
-        files,
-            links, binary files and those above 2 MiB are left out.
+            files, links, binary files and those above 2 MiB are left out.
         key: the vocabulary, as what is remembered of it names it.
 
     Returns:
@@ -71,16 +70,11 @@ def open_corpus(
         UsageError: there is nothing to read, or it cannot be read, or the index cannot be written.
     """
     source = expanded(source)
-    if not source.exists():
-        raise UsageError(
-            f"{source} does not exist.", f"{named('draft_from')} takes a text file or a folder of them."
-        )
+    _require_readable(source)
     source = source.resolve()
     stamps = _stamps(source)
     if not stamps:
-        raise UsageError(
-            f"{source} has no text files.", f"{named('draft_from')} takes a text file or a folder of them."
-        )
+        raise _without_text(source)
     folder = CacheKind.FILES.folder
     full_name = f"{source} {key}".encode("utf-8", "surrogateescape")
     path = folder / f"{hashlib.blake2b(full_name, digest_size=16).hexdigest()}.index"
@@ -93,17 +87,43 @@ def open_corpus(
         except OSError as error:
             raise UsageError(
                 f"The index of {source} cannot be written to {folder}: {error.strerror or error}.",
-                f"Free some space there, or leave out {named('draft_from')}.",
+                remedy(error, f"Allow writing there, or leave out {named('draft_from')}."),
             ) from error
         old = _read(path)
         if old is None:
             raise UsageError(
                 f"The index of {source} disappeared.", "Check whether another program clears the cache."
             )
+    if not old.blocks:
+        raise _without_text(source)
     notes = []
     if old.left_out:
         notes.append(f"{source} is too large: {old.left_out} of its {len(stamps)} files are left out.")
     return Corpus(old.blocks, vocabulary.n_tokens), notes
+
+
+def _require_readable(source: Path) -> None:
+    """Refuse a folder or file that cannot be read; a file in the folder that cannot be is only left out."""
+    try:
+        if not source.exists():
+            raise UsageError(
+                f"{source} does not exist.", f"{named('draft_from')} takes a text file or a folder of them."
+            )
+        if source.is_dir():
+            with os.scandir(source):
+                pass
+        elif source.is_file():  # opening a pipe would block
+            with source.open("rb"):
+                pass
+    except OSError as error:
+        raise UsageError(
+            f"{source} cannot be read: {error.strerror}.", "Check the path and its permissions."
+        ) from error
+
+
+def _without_text(source: Path) -> UsageError:
+    what = "has no text files" if source.is_dir() else "is not a text file that can be drafted from"
+    return UsageError(f"{source} {what}.", f"{named('draft_from')} takes a text file or a folder of them.")
 
 
 @dataclass(frozen=True)

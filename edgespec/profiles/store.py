@@ -11,6 +11,7 @@ import hashlib
 import json
 import platform
 import statistics
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -24,11 +25,13 @@ from edgespec.costs.pass_time import USUAL_OVERLAP
 from edgespec.costs.yields import TreeYields
 from edgespec.files.small_json import read_json, save_json
 from edgespec.files.user_folders import cache_folder
+from edgespec.files.writing import writing_to
 from edgespec.machine.contention import DISTURBED
 from edgespec.machine.cores import probe_cores
 from edgespec.profiles.figures import DeviceProfile, Figures
 
 _VERSION = 3
+_PROFILE_BYTES = 1 << 14  # more than the files of a profile take
 _NOISY = 0.15  # half the interquartile range, relative to the median
 _CLEARLY_LONGER = 1.05
 _T = TypeVar("_T")
@@ -245,6 +248,18 @@ class ProfileStore:
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder or cache_folder() / "profiles"
+
+    def require_writable(self) -> None:
+        """Refuse to go on where nothing can be stored, although that is what somebody waits for.
+
+        Raises:
+            OutputError: nothing can be.
+        """
+        with writing_to(self.folder, "Allow writing there: the results are stored for later runs."):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=self.folder) as trial:
+                trial.write(bytes(_PROFILE_BYTES))
+                trial.flush()
 
     def passes(self, key: Key) -> PassProfile | None:
         """The passes of a target."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import sys
 import tempfile
 import tracemalloc
 from collections import Counter
@@ -26,6 +27,7 @@ from edgespec.speculation.drafters.proposing import ProposingDrafter
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.ranking import ProbabilityRanking
 from edgespec.speculation.sources.corpus import BREAK, Corpus, CorpusBlock, FileSource, suffix_array
+from tests.unit.privileges import unprivileged
 from tests.unit.strategies import texts_of
 
 _N_VOCAB = 256
@@ -206,12 +208,14 @@ def test_blocks_hold_all_files_whatever_their_sizes(files: list[bytes]) -> None:
         source.mkdir()
         for number, data in enumerate(files):
             (source / f"{number:02}").write_bytes(data)
-        if not any(files):
-            return
         expected: list[int] = []
         for data in files:
             with contextlib.suppress(UnicodeDecodeError):
                 expected += [*data.decode().encode(), BREAK] if data else []
+        if not expected:
+            with pytest.raises(UsageError, match="has no text files"):
+                open_corpus(source, _Bytes(), "v", no_progress)
+            return
         for _ in range(2):  # new, and from the old one's tokens
             corpus, _ = open_corpus(source, _Bytes(), "v", no_progress)
             blocks = corpus._blocks
@@ -275,11 +279,30 @@ def test_what_people_can_get_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "none").mkdir()
     with pytest.raises(UsageError, match="has no text files"):
         open_corpus(tmp_path / "none", _Bytes(), "v", no_progress)
+    (tmp_path / "binary").write_bytes(b"\0" * 100)
+    with pytest.raises(UsageError, match="is not a text file that can be drafted from"):
+        open_corpus(tmp_path / "binary", _Bytes(), "v", no_progress)
     (tmp_path / "some").write_text("text")
     (tmp_path / "blocked").write_text("no folder")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "blocked"))
-    with pytest.raises(UsageError, match="cannot be written"):
+    with pytest.raises(UsageError, match=r"cannot be written.* Allow writing there, or leave out draft_from"):
         open_corpus(tmp_path / "some", _Bytes(), "v", no_progress)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such permissions there")
+@pytest.mark.parametrize("name", ["locked", "locked.txt"])
+def test_what_cannot_be_read_is_no_source_without_text(name: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:  # not in the tests' own folder, which nobody else may enter
+        Path(folder).chmod(0o755)
+        path = Path(folder, name)
+        if path.suffix:
+            path.write_text("text")
+        else:
+            path.mkdir()
+        path.chmod(0)
+        with unprivileged(), pytest.raises(UsageError, match="cannot be read: Permission denied"):
+            open_corpus(path, _Bytes(), "v", no_progress)
+        path.chmod(0o700)
 
 
 def test_everything_that_is_kept_can_be_deleted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import struct
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import gguf
@@ -21,6 +19,7 @@ from edgespec.models.gguf.split_files import split_paths
 from edgespec.models.gguf.types import BLOCK_SIZES, ArrayInfo, GGUFHeader
 from tests.tiers import examples
 from tests.tiny import finish
+from tests.unit.privileges import unprivileged
 
 AGAIN = "Download the file again."
 U32, U64, STRING, ARRAY = 4, 10, 8, 9
@@ -477,16 +476,3 @@ def read_or_refuse(folder: Path, content: bytes) -> None:
         assert end <= part.offset
         end = part.offset + part.n_bytes
     assert end <= max(len(content), header.data_offset)
-
-
-@contextmanager
-def unprivileged() -> Iterator[None]:
-    """As root, every file is readable; so be somebody else for a moment."""
-    if os.geteuid() != 0:
-        yield
-        return
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)

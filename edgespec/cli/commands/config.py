@@ -19,7 +19,7 @@ from edgespec.cli.screen.terminal import Terminal
 from edgespec.errors import EdgeSpecError, OutputError
 from edgespec.files.cache_kind import CacheKind
 from edgespec.files.secret import forget_secret
-from edgespec.files.writing import unwritable
+from edgespec.files.writing import atomic_write, writing_to
 from edgespec.generation.config import GenerationConfig
 from edgespec.models.hub.external import own_folders
 
@@ -223,11 +223,9 @@ def _forgotten() -> str:
 
 
 def _make(file: Path) -> None:
-    try:
+    if os.path.lexists(file):
+        raise OutputError(f"{file} already exists.", "Edit it, or move it away first.")
+    with writing_to(file, settings.ELSEWHERE):
         file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("x", encoding="utf-8") as new:
-            new.write(settings.TEMPLATE)
-    except FileExistsError as error:
-        raise OutputError(f"{file} already exists.", "Edit it, or move it away first.") from error
-    except OSError as error:
-        raise unwritable(file, error, settings.ELSEWHERE) from error
+        with atomic_write(file) as new:  # a full disk must not leave half of it
+            new.write(settings.TEMPLATE.encode())

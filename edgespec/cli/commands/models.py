@@ -308,4 +308,5 @@ def remove(
             }
         )
     else:
-        results().text(f"{freed} bytes freed ({readable(freed)}).\n")
+        nothing = not (removal.files or removal.pairs)
+        results().text("Nothing removed.\n" if nothing else f"{freed} bytes freed ({readable(freed)}).\n")

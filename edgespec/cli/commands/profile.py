@@ -55,15 +55,18 @@ def profile(
     """
     if not 1 <= seconds <= _LONGEST_S:
         raise UsageError(f"--seconds must be from 1 to {_LONGEST_S:g}, not {seconds:g}.")
+    from edgespec.profiles.store import ProfileStore
+
     loading = flag.on(loading, called)
+    store = ProfileStore()
+    store.require_writable()
     terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
     with terminal.load(loading) as engine:
         from edgespec.measure.full_profile import measure_full_profile
-        from edgespec.profiles.store import ProfileStore
 
         terminal.note(f"Measuring for about {readable_time(seconds)}.")
         with terminal.working(engine, long=True) as progress:
-            found = measure_full_profile(engine, seconds, progress, ProfileStore())
+            found = measure_full_profile(engine, seconds, progress, store)
     from edgespec.machine.memory import release_free_memory
     from edgespec.measure.throughput import memory_bandwidth
 

@@ -109,7 +109,13 @@ def _existing(name: str) -> Path:
     from edgespec.engine.sessions.file import session_path, sessions_folder
 
     path = session_path(name)
-    if not path.is_file():
+    try:
+        is_file = path.is_file()
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be read: {error.strerror}.", "Check the path and its permissions."
+        ) from error
+    if not is_file:
         known = [file.stem for file in sessions_folder().glob("*.json")]
         hint = did_you_mean(name, known, "'edgespec sessions list' lists them.")
         raise UsageError(f"There is no session '{name}'.", hint)

@@ -272,6 +272,8 @@ def _read_grammar(flag: str, name: str) -> str:
     """The text of a schema or grammar: the value itself if it is a JSON object, otherwise that of a file."""
     if flag == "--json-schema" and name.lstrip().startswith("{"):
         return as_text(name, "The schema")
+    if not name:
+        raise UsageError(f"{flag} is empty.", f"Give a file to {flag}.")
     try:
         data = expanded(name).read_bytes()
     except OSError as error:

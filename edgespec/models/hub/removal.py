@@ -17,6 +17,7 @@ from edgespec.errors import ModelFileError, OutputError
 from edgespec.files.per_model import files_about
 from edgespec.files.user_folders import cache_folder
 from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.not_gguf import require_regular_file
 from edgespec.models.gguf.split_files import split_paths
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub.external import external_model_at
@@ -83,9 +84,11 @@ def plan_removal(path: Path) -> Removal:
     """The files that removing a model would free, given its first or only file.
 
     Raises:
-        ModelFileError: there is no such file.
+        ModelFileError: there is no such file, or it is a folder.
     """
     path = path.absolute()
+    if path.is_dir():
+        require_regular_file(path)
     if not path.is_file():
         pairs = PairRegistry().concerning(None, [path])
         if pairs:  # the file is gone, but its pairs are still remembered

@@ -29,6 +29,8 @@ def open_input(name: str) -> IO[bytes]:
         if sys.stdin is None:
             raise UsageError("Standard input is closed.", "Give a file to --input.")
         return open(sys.stdin.fileno(), "rb", closefd=False)
+    if not name:
+        raise UsageError("--input is empty.", "Give a file to --input.")
     try:
         return Path(name).open("rb")
     except OSError as error:

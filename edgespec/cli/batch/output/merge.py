@@ -124,8 +124,10 @@ class Merger:
         if missing:
             shown = ", ".join(map(str, missing[:_SHOWN]))
             more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+            have = "has" if len(missing) == 1 else "have"
             raise UsageError(
-                f"{count(len(missing), 'line')} of {self.input_name} have no complete result: {shown}{more}.",
+                f"{count(len(missing), 'line')} of {self.input_name} {have} no complete result: "
+                f"{shown}{more}.",
                 "Run the unfinished shards again; they resume where they stopped.",
             )
 
