@@ -8,10 +8,10 @@ import string
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import edgespec
-from edgespec.engine.engine import Engine
 from edgespec.engine.requests import Request
 from edgespec.engine.sessions.file import SessionFile
 from edgespec.errors import EdgeSpecError, StreamError
@@ -183,20 +183,17 @@ def close_while_it_answers(subject: Subject) -> None:
     subject.reopen()
 
 
-def two_at_once(subject: Subject) -> None:
-    """Several threads want an answer of one engine; all but one are refused."""
+def several_at_once(subject: Subject) -> None:
+    """Several threads ask one engine; each waits for its turn, and all get the same answer."""
     prompt, config = subject.chance.choice(QUESTIONS)
 
-    def want(engine: Engine) -> None:
-        with contextlib.suppress(EdgeSpecError):
-            engine.generate(prompt, config)
+    def ask(delay: float) -> list[int]:
+        time.sleep(delay)
+        return subject.engine.generate(prompt, config).tokens
 
-    threads = [threading.Thread(target=want, args=(subject.engine,)) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-        time.sleep(subject.chance.random() / 20)
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(3) as threads:
+        first, *others = threads.map(ask, [subject.chance.random() / 20 for _ in range(3)])
+    assert all(tokens == first for tokens in others)
 
 
 ACTIONS: tuple[Callable[[Subject], None], ...] = (
@@ -213,7 +210,7 @@ ACTIONS: tuple[Callable[[Subject], None], ...] = (
     hostile_grammar,
     conversation,
     close_while_it_answers,
-    two_at_once,
+    several_at_once,
 )
 
 
