@@ -43,9 +43,12 @@ def test_an_answer_continues_as_if_it_had_not_stopped(engine: Engine, temperatur
     list(parts.continue_answer(config.with_(max_tokens=7)))
     assert answer(parts) == answer(whole)
     assert len(parts.messages) == 2
-    # What is said next reads only what is new.
-    assert engine.last_generation is not None
+    continued = engine.last_generation
     list(parts.ask("And at night?", config))
+    asked = engine.last_generation
+    assert continued is not None
+    assert asked is not None
+    assert asked.cached_tokens >= continued.prompt_tokens, "only what is new is read"
     list(whole.ask("And at night?", config))
     assert answer(parts) == answer(whole)
 
