@@ -44,7 +44,7 @@ def path_of(name: str) -> Path:
     """The file of a preset, whether it exists or not.
 
     Raises:
-        UsageError: that cannot be a name.
+        UsageError: that cannot be a name, or a value cannot be saved.
     """
     if not _NAME.fullmatch(name):
         raise UsageError(f"'{name}' is not a valid preset name.", "Use letters, digits, '.', '-' and '_'.")
@@ -86,10 +86,17 @@ def write(name: str, values: Mapping[str, Any]) -> Path:
     """
     path = path_of(name)
     text = "".join(f"{key} = {_toml(value)}\n" for key, value in values.items())
+    try:
+        data = text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            "A preset holds valid UTF-8 only, and the name of a file among these values is none.",
+            "Rename that file.",
+        ) from error
     with writing_to(path, config_file.ELSEWHERE):
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as file:
-            file.write(text.encode())
+            file.write(data)
     return path
 
 

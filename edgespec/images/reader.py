@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import threading
 import time
 from collections import OrderedDict
@@ -118,7 +119,7 @@ class ImageReader:
             UnreadImage: it was not read before, and may not be read now; see `without_reading`.
         """
         header = find_projector(self._model, self._given)
-        digest = blake2b(f"{header.path} {header.fingerprint}\0".encode())
+        digest = blake2b(os.fsencode(header.path) + f" {header.fingerprint}\0".encode())
         digest.update(data)
         key = digest.digest()
         if (found := self._found(key)) is not None:

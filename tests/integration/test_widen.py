@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -55,6 +57,14 @@ def test_a_widened_model_says_the_same(
     np.testing.assert_array_equal(*logits)
     assert len(texts[0]) > 1
     assert [entry.name for entry in tmp_path.iterdir()] == ["wide.gguf"]
+
+
+@pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="names of files are always text there")
+def test_a_name_that_is_no_text_is_written_as_one(tiny: Callable[[str], Path], tmp_path: Path) -> None:
+    source = tmp_path / os.fsdecode(b"caf\xe9.gguf")
+    source.symlink_to(tiny("q4_0"))
+    path = widen(source, tmp_path / "wide.gguf", source.stat().st_size + 10_000_000)
+    assert read_header(path).metadata["edgespec.widened_from"] == "caf\ufffd.gguf"
 
 
 def test_mixed_k_quantizations_are_widened(tiny: Callable[[str], Path], tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ def write_whole(path: Path, text: str) -> None:
     """
     try:
         with atomic_large_write(path, path.with_name(path.name + ".partial")) as file:
-            file.write(text.encode())
+            # Names of files may have bytes that are no text; JSON reads the escapes back.
+            file.write(text.encode(errors="backslashreplace"))
     except OSError as error:
         raise unwritable(path, error, "Give another name.") from error

@@ -117,7 +117,8 @@ class SessionFile:
             record = {"edgespec_session": _FORMAT, **_record(conversation, self.images)}
             with atomic_write(self.path) as file:
                 text = json.dumps(record, ensure_ascii=False, indent=1) + "\n"
-                file.write(text.encode(errors="replace"))
+                # Names of files may have bytes that are no text; JSON reads the escapes back.
+                file.write(text.encode(errors="backslashreplace"))
             self.images.keep_only(conversation.images)
         except OSError as error:
             raise _cannot("written", self.path, error) from error

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from edgespec.errors import ModelFileError, OutputError
 from edgespec.files.writing import atomic_large_write, writing_to
+from edgespec.printable import printable
 from edgespec.progress import Progress, no_progress
 
 _FEED_FORWARD = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)\.weight")
@@ -102,8 +103,8 @@ def _write(
         writer.add_key_value(
             name, entry.contents(), kind, sub_type=entry.types[-1] if len(entry.types) > 1 else None
         )
-    writer.add_string("general.name", f"{source.stem} (mixed)")
-    writer.add_string("edgespec.mixed_from", source.name)
+    writer.add_string("general.name", f"{printable(source.stem)} (mixed)")
+    writer.add_string("edgespec.mixed_from", printable(source.name))
     writer.add_expert_count(n_experts)
     writer.add_expert_used_count(n_used)
     plan: list[tuple[gguf.ReaderTensor | int, tuple[str, str] | None]] = []

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from edgespec.errors import ModelFileError, OutputError, UsageError
 from edgespec.files.writing import atomic_large_write, writing_to
+from edgespec.printable import printable
 from edgespec.progress import Progress
 
 Bytes = NDArray[np.uint8]
@@ -138,8 +139,8 @@ def _write(
         value = changed.get(name, entry.contents())
         kind = entry.types[0]
         writer.add_key_value(name, value, kind, sub_type=entry.types[-1] if len(entry.types) > 1 else None)
-    writer.add_string("general.name", f"{_text(reader, 'general.name') or source.stem} (widened)")
-    writer.add_string("edgespec.widened_from", source.name)
+    writer.add_string("general.name", f"{_text(reader, 'general.name') or printable(source.stem)} (widened)")
+    writer.add_string("edgespec.widened_from", printable(source.name))
     for tensor in reader.tensors:
         rows = [int(n) for n in reversed(tensor.shape)]
         match = _FEED_FORWARD.fullmatch(tensor.name)
