@@ -207,12 +207,11 @@ class Target(CachedSequences):
     def divides_images(self, sequence: Sequence) -> bool:
         """True if the images of a sequence may be read in parts of any size, with passes of others between.
 
-        Where rows of an image see those behind them, they must share a pass. Where they have one position
-        (M-RoPE), their cells must stay together. And a row rule that chooses kernels by the number of rows
-        wants the same parts every time.
+        Where rows of an image see those behind them, they must share a pass. And a row rule that chooses
+        kernels by the number of rows wants the same parts every time.
         """
         free = self.rule is None or self.rule == ANY_ROWS
-        return free and all(image.rows.causal and image.rows.places is None for image in sequence.images)
+        return free and all(image.rows.causal for image in sequence.images)
 
     @cached_property
     def _token_rows(self) -> TokenRows | None:

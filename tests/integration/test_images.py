@@ -26,8 +26,10 @@ from edgespec.images.facts import TYPICAL, ProjectorFacts
 from edgespec.images.parts import image_of
 from edgespec.images.projector import find_projector
 from edgespec.images.reader import ImageReader, UnreadImage, without_reading
+from edgespec.llama.cache.tree_cache import BranchingCache
 from edgespec.llama.projector.library import NoImageLibrary, load_library
 from edgespec.llama.quantize import make_drafter
+from edgespec.llama.runtime.batch import TokenBatch
 from edgespec.llama.runtime.context import Context
 from edgespec.llama.runtime.model import Model
 from edgespec.models.gguf.header import read_header
@@ -529,6 +531,46 @@ def test_an_answer_goes_on_between_the_parts_of_a_large_image(large: Path, strea
     rows = max(len(image.rows) for image in placed)
     assert rows >= 256
     assert not limit or meanwhile >= rows / 128, "one token at least for each part"
+
+
+@pytest.mark.usefixtures("library")
+def test_cells_are_moved_between_the_parts_of_an_image(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another sequence ends after each part, and its cells are taken back."""
+    picture = png(4 * SIDE, 4 * SIDE)
+    running = Request([{"role": "user", "content": "one two"}], CONFIG.with_(max_tokens=40), key="running")
+    looking = Request(asked(picture), CONFIG.with_(max_tokens=8), key="looking")
+    options: dict[str, Any] = {"context": 1024, "threads": 1, "exact": True, "parallel": 4, "draft": "none"}
+    with edgespec.load(large, **options) as engine:
+        expected = {r.key: engine.generate(r.prompt, r.config).tokens for r in (running, looking)}
+    read, moves = Target.read_chunk, []
+
+    def compacting(target: Target, sequence: Sequence, *arguments: Any, **more: Any) -> int:
+        if not sequence.images:
+            return read(target, sequence, *arguments, **more)
+        cache = sequence.kv_cache
+        assert isinstance(cache, BranchingCache)
+        other, before = cache.another(), cache.compactions
+        other.append(TokenBatch.run([1, 2, 3], 0, n_sequences=1))
+        found = read(target, sequence, *arguments, **more)
+        other.close()
+        cache.compact()
+        moves.append(cache.compactions - before)
+        return found
+
+    monkeypatch.setattr(Target, "read_chunk", compacting)
+    source, waiting = RequestQueue(), [looking]
+    source.put(running)
+    got: dict[Any, list[int]] = {}
+    with edgespec.load(large, **options) as engine:
+        for event in engine.stream_many(source):
+            assert event.error is None
+            assert event.chunk is not None
+            got.setdefault(event.request.key, []).extend(event.chunk.tokens)
+            if waiting and len(got["running"]) >= 2:
+                source.put(waiting.pop())
+                source.close()
+    assert got == expected
+    assert all(moves)
 
 
 @pytest.mark.usefixtures("library")

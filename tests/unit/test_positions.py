@@ -32,6 +32,7 @@ def test_positions_are_those_of_a_walk_over_the_tokens(images: list[tuple[int, i
         if span is None:
             assert positions.at(index) == position
             assert positions.floor(index) == positions.ceiling(index) == index
+            assert positions.behind(index) == position
             texts.append((index, position))
             position, index = position + 1, index + 1
             continue
@@ -40,6 +41,7 @@ def test_positions_are_those_of_a_walk_over_the_tokens(images: list[tuple[int, i
             if row:
                 assert positions.floor(index + row) == span.start
                 assert positions.ceiling(index + row) == span.end
+                assert positions.behind(index + row) == position + 1
         position, index = position + span.positions, span.end
     indexes, expected = (np.array(column, dtype=np.int32) for column in zip(*texts, strict=True))
     np.testing.assert_array_equal(positions.of(indexes), expected)

@@ -60,6 +60,10 @@ class Positions:
                 position -= index - span.start
         return position
 
+    def behind(self, index: int) -> int:
+        """The position behind those of the tokens before an index; rows of a span that was begun have one."""
+        return self.at(index) + (self.floor(index) < index)
+
     def of(self, indexes: NDArray[np.int32]) -> NDArray[np.int32]:
         """The positions of tokens, none of which is in a span; of the shape of `indexes`."""
         positions = indexes.copy()

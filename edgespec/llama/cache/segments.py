@@ -63,7 +63,12 @@ class CellRange:
     def positions(self) -> tuple[int, int]:
         """The position of its first token, and that behind its last."""
         positions = self.holders[0].positions
-        return positions.at(self.start), positions.at(self.end)
+        return positions.at(self.start), positions.behind(self.end)
+
+    @property
+    def is_open(self) -> bool:
+        """True if it ends within rows that have one position."""
+        return self.holders[0].positions.floor(self.end) != self.end
 
 
 class Segments:
@@ -126,23 +131,30 @@ class Segments:
     def parts_to_move(self, size: int) -> Iterator[list[CellRange]]:
         """The stretches that are not in place, as parts of at most `size` cells, in order.
 
-        A part may be larger to hold rows that have one position.
+        A part may be larger: rows that have one position are moved together, with all that lies between them
+        if other sequences were decoded meanwhile.
 
         Within a part, a sequence's adjacent stretches are joined. That changes the order between sequences,
         which does not matter, and keeps the order within each. Once all parts have been taken, everything is
         in place.
         """
-        moved = self._stretches[: self._in_place]
+        first = self._first_to_move()
+        moved, rest = self._stretches[:first], self._stretches[first:]
         part: list[CellRange] = []
-        room = size
-        for stretch in self._stretches[self._in_place :]:
+        room, last = size, 0  # stretches before the last one belong to the part as a whole
+        for number, stretch in enumerate(rest):
             start = stretch.start
             while start < stretch.end:
-                end = min(stretch.end, stretch.holders[0].positions.ceiling(start + room))
-                _join(part, CellRange(start, end, stretch.holders))
-                room -= end - start
+                end = stretch.end
+                if number >= last:
+                    end = min(end, stretch.holders[0].positions.ceiling(start + max(room, 1)))
+                piece = CellRange(start, end, stretch.holders)
+                if piece.is_open:
+                    last = max(last, _continuation(rest, number, piece))
+                _join(part, piece)
+                room -= len(piece)
                 start = end
-                if room <= 0:
+                if room <= 0 and number >= last:
                     yield part
                     moved += part
                     part, room = [], size
@@ -152,14 +164,36 @@ class Segments:
         self._stretches = _joined(moved)
         self._in_place = len(self._stretches)
 
+    def _first_to_move(self) -> int:
+        """The number of leading stretches that may stay: all in place, but for rows whose others may not."""
+        first, at = self._in_place, len(self._stretches)
+        while at > first:
+            at -= 1
+            stretch = self._stretches[at]
+            if stretch.holders[0].positions.floor(stretch.start) != stretch.start:
+                before = (n for n in range(at) if _continues(self._stretches[n], stretch))
+                first = min(first, next(before, at))
+        return first
+
     def clear(self) -> None:
         """Forget everything."""
         self._stretches, self._in_place, self.n_cells = [], 0, 0
 
 
+def _continues(stretch: CellRange, following: CellRange) -> bool:
+    """True if the second stretch has the next tokens of the first one's sequences."""
+    return following.start == stretch.end and following.holders == stretch.holders
+
+
+def _continuation(stretches: list[CellRange], number: int, piece: CellRange) -> int:
+    """The number of the later stretch that continues a piece; that of the piece if there is none yet."""
+    later = range(number + 1, len(stretches))
+    return next((n for n in later if _continues(piece, stretches[n])), number)
+
+
 def _join(part: list[CellRange], stretch: CellRange) -> None:
     for known in part:
-        if known.end == stretch.start and known.holders == stretch.holders:
+        if _continues(known, stretch):
             known.end = stretch.end
             return
     part.append(stretch)
@@ -170,7 +204,7 @@ def _joined(stretches: list[CellRange]) -> list[CellRange]:
     joined: list[CellRange] = []
     for stretch in stretches:
         last = joined[-1] if joined else None
-        if last is not None and last.holders == stretch.holders and last.end == stretch.start:
+        if last is not None and _continues(last, stretch):
             last.end = stretch.end
         else:
             joined.append(stretch)

@@ -152,7 +152,7 @@ class SharedCells:
 
         Rows of one pass must be committed in the order in which they were decoded.
         """
-        self._keep(holder.ids[0], holder.positions.at(start), holder.positions.at(end))
+        self._keep(holder.ids[0], holder.positions.at(start), holder.positions.behind(end))
         if self.ordered:
             self._segments.add(holder, start, end)
 
@@ -224,7 +224,7 @@ class SharedCells:
                 self._move_to_front(part)
             for holder, length in lengths:
                 for path in holder.ids[1:]:
-                    self.context.copy(holder.ids[0], path, 0, holder.positions.at(length))
+                    self.context.copy(holder.ids[0], path, 0, holder.positions.behind(length))
         except BaseException:
             self.clear()
             raise

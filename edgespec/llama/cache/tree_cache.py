@@ -93,7 +93,7 @@ class BranchingCache:
         """Make paths 0 .. paths - 1 hold the committed sequence."""
         while len(self.ids) < paths:
             path = self.cells.take_id()
-            self.cells.context.copy(self.ids[0], path, 0, self.positions.at(self.length))
+            self.cells.context.copy(self.ids[0], path, 0, self.positions.behind(self.length))
             self.ids.append(path)
 
     def close_paths(self) -> None:
