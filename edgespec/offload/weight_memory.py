@@ -7,8 +7,8 @@ import ctypes
 
 from edgespec.errors import MemoryLimitError
 from edgespec.kernels.ggml import Address, address_of_map, functions
-from edgespec.kernels.ggml.devices import name_of_device, pinned_buffer
-from edgespec.llama.runtime.device_failures import lost_devices
+from edgespec.kernels.ggml.devices import pinned_buffer
+from edgespec.llama.runtime.device_failures import LossWatch
 from edgespec.machine.address_space import anonymous_memory, use_huge_pages
 from edgespec.units import readable
 
@@ -56,7 +56,7 @@ class PinnedMemory(WeightMemory):
     def __init__(self, buffer: Address, n_bytes: int, device: Address) -> None:
         self.n_bytes = n_bytes
         self._buffer = buffer
-        self._device = name_of_device(device)
+        self._losses = LossWatch([device])
         start = functions()["ggml_backend_buffer_get_base"](buffer)
         self._lead = -start % _PAGE
         self.address = start + self._lead
@@ -72,6 +72,6 @@ class PinnedMemory(WeightMemory):
     def close(self) -> None:
         """Free the memory, unless the device is lost; nothing may point into it any more."""
         self._view.release()
-        if self._device in lost_devices():  # its driver would end the process
+        if self._losses.lost:  # its driver would end the process
             return
         functions()["ggml_backend_buffer_free"](self._buffer)

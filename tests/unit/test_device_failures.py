@@ -63,6 +63,15 @@ def test_a_device_that_fails_otherwise_is_lost(said: str, logged: list[str]) -> 
     assert device_failures.shortages() == 0
 
 
+def test_what_is_on_a_device_is_left_alone_if_that_was_lost_since() -> None:
+    before = device_failures.LossWatch([ggml.cpu_device()])
+    assert not before.lost
+    error("vk::Queue::submit: ErrorDeviceLost")
+    assert before.lost
+    assert not device_failures.LossWatch([ggml.cpu_device()]).lost  # it has come back
+    assert not device_failures.LossWatch([]).lost
+
+
 def test_after_a_shortage_only_drafters_that_were_placed_stay_on_cards() -> None:
     error("out of memory")
     assert with_devices_left(Config.of(model="m")).devices.draft_device == "none"

@@ -25,6 +25,21 @@ def lost_devices() -> frozenset[str]:
     return frozenset(_lost)
 
 
+class LossWatch:
+    """Notices whether any of some devices is lost from now on.
+
+    A worker that was lost may come back under the same name, and what is there then is freed as usual.
+    """
+
+    def __init__(self, devices: Sequence[Address]) -> None:
+        self._names = {name_of_device(device) for device in devices} - _lost
+
+    @property
+    def lost(self) -> bool:
+        """True if one of them has failed, in whatever it computed."""
+        return not self._names.isdisjoint(_lost)
+
+
 def shortages() -> int:
     """The number of times that a device has run out of memory while it computed."""
     return _shortages

@@ -11,15 +11,14 @@ from typing import Any, Protocol
 
 import llama_cpp
 
-from edgespec.errors import BackendError, EdgeSpecError, MemoryLimitError, ModelFileError
+from edgespec.errors import BackendError, DeviceLostError, EdgeSpecError, MemoryLimitError, ModelFileError
 from edgespec.files.state import FileState, states_of
-from edgespec.kernels.ggml.devices import name_of_device
 from edgespec.kernels.layouts import ModelKernels, try_layouts
 from edgespec.kernels.native.guard import call_guard
 from edgespec.kernels.native.offload import SentProducts, keep_views, sent_products
 from edgespec.llama.runtime import forks
 from edgespec.llama.runtime.backend import log_lines, start_backend
-from edgespec.llama.runtime.device_failures import lost_devices
+from edgespec.llama.runtime.device_failures import LossWatch
 from edgespec.llama.runtime.device_layers import ON_PROCESSOR, DeviceLayers
 from edgespec.llama.runtime.layout_overrides import layout_overrides, output_override
 from edgespec.llama.runtime.signals import DeferredSignals
@@ -112,6 +111,7 @@ class Model:
         self.mtp = mtp
         self.weights: WeightStore = weights or AllInMemory()
         self.devices = devices.devices
+        self._losses = LossWatch(self.devices)
         self.guard = call_guard() if self.devices else None
         self.keeps_views = keep_views(self.devices)
         self.sent: SentProducts | None = None
@@ -250,8 +250,7 @@ class Model:
 
         It may have failed in another model's pass.
         """
-        lost = lost_devices()
-        return any(name_of_device(device) in lost for device in self.devices)
+        return self._losses.lost or isinstance(self._failure, DeviceLostError)
 
     @property
     def n_bytes(self) -> int:
