@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -47,8 +48,12 @@ class LocalWorker:
         return self._process.pid
 
     def kill(self) -> None:
-        """End it at once, with the server process that it started, as a power cut would."""
-        os.killpg(self._process.pid, signal.SIGKILL)
+        """End it at once, with the server process that it started, as a power cut would.
+
+        Nothing happens if it has ended.
+        """
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._ended()
 
     def stop(self) -> int:

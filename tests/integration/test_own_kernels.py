@@ -61,10 +61,10 @@ if "edgespec.llama.trials.kernel_worker" in sys.orig_argv:
     NativeLibrary.activate = lambda _library: ctypes.string_at(0)
 """
 
-# Runs in every Python that is started: there is no library of this name.
+# Runs in every Python that is started: no library was compiled of such sources.
 NOT_COMPILED = """
 from edgespec.kernels.native import build
-build._library_name = lambda: "absent.so"
+build.sources_digest = lambda: "absent"
 """
 
 
