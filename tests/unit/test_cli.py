@@ -59,6 +59,7 @@ def test_columns_are_broken_between_words_and_paths_are_not() -> None:
         "path             /a/long/folder/with/a/file.json",
         "none",
     ]
+    assert in_columns(rows, 1) == in_columns(rows, 0) == in_columns(rows, 8)
     assert in_columns(rows, 30) == [
         "/set NAME VALUE",
         "  change a setting of the",

@@ -155,6 +155,7 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 _NARROW = 20  # columns for texts
+_LEAST_WIDTH = 8  # of a window; narrower ones break the lines themselves
 
 
 def in_columns(rows: Sequence[tuple[str, str]], width: int | None = None) -> list[str]:
@@ -171,6 +172,7 @@ def in_columns(rows: Sequence[tuple[str, str]], width: int | None = None) -> lis
     margin = max((len(name) for name, _ in rows), default=0) + 2
     if width is None:
         return [f"{name:<{margin}}{text}".rstrip() for name, text in rows]
+    width = max(width, _LEAST_WIDTH)
     lines: list[str] = []
     if width - margin < _NARROW:
         for name, text in rows:
