@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import edgespec
+from edgespec.cli.main import main
 from edgespec.errors import ModelFileError, OutputError, UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.llama.quantize import make_drafter
@@ -57,6 +58,19 @@ def test_a_widened_model_says_the_same(
     np.testing.assert_array_equal(*logits)
     assert len(texts[0]) > 1
     assert [entry.name for entry in tmp_path.iterdir()] == ["wide.gguf"]
+
+
+def test_a_model_is_not_replaced_by_its_widened_copy(
+    tiny: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "model.gguf"
+    model.write_bytes(tiny("q4_0").read_bytes())
+    before, link = model.read_bytes(), tmp_path / "link.gguf"
+    link.symlink_to(model)
+    for destination in (model, link):
+        assert main(["models", "widen", str(model), str(destination), "--size", "100MB", "--force"]) == 2
+        assert f"{destination} is the model itself." in " ".join(capsys.readouterr().err.split())
+    assert model.read_bytes() == before
 
 
 @pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="names of files are always text there")

@@ -74,6 +74,20 @@ def test_removing(trip: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert list(sessions_folder().iterdir()) == []
 
 
+def test_other_files_are_not_removed(trip: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other, moved = tmp_path / "package.json", tmp_path / "moved.json"
+    other.write_text('{"name": "mine"}')
+    moved.write_bytes(trip.read_bytes())
+    assert main(["sessions", "rm", str(moved), str(other), "--yes"]) == 2
+    assert capsys.readouterr().err == f"Error: {other} is not a saved session.\nCheck the path.\n"
+    assert other.exists()
+    assert moved.exists()
+    assert main(["sessions", "rm", str(moved), "--yes"]) == 0
+    assert not moved.exists()
+    trip.write_text("damaged")
+    assert main(["sessions", "rm", "trip", "--yes"]) == 0, "EdgeSpec's own folder has nothing else"
+
+
 def test_exporting(tmp_path: Path) -> None:
     talk = Transcript("Be brief.", TALK, "talker")
     export(export_path(str(tmp_path / "trip")), talk)

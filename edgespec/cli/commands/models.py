@@ -260,6 +260,8 @@ def widen(
     with terminal.working() as progress:
         path = catalog.find(source, progress)
         read_header(path)  # refuses what is damaged
+        if output.exists() and output.samefile(path):
+            raise UsageError(f"{output} is the model itself.", "Choose another name.")
         make(path, output, wanted, on_progress=progress)
     n_bytes = output.stat().st_size
     if as_json:

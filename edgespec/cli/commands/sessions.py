@@ -83,9 +83,12 @@ def remove(
     yes: Annotated[bool, option(None, "-y --yes", "Do not ask for confirmation.", variable=False)] = False,
 ) -> None:
     """Remove saved conversations and their cached model states."""
-    from edgespec.engine.sessions.file import SessionFile, remove_session
+    from edgespec.engine.sessions.file import SessionFile, is_session, remove_session, sessions_folder
 
     files = [_existing(name) for name in names]
+    for file in files:
+        if file.parent != sessions_folder() and not is_session(file):
+            raise UsageError(f"{file} is not a saved session.", "Check the path.")
     if not yes:
         if not is_terminal(sys.stdin):
             raise UsageError(

@@ -21,12 +21,14 @@ from typing import Any
 from edgespec.arguments import checks_arguments
 from edgespec.engine.sessions.images import ImageFolder
 from edgespec.errors import SessionError
+from edgespec.files.small_json import read_json
 from edgespec.files.user_folders import data_folder, expanded
 from edgespec.files.writing import atomic_write, remedy
 from edgespec.images.parts import Image
 from edgespec.text.encoding import EncodedConversation
 
 _FORMAT = 1
+_VERSION_KEY = "edgespec_session"  # of the version, by which a file is known as a session
 _ROLES = ("user", "assistant")
 
 
@@ -114,7 +116,7 @@ class SessionFile:
         """
         conversation.saved = datetime.now(UTC).isoformat(timespec="seconds")
         try:
-            record = {"edgespec_session": _FORMAT, **_record(conversation, self.images)}
+            record = {_VERSION_KEY: _FORMAT, **_record(conversation, self.images)}
             with atomic_write(self.path) as file:
                 text = json.dumps(record, ensure_ascii=False, indent=1) + "\n"
                 # Names of files may have bytes that are no text; JSON reads the escapes back.
@@ -215,6 +217,12 @@ def saved_sessions() -> Iterator[SavedSession]:
                     yield SavedSession(path.stem, path, turns, talk.saved, talk.model_name, first, size)
 
 
+def is_session(path: Path) -> bool:
+    """True if a file is a saved session, of whatever version."""
+    record = read_json(path, lambda record: record)
+    return isinstance(record, dict) and _VERSION_KEY in record
+
+
 def read_conversation(path: Path, *, with_images: bool = True) -> Conversation | None:
     """The conversation in a file; None without a file.
 
@@ -223,7 +231,7 @@ def read_conversation(path: Path, *, with_images: bool = True) -> Conversation |
     """
     try:
         record = json.loads(path.read_bytes())
-        if record["edgespec_session"] != _FORMAT:
+        if record[_VERSION_KEY] != _FORMAT:
             raise SessionError(
                 f"{path} was saved by another version of EdgeSpec.",
                 "Use that version, or choose another name.",
