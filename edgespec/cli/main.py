@@ -156,7 +156,7 @@ def _report(error: Exception, *, verbose: bool) -> int:
 
 
 def _refused_by_system(error: OSError) -> tuple[str, str]:
-    """What the system refused, and what to do."""
+    """Say what the system refused, and what to do."""
     try:
         Path.cwd()
     except FileNotFoundError:

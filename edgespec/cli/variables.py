@@ -42,10 +42,15 @@ def warn_about_unknown(commands: Mapping[str, Any], called: str) -> None:
 
 
 def _hint(name: str, known: Iterable[str], commands: Mapping[str, Any]) -> str:
-    """What to set instead; empty if no option has a similar name."""
-    flags = {variable_of(flag): each for each in _parameters(commands.values()) for flag in each.opts}
+    """Say what to set instead; empty if no option has a similar name."""
+    flags = {
+        variable_of(flag): parameter.opts[-1]
+        for parameter in _parameters(commands.values())
+        for flag in parameter.opts
+        if flag.startswith("--")
+    }
     if name in flags:
-        option = flags[name].opts[-1]
+        option = flags[name]
         meant = variable_of(option)
         return f"did you mean {meant}?" if meant in known else f"only {option} on the command line sets it"
     near = similar(name.removeprefix(_PREFIX), [other.removeprefix(_PREFIX) for other in known])

@@ -25,6 +25,7 @@ PREFIX = "EDGESPEC_"
         (["TEMP"], "variable EDGESPEC_TEMP (did you mean EDGESPEC_TEMPERATURE?)."),
         (["OUTPUT"], "variable EDGESPEC_OUTPUT (only --output on the command line sets it)."),
         (["PROT", "FOO"], "variables EDGESPEC_FOO, EDGESPEC_PROT (did you mean EDGESPEC_PORT?)."),
+        (["PART"], "variable EDGESPEC_PART (did you mean EDGESPEC_PORT?)."),
         (["SERVICE_HOST"], "variable EDGESPEC_SERVICE_HOST."),
     ],
 )

@@ -193,7 +193,10 @@ def bench(
     loading: Config,
     sampling: SamplingOptions,
 ) -> None:
-    """Benchmark a model on this machine: tokens per second, plain and with trees."""
+    """Benchmark a model on this machine: tokens per second, plain and with trees.
+
+    The exit code is 1 if any row failed. The other rows are measured and written all the same.
+    """
     if compare is not None and (compare.lower().endswith(".json") or Path(compare).is_file()):
         from edgespec.bench.report.share import compare_files
 

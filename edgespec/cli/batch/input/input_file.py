@@ -44,7 +44,7 @@ def is_file(lines: IO[bytes]) -> bool:
 
 @dataclass(frozen=True)
 class InputSummary:
-    """What is known of an input before its lines are parsed.
+    """Facts about an input that are known before its lines are parsed.
 
     Attributes:
         lines: that are not blank; 0 if the input is not a file.
