@@ -35,6 +35,11 @@ def write_rwkv(path: Path, vocabulary_of: Path) -> Path:
     def add(name: str, *shape: int, scale: float = 0.3) -> None:
         writer.add_tensor(name, (rng.standard_normal(shape) * scale).astype(np.float32))
 
+    def add_matrix(name: str, *shape: int) -> None:
+        values = (rng.standard_normal(shape) * 0.3).astype(np.float32)
+        q8_0 = gguf.GGMLQuantizationType.Q8_0  # some of them are too small to be streamed then
+        writer.add_tensor(f"{name}.weight", gguf.quants.quantize(values, q8_0), raw_dtype=q8_0)
+
     def add_norm(name: str) -> None:
         add(f"{name}.weight", EMBEDDING, scale=1.0)
         add(f"{name}.bias", EMBEDDING)
@@ -46,22 +51,20 @@ def write_rwkv(path: Path, vocabulary_of: Path) -> Path:
     for i in range(LAYERS):
         for name in ("attn_norm", "attn_norm_2", "time_mix_ln"):
             add_norm(f"blk.{i}.{name}")
-        add(f"blk.{i}.time_mix_w1.weight", 5 * RANK, EMBEDDING)
-        add(
-            f"blk.{i}.time_mix_w2.weight", 5, EMBEDDING, RANK
-        )  # five matrices, read as if in another dimension
+        add_matrix(f"blk.{i}.time_mix_w1", 5 * RANK, EMBEDDING)
+        add(f"blk.{i}.time_mix_w2.weight", 5, EMBEDDING, RANK)  # read as if the five had another dimension
         add(f"blk.{i}.time_mix_lerp_x.weight", 1, 1, EMBEDDING)
         add(f"blk.{i}.time_mix_lerp_fused.weight", 5, 1, 1, EMBEDDING)
         add(f"blk.{i}.time_mix_first.weight", EMBEDDING // HEAD, HEAD)
         add(f"blk.{i}.time_mix_decay.weight", EMBEDDING)
-        add(f"blk.{i}.time_mix_decay_w1.weight", RANK, EMBEDDING)
-        add(f"blk.{i}.time_mix_decay_w2.weight", EMBEDDING, RANK)
+        add_matrix(f"blk.{i}.time_mix_decay_w1", RANK, EMBEDDING)
+        add_matrix(f"blk.{i}.time_mix_decay_w2", EMBEDDING, RANK)
         for name in ("key", "value", "receptance", "gate", "output"):
-            add(f"blk.{i}.time_mix_{name}.weight", EMBEDDING, EMBEDDING)
+            add_matrix(f"blk.{i}.time_mix_{name}", EMBEDDING, EMBEDDING)
         for name in "kr":
             add(f"blk.{i}.channel_mix_lerp_{name}.weight", 1, 1, EMBEDDING)
-        add(f"blk.{i}.channel_mix_key.weight", HIDDEN, EMBEDDING)
-        add(f"blk.{i}.channel_mix_value.weight", EMBEDDING, HIDDEN)
-        add(f"blk.{i}.channel_mix_receptance.weight", EMBEDDING, EMBEDDING)
+        add_matrix(f"blk.{i}.channel_mix_key", HIDDEN, EMBEDDING)
+        add_matrix(f"blk.{i}.channel_mix_value", EMBEDDING, HIDDEN)
+        add_matrix(f"blk.{i}.channel_mix_receptance", EMBEDDING, EMBEDDING)
     finish(writer)
     return path

@@ -63,6 +63,8 @@ from edgespec.speculation.drafters.base import Drafter
 from edgespec.text.encoding import Encoder
 from edgespec.text.template import ChatTemplate
 
+_MAX_LOADS = 6  # of one model: each gives a card that failed less of it
+
 
 @takes_options
 def load(
@@ -87,7 +89,7 @@ def open_engine(config: Config, on_progress: Progress | None = None) -> Engine:
     """Load the target and the drafter of a configuration; raises as `load`."""
     path = catalog.find(config.model.name, on_progress)
     warnings: list[str] = []
-    while True:
+    for left in reversed(range(_MAX_LOADS)):
         state = LoadState(with_devices_left(config), on_progress or no_progress)
         state.warnings += warnings
         try:
@@ -95,6 +97,8 @@ def open_engine(config: Config, on_progress: Progress | None = None) -> Engine:
                 engine = _open_engine(path, state)
             break
         except (DeviceLostError, DeviceMemoryError) as error:
+            if not left:  # less of the target may not help a drafter that was placed by name
+                raise
             less = "without it" if isinstance(error, DeviceLostError) else "with less on it"
             warnings.append(f"{error.what} Retrying {less}.")
     if config.memory.prompt_cache:

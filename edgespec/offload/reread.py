@@ -11,7 +11,8 @@ computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address
@@ -22,9 +23,11 @@ from edgespec.models.gguf.layers import Layer, ModelFiles
 from edgespec.offload.layer_ring import LayerRing
 from edgespec.offload.layout import Store, plain_store
 from edgespec.offload.store_reader import StoreReader
+from edgespec.offload.weight_memory import WeightMemory
 from edgespec.offload.weights import N_READERS
 
 N_SLOTS = 2
+_SMALL = -1  # the number of a layer of all small matrices
 
 
 def reread_layers(files: ModelFiles, layers: Sequence[Layer]) -> list[Layer]:
@@ -36,12 +39,18 @@ def reread_layers(files: ModelFiles, layers: Sequence[Layer]) -> list[Layer]:
 
 def reread_bytes(files: ModelFiles, layers: Sequence[Layer]) -> int:
     """Bytes of memory for layers that are read once more."""
-    sizes = [stored.n_bytes for stored in plain_store(files, reread_layers(files, layers)).layers.values()]
-    return N_SLOTS * max(sizes, default=0)
+    sizes = {index: layer.n_bytes for index, layer in _store_of(files, layers).layers.items()}
+    return sizes.pop(_SMALL) + N_SLOTS * max(sizes.values(), default=0)
+
+
+def _store_of(files: ModelFiles, layers: Sequence[Layer]) -> Store:
+    return plain_store(files, [*reread_layers(files, layers), files.small_matrices(_SMALL)])
 
 
 class RereadWeights(AllInMemory):
     """Weights that are in memory, and read from the file once more for passes that send them.
+
+    Small matrices are rearranged and sent like the others. They stay in memory as they are in the file, too.
 
     Args:
         layers: whose matrices may be sent, in the order in which passes read them.
@@ -54,10 +63,11 @@ class RereadWeights(AllInMemory):
     rereads = True
 
     def __init__(self, files: ModelFiles, layers: Sequence[Layer], sent_to: Address) -> None:
-        self._store = plain_store(files, reread_layers(files, layers))
+        self._store = _store_of(files, layers)
         self._reader = StoreReader(self._store)
         self._sent_to = sent_to
         self._ring: LayerRing | None = None
+        self._small: WeightMemory | None = None
 
     def loaded(self) -> None:
         """The model is loaded: begin to read the first layers.
@@ -65,21 +75,26 @@ class RereadWeights(AllInMemory):
         Raises:
             MemoryLimitError, StreamError: there is no memory for layers, or no thread to read them.
         """
+        small = self._store.layers[_SMALL]
+        self._small = WeightMemory(max(small.n_bytes, 1))
+        with closing(self._reader.begin_layers([small], self._small, 1)) as reads:
+            reads.wait(lambda _: None)
         self._ring = LayerRing(
             self._reader,
-            sorted(self._store.layers),
+            sorted(self._store.layers.keys() - {_SMALL}),
             n_slots=N_SLOTS,
             n_threads=N_READERS,
             new_memory=lambda n_bytes: self._reader.memory_for(n_bytes, self._sent_to),
         )
         self.unpinned = self._reader.unpinned
-        self.observers = [RereadSwitch(self._ring, self._store)]
+        self.observers = [RereadSwitch(self._ring, self._store, {_SMALL: self._small.address})]
 
     def close(self) -> None:
         """Free the slots, after the model has been freed."""
-        if self._ring is not None:
-            self._ring.close()
-        self._ring, self.observers = None, ()
+        for part in (self._ring, self._small):
+            if part is not None:
+                part.close()
+        self._ring, self._small, self.observers = None, None, ()
         self._reader.close()
 
 
@@ -88,10 +103,12 @@ class RereadSwitch(GraphObserver):
 
     Args:
         ring: reads the store's layers.
+        held: those that are in memory, and their addresses.
     """
 
-    def __init__(self, ring: LayerRing, store: Store) -> None:
+    def __init__(self, ring: LayerRing, store: Store, held: Mapping[int, Address]) -> None:
         self._ring = ring
+        self._held = held
         self._places = {
             name.encode(): (index, place)
             for index, layer in store.layers.items()
@@ -115,9 +132,9 @@ class RereadSwitch(GraphObserver):
         for copy, name in ggml.copies_among(ggml.sources_of(node)).items():
             if name in self._places:
                 layer, place = self._places[name]
-                if layer != self._current:
+                if layer != self._current and layer not in self._held:
                     self._change_to(layer)
-                ggml.write_copy(copy, self._address + place)
+                ggml.write_copy(copy, self._held.get(layer, self._address) + place)
         return False
 
     def end(self, *, completed: bool) -> None:

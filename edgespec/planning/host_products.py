@@ -14,7 +14,7 @@ from edgespec.costs.prompts import USUAL_ANSWER
 from edgespec.costs.sending import LARGEST, NEVER, HostCosts, HostProducts, choose_products, least_rows_sent
 from edgespec.costs.yields import USUAL_AGREEMENT, expected_yields
 from edgespec.kernels.layouts import measured_products
-from edgespec.kernels.native.offload import can_be_set, rearranged_can_be_sent
+from edgespec.kernels.native.offload import can_be_set
 from edgespec.kernels.report import ROWS
 from edgespec.models.gguf.experts import layer_weights
 from edgespec.models.gguf.footprint import USUAL_NODES
@@ -63,7 +63,7 @@ def host_products(
     if streams and (packs or not read_rate):
         return None
     costs = host_costs(card, usual_type(target), _usual_matrix(target))
-    if rereads and read_rate and not streams and rearranged_can_be_sent():
+    if rereads and read_rate and not streams:
         costs = replace(costs, read_s=1 / read_rate)
     step_s = costs.card if drafter_elsewhere else costs.usual
     drafting = _drafting(config, drafter, step_s)

@@ -617,7 +617,8 @@ class Planner:
             read_rate=self.read_rate,
             most=self.config.speculation.tree_budget or self.usual_nodes,
         )
-        products = choose(rereads=measured and spare > 0 and self._rereading(on_cards) <= spare)
+        some = host_layers(self.target, on_cards.assignment)
+        products = choose(rereads=measured and bool(some) and self._rereading(on_cards) <= spare)
         if products is not None and products.rereads and products.sent_from > rows:
             return choose(rereads=False)
         return products

@@ -309,7 +309,6 @@ def rearranges(monkeypatch: pytest.MonkeyPatch) -> None:
     planning = "edgespec.planning"
     monkeypatch.setattr(f"{planning}.host_products.measured_products", lambda _type: found)
     monkeypatch.setattr(f"{planning}.host_products.can_be_set", lambda: True)
-    monkeypatch.setattr(f"{planning}.host_products.rearranged_can_be_sent", lambda: True)
     monkeypatch.setattr(f"{planning}.plan.known_read_rate", lambda *_: 3e9)
     monkeypatch.setattr(f"{planning}.plan.read_rate", lambda *_: 3e9)
 

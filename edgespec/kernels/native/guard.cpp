@@ -7,6 +7,7 @@
 namespace {
 
 thread_local int depth = 0;
+thread_local bool stopped = false;  // by ggml_abort
 void (*before)(const char *) = nullptr;
 
 struct Guarded {
@@ -36,6 +37,12 @@ extern "C" {
 void edgespec_guard_enter(void) { depth++; }
 void edgespec_guard_leave(void) { depth--; }
 
+int edgespec_guard_stopped(void) {
+    const bool found = stopped;
+    stopped = false;
+    return found;
+}
+
 int edgespec_guard_suspend(void) {
     const int entered = depth;
     depth = 0;
@@ -45,7 +52,10 @@ int edgespec_guard_suspend(void) {
 void edgespec_guard_resume(int entered) { depth = entered; }
 
 void edgespec_on_abort(const char * message) {
-    if (depth > 0) throw std::runtime_error(message);
+    if (depth > 0) {
+        stopped = true;
+        throw std::runtime_error(message);
+    }
     if (before) {
         before(message);
     } else {

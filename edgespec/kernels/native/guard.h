@@ -23,6 +23,8 @@ struct edgespec_batch {
  * loads a model and sets up a context. */
 void edgespec_guard_enter(void);
 void edgespec_guard_leave(void);
+/* Whether ggml_abort has thrown in this thread since the last question. */
+int edgespec_guard_stopped(void);
 /* Leaves them all for as long as a callback runs that no exception may pass, and enters them again. */
 int edgespec_guard_suspend(void);
 void edgespec_guard_resume(int entered);

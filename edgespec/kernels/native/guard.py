@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -16,10 +16,12 @@ from edgespec.kernels.native.functions import compiled_functions
 _P = ctypes.c_void_p
 _SAID = 2048  # bytes, of a message
 _BATCH_BYTES = 56  # of edgespec_batch
+_VULKAN = "vk::"  # how the names of its functions begin, which exceptions tell
 
 _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "guard_enter": (None, []),
     "guard_leave": (None, []),
+    "guard_stopped": (ctypes.c_int, []),
     "abort_before": (None, [_P]),
     "guarded_batch": (ctypes.c_int32, [_P, _P, _P, ctypes.c_char_p, ctypes.c_size_t]),
     "guarded": (_P, [_P, _P, ctypes.c_char_p, ctypes.c_size_t]),
@@ -81,11 +83,20 @@ class CallGuard:
     @contextmanager
     def entered(self) -> Iterator[None]:
         """A block in which what would end the process is an exception, which llama.cpp catches itself."""
+        self._f["guard_stopped"]()
         self._f["guard_enter"]()
         try:
             yield
         finally:
             self._f["guard_leave"]()
+
+    def stopped(self, logged: Iterable[str]) -> bool:
+        """True if the last block was ended by a device, and not by what llama.cpp refuses itself.
+
+        Args:
+            logged: lines of errors, where llama.cpp repeats what Vulkan's exceptions say.
+        """
+        return bool(self._f["guard_stopped"]()) or any(_VULKAN in line for line in logged)
 
 
 def _require_silence(said: ctypes.Array[ctypes.c_char]) -> None:

@@ -2,6 +2,7 @@
 #include "offload.h"
 #include "ggml_abi.h"
 #include <cstring>
+#include <mutex>
 
 using edgespec::BufferType;
 using edgespec::Tensor;
@@ -28,6 +29,7 @@ constexpr int MAX_DEVICES = 64;
 Device devices[MAX_DEVICES];
 HostType types[MAX_DEVICES];
 int count = 0, type_count = 0;
+std::mutex installing;
 edgespec_sent_operations operations;
 thread_local int64_t least_rows = 0;
 thread_local bool rearranged_too = false;
@@ -47,12 +49,24 @@ bool reads_long_names(const Tensor * node) {
     return false;
 }
 
-// As ggml's backends count them.
+constexpr int64_t MAX_HEAD = 512;  // elements; some models scale all heads at once
+
+// Whether a node scales the queries or keys of single heads, which are where others have rows.
+bool scales_heads(const Tensor * node) {
+    for (const Tensor * source : node->src) {
+        if (!source || !is_of_layer(source) || source->ne[0] > MAX_HEAD) continue;
+        if (strstr(source->name, "_q_norm") || strstr(source->name, "_k_norm")) return true;
+    }
+    return false;
+}
+
+// As ggml's backends count them, but for heads.
 int64_t rows_of(const Tensor * node) {
     if (node->op == operations.rows) return 0;
     if (node->op == operations.product) return is_of_layer(node->src[0]) ? node->ne[1] : 0;
     if (node->op == operations.indexed_product) return is_of_layer(node->src[0]) ? node->ne[2] : 0;
-    return node->ne[1] * node->ne[2] * node->ne[3];
+    const int64_t rows = node->ne[2] * node->ne[3];
+    return scales_heads(node) ? rows : node->ne[1] * rows;
 }
 
 const Device * find(void * device) {
@@ -100,6 +114,7 @@ extern "C" {
 
 int edgespec_offload_install(void * device, struct edgespec_device_functions * functions,
                              const edgespec_sent_operations * known) {
+    const std::lock_guard<std::mutex> guard(installing);
     if (find(device)) return 1;
     if (count == MAX_DEVICES || !functions->supports_op || !functions->supports_buft) return 0;
     operations = *known;
@@ -111,6 +126,7 @@ int edgespec_offload_install(void * device, struct edgespec_device_functions * f
 }
 
 int edgespec_offload_rearranged(void * type, void ** slot) {
+    const std::lock_guard<std::mutex> guard(installing);
     for (int i = 0; i < type_count; i++) {
         if (types[i].type == type) return 1;
     }

@@ -99,17 +99,16 @@ def sent_products(
 
 
 def can_be_set() -> bool:
-    """True if this installation can say which products are sent."""
-    return _library() is not None
+    """True if this installation can say which products are sent.
 
-
-def rearranged_can_be_sent() -> bool:
-    """True if rearranged weights can be sent: an accelerator would read them as if they were not."""
+    The scheduler asks no device about those that an accelerator computes, and an accelerator would read
+    rearranged weights as if they were not.
+    """
     f = ggml.functions()
     kinds = [
         f["ggml_backend_dev_type"](f["ggml_backend_dev_get"](n)) for n in range(f["ggml_backend_dev_count"]())
     ]
-    return can_be_set() and _ACCELERATOR not in kinds
+    return _library() is not None and _ACCELERATOR not in kinds
 
 
 @cache

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from edgespec.errors import BackendError
+from edgespec.errors import BackendError, DeviceLostError, DeviceMemoryError, WorkerError
 from edgespec.files.checked import CheckedFiles
 from edgespec.llama.cache.kv_cache import KVCache
 from edgespec.llama.runtime.backend import build_identity
@@ -97,6 +97,8 @@ class StateStore:
                 cache.restore((ctypes.c_uint8 * len(state)).from_buffer(state), block.end - block.start)
             except NoRoomInCache:
                 break
+            except (DeviceLostError, DeviceMemoryError, WorkerError):
+                raise  # the file is not at fault
             except BackendError:
                 self._files.discard(block.name)
                 break

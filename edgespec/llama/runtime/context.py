@@ -114,6 +114,7 @@ class Context:
         self._handle: Any = None
         self._memory_handle: Any = None
         self._forked = False
+        self._state_unknown = False  # what is not a number in a state would stay in those that replace it
         self._n_outputs = self.n_decoded = 0
         self.adapted = False
         self._compute_thread = ComputeThread(model.kernels)
@@ -156,6 +157,8 @@ class Context:
         if not self._handle:
             self._end_branching()
             self._require_weights()
+            if model.guard is not None and model.guard.stopped(log.errors):
+                raise self._failed(CallFailed(log.cause()), log)
             kind = MemoryLimitError if log.memory_ran_out else BackendError
             raise kind(
                 f"llama.cpp cannot set up a context of {n_cells} cells for '{model.path.name}': "
@@ -270,6 +273,8 @@ class Context:
             error = error or self.model.change()
             if error is not None or code == 2:
                 self._forget(batch)  # before an interruption is raised
+            # ggml computes the first node of each later split after an error.
+            self._state_unknown = self._state_unknown or (error is not None and self.keeps_recurrent_state)
         del keep_alive
         if isinstance(error, CallFailed):  # in a callback
             raise self._failed(error, log)
@@ -444,11 +449,13 @@ class Context:
 
     def clear(self) -> None:
         """Empty the cache."""
-        llama_cpp.llama_memory_clear(self._memory, False)
+        llama_cpp.llama_memory_clear(self._memory, self._state_unknown)
+        self._state_unknown = False
 
     def save(self, sequence: int) -> ctypes.Array[ctypes.c_uint8]:
         """The state of one sequence as bytes, lossless."""
         self._require_weights()
+        self.synchronize()  # llama.cpp does, where no exception may pass
         size = llama_cpp.llama_state_seq_get_size(self.handle, sequence)
         buffer: ctypes.Array[ctypes.c_uint8] = (ctypes.c_uint8 * size)()
         with self._guarded():
@@ -461,6 +468,7 @@ class Context:
     def restore(self, sequence: int, state: ctypes.Array[ctypes.c_uint8]) -> None:
         """Restore a saved state, into consecutive cells."""
         self._require_weights()
+        self.synchronize()
         with self._guarded():
             read = llama_cpp.llama_state_seq_set_data(self.handle, state, len(state), sequence)
         if read == 0:

@@ -18,7 +18,7 @@ from edgespec.kernels.native.guard import call_guard
 from edgespec.kernels.native.offload import SentProducts, keep_views, sent_products
 from edgespec.llama.runtime import forks
 from edgespec.llama.runtime.backend import log_lines, start_backend
-from edgespec.llama.runtime.device_failures import LossWatch
+from edgespec.llama.runtime.device_failures import LossWatch, device_error
 from edgespec.llama.runtime.device_layers import ON_PROCESSOR, DeviceLayers
 from edgespec.llama.runtime.layout_overrides import layout_overrides, output_override
 from edgespec.llama.runtime.signals import DeferredSignals
@@ -82,6 +82,7 @@ class Model:
         MemoryLimitError: there is not enough memory.
         UsageError, BackendError: EDGESPEC_KERNELS cannot be obeyed, or llama.cpp does not work here.
         BackendError: llama.cpp cannot compute in this process, because it had computed before the fork.
+        DeviceLostError: a device has failed.
     """
 
     def __init__(
@@ -186,6 +187,8 @@ class Model:
             raise failure
         if not self._handle and log.memory_ran_out:
             raise MemoryLimitError(f"Not enough memory for '{path.name}': {log.cause()}.")
+        if not self._handle and self.guard is not None and self.guard.stopped(log.errors):
+            raise device_error(self.devices, log.cause(), log)
         if not self._handle:
             raise ModelFileError(
                 f"llama.cpp cannot load '{path}': {log.cause()}.",

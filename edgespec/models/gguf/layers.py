@@ -159,6 +159,16 @@ class ModelFiles:
         """The layers that have streamable weights, in order."""
         return self._layers
 
+    def small_matrices(self, index: int) -> Layer:
+        """The matrices of all layers that are too small to be streamed, as a layer with this number."""
+        found = [
+            _in_file(tensor, number)
+            for number, header in enumerate(self.headers)
+            for tensor in header.tensors
+            if is_layer_weight(tensor.name) and len(tensor.shape) > 1 and not _streams(tensor)
+        ]
+        return Layer(index, tuple(sorted(found, key=lambda t: (t.file, t.offset))))
+
     @cached_property
     def _layers(self) -> tuple[Layer, ...]:
         found: dict[int, list[FileTensor]] = {}
