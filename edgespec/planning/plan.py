@@ -406,12 +406,8 @@ class Planner:
                 # Passes get fewer rows first; what is left over is streamed then.
                 plan = self.place(self._within(sizes, self.budget, devices=True), drafter)
         else:
-            on_cards, products = self._on_cards(needs, drafter, self.budget, sizes)
-            if on_cards.assignment is not None:  # exact passes are shorter then
-                needs = self._beside_cards(sizes, on_cards, products)
-            if products is not None and products.sends:  # and others may be longer
-                on_cards, _ = self._on_cards(needs, drafter, self.budget)
-            plan = self.place(needs, drafter, on_cards=on_cards)
+            plan = self._plan_with_cards(sizes, needs, drafter)
+        needs = plan.needs
         if drafter is not None and needs.footprints[1].weights > needs.footprints[0].weights:
             name = drafter.headers[0].path.name
             note = f"The drafter {name} is larger than its target: it is unlikely to pay off."
@@ -542,6 +538,43 @@ class Planner:
             compute = curve_over_machines(prefill.passes.compute, parts)
             prefill = replace(prefill, passes=replace(prefill.passes, compute=compute))
         return needs_within(sizes, self.target, budget, self.config, prefill, devices=devices, sends=sends)
+
+    def _plan_with_cards(self, sizes: PairSizes, needs: MemoryNeeds, drafter: ModelFiles | None) -> Plan:
+        """The plan for a machine that may have cards; raises as `plan`."""
+        try:
+            plan = self._sized_for_cards(sizes, needs, drafter)
+        except MemoryLimitError:
+            if (shorter := self._in_memory(sizes, drafter)) is None:
+                raise
+            return shorter
+        return plan if plan.memory.in_memory else self._in_memory(sizes, drafter) or plan
+
+    def _sized_for_cards(self, sizes: PairSizes, needs: MemoryNeeds, drafter: ModelFiles | None) -> Plan:
+        """The plan with the rows of a pass that suit the first placement best."""
+        on_cards, products = self._on_cards(needs, drafter, self.budget, sizes)
+        if on_cards.assignment is not None:  # exact passes are shorter then
+            needs = self._beside_cards(sizes, on_cards, products)
+        if products is not None and products.sends:  # and others may be longer
+            on_cards, _ = self._on_cards(needs, drafter, self.budget)
+        return self.place(needs, drafter, on_cards=on_cards)
+
+    def _in_memory(self, sizes: PairSizes, drafter: ModelFiles | None) -> Plan | None:
+        """The plan with the longest passes beside which all weights are in memory and on cards.
+
+        Buffers for long passes may keep layers off a card, which memory has no room for then.
+        """
+        if self.machine.cards is None or self.config.memory.offload not in ("auto", NONE):
+            return None
+        found = None
+        for rows in reversed(sizes.rows):
+            try:
+                plan = self.place(sizes.at(rows), drafter)
+            except MemoryLimitError:
+                break
+            if not plan.memory.in_memory:
+                break
+            found = plan
+        return found
 
     def _beside_cards(
         self, sizes: PairSizes, on_cards: CardPlacement, products: HostProducts | None

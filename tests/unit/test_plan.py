@@ -302,6 +302,23 @@ def test_the_least_budget_is_the_smallest_one_with_a_plan(files: ModelFiles, dou
         planner.place(needs, budget=least - 1)
 
 
+@settings(max_examples=examples(200), deadline=None)
+@given(cases())
+def test_beside_cards_nothing_is_streamed_that_fits_in_memory(case: Case) -> None:
+    if case.machine.cards is None or case.config.memory.offload not in ("auto", "none"):
+        return
+    plan = planned(case)
+    sizes = case.planner.sizes(case.drafter)
+    try:
+        shortest = case.planner.place(sizes.at(sizes.context.fewest_rows), case.drafter)
+    except (MemoryLimitError, BackendError):
+        return
+    event("in memory" if shortest.memory.in_memory else "streamed")
+    if shortest.memory.in_memory:
+        assert plan is not None
+        assert plan.memory.in_memory
+
+
 @pytest.fixture
 def rearranges(monkeypatch: pytest.MonkeyPatch) -> None:
     """A processor with kernels for rearranged weights, and a disk that was measured."""
