@@ -43,6 +43,7 @@ from edgespec.kernels.ggml.structs import Buffer, BufferType
 from edgespec.kernels.layouts import kernel_layouts
 from edgespec.kernels.watch import new_watch
 from edgespec.llama.build import current_build
+from edgespec.llama.runtime import device_failures
 from edgespec.llama.runtime.backend import LogLines, log_lines
 from edgespec.llama.runtime.batch import TokenBatch
 from edgespec.llama.runtime.context import Context
@@ -101,6 +102,7 @@ def main() -> None:
         found["views"] = sent_beside_views(Path(order["views"]), own_device())
         found |= {"taken": taken(model), "fast link": with_fast_link(model), "reread": rereading(model)}
         found["freed when lost"] = freed_when_lost(own_device())
+        found["failed in loads"] = failed_in_loads(model)
         print(json.dumps(found))
     else:
         print(json.dumps(out_of_memory(model, order["server"]) if "server" in order else usual(model, order)))
@@ -216,8 +218,12 @@ def _printed(command: list[str]) -> tuple[int, str, str]:
 
 
 @contextmanager
-def computing_replaced(how: str) -> Iterator[Callable[[], None]]:
-    """A block that yields what makes its models' device fail: to be "lost", or out of "memory"."""
+def computing_replaced(how: str, *, at_once: bool = False) -> Iterator[Callable[[], None]]:
+    """A block that yields what makes its models' device fail: to be "lost", or out of "memory".
+
+    Args:
+        at_once: it fails whenever it computes.
+    """
     device = own_device()
     table = ctypes.cast(device, ctypes.POINTER(ctypes.c_void_p))
     init = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
@@ -226,6 +232,8 @@ def computing_replaced(how: str) -> Iterator[Callable[[], None]]:
 
     def remembered(device: int, parameters: int) -> int:
         begun.append(begin(device, parameters))
+        if at_once:
+            fail()
         return int(begun[-1])
 
     # ggml's own function ends the process if it is called with a number as large as an address.
@@ -361,6 +369,34 @@ def freed_when_lost(device: int) -> bool:
     device_error([device], "it was unplugged", LogLines())
     memory.close()
     return True
+
+
+def failed_in_loads(model: str) -> dict[str, Any]:
+    """Loads with a device that fails while weights are copied to it, and while a context is set up there; and
+    one whose drafter runs out of memory on its device each time.
+    """
+    found: dict[str, Any] = {}
+    device = own_device()
+    ending = ctypes.cast(llama_cpp.llama_cpp._lib.ggml_backend_dev_get, ctypes.c_void_p)
+    kind = BufferType.from_address(ggml.functions()["ggml_backend_dev_buffer_type"](device))
+    allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+    real = allocate(kind.interface.alloc_buffer)
+
+    def without_transfers(type_: int, size: int) -> int:
+        buffer = real(type_, size)
+        Buffer.from_address(buffer).interface.set_tensor = ending.value
+        return int(buffer)
+
+    broken = allocate(without_transfers)
+    with patch.object(device_failures, "_lost", set()):
+        kind.interface.alloc_buffer = ctypes.cast(broken, ctypes.c_void_p).value
+        found["weights"] = case(model, gpu_layers="all")
+        kind.interface.alloc_buffer = ctypes.cast(real, ctypes.c_void_p).value
+    with patch.object(device_failures, "_lost", set()), replaced(device, _INIT_BACKEND, ending):
+        found["context"] = case(model, gpu_layers="all")
+    with patch.object(device_failures, "_lost", set()), computing_replaced("memory", at_once=True):
+        found["drafter"] = case(model, gpu_layers=0, draft=model, draft_device="RPC0")
+    return found
 
 
 def plain_memory_as_pinned() -> Any:

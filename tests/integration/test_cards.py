@@ -310,6 +310,23 @@ def test_what_reads_views_of_weights_is_computed_where_these_are(amended: Cases)
                 np.testing.assert_allclose(each["logits"], correct["logits"], rtol=0, atol=1e-2)
 
 
+def test_a_load_in_which_a_device_fails_is_repeated_without_it(amended: Cases) -> None:
+    if call_guard() is None:
+        pytest.skip("EdgeSpec's library was not compiled, so nothing can be caught")
+    for name in ("weights", "context"):
+        found = amended["failed in loads"][name]
+        assert found["layers"] == ""
+        (warning,) = (each for each in found["warnings"] if "RPC0" in each)
+        assert warning.startswith("RPC0 failed while it computed: ")
+        assert warning.endswith("Retrying without it.")
+
+
+def test_loads_in_which_a_drafter_has_no_memory_come_to_an_end(amended: Cases) -> None:
+    if call_guard() is None:
+        pytest.skip("EdgeSpec's library was not compiled, so nothing can be caught")
+    assert "RPC0 ran out of memory while it computed" in amended["failed in loads"]["drafter"]["error"]
+
+
 def test_memory_that_is_pinned_for_a_lost_device_is_not_freed(amended: Cases) -> None:
     assert amended["freed when lost"]
 

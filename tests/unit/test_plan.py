@@ -302,23 +302,6 @@ def test_the_least_budget_is_the_smallest_one_with_a_plan(files: ModelFiles, dou
         planner.place(needs, budget=least - 1)
 
 
-@settings(max_examples=examples(200), deadline=None)
-@given(cases())
-def test_beside_cards_nothing_is_streamed_that_fits_in_memory(case: Case) -> None:
-    if case.machine.cards is None or case.config.memory.offload not in ("auto", "none"):
-        return
-    plan = planned(case)
-    sizes = case.planner.sizes(case.drafter)
-    try:
-        shortest = case.planner.place(sizes.at(sizes.context.fewest_rows), case.drafter)
-    except (MemoryLimitError, BackendError):
-        return
-    event("in memory" if shortest.memory.in_memory else "streamed")
-    if shortest.memory.in_memory:
-        assert plan is not None
-        assert plan.memory.in_memory
-
-
 @pytest.fixture
 def rearranges(monkeypatch: pytest.MonkeyPatch) -> None:
     """A processor with kernels for rearranged weights, and a disk that was measured."""
@@ -328,6 +311,29 @@ def rearranges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{planning}.host_products.can_be_set", lambda: True)
     monkeypatch.setattr(f"{planning}.plan.known_read_rate", lambda *_: 3e9)
     monkeypatch.setattr(f"{planning}.plan.read_rate", lambda *_: 3e9)
+
+
+@pytest.mark.usefixtures("rearranges")
+@pytest.mark.parametrize(
+    ("layers", "type_id", "offload", "context", "free", "memory"),
+    [
+        (24, Q4_0, "auto", 1024, 210_499_280, 1_483_495_515),
+        (24, Q8_0, "none", 8192, 1_630_294_842, 2_610_162_440),
+        (16, Q8_0, "none", 4096, 718_820_331, 1_630_504_995),
+    ],
+)
+def test_beside_a_card_passes_are_shorter_rather_than_streamed(
+    layers: int, type_id: int, offload: str, context: int, free: int, memory: int
+) -> None:
+    target = model(layers, 2048, type_id, vocabulary=32_000)
+    slow = 1e-10, 8e-10, 32e-10
+    link = Curve.through([(1 << 14, 1e-6), (1 << 24, 7e-4)])
+    card = Card("DEVICE0", "", free, free, False, DeviceProfile((1e-13, 2e-13, 4e-13), slow, link))
+    machine = MachineSnapshot(FreeMemory(memory), 4, Cards((card,), slow, Q4_0))
+    config = Config.of(context=context, draft="none", offload=offload)
+    found = Planner(target, config, machine, ProfileStore(Path("/nowhere/profiles"))).plan()
+    assert found.memory.in_memory
+    assert found.on_cards.left(found.needs).total <= found.memory.budget
 
 
 @pytest.mark.usefixtures("rearranges")
