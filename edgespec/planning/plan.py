@@ -566,7 +566,8 @@ class Planner:
         if self.machine.cards is None or self.config.memory.offload not in ("auto", NONE):
             return None
         found = None
-        for rows in reversed(sizes.rows):
+        exact = self.config.speculation.exact  # whose passes are not longer, as in `needs_within`
+        for rows in [sizes.context.fewest_rows] if exact else reversed(sizes.rows):
             try:
                 plan = self.place(sizes.at(rows), drafter)
             except MemoryLimitError:
