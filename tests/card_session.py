@@ -232,8 +232,8 @@ def computing_replaced(how: str, *, at_once: bool = False) -> Iterator[Callable[
 
     def remembered(device: int, parameters: int) -> int:
         begun.append(begin(device, parameters))
-        if at_once:
-            fail()
+        if at_once:  # those that were begun before may be freed
+            break_computing(begun[-1])
         return int(begun[-1])
 
     # ggml's own function ends the process if it is called with a number as large as an address.
@@ -242,10 +242,13 @@ def computing_replaced(how: str, *, at_once: bool = False) -> Iterator[Callable[
 
     def fail() -> None:
         for backend in begun:
-            functions = ctypes.cast(backend, ctypes.POINTER(ctypes.c_void_p))
-            functions[_GRAPH_COMPUTE] = (
-                ending.value if how == "lost" else ctypes.cast(no_memory, ctypes.c_void_p).value
-            )
+            break_computing(backend)
+
+    def break_computing(backend: int) -> None:
+        functions = ctypes.cast(backend, ctypes.POINTER(ctypes.c_void_p))
+        functions[_GRAPH_COMPUTE] = (
+            ending.value if how == "lost" else ctypes.cast(no_memory, ctypes.c_void_p).value
+        )
 
     with replaced(device, _INIT_BACKEND, init(remembered)):
         yield fail

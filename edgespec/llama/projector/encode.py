@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import ctypes
+import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -91,7 +92,7 @@ def _read(model: Model, request: Mapping[str, Any]) -> Mapping[str, Any]:
     params = mtmd.mtmd_context_params_default()
     params.use_gpu = params.print_timings = params.warmup = False
     params.n_threads = request["threads"]
-    context = mtmd.mtmd_init_from_file(str(request["projector"]).encode(), model.handle, params)
+    context = mtmd.mtmd_init_from_file(os.fsencode(request["projector"]), model.handle, params)
     if not context:
         raise _Refused("the projector cannot be loaded")
     if not mtmd.mtmd_support_vision(context):
