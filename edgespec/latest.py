@@ -23,7 +23,8 @@ class LatestValues(Generic[V]):
         self._max_values = max_values
         self._kept: OrderedDict[Hashable, tuple[V, int]] = OrderedDict()
         self._n_bytes = 0
-        self._lock = threading.Lock()
+        # A tracer's exception as a block ends leaves the lock held; its thread must not wait for itself then.
+        self._lock = threading.RLock()
 
     def get(self, key: Hashable) -> V | None:
         """The value of that key; None if it is not kept."""
