@@ -381,6 +381,14 @@ def vocabulary_fields(model: Path) -> dict[str, tuple[Any, list[gguf.GGUFValueTy
     }
 
 
+def add_vocabulary_of(writer: gguf.GGUFWriter, model: Path) -> int:
+    """Give a file the whole vocabulary of another model; returns how many tokens it has."""
+    vocabulary = vocabulary_fields(model)
+    for name, (value, types) in vocabulary.items():
+        writer.add_key_value(name, value, types[0], sub_type=types[-1] if len(types) > 1 else None)
+    return len(vocabulary["tokenizer.ggml.tokens"][0])
+
+
 def _as_python(value: Any, kind: int) -> Any:
     if isinstance(value, list):
         return [_as_python(element, kind) for element in value]

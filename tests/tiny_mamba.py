@@ -7,7 +7,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from tests.tiny import finish, vocabulary_fields
+from tests.tiny import add_vocabulary_of, finish
 
 EMBEDDING, INNER, STATE, RANK, CONV, LAYERS = 32, 64, 16, 4, 4, 2
 
@@ -25,10 +25,7 @@ def write_mamba(path: Path, vocabulary_of: Path) -> Path:
     writer.add_ssm_state_size(STATE)
     writer.add_ssm_time_step_rank(RANK)
     writer.add_layer_norm_rms_eps(1e-5)
-    vocabulary = vocabulary_fields(vocabulary_of)
-    for name, (value, types) in vocabulary.items():
-        writer.add_key_value(name, value, types[0], sub_type=types[-1] if len(types) > 1 else None)
-    n_vocab = len(vocabulary["tokenizer.ggml.tokens"][0])
+    n_vocab = add_vocabulary_of(writer, vocabulary_of)
     rng = np.random.default_rng(1)
 
     def add(name: str, *shape: int, scale: float = 0.3) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from tests.tiny import finish, vocabulary_fields
+from tests.tiny import add_vocabulary_of, finish
 
 EMBEDDING, HEAD, HIDDEN, RANK, LAYERS = 128, 64, 192, 32, 4  # ggml computes heads of 64
 
@@ -26,10 +26,7 @@ def write_rwkv(path: Path, vocabulary_of: Path) -> Path:
     writer.add_time_decay_extra_dim(RANK)
     writer.add_rescale_every_n_layers(0)
     writer.add_token_shift_count(2)
-    vocabulary = vocabulary_fields(vocabulary_of)
-    for name, (value, types) in vocabulary.items():
-        writer.add_key_value(name, value, types[0], sub_type=types[-1] if len(types) > 1 else None)
-    n_vocab = len(vocabulary["tokenizer.ggml.tokens"][0])
+    n_vocab = add_vocabulary_of(writer, vocabulary_of)
     rng = np.random.default_rng(1)
 
     def add(name: str, *shape: int, scale: float = 0.3) -> None:

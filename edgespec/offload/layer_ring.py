@@ -67,8 +67,8 @@ class LayerSwitch:
         self._copies = copies
         self._tensors = tensors
         self._layer_of = {tensor: layer for layer, places in tensors.items() for tensor in places}
-        self._views: dict[Address, int] = {}  # of weights, in this pass's graph; and their layers
-        self._offsets: dict[Address, int] = {}  # of views, in their layers' slots
+        # Of weights, in this pass's graph: their layers, and their offsets in these layers' slots.
+        self._views: dict[Address, tuple[int, int]] = {}
         self._stops: dict[tuple[int, bytes], _Stop | None] = {}  # None: pass over
         self._stop_asked: Callable[[], bool] = lambda: False
         self.keeps_last, self.allows_views = False, True
@@ -103,7 +103,6 @@ class LayerSwitch:
         for view in self._views:
             self.watch.forget_tensor(view)
         self._views.clear()
-        self._offsets.clear()
 
     def reached(self, node: Address) -> bool:
         """A node that reads weights is about to be computed. Returns whether the graph must stop after it.
@@ -118,7 +117,7 @@ class LayerSwitch:
         copies = {} if self._copies is None else self._copies.read_by(fields[:_VIEW])
         sources = (*fields[: _VIEW + 1], *copies.values())
         layers = {self._layer_of[source] for source in sources if source in self._layer_of}
-        layers |= {self._views[source] for source in sources if source in self._views}
+        layers |= {self._views[source][0] for source in sources if source in self._views}
         if len(layers) > 1:
             raise self._cannot_be_streamed(max(layers))
         (layer,) = layers
@@ -147,11 +146,12 @@ class LayerSwitch:
                 f"Use {named('gpu_layers', 0)}.",
             )
         layer = self._layer_of[viewed]
-        self._views[view], self._offsets[view] = layer, self._tensors[layer][viewed] + offset
+        place = self._tensors[layer][viewed] + offset
+        self._views[view] = layer, place
         self._unknown = True
         self.watch.ask_about_readers(view, layer)
         if layer == self._current:
-            ggml.set_data(view, self._slot + self._offsets[view])
+            ggml.set_data(view, self._slot + place)
 
     def computed(self, node: Address) -> None:
         """The graph has stopped after a node: the layer may be done with, and another one may come next."""
@@ -190,9 +190,9 @@ class LayerSwitch:
         self._slot = self._ring.acquire(layer, self._stop_asked)
         for tensor, place in self._tensors[layer].items():
             ggml.set_data(tensor, self._slot + place)
-        for view, owner in self._views.items():
+        for view, (owner, place) in self._views.items():
             if owner == layer:
-                ggml.set_data(view, self._slot + self._offsets[view])
+                ggml.set_data(view, self._slot + place)
         self._current, self._entered = layer, True
         self.watch.set_current(layer)
 

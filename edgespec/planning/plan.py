@@ -639,6 +639,7 @@ class Planner:
         if on_cards.assignment is None or on_cards.cards is None:
             return None
         measured = known_read_rate(self.target, self.store) > 0
+        layers = host_layers(self.target, on_cards.assignment) if measured else ()
         choose = partial(
             host_products,
             on_cards.assignment,
@@ -651,8 +652,7 @@ class Planner:
             read_rate=self.read_rate,
             most=self.config.speculation.tree_budget or self.usual_nodes,
         )
-        some = host_layers(self.target, on_cards.assignment)
-        products = choose(rereads=measured and bool(some) and self._rereading(on_cards) <= spare)
+        products = choose(rereads=bool(layers) and reread_bytes(self.target, layers) <= spare)
         if products is not None and products.rereads and products.sent_from > rows:
             return choose(rereads=False)
         return products
