@@ -18,11 +18,11 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 import edgespec
+from edgespec.api.limits import Limits
 from edgespec.cli.options.sampling import SamplingOptions
 from edgespec.config import Config
 from edgespec.engine.embedder import Embedder
 from edgespec.engine.engine import Engine
-from edgespec.serving.api.limits import Limits
 from edgespec.serving.app import Application
 from edgespec.serving.completion_handler import CompletionHandler
 from edgespec.serving.embeddings import EmbeddingHandler, EmbeddingWorker, ServedEmbedder

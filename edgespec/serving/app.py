@@ -15,15 +15,15 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from edgespec.api import protocol
+from edgespec.api.completion_request import is_pattern, names_model
+from edgespec.api.embeddings import EmbeddingEndpoint, OpenAIEmbeddings
+from edgespec.api.endpoint import Endpoint, Event
+from edgespec.api.openai_endpoints import CompletionsEndpoint, ResponsesEndpoint
+from edgespec.api.refusals import Refusal, Unavailable, refusal_for
+from edgespec.api.tokenizing import TokenizerEndpoint, detokenized, tokenized, tokenizer_info
 from edgespec.models.gguf.embedding import no_embeddings
 from edgespec.serving.anthropic.endpoints import MessagesEndpoint
-from edgespec.serving.api import protocol
-from edgespec.serving.api.completion_request import is_pattern, names_model
-from edgespec.serving.api.embeddings import EmbeddingEndpoint, OpenAIEmbeddings
-from edgespec.serving.api.endpoint import Endpoint, Event
-from edgespec.serving.api.openai_endpoints import CompletionsEndpoint, ResponsesEndpoint
-from edgespec.serving.api.refusals import Refusal, Unavailable, refusal_for
-from edgespec.serving.api.tokenizing import TokenizerEndpoint, detokenized, tokenized, tokenizer_info
 from edgespec.serving.completion_handler import CompletionHandler
 from edgespec.serving.embeddings import EmbeddingHandler
 from edgespec.serving.model_worker import ModelWorker

@@ -13,20 +13,20 @@ from contextlib import AsyncExitStack, aclosing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from edgespec.generation.result import Chunk, Generation
-from edgespec.images.reader import UnreadImage, without_reading
-from edgespec.images.rows import PlacedImage
-from edgespec.progress import checked_while_waiting
-from edgespec.serving.api.completion_request import (
+from edgespec.api.completion_request import (
     CompletionRequest,
     nth_config,
     read_request,
     with_system,
 )
-from edgespec.serving.api.endpoint import DirectEndpoint, Endpoint, Event, PromptEndpoint, ResponseBuilder
-from edgespec.serving.api.images import RequestImages, without_data
-from edgespec.serving.api.limits import Limits
-from edgespec.serving.api.refusals import Refusal, ShuttingDown, Unavailable, logged_refusal
+from edgespec.api.endpoint import DirectEndpoint, Endpoint, Event, PromptEndpoint, ResponseBuilder
+from edgespec.api.images import RequestImages, without_data
+from edgespec.api.limits import Limits
+from edgespec.api.refusals import Refusal, ShuttingDown, Unavailable, logged_refusal
+from edgespec.generation.result import Chunk, Generation
+from edgespec.images.reader import UnreadImage, without_reading
+from edgespec.images.rows import PlacedImage
+from edgespec.progress import checked_while_waiting
 from edgespec.serving.engine_worker import EngineWorker, PendingAnswer, PrefillProgress, chunks_of
 from edgespec.serving.model_worker import QueueSlot
 from edgespec.serving.prompts import echoed_prompts, encoded_prompts

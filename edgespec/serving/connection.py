@@ -23,8 +23,8 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from edgespec.serving.api.limits import Limits
-from edgespec.serving.api.refusals import RETRY_S, Refusal
+from edgespec.api.limits import Limits
+from edgespec.api.refusals import RETRY_S, Refusal
 from edgespec.serving.response_sender import HALF_CLOSED, REFUSED
 
 _POLL_S = 0.1

@@ -10,14 +10,14 @@ from itertools import chain, islice, zip_longest
 
 import numpy as np
 
-from edgespec.engine.embedder import Embedder, normalized
-from edgespec.generation.result import Generation
-from edgespec.serving.api.embeddings import (
+from edgespec.api.embeddings import (
     Embedded,
     EmbeddingEndpoint,
     EmbeddingRequest,
     Vectors,
 )
+from edgespec.engine.embedder import Embedder, normalized
+from edgespec.generation.result import Generation
 from edgespec.serving.model_worker import ModelWorker, Pending
 from edgespec.serving.ollama.model_card import ModelCard
 from edgespec.serving.request_bodies import RequestBody, parse

@@ -12,9 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
-from edgespec.machine.memory import release_free_memory
-from edgespec.progress import Progress
-from edgespec.serving.api.refusals import (
+from edgespec.api.refusals import (
     QueueFull,
     ShuttingDown,
     Unavailable,
@@ -22,6 +20,8 @@ from edgespec.serving.api.refusals import (
     reason_of,
     refusal_for,
 )
+from edgespec.machine.memory import release_free_memory
+from edgespec.progress import Progress
 from edgespec.serving.metrics import Metrics
 from edgespec.serving.ollama.model_card import ModelCard
 

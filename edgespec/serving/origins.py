@@ -13,8 +13,8 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from edgespec.api.refusals import Refusal
 from edgespec.errors import UsageError
-from edgespec.serving.api.refusals import Refusal
 
 ANY = "*"
 _PORTS = {"http": 80, "https": 443}

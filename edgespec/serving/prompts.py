@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from edgespec.api.completion_request import CompletionRequest, check_size, too_long
+from edgespec.api.limits import Limits
+from edgespec.api.text_logprobs import EchoedPrompt
+from edgespec.api.warnings import Warnings
 from edgespec.errors import UsageError
-from edgespec.serving.api.completion_request import CompletionRequest, check_size, too_long
-from edgespec.serving.api.limits import Limits
-from edgespec.serving.api.text_logprobs import EchoedPrompt
-from edgespec.serving.api.warnings import Warnings
 from edgespec.serving.served_model import ServedModel
 from edgespec.text.replay import WrittenAnswer
 

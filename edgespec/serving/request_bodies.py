@@ -12,8 +12,8 @@ from typing import Any
 from starlette.requests import Request as HTTPRequest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edgespec.serving.api.limits import Limits
-from edgespec.serving.api.refusals import RETRY_S, Refusal
+from edgespec.api.limits import Limits
+from edgespec.api.refusals import RETRY_S, Refusal
 
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))

@@ -12,9 +12,9 @@ from typing import Any, Generic, Protocol, TypeVar
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
 
+from edgespec.api.limits import Limits
+from edgespec.api.refusals import Refusal, ShuttingDown, forget_frames, logged_refusal
 from edgespec.generation.result import Generation
-from edgespec.serving.api.limits import Limits
-from edgespec.serving.api.refusals import Refusal, ShuttingDown, forget_frames, logged_refusal
 from edgespec.serving.model_worker import ModelWorker
 from edgespec.serving.request_bodies import BodyReceiver, RequestBody
 from edgespec.serving.request_log import GONE, RequestLogEntry

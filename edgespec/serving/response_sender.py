@@ -11,8 +11,8 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
-from edgespec.serving.api.endpoint import Event, PromptEndpoint, ResponseBuilder
-from edgespec.serving.api.refusals import Refusal
+from edgespec.api.endpoint import Event, PromptEndpoint, ResponseBuilder
+from edgespec.api.refusals import Refusal
 from edgespec.serving.engine_worker import PrefillProgress
 
 HALF_CLOSED = "edgespec.half_closed"

@@ -8,7 +8,7 @@ from types import FrameType
 
 import uvicorn
 
-from edgespec.serving.api.limits import Limits
+from edgespec.api.limits import Limits
 from edgespec.serving.app import Application
 from edgespec.serving.connection import connection_type
 from edgespec.serving.request_bodies import RestOfBody

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from edgespec.api.images import digested
 from edgespec.files.checked import CheckedFiles
 from edgespec.latest import LatestValues
-from edgespec.serving.api.images import digested
 from edgespec.text.replay import WrittenAnswer
 
 _SUFFIX = ".answer"

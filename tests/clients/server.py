@@ -15,11 +15,11 @@ from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
+from edgespec.api.endpoint import Endpoint
 from edgespec.cli.main import main
 from edgespec.generation.result import Generation
 from edgespec.processes.parent import end_with_parent
 from edgespec.serving import app, completion_handler
-from edgespec.serving.api.endpoint import Endpoint
 from tests.clients.script import next_answer, words_in
 
 _REFUSED = 400

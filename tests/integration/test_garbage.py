@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 import edgespec
+from edgespec.api.completion_request import CompletionRequest
 from edgespec.engine.answer import Answer
 from edgespec.engine.engine import Engine
 from edgespec.generation.config import GenerationConfig, Grammar
 from edgespec.serving import model_worker
-from edgespec.serving.api.completion_request import CompletionRequest
 from edgespec.serving.engine_worker import PendingAnswer
 from edgespec.serving.request_bodies import RequestBody
 from edgespec.serving.response_sender import ResponseSender

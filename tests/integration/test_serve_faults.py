@@ -22,9 +22,9 @@ import psutil
 import pytest
 from platformdirs import user_cache_path
 
+from edgespec.api.limits import Limits
 from edgespec.engine.engine import Engine
 from edgespec.errors import MemoryLimitError
-from edgespec.serving.api.limits import Limits
 from edgespec.text.encoding import Encoder
 from edgespec.text.template import ChatTemplate
 from tests.serving import CHAT, TEXT, Client, Running, end_of, load, serving, started

@@ -281,7 +281,7 @@ def test_a_bug_beside_the_model_is_logged_too(
         raise Broken("no answer")
 
     name = "piece" if stream else "whole"
-    monkeypatch.setattr(f"edgespec.serving.api.protocol.CompletionBuilder.{name}", fail)
+    monkeypatch.setattr(f"edgespec.api.protocol.CompletionBuilder.{name}", fail)
     with serving(partial(load, model)) as server, server.connect() as client:
         client.send(TEXT, {"prompt": "Once", "max_tokens": 2, "stream": stream})
         reply = http.client.HTTPResponse(client.socket)

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edgespec.serving.api.limits import Limits
-from edgespec.serving.api.refusals import Refusal
+from edgespec.api.limits import Limits
+from edgespec.api.refusals import Refusal
 from edgespec.serving.request_bodies import parse
 from tests.serving import CHAT, RESPONSE, TEXT, Running, load, serving
 from tests.tiers import examples

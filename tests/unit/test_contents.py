@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.serving.api.arguments import arguments_of
-from edgespec.serving.api.contents import text_of, thought_of, without_thoughts
-from edgespec.serving.api.warnings import Warnings
+from edgespec.api.arguments import arguments_of
+from edgespec.api.contents import text_of, thought_of, without_thoughts
+from edgespec.api.warnings import Warnings
 
 _TEXT = st.text(st.sampled_from('ab"\\\n\u20acé🙂{}[],:'), max_size=6)
 _VALUES = st.recursive(

@@ -25,6 +25,7 @@ BREACHES = {
     ),
     "speculation and costs are arithmetic": ("speculation/tree.py", "from edgespec.files import state"),
     "llama.cpp is called in two places": ("engine/engine.py", "import llama_cpp"),
+    "only the server needs serving": ("cli/batch/run.py", "from edgespec.serving import metrics"),
     "only tuning needs torch": ("drafting/make.py", "import torch"),
     "only batches on clusters need ray": ("cli/batch/run.py", "import ray"),
 }

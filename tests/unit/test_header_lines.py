@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from edgespec.api.header_lines import without_header_lines
+from edgespec.api.limits import Limits
+from edgespec.api.messages import read_messages
+from edgespec.api.warnings import Warnings
 from edgespec.errors import UsageError
 from edgespec.serving.anthropic.translation import as_chat
-from edgespec.serving.api.header_lines import without_header_lines
-from edgespec.serving.api.limits import Limits
-from edgespec.serving.api.messages import read_messages
-from edgespec.serving.api.warnings import Warnings
 
 BILLING = "x-anthropic-billing-header: cc_version=2.1.197; cc_entrypoint=cli; cch=1f3a;"
 RULES = "You are an agent.\nx-kept-here: yes"

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from platformdirs import user_cache_path
 
+from edgespec.api.refusals import refusal_for
 from edgespec.cli.screen.terminal import Terminal
 from edgespec.config import DevicesConfig
 from edgespec.errors import EdgeSpecError, InconclusiveTrial, ModelFileError
@@ -38,7 +39,6 @@ from edgespec.planning.devices.finding import PlacementRequest, measured
 from edgespec.processes import trial
 from edgespec.profiles.store import ProfileStore
 from edgespec.progress import no_progress
-from edgespec.serving.api.refusals import refusal_for
 from edgespec.text.grammar.matchers import check_grammar
 from tests.fuzz.headers import STRING, Entry, small_model
 from tests.tiny import write_tiny

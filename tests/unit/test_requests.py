@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from edgespec.api import responses
+from edgespec.api.completion_request import CompletionRequest, read_request, with_system
+from edgespec.api.limits import Limits
+from edgespec.api.warnings import Warnings
 from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig
-from edgespec.serving.api import responses
-from edgespec.serving.api.completion_request import CompletionRequest, read_request, with_system
-from edgespec.serving.api.limits import Limits
-from edgespec.serving.api.warnings import Warnings
 
 HI = [{"role": "user", "content": "Hi"}]
 TOOL = {"type": "function", "function": {"name": "f", "strict": True}}

@@ -16,6 +16,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import typer
 
+from edgespec.api.completion_request import check_tokens, nth_config
+from edgespec.api.images import without_data
 from edgespec.cli.batch.answering import FATAL, BatchRequests, answer_all, explained
 from edgespec.cli.batch.engines import EngineLoader, LoadedEngine, load_here
 from edgespec.cli.batch.formats import openai_format
@@ -39,8 +41,6 @@ from edgespec.engine.requests import Request
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
-from edgespec.serving.api.completion_request import check_tokens, nth_config
-from edgespec.serving.api.images import without_data
 
 if TYPE_CHECKING:
     from edgespec.text.encoding import Prompt

@@ -115,7 +115,7 @@ def serve(
     from edgespec.models.hub.external import display_name
 
     try:
-        from edgespec.serving.api.limits import Limits
+        from edgespec.api.limits import Limits
         from edgespec.serving.app import Application
         from edgespec.serving.completion_handler import CompletionHandler
         from edgespec.serving.embeddings import EmbeddingHandler, EmbeddingWorker, ServedEmbedder

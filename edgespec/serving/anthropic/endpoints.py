@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from edgespec.api.completion_request import CompletionRequest
+from edgespec.api.endpoint import Event, PromptEndpoint, ResponseBuilder, TranslatedRequest
+from edgespec.api.refusals import Refusal
+from edgespec.api.warnings import Warnings
 from edgespec.serving.anthropic.message_builder import PING, MessageBuilder
 from edgespec.serving.anthropic.translation import as_chat
-from edgespec.serving.api.completion_request import CompletionRequest
-from edgespec.serving.api.endpoint import Event, PromptEndpoint, ResponseBuilder, TranslatedRequest
-from edgespec.serving.api.refusals import Refusal
-from edgespec.serving.api.warnings import Warnings
 
 _ERRORS = {
     400: "invalid_request_error",

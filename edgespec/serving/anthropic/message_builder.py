@@ -7,9 +7,9 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
+from edgespec.api.endpoint import Event
 from edgespec.generation.result import Chunk, Generation
 from edgespec.generation.tools import CallPiece
-from edgespec.serving.api.endpoint import Event
 
 PING: Event = {"type": "ping"}
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from edgespec.api.contents import content_of, text_of, text_part, thought_of, without_thoughts
+from edgespec.api.header_lines import without_header_lines
+from edgespec.api.values import boolean, integer, shown, wrong
+from edgespec.api.warnings import Warnings
 from edgespec.errors import UsageError
 from edgespec.generation.thinking import EFFORTS
-from edgespec.serving.api.contents import content_of, text_of, text_part, thought_of, without_thoughts
-from edgespec.serving.api.header_lines import without_header_lines
-from edgespec.serving.api.values import boolean, integer, shown, wrong
-from edgespec.serving.api.warnings import Warnings
 
 Block = Mapping[str, Any]
 Messages = list[dict[str, Any]]

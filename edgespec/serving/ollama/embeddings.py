@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from datetime import UTC, datetime
 
-from edgespec.serving.api.completion_request import model_name
-from edgespec.serving.api.embeddings import (
+from edgespec.api.completion_request import model_name
+from edgespec.api.embeddings import (
     Embedded,
     EmbeddingEndpoint,
     EmbeddingRequest,
@@ -14,11 +14,11 @@ from edgespec.serving.api.embeddings import (
     object_of,
     warn_of_others,
 )
-from edgespec.serving.api.endpoint import Event
-from edgespec.serving.api.limits import LARGEST_COUNT
-from edgespec.serving.api.refusals import Refusal
-from edgespec.serving.api.values import boolean, integer, wrong
-from edgespec.serving.api.warnings import Warnings
+from edgespec.api.endpoint import Event
+from edgespec.api.limits import LARGEST_COUNT
+from edgespec.api.refusals import Refusal
+from edgespec.api.values import boolean, integer, wrong
+from edgespec.api.warnings import Warnings
 from edgespec.serving.ollama.endpoints import failure
 
 

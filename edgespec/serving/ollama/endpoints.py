@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgespec.serving.api.completion_request import CompletionRequest
-from edgespec.serving.api.endpoint import (
+from edgespec.api.completion_request import CompletionRequest
+from edgespec.api.endpoint import (
     Event,
     PromptEndpoint,
     ResponseBuilder,
     TranslatedRequest,
     json_line,
 )
-from edgespec.serving.api.refusals import Refusal
-from edgespec.serving.api.warnings import Warnings
+from edgespec.api.refusals import Refusal
+from edgespec.api.warnings import Warnings
 from edgespec.serving.ollama.response_builder import OllamaBuilder
 from edgespec.serving.ollama.translation import chat_as_chat, generate_as_chat, only_loads
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
+from edgespec.api.endpoint import Event
 from edgespec.generation.result import Chunk, Generation
 from edgespec.generation.tools import CallPiece, ToolCall
-from edgespec.serving.api.endpoint import Event
 
 
 class OllamaBuilder:

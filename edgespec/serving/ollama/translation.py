@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from edgespec.api.contents import Content, content_of, data_address, image_part, text_part
+from edgespec.api.values import boolean, shown, wrong
+from edgespec.api.warnings import Warnings
 from edgespec.errors import UsageError
-from edgespec.serving.api.contents import Content, content_of, data_address, image_part, text_part
-from edgespec.serving.api.values import boolean, shown, wrong
-from edgespec.serving.api.warnings import Warnings
 
 # Options and their names in a request for a chat; other options tune Ollama's own engine.
 _OPTIONS = {

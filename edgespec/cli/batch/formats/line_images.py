@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from edgespec.api.contents import data_address
+from edgespec.api.images import data_of
 from edgespec.errors import UsageError
 from edgespec.files.user_folders import expanded
 from edgespec.generation.config import shortened
 from edgespec.images.parts import hash_of, image_of
-from edgespec.serving.api.contents import data_address
-from edgespec.serving.api.images import data_of
 
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _DATA = "data:"

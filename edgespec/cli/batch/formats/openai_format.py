@@ -12,16 +12,16 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
+from edgespec.api import completion_request, protocol
+from edgespec.api.images import RequestImages
+from edgespec.api.limits import Limits
+from edgespec.api.refusals import refusal_for
+from edgespec.api.warnings import Warnings
 from edgespec.cli.batch.input.job import Job
 from edgespec.cli.origin import NO_ORIGIN, Origin
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.generation.config import GenerationConfig, shortened
 from edgespec.generation.result import Generation
-from edgespec.serving.api import completion_request, protocol
-from edgespec.serving.api.images import RequestImages
-from edgespec.serving.api.limits import Limits
-from edgespec.serving.api.refusals import refusal_for
-from edgespec.serving.api.warnings import Warnings
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from edgespec.api.images import without_data
 from edgespec.cli.batch.formats.line_images import LineImages
 from edgespec.cli.batch.input.job import Job
 from edgespec.cli.origin import NO_ORIGIN, Origin
@@ -14,7 +15,6 @@ from edgespec.errors import UsageError, did_you_mean
 from edgespec.generation.config import NOT_SETTINGS, GenerationConfig, Grammar, shortened
 from edgespec.generation.result import Generation
 from edgespec.generation.thinking import think_text
-from edgespec.serving.api.images import without_data
 
 MAX_ANSWERS = 1000
 

@@ -6,12 +6,12 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from edgespec.api.contents import content_of, note, text_of
+from edgespec.api.fields import CHAT_FIELDS
+from edgespec.api.tools import CUSTOM_INPUT
+from edgespec.api.values import shown, wrong
+from edgespec.api.warnings import Warnings
 from edgespec.errors import UsageError
-from edgespec.serving.api.contents import content_of, note, text_of
-from edgespec.serving.api.fields import CHAT_FIELDS
-from edgespec.serving.api.tools import CUSTOM_INPUT
-from edgespec.serving.api.values import shown, wrong
-from edgespec.serving.api.warnings import Warnings
 
 Messages = list[dict[str, Any]]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from edgespec.serving.api.warnings import Warnings
+from edgespec.api.warnings import Warnings
 
 _ESCAPE_LENGTH = len("\\u0000")
 _MAX_DEPTH = 100

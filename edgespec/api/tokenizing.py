@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from edgespec.api.completion_request import check_size, check_tokens
+from edgespec.api.endpoint import DirectEndpoint, Event
+from edgespec.api.images import RequestImages
+from edgespec.api.limits import Limits
+from edgespec.api.messages import read_messages
+from edgespec.api.values import boolean, wrong
+from edgespec.api.warnings import Warnings
 from edgespec.errors import UsageError
-from edgespec.serving.api.completion_request import check_size, check_tokens
-from edgespec.serving.api.endpoint import DirectEndpoint, Event
-from edgespec.serving.api.images import RequestImages
-from edgespec.serving.api.limits import Limits
-from edgespec.serving.api.messages import read_messages
-from edgespec.serving.api.values import boolean, wrong
-from edgespec.serving.api.warnings import Warnings
 
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from edgespec.api.completion_request import CompletionRequest
+from edgespec.api.images import DATA_URL
+from edgespec.api.limits import Limits
+from edgespec.api.refusals import Refusal
+from edgespec.api.warnings import Warnings
 from edgespec.generation.result import Chunk, Generation
-from edgespec.serving.api.completion_request import CompletionRequest
-from edgespec.serving.api.images import DATA_URL
-from edgespec.serving.api.limits import Limits
-from edgespec.serving.api.refusals import Refusal
-from edgespec.serving.api.warnings import Warnings
 
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from edgespec.api import protocol
 from edgespec.errors import ContextLengthError, EdgeSpecError, InconclusiveTrial, TemplateError, UsageError
-from edgespec.serving.api import protocol
 
 if TYPE_CHECKING:
     from starlette.responses import JSONResponse

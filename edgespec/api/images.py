@@ -7,12 +7,12 @@ import binascii
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from edgespec.api.contents import ADDRESS, Content, note
+from edgespec.api.limits import Limits
+from edgespec.api.warnings import Warnings
 from edgespec.errors import UsageError
 from edgespec.images.file import MAX_BYTES, check_image
 from edgespec.images.parts import hash_of
-from edgespec.serving.api.contents import ADDRESS, Content, note
-from edgespec.serving.api.limits import Limits
-from edgespec.serving.api.warnings import Warnings
 
 _SPACE = dict.fromkeys(map(ord, " \t\r\n"))
 _HEAD = 256  # characters in which a data URL has its type

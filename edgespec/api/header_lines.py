@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from edgespec.serving.api.warnings import Warnings
+from edgespec.api.warnings import Warnings
 
 # At least two hyphens: a prompt about an "X-ray: ..." must not lose its first line.
 _HEADERS = re.compile(r"(?:x(?:-[a-z0-9]+){2,}:[^\r\n]*(?:\r?\n\s*|\Z))+", re.IGNORECASE)

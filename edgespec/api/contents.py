@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from edgespec.serving.api.values import shown
-from edgespec.serving.api.warnings import Warnings
+from edgespec.api.values import shown
+from edgespec.api.warnings import Warnings
 from edgespec.text.unreadable import READS_TEXT, note_for
 
 _TEXTS = frozenset((None, "text", "input_text", "output_text", "summary_text", "reasoning_text"))

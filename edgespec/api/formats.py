@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from edgespec.api.limits import Limits
+from edgespec.api.values import shown, wrong
+from edgespec.api.warnings import Warnings
 from edgespec.errors import UsageError
 from edgespec.generation.config import Grammar
-from edgespec.serving.api.limits import Limits
-from edgespec.serving.api.values import shown, wrong
-from edgespec.serving.api.warnings import Warnings
 
 _NAMES = {"json_schema": "JSON schema", "grammar": "grammar", "regex": "regular expression"}
 _ANY_OBJECT = {"type": "object", "additionalProperties": True}

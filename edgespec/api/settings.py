@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from edgespec.api.limits import LARGEST_COUNT, Limits
+from edgespec.api.values import boolean, integer, shown, wrong
+from edgespec.api.warnings import Warnings
 from edgespec.errors import UsageError
 from edgespec.generation.config import MAX_LOGPROBS, MAX_SEED, GenerationConfig
 from edgespec.generation.thinking import EFFORTS, MAX_BUDGET, think_text
-from edgespec.serving.api.limits import LARGEST_COUNT, Limits
-from edgespec.serving.api.values import boolean, integer, shown, wrong
-from edgespec.serving.api.warnings import Warnings
 
 # The API's names (ours where it has none) for fields of GenerationConfig.
 _INTEGERS = {

@@ -8,11 +8,11 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from edgespec.api import speculation
+from edgespec.api.text_logprobs import EchoedPrompt, TextLogprobs, joined
+from edgespec.api.tools import custom_input
 from edgespec.generation.result import Chunk, Generation, TokenLogprob, tokens_per_second
 from edgespec.generation.tools import CallPiece, ToolCall
-from edgespec.serving.api import speculation
-from edgespec.serving.api.text_logprobs import EchoedPrompt, TextLogprobs, joined
-from edgespec.serving.api.tools import custom_input
 
 
 class CompletionBuilder:

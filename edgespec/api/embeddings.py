@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.api.completion_request import model_name
+from edgespec.api.endpoint import Event
+from edgespec.api.refusals import Refusal
+from edgespec.api.values import integer, shown, wrong
+from edgespec.api.warnings import Warnings
 from edgespec.errors import UsageError
-from edgespec.serving.api.completion_request import model_name
-from edgespec.serving.api.endpoint import Event
-from edgespec.serving.api.refusals import Refusal
-from edgespec.serving.api.values import integer, shown, wrong
-from edgespec.serving.api.warnings import Warnings
 
 _MAX_INPUTS = 2048
 

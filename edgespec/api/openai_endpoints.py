@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from edgespec.api import protocol, response_items, responses
+from edgespec.api.completion_request import CompletionRequest
+from edgespec.api.endpoint import PromptEndpoint, ResponseBuilder, TranslatedRequest
+from edgespec.api.refusals import Refusal
+from edgespec.api.warnings import Warnings
 from edgespec.generation.result import Generation
 from edgespec.latest import LatestValues
-from edgespec.serving.api import protocol, response_items, responses
-from edgespec.serving.api.completion_request import CompletionRequest
-from edgespec.serving.api.endpoint import PromptEndpoint, ResponseBuilder, TranslatedRequest
-from edgespec.serving.api.refusals import Refusal
-from edgespec.serving.api.warnings import Warnings
 
 _MAX_KEPT = 1024
 _MAX_BYTES = 64 << 20  # the images of a conversation are kept with it

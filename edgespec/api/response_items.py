@@ -7,11 +7,11 @@ import uuid
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal
 
+from edgespec.api import protocol
+from edgespec.api.tools import custom_input
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk, Generation
 from edgespec.generation.tools import CHOICES, CallPiece, Tool
-from edgespec.serving.api import protocol
-from edgespec.serving.api.tools import custom_input
 
 Event = dict[str, Any]
 # What ids begin with: reasoning, message, function call, call of a custom tool.

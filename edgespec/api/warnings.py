@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgespec.serving.api.values import shown
+from edgespec.api.values import shown
 
 _MAX_WARNINGS = 16
 

@@ -7,18 +7,18 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
+from edgespec.api.fields import warn_of_fields
+from edgespec.api.formats import read_format
+from edgespec.api.images import RequestImages
+from edgespec.api.limits import Limits
+from edgespec.api.messages import read_messages, texts_of
+from edgespec.api.settings import read_settings
+from edgespec.api.text_logprobs import EchoedPrompt
+from edgespec.api.tools import read_tools
+from edgespec.api.values import boolean, integer, shown, wrong
+from edgespec.api.warnings import Warnings
 from edgespec.errors import ContextLengthError, UsageError
 from edgespec.generation.config import MAX_SEED, GenerationConfig
-from edgespec.serving.api.fields import warn_of_fields
-from edgespec.serving.api.formats import read_format
-from edgespec.serving.api.images import RequestImages
-from edgespec.serving.api.limits import Limits
-from edgespec.serving.api.messages import read_messages, texts_of
-from edgespec.serving.api.settings import read_settings
-from edgespec.serving.api.text_logprobs import EchoedPrompt
-from edgespec.serving.api.tools import read_tools
-from edgespec.serving.api.values import boolean, integer, shown, wrong
-from edgespec.serving.api.warnings import Warnings
 
 if TYPE_CHECKING:
     from edgespec.generation.result import Generation

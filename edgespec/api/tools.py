@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from edgespec.api.arguments import arguments_of
+from edgespec.api.limits import Limits
+from edgespec.api.values import boolean, shown, wrong
+from edgespec.api.warnings import Warnings
 from edgespec.errors import UsageError
 from edgespec.generation.tools import CHOICES, Tool
-from edgespec.serving.api.arguments import arguments_of
-from edgespec.serving.api.limits import Limits
-from edgespec.serving.api.values import boolean, shown, wrong
-from edgespec.serving.api.warnings import Warnings
 
 CUSTOM_INPUT = "input"
 """The only argument of a custom tool, which takes a text instead of arguments."""

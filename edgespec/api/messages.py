@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from edgespec.api.arguments import arguments_of
+from edgespec.api.contents import content_of, note, text_of, thought_of, without_thoughts
+from edgespec.api.header_lines import without_header_lines
+from edgespec.api.images import RequestImages, blind
+from edgespec.api.limits import Limits
+from edgespec.api.tools import CUSTOM_INPUT
+from edgespec.api.values import shown, wrong
+from edgespec.api.warnings import Warnings
 from edgespec.errors import UsageError
-from edgespec.serving.api.arguments import arguments_of
-from edgespec.serving.api.contents import content_of, note, text_of, thought_of, without_thoughts
-from edgespec.serving.api.header_lines import without_header_lines
-from edgespec.serving.api.images import RequestImages, blind
-from edgespec.serving.api.limits import Limits
-from edgespec.serving.api.tools import CUSTOM_INPUT
-from edgespec.serving.api.values import shown, wrong
-from edgespec.serving.api.warnings import Warnings
 
 _ROLES = {
     "system": "system",

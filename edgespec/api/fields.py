@@ -6,10 +6,10 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
+from edgespec.api.settings import SETTINGS
+from edgespec.api.values import shown
+from edgespec.api.warnings import Warnings
 from edgespec.errors import UsageError
-from edgespec.serving.api.settings import SETTINGS
-from edgespec.serving.api.values import shown
-from edgespec.serving.api.warnings import Warnings
 
 CHAT_FIELDS = (
     *SETTINGS,
