@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from edgespec.drafters.draft_sequence import DraftSequence, DraftStep
 from edgespec.drafters.draft_sequences import DraftSequences, Wanted
-from edgespec.drafters.head_shortlist import HeadShortlist
 from edgespec.drafters.translation import Translation
 from edgespec.drafters.window import WHOLE, DraftWindow
 from edgespec.files.checked import CheckedFiles
@@ -94,7 +93,6 @@ class ModelDrafter(MergingDrafter):
         translation: Translation | None = None,
         max_rows: int | None = None,
         name: str | None = None,
-        shortlist: HeadShortlist | None = None,
     ) -> None:
         # One vocabulary may be padded at its end; padding is no token of the other.
         own_vocabulary = model.vocabulary.n_tokens if translation is None else target_vocabulary
@@ -105,9 +103,6 @@ class ModelDrafter(MergingDrafter):
         self._model = model
         self._context = context
         self._translation = translation
-        self._shortlist = shortlist
-        if shortlist is not None:
-            context.shorten_head(shortlist.listed)
         self._sequences = DraftSequences(context, self._new_sequence, window)
         self._drafted: list[DraftSequence] = []  # those of the last trees, in order
         self._places: dict[int, int] = {}  # where each request of the last call is in there
@@ -369,8 +364,6 @@ class ModelDrafter(MergingDrafter):
             time.perf_counter(),
             any(len(step.sequence.pending) > _USUAL_PENDING for step in steps),
         )
-        if self._shortlist is not None:
-            self._list_tokens(self._shortlist, steps)
         share = self._max_pending(steps)
         for step in steps:
             step.prepare(share)
@@ -395,17 +388,6 @@ class ModelDrafter(MergingDrafter):
         wanted = [slice(end - step.n_nodes, end) for step, end in zip(steps, ends, strict=True)]
         self._was_read(steps, wanted)
         return [logits[rows, : self._n_vocab] for rows in wanted]
-
-    def _list_tokens(self, shortlist: HeadShortlist, steps: Sequence[DraftStep]) -> None:
-        """Have the logits of the sequences' tokens computed."""
-        changed = False
-        for step in steps:
-            if step.reads_sequence:
-                read, pending = step.sequence.read, step.sequence.pending
-                is_prompt = len(pending) > _USUAL_PENDING
-                changed |= shortlist.note(read + pending if is_prompt else pending, chosen=not is_prompt)
-        if changed:
-            self._context.shorten_head(shortlist.listed)
 
     def _max_pending(self, steps: Sequence[DraftStep]) -> int:
         """Tokens of each step's sequence that may be read together with the steps."""

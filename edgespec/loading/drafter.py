@@ -125,10 +125,8 @@ def _open_model_drafter(
         )
         if not model.keeps_recurrent_state:
             window = _within(window, context.n_cells - 2 * limits.budget)
-    from edgespec.drafters.head_shortlist import LEAST_VOCABULARY, HeadShortlist
     from edgespec.drafters.model import ModelDrafter
 
-    n_tokens = model.vocabulary.n_tokens
     max_rows = max(plan.context.drafter_outputs or context.n_outputs, limits.width)
     return ModelDrafter(
         model,
@@ -138,7 +136,6 @@ def _open_model_drafter(
         window,
         translation=translation,
         max_rows=max_rows,
-        shortlist=HeadShortlist(n_tokens) if n_tokens >= LEAST_VOCABULARY else None,
     )
 
 

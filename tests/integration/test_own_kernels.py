@@ -14,7 +14,6 @@ import pytest
 import edgespec
 from edgespec.config import Config
 from edgespec.costs.planned_weights import HitRates
-from edgespec.drafters.model import ModelDrafter
 from edgespec.engine import sequence as sequences
 from edgespec.engine.engine import Engine
 from edgespec.engine.target import TargetPass
@@ -127,50 +126,6 @@ def test_neither_threads_nor_the_instruction_set_change_a_bit(
         monkeypatch.setenv(VARIABLE, setting_for(name))
         with Model(smol_path) as model:
             assert np.array_equal(logits(model, rows=16), expected), name
-
-
-@pytest.mark.parametrize("n_threads", [1, 3])
-@pytest.mark.parametrize("rows", [1, 16])
-def test_a_shortened_head_gives_its_tokens_the_same_bits(
-    own: library.NativeLibrary, model_path: Path, rows: int, n_threads: int
-) -> None:
-    random = np.random.default_rng(3)
-    with Model(model_path) as model:
-        n_vocab = model.vocabulary.n_tokens
-        context = Context(model, n_cells=64, n_rows=16, n_outputs=16, n_sequences=1, n_threads=n_threads)
-        tokens = random.integers(0, n_vocab, rows, dtype=np.int32)
-
-        def logits_of(listed: np.ndarray | None) -> np.ndarray:
-            context.shorten_head(listed)
-            context.clear()
-            context.decode(TokenBatch.run(tokens, 0, n_sequences=1, logits="all"))
-            return context.logits().copy()
-
-        expected = logits_of(None)
-        for share in (0.0001, 0.01, 0.5):
-            listed = random.random(n_vocab) < share
-            listed[-1] = True  # in a panel that need not be full
-            found = logits_of(listed)
-            assert np.array_equal(found[:, listed], expected[:, listed])
-            left_out = found == np.float32(-1e9)
-            assert (left_out | (found == expected)).all()
-            assert left_out.any() == (share < 0.5)
-        assert np.array_equal(logits_of(None), expected)
-        context.close()
-
-
-def test_a_drafter_with_a_shortened_head_changes_no_text(
-    own: library.NativeLibrary, smol_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with edgespec.load(smol_path, draft="none") as engine:
-        expected = answer(engine)
-    monkeypatch.setattr("edgespec.drafters.head_shortlist.LEAST_VOCABULARY", 1)
-    monkeypatch.setattr("edgespec.drafters.head_shortlist._TOO_MANY", 1.0)  # a small vocabulary misses many
-    with edgespec.load(smol_path, draft=smol_path, tree_budget=40) as engine:
-        assert answer(engine) == expected
-        assert isinstance(engine.drafter, ModelDrafter)
-        left_out = engine.drafter._context.logits() == np.float32(-1e9)
-        assert left_out.mean(axis=1).min() > 0.5
 
 
 def test_they_compute_what_ggml_computes(

@@ -40,7 +40,6 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "edgespec_planner_free": (None, [ctypes.c_void_p]),
     "edgespec_plan_with": (None, [ctypes.c_void_p]),
     "edgespec_answers": (None, [ctypes.c_void_p, *[ctypes.POINTER(ctypes.c_int64)] * 2]),
-    "edgespec_shorten_head": (None, [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]),
     "edgespec_isa_name": (ctypes.c_char_p, [ctypes.c_int]),
     "edgespec_isa_id": (ctypes.c_int, [ctypes.c_char_p]),
     "edgespec_isa_usable": (ctypes.c_int, [ctypes.c_int]),
@@ -146,20 +145,6 @@ class NodePlanner:
 
     def __exit__(self, *_: object) -> None:
         self._f["edgespec_plan_with"](None)
-
-    def shorten_head(self, listed: NDArray[np.bool_] | None) -> None:
-        """Compute logits of some tokens alone from now on, where the output head's weights are packed.
-
-        Tokens whose rows are packed in the same panel get theirs, too; all others get a large negative one.
-        Not to be called while a graph is computed.
-
-        Args:
-            listed: (n_vocab,) the tokens; None for all.
-        """
-        if self._handle is not None:
-            rows = None if listed is None else np.ascontiguousarray(listed)
-            count, start = (0, None) if rows is None else (len(rows), rows.ctypes.data)
-            self._f["edgespec_shorten_head"](self._handle, count, start)
 
     def answers(self) -> tuple[int, int]:
         """Count the attention nodes taken from ggml, and the attention nodes and products left to it."""

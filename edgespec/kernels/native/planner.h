@@ -4,24 +4,14 @@
 // A thread that has ggml compute a graph names the planner first. ggml plans every node in that thread, and nodes are
 // marked then: their `extra` points to the planner if they are computed here. All threads see the same marks.
 #pragma once
-#include <cstdint>
-#include <vector>
-
 #include "ggml_abi.h"
 
 namespace edgespec {
-
-// The only panels of a model's output head that are computed.
-struct Shortlist {
-    int64_t n = 0;  // rows of the head; no other matrix of a model has as many
-    std::vector<int64_t> panels;  // ascending
-};
 
 struct Planner {
     int isa;             // instruction set
     bool takes_unpacked; // attention and products of F32 matrices are computed here, too
     int64_t attention = 0, left = 0;  // how often ggml has asked about attention computed here, and nodes left to it
-    Shortlist shortlist = {};
 };
 
 // The instruction set of a node that has been planned.

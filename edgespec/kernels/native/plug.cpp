@@ -7,7 +7,6 @@
 #include "products.h"
 #include "recurrent.h"
 #include "types.h"
-#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -71,22 +70,6 @@ int64_t panels_at_once(int64_t panels, int nth) {
     return even < 1 ? 1 : even > MAX_PANELS ? MAX_PANELS : even;
 }
 
-// The shortlist that a product keeps to; null if it computes all rows of its matrix.
-const Shortlist * shortlist_of(const Tensor * op) {
-    const auto * by = (const Planner *) op->extra;
-    return by && by->shortlist.n && by->shortlist.n == op->src[0]->ne[1] ? &by->shortlist : nullptr;
-}
-
-// Calls a function with each run of consecutive panels among those of a list from `first` to before `last`.
-template <class F> void for_runs(const std::vector<int64_t> & panels, int64_t first, int64_t last, F with) {
-    while (first < last) {
-        int64_t next = first + 1;
-        while (next < last && panels[next] == panels[next - 1] + 1) next++;
-        with(panels[first], panels[next - 1] + 1);
-        first = next;
-    }
-}
-
 // Rows of activations times one packed matrix.
 class Product : public TensorTraits {
   public:
@@ -116,23 +99,12 @@ class Product : public TensorTraits {
                               activations);
             row = last;
         }
-        float * out = (float *) op->data;
-        const Shortlist * list = shortlist_of(op);
-        if (list) {
-            std::fill(out + share(rows * n, params->ith, params->nth), out + share(rows * n, params->ith + 1, params->nth),
-                      EDGESPEC_UNLISTED);
-        }
         if (params->ith == 0) new (counter) Counter{{0}};
         wait_for_all(params);
-        const auto multiply = [&](int64_t first, int64_t last) {
-            edgespec_multiply(isa, w->type, w->data, k, n, first, last, activations, rows, out, (size_t) n, nullptr);
-        };
-        const int64_t panels = list ? (int64_t) list->panels.size() : panels_of(w);
-        const int64_t step = panels_at_once(panels, params->nth);
+        const int64_t panels = panels_of(w), step = panels_at_once(panels, params->nth);
         for (int64_t p; (p = counter->next.fetch_add(step, std::memory_order_relaxed)) < panels;) {
-            const int64_t last = p + step < panels ? p + step : panels;
-            if (list) for_runs(list->panels, p, last, multiply);
-            else multiply(p, last);
+            edgespec_multiply(isa, w->type, w->data, k, n, p, p + step < panels ? p + step : panels, activations, rows,
+                              (float *) op->data, (size_t) n, nullptr);
         }
         return true;
     }
@@ -460,18 +432,6 @@ void * edgespec_planner_new(int isa, int takes_unpacked) {
 void edgespec_planner_free(void * freed) { delete (Planner *) freed; }
 
 void edgespec_plan_with(void * next) { planner = (Planner *) next; }
-
-void edgespec_shorten_head(void * planner, int64_t n, const uint8_t * listed) {
-    Shortlist & list = ((Planner *) planner)->shortlist;
-    list = {};
-    if (!listed) return;
-    list.n = n;
-    for (int64_t first = 0; first < n; first += EDGESPEC_PANEL_ROWS) {
-        const uint8_t * end = listed + std::min<int64_t>(first + EDGESPEC_PANEL_ROWS, n);
-        if (std::any_of(listed + first, end, [](uint8_t is) { return is != 0; }))
-            list.panels.push_back(first / EDGESPEC_PANEL_ROWS);
-    }
-}
 
 void edgespec_answers(const void * asked, int64_t * ours, int64_t * left) {
     *ours = ((const Planner *) asked)->attention, *left = ((const Planner *) asked)->left;

@@ -35,11 +35,6 @@ void edgespec_planner_free(void * planner);
 /* Plans the graphs that this thread has ggml compute from now on; null: nothing but products of packed weights is
  * computed here. */
 void edgespec_plan_with(void * planner);
-/* Has products of matrices with `n` rows, which is the output head's number of them, compute the panels alone that hold
- * a row of `listed` (n bytes, nonzero for those in it). All other results are EDGESPEC_UNLISTED. Null: all are computed.
- * Not to be called while a graph of the planner is computed. */
-#define EDGESPEC_UNLISTED -1e9f
-void edgespec_shorten_head(void * planner, int64_t n, const uint8_t * listed);
 /* How often ggml has asked about attention of a planner's graphs that is computed here (`ours`), and about attention and
  * products that are left to it (`left`). */
 void edgespec_answers(const void * planner, int64_t * ours, int64_t * left);

@@ -221,17 +221,6 @@ class Context:
             raise BackendError(f"llama.cpp rejects the LoRA adapters: {log.cause()}.")
         self.adapted = bool(adapters)
 
-    def shorten_head(self, listed: NDArray[np.bool_] | None) -> None:
-        """Compute the logits of some tokens alone from now on; see NodePlanner.shorten_head.
-
-        Without own kernels, or with a head that they do not compute, all are computed as before.
-
-        Args:
-            listed: (n_vocab,) the tokens; None for all.
-        """
-        if self._compute_thread.planner is not None:
-            self._compute_thread.planner.shorten_head(listed)
-
     def watch_own(self) -> Callable[[], bool]:
         """Begin to watch who computes products and attention in this context; see NodePlanner.watch."""
         planner = self._compute_thread.planner
