@@ -27,8 +27,8 @@ from torch import Tensor
 import edgespec
 from benchmarks.harness import parser_of, print_head
 from edgespec.generation.config import GenerationConfig
-from edgespec.heads.eagle.eagle_file import FloatArray
 from edgespec.llama.trials.tiny_hybrid import random_hybrid, write_tiny_hybrid
+from tests.heads.eagle_file import FloatArray
 from tests.heads.files import MTP_SHAPE
 from tests.heads.reference import random_weights
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from edgespec.heads.eagle.eagle_file import FloatArray
+from tests.heads.eagle_file import FloatArray
 from tests.heads.gemma_files import write_gemma
 from tests.heads.gemma_reference import AssistantReference, GemmaReference, GemmaShape
 from tests.tiny import N_VOCAB, add_vocabulary

@@ -1,8 +1,7 @@
 """Tiny targets with block heads, and what these compute.
 
 The layers of the target add little, so its next token depends mostly on the last one. The heads are built,
-not trained, to know as much: their attention carries the last token's embedding to the other positions. A
-Markov head knows what follows any token, so that a DSpark head is right about nearly all of them.
+not trained, to know as much: their attention carries the last token's embedding to the other positions.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.heads.block.block_head import BlockKind
-from edgespec.heads.eagle.eagle_file import FloatArray
 from tests.heads.block_files import write_block_head
 from tests.heads.block_reference import BlockShape, ReferenceBlockHead
+from tests.heads.eagle_file import FloatArray
 from tests.tiny import HEAD, N_EMBD, N_FF, N_HEAD, N_VOCAB, add_vocabulary, write_tiny
 from tests.tiny_hybrids import HYBRIDS
 
@@ -32,11 +31,9 @@ _PLAIN = BlockShape(
     n_vocab=N_VOCAB,
     block_size=8,
     mask=1,
-    rank=N_EMBD,
 )
 SHAPES = {
     BlockKind.DFLASH: _PLAIN,
-    BlockKind.DSPARK: replace(_PLAIN, markov=True, from_anchor=True),
     BlockKind.DFLASH2: replace(_PLAIN, top_k=12, rank=16),
 }
 
@@ -75,13 +72,11 @@ def write_blocks(
     written = {t.name: np.array(t.data).astype(np.float32) for t in gguf.GGUFReader(target).tensors}
     embedding, output = (written[f"{name}.weight"] for name in ("token_embd", "output"))
     shape = SHAPES[kind]
-    weights = built(shape, embedding, written["output_norm.weight"], output)
+    weights = built(shape, embedding, written["output_norm.weight"])
     drafted = None
     if every > 1:
         drafted = np.arange(0, N_VOCAB, every, dtype=np.int64)
         weights["output.weight"] = output[drafted]
-        if shape.markov:
-            weights["markov_w2.weight"] = weights["markov_w2.weight"][drafted]
     head = tiny_block_head(
         folder / f"{architecture}-{kind.value}{'' if drafted is None else every}.gguf",
         vocabulary_of,
@@ -115,9 +110,7 @@ def tiny_block_head(
     )
 
 
-def built(
-    shape: BlockShape, embedding: FloatArray, output_norm: FloatArray, output: FloatArray
-) -> dict[str, FloatArray]:
+def built(shape: BlockShape, embedding: FloatArray, output_norm: FloatArray) -> dict[str, FloatArray]:
     """Weights of a head that knows what follows the last token."""
     weights = shape.random(np.random.default_rng(4))
     mask = embedding[shape.mask] / np.linalg.norm(embedding[shape.mask])
@@ -134,10 +127,6 @@ def built(
             weights[f"{part}{side}_conv_base"][:] = 0
             weights[f"{part}{side}_conv_base"][:, 0] = 1
             weights[f"{part}{side}_conv_proj.weight"] *= 0.001
-    if shape.markov:
-        normed = embedding / np.sqrt(np.mean(np.square(embedding), axis=1, keepdims=True))
-        weights["markov_w1.weight"] = 4 * normed * output_norm
-        weights["markov_w2.weight"] = output
     if shape.top_k:
         weights["selector_hidden.weight"] *= 0.1
     return weights

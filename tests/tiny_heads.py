@@ -15,7 +15,7 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.heads.eagle.eagle_file import FloatArray, HeadShape, write_head
+from tests.heads.eagle_file import FloatArray, HeadShape, write_head
 from tests.heads.reference import ReferenceHead, random_weights
 from tests.tiny import HEAD, N_EMBD, N_FF, N_HEAD, N_VOCAB, add_vocabulary, write_tiny
 

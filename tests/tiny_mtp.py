@@ -13,7 +13,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from edgespec.heads.eagle.eagle_file import FloatArray
+from tests.heads.eagle_file import FloatArray
 from tests.heads.reference import MTPShape, ReferenceMTPLayer, random_weights, silu
 from tests.tiny import GATED_MIXTURE, HEAD, N_EMBD, N_EXPERT_USED, N_FF, N_HEAD, N_HEAD_KV, write_tiny
 from tests.tiny_hybrids import HYBRIDS

@@ -124,7 +124,7 @@ def _heads(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             OK,
             "heads",
-            "Draft heads (EAGLE-3, DFlash, DSpark, DFlash2), MTP layers and Gemma 4's assistants can draft. "
+            "Draft heads (EAGLE-3, DFlash, DFlash2), MTP layers and Gemma 4's assistants can draft. "
             "Each file is tried before its first use.",
         )
 

@@ -9,9 +9,9 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.heads.eagle.eagle_file import AddVocabulary, FloatArray
 from edgespec.llama.trials.tiny_hybrid import N_VOCAB
 from tests.heads.block_reference import BlockShape
+from tests.heads.eagle_file import AddVocabulary, FloatArray
 from tests.heads.files import N_LAYERS, WIDTH
 from tests.tiny import finish
 
@@ -67,9 +67,6 @@ def write_block_head(
     writer.add_uint32("dflash.block_size", shape.block_size)
     if shape.causal:
         writer.add_causal_attention(True)
-    if shape.markov:
-        writer.add_bool("dflash.sample_from_anchor", shape.from_anchor)
-        writer.add_bool("dflash.has_confidence_head", False)
     if shape.top_k:
         writer.add_uint32("dflash.conv_kernel_size", shape.kernel)
         writer.add_uint32("dflash.conv_group_size", shape.group)

@@ -1,6 +1,6 @@
 """The arithmetic of block heads in NumPy: what llama.cpp is expected to compute.
 
-Written after the published checkpoints of DFlash, DSpark and DFlash2, and not made to be fast.
+Written after the published checkpoints of DFlash and DFlash2, and not made to be fast.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.heads.eagle.eagle_file import FloatArray
+from tests.heads.eagle_file import FloatArray
 from tests.heads.reference import random_weights, silu
 
 
@@ -28,9 +28,7 @@ class BlockShape:
         n_vocab: tokens that it drafts.
         block_size: positions of a block, the last token's included.
         mask: the token at the others.
-        rank: of the Markov head's or the selector's matrices.
-        markov: whether it has a Markov head (DSpark).
-        from_anchor: whether the last token's position predicts the first token of a draft; see BlockHead.
+        rank: of the selector's matrices.
         top_k: candidates of each position whose pairs are scored (DFlash2); 0 for none.
         kernel, group: taps of its convolutions, and elements that share their coefficients (DFlash2).
         causal: whether a position sees only those before it.
@@ -47,8 +45,6 @@ class BlockShape:
     block_size: int
     mask: int
     rank: int = 8
-    markov: bool = False
-    from_anchor: bool = False
     top_k: int = 0
     kernel: int = 3
     group: int = 16
@@ -89,8 +85,6 @@ class BlockShape:
                 self.rank,
             )
             found["selector_hidden.weight"] = (self.rank, self.width)
-        if self.markov:
-            found["markov_w1.weight"] = found["markov_w2.weight"] = (self.n_vocab, self.rank)
         for index in range(self.n_layers):
             found |= {f"blk.{index}.{name}": shape for name, shape in layer.items()}
         return found
@@ -123,19 +117,6 @@ class ReferenceBlockHead:
             tokens: the last token, and masks.
         """
         found: FloatArray = self._states(hidden, tokens) @ self._output.T
-        return found
-
-    def biased(self, hidden: FloatArray, tokens: Sequence[int]) -> FloatArray:
-        """(positions, n_vocab) the logits with the Markov head's bias of the best token before each."""
-        logits, previous = self.block(hidden, tokens), tokens[0]
-        for row in logits[0 if self._shape.from_anchor else 1 :]:
-            row += self.bias(previous)
-            previous = int(row.argmax())
-        return logits
-
-    def bias(self, previous: int) -> FloatArray:
-        """(n_vocab,) what a token adds to the logits of the next position."""
-        found: FloatArray = self._weights["markov_w2"] @ self._weights["markov_w1"][previous]
         return found
 
     def pairs(self, hidden: FloatArray, tokens: Sequence[int]) -> tuple[FloatArray, FloatArray]:

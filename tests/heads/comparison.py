@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.heads.eagle.eagle_file import FloatArray
 from edgespec.heads.shared.head_context import HeadContext
 from edgespec.llama.runtime.batch import TokenBatch
+from tests.heads.eagle_file import FloatArray
 from tests.heads.reference import ReferenceLayer
 
 _TOLERANCE = 2e-2  # of the largest value: keys and values are kept in half precision

@@ -9,12 +9,12 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from edgespec.heads.eagle.eagle_file import FloatArray, HeadShape
 from edgespec.llama.trials import tiny_hybrid
 from edgespec.llama.trials.tiny_hybrid import N_VOCAB, add_bytes
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import GGUFHeader
+from tests.heads.eagle_file import FloatArray, HeadShape
 from tests.heads.reference import MTPShape
 from tests.tiny import finish
 

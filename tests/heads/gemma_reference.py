@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgespec.heads.eagle.eagle_file import FloatArray
+from tests.heads.eagle_file import FloatArray
 
 Weights = Mapping[str, FloatArray]
 

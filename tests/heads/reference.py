@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.heads.eagle.eagle_file import HeadShape
+from tests.heads.eagle_file import HeadShape
 
 FloatArray = NDArray[np.float32]
 

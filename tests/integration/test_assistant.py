@@ -19,7 +19,6 @@ from edgespec.errors import BackendError, ModelFileError, PairingError, UsageErr
 from edgespec.generation.config import GenerationConfig
 from edgespec.heads.assistant.assistant_context import AssistantContext
 from edgespec.heads.assistant.assistant_drafter import AssistantDrafter, GrowingTree
-from edgespec.heads.eagle.eagle_file import FloatArray
 from edgespec.llama.cache.tree_cache import BranchingCache
 from edgespec.llama.runtime.context import NoRoomInCache
 from edgespec.models.gguf.header import read_header
@@ -38,6 +37,7 @@ from tests.head_answers import (
     texts_of,
 )
 from tests.head_answers import opened as exactly_opened
+from tests.heads.eagle_file import FloatArray
 from tests.heads.gemma_files import write_gemma
 from tests.heads.gemma_reference import GemmaShape, ReadTokens
 from tests.least_memory import load_in_least_memory

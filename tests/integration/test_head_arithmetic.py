@@ -13,7 +13,6 @@ import pytest
 from edgespec.heads.assistant.assistant_context import AssistantContext
 from edgespec.heads.block.block_context import BlockContext
 from edgespec.heads.eagle.eagle_context import EagleContext
-from edgespec.heads.eagle.eagle_file import FloatArray, write_head
 from edgespec.heads.shared.head_context import HeadContext
 from edgespec.heads.shared.last_states import LastStates
 from edgespec.heads.shared.layer_tap import LayerTap
@@ -28,6 +27,7 @@ from tests.heads import block_files
 from tests.heads.block_files import write_block_head
 from tests.heads.block_reference import BlockShape, ReferenceBlockHead
 from tests.heads.comparison import assert_same_tree, near
+from tests.heads.eagle_file import FloatArray, write_head
 from tests.heads.files import MTP_SHAPE, SHAPE, WIDTH, write_target
 from tests.heads.gemma_files import write_gemma
 from tests.heads.gemma_reference import AssistantReference, GemmaReference, GemmaShape
@@ -38,7 +38,6 @@ CHILDREN = (90, 100)
 BLOCKS = {
     "DFlash": block_files.SHAPE,
     "causal": replace(block_files.SHAPE, causal=True),
-    "DSpark": replace(block_files.SHAPE, markov=True, from_anchor=True),
     "DFlash2": replace(block_files.SHAPE, top_k=4),
 }
 # Two layers of each kind, so that keys of another layer would show; and texts that are longer than a window.
@@ -130,8 +129,7 @@ def test_a_block_head(
             block = small.block_batch(TEXT[known], known)
             small.decode(block)
             tokens = block.tokens.tolist()
-            expected = (reference.biased if shape.markov else reference.block)(hidden[:known], tokens)
-            assert near(small.logits(), expected)
+            assert near(small.logits(), reference.block(hidden[:known], tokens))
             if shape.top_k:
                 assert_same_pairs(small.pairs(1), reference.pairs(hidden[:known], tokens))
             small.remove(0, known)

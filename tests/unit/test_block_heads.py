@@ -7,16 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 
 from edgespec.errors import ModelFileError, PairingError
 from edgespec.generation.config import GenerationConfig
 from edgespec.heads.block.block_head import BlockHead, BlockKind, read_block_head
-from edgespec.heads.block.block_logits import BiasedLogits, IndependentLogits, PairedLogits
-from edgespec.heads.block.markov_head import MarkovHead
-from edgespec.heads.eagle.eagle_file import FloatArray, write_head
+from edgespec.heads.block.block_logits import IndependentLogits, PairedLogits
 from edgespec.heads.eagle.eagle_head import EagleHead
 from edgespec.heads.families import head_of
 from edgespec.llama.trials.tiny_hybrid import N_VOCAB, add_bytes
@@ -29,12 +26,11 @@ from edgespec.speculation.noise import GumbelNoise
 from edgespec.speculation.ranking import CalibratedRanking
 from tests.heads import files
 from tests.heads.block_files import SHAPE, write_block_head
-from tests.heads.block_reference import BlockShape, ReferenceBlockHead
+from tests.heads.block_reference import BlockShape
+from tests.heads.eagle_file import FloatArray, write_head
 from tests.heads.files import WIDTH, blank_target, without_tensor
 from tests.heads.reference import random_weights
-from tests.tiny import finish
 
-DSPARK = replace(SHAPE, markov=True, from_anchor=True)
 DFLASH2 = replace(SHAPE, top_k=4)
 
 
@@ -62,7 +58,6 @@ def test_what_a_header_says(tmp_path: Path, target: ModelFiles) -> None:
         borrows_output=True,
         kind=BlockKind.DFLASH,
         block_size=6,
-        from_anchor=False,
         causal=False,
         mask_token=SHAPE.mask,
     )
@@ -72,8 +67,6 @@ def test_what_a_header_says(tmp_path: Path, target: ModelFiles) -> None:
 def test_kinds_differ_by_their_tensors(tmp_path: Path) -> None:
     kinds = [
         (SHAPE, BlockKind.DFLASH, 5),
-        (DSPARK, BlockKind.DSPARK, 6),
-        (replace(DSPARK, from_anchor=False), BlockKind.DSPARK, 5),
         (DFLASH2, BlockKind.DFLASH2, 5),
     ]
     for shape, kind, n_drafts in kinds:
@@ -108,8 +101,6 @@ def _with(**values: Any) -> Callable[[GGUFHeader], GGUFHeader]:
         (SHAPE, _with(**{"tokenizer.ggml.mask_token_id": N_VOCAB}), "the token that masks the positions"),
         (SHAPE, _with(**{"tokenizer.ggml.mask_token_id": None}), "the token that masks the positions"),
         (SHAPE, without_tensor("fc.weight"), r"it has no tensor fc\.weight"),
-        (DSPARK, without_tensor("markov_w2.weight"), r"it has no tensor markov_w2\.weight"),
-        (DSPARK, _also("markov_w2.scale"), "its own scale, which is not supported"),
         (DFLASH2, _with(**{"dflash.selector_top_k": 0}), "lacks its selector top k"),
         (DFLASH2, _with(**{"dflash.selector_top_k": 8}), "its sizes contradict each other"),
         (DFLASH2, _with(**{"dflash.conv_group_size": 24}), "its sizes contradict each other"),
@@ -131,8 +122,8 @@ def test_heads_of_other_targets_are_refused(tmp_path: Path, target: ModelFiles) 
     narrow = read_block_head(written(tmp_path / "narrow.gguf", replace(SHAPE, width=32, head=8)))
     with pytest.raises(PairingError, match=r"it reads hidden states of 32 elements, not 64\."):
         narrow.require_fit(target)
-    header = _with(**{"dflash.hyper_connection.count": 4})(deep.header)
-    with pytest.raises(PairingError, match=r"is a DSpark head of DeepSeek V4, and these are not supported\."):
+    header = _also("markov_w1.weight")(deep.header)
+    with pytest.raises(PairingError, match=r"is a DSpark head, and these are not supported\."):
         read_block_head(header)
 
 
@@ -142,76 +133,6 @@ def test_independent_positions_give_every_node_of_a_depth_the_same() -> None:
     for depth in range(3):
         found = block.after(depth, np.array([4, 9], dtype=np.int32))
         np.testing.assert_array_equal(found, logits[[depth, depth]])
-
-
-def test_a_bias_is_exchanged_off_the_best_path(tmp_path: Path) -> None:
-    header = written(tmp_path / "head.gguf", DSPARK)
-    weights = DSPARK.random(np.random.default_rng(1))
-    rng = np.random.default_rng(2)
-    embedding = rng.standard_normal((N_VOCAB, WIDTH)).astype(np.float32)
-    reference = ReferenceBlockHead(DSPARK, weights, embedding, embedding)
-    hidden = rng.standard_normal((4, 3 * WIDTH)).astype(np.float32)
-    tokens = [70] + [DSPARK.mask] * 5
-    alone, biased = reference.block(hidden, tokens), reference.biased(hidden, tokens)
-    bias = MarkovHead(read_block_head(header))
-    block = BiasedLogits(biased, 70, bias)
-    np.testing.assert_allclose(block.after(0, np.array([70], dtype=np.int32)), biased[:1])
-    for depth in range(1, 6):
-        best = int(biased[depth - 1].argmax())
-        nodes = np.array([best, 5, best, 200], dtype=np.int32)
-        found = block.after(depth, nodes)
-        np.testing.assert_array_equal(found[0], biased[depth])
-        np.testing.assert_array_equal(found[2], biased[depth])
-        for row, token in ((1, 5), (3, 200)):
-            kept = np.isfinite(found[row])
-            assert 32 <= kept.sum() < N_VOCAB
-            expected = alone[depth] + reference.bias(token)
-            np.testing.assert_allclose(found[row][kept], expected[kept], rtol=1e-4, atol=1e-3)
-    bias.close()
-
-
-@pytest.mark.parametrize("name", ["F16", "BF16", "Q8_0"])
-def test_rows_of_a_markov_head_are_read_in_any_type(tmp_path: Path, name: str) -> None:
-    rng, path = np.random.default_rng(3), tmp_path / "head.gguf"
-    shape, kind = replace(DSPARK, rank=32), gguf.GGMLQuantizationType[name]
-    first, second = rng.standard_normal((2, N_VOCAB, 32)).astype(np.float32)
-    head = read_block_head(written(path, shape))
-    writer = gguf.GGUFWriter(tmp_path / "matrices.gguf", "dflash")
-    for number, matrix in enumerate((first, second), start=1):
-        writer.add_tensor(f"markov_w{number}.weight", gguf.quantize(matrix, kind), raw_dtype=kind)
-    finish(writer)
-    stored = read_header(tmp_path / "matrices.gguf")
-    bias = MarkovHead(replace(head, header=replace(head.header, path=stored.path, tensors=stored.tensors)))
-    before, tokens = np.array([0, 258], dtype=np.int32), np.array([258, 7, 1], dtype=np.int32)
-    found = bias.before(before) @ bias.after(tokens).T
-    assert np.abs(found - first[before] @ second[tokens].T).max() < 0.3
-    bias.close()
-
-
-def test_a_markov_head_of_some_tokens_knows_their_ids(tmp_path: Path) -> None:
-    drafted = np.array([200, 3, 90], dtype=np.int64)
-    weights = DSPARK.random(np.random.default_rng(1))
-    weights["markov_w2.weight"] = weights["markov_w2.weight"][:3]
-    weights["output.weight"] = np.zeros((3, WIDTH), dtype=np.float32)
-    path = write_block_head(tmp_path / "head.gguf", DSPARK, weights, add_bytes, drafted=drafted)
-    head = read_block_head(read_header(path))
-    assert (head.n_drafted, head.borrows_output) == (3, False)
-    bias = MarkovHead(head)
-    before, after = np.array([8], dtype=np.int32), np.array([90, 7, 200], dtype=np.int32)
-    (found,) = bias.before(before) @ bias.after(after).T
-    expected = weights["markov_w2.weight"] @ weights["markov_w1.weight"][8]
-    np.testing.assert_allclose(found, [expected[2], 0, expected[0]], rtol=1e-5)
-    bias.close()
-
-
-def test_a_markov_head_whose_file_was_cut_says_so(tmp_path: Path) -> None:
-    header = written(tmp_path / "head.gguf", DSPARK)
-    bias = MarkovHead(read_block_head(header))
-    with (tmp_path / "head.gguf").open("r+b") as file:
-        file.truncate(header.data_offset)
-    with pytest.raises(ModelFileError, match=r"head\.gguf can no longer be read\."):
-        bias.after(np.array([2], dtype=np.int32))
-    bias.close()
 
 
 def test_pairs_give_each_candidate_its_own_scores() -> None:

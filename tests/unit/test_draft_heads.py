@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.errors import ModelFileError, PairingError
-from edgespec.heads.eagle.eagle_file import FloatArray, HeadShape, write_head
 from edgespec.heads.eagle.eagle_head import EagleHead, read_eagle_head
 from edgespec.heads.shared.layer_head import drafted_tokens
 from edgespec.kernels.ggml import UnsupportedBuild
@@ -23,6 +22,7 @@ from edgespec.models.gguf.head_family import HeadFamily, head_family
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import ArrayInfo, GGUFHeader
+from tests.heads.eagle_file import FloatArray, HeadShape, write_head
 from tests.heads.files import SHAPE, WIDTH, blank_target, without_tensor
 from tests.heads.reference import ReferenceHead, random_weights
 

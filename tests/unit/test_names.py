@@ -161,14 +161,12 @@ def test_the_catalog_is_sound() -> None:
         for name in entry.drafters:
             assert entries[name].family in (entry.family, "Llama 3")
             assert entries[name].parameters * 1.9 < entry.parameters
-        for repo in entry.heads:
-            assert parse_hub_name(repo) == HubName(repo)
 
 
 def test_every_target_over_six_billion_has_a_drafter_or_none_is_known() -> None:
     large = [e for e in catalog.entries().values() if e.parameters > 6e9]
-    without = {e.name for e in large if not (e.drafters or e.heads or e.mtp)}
-    assert without == set()
+    without = {e.name for e in large if not (e.drafters or e.mtp)}
+    assert without == {"gpt-oss-20b", "gpt-oss-120b"}
 
 
 def test_names_lead_to_the_hub() -> None:
@@ -210,7 +208,6 @@ def test_ollamas_names_mean_those_of_the_catalog(name: str, meaning: str) -> Non
 
 def test_a_packaged_model_has_ollamas_name_too() -> None:
     assert catalog.find("smollm2:135m", fetch=False) == catalog.find("smollm2-135m", fetch=False)
-    assert catalog.heads_of("qwen3:8b") == catalog.heads_of("qwen3-8b") != ()
 
 
 def test_unknown_names_suggest_the_nearest() -> None:

@@ -189,37 +189,6 @@ def tune(
         terminal.note(line)
 
 
-@app.command(epilog="Example:\n\nedgespec draft convert llama3.1-8b EAGLE3-LLaMA3.1-Instruct-8B/")
-def convert(
-    target: Target,
-    folder: Annotated[
-        Path,
-        typer.Argument(help="Folder with the head's config.json and model.safetensors.", metavar="FOLDER"),
-    ],
-    output: Output = None,
-    quantization: Annotated[
-        str,
-        option(None, "--quantization", "q8_0, q4_0 or f16. Default: q8_0.", variable=False, metavar="TYPE"),
-    ] = "q8_0",
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Convert a published EAGLE-3 head to GGUF and register it as a drafter (experimental)."""
-    from edgespec.heads.eagle.eagle_conversion import convert_head
-    from edgespec.units import readable
-
-    terminal = Terminal(quiet=quiet)
-    with terminal.working(long=True) as progress:
-        made = convert_head(folder, target, output=output, quantization=quantization, on_progress=progress)
-    if as_json:
-        results().record(made.to_json())
-        return
-    results().text(f"{made.path}\n")
-    terminal.note(
-        f"{readable(made.n_bytes)}; a head of {made.target.name}. Draft with it: --draft {made.path}"
-    )
-
-
 @app.command("list", epilog="Example:\n\nedgespec draft list")
 def list_drafters(as_json: Json = False) -> None:
     """List known drafters and how well they agree with their targets."""

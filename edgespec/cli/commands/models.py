@@ -31,14 +31,10 @@ def pull(
     refresh: Annotated[
         bool, option(None, "--refresh", "Check for a newer version even if the model is here.")
     ] = False,
-    head: Annotated[
-        bool,
-        option(None, "--head", "Also fetch its draft head (experimental), and convert it if necessary."),
-    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Download a model into the Hub's cache; print its path, and that of its head."""
+    """Download a model into the Hub's cache; print its path."""
     from edgespec.models.gguf.header import read_header
     from edgespec.models.hub import catalog
     from edgespec.models.hub import pull as pulling
@@ -52,30 +48,17 @@ def pull(
             read_header(found.path)  # the path may not exist
         else:
             found = pulling.pull(name, progress, refresh=refresh)
-        fetched = None
-        if head:
-            from edgespec.drafting.head_fetch import fetch_head
-
-            fetched = fetch_head(model, progress)
     for note in found.notes:
         terminal.note(note)
-    heads = catalog.heads_of(model)
     projector = projector_beside(found.path)
     if as_json:
         record: dict[str, Any] = {"model": model, "path": str(found.path), "notes": list(found.notes)}
         record["projector"] = None if projector is None else str(projector)
-        record |= {"heads": list(heads), "head": None if fetched is None else str(fetched.path)}
         results().record(record)
         return
     results().text(f"{found.path}\n")
     if projector is not None:
         terminal.note(f"It sees images, by {projector.name} beside it.")
-    if fetched is not None:
-        results().text(f"{fetched.path}\n")
-        made = ", converted" if fetched.converted else ""
-        terminal.note(f"Draft head from {fetched.repo}{made}. --draft auto can now use it.")
-    elif heads:
-        terminal.note(f"{heads[0]} has a draft head for it: edgespec models pull {model} --head")
 
 
 @app.command("list", epilog="Examples:\n\nedgespec models list\n\nedgespec models list --all")

@@ -1,1 +1,1 @@
-"""DFlash, DSpark and DFlash2: heads that draft a block of tokens in one pass."""
+"""DFlash and DFlash2: heads that draft a block of tokens in one pass."""

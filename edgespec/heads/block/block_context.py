@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.heads.block.block_head import BlockHead, BlockKind, read_block_head
-from edgespec.heads.block.markov_head import MarkovHead
+from edgespec.heads.block.block_head import BlockHead, read_block_head
 from edgespec.heads.shared.head_context import HeadContext
 from edgespec.llama.runtime import nextn
 from edgespec.llama.runtime.abort import AbortFlag
@@ -26,7 +25,6 @@ class BlockContext(HeadContext):
     Attributes:
         head: its header.
         width: elements of a token's features: those of all layers that it reads.
-        bias: of its Markov head; None if it has none.
 
     Raises:
         ModelFileError: the head's file is damaged.
@@ -45,7 +43,6 @@ class BlockContext(HeadContext):
         abort: AbortFlag | None = None,
     ) -> None:
         self.head: BlockHead = read_block_head(read_header(model.path))
-        self.bias: MarkovHead | None = None
         super().__init__(
             model, beside, n_cells=n_cells, n_sequences=n_sequences, n_threads=n_threads, abort=abort
         )
@@ -54,8 +51,6 @@ class BlockContext(HeadContext):
         self.set_causal(self.head.causal)
         if self.head.candidates:
             nextn.keep_states(self)
-        if self.head.kind is BlockKind.DSPARK:
-            self.bias = MarkovHead(self.head)
 
     def sequence_batch(self, features: FloatArray, start: int) -> FeatureBatch:
         """The rows that read features of a sequence from position `start` on.
@@ -107,12 +102,6 @@ class BlockContext(HeadContext):
         self.logits()
         if self.head.candidates:
             self.pairs(1)
-
-    def close(self) -> None:
-        """Free the cache and the buffers, and close the file of the bias."""
-        super().close()
-        if self.bias is not None:
-            self.bias.close()
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from edgespec.drafters.draft_sequences import Wanted
 from edgespec.heads.block.block_context import BlockContext
-from edgespec.heads.block.block_logits import BiasedLogits, BlockLogits, IndependentLogits, PairedLogits
+from edgespec.heads.block.block_logits import BlockLogits, IndependentLogits, PairedLogits
 from edgespec.heads.block.block_sequence import BlockSequence
 from edgespec.heads.shared.head_drafter import HeadDrafter
 from edgespec.llama.cache.kv_cache import KVCache, decode_together
@@ -142,11 +142,4 @@ class BlockHeadDrafter(HeadDrafter):
             pairs = zip(*self._block.pairs(len(sequences)), strict=True)
             return [PairedLogits(candidates, scores, self._n_vocab) for candidates, scores in pairs]
         logits = self._context.logits().reshape(len(sequences), head.block_size, -1)
-        found: list[BlockLogits] = []
-        for sequence, block in zip(sequences, logits, strict=True):
-            drafts = block[head.block_size - head.n_drafts :, : self._n_vocab].copy()
-            if self._block.bias is None:
-                found.append(IndependentLogits(drafts))
-            else:
-                found.append(BiasedLogits(drafts, sequence.root, self._block.bias))
-        return found
+        return [IndependentLogits(block[1:, : self._n_vocab].copy()) for block in logits]

@@ -2,9 +2,8 @@
 
 Such a head (llama.cpp's architecture `dflash`) reads the target's hidden states as its keys and values, and a
 block of the last token followed by mask tokens. In one pass it gives the logits of every position of the
-block (DFlash, a block-diffusion drafter). Two successors make a position depend on the token before it:
-DSpark adds a bias, the product of two matrices of low rank (its Markov head). DFlash2 scores pairs of
-candidates.
+block (DFlash, a block-diffusion drafter). Its successor DFlash2 scores pairs of candidates, so that a
+position depends on the token before it.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ class BlockKind(Enum):
     """The kinds of block heads, by how a position depends on the token before it."""
 
     DFLASH = "DFlash"  # not at all
-    DSPARK = "DSpark"  # by a bias
     DFLASH2 = "DFlash2"  # by scores of pairs of candidates
 
 
@@ -36,8 +34,6 @@ class BlockHead(LayerHead):
     Attributes:
         kind: of head.
         block_size: positions of a block, the last token's included.
-        from_anchor: whether the last token's own position predicts the first token of the draft. Otherwise
-            each position predicts the token that stands there, so that the first one is of no use.
         causal: whether a position sees only those before it.
         mask_token: the token that stands at the positions to predict.
         candidates: of each position whose pairs are scored; 0 for other heads than DFlash2.
@@ -45,23 +41,20 @@ class BlockHead(LayerHead):
 
     kind: BlockKind
     block_size: int
-    from_anchor: bool
     causal: bool
     mask_token: int
     candidates: int = 0
 
     @property
     def n_drafts(self) -> int:
-        """Tokens in a row that a pass drafts."""
-        return self.block_size - (not self.from_anchor)
+        """Tokens in a row that a pass drafts: each position but the first predicts its own token."""
+        return self.block_size - 1
 
 
 def block_kind(header: GGUFHeader) -> BlockKind:
     """The kind of a block head."""
     names = {tensor.name for tensor in header.tensors}
-    if "selector_hidden.weight" in names:
-        return BlockKind.DFLASH2
-    return BlockKind.DSPARK if "markov_w1.weight" in names else BlockKind.DFLASH
+    return BlockKind.DFLASH2 if "selector_hidden.weight" in names else BlockKind.DFLASH
 
 
 def read_block_head(header: GGUFHeader) -> BlockHead:
@@ -69,11 +62,11 @@ def read_block_head(header: GGUFHeader) -> BlockHead:
 
     Raises:
         ModelFileError: it lacks something, or contradicts itself.
-        PairingError: it is one of DeepSeek V4, which is not supported.
+        PairingError: it is a DSpark head, which is not supported.
     """
-    if as_count(header.metadata.get(f"{header.architecture}.hyper_connection.count")):
+    if any(tensor.name.startswith("markov_w") for tensor in header.tensors):
         raise PairingError(
-            f"{header.path.name} is a DSpark head of DeepSeek V4, and these are not supported.",
+            f"{header.path.name} is a DSpark head, and these are not supported.",
             "Name another head, or an ordinary drafter.",
         )
     head = HeadHeader(header)
@@ -82,15 +75,12 @@ def read_block_head(header: GGUFHeader) -> BlockHead:
     kind = block_kind(header)
     if kind is BlockKind.DFLASH2:
         _check_selector(head, width)
-    elif kind is BlockKind.DSPARK:
-        _check_markov(head, fields["n_drafted"])
     mask_token, block_size = _mask_token(head), _block_size(head)
     return BlockHead(
         **fields,
         kind=kind,
         block_size=block_size,
-        from_anchor=kind is BlockKind.DSPARK and _flag(header, "sample_from_anchor", usual=True),
-        causal=_flag(header, "attention.causal", usual=False),
+        causal=header.metadata.get(f"{header.architecture}.attention.causal") is True,
         mask_token=mask_token,
         candidates=head.count("selector_top_k") if kind is BlockKind.DFLASH2 else 0,
     )
@@ -111,15 +101,6 @@ def _block_size(head: HeadHeader) -> int:
     return size
 
 
-def _check_markov(head: HeadHeader, n_drafted: int) -> None:
-    """Refuse a Markov head that does not fit the rest."""
-    if "markov_w2.scale" in head.tensors:
-        head.refuse("its Markov head has its own scale, which is not supported")
-    rank = head.tensors["markov_w1.weight"].shape[0]
-    head.require_shape("markov_w1.weight", (rank, head.header.n_vocab))
-    head.require_shape("markov_w2.weight", (rank, n_drafted))
-
-
 def _check_selector(head: HeadHeader, width: int) -> None:
     """Refuse what llama.cpp would assert of a DFlash2 head."""
     group, top_k = head.count("conv_group_size"), head.count("selector_top_k")
@@ -127,8 +108,3 @@ def _check_selector(head: HeadHeader, width: int) -> None:
         head.count(key)
     if width % group or top_k * (top_k + 1) > width:
         head.refuse("its sizes contradict each other")
-
-
-def _flag(header: GGUFHeader, key: str, *, usual: bool) -> bool:
-    value = header.metadata.get(f"{header.architecture}.{key}", usual)
-    return value if isinstance(value, bool) else usual

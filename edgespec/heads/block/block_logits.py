@@ -1,8 +1,8 @@
 """The logits after each node of a tree, from the one pass of a block head that predicts a block.
 
 A DFlash head predicts every position by itself, so the logits after a node depend on its depth alone, and the
-chance of a path is the product of its tokens' (DDTree, arXiv 2604.12989). In DSpark and DFlash2 heads they
-depend on the node's token, too.
+chance of a path is the product of its tokens' (DDTree, arXiv 2604.12989). In DFlash2 heads they depend on the
+node's token, too.
 """
 
 from __future__ import annotations
@@ -11,10 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from edgespec.speculation.top import top
 from edgespec.speculation.tree import FloatArray, IntArray
-
-_CANDIDATES = 64  # of a position, among which a token's bias decides
 
 
 class BlockLogits(Protocol):
@@ -42,49 +39,6 @@ class IndependentLogits(BlockLogits):
     def after(self, depth: int, tokens: IntArray) -> FloatArray:
         row = self._logits[depth]
         return np.broadcast_to(row, (len(tokens), len(row)))
-
-
-class Bias(Protocol):
-    """The bias of a Markov head: the product of two rows, of the token before and of the token itself."""
-
-    def before(self, tokens: IntArray) -> FloatArray:
-        """(tokens, rank) the rows of tokens that come before."""
-
-    def after(self, tokens: IntArray) -> FloatArray:
-        """(tokens, rank) the rows of tokens that follow; 0 for those not drafted."""
-
-
-class BiasedLogits(BlockLogits):
-    """Each position with a bias of the token before it (DSpark).
-
-    The head's graph adds the bias along the best path. Elsewhere in the tree, that of the node's own token
-    takes its place, for the likeliest candidates of the position only.
-
-    Args:
-        logits: (drafts, n_vocab) with the bias along the best path.
-        root: the last token of the text.
-    """
-
-    def __init__(self, logits: FloatArray, root: int, bias: Bias) -> None:
-        self._logits, self._bias = logits, bias
-        self._best = np.array([root, *logits[:-1].argmax(axis=1).tolist()], dtype=np.int32)
-        self._candidates: dict[int, tuple[IntArray, FloatArray, FloatArray]] = {}
-
-    def after(self, depth: int, tokens: IntArray) -> FloatArray:
-        row, best = self._logits[depth], self._best[depth]
-        found: FloatArray = np.broadcast_to(row, (len(tokens), len(row)))
-        others = np.flatnonzero(tokens != best)
-        if not len(others):
-            return found
-        if depth not in self._candidates:
-            (values,), (candidates,) = top(row[None], _CANDIDATES)
-            rows = self._bias.after(candidates)
-            self._candidates[depth] = candidates, rows, values - rows @ self._bias.before(best[None])[0]
-        candidates, rows, alone = self._candidates[depth]
-        found = found.copy()
-        found[others] = -np.inf
-        found[others[:, None], candidates] = alone + self._bias.before(tokens[others]) @ rows.T
-        return found
 
 
 class PairedLogits(BlockLogits):

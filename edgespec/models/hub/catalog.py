@@ -52,7 +52,6 @@ class CatalogEntry:
         parameters: how many it has.
         n_bytes: the approximate size of the file.
         drafters: names of models that draft for it well, best first.
-        heads: repositories with an EAGLE-3 head that was trained for it, best first.
         package, file: the Python package it comes in, and the file in it.
         suggested: whether it is among those that newcomers are shown.
         mtp: where its multi-token-prediction layer is: "inside" the file, in a "separate" one, or empty.
@@ -72,7 +71,6 @@ class CatalogEntry:
     package: str = ""
     file: str = ""
     suggested: bool = False
-    heads: tuple[str, ...] = ()
     mtp: str = ""
     source: str = ""
     verified: bool = True
@@ -96,7 +94,7 @@ class CatalogEntry:
         """Convert to JSON for scripts."""
         row = asdict(self)
         row["bytes"] = row.pop("n_bytes")
-        row["drafters"], row["heads"] = list(self.drafters), list(self.heads)
+        row["drafters"] = list(self.drafters)
         del row["shape"]
         return row
 
@@ -111,7 +109,6 @@ def _catalog() -> tuple[str, dict[str, CatalogEntry]]:
             repo=row.pop("repo", ""),
             n_bytes=row.pop("bytes"),
             drafters=tuple(row.pop("drafters")),
-            heads=tuple(row.pop("heads", ())),
             shape=ModelShape(**shape) if (shape := row.pop("shape", None)) else None,
             **row,
         )
@@ -158,12 +155,6 @@ def entry_for(name: str) -> CatalogEntry | None:
         return found[0]
     repo = parse_hub_name(name)
     return next((e for e in entries().values() if repo and e.repo.lower() == repo.repo.lower()), None)
-
-
-def heads_of(name: str) -> tuple[str, ...]:
-    """Repositories with heads that were trained for a model; none if the catalog knows of none."""
-    entry = entry_for(name)
-    return entry.heads if entry is not None else ()
 
 
 def find(
