@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+_MAX_SHOWN = 80  # characters of a value in a message
 # Escape sequences move the cursor, change colours and titles, or write to the clipboard. Tabs and line breaks
 # are harmless.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -23,6 +24,15 @@ def printable(text: str) -> str:
             _LONE_SURROGATES.sub("\ufffd", text).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
         )
     return _CONTROLS.sub("\ufffd", text)
+
+
+def shown(value: object) -> str:
+    """A value for a message: cut off if it is long, or its type if it cannot be shown."""
+    try:
+        text = repr(value)
+    except Exception:  # a number with too many digits, or whatever an object's own repr raises
+        text = f"an object of type {type(value).__name__}"
+    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 1] + "…"
 
 
 def one_line(text: str) -> str:

@@ -7,14 +7,12 @@ the `Scheduler` decides which sequences share passes, and `ExclusiveAccess` whos
 from __future__ import annotations
 
 from collections import abc
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable
-from contextlib import AbstractContextManager, ExitStack, aclosing, closing
+from collections.abc import Callable, Generator, Iterable
+from contextlib import AbstractContextManager, ExitStack, closing
 from functools import partial
 
-from edgespec.arguments import checks_arguments, shown
 from edgespec.costs.batches import knee_of_sequences
 from edgespec.engine.access import ExclusiveAccess
-from edgespec.engine.asynchronous import events_of_thread
 from edgespec.engine.decoding import Decoder
 from edgespec.engine.drafting import Speculator
 from edgespec.engine.requests import AnswerCollector, Event, Request, RequestList, RequestSource, numbered
@@ -136,7 +134,6 @@ class Engine:
         mode = "exact" if self.target.rule else "not bit-exact"
         return f"{self.target.model.path.name}, drafted by {self.drafter.name}, {mode}"
 
-    @checks_arguments
     def stream(
         self,
         prompt: Prompt,
@@ -220,7 +217,6 @@ class Engine:
         self.last_generation = sequence.answer.generation
         yield from self.decoder.answer(sequence, turn, on_prefill)
 
-    @checks_arguments
     def generate(
         self,
         prompt: Prompt,
@@ -236,7 +232,6 @@ class Engine:
         assert generation is not None
         return generation
 
-    @checks_arguments
     def stream_many(
         self,
         source: RequestSource | Iterable[Request],
@@ -264,7 +259,6 @@ class Engine:
         requests = RequestList(source) if isinstance(source, Iterable) else source
         return self._access.in_turn(lambda: self._answer_many(requests, parallel, on_pass))
 
-    @checks_arguments
     def generate_many(
         self,
         prompts: Iterable[Prompt],
@@ -290,39 +284,6 @@ class Engine:
             answers.add(event)
         return answers.in_order
 
-    @checks_arguments
-    def stream_many_async(
-        self, source: RequestSource | Iterable[Request], *, parallel: int | None = None
-    ) -> AsyncGenerator[Event, None]:
-        """`stream_many` for asynchronous code: passes run in a thread of their own.
-
-        Ending the iteration early, or cancelling the task that iterates, ends the answers after the pass that
-        is running, and the engine is free then. If the engine still works for another call, the iteration
-        ends at once, and nothing is answered. Requests may be added meanwhile through a `RequestQueue`, which
-        is closed in the end.
-        """
-        return events_of_thread(lambda requests: self.stream_many(requests, parallel=parallel), source)
-
-    @checks_arguments
-    async def generate_many_async(
-        self,
-        prompts: Iterable[Prompt],
-        config: GenerationConfig | None = None,
-        *,
-        raw: bool = False,
-        parallel: int | None = None,
-        on_result: Callable[[int, Generation], None] = lambda index, answer: None,
-    ) -> list[Generation]:
-        """`generate_many` for asynchronous code; may be cancelled like `stream_many_async`."""
-        answers = AnswerCollector(on_result)
-        async with aclosing(
-            self.stream_many_async(numbered(prompts, config, raw), parallel=parallel)
-        ) as events:
-            async for event in events:
-                answers.add(event)
-        return answers.in_order
-
-    @checks_arguments
     def score(
         self,
         prompts: Iterable[Prompt],
@@ -410,7 +371,6 @@ class Engine:
         """
         self.speculator.forget_texts()
 
-    @checks_arguments
     def set_tree_budget(self, budget: int | None) -> None:
         """Set the size of trees from now on: the nodes per pass, or None to follow the measured cost.
 
@@ -420,7 +380,7 @@ class Engine:
         if budget is not None and not 1 <= budget <= self.target.max_nodes:
             raise UsageError(
                 f"{named('tree_budget')} must be from 1 to {self.target.max_nodes} here, or auto, "
-                f"not {shown(budget)}."
+                f"not {budget}."
             )
         self.speculator.set_budget(budget)
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from edgespec.arguments import check_type
 from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk, Generation
@@ -124,10 +123,7 @@ class RequestList(RequestSource):
         self._requests: Iterator[Request] = iter(requests)
 
     def pop(self) -> Request | None:
-        request = next(self._requests, None)
-        if request is not None:
-            check_type("An item of source", request, Request)
-        return request
+        return next(self._requests, None)
 
     def wait(self) -> bool:
         return False
@@ -154,7 +150,14 @@ class AnswerCollector:
         return [self._answers[index] for index in sorted(self._answers)]
 
 
+def refuse_text(items: object) -> None:
+    """Refuse a text where a list of them belongs: it would be read character by character."""
+    if isinstance(items, str):
+        raise UsageError("A list of texts is needed, not a text.", "Put the text into a list.")
+
+
 def numbered(prompts: Iterable[Prompt], config: GenerationConfig | None, raw: bool) -> Iterator[Request]:
     """Requests whose keys are the places of their prompts."""
     config = config or GenerationConfig()
+    refuse_text(prompts)
     return (Request(prompt, config, raw, key=index) for index, prompt in enumerate(prompts))

@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TypeVar
 
-from edgespec.arguments import check_type
-from edgespec.engine.requests import AnswerCollector, Event, Request
+from edgespec.engine.requests import AnswerCollector, Event, Request, refuse_text
 from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
 from edgespec.generation.score import Score
 from edgespec.llama.cache.kv_cache import common_prefix
 from edgespec.text.encoding import Encoder, Prompt
-
-_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True)
@@ -35,10 +31,12 @@ def scored_texts(
     encoder: Encoder, prompts: Iterable[Prompt], continuations: Iterable[str | Sequence[int]] | None = None
 ) -> list[ScoredText]:
     """Encode texts, or continuations of prompts; raises as `Engine.score`."""
-    contexts = _checked("A prompt", prompts, Prompt)
+    refuse_text(prompts)
+    refuse_text(continuations)
+    contexts = list(prompts)
     if continuations is None:
         return [_whole(encoder, prompt) for prompt in contexts]
-    added = _checked("A continuation", continuations, str | Sequence[int])
+    added = list(continuations)
     if len(added) != len(contexts):
         raise UsageError(
             f"There are {len(contexts)} prompts and {len(added)} continuations.",
@@ -63,14 +61,6 @@ def scored_text(encoder: Encoder, prompt: Prompt, continuation: str | Sequence[i
         added = encoder.appended(continuation) if isinstance(continuation, str) else continuation
         tokens, first = [*before, *encoder.encode(added)], len(before)
     return ScoredText(tuple(tokens), min(first, len(tokens) - 1))
-
-
-def _checked(what: str, items: Iterable[_Item], kind: object) -> list[_Item]:
-    """Raise UsageError if one of the items has another type."""
-    found = list(items)
-    for item in found:
-        check_type(what, item, kind)
-    return found
 
 
 def _whole(encoder: Encoder, prompt: Prompt) -> ScoredText:

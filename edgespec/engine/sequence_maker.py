@@ -7,7 +7,6 @@ from collections import abc
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from edgespec.arguments import checks_arguments
 from edgespec.engine.answer import Answer, AnswerObserver
 from edgespec.engine.drafting import Speculator
 from edgespec.engine.embedded_images import require_readable
@@ -76,7 +75,6 @@ class SequenceMaker:
         self._memory = loaded.memory
         self._load_s = loaded.load_s
 
-    @checks_arguments
     def encoded(self, prompt: Prompt, config: GenerationConfig, raw: bool) -> list[int]:
         """The tokens of a prompt.
 

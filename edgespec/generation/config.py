@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from numbers import Integral, Real
 from typing import Any, Literal
 
-from edgespec.arguments import check_fields, shown
 from edgespec.errors import GrammarError, InvalidValueError, UsageError
 from edgespec.generation.rules import Rule, parse_rule
 from edgespec.generation.short_repr import short_repr
 from edgespec.generation.thinking import ThinkingRequest, parse_think, think_text
 from edgespec.generation.tools import Tool, check_choice, tools_of
+from edgespec.printable import shown
 
 MAX_SEED = 2**63 - 1
 MAX_LOGPROBS = 20
@@ -112,7 +113,8 @@ class GenerationConfig:
         listed = isinstance(self.tools, Sequence) and not isinstance(self.tools, str | bytes)
         _check(listed, "tools", self.tools, "a list of tools")
         object.__setattr__(self, "tools", tools_of(self.tools))
-        check_fields(self)
+        for field in fields(self):
+            _check_kind(field.name, str(field.type), getattr(self, field.name))
         object.__setattr__(self, "stop", tuple(self.stop))
         _check(
             self.max_tokens is None or self.max_tokens >= 0,
@@ -218,6 +220,31 @@ class GenerationConfig:
 def shortened(text: str, most: int = 80) -> str:
     """The text, or the beginning of a long one, because a value in a message may have thousands of digits."""
     return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _is_number(value: object, kind: type) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+_KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "int": ("an integer", lambda value: _is_number(value, Integral)),
+    "float": ("a number", lambda value: _is_number(value, Real)),
+    "str": ("a string", lambda value: isinstance(value, str)),
+    "bool": ("true or false", lambda value: isinstance(value, bool)),
+    "tuple[str, ...]": (
+        "a list of strings",
+        lambda value: isinstance(value, list | tuple) and all(isinstance(item, str) for item in value),
+    ),
+}
+
+
+def _check_kind(name: str, declared: str, value: object) -> None:
+    """Refuse a value of another type than its field declares: it may come from JSON or TOML."""
+    kind, _, nothing = declared.partition(" | ")
+    if kind in _KINDS and not (nothing and value is None):
+        wanted, holds = _KINDS[kind]
+        if not holds(value):
+            raise InvalidValueError(name, f"must be {wanted}, not {shown(value)}.")
 
 
 def _within(value: float, low: float, high: float) -> bool:

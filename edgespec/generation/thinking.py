@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from edgespec.arguments import shown
 from edgespec.errors import InvalidValueError
+from edgespec.printable import shown
 
 EFFORTS = ("low", "medium", "high")
 MAX_BUDGET = 1_000_000

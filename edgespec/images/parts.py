@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from edgespec.arguments import check_type
 from edgespec.errors import UsageError
 from edgespec.files.user_folders import expanded
 from edgespec.images.file import check_image, check_size, read_image
 from edgespec.images.formats import media_type
 from edgespec.placeholders import Placeholders
+from edgespec.printable import shown
 
 UNNAMED = "The image"
 
@@ -137,11 +137,12 @@ def image_of(source: object, name: str = UNNAMED) -> Image:
     pillow = sys.modules.get("PIL.Image")  # whoever has such an image has imported it
     if pillow is not None and isinstance(source, pillow.Image):
         return _image_of_pillow(source, name)
-    check_type("An image", source, str | os.PathLike | bytes)
     if isinstance(source, bytes):
         check_image(source, name)
         return Image(source, name)
-    path = expanded(source)  # type: ignore[arg-type]
+    if not isinstance(source, str | os.PathLike):
+        raise UsageError(f"An image must be a path, bytes or an image of Pillow, not {shown(source)}.")
+    path = expanded(source)
     return Image(read_image(path), str(path))
 
 

@@ -9,7 +9,6 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any, TypedDict, TypeVar, get_type_hints
 
-from edgespec.arguments import check_type
 from edgespec.config import OPTIONS, Config
 from edgespec.progress import Progress
 
@@ -81,12 +80,11 @@ def checked_config(arguments: dict[str, Any]) -> Config:
 
     Raises:
         TypeError: there is no such argument.
-        UsageError: an argument is of another type or out of its range, or two contradict each other.
+        UsageError: an argument is out of its range, or two contradict each other.
     """
-    for name, value in arguments.items():
+    for name in arguments:
         if name not in _TYPES:
             raise TypeError(f"load() got an unexpected keyword argument '{name}'")
-        check_type(name, value, _TYPES[name])
     config = Config.of(**arguments)
     config.speculation.check_drafter()
     return config

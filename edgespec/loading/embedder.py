@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 
-from edgespec.arguments import check_type
 from edgespec.config import Config
 from edgespec.engine.embedder import Embedder
 from edgespec.errors import UsageError
@@ -52,7 +51,6 @@ def load_embedder(
     Raises:
         EdgeSpecError: by kind: UsageError, ModelFileError, HubError, MemoryLimitError, BackendError.
     """
-    check_type("on_progress", on_progress, Progress | None)
     given = {"model": model, "memory": memory, "threads": threads} | ({"context": context} if context else {})
     return open_embedder(checked_config(given), on_progress)
 

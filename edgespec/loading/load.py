@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Unpack
 
-from edgespec.arguments import check_type
 from edgespec.config import Config
 from edgespec.drafters.model import ModelDrafter
 from edgespec.engine.drafting import Speculator
@@ -81,7 +80,6 @@ def load(
     Raises:
         EdgeSpecError: by kind: UsageError, ModelFileError, HubError, MemoryLimitError, BackendError.
     """
-    check_type("on_progress", on_progress, Progress | None)
     return open_engine(checked_config({"model": model, **options}), on_progress)
 
 

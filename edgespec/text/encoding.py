@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
-from edgespec.arguments import shown
 from edgespec.errors import TemplateError, UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
@@ -16,6 +15,7 @@ from edgespec.images.parts import Image, WithPlaceholders, has_images
 from edgespec.images.reader import ImageReader
 from edgespec.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.option import named
+from edgespec.printable import shown
 from edgespec.text.answer_format import AnswerFormat, ThoughtFormat
 from edgespec.text.calls.messages import with_calls_for
 from edgespec.text.replay import Replay, WrittenAnswer

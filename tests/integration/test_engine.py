@@ -33,6 +33,21 @@ def drafted(smol_path: Path, q4_drafter_path: Path) -> Iterator[Engine]:
         yield engine
 
 
+def test_engines_and_sessions_say_what_they_are(engine: Engine, smol_path: Path) -> None:
+    mode = "exact" if engine.target.rule else "not bit-exact"
+    drafter = engine.drafter.name
+    assert repr(engine) == f"<Engine {smol_path.name}, drafted by {drafter}, {mode}; context 512>"
+    session = edgespec.Session(engine)
+    list(session.ask("Hi", GenerationConfig(max_tokens=2)))
+    assert repr(session) == f"<Session with {smol_path.name}, 1 turn>"
+
+
+def test_a_text_in_place_of_a_list_is_refused(engine: Engine) -> None:
+    for call in (engine.generate_many, engine.score):
+        with pytest.raises(UsageError, match="A list of texts is needed"):
+            call("Hi")
+
+
 def test_records_add_up(drafted: Engine) -> None:
     answer = drafted.generate(QUESTION, GenerationConfig(max_tokens=60))
     assert sum(record.accepted + 1 for record in answer.passes) == len(answer.tokens) == 60

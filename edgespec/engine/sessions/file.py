@@ -18,7 +18,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from edgespec.arguments import checks_arguments
 from edgespec.engine.sessions.images import ImageFolder
 from edgespec.errors import SessionError
 from edgespec.files.small_json import read_json
@@ -84,7 +83,6 @@ class SessionFile:
             program.
     """
 
-    @checks_arguments
     def __init__(self, name: str | os.PathLike[str]) -> None:
         self.path = session_path(name)
         self.states = self.path.with_name(self.path.name + ".kv")

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edgespec.arguments import checks_arguments
 from edgespec.engine.engine import Engine
 from edgespec.engine.sessions.file import Conversation, SessionFile
 from edgespec.engine.sessions.fit import misfit
@@ -51,7 +50,6 @@ class Session:
         file: where the conversation is saved after every change; None if it is not.
     """
 
-    @checks_arguments
     def __init__(self, engine: Engine, system: str | None = None) -> None:
         self.engine = engine
         self.messages: list[dict[str, Any]] = []
@@ -73,7 +71,6 @@ class Session:
         return self._system
 
     @system.setter
-    @checks_arguments
     def system(self, text: str | None) -> None:
         self._system = text
         self._known = None
@@ -92,7 +89,6 @@ class Session:
         """
         return self._states.target.failure if self._states is not None else ""
 
-    @checks_arguments
     def ask(
         self,
         text: str,
@@ -152,7 +148,6 @@ class Session:
         """True if a question of the conversation was asked about images."""
         return any("images" in message for message in self.messages)
 
-    @checks_arguments
     def continue_answer(
         self,
         config: GenerationConfig | None = None,
@@ -214,7 +209,6 @@ class Session:
         self.messages.clear()
         self._known = None
 
-    @checks_arguments
     def drop_oldest(self, text: str = "", room: int = 256) -> int:
         """Drop as many of the oldest turns as needed for a question and its answer to fit.
 
@@ -238,7 +232,6 @@ class Session:
                 return dropped
         return 0
 
-    @checks_arguments
     def save_to(self, file: SessionFile | str | os.PathLike[str]) -> None:
         """Save the conversation to a file, now and after every change.
 
@@ -256,7 +249,6 @@ class Session:
         if self._states is not None and self._known is not None and not self.engine.closed:
             self.engine.save_conversation(self._known.tokens, self._states)
 
-    @checks_arguments
     def resume(self, file: SessionFile | str | os.PathLike[str]) -> ResumedSession | None:
         """Resume a saved conversation, and save to its file after every change.
 
@@ -316,7 +308,6 @@ class Session:
         self._stop_keeping_states()
         self._known = None
 
-    @checks_arguments
     def attach(self, engine: Engine) -> None:
         """Go on with another engine, which reads the conversation with the next question.
 
