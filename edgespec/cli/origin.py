@@ -2,7 +2,8 @@
 
 A batch that is run again skips lines that have an answer. An answer that was made with another model,
 prompt or other settings is not the requested one, so each result has a fingerprint of all three, and the
-settings by name. Answers about images depend on the projector too.
+settings by name. Adapters and the type of the cache are settings. Answers about images depend on the
+projector too.
 """
 
 from __future__ import annotations
@@ -10,15 +11,20 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from edgespec.config import ModelConfig
 from edgespec.errors import EdgeSpecError
+from edgespec.files.state import sampled_digest
 from edgespec.generation.config import GenerationConfig, Grammar
 
+if TYPE_CHECKING:
+    from edgespec.models.gguf.types import GGUFHeader
+
 _DEFAULTS = asdict(GenerationConfig())
-_ALL_DEFAULTS = _DEFAULTS | {"raw": False, "n": 1, "endpoint": None}  # of everything that `settings` may hold
+_OF_MODEL: dict[str, Any] = {name: getattr(ModelConfig(), name) for name in ("kv", "lora", "context")}
+_ALL_DEFAULTS = _DEFAULTS | _OF_MODEL | {"raw": False, "n": 1, "endpoint": None}  # of all `settings`
 # The same fields for a result without an answer.
 NO_ORIGIN: dict[str, Any] = {"model": None, "settings": None, "fingerprint": None}
 
@@ -29,14 +35,16 @@ class ModelIdentity:
 
     Attributes:
         name: of its file; empty if it is not known yet, as before a download.
-        digest: a hash of its header; empty likewise.
+        digest: a hash of its header and of samples of its weights; empty likewise.
         projector, projector_digest: likewise of the projector by which it sees; empty if it has none.
+        settings: options of loading that change its answers and are not the defaults, by name.
     """
 
     name: str = ""
     digest: str = ""
     projector: str = ""
     projector_digest: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -73,6 +81,7 @@ class Origin:
             answers: how many there are in one response of that API.
         """
         settings = {name: value for name, value in asdict(config).items() if value != _DEFAULTS[name]}
+        settings |= model.settings
         if isinstance(config.grammar, Grammar):
             settings["grammar"] = f"{config.grammar.kind} {_hash(config.grammar.text)}"
         if config.tools:
@@ -139,32 +148,57 @@ def same(was: str, now: str) -> bool:
     )
 
 
-def models_of(fingerprint: str) -> tuple[str, str]:
-    """The model and the projector of a compact fingerprint; empty where there is none."""
-    model, _, _, projector = fingerprint.split(" ")
-    return model, projector
+def models_of(record: Mapping[str, Any]) -> dict[str, str]:
+    """The model, the projector and the options of loading in a result's origin; empty where not known."""
+    fingerprint, settings = record.get("fingerprint"), record.get("settings")
+    if not isinstance(fingerprint, dict) or not isinstance(settings, dict):
+        return {}
+    return {
+        "models": str(fingerprint.get("model", "")),
+        "projectors": str(fingerprint.get("projector", "")),
+        "adapters, cache types or contexts": _hash({name: settings.get(name) for name in _OF_MODEL}),
+    }
 
 
 def model_identity(model: ModelConfig) -> ModelIdentity:
-    """The identity of a model; an empty one if it is not local, or cannot be read. The same of its projector.
+    """The identity of a model and its projector; nameless if it is not local, or cannot be read.
 
     Nothing is downloaded; loading the model reports what is wrong with it.
     """
     from edgespec.images.projector import find_projector, named_projector
     from edgespec.models.gguf.header import read_header
+    from edgespec.models.gguf.layers import ModelFiles
     from edgespec.models.hub import catalog
 
+    settings: dict[str, Any] = {} if model.kv == _OF_MODEL["kv"] else {"kv": model.kv}
     try:
-        header = read_header(catalog.find(model.name, fetch=False))
+        if model.lora:
+            settings["lora"] = [_adapter(name) for name in model.lora]
+        files = ModelFiles.of(read_header(catalog.find(model.name, fetch=False)))
+        if files.depends_on_context and model.context != _OF_MODEL["context"]:
+            settings["context"] = model.context
+        # Without the file's name: a model that was moved is still the same.
+        identity = ModelIdentity(files.paths[0].name, _content(*files.headers), settings=settings)
     except (EdgeSpecError, OSError):
-        return ModelIdentity()
-    # Without the file's name: a model that was moved is still the same.
-    identity = ModelIdentity(header.path.name, _hash(header.fingerprint))
+        return ModelIdentity(settings=settings)
     try:
-        projector = find_projector(header.path, named_projector(model.mmproj))
+        projector = find_projector(files.paths[0], named_projector(model.mmproj))
+        return replace(identity, projector=projector.path.name, projector_digest=_content(projector))
     except (EdgeSpecError, OSError):
         return identity
-    return replace(identity, projector=projector.path.name, projector_digest=_hash(projector.fingerprint))
+
+
+def _content(*headers: GGUFHeader) -> str:
+    """A hash of files with these headers; of large ones, samples of the weights."""
+    return _hash([[header.fingerprint, sampled_digest(header.path)] for header in headers])
+
+
+def _adapter(name: str) -> str:
+    """An adapter's file and scale, and a hash of its content."""
+    from edgespec.planning.adapters import file_and_scale
+
+    path, scale = file_and_scale(name)
+    return f"{path.name}:{scale:g} {sampled_digest(path)}"
 
 
 def _is_about_images(prompt: object) -> bool:

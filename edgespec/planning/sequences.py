@@ -107,11 +107,6 @@ def _chosen(
 def _has_one_size(model: ModelFiles) -> bool:
     """True if more cells would be of no use, or change texts.
 
-    Models with a recurrent state have one sequence at a time. Those with factors for long contexts (LongRoPE)
-    compute otherwise from a certain size of the cache on.
+    Models with a recurrent state have one sequence at a time.
     """
-    header = model.headers[0]
-    tensors = (tensor for part in model.headers for tensor in part.tensors)
-    return header.keeps_running_state or any(
-        tensor.name.startswith("rope_factors_long") for tensor in tensors
-    )
+    return model.headers[0].keeps_running_state or model.depends_on_context

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from edgespec.cli.reloading import LOST
 from edgespec.config import Config
 from edgespec.engine.requests import Event, RequestSource
 from edgespec.errors import ContextLengthError, EdgeSpecError
@@ -97,6 +98,8 @@ class TalkingEngine:
             try:
                 for chunk in self.stream(request.prompt, request.config, raw=request.raw):
                     yield Event(request, chunk)
+            except LOST:  # ends all answers
+                raise
             except EdgeSpecError as error:
                 yield Event(request, error=error)
             if self.cancelled:

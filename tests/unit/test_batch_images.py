@@ -199,7 +199,7 @@ def test_shards_of_different_projectors_are_not_merged(
     assert len(engine.asked) == 2
     whole = folder / "all.jsonl"
     assert main(["merge", *parts, "--input", str(source), "--output", str(whole)]) == 2
-    assert "were written by different projectors" in capsys.readouterr().err
+    assert "were written with different projectors" in capsys.readouterr().err
 
 
 def test_shards_with_images_are_merged(engine: TalkingEngine, folder: Path) -> None:

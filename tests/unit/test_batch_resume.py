@@ -12,6 +12,9 @@ import pytest
 
 from edgespec.cli.main import main
 from edgespec.engine.requests import Event, RequestList
+from edgespec.errors import InconclusiveTrial
+from edgespec.models.gguf.layers import ModelFiles
+from tests.tiny_adapters import write_adapter
 from tests.unit.talking import ANSWER, TalkingEngine, records
 
 Run = Callable[..., tuple[int, str]]
@@ -74,6 +77,71 @@ def test_another_model_is_refused_and_the_same_one_elsewhere_is_not(
     assert f"starting at line 1: the model was {smol_path.name} and is now {gemma_path.name}." in err
     moved = shutil.copy(smol_path, tmp_path / "moved.gguf")
     assert run(TWO, "-m", str(moved)) == (0, "0 answered, 2 already done.\n")
+
+
+def test_other_weights_behind_the_same_header_are_another_model(
+    run: Run, engine: TalkingEngine, smol_path: Path, tmp_path: Path
+) -> None:
+    model = shutil.copy(smol_path, tmp_path / "model.gguf")
+    assert run(TWO, "-m", str(model))[0] == 0
+    with model.open("r+b") as file:
+        file.seek(model.stat().st_size // 2)
+        file.write(bytes(4 << 20))
+    code, err = run(TWO, "-m", str(model))
+    assert (code, engine.loaded_with) == (2, {})
+    assert "starting at line 1: the model is a different model.gguf." in err
+
+
+@pytest.mark.parametrize("before", [(), ("first.gguf:0.5",), ("other.gguf",)], ids=["none", "scale", "file"])
+def test_other_adapters_are_refused(
+    before: tuple[str, ...], run: Run, engine: TalkingEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_adapter(tmp_path / "first.gguf")
+    write_adapter(tmp_path / "other.gguf", seed=1)
+    assert run(TWO, *(word for name in before for word in ("--lora", name)))[0] == 0
+    code, err = run(TWO, "--lora", "first.gguf")
+    assert (code, engine.loaded_with) == (2, {})
+    assert "starting at line 1: lora was " in err
+    assert run(TWO, "--lora", "first.gguf", "--overwrite")[0] == 0
+    assert run(TWO, "--lora", "first.gguf") == (0, "0 answered, 2 already done.\n")
+    write_adapter(tmp_path / "first.gguf", seed=2)  # trained on: the same header
+    assert run(TWO, "--lora", "first.gguf")[0] == 2
+
+
+def test_another_type_of_the_cache_is_refused(run: Run, answers: Path) -> None:
+    assert run(TWO)[0] == 0
+    assert "starting at line 1: kv was f16 and is now q8_0." in run(TWO, "--kv", "q8_0")[1]
+    assert run(TWO, "--kv", "q8_0", "--overwrite")[0] == 0
+    assert records(answers.read_text())[0]["settings"] == {"kv": "q8_0"}
+
+
+def test_the_context_counts_where_it_changes_the_text(
+    run: Run, engine: TalkingEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ModelFiles, "depends_on_context", True)
+    assert run(TWO)[0] == 0
+    assert "starting at line 1: context was 4096 and is now 2048." in run(TWO, "--context", "2048")[1]
+
+
+def test_a_line_that_could_not_be_tried_is_tried_again_and_ends_no_other(
+    run: Run, answers: Path, engine: TalkingEngine
+) -> None:
+    def fail(_word: int) -> None:
+        if len(engine.asked) == 1:
+            raise InconclusiveTrial("Reading Image 1", "was killed by SIGKILL")
+
+    engine.on_word = fail
+    code, err = run(TWO)
+    assert (code, engine.closed) == (1, True)
+    assert err.startswith(
+        "line 1: Reading Image 1 could not be tried: the process that was to try it was killed"
+    )
+    assert err.endswith("1 answered, 1 failed.\n")
+    assert [r["finish_reason"] for r in records(answers.read_text())] == ["error", "stop"]
+    engine.on_word = lambda _: None
+    assert run(TWO) == (0, "1 answered, 1 already done.\n")
+    assert [r["finish_reason"] for r in records(answers.read_text())] == ["stop", "stop"]
 
 
 def test_only_what_differs_is_answered_again(run: Run, answers: Path, engine: TalkingEngine) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from edgespec.cli.batch.input.job import Job, Shard
 from edgespec.cli.main import main
 from edgespec.errors import UsageError
+from tests.tiny_adapters import write_adapter
 from tests.unit.talking import TalkingEngine, records, write_lines
 
 Run = Callable[..., tuple[int, str]]
@@ -137,7 +138,16 @@ def test_parts_of_different_models_are_refused(shard: Callable[..., Path], merge
     second.write_text("\n".join(changed) + "\n")
     code, err = merge(first, second)
     assert code == 2
-    assert "were written by different models" in err
+    assert "were written with different models" in err
+
+
+def test_parts_with_and_without_an_adapter_are_refused(
+    shard: Callable[..., Path], merge: Run, tmp_path: Path
+) -> None:
+    adapter = write_adapter(tmp_path / "adapter.gguf")
+    code, err = merge(shard(1), shard(2, "--lora", str(adapter)))
+    assert code == 2
+    assert "were written with different adapters, cache types or contexts." in err
 
 
 def test_failures_are_merged_too_and_give_way_to_answers(

@@ -9,20 +9,10 @@ from typing import Protocol
 from edgespec.cli.interrupt import Interruption
 from edgespec.cli.screen.terminal import ChatModel
 from edgespec.engine.requests import Event, Request, RequestSource
-from edgespec.errors import (
-    BackendError,
-    EdgeSpecError,
-    HubError,
-    MemoryLimitError,
-    ModelFileError,
-    OutputError,
-    StreamError,
-)
+from edgespec.errors import EdgeSpecError
 
-# Failures of the machine, the model or the output, which would affect the next line as well. All others
-# concern only one line.
-FATAL = (BackendError, HubError, MemoryLimitError, ModelFileError, OutputError, StreamError)
-FATAL += (OSError, MemoryError)  # type: ignore[assignment]
+FATAL = (EdgeSpecError, OSError, MemoryError)
+"""What an engine raises when it can answer nothing any more. The failure of a single request is an event."""
 
 
 class BatchEngine(ChatModel, Protocol):
@@ -69,9 +59,9 @@ class BatchRequests(RequestSource):
         return self._wait()
 
     def watched(self, events: Iterable[Event]) -> Iterator[Event]:
-        """Yield the events, and note which requests they end; those that fail with the machine do not."""
+        """Yield the events, and note which requests they end."""
         for event in events:
-            if event.is_last and not isinstance(event.error, FATAL):
+            if event.is_last:
                 self.in_flight.pop(event.request, None)
             yield event
 
@@ -92,7 +82,7 @@ def answer_all(
             events = engine.stream_many(requests, parallel=parallel)
             yield from requests.watched(interruption.reach(events, engine))
             return
-        except (EdgeSpecError, *FATAL):
+        except FATAL:
             raise
         except Exception as error:
             if not requests.in_flight:
@@ -106,7 +96,7 @@ def answer_all(
             try:
                 events = engine.stream_many([request])
                 yield from requests.watched(interruption.reach(events, engine))
-            except (EdgeSpecError, *FATAL):
+            except FATAL:
                 raise
             except Exception as error:
                 yield from requests.watched([Event(request, error=error)])

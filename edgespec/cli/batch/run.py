@@ -18,7 +18,7 @@ import typer
 
 from edgespec.api.completion_request import check_tokens, nth_config
 from edgespec.api.images import without_data
-from edgespec.cli.batch.answering import FATAL, BatchRequests, answer_all, explained
+from edgespec.cli.batch.answering import BatchRequests, answer_all, explained
 from edgespec.cli.batch.engines import EngineLoader, LoadedEngine, load_here
 from edgespec.cli.batch.formats import openai_format
 from edgespec.cli.batch.formats.lines import read_jobs
@@ -183,8 +183,6 @@ class BatchRun:
             for event in answer_all(requests, engine, parallel=self._parallel, interruption=interruption):
                 wanted, index = event.request.key
                 if event.error is not None:
-                    if isinstance(event.error, FATAL):
-                        raise event.error
                     self._fail(wanted, explained(event.error))
                 elif event.chunk is not None and event.chunk.generation is not None:
                     self._finish(wanted, index, event.chunk.generation)

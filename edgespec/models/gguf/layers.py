@@ -128,6 +128,12 @@ class ModelFiles:
         """The files."""
         return tuple(header.path for header in self.headers)
 
+    @property
+    def depends_on_context(self) -> bool:
+        """True if texts change with the size of the cache: it has factors for long contexts (LongRoPE)."""
+        tensors = (tensor for header in self.headers for tensor in header.tensors)
+        return any(tensor.name.startswith("rope_factors_long") for tensor in tensors)
+
     def without(self, names: Collection[str]) -> ModelFiles:
         """Drop tensors: for what is left when these are elsewhere."""
 

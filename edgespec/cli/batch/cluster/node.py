@@ -88,7 +88,7 @@ class Node:
         """Load the engine, and begin to answer; why that is impossible, if it is."""
         try:
             facts = await asyncio.to_thread(self._load, loading)
-        except (EdgeSpecError, *FATAL) as error:
+        except FATAL as error:
             return _told(error)
         asked = loading.batching.parallel
         parallel = asked if isinstance(asked, int) else None
@@ -180,7 +180,7 @@ def _outcome(event: Event) -> RequestOutcome:
     if event.chunk is not None:
         return RequestOutcome(event.chunk.generation)
     assert event.error is not None, "an event without a chunk has an error"
-    return RequestOutcome(error=_told(event.error), fatal=isinstance(event.error, FATAL))
+    return RequestOutcome(error=_told(event.error))
 
 
 def _told(error: BaseException) -> EdgeSpecError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import stat
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,14 +29,14 @@ class _FoundResult:
 
     Attributes:
         file, at: which of the files, and the byte in it.
-        models: digests of the model and of the projector that it was made with; empty if not known.
+        models: what it was made with, by kind; see `models_of`.
         fingerprint: of everything that it was made with.
     """
 
     file: int
     at: int
     failed: bool
-    models: tuple[str, str]
+    models: Mapping[str, str]
     fingerprint: str | None
 
 
@@ -132,24 +132,25 @@ class Merger:
             )
 
     def _check_models(self, results: Sequence[_FoundResult]) -> None:
-        for place, kind in enumerate(("model", "projector")):
-            files: dict[str, set[int]] = defaultdict(set)
-            for result in results:
-                if result.models[place]:
-                    files[result.models[place]].add(result.file)
-            if len(files) > 1:
-                (first, second) = sorted(files.values(), key=min)[:2]
+        files: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
+        for result in results:
+            for kind, made_with in result.models.items():
+                if made_with:
+                    files[kind][made_with].add(result.file)
+        for kind, found in files.items():
+            if len(found) > 1:
+                (first, second) = sorted(found.values(), key=min)[:2]
                 raise UsageError(
-                    f"{self.parts[min(first)]} and {self.parts[min(second)]} were written by different "
-                    f"{kind}s.",
-                    f"Run one of the shards again with the {kind} of the other.",
+                    f"{self.parts[min(first)]} and {self.parts[min(second)]} were written with different "
+                    f"{kind}.",
+                    "Run one of the shards again with the options of the other.",
                 )
 
 
 def _entry(number: int, at: int, result: EarlierResult) -> _FoundResult:
-    fingerprint = compact(result.made_with.get("fingerprint"))
-    models = models_of(fingerprint) if fingerprint else ("", "")
-    return _FoundResult(number, at, result.error is not None, models, fingerprint)
+    made_with = result.made_with
+    fingerprint = compact(made_with.get("fingerprint"))
+    return _FoundResult(number, at, result.error is not None, models_of(made_with), fingerprint)
 
 
 def _contradict(one: _FoundResult, other: _FoundResult) -> bool:
