@@ -20,8 +20,7 @@ from typing import Any
 
 from edgespec.errors import UsageError
 from edgespec.files.user_folders import expanded
-from edgespec.images.file import check_image, check_size, read_image
-from edgespec.images.formats import media_type
+from edgespec.images.file import check_image, check_size, media_type, read_image
 from edgespec.placeholders import Placeholders
 from edgespec.printable import shown
 
@@ -132,7 +131,7 @@ def image_of(source: object, name: str = UNNAMED) -> Image:
         name: what the bytes are called in messages.
 
     Raises:
-        UsageError: it cannot be read, or is too large, or is no image that can be decoded.
+        UsageError: it cannot be read, is too large, or is of a format that is not read.
     """
     pillow = sys.modules.get("PIL.Image")  # whoever has such an image has imported it
     if pillow is not None and isinstance(source, pillow.Image):

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from edgespec.errors import EdgeSpecError, ModelFileError, UsageError
+from edgespec.files.state import FileState
 from edgespec.files.user_folders import in_home
 from edgespec.generation.config import shortened
 from edgespec.images.families import another_model, go_together
 from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.not_gguf import unreadable
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub.projectors import choose_projector, projectors_around
 from edgespec.option import named
@@ -49,6 +51,18 @@ def find_projector(model: Path, given: Path | None) -> GGUFHeader:
             f"Name one: {named('mmproj', 'FILE')}",
         )
     return found[0]
+
+
+def identity_of(projector: GGUFHeader) -> str:
+    """The header and the state of a projector's file: any write to it gives another identity.
+
+    Raises:
+        ModelFileError: the file is gone.
+    """
+    try:
+        return f"{projector.fingerprint} {FileState.of(projector.path)}"
+    except OSError as error:
+        raise unreadable(projector.path, error) from error
 
 
 def named_projector(mmproj: str | None) -> Path | None:

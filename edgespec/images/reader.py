@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import os
 import threading
 import time
 from collections import OrderedDict
@@ -18,9 +17,8 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from edgespec.errors import BackendError, ContextLengthError, EdgeSpecError, UsageError
-from edgespec.images.file import MAX_PIXELS
-from edgespec.images.formats import orientation_of
-from edgespec.images.projector import find_projector
+from edgespec.images.file import MAX_PIXELS, MAX_SIDE, check_size
+from edgespec.images.projector import find_projector, identity_of
 from edgespec.images.rows import ImageRows, PlacedImage, placed_images
 from edgespec.installation import install_command
 from edgespec.models.gguf.types import GGUFHeader
@@ -29,6 +27,7 @@ from edgespec.processes.trial import Verdict, attempt_in_child
 
 _ENCODER = "edgespec.llama.projector.encode"
 _MAX_S = 3600.0  # of processor time: the largest projectors compute for minutes on small processors
+_DECODING_S = 60.0  # of it, to decode the image
 _STACK_BYTES = 8 << 20
 _MAX_KEPT = 256 << 20  # bytes of embeddings
 
@@ -95,6 +94,14 @@ class ImageReader:
             return False
         return True
 
+    @property
+    def identity(self) -> str:
+        """The identity of the projector's file; empty if there is none."""
+        try:
+            return identity_of(find_projector(self._model, self._given))
+        except EdgeSpecError:
+            return ""
+
     def require_projector(self) -> None:
         """Find the projector.
 
@@ -119,9 +126,7 @@ class ImageReader:
             UnreadImage: it was not read before, and may not be read now; see `without_reading`.
         """
         header = find_projector(self._model, self._given)
-        digest = blake2b(os.fsencode(header.path) + f" {header.fingerprint}\0".encode())
-        digest.update(data)
-        key = digest.digest()
+        key = blake2b(f"{identity_of(header)}\0".encode() + data).digest()
         if (found := self._found(key)) is not None:
             return found
         if not _may_read.get():
@@ -177,10 +182,11 @@ class ImageReader:
             "model": str(self._model.absolute()),
             "projector": str(header.path.absolute()),
             "data": base64.b64encode(data).decode(),
-            "orientation": orientation_of(data),
             "threads": self._threads,
             "max_tokens": self._context,
             "max_pixels": MAX_PIXELS,
+            "max_side": MAX_SIDE,
+            "decoding_s": _DECODING_S,
         }
         start = time.monotonic()
         verdict = attempt_in_child(
@@ -215,14 +221,15 @@ class ImageReader:
                     f"{name} takes {answer['tokens']} tokens, but the context holds {self._context}.",
                     f"Make the image smaller, or raise {named('context')}.",
                 )
+            case "size":
+                width, height = answer["size"]
+                check_size(width, height, name)
             case "damaged":
-                return UsageError(f"{name} is a damaged image.", "Save the image anew.")
-            case "pixels":
-                return UsageError(f"{name} has too many pixels.", "Make the image smaller.")
+                return UsageError(f"{name} is damaged or incomplete.", "Save the image again.")
         if verdict.answer is None:
-            fault = "it does not finish" if verdict.why == "time" else verdict.detail
+            fault = "it takes too long" if verdict.why == "time" else f"{verdict.detail} in the child process"
             return UsageError(
-                f"{projector.name} fails on {name} ({fault}).",
+                f"{name} cannot be read with {projector.name}: {fault}.",
                 "Try another image, or get another conversion of the projector.",
             )
         return UsageError(f"{name} cannot be read with {projector.name}: {answer.get('error')}.")

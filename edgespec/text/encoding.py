@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -113,7 +113,7 @@ class Encoder:
             return list(self.conversation(prompt, config=config).tokens)  # type: ignore[arg-type]
         tokens = [int(token) for token in prompt]  # type: ignore[arg-type]
         n_tokens = self._vocabulary.n_tokens
-        pictured = min(tokens, default=0) < 0 and self.images is not None and self.images.knows(tokens)
+        pictured = self.knows(tokens)
         for token in tokens:
             if token >= n_tokens or (token < 0 and not pictured):
                 raise UsageError(
@@ -121,6 +121,10 @@ class Encoder:
                     f"Tokens of this model are from 0 to {n_tokens - 1}.",
                 )
         return tokens
+
+    def knows(self, tokens: Sequence[int]) -> bool:
+        """True if all images among these tokens were read."""
+        return min(tokens, default=0) >= 0 or (self.images is not None and self.images.knows(tokens))
 
     def appended(self, text: str) -> list[int]:
         """The tokens of a text that follows others: without a begin-of-text token, and with no control token.
@@ -143,8 +147,8 @@ class Encoder:
         Args:
             written: answers that the model wrote, by the index of their messages; their tokens are kept.
             config: as `encode`.
-            known: an encoding of its beginning. If the text still begins like this, its tokens are kept,
-                because tokenizing an answer again may split it differently than the model did.
+            known: an encoding of its beginning. If text and images still begin like this, its tokens are
+                kept, because tokenizing an answer again may split it differently than the model did.
 
         Raises:
             TemplateError: the model has no template, or it failed.
@@ -181,8 +185,11 @@ class Encoder:
             text = "".join(segment.text for segment in segments)
         tokens: list[int] = []
         if known is not None and text.startswith(known.text):
-            tokens.extend(known.tokens)
-            segments = _without_prefix(segments, len(known.text))
+            rest = _without_prefix(segments, len(known.text))
+            # Another projector gives other rows for the same images.
+            if [*_rows_in(known.tokens), *_rows_of(rest)] == _rows_of(segments):
+                tokens.extend(known.tokens)
+                segments = rest
         for segment in segments:
             if segment.tokens is not None:
                 tokens += segment.tokens
@@ -434,6 +441,15 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _texts(item)
+
+
+def _rows_in(tokens: Iterable[int]) -> list[int]:
+    """The ids of images' rows among tokens."""
+    return [token for token in tokens if token < 0]
+
+
+def _rows_of(segments: Iterable[PromptSegment]) -> list[int]:
+    return _rows_in(token for segment in segments for token in segment.tokens or ())
 
 
 def _without_prefix(segments: list[PromptSegment], length: int) -> list[PromptSegment]:

@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ from edgespec.llama.projector.library import NoImageLibrary, load_library
 from edgespec.processes import trial
 from tests.desk import Desk
 from tests.program import run_here
-from tests.tiny_images import png, write_seeing
+from tests.tiny_images import png, write_projector, write_seeing
 
 CONFIG = edgespec.GenerationConfig(max_tokens=24)
 PICTURE, ANOTHER = png(), png(seed=2)
@@ -46,8 +47,8 @@ def picture(tmp_path: Path) -> Path:
     return path
 
 
-def opened(path: Path, draft: str = "none") -> Engine:
-    return edgespec.load(path, draft=draft, context=512, threads=1, exact=True)
+def opened(path: Path, draft: str = "none", **options: Any) -> Engine:
+    return edgespec.load(path, draft=draft, context=512, threads=1, exact=True, **options)
 
 
 def said(session: Session, text: str, *images: object, config: edgespec.GenerationConfig = CONFIG) -> str:
@@ -94,6 +95,36 @@ def test_a_saved_session_keeps_its_images(seeing: Path, picture: Path, tmp_path:
         resumed.undo()
         resumed.close()
     assert not images.exists()
+
+
+@pytest.mark.parametrize("continued", [False, True])
+def test_another_projector_reads_the_images_of_a_session_again(
+    continued: bool, seeing: Path, tmp_path: Path
+) -> None:
+    other = write_projector(tmp_path / "other.gguf", "gemma3", seed=9)
+    config = CONFIG.with_(grammar=Grammar("regex", "[a-z ]{30}"), max_tokens=8)  # bytes that are a text
+    with opened(seeing) as engine:
+        session = Session(engine)
+        session.save_to("trip")
+        said(session, "x y z", PICTURE, config=config)
+        session.close()
+        known = len(engine.target.tokens)
+    for projector, restored in ((None, known), (other, 0)):
+        with opened(seeing, mmproj=projector) as engine:
+            resumed = Session(engine)
+            found = resumed.resume("trip")
+            assert found is not None
+            assert (found.restored, "another projector" in found.reason) == (restored, not restored)
+            told = [*resumed.messages]
+            # Without saving, so that both begin with the same file.
+            resumed.close()
+            answer = resumed.continue_answer(config) if continued else resumed.ask("and now", config)
+            expected = Session(engine)
+            expected.messages += told
+            again = expected.continue_answer(config) if continued else expected.ask("and now", config)
+            text, fresh = ("".join(chunk.text for chunk in chunks) for chunks in (answer, again))
+            assert text
+            assert text == fresh or projector is None, "the images were read with the other projector"
 
 
 @pytest.mark.parametrize("family", ["qwen2vl", "qwen3vl"])  # whose positions have two kinds of sections
@@ -188,11 +219,11 @@ def test_paths_that_a_terminal_pastes(tmp_path: Path, picture: Path) -> None:
     attached = with_attachments(f"@{bitmap} and @{tmp_path}/BM.txt", [])
     assert [image.name for image in attached.images] == [str(bitmap)]
     assert [path.name for path in attached.files] == ["BM.txt"]
-    (tmp_path / "new.webp").write_bytes(b"RIFF....WEBP")
+    (tmp_path / "new.avif").write_bytes(b"....ftypavif")
     with pytest.raises(EdgeSpecError, match="is not an image that can be read"):
-        without_images(f"{tmp_path}/new.webp ?")
+        without_images(f"{tmp_path}/new.avif ?")
     with pytest.raises(EdgeSpecError, match="is not an image that can be read"):
-        with_attachments(f"@{tmp_path}/new.webp", [])
+        with_attachments(f"@{tmp_path}/new.avif", [])
     (tmp_path / "folder.png").mkdir()
     with pytest.raises(EdgeSpecError, match="is not a file"):
         image_of(tmp_path / "folder.png")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import llama_cpp
+import PIL.Image
 import pytest
 
 import edgespec
@@ -29,7 +30,7 @@ from edgespec.images.reader import ImageReader, UnreadImage, without_reading
 from edgespec.llama.cache.tree_cache import BranchingCache
 from edgespec.llama.projector.library import NoImageLibrary, load_library
 from edgespec.llama.quantize import make_drafter
-from edgespec.llama.runtime.batch import TokenBatch
+from edgespec.llama.runtime.batch import EmbeddedBatch, TokenBatch
 from edgespec.llama.runtime.context import Context
 from edgespec.llama.runtime.model import Model
 from edgespec.models.gguf.header import read_header
@@ -175,12 +176,9 @@ def test_rows_of_an_image_see_those_behind_them_where_the_model_wants_that(seein
 
 
 def test_photographs_are_turned(seeing: Path) -> None:
-    pillow = pytest.importorskip("PIL.Image")
     reader = ImageReader(seeing, None, threads=1, context=512)
-    plain = pillow.open(io.BytesIO(PICTURE))
-    for orientation, turn in ((2, "FLIP_LEFT_RIGHT"), (6, "ROTATE_270"), (7, "TRANSVERSE"), (8, "ROTATE_90")):
-        turned = image_of(plain.transpose(pillow.Transpose[turn]))
-        assert reader.read(png(orientation=orientation), "it") == reader.read(turned.data, "it")
+    turned = image_of(PIL.Image.open(io.BytesIO(PICTURE)).transpose(PIL.Image.Transpose.ROTATE_270))
+    assert reader.read(png(orientation=6), "it") == reader.read(turned.data, "it")
 
 
 def test_an_image_is_read_once(seeing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -611,6 +609,42 @@ def test_an_answer_that_is_cancelled_within_an_image_leaves_nothing_of_it(
     assert answers[0].finish_reason == ("cancelled" if parts else answers[1].finish_reason)
 
 
+@pytest.mark.parametrize("seen_by", ["idefics3", "gemma3", "qwen2vl", "qwen3vl"])
+def test_a_pass_that_is_stopped_within_an_image_changes_no_later_answer(
+    seen_by: str, library: Any, smol_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del library
+    path = write_seeing(tmp_path, seen_by, smol_path, damped=0.3)
+    write_projector(tmp_path / f"mmproj-{seen_by}.gguf", seen_by, side=4 * SIDE)
+    question, config = asked(png(4 * SIDE, 4 * SIDE)), CONFIG.with_(max_tokens=8)
+    decode = Context.decode
+    waiting: list[int] = []  # passes over rows of images until one is stopped
+
+    with edgespec.load(path, draft="none", context=1024, threads=1, exact=True, parallel=4) as engine:
+
+        def stopping(context: Context, batch: TokenBatch) -> None:
+            if waiting and isinstance(batch, EmbeddedBatch) and context is engine.target.context:
+                waiting[0] -= 1
+                if waiting[0] < 0:
+                    waiting.clear()
+                    engine.cancel()
+            decode(context, batch)
+
+        expected = engine.generate(question, config).tokens
+        monkeypatch.setattr(Context, "decode", stopping)
+        for answer in (
+            lambda: engine.generate(question, config),
+            lambda: engine.generate_many([question], config)[0],
+        ):
+            for earlier in range(2):
+                engine.target.rewind(0)
+                waiting[:] = [earlier]
+                stopped = answer()
+                assert stopped.finish_reason == "cancelled" or waiting, "there are fewer passes"
+                waiting.clear()
+                assert engine.generate(question, config).tokens == expected
+
+
 # What cannot be read.
 
 
@@ -632,13 +666,34 @@ def test_a_model_without_a_projector_says_so(
 
 
 def test_damaged_images_end_in_a_message(plain: Engine) -> None:
-    assert "is incomplete" in refused(plain, asked(PICTURE[:100]))
-    assert "is not an image that can be read" in refused(plain, asked(b"RIFF    WEBP"))
-    # Its parts are whole, and there are fewer pixels than it claims.
-    claimed = png_of(
-        (b"IHDR", struct.pack(">IIBBBBB", 48, 32, 8, 2, 0, 0, 0)), (b"IDAT", b""), (b"IEND", b"")
-    )
-    assert "is a damaged image" in refused(plain, asked(claimed))
+    assert "is damaged or incomplete" in refused(plain, asked(PICTURE[:100]))
+    assert "is not an image that can be read" in refused(plain, asked(b"%PDF"))
+    claimed = png_of((b"IHDR", struct.pack(">IIBBBBB", 30_000, 30_000, 8, 2, 0, 0, 0)), (b"IEND", b""))
+    assert "has 30000 x 30000 pixels" in refused(plain, asked(claimed))
+
+
+def test_decoding_has_a_budget_of_processor_time(seeing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scan of a JPEG covers all pixels with a few bytes, and there may be any number of scans."""
+    file = io.BytesIO()
+    PIL.Image.new("L", (4096, 4096), 100).save(file, "JPEG", progressive=True)
+    picture, end = file.getvalue()[:-2], file.getvalue()[-2:]
+    scan = picture[picture.rindex(b"\xff\xda") :]
+    monkeypatch.setattr("edgespec.images.reader._DECODING_S", 1.0)
+    reader = ImageReader(seeing, None, threads=1, context=512)
+    with pytest.raises(EdgeSpecError, match=r"it cannot be read with .*: it takes too long"):
+        reader.read(picture + scan * 50_000 + end, "it")
+
+
+def test_another_file_of_the_projector_is_used(seeing: Path, family: str, tmp_path: Path) -> None:
+    projector = write_projector(tmp_path / "mmproj.gguf", family)
+    reader = ImageReader(seeing, projector, threads=1, context=512)
+    first = reader.read(PICTURE, "it")
+    header = read_header(projector).fingerprint
+    write_projector(tmp_path / "other.gguf", family, seed=9).replace(projector)
+    assert read_header(projector).fingerprint == header
+    other = reader.read(PICTURE, "it")
+    assert other != first
+    assert other == ImageReader(seeing, projector, threads=1, context=512).read(PICTURE, "it")
 
 
 def test_a_damaged_projector_ends_in_a_message(seeing: Path, family: str, tmp_path: Path) -> None:
@@ -700,7 +755,7 @@ def test_batches_show_images(plain: Engine, seeing: Path, tmp_path: Path) -> Non
     ]
     assert [record["tokens"] for record in (first, second, without)] == expected
     assert first["images"] == ["a.png"]
-    assert "is incomplete" in broken["error"]
+    assert "is damaged or incomplete" in broken["error"]
 
 
 def test_generate_shows_an_image(plain: Engine, seeing: Path, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import base64
 import struct
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,7 +29,9 @@ from tests.waiting import PATIENCE_S, wait_until
 
 PICTURE, ANOTHER = png(), png(seed=2)
 SVG = b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>'
-HUGE = png_of((b"IHDR", struct.pack(">II5x", 32_768, 21_845)), (b"IEND", b""))  # 2 GiB of pixels
+HUGE = png_of(
+    (b"IHDR", struct.pack(">IIBBBBB", 32_768, 21_845, 8, 2, 0, 0, 0)), (b"IEND", b"")
+)  # 2 GiB of pixels
 TEXT = "one two one two one two one"
 MANY = 24  # tokens of an answer
 MESSAGES = "/v1/messages"
@@ -42,15 +43,6 @@ def encoded(data: bytes) -> str:
 
 def data_url(data: bytes) -> str:
     return f"data:image/png;base64,{encoded(data)}"
-
-
-def bomb() -> bytes:
-    """A picture of 16 x 16 pixels, whose data unpacks to 4 GiB."""
-    packer = zlib.compressobj(9, wbits=-15)
-    block = packer.compress(bytes(1 << 20)) + packer.flush(zlib.Z_FULL_FLUSH)  # may be repeated
-    lines = b"\x78\xda" + 4096 * block + packer.flush()
-    header = struct.pack(">IIBBBBB", 16, 16, 8, 2, 0, 0, 0)
-    return png_of((b"IHDR", header), (b"IDAT", lines), (b"IEND", b""))
 
 
 @pytest.fixture(scope="module")
@@ -243,10 +235,9 @@ DAMAGED = {
     "nothing": ("", "has no data"),
     "no Base64": ("data:image/png,abc", "is not in Base64"),
     "wrong Base64": ("data:image/png;base64,a*b=", "Base64 cannot be decoded"),
-    "truncated": (data_url(PICTURE[:100]), "is incomplete"),
+    "truncated": (data_url(PICTURE[:100]), "is damaged or incomplete"),
     "a vector graphic": (data_url(SVG), "is not an image that can be read"),
-    "two gigabytes": (data_url(HUGE), "claims 32768 x 21845 pixels"),
-    "a bomb": (data_url(bomb()), "is a damaged image"),
+    "two gigabytes": (data_url(HUGE), "has 32768 x 21845 pixels"),
 }
 
 

@@ -3,97 +3,72 @@
 from __future__ import annotations
 
 import io
+import random
 import struct
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import PIL.Image
 import pytest
 
 from edgespec.errors import ModelFileError, TemplateError, UsageError
 from edgespec.images.families import another_model, go_together
-from edgespec.images.file import MAX_BYTES, check_image, read_image
-from edgespec.images.formats import Picture, orientation_of, read_picture
+from edgespec.images.file import (
+    MAX_BYTES,
+    MAX_PIXELS,
+    MAX_SIDE,
+    check_image,
+    check_size,
+    is_image,
+    media_type,
+    read_image,
+)
 from edgespec.images.parts import Image, WithPlaceholders, has_images, image_of
 from edgespec.images.projector import find_projector
 from edgespec.images.rows import ImageRows, placed_images
+from edgespec.llama.projector.pixels import DamagedImage, ImageTooLarge, decode
 from edgespec.speculation.growth import Frontier
 from edgespec.speculation.sources.text import TextSource
 from edgespec.speculation.spliced import SplicedText, behind_seams
 from tests.program import run_here
 from tests.tiny_images import exif, png, png_of, write_projector
 
-FRAME = b"\xff\xc0\0\x11\x08" + struct.pack(">HH", 20, 30) + bytes(10)
-# A segment that holds what would end a file; two scans, with bytes that look like markers and are none.
-SCANS = b"\xff\xe0\0\x06\xff\xd9ab" + FRAME + 2 * b"\xff\xda\0\x04ab\x01\xff\0\x02\xff\xd0\x03"
-JPEG = b"\xff\xd8" + SCANS + b"\xff\xd9"
-GIF = b"GIF89a" + struct.pack("<HHBBB", 30, 20, 0x80, 0, 0) + bytes(6)
-GIF += b"!\xf9\x04abcd\0" + b"," + struct.pack("<HHHHB", 0, 0, 30, 20, 0) + b"\x08\x02ab\x01c\0;"
-BMP = b"BM" + bytes(8) + struct.pack("<IIiiHHI", 54, 40, 30, -20, 1, 24, 0) + bytes(20 + 92 * 20)
+FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP")
+LIMITS = {"max_side": MAX_SIDE, "max_pixels": MAX_PIXELS}
 
 
-def with_exif(orientation: int, order: str = "<") -> bytes:
-    """A JPEG whose EXIF states an orientation."""
-    segment = b"Exif\0\0" + exif(orientation, order)
-    return b"\xff\xd8\xff\xe1" + struct.pack(">H", 2 + len(segment)) + segment + SCANS + b"\xff\xd9"
+def saved(form: str, picture: PIL.Image.Image | None = None, **options: Any) -> bytes:
+    """A file of a format with a picture, or with one of 30 x 20 random pixels."""
+    file = io.BytesIO()
+    (picture or PIL.Image.open(io.BytesIO(png(30, 20)))).save(file, form, **options)
+    return file.getvalue()
+
+
+GIF, BMP = saved("GIF"), saved("BMP")
 
 
 # Files.
 
 
-@pytest.mark.parametrize("data", [png(30, 20), JPEG, GIF, BMP], ids=["png", "jpeg", "gif", "bmp"])
-def test_formats_are_known_by_their_first_bytes(data: bytes) -> None:
-    check_image(data, "it")
-    assert read_picture(data) == Picture(30, 20)
-
-
-@pytest.mark.parametrize("data", [png(), JPEG, GIF, BMP], ids=["png", "jpeg", "gif", "bmp"])
-def test_files_that_end_too_early_are_refused(data: bytes) -> None:
-    """llama.cpp shows the model a grey or black rest instead, of all but PNG."""
-    check_image(data + b"more", "it")
-    for length in (20, len(data) // 2, len(data) - 2):
-        with pytest.raises(UsageError, match="is incomplete: it ends within the picture"):
-            check_image(data[:length], "it")
-
-
-def test_headers_of_photographs_tell_how_they_are_turned() -> None:
-    assert [orientation_of(with_exif(n, order)) for n in range(1, 9) for order in "<>"] == [
-        n for n in range(1, 9) for _ in "<>"
-    ]
-    assert orientation_of(png(orientation=6)) == 6
-    for silent in (
-        JPEG,
-        GIF,
-        with_exif(0),
-        with_exif(9),
-        with_exif(6).replace(b"II*\0\x08", b"II*\0\xff"),
-        b"",
-        JPEG[:9],
-    ):
-        assert orientation_of(silent) == 1
+@pytest.mark.parametrize("form", FORMATS)
+def test_formats_are_known_by_their_first_bytes(form: str, tmp_path: Path) -> None:
+    data = saved(form)
+    assert media_type(data) == f"image/{form.lower()}"
+    path = tmp_path / "it"
+    path.write_bytes(data)
+    assert is_image(path)
+    assert read_image(path) == data
 
 
 @pytest.mark.parametrize(
     ("data", "said"),
     [
         (b"", "is empty"),
-        (b"RIFF    WEBPVP8 ", "is not an image that can be read"),
+        (b"RIFF    WAVEfmt ", "is not an image that can be read"),
         (b"P6 1 1 255 abc", "is not an image that can be read"),
-        (b"\xff\xd8" + b"\xff\xe0\0\x02" * 300_000, "is a damaged image"),
-        (b"\xff\xd8\xff\xe0\0\x02\xff\xd9", "is a damaged image"),
-        (b"\xff\xd8\xff" + b"\xff" * 100, "is incomplete"),
-        (png().replace(b"IDAT", b"IDAT" + b"\1"), "is a damaged image"),
-        (GIF[:19] + b"!\xf9" + b"\x01a" * 300_000 + GIF[19:], "is a damaged image"),
-        (GIF[:19] + b";", "is a damaged image"),
-        (GIF.replace(struct.pack("<HH", 30, 20), struct.pack("<HH", 0, 20), 1), "claims 0 x 20 pixels"),
-        (
-            GIF.replace(struct.pack("<HH", 30, 20), struct.pack("<HH", 60_000, 20), 1),
-            "claims 60000 x 20 pixels",
-        ),
-        (
-            png_of((b"IHDR", struct.pack(">II5x", 30_000, 30_000)), (b"IEND", b"")),
-            "claims 30000 x 30000 pixels",
-        ),
+        (b"BM is how this text begins", "is not an image that can be read"),
         (bytes(MAX_BYTES + 1), "has more than 32 MiB"),
     ],
 )
@@ -102,10 +77,107 @@ def test_other_files_are_refused(data: bytes, said: str) -> None:
         check_image(data, "it")
 
 
+def test_nothing_but_the_first_bytes_is_looked_at_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a stranger's file says, the process that serves others takes no time over it."""
+
+    class Unread(bytes):
+        def __getitem__(self, key: Any) -> Any:
+            found = super().__getitem__(key)
+            assert len(found) < 32
+            return found
+
+        def _refused(self, *arguments: Any) -> Any:
+            raise AssertionError("searched")
+
+        __iter__ = find = index = count = split = _refused
+
+    check_image(Unread(b"\xff\xd8\xff" + b"\xff" * 100_000), "it")
+
+
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "missing.png"):
         with pytest.raises(UsageError, match=path.name):
             read_image(path)
+
+
+# Pixels.
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_whole_pictures_are_decoded_and_no_parts(form: str) -> None:
+    data = saved(form)
+    assert decode(data + b"more", **LIMITS).shape == (20, 30, 3)
+    for length in (20, len(data) // 2):
+        with pytest.raises(DamagedImage):
+            decode(data[:length], **LIMITS)
+
+
+def test_lossless_pictures_keep_their_bits() -> None:
+    picture = PIL.Image.open(io.BytesIO(png(30, 20)))
+    expected = np.asarray(picture)
+    for data in (saved("PNG"), saved("BMP"), saved("WEBP", lossless=True)):
+        assert np.array_equal(decode(data, **LIMITS), expected)
+    grey = np.arange(600, dtype=np.uint16).reshape(20, 30) * 100
+    found = decode(saved("PNG", PIL.Image.fromarray(grey)), **LIMITS)
+    assert np.array_equal(found, np.stack([grey >> 8] * 3, axis=2)), "16 bits"
+    for mode in ("1", "L", "LA", "P", "RGBA", "CMYK"):
+        form = "JPEG" if mode == "CMYK" else "PNG"
+        assert decode(saved(form, picture.convert(mode)), **LIMITS).shape == (20, 30, 3)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of damaged EXIF
+def test_photographs_are_turned_upright() -> None:
+    picture = PIL.Image.open(io.BytesIO(png(30, 20)))
+    turns = [
+        None,
+        "FLIP_LEFT_RIGHT",
+        "ROTATE_180",
+        "FLIP_TOP_BOTTOM",
+        "TRANSPOSE",
+        "ROTATE_270",
+        "TRANSVERSE",
+    ]
+    turns.append("ROTATE_90")
+    for orientation, turn in enumerate(turns, 1):
+        upright = picture if turn is None else picture.transpose(PIL.Image.Transpose[turn])
+        assert np.array_equal(decode(png(30, 20, orientation=orientation), **LIMITS), np.asarray(upright))
+    for orientation in (0, 9):
+        assert np.array_equal(decode(png(30, 20, orientation=orientation), **LIMITS), np.asarray(picture))
+    for order in "<>":
+        assert decode(saved("JPEG", exif=b"Exif\0\0" + exif(6, order)), **LIMITS).shape == (30, 20, 3)
+    damaged = b"Exif\0\0" + exif(6).replace(b"II*\0\x08", b"II*\0\xff")
+    assert decode(saved("JPEG", exif=damaged), **LIMITS).shape == (20, 30, 3)
+
+
+def test_pictures_with_too_many_pixels_are_not_decoded() -> None:
+    huge = png_of((b"IHDR", struct.pack(">IIBBBBB", 30_000, 30_000, 8, 2, 0, 0, 0)), (b"IEND", b""))
+    for limits in ({}, {"max_side": 29}, {"max_pixels": 599}):
+        with pytest.raises(ImageTooLarge) as error:
+            decode(png(30, 20) if limits else huge, **LIMITS | limits)
+        assert error.value.size == ((30, 20) if limits else (30_000, 30_000))
+    with pytest.raises(UsageError, match="it has 30000 x 30000 pixels; up to 64 million are read"):
+        check_size(30_000, 30_000, "it")
+    with pytest.raises(DamagedImage):
+        decode(b"GIF89a" + bytes(30), **LIMITS)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of damaged EXIF
+def test_whatever_a_file_is_it_becomes_pixels_or_is_refused() -> None:
+    draw = random.Random(7)
+    files = [saved(form) for form in FORMATS]
+    files += [png(30, 20, orientation=6), saved("JPEG", progressive=True), saved("JPEG", exif=exif(6))]
+    outcomes: set[str] = set()
+    for _ in range(1500):
+        data = bytearray(draw.choice(files))
+        for _ in range(draw.choice((1, 3, 20))):
+            at = draw.randrange(len(data))
+            data[at : at + draw.choice((0, 1, 9))] = draw.randbytes(draw.choice((0, 1, 9)))
+        try:
+            assert decode(bytes(data), max_side=4096, max_pixels=1 << 20).shape[2] == 3
+            outcomes.add("decoded")
+        except (DamagedImage, ImageTooLarge) as error:
+            outcomes.add(type(error).__name__)
+    assert outcomes == {"decoded", "DamagedImage", "ImageTooLarge"}
 
 
 # Parts of messages.
@@ -151,7 +223,7 @@ def test_other_parts_are_refused(part: object, said: str) -> None:
 
 
 def test_images_of_pillow_are_turned_and_shown() -> None:
-    pillow = pytest.importorskip("PIL.Image")
+    pillow = PIL.Image
     lying = pillow.open(io.BytesIO(png(30, 20, orientation=6)))
     shown = pillow.open(io.BytesIO(image_of(lying).data))
     assert shown.size == (20, 30)
@@ -159,7 +231,7 @@ def test_images_of_pillow_are_turned_and_shown() -> None:
     assert shown.tobytes() == upright.tobytes()
     for mode in ("L", "P", "CMYK", "I", "F"):
         assert image_of(pillow.new(mode, (30, 20))).data
-    with pytest.raises(UsageError, match="claims 30000 x 30000 pixels"):
+    with pytest.raises(UsageError, match="has 30000 x 30000 pixels"):
         image_of(pillow.new("1", (30_000, 30_000)))
     with pytest.raises(UsageError, match="The image cannot be read: "):
         image_of(pillow.open(io.BytesIO(png()[:-60])))

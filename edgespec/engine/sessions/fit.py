@@ -12,6 +12,7 @@ _REASONS = {
     "weights": "with other weights of this model, or from another copy of its file",
     "build": "by another build of llama.cpp, or on another processor",
     "context": "with another context size",
+    "projector": "with another projector, or from another copy of its file",
 }
 
 
@@ -19,7 +20,7 @@ def misfit(saved: Conversation, file: SessionFile, now: Mapping[str, str], conte
     """The reason why the saved states of a conversation do not fit; empty if they do.
 
     Args:
-        now: the identity of the states that the engine makes; see `llama.cache.states`.
+        now: the identity of the conversations that the engine saves; see `Session`.
         context: tokens that it holds.
 
     Raises:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from edgespec.errors import SessionError
 from edgespec.files.writing import atomic_write
-from edgespec.images.formats import media_type
+from edgespec.images.file import media_type
 from edgespec.images.parts import Image
 
 
@@ -35,7 +35,7 @@ class ImageFolder:
         Raises:
             OSError: it cannot be written.
         """
-        suffix = mimetypes.guess_extension(media_type(image.data)) or ""
+        suffix = mimetypes.guess_extension(media_type(image.data), strict=False) or ""
         path = self.path / f"{image.sha256}{suffix}"
         if not path.exists():
             self.path.mkdir(mode=0o700, exist_ok=True)

@@ -252,8 +252,9 @@ class Session:
     def resume(self, file: SessionFile | str | os.PathLike[str]) -> ResumedSession | None:
         """Resume a saved conversation, and save to its file after every change.
 
-        Its keys and values are restored if the model, the context and the build are the same. With another
-        build or context size, the conversation is read again with the next question.
+        Its keys and values are restored if the model, the context, the build and the projector of its images
+        are the same. Otherwise, the conversation is read again with the next question, unless the model is
+        another one.
 
         Args:
             file: as for `save_to`.
@@ -280,7 +281,7 @@ class Session:
         if saved is None:
             self.save_to(file)
             return None
-        reason = misfit(saved, file, self.engine.target.identity, self.engine.context)
+        reason = misfit(saved, file, self._identity(saved.messages), self.engine.context)
         self.close()
         self._system, self._known = saved.system, saved.known
         self.messages[:] = saved.messages
@@ -334,10 +335,12 @@ class Session:
     def _begun(self, config: GenerationConfig | None) -> tuple[EncodedConversation, str]:
         """The conversation up to the end of its last answer, as tokens, and the text of that answer."""
         said = self.messages[-1]["content"]
-        if self._known is not None:
-            return self._known, said
         messages, encoder = self._for_encoder(self.messages[:-1]), self.engine.encoder
         with self.engine.held():
+            if self._known is not None and self.has_images:
+                encoder.conversation(messages, config=config)  # reads the images
+            if self._known is not None and encoder.knows(self._known.tokens):
+                return self._known, said
             if not said:  # it was cut off in its thought, which is not kept
                 return encoder.conversation(messages, config=config), said
             return encoder.begun(messages, said), said
@@ -375,6 +378,13 @@ class Session:
             with self.engine.held():
                 self._known = self.engine.encoder.answered(encoded, answer.text, answer.tokens)
 
+    def _identity(self, messages: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+        """Everything that the tokens and states of a conversation depend on, except its text."""
+        reader = self.engine.encoder.images
+        pictured = reader is not None and any("images" in message for message in messages)
+        projector = reader.identity if reader is not None and pictured else ""
+        return self.engine.target.identity | ({"projector": projector} if projector else {})
+
     def _attach(self, file: SessionFile) -> None:
         self.file = file
         store = self.engine.target.store_in(CheckedFiles(file.states))
@@ -386,7 +396,7 @@ class Session:
         target = self.engine.target
         self.file.write(
             Conversation(
-                target.identity,
+                self._identity(self.messages),
                 self._system,
                 self.messages,
                 self._pending,

@@ -19,18 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.llama.projector.library import NoImageLibrary, load_library
+from edgespec.llama.projector.pixels import DamagedImage, ImageTooLarge, decode
 from edgespec.llama.runtime.backend import start_backend
 from edgespec.llama.runtime.model import Model
 from edgespec.machine.contention import ContentionWatch
 from edgespec.printable import one_line
-from edgespec.processes.memory_limit import limited_memory
+from edgespec.processes.limits import limited_memory, limited_time
 
 _ERROR_LEVEL = 4  # ggml_log_level
-_DECODING_BYTES = (
-    2 << 30
-)  # the largest image that is read has 64 million pixels of up to 8 bytes, in two copies
-# Orientations of EXIF whose rows and columns change places, and then rows or columns their order.
-_LYING, _UPSIDE_DOWN, _MIRRORED = (5, 6, 7, 8), (3, 4, 7, 8), (2, 3, 6, 7)
+_DECODING_BYTES = 2 << 30  # 64 million pixels of up to 8 bytes, in several copies
 
 _errors: list[str] = []  # lines of the library's log
 
@@ -52,10 +49,6 @@ class _UnknownPositions(Exception):
     """The rows of an image have positions of another kind than those that are known."""
 
 
-class _Damaged(Exception):
-    """The image cannot be decoded."""
-
-
 class _Refused(Exception):
     """The image cannot be read; the text says why."""
 
@@ -64,8 +57,8 @@ def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
     """Read the image "data", in Base64, with the "projector" of the "model".
 
     Args:
-        request: also has the "threads" to compute with, the "most" tokens and pixels of the image, and its
-            "orientation", as EXIF counts.
+        request: also has the "threads" to compute with, "max_tokens", "max_pixels" and "max_side" of the
+            image, and "decoding_s", the most processor time to decode it in.
 
     Returns:
         The "pieces" that stand for the image in a prompt, in order: lists of tokens, and mappings with the
@@ -73,22 +66,32 @@ def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
         and width of each, in one list. The "rows" of all pieces are 32-bit numbers in Base64, and "causal"
         says what each of them may see. "read_s" are the seconds from the image to its rows, and "disturbed"
         says whether other programs kept the processor busy meanwhile. If that is not possible, "why" is one
-        of "library", "damaged", "mrope", "tokens" and "pixels", or there is an "error" of llama.cpp.
+        of "library", "damaged", "mrope", "tokens" and "size", or there is an "error" of llama.cpp.
     """
     if mtmd is None:
         return {"why": "library"}
     try:
+        start = time.monotonic()
+        # A few bytes may unpack to gigabytes, or take hours.
+        with limited_memory(_DECODING_BYTES), limited_time(request["decoding_s"]):
+            data = base64.b64decode(request["data"])
+            pixels = decode(data, max_side=request["max_side"], max_pixels=request["max_pixels"])
+        decoding_s = time.monotonic() - start
         with Model(Path(request["model"]), allocate=False, repack=False, vetted=False) as model:
-            return _read(model, request)
+            return _read(model, pixels, decoding_s, request)
+    except ImageTooLarge as large:
+        return {"why": "size", "size": large.size}
     except _UnknownPositions:
         return {"why": "mrope"}
-    except _Damaged:
+    except DamagedImage:
         return {"why": "damaged"}
     except _Refused as refused:
         return {"error": _errors[0] if _errors else str(refused)}
 
 
-def _read(model: Model, request: Mapping[str, Any]) -> Mapping[str, Any]:
+def _read(
+    model: Model, pixels: NDArray[np.uint8], decoding_s: float, request: Mapping[str, Any]
+) -> Mapping[str, Any]:
     params = mtmd.mtmd_context_params_default()
     params.use_gpu = params.print_timings = params.warmup = False
     params.n_threads = request["threads"]
@@ -98,11 +101,7 @@ def _read(model: Model, request: Mapping[str, Any]) -> Mapping[str, Any]:
     if not mtmd.mtmd_support_vision(context):
         raise _Refused("the projector reads no images")
     start, watch = time.monotonic(), ContentionWatch(request["threads"], computing=True)
-    bitmap = _decoded(context, base64.b64decode(request["data"]))
-    if mtmd.mtmd_bitmap_get_nx(bitmap) * mtmd.mtmd_bitmap_get_ny(bitmap) > request["max_pixels"]:
-        return {"why": "pixels"}
-    bitmap = _turned(bitmap, request["orientation"])
-    chunks = _chunks_of(context, bitmap)
+    chunks = _chunks_of(context, pixels)
     n_tokens = sum(mtmd.mtmd_input_chunk_get_n_tokens(chunk) for chunk in chunks)
     if n_tokens > request["max_tokens"]:
         return {"why": "tokens", "tokens": n_tokens}
@@ -116,42 +115,16 @@ def _read(model: Model, request: Mapping[str, Any]) -> Mapping[str, Any]:
         rows.append(_embedded(context, chunk, model.input_width))
         pieces.append({"rows": len(rows[-1]), **_positions_of(context, chunk)})
         causal = not mtmd.mtmd_decode_use_non_causal(context, chunk)
-    timed = {"read_s": time.monotonic() - start, "disturbed": watch.disturbed}
+    timed = {"read_s": decoding_s + time.monotonic() - start, "disturbed": watch.disturbed}
     data = base64.b64encode(np.concatenate(rows).tobytes()).decode()
     return {"pieces": pieces, "rows": data, "width": model.input_width, "causal": causal, **timed}
 
 
-def _decoded(context: Any, data: bytes) -> Any:
-    """The pixels of an image."""
-    buffer = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
-    with limited_memory(_DECODING_BYTES):  # a few bytes may unpack to gigabytes, whatever the header claims
-        bitmap = mtmd.mtmd_helper_bitmap_init_from_buf(context, buffer, len(data), False)
-    if not bitmap or mtmd.mtmd_bitmap_is_audio(bitmap):
-        raise _Damaged
-    return bitmap
-
-
-def _turned(bitmap: Any, orientation: int) -> Any:
-    """The pixels as a person sees them. The camera may have been held in another way."""
-    if orientation == 1:
-        return bitmap
-    shape = mtmd.mtmd_bitmap_get_ny(bitmap), mtmd.mtmd_bitmap_get_nx(bitmap), 3
-    pixels = np.ctypeslib.as_array(mtmd.mtmd_bitmap_get_data(bitmap), shape)
-    if orientation in _LYING:
-        pixels = pixels.transpose(1, 0, 2)
-    if orientation in _UPSIDE_DOWN:
-        pixels = pixels[::-1]
-    if orientation in _MIRRORED:
-        pixels = pixels[:, ::-1]
-    height, width, _ = pixels.shape
-    data = np.ascontiguousarray(pixels).ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
-    turned = mtmd.mtmd_bitmap_init(width, height, data)
-    mtmd.mtmd_bitmap_free(bitmap)
-    return turned
-
-
-def _chunks_of(context: Any, bitmap: Any) -> list[Any]:
+def _chunks_of(context: Any, pixels: NDArray[np.uint8]) -> list[Any]:
     """The parts of the prompt that stand for an image."""
+    height, width, _ = pixels.shape
+    data = pixels.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+    bitmap = mtmd.mtmd_bitmap_init(width, height, data)
     chunks = mtmd.mtmd_input_chunks_init()
     marker = mtmd.mtmd_default_marker()
     text = mtmd.mtmd_input_text(marker, len(marker), False, True)

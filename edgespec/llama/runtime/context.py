@@ -393,7 +393,8 @@ class Context:
 
         llama.cpp itself removes a row from the first of its sequences only.
         """
-        positions = np.repeat(batch.positions, np.diff(batch.offsets))
+        times = batch.positions[: len(batch)]  # with M-RoPE, height and width follow
+        positions = np.repeat(times, np.diff(batch.offsets))
         for sequence in np.unique(batch.sequence_ids).tolist():
             self.remove(sequence, int(positions[batch.sequence_ids == sequence].min()))
 
