@@ -124,8 +124,8 @@ def _measured(options: argparse.Namespace, known: Iterable[Row]) -> Iterator[lis
         tree=options.tree,
         learn=False,
     ) as engine:
-        ways = {way: new_way(engine, way, engine.drafter) for way in options.ways}
-        answer_of(engine, ways[options.ways[-1]], "Why is the sky blue?", GenerationConfig(max_tokens=16))
+        ways = {way: _way(engine, way, engine.drafter) for way in options.ways}
+        _answer(engine, ways[options.ways[-1]], "Why is the sky blue?", GenerationConfig(max_tokens=16))
         number = 0
         for tokens in options.tokens:
             for question in _questions(options):
@@ -140,8 +140,8 @@ def _measured(options: argparse.Namespace, known: Iterable[Row]) -> Iterator[lis
                     group = []
                     for way in _rotated(options.ways, number):
                         if not options.keep:
-                            ways[way] = new_way(engine, way, ways[way].drafter)
-                        made = answer_of(engine, ways[way], question.text, config, keep=options.keep)
+                            ways[way] = _way(engine, way, ways[way].drafter)
+                        made = _answer(engine, ways[way], question.text, config, keep=options.keep)
                         group.append(_row(question, way, sampling, tokens, made))
                     yield group
 
@@ -163,7 +163,7 @@ def _samplings(options: argparse.Namespace) -> list[tuple[str, dict[str, float]]
     return found
 
 
-def new_way(engine: Engine, way: str, drafter: Drafter) -> _Way:
+def _way(engine: Engine, way: str, drafter: Drafter) -> _Way:
     """A way that has learned nothing yet."""
     engine.set_tree_budget(1 if way == "plain" else None if way == "auto" else int(way))
     return _Way(
@@ -173,7 +173,7 @@ def new_way(engine: Engine, way: str, drafter: Drafter) -> _Way:
     )
 
 
-def answer_of(
+def _answer(
     engine: Engine, way: _Way, prompt: str, config: GenerationConfig, *, keep: bool = False
 ) -> Generation:
     if not keep:
