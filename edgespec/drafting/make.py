@@ -1,17 +1,21 @@
-"""`edgespec draft make`: a drafter for a target that has none, found by search and registered.
+"""`edgespec draft make`: the quantization of a target that makes it fastest as its drafter.
 
-The target generates text. Recipes are judged on one half of it, and the chosen drafter is measured on
-the other half. A target larger than memory is streamed, and its drafters are mapped from disk while they are
-measured.
+The target generates text. Each quantization is made, and measured on one half of that text; the best one is
+measured on the other half and registered. A target larger than memory is streamed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from edgespec.costs.pass_time import read_seconds
 from edgespec.drafting.agreement import (
@@ -19,14 +23,15 @@ from edgespec.drafting.agreement import (
     Agreement,
     AgreementMeter,
     PassCost,
+    SampleAnswer,
     SampleAnswers,
     write_sample_answers,
 )
-from edgespec.drafting.recipe_search import CostModel, EvaluatedRecipe, Recipe, search
-from edgespec.drafting.recipes import RecipeMeter, RecipeState
-from edgespec.errors import BackendError, EdgeSpecError, OutputError, UsageError
-from edgespec.files.writing import remove_abandoned
-from edgespec.llama.quantize import KEEP, QUANTIZATIONS, make_drafter
+from edgespec.drafting.saved_measurements import CANDIDATE, SavedMeasurements
+from edgespec.drafting.speed import CostModel
+from edgespec.errors import EdgeSpecError, OutputError, UsageError
+from edgespec.files.writing import remove_abandoned, writing_to
+from edgespec.llama.quantize import QUANTIZATIONS, make_drafter
 from edgespec.machine.memory import FreeMemory
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.split_files import split_paths
@@ -34,6 +39,7 @@ from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.registry import MADE, DrafterPair, PairRegistry, drafters_folder
 from edgespec.progress import Progress, no_progress
+from edgespec.units import readable
 
 _CONTEXT = 1024
 _FEW_PROMPTS, _FEW_TOKENS = 2, 24  # enough to time passes, if the text itself is known
@@ -41,24 +47,34 @@ _LOW_BITS = ("q4_0", "q3_k_m", "q2_k")
 
 
 @dataclass(frozen=True)
+class Candidate:
+    """A quantization of the target, measured as its drafter.
+
+    Attributes:
+        step_s: seconds of a draft step, which reads a few tokens.
+    """
+
+    quantization: str
+    agreement: Agreement
+    step_s: float
+    n_bytes: int
+
+
+@dataclass(frozen=True)
 class MadeDrafter:
     """A drafter that was made and registered.
 
     Attributes:
-        agreement: on text that was not used to choose it.
-        step_s: seconds of a draft step, which reads a few tokens.
-        expected: what the search predicted.
+        measured: on text that was not used to choose it.
+        expected_tokens_per_second: what the choice was made by.
         pass_s: seconds of a target pass for which it was chosen.
-        tokens_per_second: how fast the target should be with it, by `agreement` and `step_s`.
+        tokens_per_second: how fast the target should be with it, as measured.
     """
 
     target: Path
     path: Path
-    recipe: Recipe
-    agreement: Agreement
-    step_s: float
-    n_bytes: int
-    expected: EvaluatedRecipe
+    measured: Candidate
+    expected_tokens_per_second: float
     pass_s: float
     tokens_per_second: float
 
@@ -72,20 +88,12 @@ class MadeDrafter:
         return {
             "target": str(self.target),
             "path": str(self.path),
-            "recipe": {
-                "quantization": self.recipe.quantization,
-                "dropped": list(self.recipe.dropped),
-                "text": str(self.recipe),
-            },
-            "agreement": {
-                "top1": self.agreement.top1,
-                "top4": self.agreement.top4,
-                "tokens": self.agreement.tokens,
-            },
-            "step_s": self.step_s,
-            "bytes": self.n_bytes,
+            "quantization": self.measured.quantization,
+            "agreement": asdict(self.measured.agreement),
+            "step_s": self.measured.step_s,
+            "bytes": self.measured.n_bytes,
             "pass_s": self.pass_s,
-            "expected_tokens_per_second": self.expected.tokens_per_second,
+            "expected_tokens_per_second": self.expected_tokens_per_second,
             "tokens_per_second": self.tokens_per_second,
             "gain": self.gain,
         }
@@ -97,9 +105,8 @@ class MakeOptions:
 
     Attributes:
         memory: bytes that EdgeSpec may use while the target generates; None means what is available.
-        size: most bytes of the drafter; None leaves it to the search.
+        size: most bytes of the drafter; None leaves it to the choice.
         quantizations: those to choose from; if empty, the usual ones.
-        keep_layers: requantize only.
         pass_s: seconds of a target pass to optimize for; None measures them.
         tokens: length of each of the target's answers.
     """
@@ -108,14 +115,13 @@ class MakeOptions:
     memory: int | None = None
     size: int | None = None
     quantizations: Sequence[str] = ()
-    keep_layers: bool = False
     pass_s: float | None = None
     tokens: int = 64
     threads: int | None = None
 
 
 def make_for(target: str, options: MakeOptions, on_progress: Progress | None = None) -> MadeDrafter:
-    """Search for, make, measure and register a drafter; resumes where an earlier call ended.
+    """Make, measure and register a drafter; resumes where an earlier call ended.
 
     Raises:
         UsageError: an unknown quantization, or a size that nothing can meet.
@@ -125,76 +131,37 @@ def make_for(target: str, options: MakeOptions, on_progress: Progress | None = N
     _check(options)
     header = read_header(catalog.find(target, on_progress))
     folder = _work_folder(header)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"{folder} cannot be made: {error.strerror}.", "Check its permissions.") from error
-    for place in (drafters_folder(), folder):
-        remove_abandoned(place)
-    state = _state(header, options)
+    with _working_in(folder):
+        state = _state(header, options)
+        written = state.written(
+            FreeMemory.read().budget(options.memory),
+            lambda: _generate_texts(header, options, PROMPTS, options.tokens, report),
+            lambda: _generate_texts(header, options, PROMPTS[:_FEW_PROMPTS], _FEW_TOKENS, report).cost,
+        )
+        choosing, judging = written.samples[::2], written.samples[1::2]
+        cost = _cost(written.cost, options)
 
-    def report_writing(what: str, part: float) -> None:
-        report(what, part * 0.2)
+        def speed(one: Candidate) -> float:
+            return cost.tokens_per_second(one.agreement, one.step_s, one.n_bytes)
 
-    written = state.written(
-        FreeMemory.read().budget(options.memory),
-        lambda: _generate_texts(header, options, PROMPTS, options.tokens, report_writing),
-        lambda: _generate_texts(header, options, PROMPTS[:_FEW_PROMPTS], _FEW_TOKENS, report_writing).cost,
-    )
-    choosing, judging = written.samples[::2], written.samples[1::2]
-    cost = _cost(written.cost, options)
-    meter = RecipeMeter(header, folder, state, choosing, options.threads)
-    meter.on_progress = report
-    quantizations = options.quantizations or _usual(header)
-    layers = 0 if options.keep_layers else header.block_count or 0
-    chosen = search(meter, quantizations, layers, cost, lambda what, part: report(what, 0.2 + part * 0.7))
-    if options.size is not None and chosen.n_bytes > options.size:
-        raise UsageError(
-            f"No drafter of at most {options.size:,} bytes was found; the smallest has {chosen.n_bytes:,}.",
-            "Raise --size, or choose fewer bits with --quantization.",
-        )
-    if chosen.recipe == Recipe(KEEP):
-        raise BackendError(
-            f"Nothing to change in {header.path.name}.",
-            "Name a quantization, or leave out --keep-layers.",
-        )
-    output = options.output or drafters_folder() / _file_name(header, chosen.recipe)
-    report(f"Making {chosen.recipe}", 0.92)
-    make_drafter(
-        header.path,
-        output,
-        quantization=chosen.recipe.quantization,
-        drop_layers=chosen.recipe.dropped,
-        threads=options.threads,
-    )
-    report("Measuring the result", 0.95)
-    with AgreementMeter(output, judging, repack=True) as reader:
-        agreement, step_s = reader.agreement(judging), reader.step_s()
-    meter.close()
-    PairRegistry().add(
-        DrafterPair(
-            header.fingerprint,
-            header.path.name,
-            str(output.absolute()),
-            MADE,
-            agreement.top1,
-            agreement.top4,
-            agreement.tokens,
-            str(chosen.recipe),
-        )
-    )
-    n_bytes = output.stat().st_size
-    return MadeDrafter(
-        header.path,
-        output,
-        chosen.recipe,
-        agreement,
-        step_s,
-        n_bytes,
-        chosen,
-        cost.pass_s,
-        cost.tokens_per_second(agreement, step_s, n_bytes),
-    )
+        quantizations = options.quantizations or _LOW_BITS
+        tried: list[Candidate] = []
+        for number, quantization in enumerate(quantizations):
+            report(f"Trying {quantization}", 0.2 + 0.7 * number / len(quantizations))
+            tried.append(_measured(header, quantization, folder, state, choosing, options.threads))
+        chosen = max(_within(tried, options.size), key=lambda one: (speed(one), -one.n_bytes))
+        output = options.output or drafters_folder() / _file_name(header, chosen.quantization)
+        report(f"Measuring {chosen.quantization}", 0.95)
+        made = _made(header, chosen.quantization, folder, options.threads)
+        with AgreementMeter(made, judging, repack=True) as meter:
+            measured = Candidate(
+                chosen.quantization, meter.agreement(judging), meter.step_s(), made.stat().st_size
+            )
+        _move(made, output)
+        for left in folder.glob("*.gguf"):
+            left.unlink(missing_ok=True)
+    _register(header, output, measured)
+    return MadeDrafter(header.path, output, measured, speed(chosen), cost.pass_s, speed(measured))
 
 
 def kept_of(target: str, options: MakeOptions) -> str:
@@ -206,19 +173,114 @@ def kept_of(target: str, options: MakeOptions) -> str:
     return f"Kept: {kept}. Run the same command to continue." if kept else "Nothing was measured yet."
 
 
+@contextmanager
+def _working_in(folder: Path) -> Iterator[None]:
+    """Have a work folder for oneself."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{folder} cannot be made: {error.strerror}.", "Check its permissions.") from error
+    try:
+        with FileLock(folder / "lock", timeout=0):
+            for place in (drafters_folder(), folder):
+                remove_abandoned(place)
+            yield
+    except Timeout as error:
+        raise UsageError(
+            "Another 'edgespec draft make' of this target is running.", "Wait until it has ended."
+        ) from error
+
+
+def _measured(
+    target: GGUFHeader,
+    quantization: str,
+    folder: Path,
+    state: SavedMeasurements,
+    samples: Sequence[SampleAnswer],
+    threads: int | None,
+) -> Candidate:
+    """A candidate, as measured now or in an earlier run."""
+    key = f"{CANDIDATE}{quantization}"
+    if key not in state.values:
+        path = _made(target, quantization, folder, threads)
+        with AgreementMeter(path, samples, repack=True) as meter:
+            found = {"agreement": asdict(meter.agreement(samples)), "step_s": meter.step_s()}
+        state.save(key, found | {"n_bytes": path.stat().st_size})
+    values = state.values[key]
+    return Candidate(quantization, Agreement(**values["agreement"]), values["step_s"], values["n_bytes"])
+
+
+def _made(target: GGUFHeader, quantization: str, folder: Path, threads: int | None) -> Path:
+    """The target in this quantization, in the work folder; made if it is not there.
+
+    Raises:
+        OutputError: the disk is too small.
+    """
+    path = folder / f"{quantization}.gguf"
+    if not path.exists():
+        needed = sum(part.stat().st_size for part in split_paths(target))
+        free = shutil.disk_usage(folder).free
+        if free < needed:
+            raise OutputError(
+                f"{folder} needs {readable(needed)} of disk space, but {readable(free)} is free.",
+                "Free some space, or set XDG_DATA_HOME to a folder on a larger disk.",
+            )
+        make_drafter(target.path, path, quantization=quantization, threads=threads)
+    return path
+
+
+def _within(tried: Sequence[Candidate], size: int | None) -> list[Candidate]:
+    """The candidates that are small enough."""
+    fitting = [one for one in tried if size is None or one.n_bytes <= size]
+    if not fitting:
+        smallest = min(one.n_bytes for one in tried)
+        raise UsageError(
+            f"No drafter has at most {size:,} bytes; the smallest has {smallest:,}.",
+            "Raise --size, or choose fewer bits with --quantization.",
+        )
+    return fitting
+
+
+def _move(made: Path, output: Path) -> None:
+    """Put the result in its place, which may be on another disk."""
+    partial = output.with_name(output.name + ".partial")
+    with writing_to(output, "Choose an existing folder that you can write to."):
+        try:
+            shutil.move(made, partial)
+            partial.replace(output)
+        finally:
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
+
+
+def _register(target: GGUFHeader, output: Path, measured: Candidate) -> None:
+    PairRegistry().add(
+        DrafterPair(
+            target.fingerprint,
+            target.path.name,
+            str(output.absolute()),
+            MADE,
+            measured.agreement.top1,
+            measured.agreement.top4,
+            measured.agreement.tokens,
+            measured.quantization,
+        )
+    )
+
+
 def _work_folder(header: GGUFHeader) -> Path:
     return drafters_folder() / "work" / header.fingerprint[:16]
 
 
-def _state(header: GGUFHeader, options: MakeOptions) -> RecipeState:
-    return RecipeState(_work_folder(header) / f"state-{options.tokens}.json")
+def _state(header: GGUFHeader, options: MakeOptions) -> SavedMeasurements:
+    return SavedMeasurements(_work_folder(header) / f"state-{options.tokens}.json")
 
 
 def _check(options: MakeOptions) -> None:
     for name in options.quantizations:
-        if name != KEEP and name not in QUANTIZATIONS:
+        if name not in QUANTIZATIONS:
             raise UsageError(
-                f"There is no quantization '{name}'.", f"Choose from {KEEP}, {', '.join(QUANTIZATIONS)}."
+                f"There is no quantization '{name}'.", f"Choose from {', '.join(QUANTIZATIONS)}."
             )
     if options.pass_s is not None and not 0 < options.pass_s < 3600:
         limit = "below 3600" if options.pass_s > 0 else "positive"
@@ -234,41 +296,27 @@ def _generate_texts(
 ) -> SampleAnswers:
     from edgespec.loading.load import load
 
+    def report(what: str, part: float) -> None:
+        on_progress(what, part * 0.2)
+
     with load(
         header.path,
         draft="lookup",
         context=_CONTEXT,
         memory=options.memory,
         threads=options.threads,
-        on_progress=on_progress,
+        on_progress=report,
     ) as engine:
-        return write_sample_answers(engine, prompts, tokens, on_progress)
+        return write_sample_answers(engine, prompts, tokens, report)
 
 
 def _cost(cost: PassCost, options: MakeOptions) -> CostModel:
     pass_s = options.pass_s or cost.pass_s
     if not cost.streamed_bytes or not cost.read_rate:
-        return CostModel(pass_s, limit=options.size)
-    read_s = min(read_seconds(cost.streamed_bytes, cost.read_rate), pass_s)
-    return CostModel(pass_s, cost.read_rate, options.size, read_s)
+        return CostModel(pass_s)
+    return CostModel(pass_s, cost.read_rate, min(read_seconds(cost.streamed_bytes, cost.read_rate), pass_s))
 
 
-def _usual(header: GGUFHeader) -> tuple[str, ...]:
-    """Low-bit types; and the target's own types, if it is a single file of few bits already."""
-    elements = sum(_product(tensor.shape) for tensor in header.tensors)
-    bits = 8 * header.tensor_bytes / max(elements, 1)
-    whole = len(split_paths(header)) == 1
-    return (KEEP, *_LOW_BITS) if whole and bits < 6 else _LOW_BITS
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total
-
-
-def _file_name(header: GGUFHeader, recipe: Recipe) -> str:
+def _file_name(header: GGUFHeader, quantization: str) -> str:
     stem = re.sub(r"-00001-of-\d{5}$", "", header.path.stem)
-    less = f"-less-{'-'.join(map(str, recipe.dropped))}" if recipe.dropped else ""
-    return f"{stem}-draft-{recipe.quantization}{less}"[:120] + f"-{header.fingerprint[:8]}.gguf"
+    return f"{stem}-draft-{quantization}"[:120] + f"-{header.fingerprint[:8]}.gguf"

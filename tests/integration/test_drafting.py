@@ -9,15 +9,14 @@ import signal
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 import edgespec
 from edgespec.cli.main import main
 from edgespec.drafting.agreement import PROMPTS, AgreementMeter, SampleAnswer, write_sample_answers
-from edgespec.drafting.layer_masking import MaskedCopy
 from edgespec.drafting.make import MakeOptions, make_for
-from edgespec.drafting.recipes import RecipeState
+from edgespec.drafting.saved_measurements import SavedMeasurements
 from edgespec.errors import OutputError, UsageError
-from edgespec.llama.quantize import KEEP, make_drafter
 from edgespec.models.gguf.header import read_header
 from edgespec.models.hub.registry import REGISTERED, DrafterPair, PairRegistry, drafters_folder
 from edgespec.speculation.drafters.proposing import ProposingDrafter
@@ -45,31 +44,11 @@ def test_a_model_agrees_with_itself(
 
 
 @pytest.mark.slow
-def test_a_silenced_layer_is_as_good_as_gone(
-    smol_path: Path, texts: tuple[SampleAnswer, ...], tmp_path: Path
-) -> None:
-    less = make_drafter(smol_path, tmp_path / "less.gguf", quantization=KEEP, drop_layers=(18, 21))
-    with AgreementMeter(less, texts, repack=False) as reader:
-        expected = reader.agreement(texts)
-    copy = MaskedCopy(smol_path, tmp_path / "masked.gguf")
-    with AgreementMeter(copy.path, texts, repack=False) as reader:
-        whole = reader.agreement(texts)
-        copy.mask((18, 21))
-        assert reader.agreement(texts) == expected
-        assert expected.top1 < whole.top1
-        copy.mask(())
-        assert reader.agreement(texts) == whole
-    assert copy.path.read_bytes() == smol_path.read_bytes()
-    copy.close()
-    assert not copy.path.exists()
-
-
-@pytest.mark.slow
 def test_a_drafter_is_made_registered_and_taken(smol_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["draft", "make", str(smol_path), "--quantization", "q4_0", "--keep-layers", "--tokens", "16"]
+    command = ["draft", "make", str(smol_path), "--quantization", "q4_0", "--tokens", "16"]
     assert main([*command, "--pass-seconds", "1", "--json"]) == 0
     made = json.loads(capsys.readouterr().out)
-    assert made["recipe"] == {"quantization": "q4_0", "dropped": [], "text": "q4_0"}
+    assert made["quantization"] == "q4_0"
     path = Path(made["path"])
     assert path.parent == drafters_folder()
     assert made["bytes"] == path.stat().st_size < smol_path.stat().st_size
@@ -92,40 +71,38 @@ def test_a_drafter_is_made_registered_and_taken(smol_path: Path, capsys: pytest.
 
 
 @pytest.mark.slow
-def test_an_interrupted_search_says_what_it_kept_and_continues(
+def test_an_interrupted_choice_says_what_it_kept_and_continues(
     smol_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # With a budget of its own: what is free changes while other programs run.
-    options = MakeOptions(memory=1 << 30, quantizations=("keep",), pass_s=1.0, tokens=8)
-    flags = ["--memory", "1GiB", "--quantization", "keep", "--pass-seconds", "1", "--tokens", "8"]
-    save = RecipeState.save
+    options = MakeOptions(memory=1 << 30, quantizations=("q4_0", "q2_k"), pass_s=1.0, tokens=8)
+    flags = ["--memory", "1GiB", "--quantization", "q4_0", "--quantization", "q2_k"]
+    flags += ["--pass-seconds", "1", "--tokens", "8"]
+    save = SavedMeasurements.save
 
-    def save_and_interrupt(state: RecipeState, key: str, value: object) -> None:
+    def save_and_interrupt(state: SavedMeasurements, key: str, value: object) -> None:
         save(state, key, value)
-        if key == "agreement keep [1]":
+        if key == "candidate q4_0":
             os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(RecipeState, "save", save_and_interrupt)
+        patch.setattr(SavedMeasurements, "save", save_and_interrupt)
         assert main(["draft", "make", str(smol_path), *flags]) == 130
     assert capsys.readouterr().err.splitlines()[-1] == (
-        "Interrupted. Kept: the target's sample text and 3 measured candidates. "
+        "Interrupted. Kept: the target's sample text and 1 measured candidate. "
         "Run the same command to continue."
     )
     seen: list[str] = []
-
-    def stop(what: str, _fraction: float) -> None:
-        seen.append(what)
-        if what == "Trying keep without layer 2":
-            raise KeyboardInterrupt
-
-    (state,) = (drafters_folder() / "work").rglob("state-8.json")
-    before = json.loads(state.read_text())
-    assert {"written", "agreement keep [0]", "agreement keep [1]"} <= before.keys()
-    with pytest.raises(KeyboardInterrupt):
-        make_for(str(smol_path), options, stop)
+    made = make_for(str(smol_path), options, lambda what, _: seen.append(what))
     assert not any(what.startswith(("The target writes", "Loading")) for what in seen)
-    assert json.loads(state.read_text()) == before
+    assert made.measured.quantization in ("q4_0", "q2_k")
+
+
+def test_a_second_run_for_the_same_target_is_refused(smol_path: Path) -> None:
+    folder = drafters_folder() / "work" / read_header(smol_path).fingerprint[:16]
+    folder.mkdir(parents=True)
+    with FileLock(folder / "lock"), pytest.raises(UsageError, match="Another 'edgespec draft make'"):
+        make_for(str(smol_path), MakeOptions())
 
 
 def test_wrong_wishes(smol_path: Path, tmp_path: Path) -> None:

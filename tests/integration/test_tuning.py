@@ -13,10 +13,9 @@ import torch
 
 import edgespec
 from edgespec.cli.main import main
-from edgespec.drafting.recipe_search import CostModel
+from edgespec.drafting.speed import CostModel
 from edgespec.drafting.tuning import training
 from edgespec.drafting.tuning import tune as tuning
-from edgespec.drafting.tuning.calibration import calibrate, calibrated_types
 from edgespec.drafting.tuning.data.answers import TOP, Answer, AnswerFile, collect_answers
 from edgespec.drafting.tuning.data.batches import batch_of
 from edgespec.drafting.tuning.data.collecting import collected
@@ -26,7 +25,7 @@ from edgespec.drafting.tuning.network.export import AS_BEFORE, FINE, export, rou
 from edgespec.drafting.tuning.network.extent import TrainedExtent, extent_for
 from edgespec.drafting.tuning.network.network import Network
 from edgespec.drafting.tuning.network.shape import ARCHITECTURES
-from edgespec.drafting.tuning.network.weights import ModelWeights, check_tunable, load_weights, write_weights
+from edgespec.drafting.tuning.network.weights import check_tunable, load_weights, write_weights
 from edgespec.drafting.tuning.options import TuneOptions
 from edgespec.drafting.tuning.training import StepBudget, Trainer, TrainingMethod, divergence
 from edgespec.drafting.tuning.tune import tune
@@ -272,7 +271,7 @@ def test_what_was_learned_survives_in_fine_types(target: Path, tmp_path: Path) -
 
 @pytest.mark.slow
 def test_what_was_learned_survives_few_bits(target: Path, answers: list[Answer], tmp_path: Path) -> None:
-    """Rounded to the nearest, most is lost; less where training knows of it, or texts say what matters."""
+    """Rounded to the nearest, most is lost; less where training knows of it."""
     start = make_drafter(target, tmp_path / "start.gguf", quantization="q4_0", drop_layers=(4, 5))
     header = read_header(start)
     changed = {}
@@ -283,16 +282,8 @@ def test_what_was_learned_survives_few_bits(target: Path, answers: list[Answer],
         trainer.train(StepBudget(40), lambda what, part: None)
         changed[way] = network.changed()
         export(header, tmp_path / f"{way}.gguf", changed[way], "tuned", AS_BEFORE, 1)
-    loaded = load_weights(start)
-    trained = ModelWeights(loaded.shape, {**loaded.weights, **changed["nearest"]})
-    types = {name: kind for name, kind in calibrated_types(header).items() if name in changed["nearest"]}
-    assert len(types) == 2 * 7
-    rounded = calibrate(trained, types, answers)
-    export(header, tmp_path / "calibrated.gguf", changed["nearest"], "tuned", FINE, 1, rounded)
-    sizes = [(tmp_path / f"{way}.gguf").stat().st_size for way in ("nearest", "calibrated")]
-    assert sizes[0] == sizes[1]
     loss = {}
-    for way in ("nearest", "known", "calibrated"):
+    for way in changed:
         written = load_weights(tmp_path / f"{way}.gguf")
         found = Network(written.shape, written.weights)
         batch = batch_of(answers)
@@ -300,9 +291,7 @@ def test_what_was_learned_survives_few_bits(target: Path, answers: list[Answer],
             hidden = found.hidden(batch.tokens, batch.lengths)[batch.rows]
             logits = torch.nn.functional.linear(hidden, found.output)
             loss[way] = float(divergence(logits, batch.top, batch.logprobs))
-    assert (written.weights["blk.2.ffn_up.weight"] == rounded["blk.2.ffn_up.weight"].values.numpy()).all()
     assert loss["known"] < loss["nearest"]
-    assert loss["calibrated"] < loss["nearest"]
 
 
 @pytest.mark.slow

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.drafting.agreement import SampleAnswer
-from edgespec.drafting.tuning.calibration import CALIBRATED, round_matrix
 from edgespec.drafting.tuning.data.answers import Answer
 from edgespec.drafting.tuning.data.batches import answers_of_step, batch_of, tokens_seen
 from edgespec.drafting.tuning.data.prompts import OWN, Prompt, bundled_prompts, read_prompts, with_own
@@ -172,21 +171,6 @@ def test_rounding_is_that_of_the_type(kind: str) -> None:
     assert (gradient == 2).all()  # as if nothing had been rounded
     assert rounded(weight, "Q6_K") is weight
     assert rounded(weight[:, :40], kind).shape == (6, 40)
-
-
-@pytest.mark.parametrize("kind", CALIBRATED)
-def test_calibrated_rounding_changes_what_is_computed_less(kind: str) -> None:
-    generator = torch.Generator().manual_seed(8)
-    weight = torch.randn(24, 96, generator=generator)
-    weight[3, :32] = 0
-    inputs = torch.randn(400, 8, generator=generator) @ torch.randn(8, 96, generator=generator)
-    inputs += 0.1 * torch.randn(400, 96, generator=generator)  # correlated, as inputs are
-    found = round_matrix(weight, inputs.T @ inputs, kind)
-    number = gguf.GGMLQuantizationType[kind]
-    assert (gguf.dequantize(found.data, number) == found.values.numpy()).all()
-    nearest = rounded(weight, kind)
-    errors = [((values - weight) @ inputs.T).square().mean() for values in (found.values, nearest)]
-    assert errors[0] < 0.5 * errors[1]
 
 
 @pytest.mark.parametrize(

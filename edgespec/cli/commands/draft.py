@@ -49,14 +49,13 @@ def make(
     quantization: Annotated[
         list[str] | None, option(None, "--quantization", "Quantization to try; repeatable.", metavar="TYPE")
     ] = None,
-    keep_layers: Annotated[bool, option(None, "--keep-layers", "Only requantize; keep all layers.")] = False,
     pass_seconds: PassSeconds = None,
     tokens: Annotated[int, option(None, "--tokens", "Tokens per answer of the target.", metavar="N")] = 64,
     threads: Threads = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Make a drafter: fewer bits, fewer layers, or both, whichever makes the target fastest.
+    """Make a drafter: the target in fewer bits, in the quantization that makes it fastest.
 
     The target generates some text first; candidates are ranked by how well they predict it. If
     interrupted, the same command resumes where it stopped.
@@ -71,7 +70,6 @@ def make(
         memory=limits[0],
         size=limits[1],
         quantizations=tuple(quantization or ()),
-        keep_layers=keep_layers,
         pass_s=pass_seconds,
         tokens=tokens,
         threads=threads,
@@ -85,11 +83,12 @@ def make(
     if as_json:
         results().record(made.to_json())
         return
+    found = made.measured
     results().text(f"{made.path}\n")
     terminal.note(
-        f"Made from {made.target.name}: {made.recipe}. {readable(made.n_bytes)}, "
-        f"{made.step_s * 1000:.1f} ms per step, agrees on {made.agreement.top1:.0%} of tokens at once and "
-        f"{made.agreement.top4:.0%} within four ({made.agreement.tokens} tokens). --draft auto uses it."
+        f"Made from {made.target.name}: {found.quantization}. {readable(found.n_bytes)}, "
+        f"{found.step_s * 1000:.1f} ms per step, agrees on {found.agreement.top1:.0%} of tokens at once and "
+        f"{found.agreement.top4:.0%} within four ({found.agreement.tokens} tokens). --draft auto uses it."
     )
     terminal.note(gain_in_words(made.tokens_per_second, made.gain))
 

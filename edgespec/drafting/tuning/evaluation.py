@@ -9,7 +9,7 @@ from typing import Any
 
 from edgespec.drafters.model import ModelDrafter
 from edgespec.drafting.agreement import Agreement, AgreementMeter, SampleAnswer
-from edgespec.drafting.recipe_search import CostModel
+from edgespec.drafting.speed import CostModel
 from edgespec.generation.config import GenerationConfig
 from edgespec.llama.runtime.context import Context
 from edgespec.llama.runtime.model import Model

@@ -10,25 +10,22 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from edgespec.costs.pass_time import read_seconds
 from edgespec.drafting.agreement import PROMPTS, PassCost, SampleAnswer, write_sample_answers
-from edgespec.drafting.recipe_search import CostModel
-from edgespec.drafting.recipes import RecipeState
+from edgespec.drafting.saved_measurements import SavedMeasurements
+from edgespec.drafting.speed import CostModel
 from edgespec.drafting.tuning.data.answers import Answer, AnswerFile, collect_answers
 from edgespec.drafting.tuning.data.collecting import collected
 from edgespec.drafting.tuning.data.prompts import PromptSplit, bundled_prompts, read_prompts, with_own
 from edgespec.drafting.tuning.evaluation import Evaluation, evaluate, tokens_per_pass
 from edgespec.drafting.tuning.network.export import export, rounded_types, usual_type
 from edgespec.drafting.tuning.network.extent import TrainedExtent, extent_for
-from edgespec.drafting.tuning.network.weights import ModelWeights, check_tunable, load_weights
+from edgespec.drafting.tuning.network.weights import check_tunable, load_weights
 from edgespec.drafting.tuning.options import LEAST_ANSWERS, TrainingRecord, TunedDrafter, TuneOptions, check
 from edgespec.drafting.tuning.start import choose_start, difference
 from edgespec.engine.engine import Engine
@@ -51,7 +48,6 @@ from edgespec.progress import Progress, no_progress
 _CONTEXT = 4096  # of the target, shared by the answers in a pass
 _ANSWERING_SHARE = 1 / 3  # of the time, at most
 _FEW_PROMPTS, _FEW_TOKENS = 2, 24  # enough to time passes
-_CALIBRATING = 64  # answers by which weights are rounded
 _SAME_MEMORY = 0.05  # share by which free memory varies between runs
 # OpenMP threads that spin while they wait for each other make a step take many times as long as soon as
 # anything else wants their cores. The library reads this when it is loaded.
@@ -108,7 +104,7 @@ class _Tuning:
                 f"{self._folder} cannot be made: {error.strerror}.", "Check its permissions."
             ) from error
         remove_abandoned(self._folder, ".*.partial")
-        self._state = RecipeState(self._folder / f"{self._label}.json")
+        self._state = SavedMeasurements(self._folder / f"{self._label}.json")
         if "first" not in self._state.values:  # it must not change with the memory that is free later
             self._state.save("first", extent.first)
         self._extent = TrainedExtent(self._state.values["first"])
@@ -202,7 +198,7 @@ class _Tuning:
         most = self._options.answers or len(self._prompts.training)
         return [*self._collected[0], *self._answers.of(self._prompts.training[:most])]
 
-    def _train(self, learned: list[Answer]) -> tuple[TrainingRecord, list[Path]]:
+    def _train(self, learned: list[Answer]) -> tuple[TrainingRecord, Path]:
         with environment_set(_SLEEPING_THREADS):
             import torch
 
@@ -237,36 +233,12 @@ class _Tuning:
         note = json.dumps(origin | {"steps": trained.steps, "answers": trained.answers})
         changed = network.changed()
         del trainer, network  # gradients and moments take more than what is loaded to write the result
-        return trained, list(self._written(changed, learned, note, quantization))
-
-    def _written(
-        self,
-        changed: Mapping[str, NDArray[np.float32]],
-        learned: list[Answer],
-        note: str,
-        quantization: str,
-    ) -> Iterator[Path]:
-        """The result in every way that may draft fastest: in fine types, and in few bits as before."""
-        from edgespec.drafting.tuning.calibration import calibrate, calibrated_types
-
-        threads = self._options.threads
         path = self._folder / f"{self._label}.gguf"
-        export(self._start, path, changed, note, quantization, threads)
-        yield path
-        types = {name: kind for name, kind in calibrated_types(self._start).items() if name in changed}
-        if types and self._options.quantization is None:
-            loaded = load_weights(self._start.path)
-            tuned = ModelWeights(loaded.shape, {**loaded.weights, **changed})
-            encoded = calibrate(tuned, types, learned[:_CALIBRATING], self._report_rounding)
-            path = self._folder / f"{self._label}-calibrated.gguf"
-            export(self._start, path, changed, note, quantization, threads, encoded)
-            yield path
-
-    def _report_rounding(self, what: str, part: float) -> None:
-        self._report(what, 0.86 + 0.02 * part)
+        export(self._start, path, changed, note, quantization, self._options.threads)
+        return trained, path
 
     def _evaluate(
-        self, written: list[Path], samples: list[SampleAnswer], cost: CostModel
+        self, written: Path, samples: list[SampleAnswer], cost: CostModel
     ) -> tuple[Evaluation, Evaluation, Evaluation | None]:
         """The start, the tuned drafter, and the best drafter known if that is better."""
 
@@ -275,7 +247,7 @@ class _Tuning:
 
         self._report("Measuring the gain", 0.88)
         before = evaluate(self._start.path, samples, cost)
-        after = max((evaluate(path, samples, cost, like=before) for path in written), key=speed)
+        after = evaluate(written, samples, cost, like=before)
         best = max([before, *self._rivals(samples, cost)], key=speed)
         self._report("Leading trees along the held-out answers", 0.92)
         before = replace(before, tokens_per_pass=tokens_per_pass(before.path, samples, self._options.budgets))
@@ -336,4 +308,4 @@ def _cost_model(cost: PassCost) -> CostModel:
     if not cost.streamed_bytes or not cost.read_rate:
         return CostModel(cost.pass_s)
     read_s = min(read_seconds(cost.streamed_bytes, cost.read_rate), cost.pass_s)
-    return CostModel(cost.pass_s, cost.read_rate, None, read_s)
+    return CostModel(cost.pass_s, cost.read_rate, read_s)

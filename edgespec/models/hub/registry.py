@@ -29,7 +29,7 @@ class DrafterPair:
         kind: "registered" by a person, or "made" here.
         top1, top4: share of the target's tokens that are the drafter's first choice, or among its first
             four, over `tokens` tokens that the target wrote; None if not measured.
-        recipe: how it was made, such as "q4_0 without layers 18, 21".
+        recipe: how it was made, such as "q4_0".
         preferred: whether it was measured to be better than all others that were known of the target.
     """
 

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from edgespec.drafting.tuning.network.rounding import ROUNDED
 from edgespec.drafting.tuning.network.weights import (
     WRITABLE,
-    EncodedMatrix,
     matrix_kinds,
     quantization_of,
     write_weights,
@@ -54,24 +53,20 @@ def export(
     note: str,
     quantization: str,
     threads: int | None,
-    encoded: Mapping[str, EncodedMatrix] | None = None,
 ) -> None:
     """Write a drafter like `start` in which the tensors in `tuned` have these values.
 
     Args:
         note: as of `write_weights`.
         quantization: AS_BEFORE or FINE, for tuned tensors alone; or one of llama.cpp's, for the whole file.
-        encoded: as of `write_weights`.
 
     Raises:
         OutputError: it cannot be written.
         BackendError: llama.cpp cannot quantize it.
     """
     kinds = matrix_kinds(start)
-    encoded = encoded or {}
     direct = quantization == FINE or (
-        quantization == AS_BEFORE
-        and all(kinds.get(name, "F32") in _WRITABLE for name in tuned if name not in encoded)
+        quantization == AS_BEFORE and all(kinds.get(name, "F32") in _WRITABLE for name in tuned)
     )
     partial = output.with_name(f"{output.name}.partial")
     whole = output.with_name(f"{output.stem}-f16.gguf")
@@ -79,7 +74,7 @@ def export(
         if direct:
             with atomic_large_write(output, partial):
                 kind = Kind.Q8_0 if quantization == FINE else None
-                write_weights(start.path, partial, tuned, note, kind, encoded)
+                write_weights(start.path, partial, tuned, note, kind)
         else:
             with atomic_large_write(whole, partial):
                 write_weights(start.path, partial, tuned, note)

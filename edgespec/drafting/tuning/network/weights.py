@@ -44,18 +44,6 @@ class ModelWeights:
     weights: Weights
 
 
-@dataclass(frozen=True)
-class EncodedMatrix:
-    """A matrix in the bytes of a type.
-
-    Attributes:
-        data: (rows, bytes of a row).
-    """
-
-    data: NDArray[np.uint8]
-    kind: Kind
-
-
 def check_tunable(header: GGUFHeader) -> NetworkShape:
     """The shape of a model that can be tuned.
 
@@ -114,14 +102,12 @@ def write_weights(
     tuned: Mapping[str, NDArray[np.float32]],
     note: str,
     kind: Kind | None = Kind.F16,
-    encoded: Mapping[str, EncodedMatrix] | None = None,
 ) -> None:
     """Write a copy of `source` in which the tensors in `tuned` have these values.
 
     Args:
         tuned: by name, rows first. Vectors are written in F32.
         kind: type of the matrices among them; one of WRITABLE. None is that which each had.
-        encoded: matrices that are written as they are, by name.
         note: says what the tuning was. It also sets the file's header, and what is remembered by it, apart
             from those of an equally shaped drafter.
 
@@ -138,10 +124,7 @@ def write_weights(
             )
     writer.add_string("edgespec.tuned", note)
     for tensor in reader.tensors:
-        if encoded and (matrix := encoded.get(tensor.name)) is not None:
-            writer.add_tensor(tensor.name, matrix.data, raw_dtype=matrix.kind)
-        else:
-            _add(writer, tensor, tuned.get(tensor.name), kind)
+        _add(writer, tensor, tuned.get(tensor.name), kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
