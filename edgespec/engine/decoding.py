@@ -20,8 +20,7 @@ from edgespec.engine.sequence import Batch
 from edgespec.engine.sequence import Sequence as Running
 from edgespec.engine.target import Target, TargetPass
 from edgespec.engine.turn import SavedStates, Turn
-from edgespec.errors import EdgeSpecError
-from edgespec.generation.result import Chunk, FinishReason, Generation, PassRecord
+from edgespec.generation.result import Chunk, FinishReason, PassRecord
 from edgespec.llama.runtime.abort import AbortFlag, DecodeAborted
 from edgespec.speculation.sizing.sizers import FIRST_BUDGET
 
@@ -148,19 +147,21 @@ class Decoder:
         self._speculator.last_round = None
         reason: FinishReason = "cancelled"
         try:
-            if self._abort.is_set:  # cancelled before it began
-                raise DecodeAborted
-            self._read(sequence, on_prefill)
-            self._access.check()  # the progress callback may have closed the engine
-            if states is not None:
-                self._speculator.drafter.recall(sequence.text, states.drafter)
+            with self._access.held():
+                if self._abort.is_set:  # cancelled before it began
+                    raise DecodeAborted
+                self._read(sequence, on_prefill)
+                self._access.check()  # the progress callback may have closed the engine
+                if states is not None:
+                    self._speculator.drafter.recall(sequence.text, states.drafter)
             while not sequence.is_full:
-                (record,) = self.step(Batch([sequence]))
-                if sequence.error is not None:
-                    raise sequence.error
-                chunk = sequence.add(record, self._target.model.vocabulary)
-                assert chunk.record is not None
-                self._speculator.learn_tree(sequence, record, chunk.record.accepted)
+                with self._access.held():
+                    (record,) = self.step(Batch([sequence]))
+                    if sequence.error is not None:
+                        raise sequence.error
+                    chunk = sequence.add(record, self._target.model.vocabulary)
+                    assert chunk.record is not None
+                    self._speculator.learn_tree(sequence, record, chunk.record.accepted)
                 yield chunk
                 if answer.builder.ended or self._abort.is_set:
                     break
@@ -168,13 +169,16 @@ class Decoder:
                 reason = "length"
         except DecodeAborted:
             pass
-        except EdgeSpecError:
+        except Exception:  # a bug, too
             reason = "error"
             raise
         finally:
-            last = self.finish(sequence, reason)
-            if answer.generation.passes:
-                self._end_turn(turn, prompt, answer.generation)
+            with self._access.held_for_cleanup() as is_open:
+                last = self.finish(sequence, reason)
+                if answer.generation.passes and reason != "error":
+                    turn.on_end(answer.generation)
+                    if is_open and states is not None and not states.closed:
+                        self.save([*prompt, *answer.generation.tokens], states)
         if answer.generation.finish_reason == "cancelled":
             self._access.check()
         yield last
@@ -203,13 +207,6 @@ class Decoder:
         finally:
             sequence.finish()
             self._speculator.policy.save()
-
-    def _end_turn(self, turn: Turn, prompt: list[int], answer: Generation) -> None:
-        """Give a conversation its answer, and save its state while it is in the cache."""
-        turn.on_end(answer)
-        with self._access.held_for_cleanup() as is_open:
-            if is_open and turn.states is not None and not turn.states.closed:
-                self.save([*prompt, *answer.tokens], turn.states)
 
     def save(self, tokens: Sequence[int], states: SavedStates) -> None:
         """Save what the caches have of a conversation."""

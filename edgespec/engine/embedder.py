@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -148,17 +147,15 @@ class Embedder:
             BackendError: as `embed`.
         """
 
-        def passes() -> Generator[FloatArray, None, None]:
-            start = 0
-            while start < len(sequences):
-                end = start + self.n_in_pass(len(tokens) for tokens in sequences[start:])
-                yield self._computing.embed(sequences[start:end])
-                start = end
-
         found = [np.empty((0, self.width), dtype=np.float32)]
+        start, call = 0, self._access.call()
         try:
-            with closing(self._access.in_turn(lambda: self._access.held_steps(passes()))) as turn:
-                found += turn
+            with call.active, self._access.turn(call):
+                while start < len(sequences):
+                    end = start + self.n_in_pass(len(tokens) for tokens in sequences[start:])
+                    with self._access.held():
+                        found.append(self._computing.embed(sequences[start:end]))
+                    start = end
         except DecodeAborted:
             self._access.check()
             raise BackendError("The embeddings were cancelled.") from None

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections import abc
 from collections.abc import Callable, Generator, Iterable
-from contextlib import AbstractContextManager, ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 
 from edgespec.costs.batches import knee_of_sequences
-from edgespec.engine.access import ExclusiveAccess
+from edgespec.engine.access import Call, ExclusiveAccess
 from edgespec.engine.decoding import Decoder
 from edgespec.engine.drafting import Speculator
 from edgespec.engine.requests import AnswerCollector, Event, Request, RequestList, RequestSource, numbered
@@ -172,18 +172,28 @@ class Engine:
         Args:
             prepare: called when the iteration begins, before the turn is waited for.
         """
-        config = config or GenerationConfig()
+        return self._answer(self._access.call(), prepare, config or GenerationConfig(), on_prefill)
 
-        def begin() -> Generator[Chunk, None, None]:
-            try:
+    def _answer(
+        self,
+        call: Call,
+        prepare: Callable[[], Turn],
+        config: GenerationConfig,
+        on_prefill: Callable[[int, int], None] | None,
+    ) -> Generator[Chunk, None, None]:
+        try:
+            with checked_while_waiting(partial(self._access.check, call)):
                 turn = prepare()
                 with self._access.held():
-                    tokens = self.maker.encoded(turn.prompt, config, turn.raw)
-            except DecodeAborted:  # while an image was read
-                return (chunk for chunk in (Chunk.cancelled(),))
-            return self._access.held_steps(self._answer(tokens, turn, config, on_prefill))
-
-        return self._access.in_turn(begin)
+                    prompt = self.maker.encoded(turn.prompt, config, turn.raw)
+        except DecodeAborted:  # while an image was read
+            yield Chunk.cancelled()
+            return
+        with call.active, self._access.turn(call):
+            with self._access.held():
+                sequence = self.maker.for_prompt(prompt, config, turn.raw)
+            self.last_generation = sequence.answer.generation
+            yield from self.decoder.answer(sequence, turn, on_prefill)
 
     def restore_conversation(self, tokens: abc.Sequence[int], states: SavedStates) -> int:
         """Restore a conversation from its saved states; returns how many tokens are in the cache then.
@@ -200,22 +210,11 @@ class Engine:
             if reader is None or not reader.knows(tokens):
                 return 0
             sequence.images = reader.placed(tokens)
-        return self._access.run_in_turn(lambda: self.target.recall(sequence, len(tokens)))
+        return self._access.run(lambda: self.target.recall(sequence, len(tokens)))
 
     def save_conversation(self, tokens: abc.Sequence[int], states: SavedStates) -> None:
         """Save what the cache has of a conversation; raises as `restore_conversation`."""
-        self._access.run_in_turn(lambda: self.decoder.save(tokens, states))
-
-    def _answer(
-        self,
-        prompt: list[int],
-        turn: Turn,
-        config: GenerationConfig,
-        on_prefill: Callable[[int, int], None] | None,
-    ) -> Generator[Chunk, None, None]:
-        sequence = self.maker.for_prompt(prompt, config, turn.raw)
-        self.last_generation = sequence.answer.generation
-        yield from self.decoder.answer(sequence, turn, on_prefill)
+        self._access.run(lambda: self.decoder.save(tokens, states))
 
     def generate(
         self,
@@ -257,7 +256,7 @@ class Engine:
         if parallel is not None and parallel < 1:
             raise UsageError(f"parallel must be 1 or more, not {parallel}.")
         requests = RequestList(source) if isinstance(source, Iterable) else source
-        return self._access.in_turn(lambda: self._answer_many(requests, parallel, on_pass))
+        return self._answer_many(self._access.call(), requests, parallel, on_pass)
 
     def generate_many(
         self,
@@ -323,27 +322,36 @@ class Engine:
 
     def _answer_many(
         self,
+        call: Call,
         source: RequestSource,
         parallel: int | None,
         on_pass: Callable[[abc.Sequence[PassRecord]], None] | None,
     ) -> Generator[Event, None, None]:
         """Answer the requests of a source, waiting for more while there are none."""
-        scheduler = Scheduler(
-            self.target,
-            self.drafter,
-            source,
-            step=self.decoder.step,
-            begin=self._begin,
-            finish=self.decoder.finish,
-            max_sequences=parallel or self.texts,
-            on_pass=on_pass,
-        )
-        with closing(self._access.held_steps(scheduler.events(self._abort))) as events:
-            for event in events:
-                if event is not None:
-                    yield event
-                elif not source.wait():
-                    return
+        with call.active, self._access.turn(call):
+            scheduler = Scheduler(
+                self.target,
+                self.drafter,
+                source,
+                self._abort,
+                step=self.decoder.step,
+                begin=self._begin,
+                finish=self.decoder.finish,
+                max_sequences=parallel or self.texts,
+                on_pass=on_pass,
+            )
+            try:
+                while not scheduler.is_done:
+                    with self._access.held():
+                        events = scheduler.advance()
+                    self._access.check()
+                    while events:
+                        yield events.popleft()
+                    if scheduler.is_idle and not source.wait():
+                        return
+            finally:
+                with self._access.held_for_cleanup():
+                    scheduler.close()
 
     def _begin(self, request: Request) -> Sequence:
         with self._access.held(), checked_while_waiting(self._abort.check):

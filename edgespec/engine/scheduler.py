@@ -10,7 +10,7 @@ sequences are scheduled by speed alone.
 from __future__ import annotations
 
 from collections import abc, deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from edgespec.engine.pass_plan import CellBudget, PassLimits, PrefillLimiter, plan_pass
@@ -35,10 +35,15 @@ class Scheduler:
 
     Args:
         step: runs a pass over a batch, and returns a record for each of its sequences.
+        abort: stops everything.
         begin: starts an answer: encodes the prompt, checks it, and sets up its method.
         finish: ends the answer of a sequence.
         max_sequences: maximum number of answers at once.
         on_pass: called with the records of each pass that extended sequences; None if nobody asks.
+
+    Attributes:
+        is_idle: there is nothing to do until another request comes.
+        is_done: everything was stopped.
     """
 
     def __init__(
@@ -46,6 +51,7 @@ class Scheduler:
         target: Target,
         drafter: Drafter,
         source: RequestSource,
+        abort: AbortFlag,
         *,
         step: Callable[[Batch], abc.Sequence[PassRecord]],
         begin: Callable[[Request], Sequence],
@@ -56,6 +62,7 @@ class Scheduler:
         self._target = target
         self._drafter = drafter
         self._source = source
+        self._abort = abort
         self._step = step
         self._begin = begin
         self._finish = finish
@@ -65,6 +72,8 @@ class Scheduler:
         self._prefill_limiter = PrefillLimiter(self._limits.rows)
         self._most_idle = max(target.max_sequences - 1 - self._limits.sequences, 0)
         self._cells = CellBudget(target.context.n_cells, spare=4 * target.max_nodes)
+        self.is_idle = self.is_done = False
+        self._events: deque[Event] = deque()
         self._in_flight: list[Sequence] = []
         self._waiting: deque[Sequence] = deque()
         self._idle: deque[Sequence] = deque()  # finished, kept for requests that begin alike
@@ -72,30 +81,35 @@ class Scheduler:
         self._storing: dict[Sequence, Iterator[None]] = {}  # what is left to be written of sequences
         self._drafted: deque[abc.Sequence[int]] = deque(maxlen=_MAX_DRAFTED)  # finished, not yet written
 
-    def events(self, abort: AbortFlag) -> Generator[Event | None, None, None]:
-        """Yield what each pass adds to each answer; None while there is nothing to do until another request.
+    def advance(self) -> deque[Event]:
+        """Run a pass, or let requests begin or end, and return what that adds to each answer.
 
         When everything is stopped, what is being answered ends as cancelled.
         """
+        self.is_idle = False
         try:
-            while not abort.is_set:
-                yield from self._join_and_leave()
-                if self._in_flight:
-                    yield from self._pass()
+            self._abort.check()
+            self._join_and_leave()
+            if self._in_flight:
+                if not self._events:
+                    self._pass()
                     self._write_state()
-                elif not self._write_state():
-                    yield None
-            self._write_all()
+            else:
+                self.is_idle = not self._write_state()
         except DecodeAborted:
-            self._write_all()
-        finally:
-            unfinished = [*self._in_flight, *self._waiting]
-            self._forget_everything()
-        for sequence in unfinished:
-            yield self._ended(sequence, "cancelled")
+            self._cancel()
+        return self._events
 
-    def _pass(self) -> Generator[Event, None, None]:
-        """Yield what a pass adds to each answer; nothing of the pass is kept afterwards."""
+    def _cancel(self) -> None:
+        self._write_all()
+        unfinished = [*self._in_flight, *self._waiting]
+        self.close()
+        for sequence in unfinished:
+            self._end(sequence, "cancelled")
+        self.is_done = True
+
+    def _pass(self) -> None:
+        """Run a pass; nothing of it is kept afterwards."""
         batch = self._schedule()
         if batch is None:
             return
@@ -107,28 +121,25 @@ class Scheduler:
         if records:
             rows = sum(record.nodes for record in records) + batch.other_rows
             self._prefill_limiter.passed(rows, records[0].verify_s)
-        extended = list(zip(batch.sequences, records, strict=True))
-        del batch  # an answer that ends now is not kept until the next pass
-        while extended:
-            yield from self._add(*extended.pop(0))
+        for sequence, record in zip(batch.sequences, records, strict=True):
+            self._add(sequence, record)
 
-    def _join_and_leave(self) -> Generator[Event, None, None]:
+    def _join_and_leave(self) -> None:
         """End what was cancelled, and let waiting and new requests begin, as long as there is room."""
-        yield from self._drop_cancelled()
+        self._drop_cancelled()
         while True:
-            yield from self._admit()
+            self._admit()
+            self._share_prefixes()
             read = [s for s in self._in_flight if s.status is Status.RUNNING and s.is_full]
             if not read:
                 return
-            self._share_prefixes()  # before they are forgotten
             for sequence in read:
                 _note_read(sequence)
-                yield self._close(sequence, "length")
+                self._close(sequence, "length")
 
     def _schedule(self) -> Batch | None:
         """The batch of the next pass; None if that pass went to a long prompt alone, which it has read."""
         self._make_room()
-        self._share_prefixes()
         ready = [sequence for sequence in self._in_flight if sequence.status is Status.RUNNING]
         reading = [sequence for sequence in self._in_flight if sequence.status is Status.READING]
         for sequence in ready:
@@ -173,7 +184,7 @@ class Scheduler:
             while self._store_a_block():
                 pass
 
-    def _admit(self) -> Generator[Event, None, None]:
+    def _admit(self) -> None:
         """Resume waiting sequences and start new ones while there is room."""
         while self._waiting:
             if not self._has_room(self._waiting[0]):
@@ -188,10 +199,10 @@ class Scheduler:
             try:
                 sequence = self._begin(request)
             except DecodeAborted:  # everything is stopped while an image is read
-                yield Event(request, Chunk.cancelled())
+                self._events.append(Event(request, Chunk.cancelled()))
                 return
             except Exception as error:  # a bug, too: the target has no part in how an answer begins
-                yield Event(request, error=error)
+                self._events.append(Event(request, error=error))
                 continue
             if not self._has_room(sequence):
                 self._waiting.append(sequence)
@@ -358,7 +369,8 @@ class Scheduler:
                 self._target.open_sequence(sequence)
                 sequence.to_read = sequence.missing
 
-    def _add(self, sequence: Sequence, record: PassRecord) -> Generator[Event, None, None]:
+    def _add(self, sequence: Sequence, record: PassRecord) -> None:
+        """Add what a pass has appended to a sequence to its answer."""
         request, chunk, error = sequence.request, None, sequence.error
         assert request is not None
         if error is None:
@@ -367,25 +379,23 @@ class Scheduler:
             except Exception as bug:  # in how its text is read
                 error = bug
         if error is not None:
-            self._close(sequence, "error")
-            yield Event(request, error=error)
+            self._close(sequence, "error", error)
             return
-        has_ended = sequence.answer.builder.ended or sequence.is_full
-        yield Event(request, chunk)
-        if has_ended:
-            yield self._close(sequence, "length")
+        self._events.append(Event(request, chunk))
+        if sequence.answer.builder.ended or sequence.is_full:
+            self._close(sequence, "length")
 
-    def _drop_cancelled(self) -> Generator[Event, None, None]:
+    def _drop_cancelled(self) -> None:
         for sequence in [s for s in self._in_flight if s.request is not None and s.request.cancelled]:
-            yield self._close(sequence, "cancelled")
+            self._close(sequence, "cancelled")
         for sequence in [s for s in self._waiting if s.request is not None and s.request.cancelled]:
             self._waiting.remove(sequence)
-            yield self._ended(sequence, "cancelled")
+            self._end(sequence, "cancelled")
 
-    def _close(self, sequence: Sequence, reason: FinishReason) -> Event:
+    def _close(self, sequence: Sequence, reason: FinishReason, error: Exception | None = None) -> None:
         """End an answer; its sequence stays in the cache until the room is needed."""
         sequence.forget_part_of_image()
-        last = self._ended(sequence, reason)
+        self._end(sequence, reason, error)
         self._in_flight.remove(sequence)
         if sequence.scores is None:  # scored prompts hardly come again, and their scores are not stored
             self._storing[sequence] = self._target.storing(sequence)
@@ -394,13 +404,13 @@ class Scheduler:
             self._idle.append(sequence)
         if len(self._idle) > self._most_idle:
             self._forget(self._idle[0])
-        return last
 
-    def _ended(self, sequence: Sequence, reason: FinishReason) -> Event:
+    def _end(self, sequence: Sequence, reason: FinishReason, error: Exception | None = None) -> None:
         """End an answer, and say so."""
         request = sequence.request
         assert request is not None
-        return Event(request, self._finish(sequence, reason))
+        last = self._finish(sequence, reason)
+        self._events.append(Event(request, last) if error is None else Event(request, error=error))
 
     def _make_room(self, rows: int = 0) -> None:
         """Forget finished sequences, and set the youngest aside, until the next pass will find free cells.
@@ -421,7 +431,7 @@ class Scheduler:
         self._in_flight.remove(sequence)
         self._waiting.appendleft(sequence)
 
-    def _forget_everything(self) -> None:
+    def close(self) -> None:
         """Give all cells back, and remove what was set aside."""
         for sequence in self._waiting:
             sequence.discard_state()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import threading
+import traceback
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgespec.engine.requests import Request
+from edgespec.engine.turn import Turn
 from edgespec.errors import BackendError, ContextLengthError, UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.decisions import Decisions
@@ -121,6 +125,42 @@ def test_a_cancelled_answer_is_the_beginning_of_the_whole_one() -> None:
     assert answer.finish_reason == "cancelled"
     assert 0 < len(answer.tokens) < len(whole)
     assert answer.tokens == whole[: len(answer.tokens)]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"), [(KeyboardInterrupt, "cancelled"), (MemoryError, "error"), (ValueError, "error")]
+)
+def test_a_failure_is_not_reported_as_a_stop(error: type[BaseException], reason: str) -> None:
+    engine, target = fake_engine(NoDrafter(), 2, never_ends=True)
+    kept: list[Generation] = []
+    stream = engine.stream_turn(lambda: Turn(PROMPT, on_end=kept.append), GenerationConfig(max_tokens=20))
+    next(stream)
+
+    def fail() -> None:
+        raise error
+
+    target.on_pass = fail
+    with pytest.raises(error):
+        next(stream)
+    assert engine.last_generation is not None
+    assert engine.last_generation.finish_reason == reason
+    assert len(engine.last_generation.tokens) == 1
+    assert kept == ([engine.last_generation] if reason == "cancelled" else [])
+
+
+def test_few_frames_lead_to_a_pass() -> None:
+    engine, target = fake_engine(NoDrafter(), 2, never_ends=True)
+    frames: list[int] = []
+
+    def count() -> None:
+        names = [f.name for f in traceback.extract_stack() if Path(f.filename).parent.name == "engine"]
+        frames.append(names.index("step"))
+
+    target.on_pass = count
+    config = GenerationConfig(max_tokens=2)
+    list(engine.stream(PROMPT, config))
+    list(engine.stream_many([Request(PROMPT, config, raw=True)]))
+    assert max(frames) <= 4
 
 
 def test_one_answer_at_a_time() -> None:

@@ -27,7 +27,7 @@ prompts = st.builds(
 )
 configs = st.builds(
     GenerationConfig,
-    max_tokens=st.integers(1, 30),
+    max_tokens=st.integers(0, 30),
     temperature=st.sampled_from([0.0, 0.7, 1.3]),
     seed=st.integers(0, 3),
     repeat_penalty=st.sampled_from([1.0, 1.3]),
@@ -75,6 +75,16 @@ def test_every_answer_is_that_of_the_request_alone(
             assert answers[index].tokens == expected.tokens
             assert answers[index].finish_reason == expected.finish_reason
             assert told[index] == answers[index].text == expected.text
+
+
+def test_a_request_for_no_tokens_gets_none_beside_one_with_its_prompt() -> None:
+    engine, _ = fake_engine(NoDrafter(), 2, never_ends=True)
+    prompt = [*range(1, 21)]
+    with engine:
+        wanted = [Request(prompt, GenerationConfig(max_tokens=n), raw=True, key=n) for n in (5, 0)]
+        events = list(engine.stream_many(wanted, parallel=2))
+    answers = {e.request.key: e.chunk.generation for e in events if e.chunk and e.chunk.generation}
+    assert {n: len(answer.tokens) for n, answer in answers.items()} == {0: 0, 5: 5}
 
 
 def test_texts_share_passes_and_wait_when_cells_run_out() -> None:
