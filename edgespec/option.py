@@ -92,7 +92,7 @@ class Number(Values):
     ) -> None:
         words = [*(named or {})]
         wanted = listed([f"from {least} to {most}", *words])
-        super().__init__(wanted, "|".join(["N", *words]), words, str if words else int)
+        super().__init__(wanted, "|".join(["N", *words]), words)
         self._range = range(least, most + 1)
         self._named = {**(named or {}), **(hidden or {})}
 
@@ -118,6 +118,8 @@ class Size(Values):
         super().__init__("above 0 and below 8 EiB", "SIZE")
 
     def read(self, given: Any) -> int:
+        if isinstance(given, bool):
+            raise TypeError
         size = parse_size(given) if isinstance(given, str) else int(given)
         if not 0 < size < 2**63:
             raise ValueError

@@ -10,14 +10,15 @@ import re
 
 _MAX_SHOWN = 80  # characters of a value in a message
 # Escape sequences move the cursor, change colours and titles, or write to the clipboard. Tabs and line breaks
-# are harmless.
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# are harmless. Bidirectional embeddings, overrides and isolates show text in another order than it is in.
+_BIDIRECTIONAL = "\u202a-\u202e\u2066-\u2069"
+_CONTROLS = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f-\x9f{_BIDIRECTIONAL}]")
 _LONE_SURROGATES = re.compile(r"[\ud800-\udc7f\udd00-\udfff]")
-_UNESCAPED_BY_JSON = re.compile(r"[\x7f-\x9f]")
+_UNESCAPED_BY_JSON = re.compile(rf"[\x7f-\x9f{_BIDIRECTIONAL}]")
 
 
 def printable(text: str) -> str:
-    """Replace what is no character to show by U+FFFD: control characters, and halves of surrogate pairs."""
+    """Replace by U+FFFD what must not be shown: control and bidirectional characters, and lone surrogates."""
     if not text.isascii():
         # Python has bytes of file names and arguments as surrogates, where the locale cannot decode them.
         text = (

@@ -375,7 +375,12 @@ def test_wrong_sizes(text: str) -> None:
             "generate -p Hi --temp 5x",
             "--temperature must be a number, not '5x'.\nSee 'edgespec generate --help'.",
         ),
-        ("generate -p Hi -t 5x", "--threads must be an integer, not '5x'.\nSee 'edgespec generate --help'."),
+        ("generate -p Hi -t 5x", "--threads must be from 1 to 1024, not '5x'."),
+        ("generate -p Hi --context 8_192", "--context must be from 16 to 10000000, not '8_192'."),
+        (
+            "generate -p Hi --top-k 5x",
+            "--top-k must be an integer, not '5x'.\nSee 'edgespec generate --help'.",
+        ),
         ("generate -p Hi --max-tokens -2", "--max-tokens must be 0 or more, not -2."),
         ("generate -p Hi --stop=", "--stop must be a non-empty string, not ''."),
         (

@@ -37,7 +37,20 @@ def test_flags_then_environment_then_file(
     [
         ('memry = "1GiB"', "{file} sets 'memry', but there is no such setting.\nDid you mean memory?"),
         ("[chat]\nfoo = 1", "{file} sets 'chat.foo', but there is no such setting."),
-        ("context = 'few'", "context is 'few' in {file}.\n--context must be an integer, not 'few'."),
+        ("context = 4096.5", "context is 4096.5 in {file}.\n--context must be an integer, not '4096.5'."),
+        (
+            "tree_budget = 1.5",
+            "--tree-budget must be from 1 to 4096 or auto, not '1.5'.\n"
+            "It is set in the configuration file, or in a preset.",
+        ),
+        *(
+            (
+                f"{name} = true",
+                f"{name} is True in {{file}}.\nA value belongs here, not true or false.",
+            )
+            for name in ("temperature", "context", "top_k", "system", "memory")
+        ),
+        ("top_k = 2.5", "top_k is 2.5 in {file}.\n--top-k must be an integer, not '2.5'."),
         (
             "temperature = 'hot'",
             "temperature is 'hot' in {file}.\n--temperature must be a number, not 'hot'.",

@@ -51,7 +51,11 @@ def _checked(command: Any, parameter: Any, key: str, value: Any, file: Path) -> 
     try:
         if isinstance(value, dict):
             raise ValueError("A single value belongs here, not a table.")
-        return parameter.process_value(typer.Context(command), value)
+        if isinstance(value, bool) and not getattr(parameter, "is_flag", False):
+            raise ValueError("A value belongs here, not true or false.")
+        # Numbers are read as on the command line, which takes 1.5 for no integer.
+        text = value if isinstance(value, bool | list) else str(value)
+        return parameter.process_value(typer.Context(command), text)
     except (typer.TyperException, ValueError, TypeError) as error:
         reason = explained(error)[0] if isinstance(error, typer.TyperException) else str(error)
         raise UsageError(f"{key} is {value!r} in {file}.", reason) from error
