@@ -14,6 +14,7 @@ from edgespec.generation.config import GenerationConfig
 from edgespec.generation.decisions import Decisions
 from edgespec.generation.result import PassRecord
 from edgespec.profiles.updates import ProfileUpdates
+from edgespec.speculation.adjustments import Adjustments
 from edgespec.speculation.constraint import Constraint
 from edgespec.speculation.drafters.base import Drafter, NoDrafter
 from edgespec.speculation.growth import TreeLimits
@@ -27,6 +28,7 @@ from edgespec.speculation.sizing.sizers import (
     PassRoom,
     fixed_nodes,
 )
+from edgespec.speculation.spelling import Spelling
 from edgespec.speculation.tree import Acceptance, FloatArray, TokenTree
 from edgespec.speculation.verification.base import DraftedTree
 
@@ -99,6 +101,7 @@ class Speculator:
         self.last_round: tuple[TokenTree, Acceptance] | None = None
         n_vocab, drafts = target.model.vocabulary.n_tokens, not isinstance(drafter, NoDrafter)
         self._noise = NoiseCache(noise_bytes(n_vocab, drafts=drafts, answers=answers))
+        self._spelling = Spelling(target.model.vocabulary)
         self._decisions = Decisions()
         self._observation = ObservationPolicy()
 
@@ -126,16 +129,27 @@ class Speculator:
         self.drafter.forget_sequences()
 
     def method(
-        self, config: GenerationConfig, seed: int, constraint: Constraint | None
+        self, config: GenerationConfig, seed: int, constraint: Constraint | None, start: int
     ) -> tuple[DecodingMethod, Sizer]:
         """Return the decoding method of an answer, and the sizer of its trees.
+
+        Args:
+            start: where the answer begins in the text.
 
         Raises:
             UsageError: see `method_for`.
         """
         n_vocab = self._target.model.vocabulary.n_tokens
+        adjustments = Adjustments(config, n_vocab, self._spelling, start)
         method = method_for(
-            config, n_vocab, seed, self.drafter, constraint, policy=self.policy, noise=self._noise
+            config,
+            n_vocab,
+            seed,
+            self.drafter,
+            constraint,
+            policy=self.policy,
+            noise=self._noise,
+            adjustments=adjustments,
         )
         if method.nodes is None or isinstance(self.sizer, FixedSizer):
             return method, self.sizer

@@ -106,10 +106,10 @@ class SequenceMaker:
         images = self._images_in(prompt)
         text = SplicedText(prompt) if images else prompt
         plan = self.planner.plan(self.encoder, text, config, raw=raw)
-        method, sizer = self._speculator.method(config, seed, plan.constraint)
+        method, sizer = self._speculator.method(config, seed, plan.constraint, len(text))
         generation = Generation(
             prompt_tokens=len(prompt),
-            seed=0 if config.greedy else seed,
+            seed=seed if config.draws else 0,
             exact=self._target.rule is not None and config.rule.kind.invariant,
             verify=str(config.rule),
             lossy=config.rule.kind.lossy,

@@ -20,6 +20,20 @@ MAX_LOGPROBS = 20
 NOT_SETTINGS = ("grammar", "tools", "tool_choice", "parallel_tool_calls", "logprobs", "logit_bias")
 """Fields of GenerationConfig that say what is asked for, rather than how it is generated."""
 
+_LISTS = ("stop", "dry_sequence_breakers", "banned_strings")
+_RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0, 100),
+    "min_p": (0, 1),
+    "top_n_sigma": (-1, 100),
+    "xtc_probability": (0, 1),
+    "xtc_threshold": (0, 1),
+    "repeat_penalty": (0.01, 100),
+    "frequency_penalty": (-100, 100),
+    "presence_penalty": (-100, 100),
+    "dry_multiplier": (0, 100),
+    "dry_base": (1, 100),
+}
+
 
 @dataclass(frozen=True)
 class Grammar:
@@ -53,7 +67,8 @@ class Grammar:
 class GenerationConfig:
     """Settings for generating one answer.
 
-    The filters apply in llama.cpp's order: penalties, top-k, top-p, min-p, temperature.
+    Samplers apply in llama.cpp's default order: bias, penalties, DRY, top-n-sigma, top-k, top-p, min-p, XTC,
+    temperature.
 
     Attributes:
         max_tokens: maximum tokens to generate; None sets no limit but the context.
@@ -61,11 +76,24 @@ class GenerationConfig:
         top_k: sample among the k most likely tokens; 0 means all.
         top_p: sample from the smallest set of tokens whose probability reaches top_p; 1 means all.
         min_p: drop tokens less likely than min_p x the most likely one; 0 means none.
+        top_n_sigma: drop tokens whose logits are more than this many standard deviations below the best (Tang
+            et al. 2024); 0 or less is off.
+        xtc_probability: how likely XTC ("exclude top choices") applies at a position; 0 is off.
+        xtc_threshold: where XTC applies, only the least likely of the tokens that are at least this likely is
+            kept, with those below.
         repeat_penalty: divides the positive logits of tokens already in the text, and multiplies the negative
             ones (Keskar et al. 2019); 1 is off.
         frequency_penalty: subtracted from a token's logit for each of its occurrences; 0 is off.
         presence_penalty: subtracted once from the logit of every token already in the text; 0 is off.
         penalty_window: how many of the last tokens the penalties consider; 0 means all.
+        dry_multiplier: penalty of DRY ("don't repeat yourself") for a token that would continue a repetition
+            of `dry_allowed_length` tokens; 0 is off.
+        dry_base: the penalty grows by this factor with every further token of the repetition.
+        dry_allowed_length: repetitions of fewer tokens may be continued.
+        dry_penalty_last_n: how many of the last tokens DRY considers; -1 means all, and 0 turns it off.
+        dry_sequence_breakers: strings across which nothing counts as repeated.
+        banned_strings: strings that the answer must not contain, regardless of the case of ASCII letters; a
+            token that would complete one is refused, and the next best is chosen.
         seed: fixes the sampled text, whatever the drafter or the tree; None picks one and reports it.
         stop: the answer ends before the first occurrence of one of these strings.
         grammar: the form that the answer must have, unless it calls tools.
@@ -91,10 +119,19 @@ class GenerationConfig:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    top_n_sigma: float = 0.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
     repeat_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     penalty_window: int = 64
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    banned_strings: tuple[str, ...] = ()
     seed: int | None = None
     stop: tuple[str, ...] = ()
     grammar: Grammar | None = None
@@ -115,39 +152,24 @@ class GenerationConfig:
         object.__setattr__(self, "tools", tools_of(self.tools))
         for field in fields(self):
             _check_kind(field.name, str(field.type), getattr(self, field.name))
-        object.__setattr__(self, "stop", tuple(self.stop))
+        for name in _LISTS:
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+            _check(all(getattr(self, name)), name, "", "a non-empty string")
+        for name, (low, high) in _RANGES.items():
+            value = getattr(self, name)
+            _check(low <= value <= high, name, value, f"from {low:g} to {high:g}")  # not so for NaN
         _check(
             self.max_tokens is None or self.max_tokens >= 0,
             "max_tokens",
             self.max_tokens,
             "0 or more",
         )
-        _check(_within(self.temperature, 0, 100), "temperature", self.temperature, "from 0 to 100")
         _check(self.top_k >= 0, "top_k", self.top_k, "0 (all tokens) or more")
         _check(
-            _within(self.top_p, 0, 1) and self.top_p > 0,
+            0 < self.top_p <= 1,
             "top_p",
             self.top_p,
             "above 0 and at most 1",
-        )
-        _check(_within(self.min_p, 0, 1), "min_p", self.min_p, "from 0 to 1")
-        _check(
-            _within(self.repeat_penalty, 0.01, 100),
-            "repeat_penalty",
-            self.repeat_penalty,
-            "from 0.01 to 100",
-        )
-        _check(
-            _within(self.frequency_penalty, -100, 100),
-            "frequency_penalty",
-            self.frequency_penalty,
-            "from -100 to 100",
-        )
-        _check(
-            _within(self.presence_penalty, -100, 100),
-            "presence_penalty",
-            self.presence_penalty,
-            "from -100 to 100",
         )
         _check(
             self.penalty_window >= 0,
@@ -155,13 +177,19 @@ class GenerationConfig:
             self.penalty_window,
             "0 (everything) or more",
         )
+        _check(self.dry_allowed_length >= 1, "dry_allowed_length", self.dry_allowed_length, "1 or more")
+        _check(
+            self.dry_penalty_last_n >= -1,
+            "dry_penalty_last_n",
+            self.dry_penalty_last_n,
+            "-1 (everything) or more",
+        )
         _check(
             self.seed is None or 0 <= self.seed <= MAX_SEED,
             "seed",
             self.seed,
             f"from 0 to {MAX_SEED}",
         )
-        _check(all(self.stop), "stop", "", "a non-empty string")
         if parse_rule(self.verify).name == "greedy" and not self.greedy:
             raise UsageError(
                 f"The rule 'greedy' takes the likeliest token, and temperature is {self.temperature}.",
@@ -193,13 +221,28 @@ class GenerationConfig:
 
     @property
     def greedy(self) -> bool:
-        """True if the most likely token is always taken."""
+        """True if the most likely token is always taken (of those that XTC leaves)."""
         return self.temperature == 0
 
     @property
+    def draws(self) -> bool:
+        """True if the answer depends on the seed."""
+        return not self.greedy or self.xtc_probability > 0
+
+    @property
     def penalizes(self) -> bool:
-        """True if the choice of a token depends on which tokens are in the sequence, not only on how many."""
+        """True if tokens are less likely because of others before them."""
+        return self.penalizes_tokens or self.penalizes_repetitions
+
+    @property
+    def penalizes_tokens(self) -> bool:
+        """True if tokens are penalized because they occurred before."""
         return (self.repeat_penalty, self.frequency_penalty, self.presence_penalty) != (1, 0, 0)
+
+    @property
+    def penalizes_repetitions(self) -> bool:
+        """True if tokens are penalized because they would continue a repetition (DRY)."""
+        return self.dry_multiplier > 0 and self.dry_penalty_last_n != 0
 
     def with_(self, **changes: Any) -> GenerationConfig:
         """A copy with some values changed.
@@ -245,10 +288,6 @@ def _check_kind(name: str, declared: str, value: object) -> None:
         wanted, holds = _KINDS[kind]
         if not holds(value):
             raise InvalidValueError(name, f"must be {wanted}, not {shown(value)}.")
-
-
-def _within(value: float, low: float, high: float) -> bool:
-    return low <= value <= high  # False for NaN; math.isfinite would fail for huge integers
 
 
 def _check(holds: bool, name: str, value: object, wanted: str) -> None:

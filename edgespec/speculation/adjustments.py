@@ -1,4 +1,4 @@
-"""Adjustments of logits before a choice: the bias of single tokens, then penalties for repetition."""
+"""Adjustments of logits before a choice: the bias of tokens, penalties for repetition, and banned strings."""
 
 from __future__ import annotations
 
@@ -8,24 +8,38 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.generation.config import GenerationConfig
+from edgespec.speculation.banned import BannedStrings
+from edgespec.speculation.repetition import RepetitionPenalty
+from edgespec.speculation.spelling import Spelling, Tokens
 from edgespec.speculation.tree import FloatArray
-
-Tokens = NDArray[np.int64]
 
 
 class Adjustments:
-    """The bias and the penalties of one answer.
+    """What changes the logits of one answer.
+
+    Args:
+        spelling: of the vocabulary, for banned strings and sequence breakers.
+        start: where the answer begins in the sequence.
 
     Attributes:
         exist: whether any logit changes.
     """
 
-    def __init__(self, config: GenerationConfig, n_vocab: int) -> None:
+    def __init__(
+        self, config: GenerationConfig, n_vocab: int, spelling: Spelling | None = None, start: int = 0
+    ) -> None:
         bias = [(token, value) for token, value in config.logit_bias if 0 <= token < n_vocab]
         self._biased: Tokens = np.array([token for token, _ in bias], dtype=np.int64)
         self._bias = np.array([value for _, value in bias], dtype=np.float32)
         self._config = config
-        self.exist = bool(bias) or config.penalizes
+        self._repetition: RepetitionPenalty | None = None
+        if config.penalizes_repetitions:
+            self._repetition = RepetitionPenalty(config, spelling)
+        self._banned: BannedStrings | None = None
+        if config.banned_strings:
+            assert spelling is not None, "strings cannot be banned without the texts of tokens"
+            self._banned = BannedStrings(config.banned_strings, spelling, start)
+        self.exist = bool(bias or config.penalizes or config.banned_strings)
         self._counted: tuple[int, Tokens, NDArray[np.int64]] | None = None
 
     def adjust(self, logits: FloatArray, sequence: Sequence[int], path: Sequence[int] = ()) -> Original:
@@ -43,15 +57,24 @@ class Adjustments:
         original.keep(tokens)
         logits[tokens] += self._bias[biased]
         c = self._config
-        if not c.penalizes:
-            return original
-        seen, counts = self._occurrences(sequence, path)
-        inside = seen < len(logits)
-        seen, counts = seen[inside], counts[inside]
-        original.keep(seen)
-        values = logits[seen]
-        values = np.where(values > 0, values / c.repeat_penalty, values * c.repeat_penalty)
-        logits[seen] = values - counts * c.frequency_penalty - c.presence_penalty
+        if c.penalizes_tokens:
+            seen, counts = self._occurrences(sequence, path)
+            inside = seen < len(logits)
+            seen, counts = seen[inside], counts[inside]
+            original.keep(seen)
+            values = logits[seen]
+            values = np.where(values > 0, values / c.repeat_penalty, values * c.repeat_penalty)
+            logits[seen] = values - counts * c.frequency_penalty - c.presence_penalty
+        if self._repetition is not None:
+            tokens, penalties = self._repetition.penalties(sequence, path)
+            inside = tokens < len(logits)
+            original.keep(tokens[inside])
+            logits[tokens[inside]] -= penalties[inside]
+        if self._banned is not None:
+            refused = self._banned.refused(sequence, path)
+            refused = refused[refused < len(logits)]
+            original.keep(refused)
+            logits[refused] = -np.inf
         return original
 
     def _occurrences(self, sequence: Sequence[int], path: Sequence[int]) -> tuple[Tokens, NDArray[np.int64]]:

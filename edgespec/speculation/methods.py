@@ -13,6 +13,7 @@ from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.rules import Rule
 from edgespec.option import named
+from edgespec.speculation.adjustments import Adjustments
 from edgespec.speculation.constraint import ConstrainedRanking, Constraint
 from edgespec.speculation.drafters.base import Drafter, DraftMemory, DraftRequest, NoDrafter, TreeDrafting
 from edgespec.speculation.draws import DrawSource, SeededDraws
@@ -192,9 +193,7 @@ class VerifierMethod(DecodingMethod):
             return [int(tree.tokens[step]) for step in tree.path(node)[1:]]
 
         def law(node: int) -> Law:
-            return self._sampler.law(
-                logits[node], [*sequence, *below(node)] if self._sampler.penalizes else sequence
-            )
+            return self._sampler.law(logits[node], sequence, below(node))
 
         accepted = self._verifier.accept(drafted, law, self._draws(NoiseStream.ACCEPTING, len(sequence)))
         sequence += [*below(accepted.path[-1]), accepted.bonus]
@@ -210,6 +209,7 @@ def method_for(
     draws: DrawSource | None = None,
     policy: TreePolicy | None = None,
     noise: NoiseCache | None = None,
+    adjustments: Adjustments | None = None,
 ) -> DecodingMethod:
     """The method for these settings and this drafter.
 
@@ -220,6 +220,7 @@ def method_for(
         policy: how trees grow where the target chooses greedily or by shared noise. The other rules
             prescribe their drafts themselves, and the policy learns nothing from them.
         noise: kept from other answers; None for a cache of this answer's own.
+        adjustments: as for `Sampler`.
 
     Raises:
         UsageError: the rule needs tokens sampled from a distribution, and the drafter has none; or it
@@ -237,11 +238,11 @@ def method_for(
         return SamplingMethod(rule, drafting, sampler, constraint)
 
     if rule.name == "specexec":
-        sampler = Sampler(config, n_vocab, seed, NoiseStream.OWN, noise)
+        sampler = Sampler(config, n_vocab, seed, NoiseStream.OWN, noise, adjustments)
         ranking = ProbabilityRanking(max(config.temperature, _COLDEST))
         return chosen(ranking, sampler, ExpansionPolicy())
     if rule.kind.invariant:
-        sampler = Sampler(config, n_vocab, seed, cache=noise)
+        sampler = Sampler(config, n_vocab, seed, cache=noise, adjustments=adjustments)
         policy = policy or tree_policy()
         return chosen(policy.ranking(config, sampler.noise), sampler, policy.expansion(config))
     if constraint is not None:
@@ -257,7 +258,8 @@ def method_for(
         )
     source = draws or partial(SeededDraws, seed)
     # Rules that are defined at a temperature of 0 use the distribution at temperature 1 there.
-    sampler = Sampler(config.with_(temperature=config.temperature or 1.0), n_vocab, seed, cache=noise)
+    config = config.with_(temperature=config.temperature or 1.0)
+    sampler = Sampler(config, n_vocab, seed, cache=noise, adjustments=adjustments)
 
     def drawn(shape: Callable[[TreeLimits], TreeShape], *, replacement: bool = True) -> TreeDrafting:
         if isinstance(drafter, DrawingDrafter):

@@ -34,6 +34,7 @@ class NoiseStream(IntEnum):
     OWN = 1  # noise of the target alone
     DRAFTING = 2
     ACCEPTING = 3
+    EXCLUDING = 4  # whether top choices are excluded
 
 
 def philox(seed: int, stream: NoiseStream, position: int) -> np.random.Philox:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgespec.generation.config import GenerationConfig
 from edgespec.speculation.adjustments import Adjustments
@@ -15,6 +16,7 @@ from edgespec.speculation.growth import Children, Frontier
 from edgespec.speculation.learning.drafter_calibration import DrafterCalibration
 from edgespec.speculation.learning.tables import Table
 from edgespec.speculation.noise import GumbelNoise
+from edgespec.speculation.sampling import excludes, left_by_xtc, sigma_cut
 from edgespec.speculation.top import log_sums, top
 from edgespec.speculation.tree import FloatArray, IntArray
 
@@ -113,6 +115,9 @@ class AdjustedRanking(PathRanking):
             logits = logits.copy()
         adjusted = zip(logits, self._ranked, strict=True)
         originals = [self._adjustments.adjust(row, self.sequence, path) for row, path in adjusted]
+        for row, original in zip(logits, originals, strict=True):
+            if np.isneginf(row.max()):  # all is banned, and a row of nothing but -inf could not be ranked
+                original.restore()
         try:
             return self.ranking.best(logits, positions, count, after)
         finally:
@@ -193,7 +198,7 @@ class CalibratedRanking(Ranking):
         if len(logits) > 1 and logits.strides[0] == 0 and len(set(positions)) == 1:  # one row, repeated
             first = self.candidates(logits[:1], positions[:1])
             return np.repeat(first[0], len(logits), axis=0), np.repeat(first[1], len(logits), axis=0)
-        if self._config.greedy:
+        if not self._config.draws:
             values, tokens = top(logits, _COMPARED)
         else:
             rows = zip(logits, positions, strict=False)
@@ -204,32 +209,46 @@ class CalibratedRanking(Ranking):
     def _top_perturbed(self, row: FloatArray, position: int) -> tuple[FloatArray, IntArray]:
         """(1, candidates) the best of a row with noise, of the tokens that the filters may leave."""
         c = self._config
-        least = np.float32(-np.inf)
-        if 0 < c.top_k < len(row) or c.top_p < 1 or c.min_p > 0:
+        least = cut = np.float32(-np.inf)
+        excluded: NDArray[np.int64] | None = None
+        best, tokens = np.empty((1, 0), dtype=np.float32), np.empty((1, 0), dtype=np.int32)
+        if 0 < c.top_k < len(row) or c.top_p < 1 or c.min_p > 0 or c.top_n_sigma > 0:
             best, tokens = top(row[None], _CUT_AMONG)
-            least = self._cut(best[0]) - np.float32(self._calibration.nats)
-            inside = best[0] >= least
-            if not inside.all():  # the tokens outside of the best are too, and need no noise
-                left = np.sort(tokens[0, inside])
-                scores = row[left] + self._noise.scaled(position, c.temperature, left)
-                return _top_of(left, scores, len(row))
+            cut = self._cut(row, best[0])
+            least = cut - np.float32(self._calibration.nats)
+        if excludes(c, self._noise.seed, position):
+            possible = np.flatnonzero(row >= cut)
+            excluded = np.delete(possible, left_by_xtc(row[possible], possible, c.xtc_threshold))
+        inside = best[0] >= least
+        if not inside.all():  # the tokens outside of the best are too, and need no noise
+            left = np.sort(tokens[0, inside])
+            if excluded is not None:
+                left = left[~np.isin(left, excluded)]
+            scores = row[left] if c.greedy else row[left] + self._noise.scaled(position, c.temperature, left)
+            return _top_of(left, scores, len(row))
         if len(self._scores) != len(row):
             self._scores = np.empty(len(row), dtype=np.float32)
-        np.add(row, self._noise.scaled(position, c.temperature)[: len(row)], out=self._scores)
+        noise = 0.0 if c.greedy else self._noise.scaled(position, c.temperature)[: len(row)]
+        np.add(row, noise, out=self._scores)
         if least > -np.inf:
             np.copyto(self._scores, -np.inf, where=row < least)
+        if excluded is not None:
+            self._scores[excluded] = -np.inf
         return top(self._scores[None], _COMPARED)
 
-    def _cut(self, best: FloatArray) -> np.float32:
+    def _cut(self, row: FloatArray, best: FloatArray) -> np.float32:
         """The logit below which the filters would cut the drafter.
 
         Args:
-            best: (n,) its largest logits, the largest first.
+            row: (n_vocab,) its logits.
+            best: (n,) the largest of them, the largest first.
         """
         c = self._config
         cut = np.float32(-np.inf)
+        if c.top_n_sigma > 0:
+            cut = sigma_cut(row, c.top_n_sigma)
         if 0 < c.top_k <= len(best):
-            cut = best[c.top_k - 1]
+            cut = max(cut, best[c.top_k - 1])
         if c.top_p < 1:
             weights = np.exp(best - best[0])
             sums = np.cumsum(weights / weights.sum())

@@ -157,7 +157,7 @@ class SampledDrafting(TreeDrafting):
             if len(logits) < self.n_vocab:
                 missing = np.full(self.n_vocab - len(logits), -np.inf, dtype=np.float32)
                 logits = np.concatenate([logits, missing])
-            return self.sampler.law(logits, [*sequence, *below] if self.sampler.penalizes else sequence)
+            return self.sampler.law(logits, sequence, below)
 
         draws = self.draws(NoiseStream.DRAFTING, len(sequence))
         drawing = Drawing(self.shape(limits), self.replacement, law, draws, limits.is_end)

@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.speculation.adjustments import Adjustments
+from edgespec.speculation.draws import SeededDraws
 from edgespec.speculation.noise import GumbelNoise, NoiseCache, NoiseStream
 from edgespec.speculation.top import top
 from edgespec.speculation.tree import Acceptance, FloatArray, TokenTree
@@ -47,14 +49,13 @@ def sample_and_match(tree: TokenTree, choose: Callable[[int], int]) -> Acceptanc
 class Sampler:
     """Chooses tokens from logits, always the same ones for the same seed.
 
-    Filters apply in llama.cpp's order: bias, penalties, top-k, top-p, min-p, temperature.
+    Everything applies in llama.cpp's order: bias, penalties, DRY, top-n-sigma, top-k, top-p, min-p, XTC,
+    temperature.
 
     Args:
         cache: of noise, shared with other answers; None for one of its own.
-
-    Attributes:
-        adjustments: the bias and the penalties.
-        penalizes: whether the choice depends on which tokens are in the sequence, not only on how many.
+        adjustments: what changes the logits; None to make it from the settings, which must then do without
+            the texts of tokens.
     """
 
     def __init__(
@@ -64,11 +65,11 @@ class Sampler:
         seed: int = 0,
         stream: NoiseStream = NoiseStream.SHARED,
         cache: NoiseCache | None = None,
+        adjustments: Adjustments | None = None,
     ) -> None:
         self.config = config
         self.noise = GumbelNoise(seed, n_vocab, stream, cache)
-        self.penalizes = config.penalizes
-        self.adjustments = Adjustments(config, n_vocab)
+        self.adjustments = adjustments or Adjustments(config, n_vocab)
 
     def choose(self, logits: FloatArray, sequence: Sequence[int]) -> int:
         """The token that follows `sequence`.
@@ -76,40 +77,56 @@ class Sampler:
         Args:
             logits: (n_vocab,) the target's, after the last token of the sequence.
             sequence: all tokens before the one to choose; its length is the position.
+
+        Raises:
+            UsageError: banned strings leave no token.
         """
         logits = self._adjusted(logits, sequence)
-        if self.config.greedy:
+        if not self.config.draws:
             return int(logits.argmax())
-        tokens, scores = self.distribution(logits)
-        return int(tokens[np.argmax(scores + self.noise.of_few(len(sequence), tokens))])
+        tokens, scores = self.distribution(logits, len(sequence))
+        if not self.config.greedy:
+            scores = scores + self.noise.of_few(len(sequence), tokens)
+        return int(tokens[np.argmax(scores)])
 
-    def law(self, logits: FloatArray, sequence: Sequence[int]) -> NDArray[np.float64]:
+    def law(
+        self, logits: FloatArray, sequence: Sequence[int], path: Sequence[int] = ()
+    ) -> NDArray[np.float64]:
         """(n_vocab,) the probabilities that `choose` draws from, for a temperature above 0.
 
         Args:
-            logits: (n_vocab,) after the last token of the sequence.
-            sequence: all tokens before the one to choose; only penalties use it.
+            logits: (n_vocab,) after the last token of the path.
+            sequence, path: together, all tokens before the one to choose.
         """
-        logits = self._adjusted(logits, sequence)
-        tokens, scores = self.distribution(logits)
+        logits = self._adjusted(logits, sequence, path)
+        tokens, scores = self.distribution(logits, len(sequence) + len(path))
         weights = np.exp(scores)
         law = np.zeros(len(logits))
         law[tokens] = weights / weights.sum()
         return law
 
-    def _adjusted(self, logits: FloatArray, sequence: Sequence[int]) -> FloatArray:
-        """The logits with bias and penalties; a copy if there are any."""
+    def _adjusted(self, logits: FloatArray, sequence: Sequence[int], path: Sequence[int] = ()) -> FloatArray:
+        """The adjusted logits; a copy if anything changes."""
         if self.adjustments.exist:
             logits = logits.copy()
-            self.adjustments.adjust(logits, sequence)
+            self.adjustments.adjust(logits, sequence, path)
+            if self.config.banned_strings and np.isneginf(logits.max()):
+                raise UsageError(
+                    "The answer cannot continue: only banned strings fit the form that it must have.",
+                    "Ban fewer strings, or change the grammar or schema.",
+                )
         return logits
 
-    def distribution(self, logits: FloatArray) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def distribution(
+        self, logits: FloatArray, position: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """The tokens that may be drawn, and their log-probabilities up to a common constant."""
         c = self.config
         tokens = np.arange(len(logits))
-        if 0 < c.top_k < len(logits):
-            tokens = _largest(logits, c.top_k)
+        if c.top_n_sigma > 0:
+            tokens = np.flatnonzero(logits >= sigma_cut(logits, c.top_n_sigma))
+        if 0 < c.top_k < len(tokens):
+            tokens = tokens[_largest(logits[tokens], c.top_k)]
         scores = logits[tokens].astype(np.float64)
         if c.top_p < 1:
             kept = _top_p(scores, c.top_p)
@@ -117,9 +134,39 @@ class Sampler:
         if c.min_p > 0:
             kept = np.flatnonzero(scores >= scores.max() + np.log(c.min_p))
             tokens, scores = tokens[kept], scores[kept]
+        if excludes(c, self.noise.seed, position):
+            kept = left_by_xtc(scores, tokens, c.xtc_threshold)
+            tokens, scores = tokens[kept], scores[kept]
+        if c.greedy:
+            return tokens, scores
         # Relative to the best, so that no temperature, however low, makes it overflow.
         with np.errstate(over="ignore"):
             return tokens, (scores - scores.max()) / c.temperature
+
+
+def sigma_cut(logits: FloatArray, sigmas: float) -> np.float32:
+    """The least logit that top-n-sigma leaves: that many standard deviations below the best."""
+    possible = logits[np.isfinite(logits)]
+    return np.float32(possible.max() - sigmas * possible.std(dtype=np.float64))
+
+
+def excludes(config: GenerationConfig, seed: int, position: int) -> bool:
+    """Whether XTC ("exclude top choices") applies at a position: a coin tossed by seed and position."""
+    return config.xtc_probability > 0 and SeededDraws(seed, NoiseStream.EXCLUDING, position).coin(
+        config.xtc_probability
+    )
+
+
+def left_by_xtc(
+    scores: NDArray[np.floating], tokens: NDArray[np.integer], threshold: float
+) -> NDArray[np.int64]:
+    """Indices of what XTC leaves: of the tokens that reach the threshold, only the least likely."""
+    weights = np.exp(scores - scores.max(), dtype=np.float64)
+    likely = np.flatnonzero(weights >= threshold * weights.sum())
+    if len(likely) < 2:
+        return np.arange(len(scores))
+    last = likely[np.lexsort((tokens[likely], -scores[likely]))[-1]]
+    return np.setdiff1d(np.arange(len(scores)), likely[likely != last], assume_unique=True)
 
 
 def _largest(logits: FloatArray, count: int) -> NDArray[np.int64]:

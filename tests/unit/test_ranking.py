@@ -8,12 +8,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from edgespec.generation.config import GenerationConfig
+from edgespec.speculation.adjustments import Adjustments
 from edgespec.speculation.growth import Frontier
 from edgespec.speculation.learning.drafter_calibration import DrafterCalibration
 from edgespec.speculation.noise import GumbelNoise
 from edgespec.speculation.ranking import AdjustedRanking, CalibratedRanking, ProbabilityRanking
 from edgespec.speculation.sampling import Sampler
+from edgespec.speculation.spelling import Spelling
 from edgespec.speculation.tree import FloatArray
+from tests.letters import Letters
 
 _N_VOCAB = 40
 _SAMPLING = GenerationConfig(temperature=0.8)
@@ -81,14 +84,28 @@ def test_agreement_ranks_by_what_the_target_would_take(
         np.testing.assert_allclose(best.logprobs[row], expected, rtol=1e-4, atol=1e-4)
 
 
-@given(st.integers(0, 2**63 - 1), st.integers(0, 1000), st.sampled_from([0.0, 0.1, 1.0, 2.0]))
+@given(
+    st.integers(0, 2**63 - 1),
+    st.integers(0, 1000),
+    st.sampled_from([0.0, 0.1, 1.0, 2.0]),
+    st.sampled_from(
+        [
+            {},
+            {"xtc_probability": 0.5, "xtc_threshold": 0.05},
+            {"xtc_probability": 1.0, "xtc_threshold": 0.2, "min_p": 0.1},
+            {"top_n_sigma": 1.0},
+            {"top_n_sigma": 2.0, "xtc_probability": 1.0, "xtc_threshold": 0.05},
+        ]
+    ),
+)
 def test_a_drafter_equal_to_the_target_ranks_the_targets_choice_first(
-    seed: int, position: int, temperature: float
+    seed: int, position: int, temperature: float, filters: dict[str, float]
 ) -> None:
-    config = GenerationConfig(temperature=temperature)
+    config = GenerationConfig(temperature=temperature).with_(**filters)
     sampler = Sampler(config, _N_VOCAB, seed)
     logits = _logits(position, rows=1)
-    best = CalibratedRanking(config, sampler.noise, _PAIR).best(logits, [position], 3)
+    # A drafter that is never wrong: filters cut it where they cut the target.
+    best = CalibratedRanking(config, sampler.noise, DrafterCalibration(nats=1e-6)).best(logits, [position], 3)
     assert best.tokens[0, 0] == sampler.choose(logits[0], [0] * position)
 
 
@@ -98,15 +115,19 @@ def test_a_drafter_equal_to_the_target_ranks_the_targets_choice_first(
     st.sampled_from([1.0, 1.5]),
     st.sampled_from([0.0, 1.5]),
     st.sampled_from([0, 2, 64]),
-    st.lists(st.integers(0, _N_VOCAB - 1), min_size=1, max_size=8),
-    st.lists(st.integers(0, _N_VOCAB - 1), max_size=4),
+    st.sampled_from([0.0, 3.0]),
+    st.sampled_from([(), ("10", "2"), ("00", "3", "1")]),
+    st.lists(st.integers(0, 3), min_size=1, max_size=8),
+    st.lists(st.integers(0, 3), max_size=4),
 )
-def test_penalties_and_bias_on_a_path_are_those_of_the_target(
+def test_what_changes_logits_on_a_path_is_that_of_the_target(
     seed: int,
     temperature: float,
     repeat: float,
     presence: float,
     window: int,
+    repetition: float,
+    banned: tuple[str, ...],
     text: list[int],
     path: list[int],
 ) -> None:
@@ -115,9 +136,14 @@ def test_penalties_and_bias_on_a_path_are_those_of_the_target(
         repeat_penalty=repeat,
         presence_penalty=presence,
         penalty_window=window,
+        dry_multiplier=repetition,
+        dry_sequence_breakers=("2",),
+        banned_strings=banned,
         logit_bias=((3, 1.5), (_N_VOCAB + 5, 9.0)),
     )
-    sampler = Sampler(config, _N_VOCAB, seed)
+    spelling = Spelling(Letters([str(token) for token in range(_N_VOCAB)]))
+    adjustments = Adjustments(config, _N_VOCAB, spelling, 1)
+    sampler = Sampler(config, _N_VOCAB, seed, adjustments=adjustments)
     inner = CalibratedRanking(config, sampler.noise, _PAIR)
     ranking = AdjustedRanking(inner, sampler.adjustments)
     ranking.begin(text)
@@ -137,7 +163,7 @@ def test_penalties_and_bias_on_a_path_are_those_of_the_target(
 def test_only_tokens_the_target_may_draw_are_candidates(filters: dict[str, float]) -> None:
     config = GenerationConfig(temperature=5.0).with_(**filters)
     logits = _logits(0, rows=1)
-    allowed = set(Sampler(config, _N_VOCAB).distribution(logits[0])[0].tolist())
+    allowed = set(Sampler(config, _N_VOCAB).distribution(logits[0], 0)[0].tolist())
     assert 1 < len(allowed) < 25
     for seed in range(20):
         best = CalibratedRanking(config, GumbelNoise(seed, _N_VOCAB), DrafterCalibration(nats=0.05)).best(

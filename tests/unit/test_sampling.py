@@ -52,7 +52,7 @@ def _filtered(logits: np.ndarray, config: GenerationConfig) -> list[float]:
 @given(_LOGITS, _FILTERS)
 def test_filters_keep_what_their_definitions_say(logits: np.ndarray, config: GenerationConfig) -> None:
     before = logits.copy()
-    tokens, scores = Sampler(config, len(logits)).distribution(logits)
+    tokens, scores = Sampler(config, len(logits)).distribution(logits, 0)
     assert len(set(tokens.tolist())) == len(tokens)
     kept = sorted((float(x) for x in logits[tokens]), reverse=True)
     assert kept == _filtered(logits, config)
@@ -69,7 +69,7 @@ def test_every_token_keeps_its_own_noise_whatever_is_filtered(
 ) -> None:
     # A drafter sees other candidates, and must meet the same noise.
     sampler = Sampler(config, len(logits), seed)
-    tokens, scores = sampler.distribution(logits)
+    tokens, scores = sampler.distribution(logits, 0)
     noise = GumbelNoise(seed, len(logits)).at(position)
     perturbed = {token: score + noise[token] for token, score in zip(tokens.tolist(), scores, strict=True)}
     assert sampler.choose(logits, [0] * position) == max(perturbed, key=perturbed.__getitem__)
@@ -92,7 +92,7 @@ def test_top_p_counts_the_many_tokens_far_below_the_best() -> None:
     assert far / (1 + far) > 0.03, "together the far ones matter"
     for top_p in (0.9, 0.97, 0.99):
         config = GenerationConfig(temperature=1, top_p=top_p)
-        tokens, _ = Sampler(config, len(logits)).distribution(logits)
+        tokens, _ = Sampler(config, len(logits)).distribution(logits, 0)
         missing = top_p * (1 + far) - 1
         assert len(tokens) == max(1 + math.ceil(missing / math.exp(-17)), 1)
         assert tokens[0] == 3
@@ -261,9 +261,10 @@ def test_filters_of_large_vocabularies_leave_the_likeliest(
     weights = np.exp(logits[order].astype(np.float64) - logits.max())
     sums = np.cumsum(weights)
     for top_k in (1, 40, 600):
-        tokens, _ = Sampler(GenerationConfig(temperature=1, top_k=top_k), len(logits)).distribution(logits)
+        tokens, _ = Sampler(GenerationConfig(temperature=1, top_k=top_k), len(logits)).distribution(logits, 0)
         assert np.array_equal(np.sort(logits[tokens]), logits[order[:top_k]][::-1])
-    tokens, scores = Sampler(GenerationConfig(temperature=1, top_p=top_p), len(logits)).distribution(logits)
+    config = GenerationConfig(temperature=1, top_p=top_p)
+    tokens, scores = Sampler(config, len(logits)).distribution(logits, 0)
     assert len(tokens) == pytest.approx(np.searchsorted(sums, top_p * sums[-1]) + 1, abs=1), "up to rounding"
     assert tokens.tolist() == order[: len(tokens)].tolist()
     assert np.array_equal(scores, logits[tokens].astype(np.float64) - logits.max())

@@ -12,8 +12,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edgespec.generation.config import GenerationConfig
+from edgespec.speculation.adjustments import Adjustments
 from edgespec.speculation.sampling import Sampler, sample_and_match
+from edgespec.speculation.spelling import Spelling
 from edgespec.speculation.tree import Acceptance, TokenTree
+from tests.letters import Letters
 from tests.unit.strategies import distinct_trees, text_of
 
 Text = tuple[int, ...]
@@ -150,7 +153,25 @@ _CONFIGS = st.one_of(
         presence_penalty=st.sampled_from([0.0, 0.7]),
         penalty_window=st.sampled_from([0, 2, 64]),
     ),
+    st.builds(
+        GenerationConfig,
+        temperature=st.sampled_from([0.0, 0.7, 3.0]),
+        min_p=st.sampled_from([0.0, 0.1]),
+        top_n_sigma=st.sampled_from([0.0, 1.5]),
+        xtc_probability=st.sampled_from([0.0, 0.5, 1.0]),
+        dry_multiplier=st.sampled_from([0.0, 2.0]),
+        dry_allowed_length=st.sampled_from([1, 2, 3]),
+        dry_penalty_last_n=st.sampled_from([-1, 10]),
+        dry_sequence_breakers=st.sampled_from([(), ("b",), ("cd",)]),
+        banned_strings=st.lists(st.sampled_from(["a", "bc", "ddd", "EFA"]), max_size=2),
+    ),
 )
+
+
+def _sampler(config: GenerationConfig, seed: int, prompt: list[int]) -> Sampler:
+    spelling = Spelling(Letters("abcdef"))
+    adjustments = Adjustments(config, _VOCABULARY, spelling, len(prompt))
+    return Sampler(config, _VOCABULARY, seed, adjustments=adjustments)
 
 
 def _decoded(
@@ -188,11 +209,13 @@ def test_the_same_seed_gives_the_same_text_whatever_the_trees(
         rng = np.random.default_rng([target, len(text), *text[-2:]])
         return rng.normal(scale=2, size=_VOCABULARY).astype(np.float32)
 
-    plain, passes = _decoded(Sampler(config, _VOCABULARY, seed), logits, prompt, [TokenTree.root_only(0)])
+    plain, passes = _decoded(_sampler(config, seed, prompt), logits, prompt, [TokenTree.root_only(0)])
     assert passes == 20
-    drafted, passes = _decoded(Sampler(config, _VOCABULARY, seed), logits, prompt, trees)
+    drafted, passes = _decoded(_sampler(config, seed, prompt), logits, prompt, trees)
     assert drafted == plain
     assert passes <= 20
+    text = Letters("abcdef").text(plain)
+    assert not any(string.lower() in text for string in config.banned_strings)
 
 
 def test_trees_do_save_passes() -> None:

@@ -214,7 +214,7 @@ def bench(
     if max_tokens < 1:
         raise UsageError(f"--max-tokens must be 1 or more, not {max_tokens}: speeds are those of answers.")
     config = sampling.config_for(loading).with_(max_tokens=max_tokens)
-    if not config.greedy and config.seed is None:
+    if config.draws and config.seed is None:
         config = config.with_(seed=_SEED)
     cap = parse_size(memory_cap) if memory_cap else None
     wanted = _synthetic(synthesize) if synthesize else None

@@ -34,9 +34,9 @@ class RewriteCommands:
         answered = self._remove(question)
         self._chat.answer(question)
         config = chat.config
-        repeats = config.greedy or config.seed is not None
+        repeats = not config.draws or config.seed is not None
         if answered and repeats and chat.session.messages[-1:] == before:
-            vary = "/set temperature 0.7" if config.greedy else "/set seed random"
+            vary = "/set temperature 0.7" if not config.draws else "/set seed random"
             self._chat.say(f"The same answer again; {vary} varies it.")
 
     def edit(self, rest: str) -> None:
