@@ -86,8 +86,8 @@ class Origin:
             settings["grammar"] = f"{config.grammar.kind} {_hash(config.grammar.text)}"
         if config.tools:
             settings["tools"] = f"{len(config.tools)} {_hash(settings['tools'])}"
-        if config.stop:
-            settings["stop"] = list(config.stop)
+        # As they are read back from JSON.
+        settings |= {name: list(value) for name, value in settings.items() if isinstance(value, tuple)}
         if raw:
             settings["raw"] = True
         if endpoint:

@@ -296,8 +296,9 @@ def test_settings_can_be_changed_and_shown(typed: Any, engine: TalkingEngine) ->
         "top_k must be an integer, not 'few'.",
         "There is no setting 'temprature'. Did you mean temperature?",
     ]
-    assert "temperature        0.5 (/set)" in err
-    assert "session            not saved" in err
+    shown = [line.split() for line in err]
+    assert ["temperature", "0.5", "(/set)"] in shown
+    assert ["session", "not", "saved"] in shown
     assert engine.asked[0][1] == GenerationConfig(temperature=0.5, stop=("X",))
 
 

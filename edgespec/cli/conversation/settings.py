@@ -23,13 +23,15 @@ _ALIASES = {
     "num_predict": "max_tokens",
     "n_predict": "max_tokens",
     "repeat_last_n": "penalty_window",
+    "ban_string": "banned_strings",
+    "dry_sequence_breaker": "dry_sequence_breakers",
 }
 AS_AT_START = "default"
 _NOTHING = ("none", "off", "auto", "random")
 
 _SAMPLED = (
-    *("temperature", "top_k", "top_p", "min_p"),
-    *("repeat_penalty", "frequency_penalty", "presence_penalty"),
+    *("temperature", "top_n_sigma", "top_k", "top_p", "min_p", "xtc_probability"),
+    *("repeat_penalty", "frequency_penalty", "presence_penalty", "dry_multiplier"),
 )
 
 NAMES = (*_DEFAULTS, _BUDGET, "system")
@@ -84,7 +86,13 @@ def values_of(name: str) -> list[str]:
         return [*KINDS]
     if field == "think":
         return ["auto", "on", "off", *EFFORTS]
-    words = {"tree_budget": ["auto"], "max_tokens": ["none"], "seed": ["random"], "stop": ["none"]}
+    words = {
+        "tree_budget": ["auto"],
+        "max_tokens": ["none"],
+        "seed": ["random"],
+        "stop": ["none"],
+        "banned_strings": ["none"],
+    }
     return [*words.get(field, []), *([AS_AT_START] if field in _DEFAULTS else [])]
 
 
@@ -113,7 +121,7 @@ def without_source(shown: str) -> str:
 
 def sampling_in_words(config: GenerationConfig, sources: Mapping[str, str]) -> str:
     """Describe how tokens are chosen, and where that comes from, in a line."""
-    if config.greedy:
+    if not config.draws:
         text = "greedy: always the likeliest token"
         return f"{text} ({sources['temperature']})" if "temperature" in sources else text
     names = [name for name in _SAMPLED if getattr(config, name) != _DEFAULTS[name]]
@@ -139,10 +147,10 @@ def _parse(field: str, value: str) -> Any:
     if field == "think":  # where "off" is not the default
         return value
     if value.lower() in _NOTHING:
-        return default
+        return () if isinstance(default, tuple) else default
     if isinstance(default, str):
         return value
-    if field == "stop":
+    if isinstance(default, tuple):
         return (value.strip('"').replace("\\n", "\n"),)
     try:
         return float(value) if isinstance(default, float) else int(value)
@@ -154,6 +162,6 @@ def _parse(field: str, value: str) -> Any:
 def _text(name: str, value: Any) -> str:
     if name == "seed" and value is None:
         return "random"
-    if name == "stop":
+    if isinstance(value, tuple):
         return ", ".join(map(repr, value)) or "none"
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -24,8 +24,13 @@ if TYPE_CHECKING:
 
 _DEFAULTS = GenerationConfig()
 _SAMPLING = ("recommended", "greedy")
-RECOMMENDABLE = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty")
+RECOMMENDABLE = (
+    *("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty"),
+    *("xtc_probability", "xtc_threshold"),
+)
 """Settings that `models.hub.recommended` may have a value for."""
+_MORE = "More samplers"
+_FLAGS = {"banned_strings": "ban_string", "dry_sequence_breakers": "dry_sequence_breaker"}
 _NO_LIMIT = -1  # of --max-tokens, as in llama.cpp and ollama
 
 
@@ -115,6 +120,88 @@ class SamplingOptions:
             metavar="X",
         ),
     ] = None
+    top_n_sigma: Annotated[
+        float | None,
+        option(
+            _MORE,
+            "--top-n-sigma",
+            "Drop tokens more than N standard deviations below the top logit. Default: off.",
+            metavar="N",
+        ),
+    ] = None
+    xtc_probability: Annotated[
+        float | None,
+        option(
+            _MORE,
+            "--xtc-probability",
+            "XTC: chance per token of dropping all tokens above the threshold but the least likely. "
+            "Default: 0, or as recommended.",
+            metavar="P",
+        ),
+    ] = None
+    xtc_threshold: Annotated[
+        float | None,
+        option(
+            _MORE,
+            "--xtc-threshold",
+            "XTC: the threshold, a probability. Default: 0.1, or as recommended.",
+            metavar="P",
+        ),
+    ] = None
+    dry_multiplier: Annotated[
+        float | None,
+        option(
+            _MORE,
+            "--dry-multiplier",
+            "DRY: penalize tokens that would continue a repetition; 0 is off. Default: 0.",
+            metavar="X",
+        ),
+    ] = None
+    dry_base: Annotated[
+        float | None,
+        option(
+            _MORE,
+            "--dry-base",
+            "DRY: factor of the penalty for each further repeated token. Default: 1.75.",
+            metavar="X",
+        ),
+    ] = None
+    dry_allowed_length: Annotated[
+        int | None,
+        option(
+            _MORE,
+            "--dry-allowed-length",
+            "DRY: tokens that may be repeated without a penalty. Default: 2.",
+            metavar="N",
+        ),
+    ] = None
+    dry_penalty_last_n: Annotated[
+        int | None,
+        option(
+            _MORE,
+            "--dry-penalty-last-n",
+            "DRY: how many of the last tokens are searched; -1 for all. Default: -1.",
+            metavar="N",
+        ),
+    ] = None
+    dry_sequence_breakers: Annotated[
+        list[str] | None,
+        option(
+            _MORE,
+            "--dry-sequence-breaker",
+            'DRY: text that interrupts repetitions, or none; repeatable. Default: line break, :, " and *.',
+            metavar="TEXT",
+        ),
+    ] = None
+    banned_strings: Annotated[
+        list[str] | None,
+        option(
+            _MORE,
+            "--ban-string",
+            "Text that the answer must not contain, whatever its case; repeatable.",
+            metavar="TEXT",
+        ),
+    ] = None
     seed: Annotated[
         int | None,
         option(
@@ -182,7 +269,16 @@ class SamplingOptions:
         if grammar is not None:
             _check_grammar(grammar)
         values = {name: getattr(self, name) for name in self.given}
-        values |= {"stop": tuple(as_text(text, "--stop") for text in self.stop or ()), "grammar": grammar}
+        values |= {
+            "stop": tuple(as_text(text, "--stop") for text in self.stop or ()),
+            "banned_strings": tuple(as_text(text, "--ban-string") for text in self.banned_strings or ()),
+            "grammar": grammar,
+        }
+        if self.dry_sequence_breakers:
+            breakers = [as_text(text, "--dry-sequence-breaker") for text in self.dry_sequence_breakers]
+            # As in llama.cpp, "none" stands for no breakers at all, and "\\n" for a line break.
+            texts = (text.replace("\\n", "\n") for text in breakers if text != "none")
+            values["dry_sequence_breakers"] = tuple(texts)
         if self.max_tokens == _NO_LIMIT:
             values["max_tokens"] = None
         return config_of_options(**values)
@@ -249,7 +345,7 @@ def config_of_options(**values: Any) -> GenerationConfig:
     try:
         return GenerationConfig(**values)
     except InvalidValueError as error:
-        raise error.renamed(named(error.name)) from None
+        raise error.renamed(named(_FLAGS.get(error.name, error.name))) from None
 
 
 def exact_contradicts(rule: str) -> UsageError:

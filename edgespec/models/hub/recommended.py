@@ -19,6 +19,8 @@ _KEYS = {
     "top_k": "top_k",
     "top_p": "top_p",
     "min_p": "min_p",
+    "xtc_probability": "xtc_probability",
+    "xtc_threshold": "xtc_threshold",
     "penalty_repeat": "repeat_penalty",
     "penalty_last_n": "penalty_window",
 }
