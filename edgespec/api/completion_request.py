@@ -21,7 +21,6 @@ from edgespec.errors import ContextLengthError, UsageError
 from edgespec.generation.config import MAX_SEED, GenerationConfig
 
 if TYPE_CHECKING:
-    from edgespec.generation.result import Generation
     from edgespec.text.encoding import Prompt
 
 _MAX_ANSWERS = 128
@@ -66,18 +65,6 @@ class CompletionRequest:
     def scores_prompts(self) -> bool:
         """True if the log-probabilities of the prompts' tokens are wanted."""
         return self.echo and self.config.logprobs is not None
-
-    def check_calls(self, answer: Generation) -> None:
-        """Warn of calls that do not fit what could not be enforced of their tools' schemas."""
-        if not answer.tool_calls or not isinstance(self.warnings, list):
-            return
-        from edgespec.text.calls.enforceable import misfit_of
-
-        tools = {tool.name: tool for tool in self.config.tools}
-        for call in answer.tool_calls:
-            clause = misfit_of(tools[call.name], call.arguments) if call.name in tools else ""
-            if clause:
-                self.warnings.append(f"The call of {call.name} does not fit its schema: {clause}.")
 
     @property
     def prompt(self) -> Prompt:

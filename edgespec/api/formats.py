@@ -18,7 +18,7 @@ _ANY_OBJECT = {"type": "object", "additionalProperties": True}
 def read_format(body: Mapping[str, Any], limits: Limits, warnings: Warnings) -> Grammar | None:
     """The grammar that is requested: by `response_format`, or in the way of llama.cpp's server.
 
-    What of a schema cannot be enforced is left out, with a warning.
+    Parts of a schema that cannot be enforced are left out, with a warning.
 
     Raises:
         UsageError: it has another form, or there are several.
@@ -68,12 +68,11 @@ def _schema(name: str, value: object, limits: Limits, warnings: Warnings) -> Gra
     if not isinstance(value, Mapping | bool):
         raise wrong(name, value, "a JSON schema")
     grammar = _within(Grammar.of_schema(value), limits)
-    from edgespec.text.calls.enforceable import enforceable_format
+    from edgespec.text.grammar.matchers import check_grammar
 
-    enforced, left_out = enforceable_format(grammar)
-    for text in left_out:
-        warnings.add(f"In {name}, {text}.")
-    return enforced
+    if not check_grammar(grammar):
+        warnings.add(f"Parts of the schema in {name} are not enforced.")
+    return grammar
 
 
 def _within(grammar: Grammar, limits: Limits) -> Grammar:

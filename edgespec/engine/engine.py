@@ -115,10 +115,11 @@ class Engine:
         return self.encoder.images is not None and self.encoder.images.sees
 
     def not_enforced(self, config: GenerationConfig) -> tuple[str, ...]:
-        """List the parts of the tools' schemas that do not bind the arguments of calls, in sentences.
+        """Name the tools whose calls need not fit their schemas, in sentences.
 
         Raises:
             UsageError: the grammar library is missing.
+            GrammarError: a reference of a schema leads back to itself, or the grammar cannot be used.
             InconclusiveTrial: a schema could not be tried.
         """
         return self.maker.planner.not_enforced(self.encoder, config)

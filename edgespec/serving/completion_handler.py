@@ -225,15 +225,13 @@ class CompletionHandler(RequestHandler[EngineWorker, Endpoint]):
                 request = replace(request, prompts=(without_data(messages),))
         if endpoint.counts:
             return _DirectReply(endpoint.counted(sum(map(len, prompts))), translated.warnings.sentences)
-        # A list: what calls turn out to be is added to it.
-        request = replace(request, warnings=list(translated.warnings.sentences))
+        request = replace(request, warnings=translated.warnings.sentences)
         raw = translated.raw or request.continues
         return _Exchange(request, endpoint, raw, prompts, served, translated.context, begun, images)
 
     async def _answered(self, exchange: _Exchange, index: int, answer: Generation) -> None:
         """Note an answer, and keep it before the client can send it back."""
         exchange.note(index, answer)
-        exchange.request.check_calls(answer)
         if not exchange.raw or exchange.begun is not None:
             await asyncio.get_running_loop().run_in_executor(self._writer, self._keep, exchange, answer)
 

@@ -37,9 +37,9 @@ def encoded_prompts(
     for prompt in request.prompts:
         check_size(prompt, context=engine.context, n_vocab=vocabulary.n_tokens, limits=limits)
     begun: WrittenAnswer | None = None
+    for warning in engine.not_enforced(config):
+        warnings.add(warning)
     if request.chat:
-        for warning in engine.not_enforced(config):
-            warnings.add(warning)
         messages: Any = request.prompt
         found = served.written.find(messages)
         if request.continues:

@@ -45,8 +45,9 @@ class AnswerPlan:
 
 @dataclass(frozen=True)
 class _OfferedCalls:
-    """The grammar of calls, and in sentences what of the tools' schemas it does not enforce."""
+    """Tools with schemas that are enforced, their grammar, and sentences about schemas that are not."""
 
+    tools: tuple[Tool, ...]
     grammar: ToolCallGrammar
     not_enforced: tuple[str, ...]
 
@@ -84,7 +85,10 @@ class AnswerPlanner:
         shown = self._shown(form, calls=bool(config.tools))
         opened = encoder.begins_in_thought(prompt)
         fences = self._fences(syntax, config) if syntax is not None else None
-        tools = config.tools if syntax is not None else ()
+        offered = None
+        if syntax is not None:
+            offered = self._offered(syntax, config.tools, config.tool_choice, config.parallel_tool_calls)
+        tools = offered.tools if offered is not None else ()
         in_text = encoder.begins_in_text(prompt)
         parts = reader_of(form, opened=opened, in_text=in_text, tools=tools, fences=fences, prompt=prompt)
         # A model that is not to think gets a closed thought, or is told by its template.
@@ -94,12 +98,8 @@ class AnswerPlanner:
         free = syntax is None and config.grammar is None and not shown_only
         if config.thinking.budget is None and free:
             return AnswerPlan(None, parts, shown)
-        calls = None
-        if syntax is not None:
-            calls = self._offered(
-                syntax, config.tools, config.tool_choice, config.parallel_tool_calls
-            ).grammar
-        elif shown_only:
+        calls = offered.grammar if offered is not None else None
+        if shown_only:
             calls = _no_calls(form.calls, config.tools, in_text=in_text)
         thinking = None if thought is None or not thinks else _thought(thought, syntax, config, opened=opened)
         matcher = self._answer_matcher(config, thinking, calls, shown, _text_opens(syntax))
@@ -148,11 +148,15 @@ class AnswerPlanner:
         )
 
     def not_enforced(self, encoder: Encoder, config: GenerationConfig) -> tuple[str, ...]:
-        """List the parts of the tools' schemas that do not bind calls, in sentences. Thread-safe.
+        """Name the tools whose calls need not fit their schemas, in sentences. Thread-safe.
+
+        What it compiles is kept, so that `plan` need not wait for it.
 
         Raises:
-            UsageError, InconclusiveTrial: as `plan`.
+            UsageError, GrammarError, InconclusiveTrial: as `plan`.
         """
+        if config.grammar is not None:
+            self._grammars.matcher(config.grammar)
         if encoder.format is None or not config.offers_tools:
             return ()
         syntax = encoder.format.calls
@@ -164,20 +168,16 @@ class AnswerPlanner:
         self, syntax: CallSyntax, tools: tuple[Tool, ...], choice: str, parallel: bool
     ) -> _OfferedCalls:
         """The calls of tools: a tool whose arguments cannot be bound takes any."""
-        callable_tools = [tool for tool in tools if tool.name == choice] or tools
-        sentences = [
-            f"In the schema of the tool {tool.name}, {clause}."
-            for tool in callable_tools
-            for clause in not_enforced(tool)
-        ]
-        spelled = []
-        for tool in callable_tools:
+        sentences, spelled = [], []
+        for tool in [tool for tool in tools if tool.name == choice] or tools:
+            sentence, enforced = not_enforced(tool), closed(tool)
             try:
-                syntax.steps([tool], several=False)
+                syntax.steps([enforced], several=False)
             except UsageError as error:
-                sentences.append(f"The schema of the tool {tool.name} is not enforced. {error}")
-                tool = unconstrained(tool)
-            spelled.append(tool)
+                sentence = f"The schema of the tool {tool.name} is not enforced. {error}"
+                enforced = unconstrained(tool)
+            sentences += [sentence] if sentence else []
+            spelled.append(enforced)
         several = parallel and choice in CHOICES
         grammar = self._calls(syntax, spelled, required=choice != "auto", several=several)
         try:
@@ -187,7 +187,7 @@ class AnswerPlanner:
             sentences.append(f"The schemas of the tools are not enforced. {error}")
             spelled = [unconstrained(tool) for tool in spelled]
             grammar = self._calls(syntax, spelled, required=choice != "auto", several=several)
-        return _OfferedCalls(grammar, tuple(sentences))
+        return _OfferedCalls(tuple(spelled), grammar, tuple(sentences))
 
     def _calls(
         self, syntax: CallSyntax, tools: Sequence[Tool], *, required: bool, several: bool
@@ -211,14 +211,7 @@ class AnswerPlanner:
         """Return the reader that tells which code fences are tool calls; None if the model has none."""
         if not syntax.in_fences or config.tool_choice != "auto" or config.grammar is not None:
             return None
-        steps = {tool.name: GrammarStep(closed(tool).parameters) for tool in config.tools}
-
-        def fits(name: str, arguments: str) -> bool:
-            matcher = self._matcher(steps[name])
-            tokens = self._vocabulary.tokenize(arguments, control=False)
-            return matcher.try_consume_tokens(tokens) == len(tokens) and bool(matcher.is_accepting())
-
-        return FenceReader(config.tools, fits, several=config.parallel_tool_calls)
+        return FenceReader(config.tools, several=config.parallel_tool_calls)
 
     def _matcher(self, step: GrammarStep) -> Any:
         return self._grammars.matcher(Grammar(step.kind, step.text))

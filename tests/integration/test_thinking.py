@@ -364,7 +364,8 @@ def test_what_cannot_be_done_is_said(loaded: Engine) -> None:
         bad = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "nonsense"}}}}
         config = GenerationConfig(tools=(bad,), max_tokens=2)  # type: ignore[arg-type]
         assert engine.generate(ASKED, config).tokens
-        assert engine.not_enforced(config) == ("In the schema of the tool f, 'a' is not enforced.",)
+        (sentence,) = engine.not_enforced(config)
+        assert sentence.startswith("The schema of the tool f is not enforced. ")
 
 
 def test_a_conversation_drops_earlier_thoughts(loaded: Engine) -> None:

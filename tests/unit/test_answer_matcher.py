@@ -24,7 +24,7 @@ from edgespec.text.calls.layout import KEY, OPTIONAL_OPENS
 from edgespec.text.calls.spelling import LayoutSpelling
 from edgespec.text.calls.syntax import GEMMA, GENERIC, HARMONY, LFM2, CallSyntax
 from edgespec.text.channels import ChannelParts
-from edgespec.text.grammar.closing import closed_schema
+from edgespec.text.grammar.schemas import normalized
 from edgespec.text.structured_output.answer_matcher import AnswerMatcher
 from edgespec.text.structured_output.steps import GrammarStep, Thought, ToolCallGrammar
 from edgespec.text.structured_output.token_bytes import TokenBytes
@@ -117,7 +117,7 @@ def thought(budget: int | None = None, *, opened: bool = True) -> Thought:
 def calls(
     syntax: CallSyntax, *tools: Tool, required: bool = False, several: bool = True, before: bytes = b""
 ) -> ToolCallGrammar:
-    tools = tools or (CITY, TIME)
+    tools = tuple(closed(tool) for tool in tools or (CITY, TIME))
     return ToolCallGrammar(
         syntax.trigger.encode(),
         syntax.steps(tools, several=several),
@@ -330,7 +330,7 @@ def call_or_form(syntax: CallSyntax) -> AnswerMatcher:
     schema = {"type": "object", "properties": {"team": {"enum": ["red"]}}, "required": ["team"]}
     return answer_matcher(
         calls=calls(syntax, several=False),
-        whole=lambda: matcher(GrammarStep(json.dumps(closed_schema(schema)))),
+        whole=lambda: matcher(GrammarStep(json.dumps(normalized(schema)))),
     )
 
 

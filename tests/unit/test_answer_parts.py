@@ -39,11 +39,6 @@ TOOLS = (
 PARIS, ROME = '{"city": "Paris}]"}', '{"city": "Ro\\"me", "n": [1, {}]}'
 
 
-def fits(name: str, arguments: str) -> bool:
-    """Stands for the grammar of arguments; tests of whole answers have the real one."""
-    return "fault" not in arguments
-
-
 def taken_apart(
     pieces: Sequence[str],
     thought: ThoughtFormat | None = None,
@@ -53,7 +48,7 @@ def taken_apart(
     several: bool = True,
 ) -> tuple[str, str, list[tuple[str, str]]]:
     """Thought, text and calls; what was streamed and what was kept must agree."""
-    fences = FenceReader(TOOLS, fits, several=several) if syntax and syntax.in_fences else None
+    fences = FenceReader(TOOLS, several=several) if syntax and syntax.in_fences else None
     parts: PartsReader = AnswerParts(thought, opened=opened, syntax=syntax, tools=TOOLS, fences=fences)
     if syntax is HARMONY:
         parts = ChannelParts(opened=opened, calls_tools=True)
@@ -212,7 +207,6 @@ ANSWERS = [
     (HERMES_OR_FENCES, f"{CALL_F} Done.", None, []),
     (HERMES_OR_FENCES, f"So: {CALL_F}", None, []),
     (HERMES_OR_FENCES, '{"name": "h", "arguments": {}}', None, []),
-    (HERMES_OR_FENCES, '{"name": "f", "arguments": {"city": "fault"}}', None, []),
     (HERMES_OR_FENCES, '{"name": "f", "arguments": {"city": "Par', None, []),
     (HERMES_OR_FENCES, f"Sure:\n\n{fenced(CALL_F)}\n\nDone.\n", "Sure:\n\nDone.", [("f", PARIS)]),
     (HERMES_OR_FENCES, fenced(CALL_F) + "\n" + fenced(CALL_G, ""), "", [("f", PARIS), ("g", ROME)]),
@@ -223,7 +217,6 @@ ANSWERS = [
     (HERMES_OR_FENCES, f"```json\n{CALL_F[:-1]}", None, []),
     (HERMES_OR_FENCES, fenced('{"name": "f", "arguments": {"city": "```"}}'), "", [("f", '{"city": "```"}')]),
     (HERMES_OR_FENCES, fenced('{"name": "h", "arguments": {}}'), None, []),
-    (HERMES_OR_FENCES, fenced('{"name": "f", "arguments": {"city": "fault"}}') + "\nOh.", None, []),
     (HERMES_OR_FENCES, fenced('{"name": "f", "arguments": []}'), None, []),
     (HERMES_OR_FENCES, fenced('{"name": "f", "arguments": {}, "id": 7}'), None, []),
     (HERMES_OR_FENCES, fenced('{"name": "f", "arguments": {"city": "\\ud800"}}'), None, []),
@@ -325,14 +318,14 @@ def test_fences_that_are_no_calls_are_text_and_nothing_is_lost(words: list[str],
 
 def test_nothing_of_a_fence_is_shown_before_it_is_decided() -> None:
     answer = f"So:\n{fenced(CALL_F)}"
-    parts = AnswerParts(None, syntax=HERMES_OR_FENCES, tools=TOOLS, fences=FenceReader(TOOLS, fits))
+    parts = AnswerParts(None, syntax=HERMES_OR_FENCES, tools=TOOLS, fences=FenceReader(TOOLS))
     shown = "".join(part.text for character in answer for part in parts.push(character))
     assert shown == "So:"
     assert [call.name for call in parts.calls] == ["f"]
 
 
 def test_a_fence_of_other_json_is_shown_as_soon_as_it_is_seen_to_be_no_call() -> None:
-    parts = AnswerParts(None, syntax=HERMES_OR_FENCES, tools=TOOLS, fences=FenceReader(TOOLS, fits))
+    parts = AnswerParts(None, syntax=HERMES_OR_FENCES, tools=TOOLS, fences=FenceReader(TOOLS))
     shown = "".join(part.text for character in '```json\n{"city"' for part in parts.push(character))
     assert shown == '```json\n{"city"'
 

@@ -359,9 +359,11 @@ def exact_contradicts(rule: str) -> UsageError:
 @cache
 def _check_grammar(grammar: Grammar) -> None:
     """Refuse a wrong grammar before a model is loaded for it; raises as `check_grammar`."""
+    from edgespec.cli.screen.terminal import Terminal
     from edgespec.text.grammar.matchers import check_grammar
 
-    check_grammar(grammar)
+    if not check_grammar(grammar):
+        Terminal().warn("Parts of the schema are not enforced.")
 
 
 def _read_grammar(flag: str, name: str) -> str:

@@ -14,13 +14,12 @@ from typing import Any
 from edgespec.errors import UsageError
 from edgespec.text.calls.argument_values import (
     ANY_NAME,
+    LONGEST_NAME,
     ArgumentValue,
-    properties_of,
+    SchemaReader,
     type_name,
-    value_of,
 )
 from edgespec.text.calls.layout import (
-    JSON_SPACE,
     KEY,
     SLOTS,
     TEXT_TYPE,
@@ -41,11 +40,13 @@ class ArgumentRules:
 
     Attributes:
         controls: the tokens of marks that are control tokens.
+        schemas: reads the schema of the tool.
         name: of the rule of the argument; other rules have it as their prefix.
     """
 
     tags: TaggedArguments
     controls: Mapping[str, int]
+    schemas: SchemaReader
     name: str
 
     def rules(self, key: str, value: ArgumentValue) -> list[str]:
@@ -57,6 +58,7 @@ class ArgumentRules:
         Raises:
             UsageError: the name, or one within the value, cannot be written.
         """
+        self.schemas.steps.take()
         _check_key(key)
         space, tag, rest = closing_of(self.tags.closes.replace(KEY, key))
         closing = " ".join(filter(None, [_optional(space), rule(tag, self.controls)]))
@@ -73,8 +75,8 @@ class ArgumentRules:
                     ways.append(f"{self._middle(kind)} {inner} {closing}")
                     lines += more
                     continue
-                schema = {**form, "type": kind} if kind else form
-                ways.append(f"{self._middle(kind)} %json {json.dumps(schema | JSON_SPACE)} {closing}")
+                document = self.schemas.document({**form, "type": kind} if kind else form)
+                ways.append(f"{self._middle(kind)} %json {document} {closing}")
                 ways += [
                     f"{self._middle(kind)} {json.dumps(written)} {closing}"
                     for word, written in self.tags.words
@@ -135,15 +137,15 @@ class ArgumentRules:
         inner = replace(self, name=f"{name}_item")
         least, most = form.get("minItems", 0), form.get("maxItems", "")
         bounds = f"{{{least},{most}}}" if least or most != "" else "*"
-        return f"{inner.name}{bounds}", inner.rules(self.tags.item, value_of(form.get("items"), form))
+        return f"{inner.name}{bounds}", inner.rules(self.tags.item, self.schemas.value(form.get("items")))
 
     def _object(self, name: str, form: Mapping[str, Any]) -> tuple[str, list[str]]:
         parts: list[str] = []
         lines: list[str] = []
-        listed, required = properties_of(form, form), form.get("required") or ()
+        listed, required = self.schemas.properties(form), form.get("required") or ()
         for n, (key, schema) in enumerate(listed.items()):
             inner = replace(self, name=f"{name}_{n}")
-            lines += inner.rules(key, value_of(schema, form))
+            lines += inner.rules(key, self.schemas.value(schema))
             parts.append(inner.name if key in required else f"{inner.name}?")
         if form.get("additionalProperties", not listed) is not False:
             other = replace(self, name=f"{name}_other")
@@ -179,10 +181,10 @@ class ArgumentRules:
 
 
 def _check_key(key: str) -> None:
-    if re.search(rf"[<>\n{SLOTS}]", key):
+    if re.search(rf"[<>\n{SLOTS}]", key) or len(key) > LONGEST_NAME:
         raise UsageError(
-            f"An argument is named {key!r}.",
-            "This model cannot write '<', '>' and line breaks in the names of arguments.",
+            f"An argument is named {key[:LONGEST_NAME]!r}.",
+            "This model cannot write '<', '>', line breaks and long names of arguments.",
         )
 
 

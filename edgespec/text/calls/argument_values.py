@@ -6,6 +6,7 @@ For spellings of calls that put each argument between tags of its own; see `call
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -13,25 +14,27 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgespec.generation.tools import Tool
+from edgespec.text.calls.layout import JSON_SPACE
+from edgespec.text.grammar.schemas import Steps
 
-_DEEPEST_REFERENCE = 10
+_CHARACTERS_A_STEP = 64  # of schemas that are written into a grammar
 _ABOUT_TEXTS = ("minLength", "maxLength", "pattern", "format")
-_PLAIN = {"type", "title", "description", "default", "examples"}
+_PLAIN = {"not", "type", "title", "description", "default", "examples"}
 _TYPES = {
     **{"null": type(None), "boolean": bool, "array": list, "object": dict},
     **{"string": str, "integer": int, "number": float},
 }
 _FORMATS = {
     "date": r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])",
-    "time": r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,6})?(Z|[+-]([01]\d|2[0-3]):[0-5]\d)",
     "uuid": r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
     "email": r"[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63}){1,8}",
     "ipv4": r"(25[0-5]|2[0-4]\d|1?\d?\d)(\.(25[0-5]|2[0-4]\d|1?\d?\d)){3}",
 }
-_FORMATS["date-time"] = f"{_FORMATS['date']}T{_FORMATS['time']}"
 ANYTHING_BUT_TEXT = frozenset(_TYPES) - {"string"}
 ANY_NAME = "[A-Za-z0-9_.-]{1,64}"
 """The regular expression of the names of arguments that no schema lists."""
+LONGEST_NAME = 256
+"""Characters in the name of an argument that a schema lists."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +61,6 @@ class ArgumentValue:
             return json.dumps(text)
         return text.strip()
 
-    def ends_at_tag(self, text: str) -> bool:
-        """True if a value may be over at a tag behind this text; JSON may have a tag in one of its texts."""
-        return bool(self.texts) or text in self.words or _is_json(text)
-
     @property
     def is_text(self) -> bool:
         """True if it is a text, whatever it looks like."""
@@ -72,66 +71,104 @@ ANY_VALUE = ArgumentValue({}, ("(?s:.*)",), types=ANYTHING_BUT_TEXT)
 """A value of any type."""
 
 
-def parameters_of(tool: Tool) -> dict[str, ArgumentValue]:
-    """The values that each listed argument of a tool may have, in the order in which they are written."""
-    return {name: value_of(value, tool.schema) for name, value in listed_parameters(tool).items()}
+class SchemaReader:
+    """Reads a tool's schema, which `schemas.normalized` has returned, within a budget of steps.
+
+    Attributes:
+        schema: of the tool's arguments.
+        steps: the budget; its GrammarError is raised by every method.
+    """
+
+    def __init__(self, tool: Tool) -> None:
+        self.schema = tool.schema
+        self.steps = Steps()
+        definitions = self.schema.get("$defs")
+        self._definitions: Mapping[str, Any] = definitions if isinstance(definitions, Mapping) else {}
+        # By the identity of a schema, which is kept too, so that no other one has it.
+        self._values: dict[int, tuple[Any, ArgumentValue]] = {}
+        self._properties: dict[int, tuple[Any, dict[str, Any]]] = {}
+
+    @property
+    def required(self) -> list[str]:
+        """The arguments that a call must have."""
+        required = self.schema.get("required")
+        return [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
+
+    @property
+    def listed(self) -> dict[str, Any]:
+        """The schema of each argument that the tool lists, in the order in which they are written."""
+        listed = self.properties(self.schema)
+        return {name: listed.get(name, {}) for name in (*self.required, *listed)}
+
+    @property
+    def takes_any(self) -> bool:
+        """True if arguments may have any name: none is listed, nor does the schema rule them out."""
+        open_to_others = self.schema.get("additionalProperties") is not False
+        return open_to_others and "properties" not in self.schema and not self.listed
+
+    def ways(self, schema: Any) -> list[Mapping[str, Any]]:
+        """The schemas without references and alternatives that together permit what a schema does."""
+        found: list[Mapping[str, Any]] = []
+        waiting = [schema]
+        while waiting:
+            self.steps.take()
+            part = waiting.pop()
+            options = self._options(part, "anyOf", "oneOf")
+            if options:
+                waiting += reversed(options[0])
+            else:
+                found.append(part if isinstance(part, Mapping) else {})
+        return found
+
+    def properties(self, schema: Any) -> dict[str, Any]:
+        """The properties that a schema names, itself, by reference, or in alternatives."""
+        known = self._properties.get(id(schema))
+        if known is not None:
+            return known[1]
+        found: dict[str, Any] = {}
+        waiting, seen = [schema], set()
+        while waiting:
+            part = waiting.pop()
+            if id(part) in seen or not isinstance(part, Mapping):
+                continue
+            seen.add(id(part))
+            self.steps.take()
+            listed = part.get("properties")
+            for name, value in listed.items() if isinstance(listed, Mapping) else ():
+                self.steps.take()
+                found.setdefault(name, value)
+            waiting += reversed([*itertools.chain(*self._options(part, "allOf", "anyOf", "oneOf"))])
+        self._properties[id(schema)] = schema, found
+        return found
+
+    def value(self, schema: Any) -> ArgumentValue:
+        """The values that fit a schema."""
+        known = self._values.get(id(schema))
+        if known is None:
+            known = schema, _joined([_value(way) for way in self.ways(schema)])
+            self._values[id(schema)] = known
+        return known[1]
+
+    def _options(self, schema: Any, *keys: str) -> list[list[Any]]:
+        """The schemas that stand for one: the one that it refers to, and those in its lists."""
+        if not isinstance(schema, Mapping):
+            return []
+        name = str(schema.get("$ref", "")).removeprefix("#/$defs/")
+        referred = [self._definitions[name]] if name in self._definitions else []
+        lists = [schema[key] for key in keys if isinstance(schema.get(key), list)]
+        return [options for options in (referred, *lists) if options]
+
+    def document(self, form: Mapping[str, Any]) -> str:
+        """A part of the schema as one of its own, in JSON."""
+        text = json.dumps(form)
+        form = {**form, "$defs": self._definitions} if '"$ref"' in text and self._definitions else form
+        text = json.dumps({**form, **JSON_SPACE})
+        self.steps.take(len(text) // _CHARACTERS_A_STEP)
+        return text
 
 
-def listed_parameters(tool: Tool) -> dict[str, Any]:
-    """The schema of each argument that a tool lists, itself, by reference or in alternatives."""
-    schema = tool.schema
-    listed = properties_of(schema, schema)
-    return {name: listed.get(name, {}) for name in (*required_of(tool), *listed)}
-
-
-def required_of(tool: Tool) -> list[str]:
-    """The arguments that a call must have."""
-    required = tool.schema.get("required")
-    return [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
-
-
-def takes_any(tool: Tool) -> bool:
-    """True if a tool takes arguments of any name: it lists none, and does not say that there are none."""
-    schema = tool.schema
-    return (
-        not listed_parameters(tool)
-        and "properties" not in schema
-        and schema.get("additionalProperties") is not False
-    )
-
-
-def properties_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
-    """The properties that a schema names, itself or by reference or alternatives."""
-    if not isinstance(schema, dict) or depth > _DEEPEST_REFERENCE:
-        return {}
-    found = dict(schema["properties"]) if isinstance(schema.get("properties"), dict) else {}
-    reference = schema.get("$ref")
-    others = [_referred(reference, root)] if isinstance(reference, str) else []
-    for key in ("allOf", "anyOf", "oneOf"):
-        others += schema[key] if isinstance(schema.get(key), list) else []
-    for other in others:
-        found = {**properties_of(other, root, depth + 1), **found}
-    return found
-
-
-def _referred(reference: str, root: Mapping[str, Any]) -> Any:
-    found: Any = root
-    for key in reference.removeprefix("#/").split("/"):
-        found = found.get(key) if isinstance(found, dict) else None
-    return found
-
-
-def value_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> ArgumentValue:
-    """The values that fit a schema, whose references lead into `root`."""
-    definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
-    if not isinstance(schema, Mapping):
-        schema = {}
-    reference = re.fullmatch(r"#/(\$defs|definitions)/([^/]+)", str(schema.get("$ref", "")))
-    if reference and depth < _DEEPEST_REFERENCE:
-        return value_of(root.get(reference[1], {}).get(reference[2], {}), root, depth + 1)
-    for key in ("anyOf", "oneOf"):
-        if isinstance(schema.get(key), list) and depth < _DEEPEST_REFERENCE:
-            return _joined([value_of(option, root, depth + 1) for option in schema[key]])
+def _value(schema: Mapping[str, Any]) -> ArgumentValue:
+    """The values that fit a schema without references and alternatives."""
     listed = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(listed, list):
         return ArgumentValue({item if isinstance(item, str) else json.dumps(item): item for item in listed})
@@ -142,7 +179,7 @@ def value_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> ArgumentVa
     others = [name for name in kinds if name != "string"]
     if not others and kinds:
         return ArgumentValue({}, (text_pattern(schema),))
-    rest = {key: value for key, value in schema.items() if key not in _ABOUT_TEXTS} | definitions
+    rest = {key: value for key, value in schema.items() if key not in _ABOUT_TEXTS}
     if others:
         rest["type"] = others if len(others) > 1 else others[0]
     texts = (text_pattern(schema),) if "string" in kinds else ()

@@ -6,8 +6,8 @@ Qwen2.5-Coder is known for it:
     {"name": "get_weather", "arguments": {"city": "Oslo"}}
     ```
 
-A fence is a call only if all of its JSON is calls of tools that were declared, with arguments that fit, and
-so is an answer that is nothing but such JSON. Most others are told apart by their first characters; until
+A fence is a call only if all of its JSON is calls of tools that were declared, and so is an answer that is
+nothing but such JSON. Most others are told apart by their first characters; until
 then, nothing of them is shown.
 """
 
@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from edgespec.generation.tools import Tool
-from edgespec.text.calls.argument_values import properties_of
+from edgespec.text.calls.reader import UnquotedMark
 
 FENCE = "```"
 
@@ -28,9 +28,6 @@ _LANGUAGES = ("json", "")
 _SHOWING = 512  # characters of a fence that show whether it may begin a call
 _BEGINS_LINE = re.compile(r"(?:\A|\n)[ \t]*\Z")
 _BETWEEN = re.compile(r"[\s,]*")
-
-FittingCalls = Callable[[str, str], bool]
-"""True if arguments (JSON) fit a declared tool, which is named first."""
 
 
 @dataclass(frozen=True)
@@ -61,19 +58,17 @@ class FenceReader:
 
     Args:
         tools: those that may be called.
-        fits: whether a call may be made.
         several: whether an answer may have more than one call. If not, its first one counts: others in the
             same fence are dropped, and later fences are text.
     """
 
-    def __init__(self, tools: Sequence[Tool], fits: FittingCalls, *, several: bool = True) -> None:
-        self._tools = {tool.name: tool for tool in tools}
-        self._fits = fits
+    def __init__(self, tools: Sequence[Tool], *, several: bool = True) -> None:
+        self._tools = {tool.name for tool in tools}
         self._several = several
         self._had_call = False
         calls = [f'{{"name":"{name}"' for name in self._tools] + ['{"arguments":']
         self._beginnings = [begin + call for begin in ("", "[") for call in calls]
-        self._searched = 0  # where the search for the end of the fence is
+        self._end: UnquotedMark | None = None  # finds the end of the fence
 
     def decide(self, text: str, *, final: bool) -> Fence | None:
         """Decide about the fence that a text begins with; None if more of the text is needed.
@@ -83,7 +78,7 @@ class FenceReader:
         """
         decided = self._decided(text, final=final)
         if decided is not None:
-            self._searched = 0
+            self._end = None
             self._had_call = self._had_call or bool(decided.calls)
         return decided
 
@@ -111,23 +106,22 @@ class FenceReader:
         opened = Fence(len(FENCE), is_open=True)
         if self._had_call and not self._several:
             return opened
-        line, newline, body = text[len(FENCE) :].partition("\n")
+        line, newline, body = text[len(FENCE) : _SHOWING].partition("\n")
         if not newline:
             undecided = any(name.startswith(line.strip(" \r\t")) for name in _LANGUAGES)
             return None if undecided and not final else opened
-        if line.strip() not in _LANGUAGES:
+        if line.strip() not in _LANGUAGES or not self._may_be_calls(body):
             return opened
-        if not self._may_be_calls(body):
-            return opened
-        start = len(text) - len(body)
-        while (at := text.find(FENCE, max(self._searched, start))) >= 0:
+        start = len(FENCE) + len(line) + 1
+        if self._end is None:
+            self._end = UnquotedMark(FENCE, '"')
+            self._end.at = start
+        at = self._end.find(text)
+        if at >= 0:
             calls = self._calls(text[start:at])
-            if calls:
+            if calls or begins_line(text[:at]):
                 return Fence(at + len(FENCE), calls)
-            if begins_line(text[:at]):  # strings in JSON hold no line breaks, so this ends the fence
-                return Fence(at + len(FENCE))
-            self._searched = at + len(FENCE)
-        self._searched = max(self._searched, len(text) - len(FENCE) + 1)
+            return opened
         if not final:
             return None
         calls = self._calls(text[start:])
@@ -148,14 +142,12 @@ class FenceReader:
     def _call(self, value: Any) -> FencedCall | None:
         if not isinstance(value, dict) or value.keys() != {"name", "arguments"}:
             return None
-        tool = self._tools.get(value["name"]) if isinstance(value["name"], str) else None
-        if tool is None or not isinstance(value["arguments"], dict):
+        name = value["name"]
+        if not isinstance(name, str) or name not in self._tools or not isinstance(value["arguments"], dict):
             return None
         arguments = json.dumps(value["arguments"], ensure_ascii=False)
         arguments.encode()  # half a surrogate pair is a ValueError
-        ordered = _ordered(value["arguments"], tool.schema, tool.schema)
-        fits = self._fits(tool.name, json.dumps(ordered, ensure_ascii=False))
-        return FencedCall(tool.name, arguments) if fits else None
+        return FencedCall(name, arguments)
 
 
 def begins_line(before: str) -> bool:
@@ -177,15 +169,3 @@ def _values(body: str) -> Iterator[Any]:
             return
         value, at = decoder.raw_decode(body, at)
         yield from value if isinstance(value, list) else [value]
-
-
-def _ordered(value: Any, schema: Any, root: Mapping[str, Any]) -> Any:
-    """The value with the keys of objects in the order of their schema, in which a grammar expects them."""
-    if isinstance(value, list):
-        items = schema.get("items") if isinstance(schema, dict) else None
-        return [_ordered(item, items, root) for item in value]
-    if not isinstance(value, dict):
-        return value
-    known = properties_of(schema, root)
-    keys = [*(key for key in known if key in value), *(key for key in value if key not in known)]
-    return {key: _ordered(value[key], known.get(key), root) for key in keys}

@@ -13,25 +13,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from edgespec.errors import UsageError
 from edgespec.generation.tools import Tool
-from edgespec.text.calls.argument_values import (
-    listed_parameters,
-    required_of,
-    takes_any,
-    text_pattern,
-)
+from edgespec.text.calls.argument_values import LONGEST_NAME, SchemaReader, text_pattern
 from edgespec.text.calls.reader import CallEnd, CallName, CallReader
 
 TRIGGER, ENDS, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 RESULTS = "tool_responses"  # what templates call the results in the message of the calls
 _CALL = "call:"
-_NAME = re.compile(r'[^\s{}\[\]:,<>"]+')
-_SCALARS = ("integer", "number")
+_LETTER = r'[^\s{}\[\]:,<>"]'
+_NAME = re.compile(f"{_LETTER}{{1,{LONGEST_NAME}}}")
+_ANY_NAME = f"/{_LETTER}{{1,64}}/"
 _LITERALS = {"boolean": ("true", "false"), "null": ("null",)}
 
 
@@ -54,10 +50,7 @@ class BraceSpelling:
         lines: list[str] = []
         calls = []
         for tool in tools:
-            rules = _Rules(tool, lines)
-            further = rules.value({}) if takes_any(tool) else ""
-            members = rules.members(listed_parameters(tool), required_of(tool), further)
-            calls.append(f"{json.dumps(f'{_CALL}{tool.name}{{')} {members}")
+            calls.append(f"{json.dumps(f'{_CALL}{tool.name}{{')} {_Rules(tool, lines).arguments()}")
         ways = " | ".join(calls)
         return "\n".join([f"start: ({ways}) {json.dumps(f'}}{ENDS}')}", *lines])
 
@@ -110,11 +103,24 @@ class _Rules:
     def __init__(self, tool: Tool, lines: list[str]) -> None:
         self._tool = tool
         self._lines = lines
-        self._references: dict[str, str] = {}
+        self._schemas = SchemaReader(tool)
+        self._named: dict[int, str] = {}  # rules, by the identity of their schemas
+        self._open: list[tuple[str, Any]] = []  # rules that are named and not written yet
         self._any = ""
 
-    def members(
-        self, properties: Mapping[str, Any], required: Sequence[str], further: str = "", least: int = 0
+    def arguments(self) -> str:
+        """The rule for the arguments."""
+        schemas = self._schemas
+        further = self._value({}) if schemas.takes_any else ""
+        members = self._members(schemas.listed, schemas.required, further)
+        while self._open:
+            rule, schema = self._open.pop()
+            ways = [written for way in schemas.ways(schema) for written in self._ways(way)]
+            self._lines.append(f"{rule}: {' | '.join(ways)}")
+        return members
+
+    def _members(
+        self, properties: Mapping[str, Any], required: Collection[str], further: str = "", least: int = 0
     ) -> str:
         """A rule for the members of an object.
 
@@ -126,12 +132,13 @@ class _Rules:
         for name in names:
             if not _NAME.fullmatch(name):
                 raise UsageError(
-                    f"An argument of the tool {self._tool.name} is named {name!r}.",
-                    "This model cannot write spaces, quotes, brackets, ':' and ',' in such names.",
+                    f"An argument of the tool {self._tool.name} is named {name[:LONGEST_NAME]!r}.",
+                    "This model cannot write long names, spaces, quotes, brackets, ':' and ',' in them.",
                 )
         later, first = self._others(names, further, least)
+        required = set(required)
         for name in reversed(names):
-            pair = f"{json.dumps(f'{name}:')} {self.value(properties[name])}"
+            pair = f"{json.dumps(f'{name}:')} {self._value(properties[name])}"
             behind, only = f'"," {pair} {later}', f"{pair} {later}"
             if name not in required:
                 behind, only = f"{behind} | {later}", f"{only} | {first}"
@@ -143,34 +150,31 @@ class _Rules:
         if not further:
             nothing = self._rule('""')
             return nothing, nothing
-        name = self._terminal(f"/{_NAME.pattern}/", [re.escape(other) for other in names])
+        name = self._terminal(_ANY_NAME, [re.escape(other) for other in names])
         pair = f'{name} ":" {further}'
         behind = self._rule(f'("," {pair})*')
         first = f"{pair} {behind}"
         return behind, self._rule(first if least else f'{first} | ""')
 
-    def value(self, schema: Any) -> str:
+    def _value(self, schema: Any) -> str:
         """The rule of a value that fits a schema."""
         if not isinstance(schema, Mapping) or not schema:
             return self._anything()
-        reference = re.fullmatch(r"#/(\$defs|definitions)/([^/]+)", str(schema.get("$ref", "")))
-        if reference:
-            return self._reference(reference[0], self._tool.schema.get(reference[1], {}).get(reference[2]))
-        for key in ("anyOf", "oneOf"):
-            if isinstance(schema.get(key), list) and schema[key]:
-                return self._rule(" | ".join(self.value(option) for option in schema[key]))
+        if id(schema) not in self._named:
+            self._named[id(schema)] = rule = self._new()
+            self._open.append((rule, schema))
+        return self._named[id(schema)]
+
+    def _ways(self, schema: Mapping[str, Any]) -> list[str]:
+        """The ways to write a value that fits a schema without references and alternatives."""
         listed = [schema["const"]] if "const" in schema else schema.get("enum")
         if isinstance(listed, list) and listed:
-            return self._rule(" | ".join(json.dumps(spelled(item)) for item in listed))
+            return [json.dumps(spelled(item)) for item in listed]
         kinds = schema.get("type")
-        if kinds is None and "properties" in schema:
-            kinds = "object"
-        if kinds is None and "items" in schema:
-            kinds = "array"
         if kinds is None:
-            return self._anything()
+            kinds = "object" if "properties" in schema else "array" if "items" in schema else []
         several = kinds if isinstance(kinds, list) else [kinds]
-        return self._rule(" | ".join(self._of_kind(str(kind), schema) for kind in several))
+        return [self._of_kind(str(kind), schema) for kind in several] or [self._anything()]
 
     def _of_kind(self, kind: str, schema: Mapping[str, Any]) -> str:
         if kind == "string":
@@ -182,11 +186,10 @@ class _Rules:
         if kind == "object":
             return self._object(schema)
         # A scalar is JSON, or the grammar engine says what is wrong with its schema.
-        keep = {key: value for key, value in schema.items() if key not in ("type", "description", "title")}
-        return self._rule(f"%json {json.dumps({**keep, 'type': kind})}")
+        return f"%json {self._schemas.document({**schema, 'type': kind})}"
 
     def _list(self, schema: Mapping[str, Any]) -> str:
-        item = self.value(schema.get("items", {}))
+        item = self._value(schema.get("items", {}))
         least, most = int(schema.get("minItems", 0)), schema.get("maxItems")
         if most == 0:
             return '"[]"'
@@ -197,22 +200,16 @@ class _Rules:
     def _object(self, schema: Mapping[str, Any]) -> str:
         properties = schema.get("properties", {})
         others = schema.get("additionalProperties", not properties)
-        further = "" if others is False else self.value({} if others is True else others)
-        members = self.members(
+        further = "" if others is False else self._value({} if others is True else others)
+        members = self._members(
             properties, schema.get("required", []), further, int(schema.get("minProperties", 0))
         )
         return f'"{{" {members} "}}"'
 
-    def _reference(self, name: str, schema: Any) -> str:
-        if name not in self._references:
-            self._references[name] = rule = self._new()  # before its own rule, which may refer to it
-            self._lines.append(f"{rule}: {self.value(schema)}")
-        return self._references[name]
-
     def _anything(self) -> str:
         if not self._any:
             self._any = rule = self._new()
-            pair = f'{self._terminal(f"/{_NAME.pattern}/")} ":" {rule}'
+            pair = f'{self._terminal(_ANY_NAME)} ":" {rule}'
             ways = [self._text("(?s:.*)"), '%json {"type": "number"}', '"true"', '"false"', '"null"']
             ways += [f'"[" ({rule} ("," {rule})*)? "]"', f'"{{" ({pair} ("," {pair})*)? "}}"']
             self._lines.append(f"{rule}: {' | '.join(ways)}")
@@ -246,11 +243,12 @@ class _BraceCallReader:
     _KEY = re.compile(
         rf'{re.escape(QUOTE)}(.*?){re.escape(QUOTE)}\s*:|"([^"]*)"\s*:|([^\s:{{}}\[\],]+)\s*:', re.DOTALL
     )
-    _JSON_TEXT = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+    _IN_JSON_TEXT = re.compile(r'(?:[^"\\]|\\.)*', re.DOTALL)
     _SCALAR = re.compile(r"[^\s,\]}]+(?=[\s,\]}])")
 
     def __init__(self) -> None:
-        self._named = self._over = self._quoted = False
+        self._named = self._over = False
+        self._quote = ""  # what the text that is being read ends with
         self._open: list[str] = []  # brackets
         self._complete = False  # a value was read; a comma follows, or the end of its bracket
         self._awaits_value = False  # behind the name of a member
@@ -276,8 +274,8 @@ class _BraceCallReader:
 
     def _next(self, text: str) -> tuple[str, str]:
         """The JSON of what comes first, and the rest; the text as it is if more of it is needed."""
-        if self._quoted:
-            return self._in_text(text)
+        if self._quote:
+            return self._in_text(text) if self._quote == QUOTE else self._in_json_text(text)
         begun = text.lstrip()
         if not begun:
             return "", text
@@ -306,12 +304,13 @@ class _BraceCallReader:
             self._open.append(begun[0])
             self._awaits_value = False
             return begun[0], begun[1:]
-        if begun.startswith(QUOTE):
-            self._quoted = True
-            return '"', begun[len(QUOTE) :]
+        for quote in (QUOTE, '"'):
+            if begun.startswith(quote):
+                self._quote = quote
+                return '"', begun[len(quote) :]
         if QUOTE.startswith(begun):
             return "", text
-        found = (self._JSON_TEXT if begun[0] == '"' else self._SCALAR).match(begun)
+        found = self._SCALAR.match(begun)
         if found is None:
             return "", text
         self._awaits_value, self._complete = False, True
@@ -320,12 +319,22 @@ class _BraceCallReader:
     def _in_text(self, text: str) -> tuple[str, str]:
         at = text.find(QUOTE)
         if at >= 0:
-            self._quoted = self._awaits_value = False
-            self._complete = True
+            self._end_text()
             return f'{_inner(text[:at])}"', text[at + len(QUOTE) :]
         sizes = range(min(len(QUOTE) - 1, len(text)), 0, -1)
         end = len(text) - next((n for n in sizes if QUOTE.startswith(text[-n:])), 0)
         return _inner(text[:end]), text[end:]
+
+    def _in_json_text(self, text: str) -> tuple[str, str]:
+        found = self._IN_JSON_TEXT.match(text)
+        end = found.end() if found is not None else 0
+        if text[end : end + 1] != '"':
+            return text[:end], text[end:]
+        self._end_text()
+        return text[: end + 1], text[end + 1 :]
+
+    def _end_text(self) -> None:
+        self._quote, self._awaits_value, self._complete = "", False, True
 
 
 def _as_json(text: str) -> str:

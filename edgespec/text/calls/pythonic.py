@@ -16,15 +16,13 @@ from typing import Any
 
 from edgespec.errors import UsageError
 from edgespec.generation.tools import Tool
-from edgespec.text.calls.argument_values import listed_parameters, required_of, takes_any
-from edgespec.text.calls.layout import JSON_SPACE, SPACE, SPACE_RULE
+from edgespec.text.calls.argument_values import LONGEST_NAME, SchemaReader
+from edgespec.text.calls.layout import SPACE, SPACE_RULE
 from edgespec.text.calls.reader import CallEnd, CallName, CallReader
 
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _BOUNDS = {"pattern", "format", "minLength", "maxLength"}
-_DESCRIBING = {"title", "description", "default", "examples"}
-_DEEPEST_REFERENCE = 10
-_WORDS = {"true": "True", "false": "False", "null": "None"}
+_DESCRIBING = {"not", "title", "description", "default", "examples"}
 
 
 @dataclass(frozen=True)
@@ -69,19 +67,19 @@ class PythonicSpelling:
 
 def _call_rules(name: str, tool: Tool) -> list[str]:
     """The rule of a call, and those that it uses: arguments in the listed order, optional ones left out."""
-    required = required_of(tool)
-    rules: list[str] = []
-    if takes_any(tool):
-        argument = f"/{_NAME.pattern}=/ {_value({}, tool)}"
+    schemas = SchemaReader(tool)
+    rules, required = list[str](), set(schemas.required)
+    if schemas.takes_any:
+        argument = f"/[A-Za-z_][A-Za-z0-9_]{{0,63}}=/ {_value({}, schemas)}"
         return [f'{name}: {json.dumps(f"{tool.name}(")} ({argument} ("," {SPACE} {argument})*)? ")"']
     later, first = '""', '""'
-    for n, (key, schema) in reversed(list(enumerate(listed_parameters(tool).items()))):
-        if not _NAME.fullmatch(key):
+    for n, (key, schema) in reversed(list(enumerate(schemas.listed.items()))):
+        if not _NAME.fullmatch(key) or len(key) > LONGEST_NAME:
             raise UsageError(
-                f"An argument of the tool {tool.name} is named {key!r}.",
+                f"An argument of the tool {tool.name} is named {key[:LONGEST_NAME]!r}.",
                 "This model writes arguments as Python does: letters, digits and '_' only.",
             )
-        rules += [f"{name}_{n}: {json.dumps(f'{key}=')} {_value(schema, tool)}"]
+        rules += [f"{name}_{n}: {json.dumps(f'{key}=')} {_value(schema, schemas)}"]
         behind, only = f'"," {SPACE} {name}_{n} {later}', f"{name}_{n} {later}"
         if key not in required:
             behind, only = f"{behind} | {later}", f"{only} | {first}"
@@ -90,19 +88,12 @@ def _call_rules(name: str, tool: Tool) -> list[str]:
     return [f'{name}: {json.dumps(f"{tool.name}(")} {first} ")"', *rules]
 
 
-def _value(schema: Any, tool: Tool) -> str:
+def _value(schema: Any, schemas: SchemaReader) -> str:
     """The grammar of a value: JSON, Python's words, and texts in single quotes."""
-    return f"({' | '.join(_ways(dict(schema) if isinstance(schema, Mapping) else {}, tool.schema))})"
+    return f"({' | '.join(written for way in schemas.ways(schema) for written in _ways(way, schemas))})"
 
 
-def _ways(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int = 0) -> list[str]:
-    definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
-    reference = re.fullmatch(r"#/(\$defs|definitions)/([^/]+)", str(schema.get("$ref", "")))
-    if reference and depth < _DEEPEST_REFERENCE:
-        return _ways(root.get(reference[1], {}).get(reference[2], {}), root, depth + 1)
-    for key in ("anyOf", "oneOf"):
-        if isinstance(schema.get(key), list) and depth < _DEEPEST_REFERENCE:
-            return [way for option in schema[key] for way in _ways(option, root, depth + 1)]
+def _ways(schema: Mapping[str, Any], schemas: SchemaReader) -> list[str]:
     listed = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(listed, list):
         return [json.dumps(written) for item in listed for written in {repr(item), json.dumps(item)}]
@@ -118,13 +109,13 @@ def _ways(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int = 0) ->
         ways.append('"None"')
     others = [kind for kind in kinds if kind not in ("boolean", "null")]
     if others or not kinds:
-        form = {**schema, **definitions, **({"type": others} if others else {}), **JSON_SPACE}
-        ways.append(f"%json {json.dumps(form)}")
+        ways.append(f"%json {schemas.document({**schema, **({'type': others} if others else {})})}")
     return ways
 
 
 # Some templates do not escape quotes, so one ends a text only before what may follow a value.
-_BEHIND_TEXT = re.compile(r"\s*[,)\]}:]")
+_BEHIND = re.compile(r"\s*(.)", re.DOTALL)
+_MAY_FOLLOW = ",)]}:"
 
 
 class _PythonicReader:
@@ -138,22 +129,53 @@ class _PythonicReader:
         self._named = False
         self._had_call = False
         self._count = 0
+        self._value: list[str] | None = None  # pieces of the value that is being read
+        self._depth, self._quote = 0, ""  # within it
 
     def read(self, text: str) -> tuple[CallName | CallEnd | str, str]:
         """See `CallReader`."""
         if not self._named:
             return self._between(text)
+        if self._value is not None:
+            return self._in_value(self._value, text)
         if text.lstrip().startswith(")"):
             self._named = False
             return "}" if self._count else "{}", text.lstrip()[1:]
         key = self._KEY.match(text)
-        size = _value_size(text, key.end()) if key is not None else 0
-        if key is None or not size:
+        if key is None or key.end() == len(text):
             return "", text
-        said = text[key.end() : key.end() + size].rstrip()
         before = ", " if self._count else "{"
         self._count += 1
-        return f"{before}{json.dumps(key[1])}: {_as_json(said)}", text[key.end() + size :]
+        self._value = []
+        return f"{before}{json.dumps(key[1])}: ", text[key.end() :]
+
+    def _in_value(self, pieces: list[str], text: str) -> tuple[str, str]:
+        at = 0
+        while at < len(text):
+            character = text[at]
+            if self._quote:
+                if character == "\\":
+                    if at + 1 == len(text):
+                        break
+                    at += 1
+                elif character == self._quote:
+                    behind = _BEHIND.match(text, at + 1)
+                    if behind is None:
+                        break  # what follows decides
+                    if behind[1] in _MAY_FOLLOW:
+                        self._quote = ""
+            elif character in "'\"":
+                self._quote = character
+            elif character in "[{(":
+                self._depth += 1
+            elif character in ")]}" or character == ",":
+                if not self._depth:
+                    self._value = None
+                    return _as_json("".join([*pieces, text[:at]]).strip()), text[at:]
+                self._depth -= character != ","
+            at += 1
+        pieces.append(text[:at])
+        return "", text[at:]
 
     def _between(self, text: str) -> tuple[CallName | CallEnd | str, str]:
         head = self._HEAD.match(text)
@@ -167,38 +189,14 @@ class _PythonicReader:
         return "", text
 
 
-def _value_size(text: str, start: int) -> int:
-    """The length of the value at `start`, before a comma or bracket; 0 if more of the text is needed."""
-    depth, quote, at = 0, "", start
-    while at < len(text):
-        character = text[at]
-        if quote:
-            if character == "\\":
-                at += 1
-            elif character == quote and _BEHIND_TEXT.match(text, at + 1):
-                quote = ""
-        elif character in "'\"":
-            quote = character
-        elif character in "[{(":
-            depth += 1
-        elif character in ")]}" or character == ",":
-            if not depth:
-                return at - start
-            depth -= character != ","
-        at += 1
-    return 0
-
-
 def _as_json(text: str) -> str:
     """A value in JSON's or Python's form as JSON; as a text if it is neither."""
     try:
         json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         pass
     else:
         return text
-    for word, python in _WORDS.items():
-        text = re.sub(rf"(?<![\w'\"]){word}(?![\w'\"])", python, text)
     try:
         return json.dumps(ast.literal_eval(text), ensure_ascii=False)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):

@@ -90,3 +90,42 @@ class JsonCallReader:
                     self._in_arguments, self._had_arguments = False, True
                     return at + 1
         return len(text)
+
+
+class UnquotedMark:
+    """Finds a mark outside of quotes in a text that comes in pieces, whose earlier pieces it reads once.
+
+    Args:
+        quotes: those that texts may stand between; a text ends with its line in any case.
+
+    Attributes:
+        at: where it goes on reading; no mark, and no part of one, is before.
+    """
+
+    def __init__(self, mark: str, quotes: str) -> None:
+        self._mark = mark
+        self._pieces = re.compile(rf"\\.|[\n{quotes}]|{re.escape(mark)}", re.DOTALL)
+        self._quote = ""
+        self.at = 0
+
+    def find(self, text: str) -> int:
+        """Where the mark begins; -1 if it is not there yet."""
+        end = len(text) - overlap(text, self._mark)
+        while (found := self._pieces.search(text, self.at)) is not None:
+            piece = found[0]
+            if piece == self._mark and not self._quote:
+                return found.start()
+            if found.start() >= end:
+                break
+            self.at = found.end()
+            if piece in ("\n", self._quote):
+                self._quote = ""
+            elif not self._quote and len(piece) == 1:
+                self._quote = piece
+        self.at = max(self.at, end - text.endswith("\\"))
+        return -1
+
+
+def overlap(text: str, mark: str) -> int:
+    """The length of the text's end with which a mark begins."""
+    return next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if mark.startswith(text[-n:])), 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,14 +9,8 @@ from typing import Any
 
 from edgespec.generation.tools import Tool
 from edgespec.text.calls.argument_rules import ArgumentRules
-from edgespec.text.calls.argument_values import (
-    ANY_VALUE,
-    parameters_of,
-    required_of,
-    takes_any,
-)
+from edgespec.text.calls.argument_values import ANY_VALUE, SchemaReader
 from edgespec.text.calls.layout import (
-    JSON_SPACE,
     KEY,
     SPACE_RULE,
     CallLayout,
@@ -102,16 +95,14 @@ class LayoutSpelling:
     def _call(self, name: str, tool: Tool, controls: Mapping[str, int]) -> list[str]:
         tags = self.layout.tags
         opens = rule(tool.name + self.layout.middle, controls)
+        schemas = SchemaReader(tool)
         if tags is None:
-            # The schema is the root of its own references.
-            return [f"{name}: {opens} %json {json.dumps({'type': 'object', **tool.schema} | JSON_SPACE)}"]
-        lines, arguments = [], []
-        required = required_of(tool)
-        for m, (key, value) in enumerate(parameters_of(tool).items()):
-            values = ArgumentRules(tags, controls, f"{name}_{m}")
-            lines += values.rules(key, value)
+            return [f"{name}: {opens} %json {schemas.document({'type': 'object', **schemas.schema})}"]
+        lines, arguments, required = [], [], set(schemas.required)
+        for m, (key, schema) in enumerate(schemas.listed.items()):
+            lines += ArgumentRules(tags, controls, schemas, f"{name}_{m}").rules(key, schemas.value(schema))
             arguments.append(f"{name}_{m}{'' if key in required else '?'}")
-        if takes_any(tool) and KEY not in tags.closes:
-            lines += ArgumentRules(tags, controls, f"{name}_any").rules("", ANY_VALUE)
+        if schemas.takes_any and KEY not in tags.closes:
+            lines += ArgumentRules(tags, controls, schemas, f"{name}_any").rules("", ANY_VALUE)
             arguments.append(f"{name}_any*")
         return [f"{name}: {' '.join([opens, *arguments])}", *lines]

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 from edgespec.generation.tools import Tool
 from edgespec.text.calls import gemma, harmony
 from edgespec.text.calls.derivation import DerivedCalls
-from edgespec.text.calls.enforceable import closed
 from edgespec.text.calls.headers import Headers
 from edgespec.text.calls.layout import CallLayout
 from edgespec.text.calls.pythonic import PythonicSpelling
@@ -108,13 +107,13 @@ class CallSyntax:
         """Return the steps that have to follow the trigger.
 
         Args:
+            tools: with schemas that can be enforced (`enforceable.closed`).
             controls: the tokens of marks that are control tokens.
             several: whether an answer may call more than one.
 
         Raises:
             UsageError: the arguments of a tool cannot be spelled.
         """
-        tools = [closed(tool) for tool in tools]
         if self.spelling is None:
             return (harmony.step_of({tool.name: tool.parameters for tool in tools}, self.trigger),)
         if self.headers is not None:
@@ -140,11 +139,10 @@ class CallSyntax:
             controls: as `steps`.
         """
         if self.headers is not None:
-            each = [closed(tool) for tool in tools]
-            return {self.headers.of(tool.name): (self._message(tool, controls or {}),) for tool in each}
+            return {self.headers.of(tool.name): (self._message(tool, controls or {}),) for tool in tools}
         if not self.in_channels:
             return {}
-        schemas = {tool.name: closed(tool).parameters for tool in tools}
+        schemas = {tool.name: tool.parameters for tool in tools}
         return {trigger: (harmony.step_of(schemas, trigger),) for trigger in harmony.MORE_TRIGGERS}
 
     def reader(self, tools: Sequence[Tool]) -> CallReader:

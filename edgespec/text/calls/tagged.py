@@ -10,25 +10,25 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
+from edgespec.errors import GrammarError
 from edgespec.generation.tools import Tool
 from edgespec.text.calls.argument_rules import closing_of
 from edgespec.text.calls.argument_values import (
     ANYTHING_BUT_TEXT,
     ArgumentValue,
-    parameters_of,
-    properties_of,
+    SchemaReader,
     read_literal,
-    value_of,
 )
 from edgespec.text.calls.layout import (
     KEY,
     TEXT_TYPE,
     TaggedArguments,
+    common_length,
     pattern,
 )
-from edgespec.text.calls.reader import CallEnd, CallName
+from edgespec.text.calls.reader import CallEnd, CallName, UnquotedMark, overlap
 
 # XML's way to put a text with any characters between tags, which models write around such texts.
 _CDATA = ("<![CDATA[", "]]>")
@@ -58,7 +58,7 @@ class TaggedCallReader:
         self._following = re.compile(rf"\s*{following}{name}") if following else None
         self._ends = re.compile(rf"\s*{ends}")
         self._words = tags.words
-        self._nested = NestedReader(tags) if tags.item else None
+        self._nested = NestedValues(tags) if tags.item else None
         self._space, self._tag, rest = closing_of(tags.closes)
         opens = pattern(rest) + r"\s*" if rest.strip() else r"\s*"
         kinds = {text: kind for kind, text in tags.middles}  # the last of those that are written alike
@@ -67,11 +67,13 @@ class TaggedCallReader:
             for text, kind in kinds.items()
         ]
         self._rest = re.compile(opens)
-        self._parameters = {tool.name: parameters_of(tool) for tool in tools}
-        self._known: Mapping[str, ArgumentValue] = {}
+        self._tools = {tool.name: tool for tool in tools}
+        self._schemas = SchemaReader(Tool(""))  # of the tool that is called
         self._value: ArgumentValue | None = None  # of the argument that is being read
         self._closes = ""  # its closing tag
-        self._began = False  # its first characters were read
+        self._end: _End | None = None  # finds it; None before the first characters
+        self._pieces: list[str] = []  # of a value that is no text, up to here
+        self._trimmed = self._space  # white space before the tag that is no part of the value
         self._count = 0
         self._named = self._ended = False
 
@@ -102,7 +104,7 @@ class TaggedCallReader:
             return "", text
         self._named = True
         self._count = 0
-        self._known = self._parameters.get(found[1], {})
+        self._schemas = SchemaReader(self._tools.get(found[1], Tool(found[1])))
         return CallName(found[1]), text[found.end() :]
 
     def _end_arguments(self) -> str:
@@ -110,12 +112,17 @@ class TaggedCallReader:
 
     def _begin_value(self, key: str, kind: str | None) -> str:
         """Begin an argument; `kind` is JSON's type of its value if the tag tells it."""
-        value = self._known.get(key, ArgumentValue({}, ("",), types=ANYTHING_BUT_TEXT))
+        listed = self._schemas.listed
+        value = (
+            self._schemas.value(listed[key])
+            if key in listed
+            else ArgumentValue({}, ("",), types=ANYTHING_BUT_TEXT)
+        )
         if kind is not None:
             is_text = kind == TEXT_TYPE
             value = ArgumentValue({}, ("",)) if is_text else ArgumentValue({}, types=ANYTHING_BUT_TEXT)
-        self._value, self._began = value, False
-        self._closes = self._tag.replace(KEY, key)
+        self._value, self._end, self._pieces = value, None, []
+        self._closes, self._trimmed = self._tag.replace(KEY, key), self._space
         self._count += 1
         before = "{" if self._count == 1 else ", "
         quote = '"' if value.is_text else ""
@@ -123,41 +130,39 @@ class TaggedCallReader:
 
     def _in_value(self, value: ArgumentValue, text: str) -> tuple[str, str]:
         opens, quote = _CDATA
-        closes = self._closes
-        if not self._began and (text.startswith(opens) or (value.is_text and opens.startswith(text))):
-            at = text.find(quote + closes)
-            if at < 0:
+        if self._end is None:
+            if len(text) < len(opens) and opens.startswith(text):
                 return "", text
-            self._value = None
-            said = text[len(opens) : at]
-            return (f'{_inner(said)}"' if value.is_text else self._json(value, said)), text[
-                at + len(quote + closes) :
-            ]
-        at = text.find(closes)
-        while at >= 0 and not self._may_end(value, text[:at]):
-            at = text.find(closes, at + 1)
+            if text.startswith(opens):
+                text, self._closes, self._trimmed = text[len(opens) :], quote + self._closes, ""
+                self._end = _Plain(self._closes)
+            elif value.is_text or (value.texts and self._nested is None):
+                self._end = _Plain(self._closes)
+            elif self._nested is not None:
+                self._end = self._nested.end(self._closes)
+            elif begun := text.lstrip():
+                quotes = "\"'" if self._words else '"'
+                is_json = begun[0] in '[{"'
+                self._end = UnquotedMark(self._closes, quotes) if is_json else _Plain(self._closes)
+            else:
+                return "", text
+        at = self._end.find(text)
         if at >= 0:
-            said, rest = text[:at].removesuffix(self._space), text[at + len(closes) :]
+            said = "".join([*self._pieces, text[:at]]).removesuffix(self._trimmed)
             self._value = None
-            return (f'{_inner(said)}"' if value.is_text else self._json(value, said)), rest
+            read = f'{_inner(said)}"' if value.is_text else self._json(value, said)
+            return read, text[at + len(self._closes) :]
+        certain, self._end.at = self._end.at, 0
         if not value.is_text:
-            return "", text
-        self._began = True
-        mark = self._space + closes
-        held = max(_overlap(text, mark), _overlap(text, closes))
-        end = len(text) - held
-        return _inner(text[:end]), text[end:]
-
-    def _may_end(self, value: ArgumentValue, said: str) -> bool:
-        said = said.removesuffix(self._space)
-        if self._nested is not None and not value.is_text:
-            return self._nested.is_whole(said)
-        return value.ends_at_tag(said) or (bool(self._words) and read_literal(said) is not None)
+            self._pieces.append(text[:certain])
+            return "", text[certain:]
+        certain = min(certain, len(text) - overlap(text, self._trimmed + self._closes))
+        return _inner(text[:certain]), text[certain:]
 
     def _json(self, value: ArgumentValue, said: str) -> str:
         """The JSON of a value that was written as this text."""
         if self._nested is not None:
-            return self._nested.read(said, value)
+            return self._nested.read(said, value, self._schemas)
         read = value.read(said)
         # A template that writes True writes lists and objects as Python does, too.
         if self._words and not value.is_text and read.startswith('"') and said not in value.words:
@@ -172,11 +177,6 @@ def _key_pattern(opens: str, middle: str) -> str:
     # Whether white space belongs to the tag or to the value must be certain.
     certain = rf"(?:{re.escape(space)}(?=.)|(?=[^{re.escape(space[0])}]))" if space else ""
     return rf"\s*{pattern(opens.lstrip())}([^<>\n/][^<>\n]*?){pattern(bare)}{certain}"
-
-
-def _overlap(text: str, mark: str) -> int:
-    """The length of the text's end with which a mark begins."""
-    return next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if mark.startswith(text[-n:])), 0)
 
 
 def _inner(text: str) -> str:
@@ -197,25 +197,76 @@ class _Element:
     children: list[_Element] = field(default_factory=list)
 
 
-class NestedReader:
+class _End(Protocol):
+    """Finds the end of a value; see `reader.UnquotedMark`."""
+
+    at: int
+
+    def find(self, text: str) -> int: ...
+
+
+class _Plain:
+    """Finds a mark, wherever it stands."""
+
+    def __init__(self, mark: str) -> None:
+        self._mark = mark
+        self.at = 0
+
+    def find(self, text: str) -> int:
+        at = text.find(self._mark, self.at)
+        self.at = len(text) - overlap(text, self._mark)
+        return at
+
+
+class _Nested:
+    """Finds a closing tag behind which every tag is closed again.
+
+    Args:
+        tags: matches any tag; group 1 is the name in an opening one.
+        begins: what all tags begin with.
+    """
+
+    def __init__(self, mark: str, tags: re.Pattern[str], begins: str) -> None:
+        self._mark = mark
+        self._tags = tags
+        self._begins = begins
+        self._depth = 0
+        self.at = 0
+
+    def find(self, text: str) -> int:
+        while (found := self._tags.search(text, self.at)) is not None:
+            if not self._depth and found[1] is None and found[0] == self._mark:
+                return found.start()
+            self._depth = self._depth + 1 if found[1] is not None else max(self._depth - 1, 0)
+            self.at = found.end()
+        begun = text.rfind(self._begins, self.at)
+        self.at = begun if begun >= 0 else len(text) - overlap(text, self._begins)
+        return -1
+
+
+class NestedValues:
     """Reads values between tags that may hold tags themselves."""
 
     def __init__(self, tags: TaggedArguments) -> None:
         opens = re.escape(tags.opens) + _NAME + re.escape(tags.middle(TEXT_TYPE))
         closes = _NAME.join(map(re.escape, tags.closes.split(KEY)))
         self._tag = re.compile(f"{opens}|{closes}")
+        self._begins = tags.opens[: common_length(tags.opens, tags.closes)].strip()
         self._item = tags.item
 
-    def is_whole(self, text: str) -> bool:
-        """True if every tag in a text is closed again."""
-        return self._parsed(text) is not None
+    def end(self, mark: str) -> _End:
+        """Returns what finds the end of a value before a closing tag."""
+        return _Nested(mark, self._tag, self._begins)
 
-    def read(self, text: str, value: ArgumentValue) -> str:
+    def read(self, text: str, value: ArgumentValue, schemas: SchemaReader) -> str:
         """The JSON of a value that was written as this text."""
         whole = self._parsed(text)
-        if whole is None:
-            return value.read(text)
-        return json.dumps(self._value(text, whole, value), ensure_ascii=False)
+        try:
+            if whole is not None:
+                return json.dumps(self._value(text, whole, value, schemas), ensure_ascii=False)
+        except (RecursionError, GrammarError):  # it is too deep, or its schema too large
+            pass
+        return value.read(text)
 
     def _parsed(self, text: str) -> _Element | None:
         """The elements of a text; None if one is not closed.
@@ -234,7 +285,7 @@ class NestedReader:
         stack[0].end = len(text)
         return stack[0] if len(stack) == 1 else None
 
-    def _value(self, text: str, element: _Element, value: ArgumentValue) -> Any:
+    def _value(self, text: str, element: _Element, value: ArgumentValue, schemas: SchemaReader) -> Any:
         said = text[element.begin : element.end]
         form = next((form for form in value.forms if kinds_of(form) & {"array", "object"}), {})
         kinds = kinds_of(form)
@@ -245,11 +296,12 @@ class NestedReader:
             return json.loads(value.read(said))
         is_list = all(child.key == self._item for child in children)
         if is_list and (not kinds or "array" in kinds):
-            items = value_of(form.get("items"), form)
-            return [self._value(text, child, items) for child in children]
-        listed = properties_of(form, form)
+            items = schemas.value(form.get("items"))
+            return [self._value(text, child, items, schemas) for child in children]
+        listed = schemas.properties(form)
         return {
-            child.key: self._value(text, child, value_of(listed.get(child.key), form)) for child in children
+            child.key: self._value(text, child, schemas.value(listed.get(child.key)), schemas)
+            for child in children
         }
 
 

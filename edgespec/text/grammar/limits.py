@@ -14,10 +14,9 @@ from typing import Any
 
 from edgespec.errors import GrammarError
 from edgespec.generation.config import Grammar
-from edgespec.text.grammar.closing import closed_schema
+from edgespec.text.grammar.schemas import MAX_DEPTH, normalized
 
 MAX_BYTES = 256 << 10
-MAX_DEPTH = 100  # llguidance reads JSON up to a depth of 128, and wraps a schema before reading it
 
 # Beyond any of these, a grammar is tried in a child process first. The largest one within them takes less
 # than a tenth of a thread's stack, and milliseconds.
@@ -30,8 +29,9 @@ _TOKEN_BYTES = 460  # of llguidance's index
 _TYPES = "string, number, integer, boolean, object, array and null"
 NAMES = {"json_schema": "JSON schema", "grammar": "grammar", "regex": "regular expression"}
 
-# Without a limit, a model may fill JSON with whitespace forever.
-JSON_OPTIONS: Any = {"whitespace_pattern": r"[ \n]{0,20}"}
+# At most one space or one line break with its indentation, as llama.cpp has it: without a limit, a model may
+# fill JSON with whitespace forever. What is not implemented is ignored, with a warning.
+JSON_OPTIONS: Any = {"whitespace_pattern": r" |\n[ \t]{0,20}", "lenient": True}
 _BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
 _NESTED = re.compile(r"\\.|[(\[{]|[)\]}]", re.DOTALL)
 _COUNTED = re.compile(r"[{~,.]\s*(\d+)")  # a{9}, a{2,9}, a~2..9
@@ -92,11 +92,13 @@ def source_of(grammar: Grammar) -> str:
             schema = json.loads(grammar.text)
             if not isinstance(schema, dict | bool):
                 raise ValueError("a schema is an object")
-            closed = closed_schema(schema) if isinstance(schema, dict) else schema
-            return str(LLMatcher.grammar_from_json_schema(json.dumps(closed), defaults=JSON_OPTIONS))
+            schema = normalized(schema) if isinstance(schema, dict) else schema
+            return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=JSON_OPTIONS))
         if grammar.kind == "regex":
             return str(LLMatcher.grammar_from_regex(grammar.text))
         return str(LLMatcher.grammar_from_lark(any_to_lark(grammar.text)))
+    except GrammarError:
+        raise
     except Exception as error:  # any_to_lark raises no other kind
         raise wrong(grammar, str(error)) from error
 

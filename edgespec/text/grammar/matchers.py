@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from edgespec.errors import GrammarError, UsageError
 from edgespec.generation.config import Grammar
+from edgespec.latest import LatestValues
 from edgespec.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.processes.trial import attempt_in_child
 from edgespec.text.grammar.limits import NAMES, check, is_plain, source_of, wrong
@@ -33,6 +35,7 @@ _LIMITS = {
 _KEPT_BYTES = MAX_COMPILED_BYTES
 _KEPT = 4
 _PLAIN_COMPILED_BYTES = 1 << 20
+_CHECKED_BYTES = 2 << 20  # of the texts of grammars that were checked
 
 
 @dataclass(frozen=True)
@@ -62,11 +65,12 @@ class Grammars:
             InconclusiveTrial: the child process that was to compile it first was killed or starved.
         """
         with self._lock:
-            if grammar in self._compiled:
-                self._compiled.move_to_end(grammar)
-            else:
-                self._keep(grammar, self._compile(grammar))
-            return self._compiled[grammar].matcher.deep_copy()
+            known = self._compiled.get(grammar)
+        # Without the lock, so that nobody waits for a stranger's grammar.
+        compiled = known or self._compile(grammar)
+        with self._lock:
+            self._keep(grammar, compiled)
+            return compiled.matcher.deep_copy()
 
     def forget(self, grammar: Grammar) -> None:
         """Drop the compiled grammar: copies share a lexer, and a limit that it hit stays hit."""
@@ -81,6 +85,7 @@ class Grammars:
 
     def _keep(self, grammar: Grammar, compiled: _Compiled) -> None:
         self._compiled[grammar] = compiled
+        self._compiled.move_to_end(grammar)
         while len(self._compiled) > 1 and (
             len(self._compiled) > _KEPT or sum(kept.n_bytes for kept in self._compiled.values()) > _KEPT_BYTES
         ):
@@ -89,9 +94,10 @@ class Grammars:
     def _compile(self, grammar: Grammar) -> _Compiled:
         llguidance = _import_llguidance()
         check(grammar)
-        source, n_bytes = (
-            (source_of(grammar), _PLAIN_COMPILED_BYTES) if is_plain(grammar) else _try_out(grammar)
-        )
+        if is_plain(grammar):
+            source, n_bytes = source_of(grammar), _PLAIN_COMPILED_BYTES
+        else:
+            source, n_bytes = itemgetter("source", "bytes")(_try_out(grammar))
         limits = llguidance.LLParserLimits(**_LIMITS)
         try:
             matcher = llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=limits)
@@ -129,25 +135,36 @@ class _Tokens:
         return self._vocabulary.piece(token)
 
 
-def check_grammar(grammar: Grammar) -> None:
+_whole: LatestValues[bool] = LatestValues(_CHECKED_BYTES)
+
+
+def check_grammar(grammar: Grammar) -> bool:
     """Refuse a grammar that no model could follow, as `Grammars.matcher` does, without a vocabulary.
+
+    Returns:
+        False if parts of it are ignored, because llguidance does not implement them.
 
     Raises:
         UsageError: llguidance is not installed.
         GrammarError, InconclusiveTrial: as `Grammars.matcher`.
     """
-    _import_llguidance()
-    check(grammar)
-    if not is_plain(grammar):
-        _try_out(grammar)
-        return
-    from edgespec.text.grammar.trial import attempt
+    whole = _whole.get(grammar)
+    if whole is None:
+        _import_llguidance()
+        check(grammar)
+        if is_plain(grammar):
+            from edgespec.text.grammar.trial import attempt
 
-    _result(grammar, attempt({"kind": grammar.kind, "text": grammar.text, "limits": _LIMITS}))
+            request = {"kind": grammar.kind, "text": grammar.text, "limits": _LIMITS}
+            whole = bool(_result(grammar, attempt(request))["whole"])
+        else:
+            whole = bool(_try_out(grammar)["whole"])
+        _whole.put(grammar, whole, len(grammar.text))
+    return whole
 
 
-def _try_out(grammar: Grammar) -> tuple[str, int]:
-    """Compile a grammar in a child process: its source for llguidance, and the bytes that it takes."""
+def _try_out(grammar: Grammar) -> Mapping[str, Any]:
+    """Compile a grammar in a child process; returns what `trial.attempt` does."""
     name = NAMES[grammar.kind]
     verdict = attempt_in_child(
         "edgespec.text.grammar.trial",
@@ -169,13 +186,13 @@ def _try_out(grammar: Grammar) -> tuple[str, int]:
     return _result(grammar, verdict.answer)
 
 
-def _result(grammar: Grammar, answer: Mapping[str, Any]) -> tuple[str, int]:
-    """The source and the bytes in the answer of a trial; raises GrammarError if it has none."""
+def _result(grammar: Grammar, answer: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The answer of a trial; raises GrammarError if it has no source."""
     if "wrong" in answer:
         raise GrammarError(answer["wrong"], answer["hint"])
     if "refused" in answer:
         raise wrong(grammar, answer["refused"])
-    return answer["source"], answer["bytes"]
+    return answer
 
 
 def _import_llguidance() -> Any:

@@ -37,7 +37,8 @@ def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
         request: its "kind" and "text", and the "limits" of llguidance.LLParserLimits.
 
     Returns:
-        "source" for llguidance and the "bytes" of memory taken, or what is "wrong".
+        "source" for llguidance, the "bytes" of memory taken and whether the source is "whole", that is,
+        without what llguidance ignores; or what is "wrong".
     """
     before = _resident()
     tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes()))
@@ -49,10 +50,11 @@ def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
     matcher = llguidance.LLMatcher(tokenizer, source, log_level=0, limits=limits)
     if matcher.is_error():
         return {"refused": matcher.get_error()}
+    whole = not matcher.get_grammar_warnings()
     _walk(matcher.deep_copy())
     taken = max(_resident() - before, 0)
     del matcher  # freeing it recurses, too
-    return {"source": source, "bytes": taken}
+    return {"source": source, "bytes": taken, "whole": whole}
 
 
 def _walk(matcher: llguidance.LLMatcher) -> None:
