@@ -8,8 +8,8 @@ import pytest
 
 from edgespec.drafting.agreement import Agreement, PassCost, SampleAnswer, SampleAnswers
 from edgespec.drafting.make import MakeOptions, _cost
-from edgespec.drafting.recipe_search import CostModel
-from edgespec.drafting.recipes import RecipeState
+from edgespec.drafting.saved_measurements import SavedMeasurements
+from edgespec.drafting.speed import CostModel
 
 TEXTS = (SampleAnswer((1, 2), (3, 4, 5)),)
 GIB = 1 << 30
@@ -52,13 +52,13 @@ def test_passes_are_measured_again_with_other_memory_and_the_text_is_not_written
         asked.append("measure")
         return PassCost(0.25)
 
-    first = RecipeState(tmp_path / "state.json").written(4 * GIB, write, measure)
+    first = SavedMeasurements(tmp_path / "state.json").written(4 * GIB, write, measure)
     assert first == SampleAnswers(TEXTS, PassCost(1.0, 100, 50.0))
-    again = RecipeState(tmp_path / "state.json").written(4 * GIB + (64 << 20), write, measure)
+    again = SavedMeasurements(tmp_path / "state.json").written(4 * GIB + (64 << 20), write, measure)
     assert again == first
     assert asked == ["write"]
-    other = RecipeState(tmp_path / "state.json").written(8 * GIB, write, measure)
+    other = SavedMeasurements(tmp_path / "state.json").written(8 * GIB, write, measure)
     assert other == SampleAnswers(TEXTS, PassCost(0.25))
     assert asked == ["write", "measure"]
-    assert RecipeState(tmp_path / "state.json").written(8 * GIB, write, measure) == other
+    assert SavedMeasurements(tmp_path / "state.json").written(8 * GIB, write, measure) == other
     assert asked == ["write", "measure"]

@@ -21,7 +21,7 @@ from edgespec.costs.planner import DraftingCosts, TargetPasses, predict
 from edgespec.costs.prompts import predict_prompt
 from edgespec.costs.yields import expected_yields
 from edgespec.drafting.agreement import Agreement
-from edgespec.drafting.recipe_search import CostModel
+from edgespec.drafting.speed import CostModel
 from edgespec.generation.result import PassRecord
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.sizing.sizers import AdaptiveSizer
@@ -96,9 +96,9 @@ def test_prompts_take_known_figures() -> None:
     assert predict_prompt(STREAMED, passes, 100, 48).seconds == pytest.approx(2.628702374248178, rel=1e-12)
 
 
-def test_drafter_recipes_are_judged_by_known_figures() -> None:
+def test_drafters_are_judged_by_known_figures() -> None:
     agreement = Agreement(0.6, 0.9, 100)
-    streamed = CostModel(1.0, 1e9, None, 0.8).tokens_per_second(agreement, 0.02, 3 * 10**8)
+    streamed = CostModel(1.0, 1e9, 0.8).tokens_per_second(agreement, 0.02, 3 * 10**8)
     assert streamed == pytest.approx(2.949020266532898, rel=1e-12)
     resident = CostModel(0.5).tokens_per_second(agreement, 0.02, 3 * 10**8)
     assert resident == pytest.approx(5.624294281005859, rel=1e-12)
