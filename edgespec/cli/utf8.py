@@ -1,13 +1,46 @@
-"""Decodes UTF-8; other bytes are refused, with the position of the first wrong one."""
+"""Text that people name or give: UTF-8, from files of a limited size; everything else is refused."""
 
 from __future__ import annotations
 
 import codecs
+import stat
+from pathlib import Path
 
 from edgespec.errors import UsageError
+from edgespec.files.user_folders import expanded
 
 _CONVERT = "Convert it first, for example with: iconv -f WINDOWS-1252 -t UTF-8"
-_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+MAX_BYTES = 4 << 20  # of a file with text
+UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+
+def read_text(name: str) -> str:
+    """The content of a text file, without a byte order mark. A shell's `<(command)` is a file, too.
+
+    Raises:
+        UsageError: it cannot be read, is too large, or is not text.
+    """
+    path = expanded(name)
+    try:
+        mode = path.stat().st_mode
+        # Others may never end, or wait for somebody to write.
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or (stat.S_ISFIFO(mode) and _is_open_here(path))):
+            raise UsageError(f"{name} is not a regular file.", "Name a text file.")
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"{name} cannot be read: {error.strerror}.", "Check the path.") from error
+    except ValueError as error:  # a null byte
+        raise UsageError(f"{name!r} is not a file name.", "Check the path.") from error
+    if len(data) > MAX_BYTES:
+        raise UsageError(f"{name} has more than {MAX_BYTES >> 20} MiB.", "Use a part of it.")
+    if b"\0" in data and not data.startswith(UTF16):
+        raise UsageError(f"{name} is not a text file.", "Name a UTF-8 text file.")
+    return decoded(data, name)
+
+
+def _is_open_here(path: Path) -> bool:
+    return path.parts[:2] == ("/", "dev") or path.parts[:2] == ("/", "proc")
 
 
 def decoded(data: bytes, name: str) -> str:
@@ -19,7 +52,7 @@ def decoded(data: bytes, name: str) -> str:
     Raises:
         UsageError: it is not valid UTF-8; the message names the first wrong byte, its offset and its line.
     """
-    if data.startswith(_UTF16):
+    if data.startswith(UTF16):
         raise UsageError(
             f"{name} is UTF-16, not UTF-8.", "Convert it first, for example with: iconv -f UTF-16 -t UTF-8"
         )

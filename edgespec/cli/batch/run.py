@@ -12,7 +12,7 @@ import signal
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -23,7 +23,7 @@ from edgespec.cli.batch.engines import EngineLoader, LoadedEngine, load_here
 from edgespec.cli.batch.formats import openai_format
 from edgespec.cli.batch.formats.lines import read_jobs
 from edgespec.cli.batch.formats.records import Key
-from edgespec.cli.batch.input.input_file import InputSummary, is_file, open_input, summarize_input
+from edgespec.cli.batch.input.input_file import Input, InputSummary, open_input, summarize_input
 from edgespec.cli.batch.input.job import Job, Shard
 from edgespec.cli.batch.input.job_queue import JobQueue
 from edgespec.cli.batch.output.pending import PendingResult, results_of
@@ -39,7 +39,7 @@ from edgespec.cli.screen.terminal import Terminal
 from edgespec.config import Config
 from edgespec.engine.requests import Request
 from edgespec.errors import EdgeSpecError, UsageError
-from edgespec.generation.config import GenerationConfig
+from edgespec.generation.config import GenerationConfig, shortened
 from edgespec.generation.result import Generation
 
 if TYPE_CHECKING:
@@ -111,6 +111,7 @@ class BatchRun:
         self._scores = scores
         self._load = load
         self._earlier = EarlierAnswers(file, terminal, overwrite=overwrite)
+        self._told_columns = False
         self._model = ModelIdentity()
         self._answered = self._skipped = self._failed = 0
         self._progress = BatchProgress()
@@ -133,7 +134,7 @@ class BatchRun:
             OutputError: a result cannot be written.
         """
         with ExitStack() as stack:
-            lines = stack.enter_context(open_input(input_name))
+            source = stack.enter_context(open_input(input_name))
             if self._earlier.exist:
                 self._model = model_identity(loading.model)
                 if Path(input_name).is_file():  # a pipe can be read only once
@@ -145,13 +146,14 @@ class BatchRun:
             if self._config.max_tokens is not None:
                 loading = loading.with_(text_tokens=summary.usual_tokens(self._config.max_tokens))
             loading = loading.with_(images=summary.has_images)
-            interruption = with_reloads(
+            if source.is_empty or (summary.prompt_tokens is not None and not summary.lines):
+                self._terminal.note("The input has no lines.")
+            elif interruption := with_reloads(
                 lambda loading: self._load(loading, self._terminal),
-                lambda loaded: self._answer_all(loaded, lines, input_name, summary),
+                lambda loaded: self._answer_all(loaded, source, input_name, summary),
                 loading,
                 self._terminal,
-            )
-            if interruption:
+            ):
                 place = f"at line {self._progress.line}. " if self._progress.line else ""
                 self._terminal.note(f"Interrupted {place}{self._summary()}")
                 raise typer.Exit(interruption.exit_code)
@@ -163,7 +165,7 @@ class BatchRun:
         self._terminal.note(self._summary())
 
     def _answer_all(
-        self, loaded: LoadedEngine, lines: IO[bytes], input_name: str, summary: InputSummary
+        self, loaded: LoadedEngine, source: Input, input_name: str, summary: InputSummary
     ) -> Interruption:
         """Answer all lines; after a failure, those that have no answer yet."""
         engine, self._model = loaded
@@ -172,7 +174,7 @@ class BatchRun:
         requests = self._wanted_requests
         if requests is None:
             self._progress = BatchProgress(self._shard.lines(summary.lines))
-            jobs = JobQueue(self._jobs(lines, input_name), waits=not is_file(lines))
+            jobs = JobQueue(self._jobs(source.lines, input_name), waits=source.waits)
             requests = self._wanted_requests = BatchRequests(
                 self._requests(jobs, engine.vocabulary_size),
                 lambda: jobs.wait(lambda: bool(self._interruption)),
@@ -200,6 +202,7 @@ class BatchRun:
                 continue
             origin = self._origin(job)
             self._progress.begun(job.line)
+            self._tell_columns(job)
             for key, indices in results_of(job, self._answers):
                 self._keys.append(key)
                 if origin is not None and self._earlier.has(job.line, key, origin):
@@ -220,6 +223,13 @@ class BatchRun:
                     wanted.requests.append(self._request(wanted, index))
                     yield wanted.requests[-1]
             self._progress.asked(job.line)
+
+    def _tell_columns(self, job: Job) -> None:
+        """Warn once of fields that have no effect."""
+        if job.columns and not self._told_columns:
+            self._told_columns = True
+            names = ", ".join(shortened(repr(name)) for name in job.columns)
+            self._terminal.warn(f'line {job.line}: Fields without effect are kept as "columns": {names}.')
 
     def _request(self, wanted: PendingResult, index: int) -> Request:
         job = wanted.job
@@ -254,8 +264,8 @@ class BatchRun:
 
     def _wanted(self, input_name: str) -> Iterator[tuple[int, Key, Origin]]:
         """Line, key and origin of every result of an input."""
-        with open_input(input_name) as lines:
-            for job in self._jobs(lines, input_name):
+        with open_input(input_name) as source:
+            for job in self._jobs(source.lines, input_name):
                 origin = self._origin(job)
                 if origin is not None:
                     for key, _ in results_of(job, self._answers):

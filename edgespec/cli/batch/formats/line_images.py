@@ -15,7 +15,7 @@ from edgespec.files.user_folders import expanded
 from edgespec.generation.config import shortened
 from edgespec.images.parts import hash_of, image_of
 
-_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+_ADDRESS = re.compile(r"(?!file:)[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _DATA = "data:"
 
 

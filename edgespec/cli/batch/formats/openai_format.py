@@ -25,6 +25,7 @@ from edgespec.generation.result import Generation
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
+_FIELDS = ("custom_id", "method", "url", "body")
 CANCELLED = "batch_cancelled"
 """The code of the error that stands for an answer that was interrupted."""
 
@@ -40,6 +41,7 @@ def read_request(values: dict[str, Any], line: int, defaults: GenerationConfig) 
     Without a valid "custom_id", its failure can only be reported in EdgeSpec's own format.
     """
     identifier, endpoint = values["custom_id"], values.get("url")
+    columns = {name: value for name, value in values.items() if name not in _FIELDS}
     if not isinstance(identifier, str):
         return Job(
             line, line, error=f'"custom_id" must be a string, not {shortened(json.dumps(identifier))}.'
@@ -74,10 +76,19 @@ def read_request(values: dict[str, Any], line: int, defaults: GenerationConfig) 
         if request.continues:
             raise UsageError("A batch cannot continue answers.", "Leave out 'continue_final_message'.")
     except UsageError as error:
-        return Job(line, identifier, endpoint=str(endpoint), error=str(error))
+        return Job(line, identifier, endpoint=str(endpoint), error=str(error), columns=columns)
     answers = None if body.get("n") is None else request.answers
     warnings = tuple(request.warnings)
-    return Job(line, identifier, request.prompt, request.config, answers, endpoint, warnings=warnings)
+    return Job(
+        line,
+        identifier,
+        request.prompt,
+        request.config,
+        answers,
+        endpoint,
+        warnings=warnings,
+        columns=columns,
+    )
 
 
 def answer_record(job: Job, answers: Sequence[Generation], origin: Origin) -> dict[str, Any]:
@@ -104,7 +115,7 @@ def cancelled_record(job: Job, origin: Origin | None) -> dict[str, Any]:
 
 def _record(job: Job, origin: Origin | None, *, status: int, body: dict[str, Any]) -> dict[str, Any]:
     key = _hash(job, origin)
-    made_with = origin.to_json() if origin else dict(NO_ORIGIN)
+    made_with = job.kept | (origin.to_json() if origin else NO_ORIGIN)
     if job.duplicate_of:
         made_with |= {"line": job.line, "duplicate_of": job.duplicate_of}
     return {

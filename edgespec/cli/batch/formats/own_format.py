@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from edgespec.api.images import without_data
 from edgespec.cli.batch.formats.line_images import LineImages
 from edgespec.cli.batch.input.job import Job
 from edgespec.cli.origin import NO_ORIGIN, Origin
-from edgespec.errors import UsageError, did_you_mean
+from edgespec.errors import UsageError, did_you_mean, similar
 from edgespec.generation.config import NOT_SETTINGS, GenerationConfig, Grammar, shortened
 from edgespec.generation.result import Generation
 from edgespec.generation.thinking import think_text
@@ -21,6 +22,7 @@ MAX_ANSWERS = 1000
 Messages = list[dict[str, Any]]
 
 _SETTINGS = {n: v for n, v in asdict(GenerationConfig()).items() if n not in NOT_SETTINGS}
+_FIELDS = ("prompt", "messages", "images", "n", "json_schema", "grammar")
 _ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -37,8 +39,10 @@ def read_request(
     """
     identifier: str | int = line
     prompt: str | Messages | None = None
+    columns: dict[str, Any] = {}
     try:
-        identifier = read_identifier(values.pop("id", line))
+        identifier = read_identifier(values, line)
+        columns = take_columns(values, (*_SETTINGS, *_FIELDS))
         images = LineImages(folder)
         given = values.pop("images", None)
         prompt = read_prompt(values, images)
@@ -60,9 +64,9 @@ def read_request(
         grammar = _grammar(values)
         settings = {name: _setting(name, value) for name, value in values.items()} | grammar
         config = defaults.with_(**settings)
-        return Job(line, identifier, prompt, config, answers, shown=shown, images=before)
+        return Job(line, identifier, prompt, config, answers, shown=shown, images=before, columns=columns)
     except UsageError as error:
-        return Job(line, identifier, prompt, error=str(error))
+        return Job(line, identifier, prompt, error=str(error), columns=columns)
 
 
 def answer_record(
@@ -76,7 +80,7 @@ def answer_record(
     record = answer.to_json(job.prompt if job.shown is None else job.shown, job.identifier)
     if job.images:
         record = {"id": record["id"], "prompt": record["prompt"], "images": list(job.images), **record}
-    record |= origin.to_json() if origin else NO_ORIGIN
+    record |= job.kept | (origin.to_json() if origin else NO_ORIGIN)
     return record if index is None else {"id": record["id"], "index": index, **record}
 
 
@@ -90,11 +94,35 @@ def failure_record(
     return record | {"error": message}
 
 
-def read_identifier(value: object) -> str | int:
-    """Read the "id" of a line."""
+def read_identifier(values: dict[str, Any], line: int) -> str | int:
+    """Read the "id" of a line, and remove it from its values."""
+    value = values.pop("id", None)
+    if value is None:
+        return line
     if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
         return value
     raise UsageError(f'"id" must be a string or an integer, not {_shown(value)}.')
+
+
+def take_columns(values: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """Remove the fields of a line that have no effect, and those without a value.
+
+    Returns:
+        The former.
+
+    Raises:
+        UsageError: one may be a slip of another name, or asks for what only lines in OpenAI's format have.
+    """
+    columns = {name: values.pop(name) for name in list(values) if name not in known}
+    for name in columns:
+        if name in NOT_SETTINGS or similar(name, known):
+            raise UsageError(
+                f"There is no field {shortened(repr(name))}.",
+                did_you_mean(name, known, "Lines in OpenAI's format have it."),
+            )
+    for name in [name for name, value in values.items() if value is None]:
+        del values[name]
+    return columns
 
 
 def _grammar(values: dict[str, Any]) -> dict[str, Grammar]:
@@ -185,8 +213,8 @@ def _shown(value: object) -> str:
 
 
 def _setting(name: str, value: Any) -> Any:
-    if name not in _SETTINGS:
-        raise UsageError(f"There is no field {shortened(repr(name))}.", did_you_mean(name, _SETTINGS, ""))
+    if name in ("max_tokens", "seed") and value == -1:  # no limit, and a random one: as elsewhere
+        return None
     if name == "think":
         return think_text(value)
     if name == "stop":

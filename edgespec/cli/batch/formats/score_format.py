@@ -14,18 +14,20 @@ from edgespec.cli.batch.formats import own_format
 from edgespec.cli.batch.input.job import Job
 from edgespec.cli.origin import NO_ORIGIN, Origin
 from edgespec.errors import UsageError
-from edgespec.generation.config import GenerationConfig, shortened
+from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
 from edgespec.generation.score import Score
 
-_FIELDS = ("id", "prompt", "messages", "completion", "choices", "logprobs")
+_FIELDS = ("prompt", "messages", "completion", "choices", "logprobs")
 
 
 def read_request(values: dict[str, Any], line: int, defaults: GenerationConfig) -> Job:
     """The job of a line; see `own_format.read_request`."""
     identifier: str | int = line
+    columns: dict[str, Any] = {}
     try:
-        identifier = own_format.read_identifier(values.pop("id", line))
+        identifier = own_format.read_identifier(values, line)
+        columns = own_format.take_columns(values, _FIELDS)
         prompt = own_format.read_prompt(values)
         choices_given = values.get("choices") is not None
         scored = _continuations(values)
@@ -34,13 +36,11 @@ def read_request(values: dict[str, Any], line: int, defaults: GenerationConfig) 
         config = defaults
         if (logprobs := values.pop("logprobs", None)) is not None:
             config = config.with_(logprobs=logprobs)
-        for name in values:
-            raise UsageError(
-                f"There is no field {shortened(repr(name))}.", f"A line to score has {', '.join(_FIELDS)}."
-            )
-        return Job(line, identifier, prompt, config, scored=scored, choices_given=choices_given)
+        return Job(
+            line, identifier, prompt, config, scored=scored, choices_given=choices_given, columns=columns
+        )
     except UsageError as error:
-        return Job(line, identifier, error=str(error), scored=())
+        return Job(line, identifier, error=str(error), scored=(), columns=columns)
 
 
 def score_record(job: Job, answers: Sequence[Generation], origin: Origin | None) -> dict[str, Any]:
@@ -60,12 +60,13 @@ def score_record(job: Job, answers: Sequence[Generation], origin: Origin | None)
         record |= {"completion": job.scored[0] if job.scored else None} | scores[0]
     cancelled = any(answer.finish_reason == "cancelled" for answer in answers)
     record |= {"finish_reason": "cancelled" if cancelled else "stop"}
-    return record | {"prompt_tokens": max(answer.prompt_tokens for answer in answers)} | _made_with(origin)
+    record |= {"prompt_tokens": max(answer.prompt_tokens for answer in answers)}
+    return record | _made_with(job, origin)
 
 
 def failure_record(job: Job, message: str, origin: Origin | None) -> dict[str, Any]:
     """The result of a line that could not be scored."""
-    record = {"id": job.identifier, "prompt": job.prompt, "finish_reason": "error"} | _made_with(origin)
+    record = {"id": job.identifier, "prompt": job.prompt, "finish_reason": "error"} | _made_with(job, origin)
     if job.duplicate_of:
         record |= {"line": job.line, "duplicate_of": job.duplicate_of}
     return record | {"error": message}
@@ -73,11 +74,12 @@ def failure_record(job: Job, message: str, origin: Origin | None) -> dict[str, A
 
 def cancelled_record(job: Job, origin: Origin | None) -> dict[str, Any]:
     """The result of a line that was interrupted."""
-    return {"id": job.identifier, "prompt": job.prompt, "finish_reason": "cancelled"} | _made_with(origin)
+    record = {"id": job.identifier, "prompt": job.prompt, "finish_reason": "cancelled"}
+    return record | _made_with(job, origin)
 
 
-def _made_with(origin: Origin | None) -> dict[str, Any]:
-    return origin.to_json() if origin else dict(NO_ORIGIN)
+def _made_with(job: Job, origin: Origin | None) -> dict[str, Any]:
+    return job.kept | (origin.to_json() if origin else NO_ORIGIN)
 
 
 def _continuations(values: dict[str, Any]) -> tuple[str, ...]:

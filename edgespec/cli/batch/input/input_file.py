@@ -1,45 +1,127 @@
-"""The input of a batch: a file, or standard input."""
+"""The input of a batch: a file or standard input, with JSON Lines or a JSON array, perhaps compressed."""
 
 from __future__ import annotations
 
+import codecs
+import gzip
+import io
+import json
 import os
 import re
 import stat
 import sys
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
+from edgespec.cli.utf8 import UTF16, decoded
 from edgespec.errors import UsageError
 
+_HEAD_BYTES = 64 << 10
+_MAX_BYTES = 256 << 20  # of a line, or of an array: more would fill the memory
 _SAMPLE_BYTES = 1 << 20
 _TOKEN_BYTES = 3.5  # of a usual text in a line
 _TEMPLATE_TOKENS = 32
 _IMAGE = re.compile(rb'"data:[^"]*"')  # whose bytes say nothing of its tokens
 _NAMES_IMAGE = re.compile(rb'"images"\s*:\s*\[\s*"|"type"\s*:\s*"(?:input_)?image(?:_url)?"')
+_PRETTY = re.compile(rb'\{\s*\n\s*"')
 
 
-def open_input(name: str) -> IO[bytes]:
-    """The input with that name; "-" is standard input.
+@dataclass(frozen=True)
+class Input:
+    """An open input.
+
+    Attributes:
+        lines: a JSON object each, if they are valid.
+        waits: reading may wait for somebody to write.
+        is_empty: there is nothing in it.
+    """
+
+    lines: Iterable[bytes]
+    waits: bool
+    is_empty: bool
+
+
+@contextmanager
+def open_input(name: str) -> Iterator[Input]:
+    """Open the input with that name, and look at how it begins; "-" is standard input.
 
     Raises:
-        UsageError: it cannot be read.
+        UsageError: it cannot be read, or holds something else; the lines raise it, too.
     """
+    with _opened(name) as file:
+        waits = not stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+        content: IO[bytes] = file
+        with _reading(name):
+            head = file.peek(_HEAD_BYTES)
+            if head.startswith(b"\x1f\x8b"):
+                unpacked = gzip.GzipFile(fileobj=file)
+                content, head = cast(IO[bytes], unpacked), unpacked.peek(_HEAD_BYTES)
+        yield Input(_lines_of(content, head, name), waits, not head)
+
+
+def _opened(name: str) -> io.BufferedReader:
     if name == "-":
         if sys.stdin is None:
             raise UsageError("Standard input is closed.", "Give a file to --input.")
-        return open(sys.stdin.fileno(), "rb", closefd=False)
+        return io.BufferedReader(io.FileIO(sys.stdin.fileno(), closefd=False), _HEAD_BYTES)
     if not name:
         raise UsageError("--input is empty.", "Give a file to --input.")
+    with _reading(name):
+        return io.BufferedReader(io.FileIO(name), _HEAD_BYTES)
+
+
+@contextmanager
+def _reading(name: str) -> Iterator[None]:
     try:
-        return Path(name).open("rb")
+        yield
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UsageError(f"{name} is a damaged gzip file: {error}.", "Compress it again.") from error
     except OSError as error:
         raise UsageError(f"{name} cannot be read: {error.strerror}.", "Give a file to --input.") from error
 
 
-def is_file(lines: IO[bytes]) -> bool:
-    """True if reading never waits for somebody to write."""
-    return stat.S_ISREG(os.fstat(lines.fileno()).st_mode)
+def _lines_of(file: IO[bytes], head: bytes, name: str) -> Iterator[bytes]:
+    """The lines of JSON Lines, or the items of an array as lines."""
+    begins = head.removeprefix(codecs.BOM_UTF8).lstrip()
+    if begins.startswith(b"["):
+        return _items(file, name)
+    if _PRETTY.match(begins):
+        raise UsageError(f"{name} has objects that span several lines.", f"Convert it: jq -c . {name}")
+    if begins and not any(line.lstrip().startswith(b"{") for line in begins.splitlines()):
+        if begins.startswith(UTF16):
+            decoded(begins, name)
+        raise UsageError(
+            f"{name} is not JSON Lines: no line begins with {{.",
+            """Write a line such as {"prompt": "Hello"} for each prompt. jq -c '.[]' converts JSON arrays.""",
+        )
+    return _lines(file, name)
+
+
+def _lines(file: IO[bytes], name: str) -> Iterator[bytes]:
+    with _reading(name):
+        while line := file.readline(_MAX_BYTES + 1):
+            if len(line) > _MAX_BYTES:
+                raise UsageError(f"A line of {name} has more than {_MAX_BYTES >> 20} MiB.", "Shorten it.")
+            yield line
+
+
+def _items(file: IO[bytes], name: str) -> Iterator[bytes]:
+    with _reading(name):
+        data = file.read(_MAX_BYTES + 1)
+    way_out = f"Convert it to a line for each item: jq -c '.[]' {name}"
+    if len(data) > _MAX_BYTES:
+        raise UsageError(f"{name} is an array of more than {_MAX_BYTES >> 20} MiB.", way_out)
+    try:
+        items = json.loads(decoded(data, name))
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{name} is not valid JSON: {error}.", way_out) from error
+    except (RecursionError, ValueError) as error:
+        raise UsageError(f"{name} cannot be read as JSON: {error}.", way_out) from error
+    return (json.dumps(item).encode() for item in items)
 
 
 @dataclass(frozen=True)
@@ -63,13 +145,17 @@ class InputSummary:
 
 
 def summarize_input(name: str) -> InputSummary:
-    """Read an input once, if it is a file."""
+    """Read an input once, if it is a file.
+
+    Raises:
+        UsageError: as `open_input`.
+    """
     if not Path(name).is_file():
         return InputSummary()
     count = sampled = sampled_bytes = passed = 0
     has_images = False
-    with Path(name).open("rb") as lines:
-        for line in lines:
+    with open_input(name) as source:
+        for line in source.lines:
             in_sample = passed < _SAMPLE_BYTES
             passed += len(line)
             if line.isspace():

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig
@@ -34,6 +34,7 @@ class Job:
         choices_given: the line has them as a list of choices.
         shown: the prompt as results show it, where images are part of it.
         images: the images before the prompt as results show them: paths, and hashes of data.
+        columns: fields that have no effect, which results keep.
     """
 
     line: int
@@ -49,6 +50,12 @@ class Job:
     choices_given: bool = False
     shown: Prompt | None = None
     images: tuple[str, ...] = ()
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """The fields of a result that repeat those of the line."""
+        return {"columns": dict(self.columns)} if self.columns else {}
 
 
 @dataclass(frozen=True)

@@ -114,8 +114,8 @@ class Merger:
     def _wanted(self) -> Iterator[Key]:
         """The keys of the whole input's results, in order."""
         missing: list[int] = []
-        with open_input(self.input_name) as lines:
-            for job in read_jobs(lines):
+        with open_input(self.input_name) as source:
+            for job in read_jobs(source.lines):
                 for key, _ in results_of(job, self.answers):
                     if key in self._found:
                         yield key
