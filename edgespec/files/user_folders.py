@@ -27,7 +27,12 @@ def config_folder() -> Path:
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:
-    """A path with a home folder in place of `~` or `~user`; unchanged if there is no such user."""
+    """A path with a home folder in place of `~` or `~user`, or that of a file:// URL."""
+    if os.fspath(path)[:7].lower() == "file://":
+        from urllib.parse import urlsplit
+        from urllib.request import url2pathname
+
+        path = url2pathname(urlsplit(os.fspath(path)).path)
     return Path(os.path.expanduser(path))  # noqa: PTH111 (Path.expanduser raises RuntimeError)
 
 

@@ -29,6 +29,16 @@ from edgespec.models.hub.names import (
         ("https://huggingface.co/org/repo", HubName("org/repo")),
         ("hf://org/Repo-GGUF", HubName("org/Repo-GGUF")),
         ("org/repo:file-Q4_0.gguf", HubName("org/repo", "file-Q4_0.gguf")),
+        (
+            "https://huggingface.co/org/repo/blob/main/file%20Q4_0.gguf",
+            HubName("org/repo", "file Q4_0.gguf"),
+        ),
+        (
+            "https://hf.co/org/repo/resolve/main/Q8/m-00002-of-00003.gguf?download=true",
+            HubName("org/repo", "Q8/m-00002-of-00003.gguf"),
+        ),
+        ("https://huggingface.co/org/repo/tree/main", HubName("org/repo")),
+        ("org/repo/blob/main/file.gguf", None),
         ("folder/model.gguf", None),
         ("./org/repo", None),
         ("/abs/olute", None),
@@ -40,6 +50,11 @@ from edgespec.models.hub.names import (
 )
 def test_names_on_the_hub(text: str, expected: HubName | None) -> None:
     assert parse_hub_name(text) == expected
+
+
+def test_a_link_to_another_revision_is_refused() -> None:
+    with pytest.raises(UsageError, match="is not of the main revision"):
+        parse_hub_name("https://huggingface.co/org/repo/blob/v2/file.gguf")
 
 
 @given(st.text(max_size=40))

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from edgespec.images.parts import Image
 
 _PANEL = "Prompt"
-_HOW = "Give one with --prompt TEXT, pipe it in, or give many with --input FILE.jsonl."
+_HOW = "Give one with --prompt TEXT or -f FILE, pipe it in, or give many with --input FILE.jsonl."
 
 
 @partial(with_options, leave_out=("model",))
@@ -185,16 +185,15 @@ def generate(
         raise UsageError(f"--answers must be from 1 to {MAX_ANSWERS}, not {answers}.")
     if overwrite and (input_name is None or output_name is None):
         raise UsageError("--overwrite needs --input and --output.", "Add them, or leave out --overwrite.")
-    if shard is not None and input_name is None:
-        raise UsageError("--shard needs --input.", "Add it, or leave out --shard.")
-    if is_on_command_line(called, "ray") and input_name is None:
-        raise UsageError("--ray needs --input.", "Add it, or leave out --ray.")
+    for name in ("shard", "ray"):
+        if is_on_command_line(called, name) and input_name is None:
+            raise UsageError(f"--{name} needs --input.", f"Add it, or leave out --{name}.")
     if logprobs is not None and not score:
         raise UsageError("--logprobs needs --score.", "Add it, or leave out --logprobs.")
     if score:
         given = {f"--{name}": is_on_command_line(called, name) for name in ("system", "answers")}
         _check_scoring(given | {"--ray": ray is not None}, has_input=input_name is not None)
-    part = None if shard is None else Shard.parse(shard)
+    part = None if shard is None or input_name is None else Shard.parse(shard)
     load = load_here if ray is None else load_on_cluster(ray)
     model, prompt = model_and_prompt(
         words_of(word, words),
@@ -206,6 +205,11 @@ def generate(
     loading = loading.with_(model=model, mmproj=mmproj, images=bool(images))
     together = loading.with_(parallel=AUTO if parallel is None else parallel)
     terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
+    if shard is not None and input_name is None:
+        terminal.warn(f"Ignored shard {shard}: there is no --input.")
+    attached = read_attachments(files)
+    if attached and prompt is None:
+        prompt = attached.pop()[1].removesuffix("\n").removesuffix("\r")
     with ExitStack() as stack:
         file = None
         if output_name is None or output_name == "-":
@@ -241,7 +245,7 @@ def generate(
                 raw,
                 as_text,
                 answers,
-                files=read_attachments(files),
+                files=attached,
                 images=read_images(images),
             )
             single.run(prompt, loading, sampling)

@@ -8,14 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from edgespec.cli.options.declaration import option
-from edgespec.cli.utf8 import decoded
-from edgespec.errors import UsageError
+from edgespec.cli.utf8 import read_text
 from edgespec.files.user_folders import expanded
 
 if TYPE_CHECKING:
     from edgespec.images.parts import Image
-
-MAX_BYTES = 4 << 20
 
 Attachments = Annotated[
     list[str] | None,
@@ -32,21 +29,8 @@ _MENTION = re.compile(r'(?<!\S)@(?:"([^"]+)"|(\S+))')
 
 
 def read_attachment(name: str) -> tuple[Path, str]:
-    """A text file's path and content.
-
-    Raises:
-        UsageError: it cannot be read, is too large, or is not text.
-    """
-    path = expanded(name)
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise UsageError(f"{name} has more than {MAX_BYTES >> 20} MiB.", "Attach a part of it.")
-        data = path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"{name} cannot be read: {error.strerror}.", "Check the path.") from error
-    if b"\0" in data:
-        raise UsageError(f"{name} is not a text file.", "Only UTF-8 text files can be attached.")
-    return path, decoded(data, name)
+    """A text file's path and content; raises as `read_text`."""
+    return expanded(name), read_text(name)
 
 
 def read_attachments(names: Sequence[str] | None) -> list[tuple[Path, str]]:

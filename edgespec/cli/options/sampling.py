@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from edgespec.cli.completion import complete_words
 from edgespec.cli.options.declaration import option
-from edgespec.cli.utf8 import as_text, decoded
+from edgespec.cli.utf8 import as_text, read_text
 from edgespec.config import Config
 from edgespec.errors import InvalidValueError, ModelFileError, UsageError
-from edgespec.files.user_folders import expanded
 from edgespec.generation.config import GenerationConfig, Grammar
 from edgespec.generation.rules import KINDS
 from edgespec.generation.thinking import EFFORTS
@@ -372,8 +371,4 @@ def _read_grammar(flag: str, name: str) -> str:
         return as_text(name, "The schema")
     if not name:
         raise UsageError(f"{flag} is empty.", f"Give a file to {flag}.")
-    try:
-        data = expanded(name).read_bytes()
-    except OSError as error:
-        raise UsageError(f"{name} cannot be read: {error.strerror}.", f"Give a file to {flag}.") from error
-    return decoded(data, name)
+    return read_text(name)

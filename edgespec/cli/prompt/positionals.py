@@ -110,6 +110,8 @@ def is_model(word: str) -> bool:
             f"'{word}' is a file, but not a GGUF model.",
             f"To ask about it: edgespec generate -p TEXT <{word}. As a prompt of one word: -p {word}",
         )
+    if _holds(path.is_dir) and catalog.models_in(path):
+        return True
     if ends_as_model or (word.startswith(_PATH_STARTS) and len(word) > 1):
         return True
     name = word.partition(":")[0]

@@ -7,9 +7,8 @@ from typing import Annotated
 import typer
 
 from edgespec.cli.options.declaration import is_on_command_line, option
-from edgespec.cli.utf8 import as_text, decoded
+from edgespec.cli.utf8 import as_text, read_text
 from edgespec.errors import UsageError
-from edgespec.files.user_folders import expanded
 
 SystemFile = Annotated[
     str | None,
@@ -27,8 +26,5 @@ def system_prompt(called: typer.Context, text: str | None, file: str | None) -> 
     if len(on_line) == 2:
         raise UsageError("Both --system and --system-file were given.", "Give one of them.")
     if file is not None and on_line != ["system"] and (text is None or on_line == ["system_file"]):
-        try:
-            return decoded(expanded(file).read_bytes(), file).rstrip("\n")
-        except OSError as error:
-            raise UsageError(f"{file} cannot be read: {error.strerror}.", "Check the path.") from error
+        return read_text(file).rstrip("\n")
     return None if text is None else as_text(text, "The system prompt")

@@ -12,6 +12,7 @@ import importlib.util
 import json
 import os
 import re
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,9 @@ from edgespec.models.hub.external import external_models, find_external
 from edgespec.models.hub.names import (
     FoundModel,
     HubName,
+    ModelVariant,
     bits_of,
+    group_files,
     is_known_label,
     label_of,
     normal,
@@ -187,7 +190,9 @@ def resolve(
     """
     name = DEFAULT if model is None else os.fspath(model)
     path = expanded(name)
-    if _exists(path):
+    if name and _holds(path.is_dir):
+        return FoundModel(_in_folder(path))
+    if _holds(path.exists):
         return FoundModel(path)
     known = named(name)
     if known is not None and known[0].package:
@@ -217,7 +222,7 @@ def _is_cached(name: HubName, hub: Hub | None) -> bool:
 
 def hub_name_of(model: str) -> HubName | None:
     """The meaning of a name on the Hub; None for paths, packages, and anything that is not a name."""
-    if _exists(expanded(model)):
+    if _holds(expanded(model).exists):
         return None
     name = _hub_name(model)
     ollamas = name is not None and ":" in model and parse_hub_name(model) is None
@@ -294,10 +299,27 @@ def _size(name: str) -> float:
     return float(found[1]) / (1000 if found[2] == "m" else 1) if found else 0.0
 
 
-def _exists(path: Path) -> bool:
+def models_in(folder: Path) -> tuple[ModelVariant, ...]:
+    """The models whose files are in a folder, not in those within."""
+    return group_files((path.name, path.stat().st_size) for path in folder.glob("*.[gG][gG][uU][fF]"))
+
+
+def _in_folder(folder: Path) -> Path:
+    """The only model in a folder."""
+    found = models_in(folder)
+    if len(found) != 1:
+        raise ModelFileError(
+            f"{folder} is a folder with {len(found) or 'no'} GGUF models.",
+            f"Name one: {folder / found[0].name}" if found else "Name a GGUF file.",
+        )
+    return folder / found[0].name
+
+
+def _holds(question: Callable[[], bool]) -> bool:
+    """The answer to a question about a path; False if no file can have that name."""
     try:
-        return path.exists()
-    except (OSError, ValueError):  # a name that no file can have
+        return question()
+    except (OSError, ValueError):
         return False
 
 

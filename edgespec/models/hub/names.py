@@ -9,9 +9,16 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from urllib.parse import unquote
+
+from edgespec.errors import UsageError
 
 _PREFIXES = ("https://", "hf://", "huggingface.co/", "hf.co/")
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+_LINK = re.compile(
+    rf"(?P<repo>{_REPO.pattern})/(?:blob|resolve|tree)/(?P<revision>[^/?#]+)(?:/(?P<path>[^?#]+\.gguf))?/?(?:[?#].*)?",
+    re.ASCII | re.IGNORECASE,
+)
 _PART = re.compile(r"-(?P<number>\d{5})-of-(?P<count>\d{5})$")
 _LABEL = re.compile(
     r"(?:^|[-_./])(?P<label>(?:UD-)?(?:I?Q\d+(?:_[A-Z0-9]+)*|TQ\d_\d|BF16|FP?16|FP?32|MXFP4(?:_MOE)?|NVFP4))(?=$|[-_./])",
@@ -64,12 +71,22 @@ class ModelVariant:
 
 
 def parse_hub_name(text: str) -> HubName | None:
-    """`org/repo[:pick]`, with or without the Hub's address before it; None if it is not such a name."""
+    """`org/repo[:pick]`, with or without the Hub's address before it; None if it is not such a name.
+
+    Links to a file of the main revision are names, too.
+
+    Raises:
+        UsageError: it is a link to another revision.
+    """
     rest = text.strip()
     for prefix in _PREFIXES:
         if rest.lower().startswith(prefix):
             rest = rest[len(prefix) :]
     repo, _, pick = rest.partition(":")
+    if rest != text.strip() and (link := _LINK.fullmatch(rest)):
+        if link["revision"] != "main":
+            raise UsageError(f"{text} is not of the main revision.", "Only that is downloaded.")
+        repo, pick = link["repo"], unquote(link["path"] or "")
     repo = repo.rstrip("/")
     if not _REPO.fullmatch(repo) or ".." in repo or "--" in repo:
         return None

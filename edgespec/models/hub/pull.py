@@ -59,7 +59,7 @@ def _exact(name: HubName, models: Mapping[ModelVariant, Path]) -> Path | None:
     fits = [
         path
         for model, path in models.items()
-        if wanted is None or name.pick in (model.name, model.paths[0]) or normal(model.label) == wanted
+        if wanted is None or name.pick in (model.name, *model.paths) or normal(model.label) == wanted
     ]
     return fits[0] if len(fits) == 1 else None
 
