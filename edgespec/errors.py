@@ -25,6 +25,7 @@ Each carries what happened and what to do about it; the command line prints both
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from edgespec.printable import one_line, printable
 
@@ -51,6 +52,10 @@ class EdgeSpecError(Exception):
 
     def __str__(self) -> str:
         return f"{self.what} {self.hint}".rstrip()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Not by `__init__`, whose arguments subclasses choose.
+        return type(self).__new__, (type(self), *self.args), self.__dict__
 
 
 class UsageError(EdgeSpecError):

@@ -4,31 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from edgespec.cli.interrupt import Interruption
-from edgespec.cli.screen.terminal import ChatModel
-from edgespec.engine.requests import Event, Request, RequestSource
+from edgespec.engine.requests import Event, Request, RequestList, RequestSource
 from edgespec.errors import EdgeSpecError
+
+if TYPE_CHECKING:
+    from edgespec.engine.engine import Engine
 
 FATAL = (EdgeSpecError, OSError, MemoryError)
 """What an engine raises when it can answer nothing any more. The failure of a single request is an event."""
-
-
-class BatchEngine(ChatModel, Protocol):
-    """The part of an engine that a batch needs; see `Engine`."""
-
-    @property
-    def vocabulary_size(self) -> int:
-        """Number of tokens that the model knows."""
-
-    def stream_many(
-        self, source: RequestSource | Iterable[Request], *, parallel: int | None = None
-    ) -> Iterator[Event]:
-        """Answer many requests."""
-
-    def cancel(self) -> None:
-        """End all answers."""
 
 
 class BatchRequests(RequestSource):
@@ -67,7 +53,7 @@ class BatchRequests(RequestSource):
 
 
 def answer_all(
-    requests: BatchRequests, engine: BatchEngine, *, parallel: int | None, interruption: Interruption
+    requests: BatchRequests, engine: Engine, *, parallel: int | None, interruption: Interruption
 ) -> Iterator[Event]:
     """Answer all requests.
 
@@ -94,7 +80,7 @@ def answer_all(
             continue
         for request in suspects:
             try:
-                events = engine.stream_many([request])
+                events = engine.stream_many(RequestList([request]))
                 yield from requests.watched(interruption.reach(events, engine))
             except FATAL:
                 raise

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
 from edgespec.api.completion_request import check_tokens, nth_config
 from edgespec.api.images import without_data
 from edgespec.cli.batch.answering import BatchRequests, answer_all, explained
-from edgespec.cli.batch.engines import EngineLoader, LoadedEngine, load_here
 from edgespec.cli.batch.formats import openai_format
 from edgespec.cli.batch.formats.lines import read_jobs
 from edgespec.cli.batch.formats.records import Key
@@ -43,6 +42,8 @@ from edgespec.generation.config import GenerationConfig, shortened
 from edgespec.generation.result import Generation
 
 if TYPE_CHECKING:
+    from edgespec.cli.batch.cluster import Cluster, RayAddress
+    from edgespec.engine.engine import Engine
     from edgespec.text.encoding import Prompt
 
 _MAX_HELD = 1000  # results that wait for an earlier one; no lines are begun beyond that
@@ -79,7 +80,7 @@ class BatchRun:
         overwrite: answer lines again whose answers in the file were made differently.
         shard: which of the input's lines to answer.
         scores: the lines' texts are scored, not answered.
-        load: loads what answers.
+        ray: the cluster whose engines answer; None for one here.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class BatchRun:
         overwrite: bool = False,
         shard: Shard | None = None,
         scores: bool = False,
-        load: EngineLoader = load_here,
+        ray: RayAddress | None = None,
     ) -> None:
         self._config = config
         self._terminal = terminal
@@ -109,7 +110,7 @@ class BatchRun:
         self._ordered = ordered
         self._shard = shard or Shard()
         self._scores = scores
-        self._load = load
+        self._ray = ray
         self._earlier = EarlierAnswers(file, terminal, overwrite=overwrite)
         self._told_columns = False
         self._model = ModelIdentity()
@@ -149,8 +150,8 @@ class BatchRun:
             if source.is_empty or (summary.prompt_tokens is not None and not summary.lines):
                 self._terminal.note("The input has no lines.")
             elif interruption := with_reloads(
-                lambda loading: self._load(loading, self._terminal),
-                lambda loaded: self._answer_all(loaded, source, input_name, summary),
+                self._load,
+                lambda engine: self._answer_all(engine, source, input_name, summary, loading),
                 loading,
                 self._terminal,
             ):
@@ -164,26 +165,43 @@ class BatchRun:
             raise typer.Exit(1)
         self._terminal.note(self._summary())
 
+    def _load(self, loading: Config) -> AbstractContextManager[Engine | Cluster]:
+        if self._ray is None:
+            return self._terminal.load(loading)
+        from edgespec.cli.batch.cluster import open_cluster
+
+        return open_cluster(self._ray, loading, self._terminal)
+
     def _answer_all(
-        self, loaded: LoadedEngine, source: Input, input_name: str, summary: InputSummary
+        self,
+        engine: Engine | Cluster,
+        source: Input,
+        input_name: str,
+        summary: InputSummary,
+        loading: Config,
     ) -> Interruption:
         """Answer all lines; after a failure, those that have no answer yet."""
-        engine, self._model = loaded
-        self._terminal.template(engine, raw=self._raw)
-        self._terminal.thinking(engine, self._config)
+        here = cast("Engine", engine)  # a cluster answers like one, but tells nothing of its model
+        if self._ray is None:
+            self._model = model_identity(loading.model)
+            self._terminal.template(here, raw=self._raw)
+            self._terminal.thinking(here, self._config)
         requests = self._wanted_requests
         if requests is None:
             self._progress = BatchProgress(self._shard.lines(summary.lines))
             jobs = JobQueue(self._jobs(source.lines, input_name), waits=source.waits)
             requests = self._wanted_requests = BatchRequests(
-                self._requests(jobs, engine.vocabulary_size),
+                self._requests(jobs, None if self._ray else here.vocabulary_size),
                 lambda: jobs.wait(lambda: bool(self._interruption)),
             )
         requests.repeat()
         with cancelling(engine, signal.SIGTERM) as interruption, self._terminal.status() as status:
             self._interruption = interruption
-            for event in answer_all(requests, engine, parallel=self._parallel, interruption=interruption):
+            for event in answer_all(requests, here, parallel=self._parallel, interruption=interruption):
                 wanted, index = event.request.key
+                if self._ray is not None:  # which model answers is known with the first answer
+                    self._model = cast("Cluster", engine).model
+                    wanted.origin = self._origin(wanted.job)
                 if event.error is not None:
                     self._fail(wanted, explained(event.error))
                 elif event.chunk is not None and event.chunk.generation is not None:
@@ -193,7 +211,7 @@ class BatchRun:
                 self._show_progress(status)
         return interruption
 
-    def _requests(self, jobs: JobQueue, vocabulary_size: int) -> Iterator[Request | None]:
+    def _requests(self, jobs: JobQueue, vocabulary_size: int | None) -> Iterator[Request | None]:
         """A request for each answer that is wanted and does not exist; None where there is no line yet."""
         while True:
             job = jobs.take() if self._reorder_buffer.held < _MAX_HELD else None
@@ -323,11 +341,11 @@ class BatchRun:
         return ", ".join(parts) + "."
 
 
-def _check(job: Job, vocabulary_size: int) -> None:
-    """Refuse an invalid line, and tokens that the model does not have."""
+def _check(job: Job, vocabulary_size: int | None) -> None:
+    """Refuse an invalid line, and tokens that the model does not have, if the model is known."""
     if job.error:
         raise UsageError(job.error)
-    if job.prompt and not isinstance(job.prompt, str) and isinstance(job.prompt[0], int):
+    if vocabulary_size is not None and job.prompt:
         check_tokens(job.prompt, vocabulary_size)
 
 

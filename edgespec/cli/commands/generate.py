@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgespec.cli.batch.engines import load_here, load_on_cluster
 from edgespec.cli.batch.formats.own_format import MAX_ANSWERS
 from edgespec.cli.batch.input.job import Shard
 from edgespec.cli.batch.output.result_file import ResultFile
@@ -194,7 +193,11 @@ def generate(
         given = {f"--{name}": is_on_command_line(called, name) for name in ("system", "answers")}
         _check_scoring(given | {"--ray": ray is not None}, has_input=input_name is not None)
     part = None if shard is None or input_name is None else Shard.parse(shard)
-    load = load_here if ray is None else load_on_cluster(ray)
+    address = None
+    if ray is not None and input_name is not None:
+        from edgespec.cli.batch.cluster import RayAddress
+
+        address = RayAddress.parse(ray)
     model, prompt = model_and_prompt(
         words_of(word, words),
         model=model,
@@ -232,7 +235,7 @@ def generate(
                 ordered=not unordered,
                 overwrite=overwrite,
                 shard=part,
-                load=load,
+                ray=address,
             )
             batch.run(input_name, together)
         else:
