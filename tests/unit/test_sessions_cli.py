@@ -14,7 +14,7 @@ from edgespec.errors import OutputError
 
 TALK = [{"role": "user", "content": "Where to?"}, {"role": "assistant", "content": "- Rome\n- Oslo"}]
 MARKDOWN = (
-    "# Conversation with talker\n\n## System prompt\n\nBe brief.\n\n"
+    "# Conversation with my talker\n\n## System prompt\n\nBe brief.\n\n"
     "## Question\n\nWhere to?\n\n## Answer\n\n- Rome\n- Oslo\n"
 )
 
@@ -22,7 +22,7 @@ MARKDOWN = (
 @pytest.fixture
 def trip() -> Path:
     file = SessionFile("trip")
-    file.write(Conversation({"model": "talker.gguf 0123"}, "Be brief.", TALK))
+    file.write(Conversation({"model": f"my talker.gguf {0:032x}"}, "Be brief.", TALK))
     file.states.mkdir()
     (file.states / "a.kv").write_bytes(b"0" * 2048)
     file.close()
@@ -34,7 +34,7 @@ def test_listing(trip: Path, capsys: pytest.CaptureFixture[str]) -> None:
     heading, line = capsys.readouterr().out.splitlines()
     assert heading.split() == ["NAME", "TURNS", "SAVED", "SIZE", "MODEL", "FIRST", "QUESTION"]
     assert line.startswith("trip  1      20")
-    assert line.endswith("talker.gguf  Where to?")
+    assert line.endswith("  my talker.gguf  Where to?")
     assert main(["sessions", "list", "--json"]) == 0
     (record,) = json.loads(capsys.readouterr().out)["sessions"]
     assert (record["name"], record["turns"], record["path"]) == ("trip", 1, str(trip))
@@ -54,7 +54,7 @@ def test_showing(trip: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert capsys.readouterr().out == MARKDOWN
     assert main(["sessions", "show", "trip", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {
-        "model": "talker",
+        "model": "my talker",
         "messages": [{"role": "system", "content": "Be brief."}, *TALK],
     }
     assert main(["sessions", "show", "tripp"]) == 2
@@ -89,7 +89,7 @@ def test_other_files_are_not_removed(trip: Path, tmp_path: Path, capsys: pytest.
 
 
 def test_exporting(tmp_path: Path) -> None:
-    talk = Transcript("Be brief.", TALK, "talker")
+    talk = Transcript("Be brief.", TALK, "my talker")
     export(export_path(str(tmp_path / "trip")), talk)
     assert (tmp_path / "trip.md").read_text() == MARKDOWN
     export(tmp_path / "trip.json", talk)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -266,7 +267,9 @@ def remove(
     from edgespec.units import readable
 
     terminal = Terminal()
-    path = catalog.find(model, fetch=False)
+    # A folder with one model opens it, but whoever removes a folder may mean all of it.
+    is_folder = os.path.isdir(expanded(model))  # noqa: PTH112 (it never raises)
+    path = expanded(model) if is_folder else catalog.find(model, fetch=False)
     removal = plan_removal(path)
     if not as_json:
         for sentence in removal.kept:

@@ -66,7 +66,7 @@ def show(
 
     saved = read_conversation(_existing(name))
     assert saved is not None, "the file exists"
-    model = saved.identity.get("model", "an unknown model").partition(" ")[0].removesuffix(".gguf")
+    model = saved.model_name.removesuffix(".gguf")
     transcript = Transcript(saved.system, saved.messages, model)
     if as_json:
         results().record(transcript.to_json())
