@@ -23,6 +23,7 @@ from edgespec.engine.turn import SavedStates, Turn
 from edgespec.generation.result import Chunk, FinishReason, PassRecord
 from edgespec.llama.runtime.abort import AbortFlag, DecodeAborted
 from edgespec.speculation.sizing.sizers import FIRST_BUDGET
+from edgespec.speculation.spliced import SplicedText
 
 Part = Literal["draft", "verify", "accept"]
 
@@ -209,6 +210,6 @@ class Decoder:
             self._speculator.policy.save()
 
     def save(self, tokens: Sequence[int], states: SavedStates) -> None:
-        """Save what the caches have of a conversation."""
+        """Save what the caches have of a conversation; drafters read its text alone."""
         if self._target.save_state(states.target, tokens):
-            self._speculator.drafter.save(tokens, states.drafter)
+            self._speculator.drafter.save(SplicedText(tokens), states.drafter)

@@ -314,9 +314,16 @@ class ProfileStore:
         return _read(self._path("image", key), ImageProfile.from_json)
 
     def put_image(self, key: Key, profile: ImageProfile) -> None:
-        """Store the time that an image took; larger images than this one tell more."""
+        """Store the time that an image took.
+
+        Much smaller images than the known one tell less, unless they show that it was slow by chance.
+        """
         known = self.image(key)
-        if profile.rows > 0 and (known is None or known.rows <= profile.rows):
+        if profile.rows > 0 and (
+            known is None
+            or known.rows <= 2 * profile.rows
+            or profile.seconds(known.rows) < known.seconds(known.rows)
+        ):
             self._put("image", key, profile.to_json())
 
     def products(self, key: Key) -> tuple[float, ...] | None:

@@ -14,6 +14,7 @@ import pytest
 import edgespec
 from edgespec.cli.conversation.attach import with_attachments
 from edgespec.cli.conversation.images import without_images
+from edgespec.drafters.model import ModelDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.sessions.file import SessionFile, remove_session, saved_sessions, sessions_folder
 from edgespec.engine.sessions.session import Session
@@ -25,6 +26,7 @@ from edgespec.llama.projector.library import NoImageLibrary, load_library
 from edgespec.processes import trial
 from tests.desk import Desk
 from tests.program import run_here
+from tests.tiny import write_tiny
 from tests.tiny_images import png, write_projector, write_seeing
 
 CONFIG = edgespec.GenerationConfig(max_tokens=24)
@@ -95,6 +97,28 @@ def test_a_saved_session_keeps_its_images(seeing: Path, picture: Path, tmp_path:
         resumed.undo()
         resumed.close()
     assert not images.exists()
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_session_keeps_the_text_that_its_drafter_read(
+    same: bool, seeing: Path, smol_path: Path, tmp_path: Path
+) -> None:
+    drafter = seeing if same else write_tiny(tmp_path / "other.gguf", "llama", smol_path, damped=0.3)
+    text = "one two " * 60
+    config = CONFIG.with_(grammar=Grammar("regex", "[a-z ]{30}"), max_tokens=8)
+    with opened(seeing, str(drafter), tree_budget=8) as engine:
+        assert isinstance(engine.drafter, ModelDrafter)
+        assert (engine.drafter._translation is None) == same
+        session = Session(engine)
+        session.save_to("trip")
+        said(session, text, PICTURE, config=config)
+        said(session, "x y z", ANOTHER, config=config)
+        session.close()
+        assert session._known is not None
+        read = sum(token >= 0 for token in session._known.tokens)
+    states = sessions_folder() / "trip.json.kv" / "drafter"
+    kept = sum(int(file.stem.partition("-")[2]) for file in states.glob("*.kv"))
+    assert kept >= read - 8 > 128, "all but the last trees, whatever stands between"
 
 
 @pytest.mark.parametrize("continued", [False, True])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import io
 import json
+import random
 import re
 import struct
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import PIL.Image
 import pytest
 
 import edgespec
+from edgespec.drafters.model import ModelDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.requests import Request, RequestQueue
 from edgespec.engine.sequence import Sequence
@@ -300,6 +302,25 @@ def test_drafts_change_no_token(plain: Engine, seeing: Path) -> None:
             sum(map(len, found)) for found in zip(*((a.passes, a.tokens) for a in every), strict=True)
         )
         assert passes < tokens  # drafts were accepted
+
+
+def test_trees_that_outgrow_a_sliding_window_change_no_token(
+    library: Any, smol_path: Path, tmp_path: Path
+) -> None:
+    del library
+    path = write_seeing(tmp_path, "gemma3", smol_path, damped=0.3)
+    draw, questions = random.Random(60), []
+    for seed in range(6):
+        text = " ".join(draw.choices(["one", "two", "three"], k=draw.randrange(1, 40)))
+        questions.append(asked(png(seed=seed), text) if seed % 2 else [{"role": "user", "content": text}])
+    with opened(path, "none") as engine:
+        expected = [engine.generate(question, CONFIG).tokens for question in questions]
+    with opened(path, str(path), tree_budget=60) as engine:
+        answers = [engine.generate(question, CONFIG) for question in questions]
+        assert isinstance(engine.drafter, ModelDrafter)
+        window = engine.drafter._context.window
+    assert [answer.tokens for answer in answers] == expected
+    assert max(record.accepted for answer in answers for record in answer.passes) > window > 0
 
 
 def test_streamed_weights_change_no_token(plain: Engine, seeing: Path) -> None:

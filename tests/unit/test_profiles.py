@@ -128,6 +128,9 @@ def test_the_largest_image_tells_most_of_the_time_that_images_take(store: Profil
     assert found.seconds(200) == 11.0
     store.put_image(key, ImageProfile(100, 1.0, 4.0))
     assert store.image(key) == ImageProfile(100, 1.0, 4.0), "the latest of the same size"
+    for later in (ImageProfile(60, 1.0, 3.0), ImageProfile(10, 1.0, 0.3)):
+        store.put_image(key, later)
+        assert store.image(key) == later, "the slowest reading of the largest image does not stay for ever"
     assert store.image(image_key("projector", 4)) is None
     assert store.image(image_key("another", 2)) is None
 

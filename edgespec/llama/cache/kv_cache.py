@@ -78,7 +78,10 @@ def decode_together(parts: Sequence[tuple[KVCache, TokenBatch]], rows: int, cert
         return
     branching = [(cache, batch) for cache, batch in parts if isinstance(cache, BranchingCache)]
     assert len(branching) == len(parts), "recurrent states take one text at a time"
-    branching[0][0].cells.decode(branching, rows)
+    cells = branching[0][0].cells
+    cells.decode(branching, rows)
+    for cache, batch in branching:
+        cells.keep_branches(cache, batch)
 
 
 def placement(cache: KVCache) -> TreeRows | None:

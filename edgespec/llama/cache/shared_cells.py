@@ -13,13 +13,15 @@ sequences never take their memory twice.
 
 Where layers have sliding windows, llama.cpp reuses any cell with a single id that the end of its sequence
 does not see. A sequence that is rewound, or that shares the beginning, would lack that cell. So all cells in
-use have the keeper's id as well.
+use have the keeper's id as well; those of branches only once a branch has outgrown a window.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from edgespec.llama.cache.segments import CellHolder, CellRange, Segments, window_parts
 from edgespec.llama.runtime.batch import TokenBatch
@@ -52,6 +54,7 @@ class SharedCells:
         self._free_ids = list(range(self.n_ids))[::-1]  # the lowest is taken first
         self._segments = Segments()
         self._tail = 0  # no cell from this one on is in use
+        self._outgrown: set[CellHolder] = set()  # those whose branches have outgrown a window
 
     @property
     def shared(self) -> bool:
@@ -90,11 +93,13 @@ class SharedCells:
     def remove(self, holder: CellHolder) -> None:
         """Take back the ids of a sequence that holds no cells any more."""
         self.holders.remove(holder)
+        self._outgrown.discard(holder)
         self.give_back(holder.ids)
 
     def drop(self, holder: CellHolder) -> None:
         """Drop a sequence whose contents are unknown until `recover` has run; call that next."""
         self.holders.remove(holder)
+        self._outgrown.discard(holder)
         if self.ordered:
             self._segments.truncate(holder, 0)
             self._tail = self.context.n_cells  # its freed cells may lie before kept ones
@@ -168,9 +173,36 @@ class SharedCells:
             return
         self.context.remove(self._keeper_id, start)
         for holder in self.holders:
-            self._keep(holder.ids[0], start, -1)
+            for path in holder.ids if holder in self._outgrown else holder.ids[:1]:
+                self._keep(path, start, -1)
         if self.ordered:
             self._keep(self._graveyard_id, start, -1)
+
+    def keep_branches(self, holder: CellHolder, batch: TokenBatch) -> None:
+        """Keep the cells of branches that were decoded, once one has outgrown a sliding window.
+
+        Rows of later decodes would take the first cells of such a branch, before it is committed.
+
+        Args:
+            batch: the rows, in ids 0 .. paths - 1 of the sequence.
+        """
+        if self._keeper_id is None or self.ordered:  # an ordered cache has a single decode for all branches
+            return
+        start = holder.positions.at(holder.length)
+        last = start + int(batch.positions.max()) - holder.length
+        window = self.context.window
+        if start // window == (last + 1) // window:  # chunked windows begin at multiples
+            return
+        for path in np.unique(batch.sequence_ids).tolist():
+            self._keep(holder.ids[path], start, -1)
+        self._outgrown.add(holder)
+
+    def branches_dropped(self, holder: CellHolder, start: int, *, all_of_them: bool) -> None:
+        """Note that a sequence has dropped branches from position `start` on."""
+        if holder in self._outgrown:
+            if all_of_them:
+                self._outgrown.remove(holder)
+            self.removed(start)
 
     def _keep(self, sequence: int, start: int, end: int) -> None:
         """Keep cells of a sequence from being reused while it has them."""
@@ -189,6 +221,7 @@ class SharedCells:
         added some. So the first `length` tokens are in its first id whatever happened; nothing else is
         certain.
         """
+        self._outgrown.clear()
         homes = {holder.ids[0]: holder for holder in self.holders}
         for sequence in range(self.context.n_sequences):
             if sequence not in homes and not (self.ordered and sequence == self._graveyard_id):
@@ -280,6 +313,7 @@ class SharedCells:
         """Forget all sequences."""
         for holder in self.holders:
             holder.length = 0
+        self._outgrown.clear()
         self._segments.clear()
         self.context.clear()
         self._tail = 0

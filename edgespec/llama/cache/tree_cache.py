@@ -137,6 +137,7 @@ class BranchingCache:
             certain: leading rows that `commit` will keep in any case.
         """
         self.cells.decode([(self, batch)], rows)
+        self.cells.keep_branches(self, batch)
 
     def fork(self, path: int, new_path: int, length: int) -> None:
         """Make `new_path`, which must be open, share the branch of `path` up to `length` tokens."""
@@ -173,6 +174,7 @@ class BranchingCache:
             for other in self.ids:
                 if other != kept and other not in branches:
                     context.copy(kept, other, start, end)
+        self.cells.branches_dropped(self, start, all_of_them=not branches)
         self.cells.committed(self, self.length, length)
         self.length = length
         if self.cells.shared and not branches:

@@ -194,7 +194,12 @@ class Vocabulary:
         """The bytes that a token adds to the text; those of control tokens only if asked for.
 
         Several threads may ask at once.
+
+        Raises:
+            IndexError: it is no token of this vocabulary, such as the row of an image.
         """
+        if not 0 <= token < self.n_tokens:  # llama.cpp would end the process
+            raise IndexError(f"there is no token {token}")
         size = _USUAL_PIECE
         while True:
             buffer = (ctypes.c_char * size)()
