@@ -2,7 +2,11 @@
 
 Small files are written to a temporary file and renamed (`atomic_write`). Large ones grow in a partial file
 (`atomic_large_write`), which is removed whenever the program notices that it is ending; after a SIGKILL, the
-next program that looks into the folder removes it (`remove_abandoned`).
+next program that looks into the folder removes it (`remove_abandoned`). A symbolic link stays, and the file
+that it leads to is replaced.
+
+What a program writes over a longer time is locked (`only_writer`): a second one is refused with
+BlockingIOError, which `unwritable` explains.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ _FULL_DISK = "Free some space on that disk."
 def atomic_write(path: Path, *, durable: bool = True, suffix: str = "") -> Iterator[IO[bytes]]:
     """A file to write to, which replaces `path` when the block ends.
 
-    If the block raises, `path` stays as it was. Only its owner can read the new file.
+    If the block raises, the file stays as it was. Only its owner can read the new one.
 
     Args:
         durable: wait for the disk, so that the file survives a power failure; not needed for what can be
@@ -38,6 +42,7 @@ def atomic_write(path: Path, *, durable: bool = True, suffix: str = "") -> Itera
     Raises:
         OSError: the folder does not exist, or cannot be written.
     """
+    path = followed(path)
     with tempfile.NamedTemporaryFile(
         dir=path.parent, prefix=f".{path.name}.", suffix=suffix, delete=False
     ) as file:
@@ -54,6 +59,42 @@ def atomic_write(path: Path, *, durable: bool = True, suffix: str = "") -> Itera
             with suppress(OSError):
                 Path(file.name).unlink()
             raise
+
+
+def followed(path: Path) -> Path:
+    """The file that a path leads to through symbolic links; it need not exist."""
+    return Path(os.path.realpath(path))
+
+
+@contextmanager
+def only_writer(path: Path) -> Iterator[None]:
+    """Keep other programs that ask the same from writing a file, which need not exist, during the block.
+
+    Where no lock can be made beside an existing file, nothing is kept out.
+
+    Raises:
+        BlockingIOError: another program is writing it.
+        OSError: there is no such folder, or nothing can be made in it.
+    """
+    from filelock import FileLock, Timeout
+
+    path = followed(path)
+    lock = FileLock(path.with_name(f".{path.name}.lock"))
+    path.parent.stat()  # it would be made for the lock
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), str(path)) from None
+    except OSError:
+        if not path.exists():
+            raise
+    try:
+        yield
+    finally:
+        if lock.is_locked:
+            with suppress(OSError):  # Windows removes no open file
+                Path(lock.lock_file).unlink()  # a program that has just opened it notices, and makes another
+        lock.release()
 
 
 @contextmanager
@@ -79,6 +120,10 @@ def unwritable(path: object, error: OSError, hint: str = "") -> OutputError:
         path: what was to be written.
         hint: what to do about errors that do not say it themselves.
     """
+    if isinstance(error, BlockingIOError):
+        return OutputError(
+            f"{path} is being written by another program.", "Wait for it, or choose another file."
+        )
     if isinstance(error, FileNotFoundError) and isinstance(path, Path) and not path.parent.exists():
         return OutputError(f"{path} cannot be written: there is no folder {path.parent}.", "Create it first.")
     return OutputError(f"{path} cannot be written: {error.strerror or error}.", remedy(error, hint))
@@ -97,35 +142,41 @@ def atomic_large_write(path: Path, partial: Path) -> Iterator[IO[bytes]]:
     as it was.
 
     Args:
-        partial: the partial file; in the same folder, with a name that `remove_abandoned` finds.
+        partial: the partial file; beside the file that `path` leads to (`followed`), with a name that
+            `remove_abandoned` finds.
 
     Raises:
+        BlockingIOError: another program is writing the partial file.
         OSError: the folder does not exist, or cannot be written.
     """
-    with termination_raises():
+    with termination_raises(), open_locked(partial) as file:
         try:
-            with open_locked(partial) as file:
-                yield file
-                file.flush()
-                partial.replace(path)
+            yield file
+            file.flush()
+            partial.replace(followed(path))
         finally:
             with suppress(OSError):
                 partial.unlink(missing_ok=True)
 
 
 def open_locked(path: Path) -> IO[bytes]:
-    """A new file, locked for as long as it is open.
+    """An empty file, locked for as long as it is open.
 
     `remove_abandoned` leaves locked files alone. The system drops the lock when the process ends, however it
     ends. Where the file system has no locks, nothing is removed.
 
     Raises:
+        BlockingIOError: another program has it open.
         OSError: the file cannot be created.
     """
     while True:
-        file = path.open("wb")
+        file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666), "wb")
         try:
-            if _lock(file.fileno()) is None or path.stat().st_ino == os.fstat(file.fileno()).st_ino:
+            locked = _lock(file.fileno())
+            if locked is None or path.stat().st_ino == os.fstat(file.fileno()).st_ino:
+                if locked is False:
+                    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), str(path))
+                file.truncate(0)
                 return file
         except FileNotFoundError:
             pass  # another process took it for abandoned, and removed it before it was locked

@@ -10,7 +10,7 @@ from typing import Any
 from edgespec.bench.rows.figures import broken_promises, knee
 from edgespec.bench.rows.runner import BenchMeasurements
 from edgespec.errors import OutputError
-from edgespec.files.writing import atomic_large_write, unwritable
+from edgespec.files.writing import atomic_large_write, followed, unwritable
 
 FORMAT = 1
 
@@ -65,7 +65,8 @@ def write_whole(path: Path, text: str) -> None:
         OutputError: it cannot be written; the old file is then unchanged.
     """
     try:
-        with atomic_large_write(path, path.with_name(path.name + ".partial")) as file:
+        real = followed(path)
+        with atomic_large_write(real, real.with_name(f"{real.name}.partial")) as file:
             # Names of files may have bytes that are no text; JSON reads the escapes back.
             file.write(text.encode(errors="backslashreplace"))
     except OSError as error:

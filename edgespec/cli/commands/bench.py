@@ -24,6 +24,7 @@ from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal, is_terminal
 from edgespec.config import OPTIONS, Config
 from edgespec.errors import UsageError
+from edgespec.files.writing import only_writer, writing_to
 from edgespec.units import parse_size, readable_rate
 
 if TYPE_CHECKING:
@@ -245,6 +246,8 @@ def bench(
         if path is not None:
             check_no_model(path)
             check_writable(path)
+            with writing_to(path, "Give another name."):
+                called.with_resource(only_writer(Path(path)))
     if html_name is not None:
         from edgespec.bench.report.plots import check_matplotlib
 

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shutil
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -21,8 +20,9 @@ from typing import Any
 from edgespec.engine.sessions.images import ImageFolder
 from edgespec.errors import SessionError
 from edgespec.files.small_json import read_json
+from edgespec.files.state import size_of
 from edgespec.files.user_folders import data_folder, expanded
-from edgespec.files.writing import atomic_write, remedy
+from edgespec.files.writing import atomic_write, only_writer, remedy
 from edgespec.images.parts import Image
 from edgespec.text.encoding import EncodedConversation
 
@@ -87,9 +87,10 @@ class SessionFile:
         self.path = session_path(name)
         self.states = self.path.with_name(self.path.name + ".kv")
         self.images = ImageFolder.of(self.path)
+        self._lock = contextlib.ExitStack()
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = _locked(self.path)
+            self._lock.enter_context(only_writer(self.path))
         except BlockingIOError as error:
             raise SessionError(
                 f"Session {self.path} is open in another program.",
@@ -125,9 +126,7 @@ class SessionFile:
 
     def close(self) -> None:
         """Release the session, so that other programs can open it."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        self._lock.close()
 
 
 @dataclass(frozen=True)
@@ -169,7 +168,6 @@ def remove_session(session: SessionFile) -> int:
             if folder.exists():
                 shutil.rmtree(folder)
         session.path.unlink()
-        _lock_of(session.path).unlink(missing_ok=True)
     except OSError as error:
         raise SessionError(f"{session.path} cannot be removed: {error.strerror}.", "") from error
     return freed
@@ -201,18 +199,20 @@ def sessions_folder() -> Path:
 
 def saved_sessions() -> Iterator[SavedSession]:
     """The sessions that have a name, latest first; unreadable ones are left out."""
+    times: dict[Path, float] = {}
     with contextlib.suppress(OSError):
-        paths = sorted(sessions_folder().glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-        for path in paths:
-            with contextlib.suppress(SessionError, OSError):
-                talk = read_conversation(path, with_images=False)
-                if talk is not None:
-                    states = path.with_name(path.name + ".kv")
-                    files = [path, *states.rglob("*.kv"), *ImageFolder.of(path).files]
-                    size = sum(file.stat().st_size for file in files)
-                    first = next((m["content"] for m in [*talk.messages, talk.pending] if m is not None), "")
-                    turns = len(talk.messages) // 2
-                    yield SavedSession(path.stem, path, turns, talk.saved, talk.model_name, first, size)
+        for path in sessions_folder().glob("*.json"):
+            with contextlib.suppress(OSError):  # a link that leads nowhere, or just removed
+                times[path] = path.stat().st_mtime
+    for path in sorted(times, key=times.__getitem__, reverse=True):
+        with contextlib.suppress(SessionError):
+            talk = read_conversation(path, with_images=False)
+            if talk is not None:
+                states = path.with_name(path.name + ".kv")
+                size = sum(map(size_of, [path, *states.rglob("*.kv"), *ImageFolder.of(path).files]))
+                first = next((m["content"] for m in [*talk.messages, talk.pending] if m is not None), "")
+                turns = len(talk.messages) // 2
+                yield SavedSession(path.stem, path, turns, talk.saved, talk.model_name, first, size)
 
 
 def is_session(path: Path) -> bool:
@@ -239,7 +239,7 @@ def read_conversation(path: Path, *, with_images: bool = True) -> Conversation |
         return None
     except OSError as error:
         raise _cannot("read", path, error) from error
-    except (ValueError, TypeError, LookupError, RecursionError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise SessionError(
             f"{path} is not a saved session.", "Choose another name, or move that file away."
         ) from error
@@ -314,26 +314,3 @@ def _optional(value: object) -> str | None:
 def _cannot(verb: str, path: Path, error: OSError) -> SessionError:
     hint = remedy(error, "Give another name or path.")
     return SessionError(f"{path} cannot be {verb}: {error.strerror}.", hint)
-
-
-def _lock_of(path: Path) -> Path:
-    return path.with_name(f".{path.name}.lock")
-
-
-def _locked(path: Path) -> int:
-    """A file descriptor that holds the session's lock until it is closed or the program ends.
-
-    Raises:
-        BlockingIOError: another program has it.
-    """
-    lock = os.open(_lock_of(path), os.O_RDWR | os.O_CREAT, 0o600)
-    if sys.platform == "win32":  # nothing keeps a second program out
-        return lock
-    import fcntl
-
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BaseException:
-        os.close(lock)
-        raise
-    return lock

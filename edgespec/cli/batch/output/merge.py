@@ -17,7 +17,7 @@ from edgespec.cli.batch.output.pending import results_of
 from edgespec.cli.origin import compact, models_of, same
 from edgespec.cli.screen.formatting import count
 from edgespec.errors import OutputError, UsageError
-from edgespec.files.writing import atomic_write, writing_to
+from edgespec.files.writing import atomic_write, only_writer, writing_to
 
 _HINT = "Name files that 'edgespec generate --output' has written."
 _SHOWN = 5  # lines that a message names
@@ -77,13 +77,17 @@ class Merger:
                 other.
             OutputError: a file cannot be read or written, or holds something other than results.
         """
+        with writing_to(output, "Give another name."), only_writer(output):
+            return self._write(output)
+
+    def _write(self, output: Path) -> MergeResult:
         for number, part in enumerate(self.parts):
             self._read(number, part)
         order = list(self._wanted())
         results = [self._found[key] for key in order]
         self._check_models(results)
         failed = sum(result.failed for result in results)
-        with writing_to(output), ExitStack() as stack:
+        with ExitStack() as stack:
             parts = [stack.enter_context(path.open("rb")) for path in self.parts]
             with atomic_write(output) as new:
                 for result in results:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from edgespec.cli.batch.formats.records import EarlierResult, Key, read_record, 
 from edgespec.cli.origin import compact
 from edgespec.cli.screen.results import ResultStream
 from edgespec.errors import OutputError
-from edgespec.files.writing import atomic_write, unwritable, writing_to
+from edgespec.files.writing import atomic_write, only_writer, writing_to
 
 
 class ResultFile:
@@ -28,7 +29,8 @@ class ResultFile:
         failed: results that are errors, with their messages.
 
     Raises:
-        OutputError: the file cannot be written, or holds something other than results.
+        OutputError: the file cannot be written, is being written by another program, or holds something
+            other than results.
     """
 
     def __init__(self, name: str, input_name: str | None = None) -> None:
@@ -39,26 +41,24 @@ class ResultFile:
         self._maybe_unordered = False
         if input_name not in (None, "-") and path.exists() and path.samefile(str(input_name)):
             raise OutputError(f"{name} is the input file.", "Give another name to --output.")
-        try:
-            self._file = path.open("a", encoding="utf-8", newline="\n")
-        except OSError as error:
-            raise unwritable(path, error, "Give another name to --output.") from error
-        self.results = ResultStream(self._file, name)
-        self._regular = stat.S_ISREG(os.fstat(self._file.fileno()).st_mode)
-        try:
+        with ExitStack() as stack:
+            with writing_to(path, "Give another name to --output."):
+                if not path.exists() or path.is_file():  # no terminal, pipe or device
+                    stack.enter_context(only_writer(path))
+                self._file = stack.enter_context(path.open("a", encoding="utf-8", newline="\n"))
+            self.results = ResultStream(self._file, name)
+            self._regular = stat.S_ISREG(os.fstat(self._file.fileno()).st_mode)
             if self._regular:
                 self._read_earlier_results()
                 # An earlier run may have been killed before it brought its results into order.
                 self._maybe_unordered = bool(self.done or self.failed)
-        except BaseException:
-            self._file.close()
-            raise
+            self._open = stack.pop_all()
 
     def __enter__(self) -> ResultFile:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        self._open.close()
 
     def record(self, record: dict[str, Any], key: Key, *, in_order: bool) -> None:
         """Append a result, unless it repeats an error, or is an error for a line that has an answer.
