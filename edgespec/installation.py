@@ -20,7 +20,7 @@ def module_command(module: str) -> str:
 
     Environments that pipx and uvx make are not: python is another one there.
     """
-    here, found = Path(sys.executable), shutil.which("python")
+    here, found = Path(sys.executable), shutil.which("python")  # noqa: TID251 (for a hint)
     if found is not None and Path(found).absolute().parent == here.parent:
         return f"python -m {module}"
     program = here.relative_to(Path.cwd()) if here.is_relative_to(Path.cwd()) else here

@@ -21,6 +21,7 @@ from edgespec.cli.options.rows import with_bare_json
 from edgespec.cli.standard_error import announce_crashes, never_fail
 from edgespec.errors import EdgeSpecError
 from edgespec.option import naming_flags
+from edgespec.processes.environment import child_environment
 from edgespec.version import __version__
 
 _IN_PYTHON_ALONE = {"config", "-h", "--help", "--version"}  # these run no native code, which could crash
@@ -61,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:  # as a program
         arguments = sys.argv[1:]
         never_fail()
+        os.environ |= {"PATH": child_environment()["PATH"]}  # libraries start programs, too
         if not _IN_PYTHON_ALONE.issuperset(arguments[:1]):
             announce_crashes(verbose=_verbose(arguments))
     arguments = with_bare_json(arguments)

@@ -14,6 +14,8 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from edgespec.processes.environment import child_environment
+
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
@@ -99,10 +101,10 @@ def _start_shell(reader: int, *, verbose: bool) -> None:
     """
     if sys.platform == "win32":
         raise FileNotFoundError(_SHELL)
-    os.posix_spawn(
+    os.posix_spawn(  # noqa: TID251 (importing subprocess would take longer)
         _SHELL,
         [_SHELL, "-c", _SCRIPT, _SHELL, _HINT, "1" if verbose else ""],
-        os.environ,
+        child_environment(),
         file_actions=[
             (os.POSIX_SPAWN_DUP2, reader, 0),
             (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),

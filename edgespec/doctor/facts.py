@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from edgespec.machine.disks import Disk, disk_of
 from edgespec.machine.probe import Machine, probe
 from edgespec.models.gguf.footprint import cells_for
 from edgespec.prebuilt import misfit
+from edgespec.processes.children import find_program
 from edgespec.profiles.store import ProfileStore, machine_identity
 from edgespec.progress import Progress, no_progress
 
@@ -274,6 +274,6 @@ def _has_compiler() -> bool:
     if os.name == "nt":
         return True
     c, cxx = os.environ.get("CC", "cc").split()[:1], os.environ.get("CXX", "c++").split()[:1]
-    return any(map(shutil.which, [*c, "cc", "gcc", "clang"])) and any(
-        map(shutil.which, [*cxx, "c++", "g++", "clang++"])
+    return any(map(find_program, [*c, "cc", "gcc", "clang"])) and any(
+        map(find_program, [*cxx, "c++", "g++", "clang++"])
     )

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,14 +12,13 @@ from edgespec.errors import BackendError, InconclusiveTrial
 from edgespec.kernels.rebuild import rebuild_command
 from edgespec.kernels.report import TrialReport
 from edgespec.kernels.setting import AUTO, PLAIN, VARIABLE
-from edgespec.processes.exit_status import crash_fault, ending_signal
-from edgespec.processes.parent import ended_with_parent
+from edgespec.processes.children import python_command, run
+from edgespec.processes.exit_status import crash_fault, ending_signal, signal_name
 from edgespec.processes.trial import memory_is_limited
 
 TRIAL_TIMEOUT_S = 240.0  # it takes two seconds; this long only on a machine that starves it
 
-WORKER = (sys.executable, "-m", "edgespec.llama.trials.kernel_worker")
-SEQUENCES = (*WORKER, "sequences")
+_WORKER = "edgespec.llama.trials.kernel_worker"
 
 
 class LayoutsUntried(InconclusiveTrial):
@@ -48,16 +44,17 @@ class _Outcome:
     done: bool = False
 
 
-def run_trial(command: Sequence[str] = WORKER, timeout_s: float = TRIAL_TIMEOUT_S) -> TrialReport:
+def run_trial(command: Sequence[str] = (), timeout_s: float = TRIAL_TIMEOUT_S) -> TrialReport:
     """Compute with every layout in a child process, and start it again without any that crashes it.
 
     Args:
-        command: runs the worker; the layouts to leave out are added as the last argument, in JSON.
+        command: runs another worker; the layouts to leave out are added as the last argument, in JSON.
 
     Raises:
         BackendError: llama.cpp crashes or computes nonsense even with weights as they are in the file.
         LayoutsUntried: a child was killed, starved, stopped, or refused memory.
     """
+    command = command or python_command(_WORKER)
     problems: dict[str, str] = {}
     inconclusive = ""
     while True:
@@ -84,28 +81,25 @@ def run_trial(command: Sequence[str] = WORKER, timeout_s: float = TRIAL_TIMEOUT_
         problems[layout] = f"trying them, llama.cpp {reason} {what}"
 
 
-def run_sequences_trial(
-    command: Sequence[str] = SEQUENCES, timeout_s: float = TRIAL_TIMEOUT_S
-) -> TrialReport:
+def run_sequences_trial() -> TrialReport:
     """Compute several sequences of a recurrent model with every layout, in a child process.
 
     Raises:
         BackendError, LayoutsUntried: as run_trial.
     """
-    return run_trial(command, timeout_s)
+    return run_trial(python_command(_WORKER, "sequences"))
 
 
 def _run(command: list[str], timeout_s: float) -> tuple[_Outcome, int | None, str]:
     """Run the worker: its report, its exit status (None: killed because it hung), and its last error line."""
     try:
-        done = subprocess.run(
-            ended_with_parent(command),
-            stdin=subprocess.DEVNULL,
+        done = run(
+            command,
+            with_parent=True,
+            # What works does not depend on the setting; and ggml would start a debugger.
+            variables={VARIABLE: AUTO, "GGML_NO_BACKTRACE": "1"},
             capture_output=True,
             timeout=timeout_s,
-            check=False,
-            # What works does not depend on the setting; and ggml would start a debugger.
-            env={**os.environ, VARIABLE: AUTO, "GGML_NO_BACKTRACE": "1"},
         )
     except subprocess.TimeoutExpired as error:
         return _parse(error.stdout or b""), None, ""
@@ -142,7 +136,7 @@ def _reason(returncode: int | None, error: str, timeout_s: float) -> tuple[str, 
     """The reason why the worker ended early, as a verb phrase, and whether it would again."""
     if returncode is None:
         return f"did not end within {timeout_s:.0f} s", False
-    if returncode == -getattr(signal, "SIGXCPU", 0):
+    if signal_name(returncode) == "SIGXCPU":
         return "did not end", True  # it limits its own processor time
     if fault := crash_fault(returncode):
         return f"crashed ({fault})", not memory_is_limited()

@@ -1,7 +1,5 @@
 """llama.cpp's own batched decoding, timed through the bindings: what others get from the same model.
 
-    python -m edgespec.llama.plain_batches --model FILE --prompt 128 --tokens 64 --texts 16 --threads 4
-
 It does and prints what llama.cpp's program `llama-batched-bench` does, for machines that do not have it: so
 many sequences, each with a part of the cache of its own, read their prompts together and are then extended by
 a row each in every pass. No tokens are chosen, since choosing is no work of llama.cpp's. There is no row rule
@@ -136,7 +134,3 @@ def _decode(handle: Any, batch: TokenBatch) -> None:
     del keep_alive
     if code:
         raise BackendError(f"llama.cpp failed to decode (code {code}).")
-
-
-if __name__ == "__main__":
-    main()

@@ -12,17 +12,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from edgespec.errors import BackendError, EdgeSpecError, ModelFileError, OutputError, UsageError
-from edgespec.files.writing import atomic_large_write, writing_to
+from edgespec.files.writing import atomic_large_write, followed, writing_to
 from edgespec.installation import install_command
+from edgespec.processes.children import python_command, run
 from edgespec.processes.exit_status import describe_exit
-from edgespec.processes.parent import ended_with_parent
 
 KEEP = "keep"
 
@@ -63,7 +61,7 @@ def make_drafter(
     """
     dropped = sorted(set(drop_layers))
     _check_request(target, output, quantization, dropped, threads)
-    partial = output.with_name(output.name + ".partial")
+    partial = followed(output).with_name(f"{followed(output).name}.partial")
     request = {
         "target": os.fspath(target),
         "partial": os.fspath(partial),
@@ -105,19 +103,14 @@ def _check_request(
 
 def _run_worker(request: dict[str, Any]) -> dict[str, Any]:
     """Run the child. Returns what went wrong; empty if nothing did."""
-    root = str(Path(__file__).resolve().parents[2])
-    search = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    # On an abort, llama.cpp would otherwise start a debugger to print a backtrace.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(search), "GGML_NO_BACKTRACE": "1"}
-    command = [sys.executable, "-m", "edgespec.llama.quantize_worker", json.dumps(request)]
-    child = subprocess.run(
-        ended_with_parent(command),
-        env=environment,
-        stdin=subprocess.DEVNULL,
+    child = run(
+        python_command("edgespec.llama.quantize_worker", json.dumps(request)),
+        with_parent=True,
+        # On an abort, llama.cpp would otherwise start a debugger to print a backtrace.
+        variables={"GGML_NO_BACKTRACE": "1"},
         capture_output=True,
         text=True,
         errors="replace",
-        check=False,
     )
     if child.returncode == 0:
         failure: dict[str, Any] = json.loads(child.stdout)

@@ -1,9 +1,7 @@
 """The child process of quantize.py: llama.cpp's quantizer, run once.
 
-    python -m edgespec.llama.quantize_worker REQUEST
-
-REQUEST is a JSON object: `target` and `partial` (paths), `ftype` (the name of a constant of
-llama.cpp, or null to keep the types), `dropped` (layers, in order) and `threads` (0: all).
+Its argument is a JSON object: `target` and `partial` (paths), `ftype` (the name of a constant of llama.cpp,
+or null to keep the types), `dropped` (layers, in order) and `threads` (0: all).
 
 Prints one JSON object: empty when the file `partial` is written and loads, otherwise `stage` (where
 it went wrong: import, read, layers, quantize, write or check) and what is known about it.
@@ -116,5 +114,6 @@ def _reason(errors: list[str]) -> str:
     return re.sub(r"^\w+: (error loading model: |failed to quantize: )?", "", text)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Run the request that is the only argument, and print the outcome."""
     print(json.dumps(run(json.loads(sys.argv[1]))))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import platform
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from edgespec.machine.cgroups import ROOT, cgroups, read_number, read_text
+from edgespec.processes.children import find_program, run
 
 # The features that llama.cpp's kernels use, by the names that it prints, and the system's flags for them.
 _X86 = {
@@ -176,11 +176,9 @@ def _named(table: dict[str, tuple[str, ...]], flags: frozenset[str] | set[str]) 
 
 
 def _sysctl() -> str:
-    program = shutil.which("sysctl") or "/usr/sbin/sysctl"
+    program = find_program("sysctl") or "/usr/sbin/sysctl"
     try:
-        done = subprocess.run(
-            [program, "-a"], capture_output=True, text=True, timeout=2, check=False, errors="replace"
-        )
+        done = run([program, "-a"], capture_output=True, text=True, timeout=2, errors="replace")
     except (OSError, subprocess.SubprocessError):
         return ""
-    return done.stdout
+    return str(done.stdout)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.machine.cgroups import ROOT, read_number, read_text
+from edgespec.processes.children import run
 
 NVIDIA, AMD, INTEL = "NVIDIA", "AMD", "Intel"
 _VENDORS = {"0x10de": NVIDIA, "0x1002": AMD, "0x8086": INTEL}
@@ -42,12 +42,9 @@ def parse_nvidia_smi(table: str) -> list[Gpu]:
 
 
 def _from_nvidia_smi() -> list[Gpu]:
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
-    query = [program, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=2, check=False)
+        done = run(query, capture_output=True, text=True, timeout=2)
     except (OSError, subprocess.SubprocessError):
         return []
     return parse_nvidia_smi(done.stdout) if done.returncode == 0 else []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Sequence
 
@@ -20,24 +19,9 @@ _LAUNCH = (
 def ended_with_parent(command: Sequence[str]) -> list[str]:
     """The command, started so that Linux kills it when the thread that started it ends.
 
-    For a command that its thread waits for; what it starts itself is not killed. Elsewhere, and where there
-    is no such program, the command stays as it is.
+    For a command that its thread waits for; what it starts itself is not killed. Elsewhere, and where the
+    program cannot be run, the command stays as it is.
     """
-    if sys.platform != "linux" or shutil.which(command[0]) is None:
+    if sys.platform != "linux" or not os.access(command[0], os.X_OK):
         return list(command)
     return [sys.executable, "-I", "-S", "-c", _LAUNCH, str(os.getpid()), *command]
-
-
-def end_with_parent(parent: int) -> None:
-    """Have Linux kill this process when the thread that started it ends, even while it is stopped.
-
-    Args:
-        parent: the process id of the parent, which may have ended already.
-    """
-    if sys.platform != "linux":
-        return
-    import ctypes
-
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)

@@ -20,10 +20,12 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, Literal
 
 from edgespec.errors import EdgeSpecError, InconclusiveTrial, MemoryLimitError
+from edgespec.processes.children import python_command, start
 from edgespec.processes.exit_status import crash_fault, describe_exit, signal_name
 from edgespec.progress import report_waiting
 
@@ -33,15 +35,6 @@ _WALL_PER_CPU = 4.0
 _POLL_S = 0.1
 _STACK_BYTES = 2 << 20  # a quarter of the usual stack size
 _STARTED = b"started\n"  # the child's first line of output: its limits apply, and the attempt begins
-_BOOT = (
-    "import json, sys\n"
-    "sys.path[:] = json.loads(sys.argv[1])\n"
-    "from edgespec.processes.parent import end_with_parent\n"
-    "end_with_parent(int(sys.argv[3]))\n"
-    "from edgespec.processes.trial import serve\n"
-    "from importlib import import_module\n"
-    "serve(import_module(sys.argv[2]).attempt)\n"
-)
 _ENVIRONMENT = {
     "MALLOC_ARENA_MAX": "1",  # each thread's arena would reserve 64 MiB, which the limit counts
     "GGML_NO_BACKTRACE": "1",  # ggml would start a debugger, which would outlive the child
@@ -114,7 +107,7 @@ def attempt_in_child(
     refused = bool(answer and answer.get("out_of_memory")) or any(words in done.stderr for words in _REFUSALS)
     if started and answer and answer.get("too_deep"):
         return Verdict(None, "crash", "RecursionError")
-    if started and done.returncode == -getattr(signal, "SIGXCPU", 0):
+    if started and signal_name(done.returncode) == "SIGXCPU":
         return Verdict(None, "time")
     if started and refused and memory_bytes is not None:
         return Verdict(None, "memory")
@@ -122,7 +115,7 @@ def attempt_in_child(
         raise InconclusiveTrial(subject, "was refused memory")
     # Code that does not check what it allocates crashes where the system refuses memory. A bus error may be
     # a mapped file that was truncated, or a disk that failed.
-    by_system = done.returncode == -getattr(signal, "SIGBUS", 0) or memory_is_limited()
+    by_system = signal_name(done.returncode) == "SIGBUS" or memory_is_limited()
     if started and crash_fault(done.returncode) and (memory_bytes is not None or not by_system):
         return Verdict(None, "crash", signal_name(done.returncode) or describe_exit(done.returncode))
     last = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
@@ -132,15 +125,15 @@ def attempt_in_child(
 
 def _run(module: str, order: bytes, subject: str, wall_s: float) -> subprocess.CompletedProcess[bytes]:
     """Run the child, which dies with this process, and report that it is waited for."""
-    search = json.dumps([p or str(Path.cwd()) for p in sys.path])
-    command = [sys.executable, "-I", "-c", _BOOT, search, module, str(os.getpid())]
+    command = python_command(__name__, module)
     try:
-        child = subprocess.Popen(
+        child = start(
             command,
+            variables=_ENVIRONMENT,
+            with_parent=True,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, **_ENVIRONMENT},
             creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
         )
     except OSError as error:
@@ -149,7 +142,7 @@ def _run(module: str, order: bytes, subject: str, wall_s: float) -> subprocess.C
             raise InconclusiveTrial(subject, reason) from error
         remedy = f"Allow {sys.executable} to be run, and try again."
         raise InconclusiveTrial(subject, reason, remedy) from error
-    start = time.monotonic()
+    started_at = time.monotonic()
     # A thread writes the order: `communicate` loses what it has not written when it times out.
     assert child.stdin is not None
     order_pipe, child.stdin = child.stdin, None
@@ -160,7 +153,7 @@ def _run(module: str, order: bytes, subject: str, wall_s: float) -> subprocess.C
                 try:
                     output, errors = child.communicate(timeout=min(_POLL_S, wall_s))
                 except subprocess.TimeoutExpired as error:
-                    waited = time.monotonic() - start
+                    waited = time.monotonic() - started_at
                     if waited >= wall_s:
                         raise InconclusiveTrial(subject, f"did not end within {wall_s:.0f} s") from error
                     report_waiting(f"Waiting for a child process to try this first: {subject}", waited)
@@ -177,8 +170,13 @@ def _write(pipe: IO[bytes], order: bytes) -> None:
         pipe.write(order)
 
 
+def main() -> None:
+    """The child's side, whose argument is the module."""
+    serve(import_module(sys.argv[1]).attempt)
+
+
 def serve(attempt: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
-    """The child's side: read a request, apply its limits, answer."""
+    """Read a request, apply its limits, answer."""
     order = json.loads(sys.stdin.buffer.read())
     out = os.dup(1)
     os.dup2(2, 1)  # so that output of libraries does not mix with the answer

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import TemplateError
+from edgespec.processes.children import start
 
 MAX_OUTPUT_CHARS = 16 * 2**20
 OTHER_FILE = "Try another GGUF file of this model; the template is part of the file."
@@ -32,7 +33,7 @@ class TemplateProcess:
         # An isolated interpreter skips the user's site-packages, and jinja2 may be installed there.
         folder = [str(Path(jinja.origin).parents[1])] if jinja and jinja.origin else []
         try:
-            self._process = subprocess.Popen(
+            self._process = start(
                 [sys.executable, "-I", str(_WORKER), *folder],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -87,7 +88,8 @@ class TemplateProcess:
         assert self._process.stdout is not None
         self._process.stdin.write(line)
         self._process.stdin.flush()
-        return self._process.stdout.readline(_MAX_ANSWER_BYTES)
+        answer: bytes = self._process.stdout.readline(_MAX_ANSWER_BYTES)
+        return answer
 
 
 def _within(seconds: float, action: Callable[[], bytes]) -> bytes:

@@ -21,6 +21,7 @@ from edgespec.installation import install_command
 from edgespec.kernels.ggml import rpc
 from edgespec.kernels.ggml.structs import UnsupportedBuild
 from edgespec.machine.probe import available_memory
+from edgespec.processes.children import ChildProcess, python_command, start
 from edgespec.processes.exit_status import describe_exit
 
 REBUILD = f"Compile it with its RPC backend: {install_command(rebuild=True)}"
@@ -111,18 +112,18 @@ class LendingServer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _start(self) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "edgespec.workers.lending", json.dumps(vars(self._offer))],
+    def _start(self) -> ChildProcess:
+        process = start(
+            python_command(__name__, json.dumps(vars(self._offer))),
+            variables={"GGML_NO_BACKTRACE": "1"},  # ggml would start a debugger
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "GGML_NO_BACKTRACE": "1"},  # ggml would start a debugger
         )
         threading.Thread(target=self._read, args=(process,), daemon=True).start()
         return process
 
-    def _read(self, process: subprocess.Popen[str]) -> None:
+    def _read(self, process: ChildProcess) -> None:
         assert process.stdout is not None
         with process.stdout as lines:
             for line in lines:
@@ -216,7 +217,3 @@ def _tell(error: Exception) -> None:
 def _end_with_parent() -> None:
     sys.stdin.buffer.read()
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

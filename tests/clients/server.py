@@ -5,8 +5,9 @@ Appends a line of JSON to the file RECORDS for every answer and every refused re
 
 from __future__ import annotations
 
+import ctypes
 import json
-import os
+import signal
 import sys
 import threading
 from dataclasses import replace
@@ -18,7 +19,6 @@ from starlette.types import Message, Receive, Scope, Send
 from edgespec.api.endpoint import Endpoint
 from edgespec.cli.main import main
 from edgespec.generation.result import Generation
-from edgespec.processes.parent import end_with_parent
 from edgespec.serving import app, completion_handler
 from tests.clients.script import next_answer, words_in
 
@@ -112,7 +112,7 @@ class RecordingApplication(app.Application):
 
 
 if __name__ == "__main__":
-    end_with_parent(os.getppid())
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG: end with the parent
     _records = Path(sys.argv.pop(1))
     completion_handler.CompletionHandler = ScriptedHandler  # type: ignore[misc]
     app.Application = RecordingApplication  # type: ignore[misc]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -36,9 +35,11 @@ from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.planning.memory.needs import MemoryNeeds
 from edgespec.planning.memory.stream_layout import StreamLayout
+from edgespec.processes import children
 from tests.card.synthetic import write_model
+from tests.sabotage import SABOTAGED_BOOT, sabotage
 
-# Runs in every Python that is started, and spoils one layout in the process that tries them.
+# Spoils one layout in the process that tries them.
 SABOTAGE = """
 import os, signal, sys
 if "edgespec.llama.trials.kernel_worker" in sys.orig_argv:
@@ -105,12 +106,12 @@ def program(at_a_desk: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     """Runs edgespec, with a layout that the trial finds to be faulty."""
     for file in report_store.reports_folder().glob("*"):
         file.unlink()
-    sabotage = tmp_path / "sabotage"
-    sabotage.mkdir()
-    monkeypatch.setenv("PYTHONPATH", str(sabotage), prepend=":")
+    folder = tmp_path / "sabotage"
+    folder.mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=":")
 
     def run(layout: str, fate: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        (sabotage / "sitecustomize.py").write_text(SABOTAGE.format(layout=layout, fate=fate))
+        sabotage(folder, SABOTAGE.format(layout=layout, fate=fate))
         return subprocess.run(
             [sys.executable, "-m", "edgespec", *arguments], capture_output=True, text=True, check=False
         )
@@ -146,7 +147,7 @@ def test_a_faulty_layout_is_left_out_and_the_program_answers(
 
 def test_llama_cpp_that_does_not_work_ends_in_a_message(auto: None, program: Program, tmp_path: Path) -> None:
     crash = "import os, sys\nif 'edgespec.llama.trials.kernel_worker' in sys.orig_argv: os.abort()"
-    (tmp_path / "sabotage" / "sitecustomize.py").write_text(crash)
+    sabotage(tmp_path / "sabotage", crash)
     run = [sys.executable, "-m", "edgespec", "generate", "-p", "Hello"]
     done = subprocess.run(run, capture_output=True, text=True, check=False)
     assert done.returncode == 1
@@ -162,7 +163,7 @@ def test_a_crash_of_the_program_itself_ends_in_a_message(program: Program, tmp_p
         "    context.Context.decode = lambda *_: ctypes.string_at(0)\n"
     )
     run = [sys.executable, "-m", "edgespec", "generate", "-p", "Hello", "--draft", "none"]
-    (tmp_path / "sabotage" / "sitecustomize.py").write_text(crash)
+    sabotage(tmp_path / "sabotage", crash)
     done = subprocess.run(run, capture_output=True, text=True, check=False)
     assert done.returncode < 0
     assert "EdgeSpec crashed in native code (Segmentation fault), most likely in llama.cpp" in done.stderr
@@ -208,8 +209,9 @@ def test_each_layout_is_tried_with_several_sequences(auto: None, hybrid: Path) -
 def test_a_layout_that_is_wrong_with_several_sequences_is_found(
     first_layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "sitecustomize.py").write_text(SABOTAGE_SEQUENCES.format(layout=first_layout))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    (tmp_path / "sabotage.py").write_text(SABOTAGE_SEQUENCES.format(layout=first_layout))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(children, "_BOOT", SABOTAGED_BOOT)
     report = run_sequences_trial()
     assert "compute nonsense computing several sequences" in report.problems[first_layout]
 

@@ -43,6 +43,7 @@ from edgespec.planning.memory.needs import MemoryNeeds, tied_bytes
 from edgespec.planning.memory.stream_layout import StreamLayout
 from tests.integration.test_streaming import load_streamed
 from tests.least_memory import load_in_least_memory
+from tests.sabotage import sabotage
 from tests.tiers import slow_except
 from tests.tiny import write_tiny
 
@@ -51,7 +52,7 @@ Q4_0, Q8_0, Q4_K = 2, 8, 12
 CONFIG = GenerationConfig(max_tokens=24)
 PROMPT = "Once upon a time"
 
-# Runs in every Python that is started, and spoils the plug in the process that tries the kernels.
+# Spoils the plug in the process that tries the kernels.
 SABOTAGE = """
 import sys
 if "edgespec.llama.trials.kernel_worker" in sys.orig_argv:
@@ -60,7 +61,7 @@ if "edgespec.llama.trials.kernel_worker" in sys.orig_argv:
     NativeLibrary.activate = lambda _library: ctypes.string_at(0)
 """
 
-# Runs in every Python that is started: no library was compiled of such sources.
+# No library was compiled of such sources.
 NOT_COMPILED = """
 from edgespec.kernels.native import build
 build.sources_digest = lambda: "absent"
@@ -380,7 +381,7 @@ def program(at_a_desk: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
 
     def run(spoiled: str, *arguments: str) -> str:
-        (tmp_path / "sitecustomize.py").write_text(spoiled)
+        sabotage(tmp_path, spoiled)
         run = [sys.executable, "-m", "edgespec", *arguments]
         done = subprocess.run(run, capture_output=True, text=True, check=False)
         assert "Traceback" not in done.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import stat
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from edgespec.bench.rows.capped import CappedResult, run_capped
 from edgespec.bench.rows.llamacpp import LlamaCppBatchRows, LlamaCppSettings
 from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig
+from edgespec.processes.children import python_command
 
 
 def program(path: Path, text: str = "") -> Path:
@@ -133,8 +133,9 @@ def test_without_the_program_the_bindings_decode(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("PATH", str(tmp_path))
     others = batches(None, tmp_path)
     command = others._command(16, 20)
-    assert command[:3] == [sys.executable, "-m", "edgespec.llama.plain_batches"]
-    assert " ".join(command[5:]) == "--prompt 20 --tokens 8 --texts 16 --threads 2 --no-repack"
+    own = python_command("edgespec.llama.plain_batches")
+    assert command[: len(own)] == own
+    assert " ".join(command[len(own) + 2 :]) == "--prompt 20 --tokens 8 --texts 16 --threads 2 --no-repack"
     answered = others.measure(
         others.specs[0],
         ["one"],

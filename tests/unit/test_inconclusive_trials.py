@@ -36,7 +36,7 @@ from edgespec.machine.contention import ContentionWatch
 from edgespec.measure.derived_passes import DerivedPasses
 from edgespec.models.gguf.header import read_header
 from edgespec.planning.devices.finding import PlacementRequest, measured
-from edgespec.processes import trial
+from edgespec.processes import children, trial
 from edgespec.profiles.store import ProfileStore
 from edgespec.progress import no_progress
 from edgespec.text.grammar.matchers import check_grammar
@@ -62,7 +62,7 @@ _BOOT = (
     "sys.path[:] = json.loads(sys.argv[1])\n"
     "from importlib import import_module\n"
     "from edgespec.processes.trial import serve\n"
-    "module = import_module(sys.argv[2])\n"
+    "module = import_module(sys.argv[3])\n"
     "def attempt(request):\n"
     "    {harm}\n"
     "    return module.attempt(request)\n"
@@ -79,7 +79,7 @@ def harm(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
             monkeypatch.setattr(trial, "_STARTING_S", 0.3)
             monkeypatch.setattr(trial, "_WALL_PER_CPU", 0.0)
         boot = _BOOT.format(harm=_HARM[fate]) if fate == "refused" else _HARM[fate]
-        monkeypatch.setattr(trial, "_BOOT", boot)
+        monkeypatch.setattr(children, "_BOOT", boot)
 
     return harm_children
 
@@ -146,7 +146,7 @@ def test_a_later_trial_is_a_verdict(
     new_model: Path, harm: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as harmed:
-        harmed.setattr(trial, "_BOOT", _BOOT.format(harm=_HARM["killed"]))
+        harmed.setattr(children, "_BOOT", _BOOT.format(harm=_HARM["killed"]))
         with pytest.raises(InconclusiveTrial, match="was ended by SIGKILL"):
             vet_model(new_model)
     before = saved()
@@ -157,7 +157,7 @@ def test_a_later_trial_is_a_verdict(
 def test_a_long_wait_is_reported_and_ctrl_c_ends_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(trial, "_BOOT", _HARM["stopped"])
+    monkeypatch.setattr(children, "_BOOT", _HARM["stopped"])
     monkeypatch.setattr(trial, "_STARTING_S", 5.0)
     monkeypatch.setattr("edgespec.cli.screen.terminal._LONG_WAIT_S", 0.0)
     timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
@@ -194,8 +194,8 @@ def test_a_stopped_child_dies_with_its_parent(tmp_path: Path) -> None:
         "os.kill(os.getpid(), 19)"
     )
     program = (
-        "from edgespec.processes import trial\n"
-        f"trial._BOOT = trial._BOOT.replace('from importlib', {stop!r} + '\\nfrom importlib')\n"
+        "from edgespec.processes import children, trial\n"
+        f"children._BOOT = children._BOOT.replace('from importlib', {stop!r} + '\\nfrom importlib')\n"
         "trial.attempt_in_child('json', {}, subject='It', cpu_s=1.0)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", program])
@@ -236,10 +236,7 @@ def test_layouts_that_could_not_be_tried_are_left_out_by_this_process_alone(
 
     def try_out() -> TrialReport:
         runs.append(1)
-        program = (
-            f"{_HARM[fate]}\nimport runpy\n"
-            "runpy.run_module('edgespec.llama.trials.kernel_worker', run_name='__main__')"
-        )
+        program = f"{_HARM[fate]}\nfrom edgespec.llama.trials import kernel_worker\nkernel_worker.main()"
         return run_trial([sys.executable, "-c", program], 0.3 if fate == "stopped" else PATIENCE_S)
 
     for _ in range(2):
@@ -269,7 +266,7 @@ def test_a_measurement_that_was_stopped_is_disturbed() -> None:
 
 def test_running_out_of_processor_time_is_a_verdict(new_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgespec.llama.runtime.vetting._MAX_S", 1.0)
-    monkeypatch.setattr(trial, "_BOOT", _BOOT.format(harm="\n    while True: pass"))
+    monkeypatch.setattr(children, "_BOOT", _BOOT.format(harm="\n    while True: pass"))
     with pytest.raises(ModelFileError, match="it does not finish"):
         vet_model(new_model)
 

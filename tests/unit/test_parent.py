@@ -36,8 +36,9 @@ _PARENTS = {
         f"run_capped([sys.executable, '-c', {_HANGS!r}], None)",
     ),
     "a trial of anything": (
-        "from edgespec.processes.trial import attempt_in_child",
-        "sys.path.insert(0, '.'); attempt_in_child('hanging', {}, subject='It', cpu_s=100)",
+        "from pathlib import Path; from edgespec.processes.trial import attempt_in_child",
+        "sys.path.insert(0, str(Path('modules').absolute()))\n"
+        "attempt_in_child('hanging', {}, subject='It', cpu_s=100)",
     ),
     "the renderer of templates": (
         "from pathlib import Path; from edgespec.text.template_process import TemplateProcess",
@@ -48,7 +49,8 @@ _PARENTS = {
 
 @pytest.mark.parametrize("child", _PARENTS)
 def test_a_child_ends_with_its_parent(tmp_path: Path, child: str) -> None:
-    (tmp_path / "hanging.py").write_text(_HANGING_MODULE)
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "hanging.py").write_text(_HANGING_MODULE)
     imports, work = _PARENTS[child]
     with _parent(tmp_path, imports, work) as parent:
         wait_until(lambda: parent.poll() is not None or (tmp_path / "runs").exists())
@@ -65,7 +67,7 @@ def test_the_quantizer_ends_with_its_parent(tmp_path: Path, short_path: Path) ->
 
         def worker() -> psutil.Process | None:
             children = psutil.Process(parent.pid).children(recursive=True)
-            return next((c for c in children if c.cmdline()[1:2] == ["-m"]), None)
+            return next((c for c in children if "edgespec.llama.quantize_worker" in c.cmdline()[:8]), None)
 
         found = wait_until(lambda: parent.poll() is not None or worker())
         assert isinstance(found, psutil.Process), "the parent has failed"

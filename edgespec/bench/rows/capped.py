@@ -10,7 +10,6 @@ import contextlib
 import functools
 import itertools
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec.processes.parent import ended_with_parent
+from edgespec.processes.children import ChildProcess, find_program, run, start
 
 _KILLED = 9  # SIGKILL, which Python does not have on Windows
 _ROOTS = {"cgroup-v1": Path("/sys/fs/cgroup/memory"), "cgroup-v2": Path("/sys/fs/cgroup")}
@@ -78,14 +77,12 @@ def cap_kind() -> str:
         if group is not None:
             _remove(group)
             return kind
-    if shutil.which("systemd-run"):
+    if find_program("systemd-run"):
         try:
-            tried = subprocess.run(
+            tried = run(
                 [*_scope(1 << 30), "true"],
                 capture_output=True,
-                stdin=subprocess.DEVNULL,
                 timeout=10,
-                check=False,
             )
         except (OSError, subprocess.TimeoutExpired):
             return "none"
@@ -99,7 +96,7 @@ class KillableProcess:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: ChildProcess | None = None
 
     def kill(self) -> None:
         """Kill it and everything it started; does nothing if no process is running."""
@@ -108,7 +105,7 @@ class KillableProcess:
                 _kill(self._process)
 
     @contextlib.contextmanager
-    def holding(self, process: subprocess.Popen[bytes]) -> Iterator[None]:
+    def holding(self, process: ChildProcess) -> Iterator[None]:
         """Make `kill` stop this process while the block runs."""
         with self._lock:
             self._process = process
@@ -142,10 +139,11 @@ def run_capped(
         on_line: called with each line of its output as it arrives.
     """
     with _group(cap) as (group, scope), tempfile.TemporaryFile() as errors:
-        start = time.perf_counter()
+        started_at = time.perf_counter()
         command = [*_wrapped(group, scope, cap), *command]
-        process = subprocess.Popen(
-            ended_with_parent(command) if text is None else command,
+        process = start(
+            command,
+            with_parent=text is None,
             stdin=subprocess.DEVNULL if text is None else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT if with_errors else errors if keep_errors else None,
@@ -174,7 +172,7 @@ def run_capped(
                 if process.stdin is not None:
                     with contextlib.suppress(BrokenPipeError):
                         process.stdin.close()
-        seconds = time.perf_counter() - start
+        seconds = time.perf_counter() - started_at
         errors.seek(0)
         return CappedResult(
             "".join(lines),
@@ -187,7 +185,7 @@ def run_capped(
         )
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
+def _kill(process: ChildProcess) -> None:
     """Kill a process and, except on Windows, everything it started."""
     if sys.platform == "win32":
         process.kill()
@@ -196,7 +194,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _wait(process: subprocess.Popen[bytes]) -> int:
+def _wait(process: ChildProcess) -> int:
     """Wait for its end; returns its peak memory."""
     if sys.platform == "win32":
         process.wait()

@@ -1,8 +1,6 @@
 """The child process that measures one row: a task on standard input, progress and a result on standard
 output.
 
-    python -m edgespec.bench.rows.child
-
 All are JSON, one object per line. When standard input ends, the parent is gone, and so is the child.
 """
 
@@ -332,6 +330,3 @@ _ROLES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "answers": answers,
     "texts": texts,
 }
-
-if __name__ == "__main__":
-    main()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +19,8 @@ from edgespec.errors import UsageError
 from edgespec.files.user_folders import expanded
 from edgespec.generation.config import GenerationConfig
 from edgespec.offload.layout import round_up
+from edgespec.processes import children
+from edgespec.processes.children import python_command
 
 if TYPE_CHECKING:
     from edgespec.bench.rows.runner import Run
@@ -32,7 +32,6 @@ _PLAIN_PROGRAMS = ("llama-completion", "llama-cli")
 _SPECULATIVE = "llama-speculative-simple"
 # "eval time = ... ( 12.34 ms per token, 81.05 tokens per second)", which is not the prompt's line.
 _EVAL_SPEED = re.compile(r"(?<!prompt )eval time =.*?,\s+([\d.]+) tokens per second")
-_BINDINGS = [sys.executable, "-m", "edgespec.llama.plain_batches"]
 _NOT_RENDERED = "Its prompts could not be rendered."
 _TOKEN_BYTES = 3.5  # of a usual text
 _CELLS = 256  # llama.cpp gives each text a multiple of these
@@ -222,7 +221,8 @@ class LlamaCppBatchRows:
         if self._program is None:
             sizes = {"prompt": prompt, "tokens": tokens, "texts": texts, "threads": shared.threads}
             words = [word for name, n in sizes.items() for word in (f"--{name}", str(n))]
-            return [*_BINDINGS, "--model", str(shared.target), *words, *shared.repacking]
+            own = python_command("edgespec.llama.plain_batches")
+            return [*own, "--model", str(shared.target), *words, *shared.repacking]
         cells = texts * round_up(prompt + tokens, _CELLS)
         numbers = ["-c", cells, "-npp", prompt, "-ntg", tokens, "-npl", texts, "-t", shared.threads]
         model = [str(self._program), "-m", str(shared.target)]
@@ -266,9 +266,9 @@ def program_folder(given: str | None) -> Path | None:
 def find_program(names: Sequence[str], folder: Path | None) -> Path | None:
     """The first of these programs that exists: in a folder, its bin or its build/bin; or on the PATH."""
     for name in names:
-        places = [str(folder / sub) for sub in ("", "bin", "build/bin")] if folder else [None]
+        places = [folder / sub for sub in ("", "bin", "build/bin")] if folder else [None]
         for place in places:
-            found = shutil.which(name, path=place)
+            found = children.find_program(str(place / name) if place else name)
             if found:
                 return Path(found)
     return None

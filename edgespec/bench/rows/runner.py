@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,13 +15,14 @@ from edgespec.bench.rows.figures import DiskSpeed, Row, fill_identical, fill_sha
 from edgespec.bench.rows.row_spec import RowSpec, preparation_rows
 from edgespec.generation.config import GenerationConfig
 from edgespec.measure.throughput import forget_cached
+from edgespec.processes.children import python_command
 from edgespec.processes.exit_status import crash_fault, describe_exit
 from edgespec.progress import Progress
 from edgespec.units import readable
 
 Predict = Callable[[RowSpec], "float | None"]
 
-CHILD = [sys.executable, "-m", "edgespec.bench.rows.child"]
+CHILD = python_command("edgespec.bench.rows.child")
 
 
 def no_prediction(_spec: RowSpec) -> float | None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import shlex
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from edgespec.processes.children import run
 
 if TYPE_CHECKING:
     from prompt_toolkit.buffer import Buffer
@@ -41,7 +42,7 @@ def edited(text: str) -> str | None:
             if not name:
                 continue
             try:
-                status = subprocess.call([*shlex.split(name), str(path)])
+                status = run([*shlex.split(name), str(path)], stdin=None).returncode
             except (OSError, ValueError):  # there is no such editor, or its quotes do not match
                 continue
             if status != 0:

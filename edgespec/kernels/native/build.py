@@ -29,6 +29,7 @@ from pathlib import Path
 
 from edgespec.installation import module_command
 from edgespec.prebuilt import installed_wheel
+from edgespec.processes.children import find_program, run
 
 SOURCES = Path(__file__).parent
 COMMAND = module_command("edgespec.kernels.native.build")
@@ -218,7 +219,7 @@ def _remembered_failure() -> BuildFailed | None:
 
 def _failure_note(compiler: Sequence[str]) -> Path:
     """The file that says how a compiler failed at these sources; another version of it has another file."""
-    path = shutil.which(compiler[0]) or compiler[0]
+    path = find_program(compiler[0]) or compiler[0]
     identity = " ".join([os.path.realpath(path), *compiler[1:], _run([*compiler, "--version"]).stdout])
     digest = hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
     *_, folder = _folders()
@@ -355,26 +356,18 @@ def _compiler() -> list[str]:
         BuildFailed: there is none.
     """
     if chosen := shlex.split(os.environ.get("CXX", "")):
-        if shutil.which(chosen[0]) is None:
+        if find_program(chosen[0]) is None:
             raise BuildFailed(f"CXX names {chosen[0]}, and there is no such compiler", _MISSING)
         return chosen
     for name in _COMPILERS:
-        if shutil.which(name):
+        if find_program(name):
             return [name]
     raise BuildFailed("there is no C++ compiler", _MISSING)
 
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-            env={**os.environ, "LC_ALL": "C"},
-        )
+        return run(command, variables={"LC_ALL": "C"}, capture_output=True, text=True, errors="replace")
     except OSError as error:
         raise BuildFailed(f"{command[0]} cannot be run: {error}") from error
 

@@ -1,10 +1,8 @@
 """The child process of `kernels.trial`: computes with every kernel layout, and compares with the plain one.
 
-    python -m edgespec.llama.trials.kernel_worker [sequences] SKIPPED
-
-SKIPPED is a JSON list of layouts (ggml's names) to leave out. With `sequences`, only several sequences of a
-model with a running state are tried. Prints one JSON object per line, and announces each step before taking
-it: if the process dies, the last line shows where.
+Its last argument is a JSON list of layouts (ggml's names) to leave out; with `sequences` before it, only
+several sequences of a model with a running state are tried. Prints one JSON object per line, and announces
+each step before taking it: if the process dies, the last line shows where.
 """
 
 from __future__ import annotations
@@ -396,7 +394,3 @@ def _limit_process() -> None:
 
 def _say(event: str, **values: Any) -> None:
     print(json.dumps({"event": event, **values}), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 import os
-import shutil
 import subprocess
 import sys
 
 from edgespec.cli.screen.results import ResultStream
 from edgespec.errors import OutputError
+from edgespec.processes.children import run
 
 _MAX_BYTES = 74_994  # what xterm accepts in one sequence
 
@@ -21,12 +21,11 @@ def copy(text: str, terminal: ResultStream) -> str:
         OutputError: there is no such program, and the text is too long for the terminal.
     """
     for command in _commands():
-        if shutil.which(command[0]):
-            try:
-                subprocess.run(command, input=text.encode("utf-8", "replace"), check=True, timeout=5)
-            except (OSError, subprocess.SubprocessError):
-                continue
-            return f"with {command[0]}"
+        try:
+            run(command, input=text.encode("utf-8", "replace"), check=True, timeout=5)
+        except (OSError, subprocess.SubprocessError):
+            continue
+        return f"with {command[0]}"
     data = base64.b64encode(text.encode("utf-8", "replace"))
     if len(data) > _MAX_BYTES:
         raise OutputError(

@@ -1,0 +1,114 @@
+"""Child processes; nothing else starts any.
+
+The working folder may be a stranger's. Nothing in it is run because of its name: children of Python do not
+import from it, and programs are not looked for in it, even if PATH has an empty or relative entry.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from edgespec.processes.environment import child_environment
+from edgespec.processes.parent import ended_with_parent
+
+ChildProcess: TypeAlias = "subprocess.Popen[Any]"  # noqa: TID251
+
+_ROOT = str(Path(__file__).parents[2])  # of the package
+_BOOT = (
+    "import json, sys\n"
+    "sys.path[:] = json.loads(sys.argv[1])\n"
+    "del sys.argv[:2]\n"
+    "from importlib import import_module\n"
+    "sys.exit(import_module(sys.argv[0]).main())\n"
+)
+
+
+def python_command(module: str, *arguments: str) -> list[str]:
+    """The command that calls `main()` of a module in an isolated Python, with the import path of this one.
+
+    `python -m` would import from the working folder first.
+    """
+    path = json.dumps(_import_path())
+    return [sys.executable, "-I", f"-Xutf8={sys.flags.utf8_mode}", "-c", _BOOT, path, module, *arguments]
+
+
+def find_program(name: str) -> str | None:
+    """The path of a program; None if there is none in the absolute entries of PATH."""
+    found = shutil.which(name, path=child_environment()["PATH"])  # noqa: TID251
+    # Windows looks in the working folder, too.
+    return found if found and (_is_path(name) or Path(found).is_absolute()) else None
+
+
+def start(
+    command: Sequence[str],
+    *,
+    variables: Mapping[str, str] | None = None,
+    with_parent: bool = False,
+    **options: Any,
+) -> ChildProcess:
+    """Start a program.
+
+    Args:
+        variables: of the environment, beside those of this process.
+        with_parent: end it when the thread that starts it ends, see `ended_with_parent`.
+        options: of `subprocess.Popen`.
+
+    Raises:
+        OSError: it cannot be started; FileNotFoundError if there is no such program.
+    """
+    command = _found(command, with_parent=with_parent)
+    return subprocess.Popen(command, env=child_environment(variables), **options)  # noqa: TID251
+
+
+def run(
+    command: Sequence[str],
+    *,
+    variables: Mapping[str, str] | None = None,
+    with_parent: bool = False,
+    **options: Any,
+) -> subprocess.CompletedProcess[Any]:
+    """Run a program until it ends; without `input` or `stdin` its standard input is empty.
+
+    Args:
+        variables, with_parent: as of `start`.
+        options: of `subprocess.run`.
+
+    Raises:
+        OSError: as of `start`.
+        subprocess.SubprocessError: it did not end in time, or failed and `check` is set.
+    """
+    if "input" not in options:
+        options.setdefault("stdin", subprocess.DEVNULL)
+    command = _found(command, with_parent=with_parent)
+    return subprocess.run(command, env=child_environment(variables), **options)  # noqa: TID251
+
+
+def _found(command: Sequence[str], *, with_parent: bool) -> list[str]:
+    program = command[0] if _is_path(command[0]) else find_program(command[0])
+    if program is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
+    found = [program, *command[1:]]
+    return ended_with_parent(found) if with_parent else found
+
+
+def _is_path(name: str) -> bool:
+    return os.sep in name or "/" in name
+
+
+def _import_path() -> list[str]:
+    """The import path of this process but for the working folder, unless it is Python's or the package's."""
+    trusted = {_ROOT, *sysconfig.get_paths().values()}
+    return [path for path in dict.fromkeys([*sys.path, _ROOT]) if path in trusted or not _is_here(path)]
+
+
+def _is_here(path: str) -> bool:
+    return not Path(path).is_absolute() or (Path(path).exists() and Path(path).samefile(os.curdir))
