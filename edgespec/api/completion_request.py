@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from edgespec.api.fields import warn_of_fields
-from edgespec.api.formats import read_format
-from edgespec.api.images import RequestImages
+from msgspec import Meta, Struct
+
+from edgespec.api.fields import read_fields
+from edgespec.api.formats import ResponseFormat, read_format
+from edgespec.api.images import RequestImages, blind
 from edgespec.api.limits import Limits
-from edgespec.api.messages import read_messages, texts_of
-from edgespec.api.settings import read_settings
+from edgespec.api.messages import ChatMessages, Message, name_results, read_messages, texts_of
+from edgespec.api.settings import Logprobs, n_logprobs
 from edgespec.api.text_logprobs import EchoedPrompt
-from edgespec.api.tools import read_tools
-from edgespec.api.values import boolean, integer, shown, wrong
+from edgespec.api.tools import OfferedTools, SettingsWithTools, read_tools
+from edgespec.api.values import shown
 from edgespec.api.warnings import Warnings
 from edgespec.errors import ContextLengthError, UsageError
 from edgespec.generation.config import MAX_SEED, GenerationConfig
@@ -72,80 +74,180 @@ class CompletionRequest:
         return self.prompts[0]
 
 
+Texts = Annotated[
+    str | list[str | int | list[int]],
+    Meta(description="a non-empty string or list of tokens, or a list of these"),
+]
+_Answers = Annotated[int, Meta(ge=1, le=_MAX_ANSWERS)]
+
+
+class StreamOptions(Struct):
+    """The parts of a stream that are sent only if they are asked for."""
+
+    include_usage: bool | None = None
+
+
+class CompletionFields(SettingsWithTools):
+    """The fields of requests for chats and for completions; those of the other are declared unsupported."""
+
+    unsupported: ClassVar[Mapping[str, str]] = {
+        "audio": "Answers are text.",
+        "modalities": "Answers are text.",
+        "web_search_options": "Nothing is searched here.",
+        "moderation": "Answers are not moderated.",
+        "verbosity": "Ask for the length in the prompt.",
+    }
+    without_effect: ClassVar[tuple[str, ...]] = (
+        *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
+        *("prompt_cache_retention", "prompt_cache_options", "prediction", "cache_prompt", "id_slot"),
+        *("timings_per_token", "return_progress"),
+    )
+
+    n: _Answers = 1
+    best_of: int | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    logprobs: bool | Logprobs | None = None
+    top_logprobs: Logprobs | None = None
+    speculation: bool = False
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool = False
+    suffix: str = ""
+    echo: bool = False
+
+
+class ChatBody(CompletionFields, kw_only=True):
+    """The body of a request for a chat."""
+
+    unsupported: ClassVar[Mapping[str, str]] = {
+        **CompletionFields.unsupported,
+        "prompt": "This path takes messages.",
+        "suffix": "It is for completions.",
+        "echo": "It is for completions.",
+    }
+
+    messages: ChatMessages
+
+
+class TextBody(CompletionFields, kw_only=True):
+    """The body of a request for a completion."""
+
+    unsupported: ClassVar[Mapping[str, str]] = {
+        **CompletionFields.unsupported,
+        "messages": "This path takes a prompt.",
+        "tools": "Tools are for chats.",
+        "functions": "Tools are for chats.",
+    }
+
+    prompt: Texts
+
+
+@dataclass(frozen=True)
+class TranslatedRequest:
+    """A request of any API, as one of the OpenAI API.
+
+    Attributes:
+        fields: its fields; a `TextBody` unless it is for a chat.
+        messages: of a chat; their images are not read yet.
+        warnings: what of it has no effect; more are added.
+        context: what the endpoint needs to build the response, besides the request.
+    """
+
+    fields: CompletionFields
+    messages: list[Message] | None
+    warnings: Warnings
+    context: Any = None
+
+
+def translated(
+    body: object, *, chat: bool, warnings: Warnings | None = None, strict: bool = False
+) -> TranslatedRequest:
+    """The body of a request of the OpenAI API.
+
+    Args:
+        strict: refuse a field whose name is nearly that of another one, instead of a warning.
+
+    Raises:
+        UsageError: a field is missing, has another type, or is out of its range.
+    """
+    warnings = warnings or Warnings()
+    if not chat:
+        return TranslatedRequest(read_fields(body, TextBody, warnings, strict=strict), None, warnings)
+    fields = read_fields(body, ChatBody, warnings, strict=strict)
+    return TranslatedRequest(fields, read_messages(fields.messages, warnings), warnings)
+
+
 def read_request(
-    body: object,
+    asked: TranslatedRequest,
     defaults: GenerationConfig,
     *,
-    chat: bool,
     model: str,
     aliases: Collection[str] = (),
     limits: Limits | None = None,
-    warnings: Warnings | None = None,
-    strict: bool = False,
     images: RequestImages | None = None,
 ) -> CompletionRequest:
-    """The request in a body.
+    """The request for the engine.
 
     Args:
         defaults: settings for what it leaves open.
         model: the model's name.
         aliases: its other names, which may be patterns such as "claude-*".
-        warnings: those so far; more are added.
-        strict: refuse a field whose name is nearly that of another one, instead of a warning.
         images: reads those of the request; without it, they become notes.
 
     Raises:
-        UsageError: a field has no meaning: it is missing, has another type, or is out of its range.
+        UsageError: a field has no meaning.
     """
-    limits = limits or Limits()
-    warnings = warnings or Warnings()
-    if not isinstance(body, dict):
-        raise UsageError("The body is not a JSON object.")
-    named = model_name(body.get("model"), (model, *aliases), warnings)
-    warn_of_fields(body, warnings, chat=chat, strict=strict)
-    answers = integer(body, "n", 1, _MAX_ANSWERS) or 1
-    if body.get("best_of") not in (None, answers):
+    limits, fields, warnings = limits or Limits(), asked.fields, asked.warnings
+    named = model_name(fields.model, (model, *aliases), warnings)
+    if fields.best_of not in (None, fields.n):
         warnings.ignored("best_of", "Answers are not compared.")
-    options = body.get("stream_options")
-    if not isinstance(options, dict | None):
-        raise wrong("stream_options", options, "an object")
-    offered = read_tools(body, limits, warnings, chat=chat)
-    config = read_settings(body, defaults, limits, warnings, chat=chat).with_(**offered.settings)
-    grammar = read_format(body, limits, warnings)
+    chat = asked.messages is not None
+    logprobs = n_logprobs(fields.logprobs, fields.top_logprobs if chat else None)
+    config = fields.config(defaults, limits, warnings).with_(logprobs=logprobs)
+    offered = read_tools(fields, limits, warnings) if chat else OfferedTools({})
+    config = config.with_(**offered.settings)
+    grammar = read_format(fields, fields.response_format, limits, warnings)
     if grammar is not None:
         config = config.with_(grammar=grammar)
         if config.offers_tools and config.tool_choice != "auto":
             warnings.ignored("the format of the answer", "tool_choice requires a call.")
-    prompts: tuple[Prompt, ...] = (
-        (read_messages(body.get("messages"), limits, warnings, images),)
-        if chat
-        else _text_prompts(body.get("prompt"), answers)
-    )
-    continues = chat and _continues(body, prompts[0])
+    prompts: tuple[Prompt, ...]
+    continues = False
+    if asked.messages is None:
+        assert isinstance(fields, TextBody), "or there are messages"
+        prompts = _text_prompts(fields)
+    else:
+        if len(asked.messages) > limits.messages:
+            text = f"There are {len(asked.messages):,} messages."
+            raise UsageError(text, f"At most {limits.messages:,} are allowed.")
+        images = images or RequestImages(limits, warnings, blind)
+        messages = images.read(asked.messages)
+        name_results(messages)
+        prompts, continues = (messages,), _continues(fields, messages)
     if continues and (config.grammar is not None or config.tool_choice not in ("auto", "none")):
         warnings.ignored("the form of the answer", "The answer continues the assistant's message.")
         config = config.with_(grammar=None, tool_choice="auto")
+    if fields.echo and fields.suffix:
+        raise UsageError("A prompt with a suffix cannot be echoed.", "Leave out 'echo' or 'suffix'.")
     return CompletionRequest(
         chat=chat,
         prompts=prompts,
         config=config,
-        answers=answers,
-        stream=boolean(body, "stream"),
-        with_usage=boolean(options or {}, "include_usage"),
-        with_speculation=boolean(body, "speculation"),
+        answers=fields.n,
+        stream=fields.stream,
+        with_usage=bool(fields.stream_options and fields.stream_options.include_usage),
+        with_speculation=fields.speculation,
         model=named,
         warnings=warnings.sentences,
         custom_tools=offered.custom,
         continues=continues,
-        suffix=(suffix := _suffix(body.get("suffix"), warnings, chat=chat)),
-        echo=_echo(body, suffix, warnings, chat=chat),
+        suffix=fields.suffix,
+        echo=fields.echo,
     )
 
 
-def names_model(asked: object, names: Collection[str]) -> bool:
+def names_model(asked: str, names: Collection[str]) -> bool:
     """Tell whether a request names the model by one of its names, which may be patterns."""
-    if not isinstance(asked, str):
-        return False
     known = {asked, asked.removesuffix(_TAG)} & set(names)
     return bool(known) or any(fnmatchcase(asked, name) for name in names)
 
@@ -208,71 +310,51 @@ def nth_config(config: GenerationConfig, index: int) -> GenerationConfig:
     return config if config.seed is None else config.with_(seed=(config.seed + index) % (MAX_SEED + 1))
 
 
-def model_name(asked: object, names: Collection[str], warnings: Warnings) -> str:
-    """The name of the model in the answer, as it was asked for; empty for the served model's own.
-
-    Raises:
-        UsageError: it is no name.
-    """
-    if asked in (None, ""):
+def model_name(asked: str | None, names: Collection[str], warnings: Warnings) -> str:
+    """The name of the model in the answer, as it was asked for; empty for the served model's own."""
+    if not asked:
         return ""
-    if not isinstance(asked, str):
-        raise wrong("model", asked, "a name")
     if names_model(asked, names):
         return asked
     warnings.add(f"The model {shown(asked)} is not served here; {next(iter(names))!r} answers.")
     return ""
 
 
-def _text_prompts(value: object, answers: int) -> tuple[str | list[int], ...]:
-    """The texts to continue: one, or a list; each may be a list of tokens."""
-    several = value if isinstance(value, list) and value and isinstance(value[0], str | list) else [value]
-    prompts: list[str | list[int]] = []
-    for prompt in several:
-        is_tokens = isinstance(prompt, list) and all(type(token) is int for token in prompt)
-        if not isinstance(prompt, str | list) or not prompt or not (is_tokens or isinstance(prompt, str)):
-            raise UsageError("prompt must be a non-empty string or list of tokens, or a list of these.")
-        prompts.append(prompt)
-    if len(prompts) * answers > _MAX_ANSWERS:
-        text = f"The request asks for {len(prompts) * answers:,} answers."
+def inputs_of(name: str, given: Texts) -> list[str | list[int]]:
+    """The texts in a field, or lists of tokens.
+
+    Raises:
+        UsageError: there are none, one is empty, or some tokens are in no list.
+    """
+    several = isinstance(given, list) and not all(isinstance(item, int) for item in given)
+    inputs: Any = given if several else [given]
+    if not all(item and isinstance(item, str | list) for item in inputs):
+        raise UsageError(f"{name} must be a non-empty string or list of tokens, or a list of these.")
+    return list(inputs)
+
+
+def _text_prompts(fields: TextBody) -> tuple[str | list[int], ...]:
+    """The texts to continue, or their tokens."""
+    prompts = inputs_of("prompt", fields.prompt)
+    if len(prompts) * fields.n > _MAX_ANSWERS:
+        text = f"The request asks for {len(prompts) * fields.n:,} answers."
         raise UsageError(text, f"At most {_MAX_ANSWERS} are allowed.")
     return tuple(prompts)
 
 
-def _continues(body: Mapping[str, Any], messages: Any) -> bool:
+def _continues(fields: CompletionFields, messages: Sequence[Message]) -> bool:
     """True if the last message is an assistant's, and not said to be complete.
 
     Raises:
         UsageError: there is none to continue, although the request says so.
     """
-    last = messages[-1]
+    last, wanted = messages[-1], fields.continue_final_message
     can = len(messages) > 1 and last["role"] == "assistant" and last["content"] and not last.get("tool_calls")
-    wanted = body.get("continue_final_message")
     if wanted is None:
-        return bool(can) and not boolean(body, "add_generation_prompt")
-    if boolean(body, "continue_final_message") and not can:
+        return bool(can) and not fields.add_generation_prompt
+    if wanted and not can:
         raise UsageError(
             "There is no answer to continue.",
             "The last of several messages must be an assistant's, with text.",
         )
-    return bool(wanted)
-
-
-def _echo(body: Mapping[str, Any], suffix: str, warnings: Warnings, *, chat: bool) -> bool:
-    echo = boolean(body, "echo")
-    if echo and suffix:
-        raise UsageError("A prompt with a suffix cannot be echoed.", "Leave out 'echo' or 'suffix'.")
-    if echo and chat:
-        warnings.ignored("echo", "It is for completions.")
-    return echo and not chat
-
-
-def _suffix(value: object, warnings: Warnings, *, chat: bool) -> str:
-    if value in (None, ""):
-        return ""
-    if not isinstance(value, str):
-        raise wrong("suffix", value, "a string")
-    if chat:
-        warnings.ignored("suffix", "It is for completions.")
-        return ""
-    return value
+    return wanted

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
+from msgspec import Struct
+
+from edgespec.api.fields import converted
 from edgespec.api.values import shown
 from edgespec.api.warnings import Warnings
 from edgespec.text.unreadable import READS_TEXT, note_for
 
-_TEXTS = frozenset((None, "text", "input_text", "output_text", "summary_text", "reasoning_text"))
-THOUGHTS = frozenset(("thinking", "reasoning", "reasoning_text", "redacted_thinking"))
-"""Parts of an answer that are its thought."""
+TEXTS = frozenset((None, "text", "input_text", "output_text", "summary_text", "reasoning_text"))
+"""Types of parts that are texts."""
 
+_THOUGHTS = frozenset(("thinking", "reasoning", "reasoning_text", "redacted_thinking"))
 _IMAGES = ("image", "image_url", "input_image", "computer_screenshot")
 _THINGS = {
     **dict.fromkeys(_IMAGES, "An image"),
@@ -35,7 +38,79 @@ Content = str | list[dict[str, Any]]
 ADDRESS = "image_url"
 """The type of an image among parts, and its field: an object with a "url"."""
 
-_TEXT_FIELDS = ("text", "content", "output", "results", "refusal")
+
+class Address(Struct):
+    """The address of an image."""
+
+    url: str | None = None
+
+
+class Source(Struct):
+    """The source of an image or a document."""
+
+    type: str | None = None
+    data: str | None = None
+    content: Any = None
+    url: str | None = None
+    file_id: str | None = None
+
+
+class Part(Struct):
+    """A part of a content: a text, an image, a thought, a call, the result of one, and more."""
+
+    type: str | None = None
+    text: str | None = None
+    thinking: str | None = None
+    image_url: str | Address | None = None
+    image: str | Address | None = None
+    file_id: str | None = None
+    source: str | Source | None = None
+    data: str | None = None
+    title: str | None = None
+    tool_name: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: Any = None
+    tool_use_id: str | None = None
+    is_error: bool | None = None
+    content: Any = None
+    output: Any = None
+    results: Any = None
+    refusal: str | None = None
+
+    @property
+    def is_thought(self) -> bool:
+        """True if it is of an answer's thought."""
+        return self.type in _THOUGHTS
+
+    @property
+    def address(self) -> str | None:
+        """The address of an image, empty if it has none; None if the part is something else."""
+        if self.type not in _IMAGES:
+            return None
+        source = self.source if isinstance(self.source, Source) else None
+        if source is not None and source.type != "base64":
+            return source.url or source.file_id or ""
+        data = self.data if source is None else source.data
+        if source is not None or data is not None:
+            return data_address(data)
+        found = self.image_url or self.image or self.file_id
+        return (found.url if isinstance(found, Address) else found) or ""
+
+
+Parts = Sequence[str | Part]
+
+
+def parts_of(content: object) -> list[str | Part]:
+    """The parts of a content. Results of tools that a client has not written out become JSON.
+
+    Raises:
+        UsageError: one has another form.
+    """
+    if content is None:
+        return []
+    parts = content if isinstance(content, list) else [content]
+    return [_part(part, f"content[{place}]") for place, part in enumerate(parts)]
 
 
 def text_of(content: object, warnings: Warnings, between: str = "") -> str:
@@ -46,12 +121,7 @@ def text_of(content: object, warnings: Warnings, between: str = "") -> str:
     Args:
         between: text between two parts.
     """
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, list) else [content]
-    texts = [_part(part, warnings) for part in parts]
+    texts = [_text(part, warnings) for part in parts_of(content)]
     return between.join(text for text in texts if text is not None)
 
 
@@ -61,13 +131,13 @@ def content_of(content: object, warnings: Warnings, between: str = "") -> Conten
     Args:
         between: text between two parts.
     """
-    parts = content if isinstance(content, list) else [content]
-    if all(_address(part) is None for part in parts):
-        return text_of(content, warnings, between)
+    parts = parts_of(content)
+    if all(isinstance(part, str) or part.address is None for part in parts):
+        return text_of(parts, warnings, between)
     told: list[dict[str, Any]] = []
     for part in parts:
-        address = _address(part)
-        text = None if address is not None else _part(part, warnings)
+        address = None if isinstance(part, str) else part.address
+        text = _text(part, warnings) if address is None else None
         if address is None and text is None:
             continue
         if told and between:
@@ -93,22 +163,15 @@ def data_address(data: object) -> str:
     return data if _SCHEME.match(data) else f"data:;base64,{data}"
 
 
-def thought_of(content: object) -> str:
+def thought_of(parts: Parts) -> str:
     """The thought among the parts of an answer; empty if there is none."""
-    parts = content if isinstance(content, list) else []
-    found = [
-        part.get("thinking") or part.get("text")
-        for part in parts
-        if isinstance(part, Mapping) and part.get("type") in THOUGHTS
-    ]
-    return "".join(text for text in found if isinstance(text, str))
+    found = [part for part in parts if isinstance(part, Part) and part.is_thought]
+    return "".join(part.thinking or part.text or "" for part in found)
 
 
-def without_thoughts(content: object) -> object:
-    """A content without its thoughts."""
-    if not isinstance(content, list):
-        return content
-    return [part for part in content if not (isinstance(part, Mapping) and part.get("type") in THOUGHTS)]
+def without_thoughts(parts: Parts) -> list[str | Part]:
+    """The parts of an answer without its thought."""
+    return [part for part in parts if isinstance(part, str) or not part.is_thought]
 
 
 def note(what: str, warnings: Warnings) -> str:
@@ -121,55 +184,35 @@ def note(what: str, warnings: Warnings) -> str:
     return note_for(what)
 
 
-def _address(part: object) -> str | None:
-    """The address of a part that is an image, empty if it has none; None if it is something else."""
-    if not isinstance(part, Mapping) or part.get("type") not in _IMAGES:
-        return None
-    source = part.get("source")
-    if isinstance(source, Mapping):
-        if source.get("type") == "base64":
-            return data_address(source.get("data"))
-        found = source.get("url") or source.get("file_id")
-    elif "data" in part:
-        return data_address(part["data"])
-    else:
-        found = part.get("image_url") or part.get("image") or part.get("file_id")
-        if isinstance(found, Mapping):
-            found = found.get("url")
-    return found if isinstance(found, str) else ""
+def _part(part: object, at: str) -> str | Part:
+    if isinstance(part, str | Part):
+        return part
+    if isinstance(part, dict) and ("type" in part or "text" in part):
+        return converted(part, Part, at)
+    return json.dumps(part, ensure_ascii=False)
 
 
-def _part(part: object, warnings: Warnings) -> str | None:
+def _text(part: str | Part, warnings: Warnings) -> str | None:
     """The text of a part; None if it says nothing."""
     if isinstance(part, str):
         return part
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    if not isinstance(part, Mapping) or (kind is None and "text" not in part):
-        return json.dumps(part, ensure_ascii=False)  # a result of a tool that its client has not written out
-    if not isinstance(kind, str | None):
-        return note("Content of an unknown type", warnings)
-    if kind in _TEXTS and isinstance(part.get("text"), str):
-        return str(part["text"])
-    if kind in THOUGHTS:
+    kind, source = part.type, part.source
+    if kind in TEXTS and part.text is not None:
+        return part.text
+    if part.is_thought:
         warnings.add("Ignored a thought outside of an answer.")
         return None
     if kind == "tool_reference":
-        return f"The tool {part.get('tool_name')} is available."
-    source = part.get("source")
-    if kind == "document" and isinstance(source, Mapping) and source.get("type") in ("text", "content"):
-        text = text_of(source.get("data") or source.get("content"), warnings, "\n")
-        return "\n".join([*_title(part), text])
+        return f"The tool {part.tool_name} is available."
+    title = [part.title] if part.title else []
+    if kind == "document" and isinstance(source, Source) and source.type in ("text", "content"):
+        return "\n".join([*title, text_of(source.data or source.content, warnings, "\n")])
     if kind == "search_result":
-        address = part.get("source")
-        return "\n".join([*_title(part), str(address or ""), text_of(part.get("content"), warnings, "\n")])
+        address = source if isinstance(source, str) else ""
+        return "\n".join([*title, address, text_of(part.content, warnings, "\n")])
     if kind in _THINGS:
         return note(_THINGS[kind], warnings)
-    for name in _TEXT_FIELDS:
-        if isinstance(part.get(name), str):
-            return str(part[name])
+    for said in (part.text, part.content, part.output, part.results, part.refusal):
+        if isinstance(said, str):
+            return said
     return note(f"Content of the type {shown(kind)}", warnings)
-
-
-def _title(part: Mapping[str, Any]) -> list[str]:
-    title = part.get("title")
-    return [title] if isinstance(title, str) and title else []

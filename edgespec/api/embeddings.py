@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import base64
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
-from edgespec.api.completion_request import model_name
+from edgespec.api.completion_request import Texts, inputs_of, model_name
 from edgespec.api.endpoint import Event
+from edgespec.api.fields import Fields, read_fields
 from edgespec.api.refusals import Refusal
-from edgespec.api.values import integer, shown, wrong
+from edgespec.api.values import wrong
 from edgespec.api.warnings import Warnings
 from edgespec.errors import UsageError
 
@@ -36,6 +38,9 @@ class EmbeddingRequest:
         normalize: embeddings have length 1.
         as_base64: embeddings are sent as base64 of their bytes.
         warnings: what of it has no effect.
+
+    Raises:
+        UsageError: there are too many inputs.
     """
 
     inputs: tuple[Input, ...]
@@ -45,6 +50,12 @@ class EmbeddingRequest:
     normalize: bool = True
     as_base64: bool = False
     warnings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.inputs) > _MAX_INPUTS:
+            raise UsageError(
+                f"There are {len(self.inputs):,} inputs.", f"At most {_MAX_INPUTS:,} are allowed."
+            )
 
 
 @dataclass(frozen=True)
@@ -88,24 +99,31 @@ class EmbeddingEndpoint(ABC):
         return refusal.body
 
 
+class EmbeddingsBody(Fields):
+    """The body of `/v1/embeddings`."""
+
+    without_effect: ClassVar[tuple[str, ...]] = ("user",)
+
+    input: Texts
+    model: str | None = None
+    dimensions: Annotated[int, Meta(ge=1)] | None = None
+    encoding_format: Literal["float", "base64"] = "float"
+
+
 class OpenAIEmbeddings(EmbeddingEndpoint):
     """`/v1/embeddings` of the OpenAI API."""
 
-    _FIELDS = ("model", "input", "dimensions", "encoding_format", "user")
-
     def read(self, body: object, names: Collection[str], width: int) -> EmbeddingRequest:
-        fields, warnings = object_of(body), Warnings()
-        form = fields.get("encoding_format")
-        if form not in (None, "float", "base64"):
-            raise wrong("encoding_format", form, '"float" or "base64"')
-        inputs = inputs_of("input", fields.get("input"))
-        if not all(inputs):
-            raise UsageError("input must not be empty, nor have an empty text or list of tokens.")
-        model = model_name(fields.get("model"), names, warnings)
-        dimensions = integer(fields, "dimensions", 1, width)
-        warn_of_others(fields, self._FIELDS, warnings)
+        warnings = Warnings()
+        fields = read_fields(body, EmbeddingsBody, warnings)
+        if fields.dimensions is not None and fields.dimensions > width:
+            raise wrong("dimensions", fields.dimensions, f"an integer from 1 to {width}")
         return EmbeddingRequest(
-            inputs, model, dimensions, as_base64=form == "base64", warnings=warnings.sentences
+            tuple(inputs_of("input", fields.input)),
+            model_name(fields.model, names, warnings),
+            fields.dimensions,
+            as_base64=fields.encoding_format == "base64",
+            warnings=warnings.sentences,
         )
 
     def response(self, request: EmbeddingRequest, found: Embedded) -> Event:
@@ -123,43 +141,6 @@ class OpenAIEmbeddings(EmbeddingEndpoint):
             "usage": {"prompt_tokens": found.tokens, "total_tokens": found.tokens},
             **({"warnings": list(request.warnings)} if request.warnings else {}),
         }
-
-
-def object_of(body: object) -> Mapping[str, Any]:
-    """The fields of a body.
-
-    Raises:
-        UsageError: it is no object.
-    """
-    if not isinstance(body, dict):
-        raise UsageError("The body is not a JSON object.")
-    return body
-
-
-def inputs_of(name: str, value: object) -> tuple[Input, ...]:
-    """The inputs in a field: a text, tokens, or a list of these.
-
-    Raises:
-        UsageError: it is something else.
-    """
-    inputs = [value] if isinstance(value, str) or _are_tokens(value) else value
-    if not isinstance(inputs, list) or not all(isinstance(one, str) or _are_tokens(one) for one in inputs):
-        wanted = "a string, a list of strings, a list of token ids, or a list of lists of token ids"
-        raise wrong(name, value, wanted)
-    if len(inputs) > _MAX_INPUTS:
-        raise UsageError(f"{name} has {len(inputs):,} inputs.", f"At most {_MAX_INPUTS:,} are allowed.")
-    return tuple(inputs)
-
-
-def warn_of_others(fields: Mapping[str, Any], known: Collection[str], warnings: Warnings) -> None:
-    """Warn of the fields that mean nothing in a request for embeddings."""
-    for name, value in fields.items():
-        if name not in known and value is not None:
-            warnings.add(f"Ignored unknown field {shown(name)}.")
-
-
-def _are_tokens(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
 
 
 def _base64(vector: Vectors) -> str:

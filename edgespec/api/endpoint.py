@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from edgespec.api.completion_request import CompletionRequest
+from edgespec.api.completion_request import CompletionRequest, TranslatedRequest
 from edgespec.api.images import DATA_URL
 from edgespec.api.limits import Limits
 from edgespec.api.refusals import Refusal
@@ -43,25 +42,6 @@ class ResponseBuilder(Protocol):
     def piece(self, index: int, chunk: Chunk) -> list[Event]: ...
     def end(self, index: int, answer: Generation) -> list[Event]: ...
     def usage(self, answers: Sequence[Generation]) -> list[Event]: ...
-
-
-@dataclass(frozen=True)
-class TranslatedRequest:
-    """A request as one of the OpenAI API.
-
-    Attributes:
-        body: of a chat completion; of a completion, if it is raw.
-        raw: the prompt is a text to continue, without a chat template.
-        reply: the answer, for a request that needs none of the model's.
-        warnings: what of it has no effect.
-        context: what the endpoint needs to build the response, besides the request.
-    """
-
-    body: object
-    raw: bool = False
-    reply: Event | None = None
-    warnings: Warnings = field(default_factory=Warnings)
-    context: Any = None
 
 
 class _EndpointBase(ABC):
@@ -113,8 +93,11 @@ class PromptEndpoint(_EndpointBase):
         return not self.counts
 
     @abstractmethod
-    def translate(self, body: object) -> TranslatedRequest:
-        """Translate the JSON of a request.
+    def translate(self, body: object, warnings: Warnings) -> TranslatedRequest | Event:
+        """Translate the JSON of a request; the answer itself if it needs nothing of the model.
+
+        Args:
+            warnings: gets what has no effect.
 
         Raises:
             UsageError: a field has another form, or is not supported here.

@@ -1,66 +1,151 @@
-"""The fields of requests for chats and completions, by what becomes of them."""
+"""Fields of requests: declared as types, validated once, and named in a warning where they have no effect."""
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
-from edgespec.api.settings import SETTINGS
-from edgespec.api.values import shown
+import msgspec
+
+from edgespec.api.values import shown, wrong
 from edgespec.api.warnings import Warnings
 from edgespec.errors import UsageError
 
-CHAT_FIELDS = (
-    *SETTINGS,
-    *("model", "messages", "prompt", "n", "best_of", "stream", "stream_options", "suffix", "echo"),
-    *("response_format", "grammar", "json_schema"),
-    *("tools", "tool_choice", "parallel_tool_calls", "functions", "function_call"),
-    *("speculation", "continue_final_message", "add_generation_prompt"),
-)
-"""Fields that mean something in a request for a chat or a completion."""
-
-# These would change the answer, or what it consists of.
-_NOT_SUPPORTED = {
-    "audio": "Answers are text.",
-    "modalities": "Answers are text.",
-    "web_search_options": "Nothing is searched here.",
-    "moderation": "Answers are not moderated.",
-    "verbosity": "Ask for the length in the prompt.",
-}
-# Clients send these, and they change nothing about an answer here.
-_WITHOUT_EFFECT = (
-    *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
-    *("prompt_cache_retention", "prompt_cache_options", "prediction", "cache_prompt", "id_slot"),
-    *("timings_per_token", "return_progress"),
-)
-_PLAIN = {"modalities": ["text"], "verbosity": "medium"}  # values that ask for what is done anyway
 _CLOSE = 0.85
 _MAX_NAMED = 8
+_STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
+# Values by which clients ask for nothing, or for what is done anyway.
+_PLAIN: tuple[Any, ...] = (False, 0, "", [], {}, ["text"], "medium")
+
+_Type = TypeVar("_Type")
+_FieldsT = TypeVar("_FieldsT", bound="Fields")
 
 
-def warn_of_fields(body: Mapping[str, Any], warnings: Warnings, *, chat: bool, strict: bool) -> None:
-    """Warn of the fields that have no effect.
+class Fields(msgspec.Struct, kw_only=True):
+    """The fields of a request, or of an object in it whose unknown fields are named in a warning.
+
+    Attributes:
+        unsupported: fields that would change the answer, and the reason why they do not here.
+        without_effect: fields that clients send, and that change nothing about an answer here.
+    """
+
+    unsupported: ClassVar[Mapping[str, str]] = {}
+    without_effect: ClassVar[tuple[str, ...]] = ()
+
+
+def read_fields(
+    given: object, kind: type[_FieldsT], warnings: Warnings, at: str = "", *, strict: bool = False
+) -> _FieldsT:
+    """The fields of an object. `null` leaves one out, and 8.0 is an integer.
 
     Args:
-        strict: refuse a field whose name is nearly that of another one.
+        at: the name of the object; empty for the body of a request.
+        warnings: gets the fields that have no effect.
+        strict: refuse an unknown field whose name is nearly that of another one.
 
     Raises:
-        UsageError: there is such a field.
+        UsageError: a field is missing, has another type, or is out of its range.
     """
-    for name, why in _NOT_SUPPORTED.items():
-        if body.get(name) not in (None, False, 0, "", [], {}, _PLAIN.get(name)):
-            warnings.ignored(name, why)
-    known = {*CHAT_FIELDS, *_NOT_SUPPORTED, *_WITHOUT_EFFECT}
-    unknown = [name for name, value in body.items() if name not in known and value is not None]
-    for name in unknown:
-        close = difflib.get_close_matches(name[:64], CHAT_FIELDS, n=1, cutoff=_CLOSE)
-        hint = f"Did you mean {close[0]!r}?" if close else ""
-        if close and strict:
-            raise UsageError(f"There is no field {shown(name)}.", hint)
-    for name in unknown[:_MAX_NAMED]:
-        close = difflib.get_close_matches(name[:64], CHAT_FIELDS, n=1, cutoff=_CLOSE)
-        warnings.add(f"Ignored unknown field {shown(name)}.{f' Did you mean {close[0]!r}?' if close else ''}")
-    other = "prompt" if chat else "messages"
-    if body.get(other) is not None:
-        warnings.ignored(other, f"This path takes {'messages' if chat else 'a prompt'}.")
+    if not isinstance(given, dict):
+        raise wrong(at, given, "an object") if at else UsageError("The body is not a JSON object.")
+    values = {
+        name: int(value) if isinstance(value, float) and value.is_integer() else value
+        for name, value in given.items()
+        if value is not None
+    }
+    for name, why in kind.unsupported.items():
+        if values.pop(name, None) not in (None, *_PLAIN):
+            warnings.ignored(_joined(at, name), why)
+    unknown = [name for name in values if name not in (*kind.__struct_fields__, *kind.without_effect)]
+    for name in unknown if strict else unknown[:_MAX_NAMED]:
+        close = difflib.get_close_matches(name[:64], kind.__struct_fields__, n=1, cutoff=_CLOSE)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        if strict and close:
+            raise UsageError(f"There is no field {shown(name)}.{hint}")
+        warnings.add(f"Ignored unknown field {shown(_joined(at, name))}.{hint}")
+    return converted(values, kind, at)
+
+
+def converted(value: object, kind: type[_Type], at: str = "") -> _Type:
+    """A value from JSON as a type.
+
+    Args:
+        at: the name of the value in messages; empty for the body of a request.
+
+    Raises:
+        UsageError: it does not have this type.
+    """
+    try:
+        return msgspec.convert(value, kind, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise _refusal(str(error), value, kind, at) from None
+    except UnicodeEncodeError:
+        text = "The request has half of a surrogate pair, such as \\ud83d, which no text can hold."
+        raise UsageError(text) from None
+
+
+def _joined(at: str, name: str) -> str:
+    return f"{at}.{name}" if at else name
+
+
+def _refusal(said: str, value: Any, kind: Any, at: str) -> UsageError:
+    """The error for a value that msgspec has refused.
+
+    Args:
+        said: its message, such as "Expected `int`, got `str` - at `$.options.seed`".
+    """
+    from msgspec import inspect as types
+
+    reason, _, place = said.partition(" - at `")
+    info: Any = types.type_info(kind)
+    ranged = ", got `" not in reason
+    for name, index in _STEP.findall(place):
+        if isinstance(info, types.Metadata):  # which describes what is in it, too
+            return UsageError(f"{at} must be {_words(info, ranged)}.")
+        inner = info.types if isinstance(info, types.UnionType) else (info,)
+        if name:
+            at, value = _joined(at, name), value[name]
+            info = next(f.type for i in inner for f in getattr(i, "fields", ()) if f.name == name)
+        else:
+            at, value = f"{at}[{index}]", value[int(index)]
+            info = next(i.item_type for i in inner if hasattr(i, "item_type"))
+    if "required field" in reason:
+        return UsageError(f'Missing "{_joined(at, reason.split("`")[1])}".')
+    wanted = _words(info, ranged)
+    return (
+        UsageError(f"{at} must be {wanted}.")
+        if value == [] or place.startswith("key")
+        else wrong(at, value, wanted)
+    )
+
+
+def _words(info: Any, ranged: bool) -> str:
+    """A type of `msgspec.inspect` in words.
+
+    Args:
+        ranged: name the range of a number.
+    """
+    from msgspec import inspect as types
+
+    match info:
+        case types.Metadata():
+            return str((info.extra_json_schema or {})["description"])
+        case types.UnionType():
+            words = [_words(one, ranged) for one in info.types if not isinstance(one, types.NoneType)]
+            return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+        case types.LiteralType():
+            return f"one of {', '.join(map(str, info.values))}"
+        case types.IntType() | types.FloatType():
+            noun = "an integer" if isinstance(info, types.IntType) else "a number"
+            if info.ge is None or not ranged:
+                return noun
+            return f"{noun} from {info.ge}" + (f" to {info.le}" if info.le is not None else "")
+        case types.ListType():
+            return "a non-empty list" if info.min_length else "a list"
+        case types.StrType():
+            return "a string"
+        case types.BoolType():
+            return "true or false"
+    return "an object"

@@ -9,30 +9,25 @@ the model, whether it changes or not.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
+from edgespec.api.contents import TEXTS, Part
 from edgespec.api.warnings import Warnings
 
 # At least two hyphens: a prompt about an "X-ray: ..." must not lose its first line.
 _HEADERS = re.compile(r"(?:x(?:-[a-z0-9]+){2,}:[^\r\n]*(?:\r?\n\s*|\Z))+", re.IGNORECASE)
 _NAME = re.compile(r"^x[a-z0-9-]+:", re.IGNORECASE | re.MULTILINE)
-_TEXTS = ("text", "input_text")
 
 
-def without_header_lines(content: object, warnings: Warnings) -> object:
-    """The content of a system prompt without header lines at its front, which a warning names.
-
-    Args:
-        content: a text, or a list of parts, of which only the first is looked at.
-    """
-    if isinstance(content, list) and content:
-        first, *rest = content
-        if not isinstance(first, Mapping) or first.get("type") not in _TEXTS:
-            return content
-        kept = without_header_lines(first.get("text"), warnings)
-        return content if kept is first.get("text") else [*([{**first, "text": kept}] if kept else []), *rest]
-    if not isinstance(content, str) or not (headers := _HEADERS.match(content)):
-        return content
+def without_header_lines(parts: list[str | Part], warnings: Warnings) -> list[str | Part]:
+    """The parts of a system prompt without header lines at the front of the first, which a warning names."""
+    if not parts:
+        return parts
+    first, *others = parts
+    text = first if isinstance(first, str) else first.text if first.type in TEXTS else None
+    headers = _HEADERS.match(text or "")
+    if not text or not headers:
+        return parts
     for name in _NAME.findall(headers[0]):
         warnings.add(f"Left out the line {name.lower()!r} of the system prompt, which is not for the model.")
-    return content[headers.end() :]
+    rest = text[headers.end() :]
+    return [*([rest] if rest else []), *others]

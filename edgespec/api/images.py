@@ -42,20 +42,22 @@ class RequestImages:
         self._hint = hint
         self._count = 0
 
-    def read(self, content: Content) -> Content:
-        """A content whose images are bytes, or notes where the model does not see them.
+    def read(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Messages whose images are bytes, or notes where the model does not see them.
 
         Raises:
             UsageError: an image is not in the request, damaged, too large or of another format; or there are
                 too many.
         """
+        return [{**message, "content": self._seen(message["content"])} for message in messages]
+
+    def _seen(self, content: Content) -> Content:
         if isinstance(content, str):
             return content
         if self._sees():
-            return [self._image(part) if part.get("type") == ADDRESS else part for part in content]
+            return [self._image(part) if part["type"] == ADDRESS else part for part in content]
         return "".join(
-            note("An image", self._warnings) if part.get("type") == ADDRESS else part["text"]
-            for part in content
+            note("An image", self._warnings) if part["type"] == ADDRESS else part["text"] for part in content
         )
 
     def _image(self, part: Mapping[str, Any]) -> dict[str, Any]:

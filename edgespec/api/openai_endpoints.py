@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from edgespec.api import protocol, response_items, responses
-from edgespec.api.completion_request import CompletionRequest
-from edgespec.api.endpoint import PromptEndpoint, ResponseBuilder, TranslatedRequest
+from edgespec.api.completion_request import CompletionRequest, TranslatedRequest, translated
+from edgespec.api.endpoint import PromptEndpoint, ResponseBuilder
+from edgespec.api.messages import Call, CalledFunction, ChatMessage, Message, read_messages
 from edgespec.api.refusals import Refusal
 from edgespec.api.warnings import Warnings
 from edgespec.generation.result import Generation
@@ -38,7 +38,7 @@ class ResponseStore:
         held = b"%s, %s]" % (asked[:-1], json.dumps(answer).encode())
         self._kept.put(identifier, held, len(held))
 
-    def get(self, identifier: str) -> list[dict[str, Any]]:
+    def get(self, identifier: str) -> list[Message]:
         """A conversation.
 
         Raises:
@@ -48,7 +48,7 @@ class ResponseStore:
         if held is None:
             text = f"The response {identifier[:80]!r} is not kept. Send the whole conversation as 'input'."
             raise Refusal(404, text, "previous_response_not_found")
-        messages: list[dict[str, Any]] = json.loads(held)
+        messages: list[Message] = json.loads(held)
         return messages
 
 
@@ -60,8 +60,8 @@ class CompletionsEndpoint(PromptEndpoint):
     def __init__(self, *, chat: bool) -> None:
         self._chat = chat
 
-    def translate(self, body: object) -> TranslatedRequest:
-        return TranslatedRequest(body, raw=not self._chat)
+    def translate(self, body: object, warnings: Warnings) -> TranslatedRequest:
+        return translated(body, chat=self._chat, warnings=warnings)
 
     def response_builder(
         self, request: CompletionRequest, *, model: str, prompt_tokens: int, context: Any
@@ -79,35 +79,14 @@ class CompletionsEndpoint(PromptEndpoint):
         )
 
 
-@dataclass(frozen=True)
-class ResponseContext:
-    """The parts of a request that its response needs, besides the prompt.
-
-    Attributes:
-        previous: the id of the response that is continued.
-        asked: the messages that the response is to, as JSON; None if it is not to be kept.
-    """
-
-    previous: str | None
-    asked: bytes | None
-
-
 class ResponsesEndpoint(PromptEndpoint):
     """`/v1/responses` of the OpenAI API."""
 
     def __init__(self) -> None:
         self._store = ResponseStore()
 
-    def translate(self, body: object) -> TranslatedRequest:
-        warnings = Warnings()
-        chat = responses.as_chat(body, warnings, self._store.get)
-        assert isinstance(body, dict), "or it was refused"
-        asked = None
-        if body.get("store") is not False:
-            told = responses.conversation(chat["messages"], body.get("instructions"))
-            asked = json.dumps(told).encode()  # as it came: images are no JSON later
-        context = ResponseContext(body.get("previous_response_id"), asked)
-        return TranslatedRequest(chat, warnings=warnings, context=context)
+    def translate(self, body: object, warnings: Warnings) -> TranslatedRequest:
+        return responses.as_chat(body, warnings, self._store.get)
 
     def response_builder(
         self, request: CompletionRequest, *, model: str, prompt_tokens: int, context: Any
@@ -115,9 +94,14 @@ class ResponsesEndpoint(PromptEndpoint):
         asked = context.asked
 
         def keep(identifier: str, answer: Generation) -> None:
-            calls = [call.to_json() for call in answer.tool_calls]
-            message = {"role": "assistant", "content": answer.text, "tool_calls": calls}
-            self._store.keep(identifier, asked, message | {"reasoning_content": answer.reasoning})
+            calls = [Call(c.id, CalledFunction(c.name, c.arguments)) for c in answer.tool_calls]
+            told = ChatMessage(
+                role="assistant",
+                content=answer.text,
+                tool_calls=calls,
+                reasoning_content=answer.reasoning,
+            )
+            self._store.keep(identifier, asked, *read_messages([told], Warnings()))
 
         return response_items.ResponsesBuilder(
             model=model,

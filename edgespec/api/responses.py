@@ -4,217 +4,224 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
 
-from edgespec.api.contents import content_of, note, text_of
-from edgespec.api.fields import CHAT_FIELDS
-from edgespec.api.tools import CUSTOM_INPUT
-from edgespec.api.values import shown, wrong
+from msgspec import Meta, Struct
+
+from edgespec.api.completion_request import CompletionFields, TranslatedRequest
+from edgespec.api.contents import note, text_of
+from edgespec.api.fields import converted, read_fields
+from edgespec.api.formats import ResponseFormat
+from edgespec.api.messages import (
+    Call,
+    CalledFunction,
+    CalledTool,
+    ChatMessage,
+    Message,
+    Role,
+    read_messages,
+)
+from edgespec.api.settings import Count, Effort
+from edgespec.api.tools import SettingsWithTools
+from edgespec.api.values import shown
 from edgespec.api.warnings import Warnings
 from edgespec.errors import UsageError
 
-Messages = list[dict[str, Any]]
-
-# Fields with the name and meaning that they have in a request for a chat.
-_SAME = (
-    *("model", "stream", "temperature", "top_p", "top_k", "min_p", "seed", "think", "stop", "penalty_window"),
-    *("repeat_penalty", "frequency_penalty", "presence_penalty", "grammar", "json_schema", "logit_bias"),
-    *("user", "metadata", "store", "parallel_tool_calls", "chat_template_kwargs", "moderation"),
-)
-_INSTEAD = {"messages": "input", "prompt": "input", "max_tokens": "max_output_tokens"}
-_INSTEAD |= {"max_completion_tokens": "max_output_tokens", "response_format": "text"}
-_INSTEAD |= {"reasoning_effort": "reasoning"}
-_NOT_SUPPORTED = {
-    "conversation": "Use 'previous_response_id', or send the conversation.",
-    "background": "The answer comes at once.",
-    "top_logprobs": "Log-probabilities are served at /v1/chat/completions.",
-    "background_options": "The answer comes at once.",
-    "context_management": "Nothing is left out of a conversation.",
-    "image": "Answers are text.",
-}
-_OTHERS = (
-    *("input", "instructions", "max_output_tokens", "text", "reasoning", "tools", "tool_choice", "include"),
-    "previous_response_id",
-)
-# Clients ask for it where nothing is stored; thoughts are not encrypted here, so they come anyway.
-_INCLUDED = "reasoning.encrypted_content"
-_WITHOUT_EFFECT = (
-    *("truncation", "service_tier", "safety_identifier", "max_tool_calls"),
-    *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "stream_options"),
-    "access_programs",
-)
 _MESSAGES = ("message", "agent_message")
 _CALL, _OUTPUT = "_call", "_output"
 _ABOUT_CALLS = ("id", "call_id", "type", "status", "output", "name", "role")
+# Clients ask for it where nothing is stored; thoughts are not encrypted here, so they come anyway.
+_INCLUDED = "reasoning.encrypted_content"
 
 
-def as_chat(
-    body: object, warnings: Warnings, earlier: Callable[[str], Messages] | None = None
-) -> dict[str, Any]:
+class Reasoning(Struct):
+    """How much to think."""
+
+    effort: Effort | None = None
+
+
+class TextSettings(Struct):
+    """The form of the text."""
+
+    format: ResponseFormat | None = None
+    verbosity: str | None = None
+
+
+class Item(Struct):
+    """An item of a conversation: a message, a thought, a call, the result of one, and more."""
+
+    type: str | None = None
+    role: Role | None = None
+    content: Any = None
+    summary: Any = None
+    id: str | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: Any = None
+    input: Any = None
+    output: Any = None
+    tools: Any = None
+
+
+class ResponsesBody(SettingsWithTools, kw_only=True):
+    """The body of `/v1/responses`."""
+
+    unsupported: ClassVar[Mapping[str, str]] = {
+        "messages": "Write 'input'.",
+        "prompt": "Write 'input'.",
+        "max_tokens": "Write 'max_output_tokens'.",
+        "max_completion_tokens": "Write 'max_output_tokens'.",
+        "response_format": "Write 'text'.",
+        "reasoning_effort": "Write 'reasoning'.",
+        "conversation": "Use 'previous_response_id', or send the conversation.",
+        "background": "The answer comes at once.",
+        "background_options": "The answer comes at once.",
+        "top_logprobs": "Log-probabilities are served at /v1/chat/completions.",
+        "context_management": "Nothing is left out of a conversation.",
+        "image": "Answers are text.",
+        "moderation": "Answers are not moderated.",
+    }
+    without_effect: ClassVar[tuple[str, ...]] = (
+        *("truncation", "service_tier", "safety_identifier", "max_tool_calls", "user", "metadata"),
+        *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "stream_options"),
+        "access_programs",
+    )
+
+    input: Annotated[
+        str | list[dict[str, Any]],
+        Meta(description="a non-empty string or list of messages"),
+    ]
+    instructions: str | list[dict[str, Any]] = ""
+    previous_response_id: str = ""
+    max_output_tokens: Count | None = None
+    text: TextSettings | None = None
+    reasoning: Reasoning | None = None
+    include: Sequence[str] = ()
+    store: bool = True
+
+
+@dataclass(frozen=True)
+class ResponseContext:
+    """The parts of a request that its response needs, besides the prompt.
+
+    Attributes:
+        previous: the id of the response that is continued.
+        asked: the messages that the response is to, as JSON; None if it is not to be kept.
+    """
+
+    previous: str | None
+    asked: bytes | None
+
+
+def as_chat(body: object, warnings: Warnings, earlier: Callable[[str], list[Message]]) -> TranslatedRequest:
     """The request for a chat that a request for a response stands for.
 
     Args:
-        earlier: gives the conversation of an earlier response by its id; None if none is kept.
+        earlier: gives the conversation of an earlier response by its id.
 
     Raises:
         UsageError: a field has another form.
         Refusal: an earlier response is not kept.
     """
-    if not isinstance(body, dict):
-        raise UsageError("The body is not a JSON object.")
-    for name, why in _NOT_SUPPORTED.items():
-        if body.get(name) not in (None, False, 0, "", [], {}):
-            warnings.ignored(name, why)
-    included = body.get("include")
-    for item in included if isinstance(included, list) else []:
+    fields = read_fields(body, ResponsesBody, warnings)
+    for item in fields.include:
         if item != _INCLUDED:
-            warnings.ignored(f"include {item}" if isinstance(item, str) else "include")
-    messages: Messages = []
-    previous = body.get("previous_response_id")
-    if previous not in (None, ""):
-        if not isinstance(previous, str) or earlier is None:
-            raise wrong("previous_response_id", previous, "the id of a response")
-        messages = earlier(previous)
-    messages = [*messages, *_messages(body.get("input"), warnings)]
-    instructions = body.get("instructions")
-    if instructions not in (None, "", []):
-        # Only for this response: the next one has instructions of its own.
-        told = _messages(instructions, warnings) if isinstance(instructions, list) else []
-        told = told or [{"role": "system", "content": text_of(instructions, warnings)}]
-        messages = [*told, *messages]
-    chat: dict[str, Any] = {name: body[name] for name in _SAME if name in body}
-    chat |= {"messages": messages, "max_tokens": body.get("max_output_tokens")}
-    chat["continue_final_message"] = False  # the answer is a new item
-    chat |= _tools(body)
-    chat |= _form(body.get("text"))
-    reasoning = body.get("reasoning")
-    if not isinstance(reasoning, dict | None):
-        raise wrong("reasoning", reasoning, "an object")
-    if reasoning and reasoning.get("effort") is not None:
-        chat["reasoning_effort"] = reasoning["effort"]
-    known = {*_SAME, *_NOT_SUPPORTED, *_OTHERS, *_WITHOUT_EFFECT}
-    more = {name: value for name, value in body.items() if name not in known}
-    for name in CHAT_FIELDS:
-        if more.pop(name, None) is not None:
-            warnings.ignored(name, f"Write {_INSTEAD[name]!r}." if name in _INSTEAD else "")
-    return chat | more
+            warnings.ignored(f"include {item}")
+    text = fields.text or TextSettings()
+    if text.verbosity not in (None, "medium"):
+        warnings.ignored("text.verbosity", "Ask for the length in the prompt.")
+    asked = _messages("input", fields.input, warnings)
+    told: Sequence[ChatMessage] = ()
+    if isinstance(fields.instructions, str) and fields.instructions:
+        told = [ChatMessage(role="system", content=fields.instructions)]
+    elif fields.instructions:
+        told = _messages("instructions", fields.instructions, warnings)
+    # Instructions are only for this response: the next one has its own.
+    messages = read_messages([*told, *asked], warnings)
+    place = max(0, len(messages) - len(asked))
+    previous = earlier(fields.previous_response_id) if fields.previous_response_id else []
+    kept = [*previous, *messages[place:]]
+    context = ResponseContext(
+        fields.previous_response_id or None,
+        json.dumps(kept).encode() if fields.store else None,  # as it came: images are no JSON later
+    )
+    chat = fields.as_kind(
+        CompletionFields,
+        max_tokens=fields.max_output_tokens,
+        reasoning_effort=fields.reasoning and fields.reasoning.effort,
+        response_format=text.format,
+        continue_final_message=False,  # the answer is a new item
+    )
+    return TranslatedRequest(chat, [*messages[:place], *kept], warnings, context)
 
 
-def conversation(messages: Sequence[Mapping[str, Any]], instructions: object) -> Messages:
-    """The messages of a request for a chat without the instructions, which count for one response only."""
-    return [dict(message) for message in (messages[1:] if instructions not in (None, "", []) else messages)]
-
-
-def _messages(value: object, warnings: Warnings) -> Messages:
-    if isinstance(value, str) and value:
-        return [{"role": "user", "content": value}]
-    if not isinstance(value, list) or not value:
-        raise UsageError("input must be a non-empty string or list of messages.")
-    answered = {
-        item.get("call_id")
-        for item in value
-        if isinstance(item, dict) and str(item.get("type")).endswith(_OUTPUT)
-    }
-    messages: Messages = []
+def _messages(name: str, given: str | list[dict[str, Any]], warnings: Warnings) -> list[ChatMessage]:
+    if isinstance(given, str) and given:
+        return [ChatMessage(role="user", content=given)]
+    if not given:
+        raise UsageError(f"{name} must be a non-empty string or list of messages.")
+    items = [converted(item, Item, f"{name}[{place}]") for place, item in enumerate(given)]
+    answered = {item.call_id for item in items if (item.type or "").endswith(_OUTPUT)}
+    messages: list[ChatMessage] = []
     thought = ""
-    for item in value:
-        if not isinstance(item, dict):
-            raise UsageError(f"An item of the input must be an object, not {shown(item)}.")
-        kind = item.get("type") or "message"
+    for place, item in enumerate(items):
+        kind = item.type or "message"
         if kind == "reasoning":
-            thought = text_of(item.get("content") or item.get("summary"), Warnings())
+            thought = text_of(item.content or item.summary, Warnings())
             continue
         if kind in _MESSAGES:
-            role = item.get("role", "user" if kind == "agent_message" else None)
-            messages.append({"role": role, "content": item.get("content")})
-        elif isinstance(kind, str) and kind.endswith(_OUTPUT):
-            messages.append(_result(item, warnings))
-        elif isinstance(kind, str) and kind.endswith(_CALL):
-            _add_call(messages, item, kind, thought, answered, warnings)
+            role = item.role or ("user" if kind == "agent_message" else None)
+            if role is None:
+                raise UsageError(f'Missing "{name}[{place}].role".')
+            messages.append(ChatMessage(role=role, content=item.content))
+        elif kind.endswith(_OUTPUT):
+            messages.append(_result(item, item.call_id))
+        elif kind.endswith(_CALL):
+            if not messages or messages[-1].role != "assistant":
+                messages.append(ChatMessage(role="assistant", content=""))
+            if thought:  # templates show it within a chain of calls; others are left out
+                messages[-1].reasoning_content = thought
+            identifier = item.call_id or item.id
+            _add_call(messages[-1], item, given[place], identifier in answered, warnings)
+            if item.output is not None and identifier not in answered:
+                messages.append(_result(item, identifier))
         else:
             said = note(f"An item of the type {shown(kind)}", warnings)
-            messages.append({"role": "assistant", "content": said})
+            messages.append(ChatMessage(role="assistant", content=said))
         thought = ""
     if not messages:
-        raise UsageError("The input has no messages.")
+        raise UsageError(f"The {name} has no messages.")
     return messages
 
 
-def _result(item: Mapping[str, Any], warnings: Warnings) -> dict[str, Any]:
-    output = item.get("output", item.get("tools"))
-    said = content_of(output, warnings)
-    identifier = item.get("call_id")
-    return {
-        "role": "tool",
-        "tool_call_id": identifier if isinstance(identifier, str) else "",
-        "content": said,
-    }
+def _result(item: Item, identifier: str | None) -> ChatMessage:
+    content = item.tools if item.output is None else item.output
+    return ChatMessage(role="tool", tool_call_id=identifier or "", content=content)
 
 
 def _add_call(
-    messages: Messages,
-    item: Mapping[str, Any],
-    kind: str,
-    thought: str,
-    answered: set[Any],
-    warnings: Warnings,
+    answer: ChatMessage, item: Item, given: Mapping[str, Any], has_result: bool, warnings: Warnings
 ) -> None:
     """Add a call to the answer that it is part of: templates show an answer with all its calls.
 
     Args:
-        answered: ids of the calls whose results are items of their own.
+        given: the item as it came.
+        has_result: the result of the call is an item of its own.
     """
-    if not messages or messages[-1]["role"] != "assistant":
-        messages.append({"role": "assistant", "content": ""})
-    if thought:  # templates show it within a chain of calls; others are left out
-        messages[-1]["reasoning_content"] = thought
-    identifier = item.get("call_id") or item.get("id")
-    rest = {key: value for key, value in item.items() if key not in _ABOUT_CALLS and value is not None}
+    kind, identifier = item.type or "", item.call_id or item.id
+    name = item.name or kind.removesuffix(_CALL)
     if kind == "function_call":
-        arguments: Any = item.get("arguments")
+        call = Call(id=identifier, function=CalledFunction(name, item.arguments))
     elif kind == "custom_tool_call":
-        arguments = {CUSTOM_INPUT: item.get("input")}
+        call = Call(id=identifier, custom=CalledTool(name, item.input))
     else:
-        arguments = item.get("arguments") or rest
-    if (
-        kind not in ("function_call", "custom_tool_call")
-        and identifier not in answered
-        and not item.get("output")
-    ):
-        # The API's own servers have run it, and the items do not say what came of it.
-        said = f"[{kind}: {json.dumps(rest, ensure_ascii=False)}]" if rest else f"[{kind}]"
-        warnings.add(f"An item of the type {shown(kind)} is shown to the model as text.")
-        messages[-1]["content"] = "\n".join(filter(None, [text_of(messages[-1]["content"], warnings), said]))
-        return
-    name = item.get("name") or kind.removesuffix(_CALL)
-    call = {"id": identifier, "type": "function", "function": {"name": name, "arguments": arguments}}
-    messages[-1].setdefault("tool_calls", []).append(call)
-    if item.get("output") is not None and identifier not in answered:
-        messages.append(_result({"call_id": identifier, "output": item["output"]}, warnings))
-
-
-def _tools(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The tools and the choice among them, as a request for a chat has them."""
-    given = body.get("tools")
-    chat: dict[str, Any] = {}
-    if isinstance(given, list):
-        chat["tools"] = [
-            {"type": "function", "function": tool}
-            if isinstance(tool, dict) and tool.get("type") == "function"
-            else tool
-            for tool in given
-        ]
-    elif given is not None:
-        chat["tools"] = given
-    return chat if body.get("tool_choice") is None else chat | {"tool_choice": body["tool_choice"]}
-
-
-def _form(value: object) -> dict[str, Any]:
-    """The format of the answer, as a request for a chat has it."""
-    if not isinstance(value, dict | None):
-        raise wrong("text", value, "an object")
-    form = (value or {}).get("format")
-    if not isinstance(form, dict | None):
-        raise wrong("text.format", form, "an object")
-    chat: dict[str, Any] = {"verbosity": value["verbosity"]} if value and value.get("verbosity") else {}
-    return chat if form is None else chat | {"response_format": form}
+        rest = {key: value for key, value in given.items() if key not in _ABOUT_CALLS and value is not None}
+        if not has_result and not item.output:
+            # The API's own servers have run it, and the items do not say what came of it.
+            said = f"[{kind}: {json.dumps(rest, ensure_ascii=False)}]" if rest else f"[{kind}]"
+            warnings.add(f"An item of the type {shown(kind)} is shown to the model as text.")
+            answer.content = "\n".join(filter(None, [text_of(answer.content, warnings), said]))
+            return
+        call = Call(id=identifier, function=CalledFunction(name, item.arguments or rest))
+    answer.tool_calls = [*(answer.tool_calls or ()), call]

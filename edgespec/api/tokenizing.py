@@ -10,15 +10,35 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.api.completion_request import check_size, check_tokens
 from edgespec.api.endpoint import DirectEndpoint, Event
+from edgespec.api.fields import Fields, read_fields
 from edgespec.api.images import RequestImages
 from edgespec.api.limits import Limits
-from edgespec.api.messages import read_messages
-from edgespec.api.values import boolean, wrong
+from edgespec.api.messages import ChatMessages, read_messages
 from edgespec.api.warnings import Warnings
 from edgespec.errors import UsageError
 
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
+
+
+class TokenizeBody(Fields):
+    """The body of `/tokenize`."""
+
+    content: str | None = None
+    prompt: str | None = None
+    messages: ChatMessages | None = None
+    # By default vLLM's server adds such tokens to a prompt, and llama.cpp's does not to a content.
+    add_special: bool = False
+    add_special_tokens: bool = True
+    parse_special: bool = True
+    with_pieces: bool = False
+    return_token_strs: bool = False
+
+
+class DetokenizeBody(Fields):
+    """The body of `/detokenize`."""
+
+    tokens: list[int]
 
 
 class TokenizerEndpoint(DirectEndpoint):
@@ -28,16 +48,14 @@ class TokenizerEndpoint(DirectEndpoint):
         reply: makes the answer of a request.
     """
 
-    def __init__(self, reply: Callable[[dict[str, Any], Engine, Limits], Event]) -> None:
+    def __init__(self, reply: Callable[[object, Engine, Limits], Event]) -> None:
         self._reply = reply
 
     def reply(self, body: object, engine: Engine, limits: Limits) -> Event:
-        if not isinstance(body, dict):
-            raise UsageError("The body is not a JSON object.")
         return self._reply(body, engine, limits)
 
 
-def tokenized(body: dict[str, Any], engine: Engine, limits: Limits) -> Event:
+def tokenized(body: object, engine: Engine, limits: Limits) -> Event:
     """The tokens of a text, or of chat messages; ids below zero stand for the rows of images.
 
     Raises:
@@ -45,30 +63,26 @@ def tokenized(body: dict[str, Any], engine: Engine, limits: Limits) -> Event:
         ContextLengthError: the text is far longer than the context.
         TemplateError: the chat template does not take the messages.
     """
-    vocabulary = engine.target.model.vocabulary
-    if body.get("messages") is not None:
-        warnings = Warnings()
+    vocabulary, warnings = engine.target.model.vocabulary, Warnings()
+    fields = read_fields(body, TokenizeBody, warnings)
+    if fields.messages is not None:
         images = RequestImages(limits, warnings, lambda: engine.sees_images)
-        messages: Any = read_messages(body["messages"], limits, warnings, images)
+        messages: Any = images.read(read_messages(fields.messages, warnings))
         check_size(messages, context=engine.context, n_vocab=vocabulary.n_tokens, limits=limits)
         tokens = engine.encoder.encode(messages)
     else:
-        as_llama = body.get("content") is not None
-        name = "content" if as_llama else "prompt"
-        text = body.get(name)
-        if not isinstance(text, str):
-            raise wrong(name, text, "a string")
+        text = fields.prompt if fields.content is None else fields.content
+        if text is None:
+            raise UsageError('Missing "content", "prompt" or "messages".')
         check_size(text, context=engine.context, n_vocab=vocabulary.n_tokens, limits=limits)
-        # By default vLLM's server adds such tokens, and llama.cpp's does not.
-        special = boolean(body, "add_special" if as_llama else "add_special_tokens", not as_llama)
-        parse = boolean(body, "parse_special", True)
-        tokens = vocabulary.tokenize(text, control=parse, bos=special)
+        special = fields.add_special_tokens if fields.content is None else fields.add_special
+        tokens = vocabulary.tokenize(text, control=fields.parse_special, bos=special)
     spelled = [vocabulary.piece(token, control=True) if token >= 0 else b"" for token in tokens]
-    if boolean(body, "with_pieces"):
+    if fields.with_pieces:
         return {
             "tokens": [{"id": token, "piece": _piece(s)} for token, s in zip(tokens, spelled, strict=True)]
         }
-    strings = [s.decode("utf-8", "replace") for s in spelled] if boolean(body, "return_token_strs") else None
+    strings = [s.decode("utf-8", "replace") for s in spelled] if fields.return_token_strs else None
     return {
         "tokens": tokens,
         "count": len(tokens),
@@ -77,22 +91,20 @@ def tokenized(body: dict[str, Any], engine: Engine, limits: Limits) -> Event:
     }
 
 
-def detokenized(body: dict[str, Any], engine: Engine, limits: Limits) -> Event:
+def detokenized(body: object, engine: Engine, limits: Limits) -> Event:
     """The text of tokens.
 
     Raises:
         UsageError: there are none, or the model does not have one of them.
     """
-    tokens = body.get("tokens")
-    if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
-        raise wrong("tokens", tokens, "a list of integers")
+    tokens = read_fields(body, DetokenizeBody, Warnings()).tokens
     vocabulary = engine.target.model.vocabulary
     check_tokens(tokens, vocabulary.n_tokens)
     text = vocabulary.spelled(tokens)
     return {"content": text, "prompt": text}
 
 
-def tokenizer_info(_body: dict[str, Any], engine: Engine, _limits: Limits) -> Event:
+def tokenizer_info(_body: object, engine: Engine, _limits: Limits) -> Event:
     """The facts about the tokenizer that clients look for."""
     model = engine.target.model
     vocabulary = model.vocabulary

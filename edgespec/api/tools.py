@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct
+
 from edgespec.api.arguments import arguments_of
 from edgespec.api.limits import Limits
-from edgespec.api.values import boolean, shown, wrong
+from edgespec.api.settings import Settings
+from edgespec.api.values import shown, wrong
 from edgespec.api.warnings import Warnings
 from edgespec.errors import UsageError
 from edgespec.generation.tools import CHOICES, Tool
@@ -17,7 +20,61 @@ from edgespec.generation.tools import CHOICES, Tool
 CUSTOM_INPUT = "input"
 """The only argument of a custom tool, which takes a text instead of arguments."""
 
-_REQUIRED = ("required", "any")
+_TEXT = {"type": "string", "description": "The whole input, as text."}
+_TAKES_TEXT = {"type": "object", "properties": {CUSTOM_INPUT: _TEXT}, "required": [CUSTOM_INPUT]}
+
+
+class InputFormat(Struct):
+    """The form of the input of a custom tool; its grammar is here, or in an object of its own."""
+
+    type: str | None = None
+    definition: str | None = None
+    syntax: str | None = None
+    grammar: InputFormat | None = None
+
+
+class ToolFunction(Struct):
+    """A function, or a custom tool, that the model may call."""
+
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    format: InputFormat | None = None
+
+
+class ToolDefinition(ToolFunction):
+    """A tool in any of the forms that it has in requests."""
+
+    type: str | None = None
+    function: ToolFunction | None = None
+    custom: ToolFunction | None = None
+
+
+class ToolReference(Struct):
+    """A tool that is named, or those among which the model may choose."""
+
+    type: str | None = None
+    name: str | None = None
+    function: ToolReference | None = None
+    custom: ToolReference | None = None
+    mode: str | None = None
+    tools: list[ToolReference] | None = None
+    allowed_tools: ToolReference | None = None
+
+    @property
+    def named(self) -> str | None:
+        """The name of the tool."""
+        return (self.function or self.custom or self).name
+
+
+class SettingsWithTools(Settings):
+    """The settings of a request that may have tools."""
+
+    tools: Sequence[ToolDefinition] = ()
+    tool_choice: str | ToolReference | None = None
+    parallel_tool_calls: bool = True
+    functions: Sequence[ToolDefinition] = ()
+    function_call: str | ToolReference | None = None
 
 
 @dataclass(frozen=True)
@@ -33,47 +90,36 @@ class OfferedTools:
     custom: frozenset[str] = frozenset()
 
 
-def read_tools(body: Mapping[str, Any], limits: Limits, warnings: Warnings, *, chat: bool) -> OfferedTools:
-    """The tools in a body: those of `tools`, `tool_choice` and `parallel_tool_calls`, or of `functions`.
+def read_tools(asked: SettingsWithTools, limits: Limits, warnings: Warnings) -> OfferedTools:
+    """The tools of a request: those of `tools`, or of `functions`.
 
     What cannot be offered is left out, with a warning: agents send all tools that they know.
 
     Raises:
         UsageError: they have another form, or together are too long.
     """
-    given, choice = body.get("tools"), body.get("tool_choice")
-    several = boolean(body, "parallel_tool_calls", default=True)
-    if body.get("functions") and not given:
-        given = body["functions"]
+    given, custom = asked.tools, set()
+    if asked.functions and not given:
+        given = asked.functions
         warnings.add("Calls of functions are answered as tool_calls.")
-    if choice is None and body.get("function_call") is not None:
-        choice = body["function_call"]
-        choice = {"type": "function", **choice} if isinstance(choice, Mapping) else choice
-    if given is not None and not isinstance(given, list):
-        raise wrong("tools", given, "a list")
-    if not chat:
-        if given:
-            warnings.ignored("tools", "Tools are for chats.")
-        return OfferedTools({})
     tools: dict[str, Tool] = {}
-    custom: set[str] = set()
-    for definition in given or []:
-        tool = _tool(definition, custom, warnings)
+    for definition in given:
+        tool = _tool(definition, warnings)
         if tool is None:
             continue
-        if tool.name in tools:
-            if tools[tool.name] != tool:
-                warnings.add(f"Left out the second tool that is named {shown(tool.name)}.")
-            continue
-        tools[tool.name] = tool
+        if tools.setdefault(tool.name, tool) != tool:
+            warnings.add(f"Left out the second tool that is named {shown(tool.name)}.")
+        elif definition.type == "custom":
+            custom.add(tool.name)
     size = sum(len(tool.parameters) + len(tool.description) for tool in tools.values())
     if size > limits.tools:
         raise UsageError(f"The tools have {size:,} characters.", f"At most {limits.tools:,} are allowed.")
+    choice = asked.function_call if asked.tool_choice is None else asked.tool_choice
     chosen, tools = _chosen(choice, tools, warnings, were_given=bool(given))
     if not tools:
         return OfferedTools({})
-    settings = {"tools": tuple(tools.values()), "tool_choice": chosen, "parallel_tool_calls": several}
-    return OfferedTools(settings, frozenset(custom))
+    settings = {"tools": tuple(tools.values()), "tool_choice": chosen}
+    return OfferedTools(settings | {"parallel_tool_calls": asked.parallel_tool_calls}, frozenset(custom))
 
 
 def custom_input(arguments: str) -> str:
@@ -82,50 +128,36 @@ def custom_input(arguments: str) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _tool(definition: object, custom: set[str], warnings: Warnings) -> Tool | None:
+def _tool(definition: ToolDefinition, warnings: Warnings) -> Tool | None:
     """The tool of a definition; None if only the API's own servers can run it."""
-    kind = definition.get("type", "function") if isinstance(definition, Mapping) else None
-    if not isinstance(definition, Mapping):
-        raise UsageError(f"A tool must be an object, not {shown(definition)}.")
+    kind = definition.type or "function"
     if kind == "custom":
-        inner = definition.get("custom", definition)
-        about: Mapping[str, Any] = inner if isinstance(inner, Mapping) else {}
-        text = {"type": "string", "description": "The whole input, as text."}
-        takes_text = {"type": "object", "properties": {CUSTOM_INPUT: text}, "required": [CUSTOM_INPUT]}
-        as_function = {"name": about.get("name"), "description": _described(about), "parameters": takes_text}
-        if isinstance(about.get("format"), Mapping) and about["format"].get("type") == "grammar":
-            warnings.add(f"The grammar of the tool {shown(about.get('name'))} is shown to the model only.")
-        tool = Tool.of({"type": "function", "function": as_function})
-        custom.add(tool.name)
-        return tool
-    if kind not in (None, "function"):
+        about = definition.custom or definition
+        if about.format is not None and about.format.type == "grammar":
+            warnings.add(f"The grammar of the tool {shown(about.name)} is shown to the model only.")
+        return Tool.of({"name": about.name, "description": _described(about), "parameters": _TAKES_TEXT})
+    if kind != "function":
         warnings.add(f"Left out a tool of the type {shown(kind)}, which cannot be run here.")
         return None
-    given = definition.get("function", definition)
-    if not isinstance(given, Mapping):
-        raise UsageError("A tool has no function.", 'Write {"type": "function", "function": {...}}.')
-    function: dict[str, Any] = dict(given)
-    name, schema = function.get("name"), function.get("parameters")
-    if not isinstance(function.get("description"), str | None):
-        warnings.ignored(f"the description of the tool {name}", "Use a string.")
-        function["description"] = ""
-    if schema is not None and not (isinstance(schema, Mapping) and _describes_object(schema)):
-        warnings.ignored(f"the parameters of the tool {name}", "They must be the JSON schema of an object.")
-        function["parameters"] = {"type": "object", "additionalProperties": True}
-    elif isinstance(schema, Mapping) and schema.get("type", "object") != "object":
-        function["parameters"] = {**schema, "type": "object"}
-    return Tool.of({"type": "function", "function": function})
+    function = definition.function or definition
+    schema = function.parameters
+    if schema is not None and not _describes_object(schema):
+        warnings.ignored(
+            f"the parameters of the tool {function.name}", "They must be the JSON schema of an object."
+        )
+        schema = {"additionalProperties": True}
+    if schema:
+        schema = {**schema, "type": "object"}
+    return Tool.of({"name": function.name, "description": function.description, "parameters": schema})
 
 
-def _described(about: Mapping[str, Any]) -> str:
+def _described(about: ToolFunction) -> str:
     """The description of a custom tool, with the grammar of its input."""
-    form = about.get("format")
-    text = about.get("description") if isinstance(about.get("description"), str) else ""
-    grammar = form.get("grammar", form) if isinstance(form, Mapping) else {}
-    definition = grammar.get("definition") if isinstance(grammar, Mapping) else None
-    if not isinstance(definition, str):
-        return str(text)
-    return f"{text}\n\nThe input has this grammar ({grammar.get('syntax')}):\n{definition}".strip()
+    text = about.description or ""
+    grammar = about.format and (about.format.grammar or about.format)
+    if grammar is None or grammar.definition is None:
+        return text
+    return f"{text}\n\nThe input has this grammar ({grammar.syntax}):\n{grammar.definition}".strip()
 
 
 def _describes_object(schema: Mapping[str, Any]) -> bool:
@@ -134,7 +166,7 @@ def _describes_object(schema: Mapping[str, Any]) -> bool:
 
 
 def _chosen(
-    choice: object, tools: dict[str, Tool], warnings: Warnings, *, were_given: bool
+    choice: str | ToolReference | None, tools: dict[str, Tool], warnings: Warnings, *, were_given: bool
 ) -> tuple[str, dict[str, Tool]]:
     """The choice among tools, and those that may be called.
 
@@ -144,25 +176,23 @@ def _chosen(
     Raises:
         UsageError: it is none, or names what is no tool.
     """
-    kind = choice.get("type") if isinstance(choice, Mapping) else None
-    if choice is None or choice in CHOICES or (isinstance(choice, str) and choice in _REQUIRED):
-        chosen = "required" if choice in _REQUIRED else str(choice or "auto")
-        if chosen == "required" and not tools:
-            if not were_given:
-                raise UsageError("tool_choice requires a call, and there are no tools.", "Give tools.")
+    if choice is None or choice in ("auto", "none"):
+        return choice or "auto", tools
+    if choice in ("required", "any"):
+        if not tools and not were_given:
+            raise UsageError("tool_choice requires a call, and there are no tools.", "Give tools.")
+        if not tools:
             warnings.ignored("tool_choice", "None of the tools can be called here.")
-        return chosen, tools
-    if isinstance(choice, Mapping) and kind == "allowed_tools":
-        return _allowed(choice, tools, warnings)
-    named: Any = choice
-    if isinstance(choice, Mapping):
-        inner = choice.get("function") or choice.get("custom")
-        named = inner.get("name") if isinstance(inner, Mapping) else choice.get("name")
-        if named is None and kind not in (None, "function", "custom"):
-            warnings.ignored("tool_choice", f"Tools of the type {shown(kind)} cannot be run here.")
+        return "required", tools
+    if isinstance(choice, ToolReference):
+        if choice.type == "allowed_tools":
+            return _allowed(choice.allowed_tools or choice, tools, warnings)
+        if choice.named is None and choice.type not in (None, "function", "custom"):
+            warnings.ignored("tool_choice", f"Tools of the type {shown(choice.type)} cannot be run here.")
             return "auto", tools
-    if not isinstance(named, str) or not named:
-        raise wrong("tool_choice", choice, f"{', '.join(CHOICES)}, or a function by its name")
+    named = choice.named if isinstance(choice, ToolReference) else choice
+    if not named:
+        raise wrong("tool_choice", named, f"{', '.join(CHOICES)}, or a function by its name")
     if named not in tools:
         raise UsageError(f"tool_choice names {shown(named)}, which is not one of the tools.")
     if named in CHOICES:  # which would be taken for the choice of that name
@@ -171,19 +201,13 @@ def _chosen(
 
 
 def _allowed(
-    choice: Mapping[str, Any], tools: dict[str, Tool], warnings: Warnings
+    choice: ToolReference, tools: dict[str, Tool], warnings: Warnings
 ) -> tuple[str, dict[str, Tool]]:
-    inner = choice.get("allowed_tools", choice)
-    listed = inner.get("tools") if isinstance(inner, Mapping) else None
-    if not isinstance(inner, Mapping) or not isinstance(listed, list):
-        raise wrong("tool_choice", choice, "allowed_tools with a list of tools")
-    names = set()
-    for item in listed:
-        about = item if isinstance(item, Mapping) else {}
-        inside = about.get("function") or about.get("custom") or about
-        names.add(inside.get("name") if isinstance(inside, Mapping) else None)
+    if choice.tools is None:
+        raise UsageError('Missing "tool_choice.tools".')
+    names = {item.named for item in choice.tools}
     allowed = {name: tool for name, tool in tools.items() if name in names}
     if not allowed:
         warnings.ignored("tool_choice", "None of the allowed tools is one of the tools.")
         return "none", tools
-    return ("required" if inner.get("mode") == "required" else "auto"), allowed
+    return ("required" if choice.mode == "required" else "auto"), allowed

@@ -1,43 +1,12 @@
-"""Values of fields in untrusted JSON: checked for kind and range, and shown in messages in short."""
+"""Values of untrusted JSON in messages."""
 
 from __future__ import annotations
 
 import json
 import reprlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from edgespec.errors import UsageError
-
-
-def integer(body: Mapping[str, Any], name: str, least: int, most: int) -> int | None:
-    """A whole number within a range, which may be written as 8.0; None if it is left out.
-
-    Raises:
-        UsageError: it is something else.
-    """
-    value = body.get(name)
-    if value is None:
-        return None
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if type(value) is not int or not least <= value <= most:
-        raise wrong(name, value, f"an integer from {least} to {most}")
-    return value
-
-
-def boolean(body: Mapping[str, Any], name: str, default: bool = False) -> bool:
-    """True or false.
-
-    Raises:
-        UsageError: it is something else.
-    """
-    value = body.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, bool):
-        raise wrong(name, value, "true or false")
-    return value
 
 
 def wrong(name: str, value: object, wanted: str) -> UsageError:

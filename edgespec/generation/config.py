@@ -15,7 +15,7 @@ from edgespec.generation.thinking import ThinkingRequest, parse_think, think_tex
 from edgespec.generation.tools import Tool, check_choice, tools_of
 from edgespec.printable import shown
 
-MAX_SEED = 2**63 - 1
+MAX_SEED = 2**64 - 1
 MAX_LOGPROBS = 20
 NOT_SETTINGS = ("grammar", "tools", "tool_choice", "parallel_tool_calls", "logprobs", "logit_bias")
 """Fields of GenerationConfig that say what is asked for, rather than how it is generated."""

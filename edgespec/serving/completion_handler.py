@@ -15,6 +15,7 @@ from typing import Any
 
 from edgespec.api.completion_request import (
     CompletionRequest,
+    TranslatedRequest,
     nth_config,
     read_request,
     with_system,
@@ -23,6 +24,7 @@ from edgespec.api.endpoint import DirectEndpoint, Endpoint, Event, PromptEndpoin
 from edgespec.api.images import RequestImages, without_data
 from edgespec.api.limits import Limits
 from edgespec.api.refusals import Refusal, ShuttingDown, Unavailable, logged_refusal
+from edgespec.api.warnings import Warnings
 from edgespec.generation.result import Chunk, Generation
 from edgespec.images.reader import UnreadImage, without_reading
 from edgespec.images.rows import PlacedImage
@@ -194,28 +196,25 @@ class CompletionHandler(RequestHandler[EngineWorker, Endpoint]):
             )
             if isinstance(endpoint, DirectEndpoint):
                 return _DirectReply(endpoint.reply(body, engine, limits))
-            translated = endpoint.translate(body)
-            if translated.reply is not None:
-                return _DirectReply(translated.reply)
-            chat = not translated.raw
+            warnings = Warnings()
+            asked = endpoint.translate(body, warnings)
+            if not isinstance(asked, TranslatedRequest):
+                return _DirectReply(asked)
+            chat = asked.messages is not None
             if chat and not engine.has_chat_template:
                 text = "The model has no chat template, so only /v1/completions is served here."
                 raise Refusal(400, text, "no_chat_template")
             request = read_request(
-                translated.body,
+                asked,
                 served.defaults,
-                chat=chat,
                 model=self._model,
                 aliases=self._aliases,
                 limits=limits,
-                warnings=translated.warnings,
-                images=RequestImages(
-                    limits, translated.warnings, lambda: engine.sees_images, endpoint.image_hint
-                ),
+                images=RequestImages(limits, warnings, lambda: engine.sees_images, endpoint.image_hint),
             )
             if chat:
                 request = with_system(request, self._system)
-            prompts, begun = encoded_prompts(served, request, limits, translated.warnings)
+            prompts, begun = encoded_prompts(served, request, limits, warnings)
             if request.echo:
                 request = replace(request, echoed=echoed_prompts(served, request, prompts))
             images: Sequence[PlacedImage] = ()
@@ -224,10 +223,10 @@ class CompletionHandler(RequestHandler[EngineWorker, Endpoint]):
                 messages: Any = request.prompt
                 request = replace(request, prompts=(without_data(messages),))
         if endpoint.counts:
-            return _DirectReply(endpoint.counted(sum(map(len, prompts))), translated.warnings.sentences)
-        request = replace(request, warnings=translated.warnings.sentences)
-        raw = translated.raw or request.continues
-        return _Exchange(request, endpoint, raw, prompts, served, translated.context, begun, images)
+            return _DirectReply(endpoint.counted(sum(map(len, prompts))), warnings.sentences)
+        request = replace(request, warnings=warnings.sentences)
+        raw = not chat or request.continues
+        return _Exchange(request, endpoint, raw, prompts, served, asked.context, begun, images)
 
     async def _answered(self, exchange: _Exchange, index: int, answer: Generation) -> None:
         """Note an answer, and keep it before the client can send it back."""

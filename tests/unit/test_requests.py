@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from edgespec.api import responses
-from edgespec.api.completion_request import CompletionRequest, read_request, with_system
+from edgespec.api.completion_request import CompletionRequest, read_request, translated, with_system
 from edgespec.api.limits import Limits
 from edgespec.api.warnings import Warnings
 from edgespec.errors import UsageError
@@ -17,13 +17,14 @@ HI = [{"role": "user", "content": "Hi"}]
 TOOL = {"type": "function", "function": {"name": "f", "strict": True}}
 
 
-def as_chat(body: object) -> dict[str, Any]:
-    return responses.as_chat(body, Warnings())
-
-
 def read(defaults: GenerationConfig | None = None, **body: Any) -> CompletionRequest:
-    asked = {"messages": HI, **body}
-    return read_request(asked, defaults or GenerationConfig(), chat=True, model="m", aliases=("n",))
+    asked = translated({"messages": HI, **body}, chat=True)
+    return read_request(asked, defaults or GenerationConfig(), model="m", aliases=("n",))
+
+
+def read_response(body: object) -> CompletionRequest:
+    asked = responses.as_chat(body, Warnings(), lambda _identifier: [])
+    return read_request(asked, GenerationConfig(), model="m")
 
 
 @pytest.mark.parametrize(
@@ -60,11 +61,11 @@ def test_tools_and_the_choice_among_them() -> None:
 
 def test_there_may_be_many_tools_with_long_names() -> None:
     tools = [{"type": "function", "function": {"name": f"{n:0128}"}} for n in range(200)]
-    request, body = read(tools=tools), {"messages": HI, "tools": tools}
+    request, asked = read(tools=tools), translated({"messages": HI, "tools": tools}, chat=True)
     assert len(request.config.tools) == 200
     assert request.warnings == ()
     with pytest.raises(UsageError, match=r"The tools have \d,\d* characters"):
-        read_request(body, GenerationConfig(), chat=True, model="m", limits=Limits(tools=99))
+        read_request(asked, GenerationConfig(), model="m", limits=Limits(tools=99))
 
 
 def test_calls_and_results_in_messages() -> None:
@@ -91,8 +92,8 @@ def test_log_probabilities() -> None:
     assert read().config.logprobs is None
     assert read(logprobs=True).config.logprobs == 0
     assert read(logprobs=True, top_logprobs=5).config.logprobs == 5
-    text = read_request({"prompt": "Hi", "logprobs": 3}, GenerationConfig(), chat=False, model="m")
-    assert text.config.logprobs == 3
+    text = translated({"prompt": "Hi", "logprobs": 3}, chat=False)
+    assert read_request(text, GenerationConfig(), model="m").config.logprobs == 3
 
 
 def test_names_and_fields() -> None:
@@ -105,7 +106,7 @@ def test_names_and_fields() -> None:
     assert len(read(**{f"x{n}": 1 for n in range(99)}).warnings) == 8
     assert "Did you mean 'repeat_penalty'?" in read(repeat_penalti=1).warnings[0]
     with pytest.raises(UsageError, match="Did you mean 'repeat_penalty'"):
-        read_request({"repeat_penalti": 1}, GenerationConfig(), chat=True, model="m", strict=True)
+        translated({"messages": HI, "repeat_penalti": 1}, chat=True, strict=True)
 
 
 def test_a_response_is_asked_for_as_a_chat_is() -> None:
@@ -122,7 +123,7 @@ def test_a_response_is_asked_for_as_a_chat_is() -> None:
         "text": {"format": {"type": "json_schema", "name": "x", "schema": {"const": 1}}},
         "something": 1,
     }
-    request = read_request(as_chat(asked), GenerationConfig(), chat=True, model="m")
+    request = read_response(asked)
     assert request.prompt == [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Hi"},
@@ -149,10 +150,10 @@ def test_calls_of_functions_are_part_of_the_answer_before_them() -> None:
     asked = {"input": told, "tools": [tool], "parallel_tool_calls": False, "store": False}
     asked["include"] = ["reasoning.encrypted_content"]
 
-    def read_response(**more: Any) -> CompletionRequest:
-        return read_request(as_chat(asked | more), GenerationConfig(), chat=True, model="m")
+    def read_with(**more: Any) -> CompletionRequest:
+        return read_response(asked | more)
 
-    request = read_response(tool_choice={"type": "function", "name": "f"})
+    request = read_with(tool_choice={"type": "function", "name": "f"})
     assert [message["role"] for message in request.prompt] == ["user", "assistant", "tool", "tool"]  # type: ignore[index,call-overload]
     answer: Any = request.prompt[1]
     assert (answer["content"], answer["reasoning_content"]) == ("I look.", "Hm")
@@ -161,22 +162,23 @@ def test_calls_of_functions_are_part_of_the_answer_before_them() -> None:
     assert [tool.name for tool in request.config.tools] == ["f"]
     assert (request.config.tool_choice, request.config.parallel_tool_calls) == ("f", False)
     assert request.warnings == ()
-    assert read_response().config.tool_choice == "auto"
-    others = [{"type": "web_search"}, {"type": "namespace", "name": "n", "tools": [tool]}, {"type": ["x"]}]
-    request = read_response(tools=[tool, *others])
+    assert read_with().config.tool_choice == "auto"
+    others = [{"type": "web_search"}, {"type": "namespace", "name": "n", "tools": [tool]}]
+    request = read_with(tools=[tool, *others])
     assert [tool.name for tool in request.config.tools] == ["f"], "agents send all tools that they know"
     assert len(request.warnings) == len(others)
-    for kind, said in zip(("web_search", "namespace", "a list"), request.warnings, strict=True):
+    for kind, said in zip(("web_search", "namespace"), request.warnings, strict=True):
         assert kind in said
-    assert not read_response(tool_choice="none").config.offers_tools
+    assert not read_with(tool_choice="none").config.offers_tools
     for wrong_body, message in (
         ({"tools": {"f": 1}}, "tools"),
         ({"tool_choice": {"type": "function", "name": "g"}}, "'g', which is not one of the tools"),
         ({"input": []}, "non-empty"),
-        ({"input": [{**called, "call_id": "a", "name": 1}]}, "a function with a name"),
+        ({"input": [{**called, "call_id": "a", "name": 1}]}, r"input\[0\].name must be a string, not 1"),
+        ({"tools": [{"type": ["x"]}]}, r"tools\[0\].type must be a string, not a list"),
     ):
         with pytest.raises(UsageError, match=message):
-            read_response(**wrong_body)
+            read_with(**wrong_body)
 
 
 def test_a_system_prompt_is_for_chats_that_have_none() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgespec.api.completion_request import CompletionRequest
-from edgespec.api.endpoint import Event, PromptEndpoint, ResponseBuilder, TranslatedRequest
+from edgespec.api.completion_request import CompletionRequest, TranslatedRequest
+from edgespec.api.endpoint import Event, PromptEndpoint, ResponseBuilder
 from edgespec.api.refusals import Refusal
 from edgespec.api.warnings import Warnings
 from edgespec.serving.anthropic.message_builder import PING, MessageBuilder
@@ -34,9 +34,8 @@ class MessagesEndpoint(PromptEndpoint):
     def __init__(self, *, counts: bool = False) -> None:
         self.counts = counts
 
-    def translate(self, body: object) -> TranslatedRequest:
-        warnings = Warnings()
-        return TranslatedRequest(as_chat(body, warnings, counts=self.counts), warnings=warnings)
+    def translate(self, body: object, warnings: Warnings) -> TranslatedRequest:
+        return as_chat(body, warnings, counts=self.counts)
 
     def response_builder(
         self, request: CompletionRequest, *, model: str, prompt_tokens: int, context: Any

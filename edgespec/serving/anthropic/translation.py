@@ -3,47 +3,98 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
-from edgespec.api.contents import content_of, text_of, text_part, thought_of, without_thoughts
+from msgspec import Meta, Struct
+
+from edgespec.api.completion_request import CompletionFields, TranslatedRequest
+from edgespec.api.contents import Part, content_of, parts_of, text_of, text_part
+from edgespec.api.fields import read_fields
+from edgespec.api.formats import ResponseFormat
 from edgespec.api.header_lines import without_header_lines
-from edgespec.api.values import boolean, integer, shown, wrong
+from edgespec.api.messages import Call, CalledFunction, ChatMessage, read_messages
+from edgespec.api.settings import Budget, Schema, Settings
+from edgespec.api.tools import ToolDefinition, ToolReference
 from edgespec.api.warnings import Warnings
 from edgespec.errors import UsageError
 from edgespec.generation.thinking import EFFORTS
 
-Block = Mapping[str, Any]
-Messages = list[dict[str, Any]]
-
-# Fields with the name and meaning that they have in a request for a chat; those of the second line are ours.
-_SAME = (
-    *("model", "stream", "temperature", "top_p", "top_k", "max_tokens"),
-    *("min_p", "seed", "think", "repeat_penalty", "frequency_penalty", "presence_penalty", "penalty_window"),
-)
-_OTHERS = (
-    *("system", "messages", "stop_sequences", "tools", "tool_choice", "thinking"),
-    *("output_config", "output_format"),
-)
-_NOT_SUPPORTED = {
-    "mcp_servers": "Let the client call the servers' tools.",
-    "container": "No code is run here.",
-    "context_management": "Nothing is left out of a conversation.",
-    "compaction": "Nothing is left out of a conversation.",
-    "thread": "Send the whole conversation.",
-    "fallbacks": "One model is served.",
-    "fallback_credit_token": "One model is served.",
-}
-# Clients send these, and they change nothing about an answer here.
-_WITHOUT_EFFECT = (
-    *("metadata", "service_tier", "cache_control", "betas", "user_profile_id"),
-    *("inference_geo", "speed", "anthropic_version", "diagnostics", "workspace_id", "billing_policy"),
-)
-_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-_CUSTOM = (None, "custom")
 _CALLS, _RESULT = ("tool_use", "server_tool_use", "mcp_tool_use"), "_result"
 
 
-def as_chat(body: object, warnings: Warnings, *, counts: bool = False) -> dict[str, Any]:
+class TurnMessage(Struct):
+    """A message of a request."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Part] | None = None
+
+
+class OfferedTool(Struct):
+    """A tool that the model may call; only the API's servers know those of other types than "custom"."""
+
+    type: str | None = None
+    name: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+
+
+class ToolChoice(Struct):
+    """The choice among tools."""
+
+    type: Literal["auto", "any", "none", "tool"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(Struct):
+    """How much to think."""
+
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: Budget | None = None
+
+
+class OutputFormat(Struct):
+    """The form of the answer."""
+
+    type: Literal["json_schema"]
+    schema: Schema | None = None
+
+
+class OutputConfig(Struct):
+    """The form of the answer, and the effort for it."""
+
+    format: OutputFormat | None = None
+    effort: str | None = None
+
+
+class MessagesBody(Settings, kw_only=True):
+    """The body of `/v1/messages`."""
+
+    unsupported: ClassVar[Mapping[str, str]] = {
+        "mcp_servers": "Let the client call the servers' tools.",
+        "container": "No code is run here.",
+        "context_management": "Nothing is left out of a conversation.",
+        "compaction": "Nothing is left out of a conversation.",
+        "thread": "Send the whole conversation.",
+        "fallbacks": "One model is served.",
+        "fallback_credit_token": "One model is served.",
+    }
+    without_effect: ClassVar[tuple[str, ...]] = (
+        *("metadata", "service_tier", "cache_control", "betas", "user_profile_id"),
+        *("inference_geo", "speed", "anthropic_version", "diagnostics", "workspace_id", "billing_policy"),
+    )
+
+    messages: Annotated[list[TurnMessage], Meta(min_length=1)]
+    system: str | list[Part] = ""
+    stop_sequences: list[str] | None = None
+    tools: Sequence[OfferedTool] = ()
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+
+
+def as_chat(body: object, warnings: Warnings, *, counts: bool = False) -> TranslatedRequest:
     """The request for a chat that a request for a message stands for.
 
     Args:
@@ -52,166 +103,78 @@ def as_chat(body: object, warnings: Warnings, *, counts: bool = False) -> dict[s
     Raises:
         UsageError: a field is missing, or has another type.
     """
-    if not isinstance(body, dict):
-        raise UsageError("The body is not a JSON object.")
-    if body.get("max_tokens") is None and not counts:
+    fields = read_fields(body, MessagesBody, warnings)
+    if fields.max_tokens is None and not counts:
         raise UsageError("max_tokens is missing.", "Set it to the maximum tokens of the answer.")
-    for name, why in _NOT_SUPPORTED.items():
-        if body.get(name) not in (None, "", [], {}):
-            warnings.ignored(name, why)
-    chat: dict[str, Any] = {name: body[name] for name in _SAME if name in body}
-    chat["messages"] = [*_system(body.get("system"), warnings), *_messages(body.get("messages"), warnings)]
-    if body.get("stop_sequences") is not None:
-        chat["stop"] = body["stop_sequences"]
-    chat |= _tools(body.get("tools"), body.get("tool_choice"), warnings)
-    form = _format(body)  # first, as it checks output_config, which thinking reads too
-    chat |= _thinking(body)
-    if form is not None:
-        chat["response_format"] = form
-    known = {*_SAME, *_OTHERS, *_WITHOUT_EFFECT, *_NOT_SUPPORTED}
-    return chat | {name: value for name, value in body.items() if name not in known and name not in chat}
+    config = fields.output_config or OutputConfig()
+    form = config.format or fields.output_format
+    choice = fields.tool_choice
+    chat = fields.as_kind(
+        CompletionFields,
+        stop=fields.stop if fields.stop_sequences is None else fields.stop_sequences,
+        tools=[_tool(tool) for tool in fields.tools],
+        tool_choice=choice and _choice(choice),
+        parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
+        think=_think(fields.thinking, config.effort) if fields.think is None else fields.think,
+        response_format=form and ResponseFormat(type="json_schema", schema=form.schema),
+    )
+    # Without header lines first: joined blocks would not show where such a line ends.
+    blocks = [part for part in parts_of(fields.system) if getattr(part, "text", part) != ""]
+    system = text_of(without_header_lines(blocks, warnings), warnings, "\n\n")
+    told = [ChatMessage(role="system", content=system)] if system else []
+    told += [message for turn in fields.messages for message in _messages(turn, warnings)]
+    return TranslatedRequest(chat, read_messages(told, warnings), warnings)
 
 
-def _system(value: object, warnings: Warnings) -> Messages:
-    """The system prompt, without header lines: joined blocks would not show where such a line ends."""
-    blocks: Any = without_header_lines(list(_blocks("system", value or [])), warnings)
-    kept = [block for block in blocks if block.get("text") != ""]
-    return [{"role": "system", "content": text_of(kept, warnings, "\n\n")}] if kept else []
+def _messages(turn: TurnMessage, warnings: Warnings) -> list[ChatMessage]:
+    """The messages of a turn: results of tools are messages of their own, before what the user says."""
+    parts: list[Any] = parts_of(turn.content)
+    if turn.role == "system":
+        return [ChatMessage(role="system", content=text_of(parts, warnings, "\n\n"))]
+    results = [_result(part, warnings) for part in parts if _is_result(part)]
+    said = [part for part in parts if not _is_result(part) and not _is_call(part)]
+    calls = [Call(p.id, CalledFunction(p.name or "", p.input)) for p in parts if _is_call(p)]
+    if turn.role == "assistant":  # results are those of the API's own servers
+        return [ChatMessage(role="assistant", content=said, tool_calls=calls), *results]
+    return [*results, *([ChatMessage(role="user", content=said)] if said or not results else [])]
 
 
-def _messages(value: object, warnings: Warnings) -> Messages:
-    if not isinstance(value, list) or not value:
-        raise UsageError("messages must be a non-empty list.")
-    messages: Messages = []
-    for message in value:
-        role = message.get("role") if isinstance(message, dict) else None
-        content = message.get("content") if isinstance(message, dict) else None
-        blocks = _blocks("content", content)
-        if role == "user":
-            messages += _asked(blocks, warnings)
-        elif role == "assistant":
-            messages += _answered(blocks, warnings)
-        elif role == "system":
-            messages.append({"role": "system", "content": text_of(blocks, warnings, "\n\n")})
-        else:
-            raise UsageError(f"The role of a message must be user or assistant, not {shown(role)}.")
-    return messages
+def _is_call(part: str | Part) -> bool:
+    return isinstance(part, Part) and part.type in _CALLS
 
 
-def _asked(blocks: Sequence[Block], warnings: Warnings) -> Messages:
-    """A user's message: results of tools are messages of their own, before what the user says."""
-    results = [_result(block, warnings) for block in blocks if _is_result(block)]
-    rest = [block for block in blocks if not _is_result(block)]
-    told = [{"role": "user", "content": content_of(rest, warnings)}] if rest or not results else []
-    return [*results, *told]
+def _is_result(part: str | Part) -> bool:
+    return isinstance(part, Part) and (part.type or "").endswith(_RESULT) and part.tool_use_id is not None
 
 
-def _answered(blocks: Sequence[Block], warnings: Warnings) -> Messages:
-    """An earlier answer: its text, its thought and its calls; and what the API's servers have returned."""
-    message: dict[str, Any] = {"role": "assistant"}
-    said: list[Block] = []
-    results: Messages = []
-    for block in without_thoughts(list(blocks)):  # type: ignore[attr-defined]
-        if block.get("type") in _CALLS:
-            called = {"name": block.get("name"), "arguments": block.get("input") or {}}
-            call = {"id": block.get("id"), "type": "function", "function": called}
-            message.setdefault("tool_calls", []).append(call)
-        elif _is_result(block):
-            results.append(_result(block, warnings))
-        else:
-            said.append(block)
-    thought = thought_of(list(blocks))
-    if thought:
-        message["reasoning_content"] = thought
-    return [message | {"content": text_of(said, warnings)}, *results]
-
-
-def _is_result(block: Block) -> bool:
-    return str(block.get("type")).endswith(_RESULT) and "tool_use_id" in block
-
-
-def _result(block: Block, warnings: Warnings) -> dict[str, Any]:
-    identifier = block.get("tool_use_id")
-    if not isinstance(identifier, str):
-        raise UsageError("The result of a tool has no tool_use_id.")
-    content = content_of(block.get("content"), warnings, "\n")
-    if boolean(block, "is_error"):
+def _result(part: Part, warnings: Warnings) -> ChatMessage:
+    content = content_of(part.content, warnings, "\n")
+    if part.is_error:
         if not isinstance(content, str):
             content = [text_part("Error: "), *content]
         elif not content.lower().startswith("error"):
             content = f"Error: {content}"
-    return {"role": "tool", "tool_call_id": identifier, "content": content}
+    return ChatMessage(role="tool", tool_call_id=part.tool_use_id, content=content)
 
 
-def _blocks(name: str, value: object) -> Sequence[Block]:
-    if isinstance(value, str):
-        return [{"type": "text", "text": value}]
-    if value is None:
-        return []
-    if not isinstance(value, list) or not all(isinstance(block, Mapping) for block in value):
-        raise wrong(name, value, "a string or a list of blocks")
-    return value
+def _tool(tool: OfferedTool) -> ToolDefinition:
+    if tool.type not in (None, "custom"):
+        return ToolDefinition(type=tool.type, name=tool.name)
+    return ToolDefinition(name=tool.name, description=tool.description, parameters=tool.input_schema)
 
 
-def _tools(given: object, choice: object, warnings: Warnings) -> dict[str, Any]:
-    """The tools and the choice among them, as a request for a chat has them."""
-    if given is not None and not isinstance(given, list):
-        raise wrong("tools", given, "a list")
-    tools = [_tool(tool, warnings) for tool in given or []]
-    chat: dict[str, Any] = {"tools": tools} if tools else {}
-    if choice is None:
-        return chat
-    kind = choice.get("type") if isinstance(choice, Mapping) else None
-    if not isinstance(choice, Mapping) or kind not in (*_CHOICES, "tool"):
-        raise wrong("tool_choice", choice, "an object whose type is auto, any, tool or none")
-    if kind == "tool":
-        chat["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}}
-    else:
-        chat["tool_choice"] = _CHOICES[kind]
-    if boolean(choice, "disable_parallel_tool_use"):
-        chat["parallel_tool_calls"] = False
-    return chat
+def _choice(choice: ToolChoice) -> str | ToolReference:
+    if choice.type == "tool":
+        return ToolReference(name=choice.name)
+    return "required" if choice.type == "any" else choice.type
 
 
-def _tool(tool: object, warnings: Warnings) -> object:
-    """A tool as a request for a chat has it; those that only the API's servers define stay as they are."""
-    if not isinstance(tool, Mapping):
-        raise UsageError(f"A tool must be an object, not {shown(tool)}.")
-    if tool.get("type") not in _CUSTOM:
-        return tool
-    function = {
-        "name": tool.get("name"),
-        "description": tool.get("description"),
-        "parameters": tool.get("input_schema"),
-    }
-    return {"type": "function", "function": function}
-
-
-def _thinking(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The thinking that a request asks for; nothing if it leaves that open."""
-    value = body.get("thinking")
-    if value is None or body.get("think") is not None:  # the latter is ours, and more precise
-        return {}
-    kind = value.get("type") if isinstance(value, Mapping) else None
-    if not isinstance(value, Mapping) or kind not in ("enabled", "adaptive", "disabled"):
-        raise wrong("thinking", value, "an object whose type is enabled, adaptive or disabled")
-    if kind == "disabled":
-        return {"think": "off"}
-    if kind == "enabled":
-        budget = integer(value, "budget_tokens", 0, 2**31 - 1)
-        return {"think": "on" if budget is None else budget}
-    effort = (body.get("output_config") or {}).get("effort")
-    return {"think": effort if effort in EFFORTS else "on"}
-
-
-def _format(body: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The format of the answer, as a request for a chat has it."""
-    config = body.get("output_config")
-    if not isinstance(config, Mapping | None):
-        raise wrong("output_config", config, "an object")
-    form = (config or {}).get("format") or body.get("output_format")
-    if form is None:
+def _think(asked: Thinking | None, effort: str | None) -> str | int | None:
+    """The thinking that a request asks for; None if it leaves that open."""
+    if asked is None:
         return None
-    if not isinstance(form, Mapping) or form.get("type") != "json_schema":
-        raise wrong("output_config.format", form, "an object whose type is json_schema")
-    return {"type": "json_schema", "json_schema": {"schema": form.get("schema", {})}}
+    if asked.type == "disabled":
+        return "off"
+    if asked.type == "enabled":
+        return "on" if asked.budget_tokens is None else asked.budget_tokens
+    return effort if effort in EFFORTS else "on"

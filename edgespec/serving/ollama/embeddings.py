@@ -2,43 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
+from typing import Annotated, ClassVar
+
+from msgspec import Meta
 
 from edgespec.api.completion_request import model_name
-from edgespec.api.embeddings import (
-    Embedded,
-    EmbeddingEndpoint,
-    EmbeddingRequest,
-    inputs_of,
-    object_of,
-    warn_of_others,
-)
+from edgespec.api.embeddings import Embedded, EmbeddingEndpoint, EmbeddingRequest
 from edgespec.api.endpoint import Event
-from edgespec.api.limits import LARGEST_COUNT
+from edgespec.api.fields import Fields, read_fields
 from edgespec.api.refusals import Refusal
-from edgespec.api.values import boolean, integer, wrong
 from edgespec.api.warnings import Warnings
 from edgespec.serving.ollama.endpoints import failure
+
+
+class EmbedBody(Fields):
+    """The body of `/api/embed`."""
+
+    without_effect: ClassVar[tuple[str, ...]] = ("options", "keep_alive")
+
+    model: str | None = None
+    input: str | Sequence[str | list[int]] = ()
+    truncate: bool = True
+    dimensions: Annotated[int, Meta(ge=0)] = 0
+
+
+class PromptBody(Fields):
+    """The body of `/api/embeddings`."""
+
+    without_effect: ClassVar[tuple[str, ...]] = ("options", "keep_alive")
+
+    model: str | None = None
+    prompt: str = ""
 
 
 class OllamaEmbed(EmbeddingEndpoint):
     """`/api/embed`: of several inputs, which are cut where they are too long."""
 
-    _FIELDS: tuple[str, ...] = ("model", "input", "truncate", "options", "keep_alive", "dimensions")
-
     def read(self, body: object, names: Collection[str], width: int) -> EmbeddingRequest:
-        fields, warnings = object_of(body), Warnings()
-        value = fields.get("input")
-        inputs = () if value in (None, "", []) else inputs_of("input", value)
-        dimensions = integer(fields, "dimensions", 0, LARGEST_COUNT) or width
-        model = model_name(fields.get("model"), names, warnings)
-        warn_of_others(fields, self._FIELDS, warnings)
+        warnings = Warnings()
+        fields = read_fields(body, EmbedBody, warnings)
+        inputs = [fields.input] if isinstance(fields.input, str) else fields.input
         return EmbeddingRequest(
-            inputs,
-            model,
-            min(dimensions, width),
-            truncate=boolean(fields, "truncate", default=True),
+            tuple(inputs) if fields.input else (),
+            model_name(fields.model, names, warnings),
+            min(fields.dimensions or width, width),
+            truncate=fields.truncate,
             warnings=warnings.sentences,
         )
 
@@ -60,16 +70,11 @@ class OllamaEmbed(EmbeddingEndpoint):
 class OllamaEmbeddings(OllamaEmbed):
     """`/api/embeddings`: of a single prompt, not normalized."""
 
-    _FIELDS = ("model", "prompt", "options", "keep_alive")
-
     def read(self, body: object, names: Collection[str], width: int) -> EmbeddingRequest:
-        fields, warnings = object_of(body), Warnings()
-        prompt = fields.get("prompt")
-        if not isinstance(prompt, str | None):
-            raise wrong("prompt", prompt, "a string")
-        model = model_name(fields.get("model"), names, warnings)
-        warn_of_others(fields, self._FIELDS, warnings)
-        inputs = (prompt,) if prompt else ()
+        warnings = Warnings()
+        fields = read_fields(body, PromptBody, warnings)
+        inputs = (fields.prompt,) if fields.prompt else ()
+        model = model_name(fields.model, names, warnings)
         return EmbeddingRequest(inputs, model, truncate=True, normalize=False, warnings=warnings.sentences)
 
     def response(self, request: EmbeddingRequest, found: Embedded) -> Event:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgespec.api.completion_request import CompletionRequest
+from edgespec.api.completion_request import CompletionRequest, TranslatedRequest
 from edgespec.api.endpoint import (
     Event,
     PromptEndpoint,
     ResponseBuilder,
-    TranslatedRequest,
     json_line,
 )
 from edgespec.api.refusals import Refusal
 from edgespec.api.warnings import Warnings
 from edgespec.serving.ollama.response_builder import OllamaBuilder
-from edgespec.serving.ollama.translation import chat_as_chat, generate_as_chat, only_loads
+from edgespec.serving.ollama.translation import chat_as_chat, generate_as_chat
 
 
 class OllamaEndpoint(PromptEndpoint):
@@ -32,14 +31,9 @@ class OllamaEndpoint(PromptEndpoint):
         self._chat = chat
         self._model = model
 
-    def translate(self, body: object) -> TranslatedRequest:
-        if only_loads(body, "messages" if self._chat else "prompt"):
-            return TranslatedRequest(body, reply=OllamaBuilder(model=self._model, chat=self._chat).loaded())
-        warnings = Warnings()
-        if self._chat:
-            return TranslatedRequest(chat_as_chat(body, warnings), warnings=warnings)
-        request, raw = generate_as_chat(body, warnings)
-        return TranslatedRequest(request, raw=raw, warnings=warnings)
+    def translate(self, body: object, warnings: Warnings) -> TranslatedRequest | Event:
+        asked = (chat_as_chat if self._chat else generate_as_chat)(body, warnings)
+        return asked or OllamaBuilder(model=self._model, chat=self._chat).loaded()
 
     def response_builder(
         self, request: CompletionRequest, *, model: str, prompt_tokens: int, context: Any

@@ -2,187 +2,155 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from edgespec.api.contents import Content, content_of, data_address, image_part, text_part
-from edgespec.api.values import boolean, shown, wrong
+from msgspec import Meta
+
+from edgespec.api.completion_request import CompletionFields, TextBody, TranslatedRequest
+from edgespec.api.contents import data_address, image_part, parts_of
+from edgespec.api.fields import read_fields
+from edgespec.api.formats import ResponseFormat
+from edgespec.api.messages import ChatMessage, read_messages
+from edgespec.api.settings import Count, Sampling, Settings
+from edgespec.api.tools import ToolDefinition
 from edgespec.api.warnings import Warnings
 from edgespec.errors import UsageError
 
-# Options and their names in a request for a chat; other options tune Ollama's own engine.
-_OPTIONS = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "seed": "seed",
-    "stop": "stop",
-    "num_predict": "max_tokens",
-    "repeat_penalty": "repeat_penalty",
-    "repeat_last_n": "penalty_window",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-}
-_PENALTIES = ("repeat_penalty", "presence_penalty", "frequency_penalty")
-_PICTURES = ("width", "height", "steps")
-# Fields that mean something here, and those that tune Ollama's own engine.
-_FIELDS = (
-    *("model", "messages", "prompt", "system", "suffix", "template", "context", "raw", "images", "tools"),
-    *("options", "stream", "think", "format", "logprobs", "top_logprobs", "keep_alive"),
-    *_PICTURES,
-)
-_ENGINE_OPTIONS = (
-    *("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "use_mmap", "use_mlock"),
-    *("low_vram", "f16_kv", "vocab_only", "num_keep", "logits_all", "embedding_only"),
-)
+_FieldsT = TypeVar("_FieldsT", bound=CompletionFields)
+_OWN_TEMPLATE = "The model's own chat template is used, and nothing is kept between prompts."
+_LOGPROBS = "Use /v1/chat/completions for log-probabilities."
+_PENALTIES = ("repeat_penalty", "presence_penalty", "frequency_penalty", "penalty_window")
 
 
-def chat_as_chat(body: object, warnings: Warnings) -> dict[str, Any]:
+class Options(Sampling):
+    """The options of a request; others tune Ollama's own engine."""
+
+    without_effect: ClassVar[tuple[str, ...]] = (
+        *("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "use_mmap", "use_mlock"),
+        *("low_vram", "f16_kv", "vocab_only", "num_keep", "logits_all", "embedding_only"),
+    )
+
+    num_predict: Count | None = None
+    repeat_last_n: Count | None = None
+
+    def given(self) -> dict[str, Any]:
+        settings = super().given()
+        if self.num_predict:
+            settings["max_tokens"] = self.num_predict
+        if self.repeat_last_n == 0:  # which turns penalties off, where it is all tokens elsewhere
+            return {name: value for name, value in settings.items() if name not in _PENALTIES}
+        return settings if self.repeat_last_n is None else settings | {"penalty_window": self.repeat_last_n}
+
+
+class OllamaFields(Settings):
+    """The fields that requests to both paths have."""
+
+    unsupported: ClassVar[Mapping[str, str]] = {
+        "logprobs": _LOGPROBS,
+        "top_logprobs": _LOGPROBS,
+        **dict.fromkeys(("width", "height", "steps"), "Answers are text."),
+    }
+    without_effect: ClassVar[tuple[str, ...]] = ("keep_alive",)
+
+    stream: bool = True
+    options: dict[str, Any] | None = None
+    format: Annotated[Literal["json", ""] | dict[str, Any], Meta(description='"json" or a JSON schema')] = ""
+
+    def translated(self, kind: type[_FieldsT], warnings: Warnings, **more: Any) -> _FieldsT:
+        """These fields in a request of the OpenAI API, with options instead of them, and more."""
+        more |= read_fields(self.options or {}, Options, warnings, "options").given()
+        if self.format == "json":
+            more["response_format"] = ResponseFormat(type="json_object")
+        elif self.format != "":
+            more["response_format"] = ResponseFormat(type="json_schema", schema=self.format)
+        return self.as_kind(kind, **more)
+
+
+class OllamaMessage(ChatMessage):
+    """A message of a request."""
+
+    thinking: str | None = None
+    images: list[Any] | None = None
+    tool_name: str | None = None
+
+
+class OllamaChatBody(OllamaFields):
+    """The body of `/api/chat`."""
+
+    messages: Sequence[OllamaMessage] = ()
+    tools: Sequence[ToolDefinition] = ()
+
+
+class GenerateBody(OllamaFields):
+    """The body of `/api/generate`."""
+
+    unsupported: ClassVar[Mapping[str, str]] = {
+        **OllamaFields.unsupported,
+        "template": _OWN_TEMPLATE,
+        "context": _OWN_TEMPLATE,
+    }
+
+    prompt: str = ""
+    suffix: str = ""
+    system: str = ""
+    raw: bool = False
+    images: Sequence[Any] = ()
+
+
+def chat_as_chat(body: object, warnings: Warnings) -> TranslatedRequest | None:
     """The request for a chat that a request to `/api/chat` stands for.
 
+    Returns:
+        None if it only wants the model to be loaded, which it is: there are no messages.
+
     Raises:
-        UsageError: a field has another form, or is not supported here.
+        UsageError: a field has another form.
     """
-    fields = _checked(body)
-    chat = _settings(fields, warnings)
-    chat["messages"] = _messages(fields.get("messages"), warnings)
-    tools = fields.get("tools")
-    if tools is not None:
-        chat["tools"] = tools
-    return chat
+    fields = read_fields(body, OllamaChatBody, warnings)
+    if not fields.messages:
+        return None
+    waiting: list[str] = []  # ids of calls whose results have not come yet
+    for place, message in enumerate(fields.messages):
+        message.content = _content(message.images, message.content)
+        message.reasoning_content = message.reasoning_content or message.thinking
+        # This API has no ids for calls and results, but keeps them in order.
+        for index, call in enumerate(message.tool_calls or ()):
+            call.id = f"call_{place}_{index}"
+        if message.tool_calls:
+            waiting = [call.id or "" for call in message.tool_calls]
+        if message.role == "tool":
+            message.name = message.tool_name or message.name
+            message.tool_call_id = waiting.pop(0) if waiting else None
+    chat = fields.translated(CompletionFields, warnings)
+    return TranslatedRequest(chat, read_messages(fields.messages, warnings), warnings)
 
 
-def generate_as_chat(body: object, warnings: Warnings) -> tuple[dict[str, Any], bool]:
-    """The request for a chat that a request to `/api/generate` stands for.
+def generate_as_chat(body: object, warnings: Warnings) -> TranslatedRequest | None:
+    """The request for a chat that a request to `/api/generate` stands for; for a completion if it is raw.
 
     Returns:
-        The request, and whether it is raw: then it is one for a completion.
+        None if it only wants the model to be loaded, which it is: there is no prompt.
 
     Raises:
         UsageError: a field has another form, or is not supported here.
     """
-    fields = _checked(body)
-    for name in ("template", "context"):
-        if fields.get(name) not in (None, "", []):
-            warnings.ignored(
-                name, "The model's own chat template is used, and nothing is kept between prompts."
-            )
-    prompt, system = fields.get("prompt"), fields.get("system")
-    if not isinstance(prompt, str):
-        raise wrong("prompt", prompt, "a string")
-    settings = _settings(fields, warnings)
-    suffix = fields.get("suffix")
-    if boolean(fields, "raw") or suffix not in (None, ""):
-        if _images(fields):
+    fields = read_fields(body, GenerateBody, warnings)
+    if not fields.prompt:
+        return None
+    if fields.raw or fields.suffix:
+        if fields.images:
             raise UsageError(
                 "Images are shown in conversations only, not in raw prompts or before a suffix.",
                 'Leave out "raw" and "suffix", or the images.',
             )
-        return settings | {"prompt": prompt, "suffix": suffix}, True
-    if not isinstance(system, str | None):
-        raise wrong("system", system, "a string")
-    messages = [{"role": "system", "content": system}] if system else []
-    asked = {"role": "user", "content": _content(fields, prompt, warnings)}
-    return settings | {"messages": [*messages, asked]}, False
+        return TranslatedRequest(fields.translated(TextBody, warnings, prompt=fields.prompt), None, warnings)
+    told = [ChatMessage(role="system", content=fields.system)] if fields.system else []
+    told.append(ChatMessage(role="user", content=_content(fields.images, fields.prompt)))
+    chat = fields.translated(CompletionFields, warnings)
+    return TranslatedRequest(chat, read_messages(told, warnings), warnings)
 
 
-def only_loads(body: object, name: str) -> bool:
-    """Tell whether a request only wants the model to be loaded, which it is: it has no prompt.
-
-    Args:
-        name: the field of the prompt.
-    """
-    return isinstance(body, dict) and body.get(name) in (None, "", [])
-
-
-def _checked(body: object) -> Mapping[str, Any]:
-    if not isinstance(body, dict):
-        raise UsageError("The body is not a JSON object.")
-    return body
-
-
-def _images(about: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The images of a message or request, which are in Base64."""
-    images = about.get("images")
-    if not isinstance(images, list | None):
-        raise wrong("images", images, "a list")
-    return [image_part(data_address(image)) for image in images or []]
-
-
-def _content(about: Mapping[str, Any], said: object, warnings: Warnings) -> Content:
-    """The content of a message or request: its images, and what is said of them."""
-    images, text = _images(about), content_of(said, warnings)
-    if not images:
-        return text
-    return [*images, *([text_part(text)] if isinstance(text, str) else text)]
-
-
-def _settings(body: Mapping[str, Any], warnings: Warnings) -> dict[str, Any]:
-    options = body.get("options") or {}
-    if not isinstance(options, dict):
-        raise wrong("options", options, "an object")
-    chat: dict[str, Any] = {
-        ours: options[name] for name, ours in _OPTIONS.items() if options.get(name) is not None
-    }
-    for name in options:
-        if name not in _OPTIONS and name not in _ENGINE_OPTIONS:
-            warnings.ignored(f"options.{name}")
-    if chat.get("penalty_window") == 0:  # which turns penalties off, where it is all tokens elsewhere
-        chat = {name: value for name, value in chat.items() if name not in (*_PENALTIES, "penalty_window")}
-    if chat.get("max_tokens") == 0:
-        del chat["max_tokens"]
-    chat["model"] = body.get("model")
-    chat["stream"] = boolean(body, "stream", default=True)
-    if body.get("think") is not None:
-        chat["think"] = body["think"]
-    form = body.get("format")
-    if form == "json":
-        chat["response_format"] = {"type": "json_object"}
-    elif form not in (None, ""):
-        if not isinstance(form, dict):
-            raise wrong("format", form, '"json" or a JSON schema')
-        chat["response_format"] = {"type": "json_schema", "json_schema": {"schema": form}}
-    for name in ("logprobs", "top_logprobs"):
-        if body.get(name):
-            warnings.ignored(name, "Use /v1/chat/completions for log-probabilities.")
-    for name in _PICTURES:
-        if body.get(name):
-            warnings.ignored(name, "Answers are text.")
-    return chat | {name: value for name, value in body.items() if name not in _FIELDS}
-
-
-def _messages(value: object, warnings: Warnings) -> list[dict[str, Any]]:
-    """The messages, with ids for calls and results: this API has none, but keeps them in order."""
-    if not isinstance(value, list):
-        raise wrong("messages", value, "a list")
-    messages: list[dict[str, Any]] = []
-    waiting: list[str] = []  # ids of calls whose results have not come yet
-    for message in value:
-        if not isinstance(message, dict):
-            raise UsageError(f"A message must be an object, not {shown(message)}.")
-        content = _content(message, message.get("content"), warnings)
-        told: dict[str, Any] = {"role": message.get("role"), "content": content}
-        if message.get("thinking"):
-            told["reasoning_content"] = message["thinking"]
-        calls = message.get("tool_calls")
-        if calls:
-            told["tool_calls"] = _calls(calls, len(messages))
-            waiting = [call["id"] for call in told["tool_calls"]]
-        if told["role"] == "tool":
-            name = message.get("tool_name") or message.get("name")
-            told |= {"name": name} if name else {}
-            if waiting:
-                told["tool_call_id"] = waiting.pop(0)
-        messages.append(told)
-    return messages
-
-
-def _calls(value: object, place: int) -> list[dict[str, Any]]:
-    if not isinstance(value, list):
-        raise wrong("tool_calls", value, "a list")
-    calls = []
-    for index, call in enumerate(value):
-        function = call.get("function") if isinstance(call, dict) else None
-        calls.append({"id": f"call_{place}_{index}", "type": "function", "function": function})
-    return calls
+def _content(images: Sequence[Any] | None, said: object) -> object:
+    """The content of a message: its images, which are in Base64, and what is said of them."""
+    return [*(image_part(data_address(image)) for image in images or ()), *parts_of(said)]

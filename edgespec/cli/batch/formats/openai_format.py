@@ -58,11 +58,9 @@ def read_request(values: dict[str, Any], line: int, defaults: GenerationConfig) 
             # Clients that begin an answer want it back from where it was begun, which takes a server.
             body = {"continue_final_message": False} | body | {"model": None}
         request = completion_request.read_request(
-            body,
+            completion_request.translated(body, chat=endpoint == CHAT, strict=True),
             defaults,
-            chat=endpoint == CHAT,
             model="",
-            strict=True,
             images=RequestImages(Limits(), Warnings(), lambda: True),
         )
         if len(request.prompts) > 1:
