@@ -136,7 +136,8 @@ def _words(info: Any, ranged: bool) -> str:
             words = [_words(one, ranged) for one in info.types if not isinstance(one, types.NoneType)]
             return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
         case types.LiteralType():
-            return f"one of {', '.join(map(str, info.values))}"
+            values = ", ".join(map(str, info.values))
+            return f"one of {values}" if len(info.values) > 1 else values
         case types.IntType() | types.FloatType():
             noun = "an integer" if isinstance(info, types.IntType) else "a number"
             if info.ge is None or not ranged:

@@ -172,9 +172,9 @@ def test_base64_is_of_floats_in_little_endian(server: Running, embedder: Embedde
     ("body", "reason"),
     [
         ({"input": "a " * 500}, f"502 tokens, and the maximum is {CONTEXT}"),
-        ({"input": ""}, "must not be empty"),
-        ({"input": ["a", ""]}, "must not be empty"),
-        ({}, "input must be a string, a list of strings"),
+        ({"input": ""}, "must be a non-empty string"),
+        ({"input": ["a", ""]}, "must be a non-empty string"),
+        ({}, 'Missing "input".'),
         ({"input": [1, "a"]}, "input must be"),
         ({"input": [10**6]}, "no token 1000000"),
         ({"input": "a", "dimensions": WIDTH + 1}, f"dimensions must be an integer from 1 to {WIDTH}"),

@@ -41,7 +41,7 @@ _REASONS = "|".join(
         "There is no token",
         "The JSON schema",
         'Missing "messages',
-        "output_config.format must be an object",
+        "output_config.format(.type)? must be",
         "has no tool_use_id",
         "context holds|several times the context|prompt is too long",
         "tool_choice must be",

@@ -135,9 +135,9 @@ def test_published_requests(server: Running) -> None:
     [
         (TEXT, {"prompt": "a", "suffix": "b", "echo": True}, "suffix cannot be echoed"),
         (TEXT, {"prompt": "a", "echo": 1}, "echo must be true or false"),
-        ("/tokenize", {}, "prompt must be a string"),
+        ("/tokenize", {}, 'Missing "content", "prompt" or "messages".'),
         ("/tokenize", [], "not a JSON object"),
-        ("/detokenize", {"tokens": "a"}, "list of integers"),
+        ("/detokenize", {"tokens": "a"}, "tokens must be a list"),
         ("/detokenize", {"tokens": [10**9]}, "no token"),
     ],
 )
