@@ -21,8 +21,10 @@ class Limits:
         depth: how deep objects and lists may be nested.
         messages: messages in a conversation.
         images: images in a conversation.
-        stops: stop strings.
+        stops: stop strings, or sequence breakers.
         stop_length: characters in each stop string.
+        banned: banned strings.
+        banned_length: characters in all of them.
         grammar: a grammar or JSON schema.
         tools: the definitions of all tools.
         text_per_token: bytes of text per token of the context; longer prompts are refused before they are
@@ -44,6 +46,8 @@ class Limits:
     images: int = 64
     stops: int = 64
     stop_length: int = 1024
+    banned: int = 1024
+    banned_length: int = 16 << 10
     grammar: int = 128 << 10
     tools: int = 2 << 20
     text_per_token: int = 32

@@ -22,29 +22,57 @@ Schema = dict[str, Any] | bool
 
 _EFFORTS = {"none": "off", "minimal": "low", "xhigh": "high", "max": "high"}
 _RANDOM_SEED = -1
+# Names of the OpenAI API, Ollama and KoboldCpp.
+_ALIASES = {
+    "max_completion_tokens": "max_tokens",
+    "num_predict": "max_tokens",
+    "repeat_last_n": "penalty_window",
+    "nsigma": "top_n_sigma",
+    "banned_tokens": "banned_strings",
+}
+_PENALTIES = ("repeat_penalty", "presence_penalty", "frequency_penalty", "penalty_window")
+_LEAST = {"top_k": 0, "penalty_window": 0, "dry_penalty_last_n": -1}
+_STRINGS = ("stop", "dry_sequence_breakers", "banned_strings")
 
 _SettingsT = TypeVar("_SettingsT", bound="Settings")
 
 
 class Sampling(Fields):
-    """Settings with the names that they have in GenerationConfig."""
+    """Settings with the names that they have in GenerationConfig, and behind them those of other programs."""
 
     max_tokens: Count | None = None
     temperature: float | None = None
     top_k: Count | None = None
     top_p: float | None = None
     min_p: float | None = None
+    top_n_sigma: float | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
     repeat_penalty: float | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     penalty_window: Count | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: Count | None = None
+    dry_penalty_last_n: Count | None = None
+    dry_sequence_breakers: str | list[str] | None = None
+    banned_strings: str | list[str] | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
+    max_completion_tokens: Count | None = None
+    num_predict: Count | None = None
+    repeat_last_n: Count | None = None
+    nsigma: float | None = None
+    banned_tokens: str | list[str] | None = None
 
     def given(self) -> dict[str, Any]:
-        """The settings that the request does not leave open."""
+        """The settings that the request does not leave open, by their names in GenerationConfig."""
         values = {name: getattr(self, name) for name in Sampling.__struct_fields__}
-        return {name: value for name, value in values.items() if value is not None}
+        found = {_ALIASES.get(name, name): value for name, value in values.items() if value is not None}
+        if self.repeat_last_n == 0:  # which turns penalties off, where it is all tokens elsewhere
+            return {name: value for name, value in found.items() if name not in _PENALTIES}
+        return found
 
 
 class Settings(Sampling):
@@ -52,7 +80,6 @@ class Settings(Sampling):
 
     model: str | None = None
     stream: bool = False
-    max_completion_tokens: Count | None = None
     logit_bias: Annotated[
         dict[int, Bias] | list[tuple[int, Bias]] | None,
         Meta(description="an object of token ids and numbers from -100 to 100"),
@@ -75,16 +102,13 @@ class Settings(Sampling):
             UsageError: a value is out of its range.
         """
         changes = self.given()
-        if self.max_completion_tokens is not None:
-            changes["max_tokens"] = self.max_completion_tokens
         if changes.get("max_tokens", 0) < 0:  # the server's own limit holds, as in llama.cpp's
             del changes["max_tokens"]
-        changes |= {name: 0 for name in ("top_k", "penalty_window") if changes.get(name, 0) < 0}
+        changes |= {name: max(changes[name], least) for name, least in _LEAST.items() if name in changes}
         seed = changes.get("seed", 0)
         if -(MAX_SEED // 2) - 1 <= seed < 0:  # the API allows negative seeds
             changes["seed"] = None if seed == _RANDOM_SEED else seed % (MAX_SEED + 1)
-        if self.stop is not None:
-            changes["stop"] = _stops([self.stop] if isinstance(self.stop, str) else self.stop, limits)
+        changes |= {name: _strings(name, changes[name], limits) for name in _STRINGS if name in changes}
         if self.logit_bias:
             pairs = self.logit_bias.items() if isinstance(self.logit_bias, dict) else self.logit_bias
             # False is llama.cpp's way to forbid a token.
@@ -133,10 +157,17 @@ def n_logprobs(given: bool | int | None, top: int | None = None) -> int | None:
     return max(top or 0, 0 if given is True else given)
 
 
-def _stops(texts: list[str], limits: Limits) -> tuple[str, ...]:
-    if len(texts) > limits.stops or any(len(text) > limits.stop_length for text in texts):
+def _strings(name: str, given: str | list[str], limits: Limits) -> tuple[str, ...]:
+    texts = [given] if isinstance(given, str) else given
+    if name == "banned_strings":
+        if len(texts) > limits.banned or sum(map(len, texts)) > limits.banned_length:
+            raise UsageError(
+                f"{name} has too many strings, or they are too long.",
+                f"At most {limits.banned} with {limits.banned_length} characters in all are allowed.",
+            )
+    elif len(texts) > limits.stops or any(len(text) > limits.stop_length for text in texts):
         raise UsageError(
-            "There are too many stop strings, or one is too long.",
+            f"{name} has too many strings, or one is too long.",
             f"At most {limits.stops} of {limits.stop_length} characters each are allowed.",
         )
     return tuple(text for text in texts if text)

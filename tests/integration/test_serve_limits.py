@@ -57,8 +57,8 @@ def impatient(smol_path: Path) -> Iterator[Running]:
         (CHAT, b'{"messages": [],\n}', "(line 2, column 1)"),
         (CHAT, b'{"max_tokens": ' + b"9" * 5000 + b"}", "too many digits"),
         (CHAT, {"messages": HI * 5000}, "There are 5,000 messages"),
-        (CHAT, {"messages": HI, "stop": ["a"] * 65}, "too many stop strings"),
-        (CHAT, {"messages": HI, "stop": "a" * 1025}, "too many stop strings"),
+        (CHAT, {"messages": HI, "stop": ["a"] * 65}, "stop has too many strings"),
+        (CHAT, {"messages": HI, "stop": "a" * 1025}, "stop has too many strings"),
         (CHAT, {"messages": HI, "grammar": 'root ::= "a"' + " " * 131_072}, "The grammar has 131,084 char"),
         (CHAT, {"messages": HI, "json_schema": {"enum": ["a" * 131_072]}}, "The JSON schema has"),
         (

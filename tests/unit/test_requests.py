@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from edgespec.api import responses
-from edgespec.api.completion_request import CompletionRequest, read_request, translated, with_system
+from edgespec.api.completion_request import ChatBody, CompletionRequest, read_request, translated, with_system
 from edgespec.api.limits import Limits
 from edgespec.api.warnings import Warnings
 from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig
+from edgespec.serving.anthropic import translation as anthropic
+from edgespec.serving.ollama import translation as ollama
 
 HI = [{"role": "user", "content": "Hi"}]
 TOOL = {"type": "function", "function": {"name": "f", "strict": True}}
@@ -57,6 +59,74 @@ def test_tools_and_the_choice_among_them() -> None:
     assert named.tool_choice == "f"
     assert not read(tools=[TOOL], parallel_tool_calls=False).config.parallel_tool_calls
     assert read(tools=[], tool_choice="none").config == read().config
+
+
+_SAMPLERS: dict[str, Any] = {
+    "dry_multiplier": 0.8,
+    "dry_base": 2,
+    "dry_allowed_length": 3,
+    "dry_penalty_last_n": -1,
+    "dry_sequence_breakers": ["\n", "."],
+    "xtc_probability": 0.5,
+    "xtc_threshold": 0.2,
+    "banned_strings": ["a testament to", ""],
+    "seed": 2**64 - 1,
+}
+
+
+@pytest.mark.parametrize("nsigma", ["top_n_sigma", "nsigma"])
+def test_samplers_have_the_same_names_in_all_apis(nsigma: str) -> None:
+    settings = {**_SAMPLERS, nsigma: 1.5, "max_tokens": -1}
+    asked = [
+        translated({"messages": HI, **settings}, chat=True),
+        responses.as_chat({"input": "Hi", **_SAMPLERS, nsigma: 1.5}, Warnings(), lambda _identifier: []),
+        anthropic.as_chat({"messages": HI, **settings}, Warnings()),
+        ollama.chat_as_chat({"messages": HI, "options": settings}, Warnings()),
+    ]
+    expected = GenerationConfig(
+        max_tokens=5,
+        dry_multiplier=0.8,
+        dry_base=2,
+        dry_allowed_length=3,
+        dry_sequence_breakers=("\n", "."),
+        xtc_probability=0.5,
+        xtc_threshold=0.2,
+        top_n_sigma=1.5,
+        banned_strings=("a testament to",),
+        seed=2**64 - 1,
+    )
+    for one in asked:
+        assert one is not None
+        request = read_request(one, GenerationConfig(max_tokens=5), model="m")
+        assert request.config == expected
+        assert request.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"banned_strings": "x" * 16385}, "banned_strings has too many strings"),
+        ({"banned_tokens": ["x"] * 1025}, "banned_strings has too many strings"),
+        ({"dry_sequence_breakers": [5]}, r"dry_sequence_breakers\[0\] must be a string, not 5"),
+        ({"dry_sequence_breakers": ["x"] * 65}, "dry_sequence_breakers has too many strings"),
+        ({"dry_allowed_length": 0}, "dry_allowed_length must be 1 or more, not 0"),
+        ({"xtc_probability": "a"}, "xtc_probability must be a number"),
+        ({"nsigma": 1000}, "top_n_sigma must be from -1 to 100"),
+        ({"max_tokens": "many"}, "max_tokens must be an integer, not 'many'."),
+        ({"seed": 2**64}, "seed must be from 0 to 18446744073709551615, not 18446744073709551616."),
+        ({"messages": [{"role": ["user"]}]}, r"messages\[0\].role must be one of .*, not a list."),
+        ({"messages": [{"content": "Hi"}]}, r'Missing "messages\[0\].role".'),
+    ],
+)
+def test_wrong_fields_are_named(body: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        read(**body)
+
+
+def test_null_is_not_given() -> None:
+    fields = (*ChatBody.__struct_fields__, *ChatBody.unsupported, "unheard_of")
+    nothing = {name: None for name in fields if name != "messages"}
+    assert read(**nothing) == read()
 
 
 def test_there_may_be_many_tools_with_long_names() -> None:

@@ -12,7 +12,7 @@ from edgespec.api.contents import data_address, image_part, parts_of
 from edgespec.api.fields import read_fields
 from edgespec.api.formats import ResponseFormat
 from edgespec.api.messages import ChatMessage, read_messages
-from edgespec.api.settings import Count, Sampling, Settings
+from edgespec.api.settings import Sampling, Settings
 from edgespec.api.tools import ToolDefinition
 from edgespec.api.warnings import Warnings
 from edgespec.errors import UsageError
@@ -20,7 +20,6 @@ from edgespec.errors import UsageError
 _FieldsT = TypeVar("_FieldsT", bound=CompletionFields)
 _OWN_TEMPLATE = "The model's own chat template is used, and nothing is kept between prompts."
 _LOGPROBS = "Use /v1/chat/completions for log-probabilities."
-_PENALTIES = ("repeat_penalty", "presence_penalty", "frequency_penalty", "penalty_window")
 
 
 class Options(Sampling):
@@ -30,17 +29,6 @@ class Options(Sampling):
         *("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "use_mmap", "use_mlock"),
         *("low_vram", "f16_kv", "vocab_only", "num_keep", "logits_all", "embedding_only"),
     )
-
-    num_predict: Count | None = None
-    repeat_last_n: Count | None = None
-
-    def given(self) -> dict[str, Any]:
-        settings = super().given()
-        if self.num_predict:
-            settings["max_tokens"] = self.num_predict
-        if self.repeat_last_n == 0:  # which turns penalties off, where it is all tokens elsewhere
-            return {name: value for name, value in settings.items() if name not in _PENALTIES}
-        return settings if self.repeat_last_n is None else settings | {"penalty_window": self.repeat_last_n}
 
 
 class OllamaFields(Settings):
@@ -59,7 +47,8 @@ class OllamaFields(Settings):
 
     def translated(self, kind: type[_FieldsT], warnings: Warnings, **more: Any) -> _FieldsT:
         """These fields in a request of the OpenAI API, with options instead of them, and more."""
-        more |= read_fields(self.options or {}, Options, warnings, "options").given()
+        options = read_fields(self.options or {}, Options, warnings, "options").given()
+        more |= {name: value for name, value in options.items() if (name, value) != ("max_tokens", 0)}
         if self.format == "json":
             more["response_format"] = ResponseFormat(type="json_object")
         elif self.format != "":
