@@ -22,7 +22,7 @@ from edgespec.serving.anthropic.translation import as_chat as of_message
 from edgespec.serving.ollama.embeddings import OllamaEmbed, OllamaEmbeddings
 from edgespec.serving.ollama.translation import chat_as_chat, generate_as_chat
 
-_MOST = 300  # changed bodies of each kind
+_MOST = 100  # changed bodies of each kind
 _VALUES: tuple[Any, ...] = (
     *([], {}, [[]], [{}], {"x": []}, {"type": []}, [None], ["a", 1], None, True, False),
     *("", "x", "\ud800", "0" * 50, 1, -1, 1.5, 1e308, float("inf"), float("nan"), 10**60),
@@ -30,7 +30,8 @@ _VALUES: tuple[Any, ...] = (
 _SCHEMA = {
     "type": "object",
     "properties": {
-        "a": {"type": "string", "format": "date", "pattern": "a", "minLength": 1, "maxLength": 3},
+        "a": {"type": "string", "format": "date"},
+        "t": {"type": "string", "pattern": "a", "minLength": 1, "maxLength": 3},
         "e": {"enum": ["x"]},
         "n": {"type": "integer", "minimum": 1, "multipleOf": 2},
         "l": {"type": "array", "items": {"type": "string"}, "minItems": 1},
