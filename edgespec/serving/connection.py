@@ -198,7 +198,7 @@ class _StrictHTTP(h11.Connection):
         try:
             event = super().next_event()
         except h11.RemoteProtocolError as error:
-            self.fault = str(error)
+            self.fault = str(error).partition(": bytearray(")[0]  # of Python, with bytes of the client
             raise
         if isinstance(event, h11.Request):
             head = before[: len(before) - len(self.trailing_data[0])]

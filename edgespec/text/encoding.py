@@ -303,9 +303,19 @@ class Encoder:
         if own is not None and not own.calls:
             spelled = b"".join(self._vocabulary.piece(token) for token in own.tokens)
             if spelled.endswith(own.text.encode()):  # and not with half a character
-                prompt = self.conversation(before, config=config, written=earlier)
-                return [*prompt.tokens, *own.tokens], own
+                prompt = self.conversation(before, config=config, written=earlier).tokens
+                if self._fits(own, prompt):
+                    return [*prompt, *own.tokens], own
         return list(self.begun(before, last["content"], earlier, config).tokens), None
+
+    def _fits(self, answer: WrittenAnswer, prompt: Sequence[int]) -> bool:
+        """True if a prompt ends as the answer's own did: with an open thought, an empty one, or none."""
+        thought = self.format.thought if self.format is not None else None
+        if thought is None:
+            return True
+        text = [token for token in prompt[-_LATEST:] if token >= 0]  # without images
+        empty = self._empty_thought(text, thought)
+        return (self.begins_in_thought(text), bool(empty)) == (answer.opened, bool(answer.lead))
 
     def begun(
         self,

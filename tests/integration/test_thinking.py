@@ -15,6 +15,7 @@ from edgespec.engine.requests import Request
 from edgespec.engine.sessions.session import Session
 from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig, Grammar
+from edgespec.generation.result import Generation
 from tests.serving import load
 from tests.templated import speaking
 from tests.tiers import slow_except
@@ -68,6 +69,33 @@ def test_a_thought_is_taken_from_the_answer_and_its_budget_kept(loaded: Engine) 
         record = answer.to_json(SKY)
         assert record["reasoning_content"] == answer.reasoning
         assert 12 <= record["usage"]["reasoning_tokens"] < 20
+
+
+def test_an_answer_is_continued_behind_the_thought_that_it_was_written_behind(loaded: Engine) -> None:
+    with speaking(loaded, templates.QWEN) as engine:
+        encoder, vocabulary = engine.encoder, engine.target.model.vocabulary
+        asked = [{"role": "user", "content": SKY}]
+        begun = [*asked, {"role": "assistant", "content": "It is"}]
+        for think, text, ends in (
+            (
+                "on",
+                "<think>\nHm.\n</think>\n\nIt is",
+                {"on": "Hm.\n</think>\n\nIt is", "off": "\n\n</think>\n\nIt is"},
+            ),
+            ("off", "It is", {"on": "\n\n</think>\n\nIt is", "off": "\n\n</think>\n\nIt is"}),
+        ):
+            prompt = encoder.conversation(asked, config=GenerationConfig(think=think)).tokens
+            tokens = vocabulary.tokenize(text, control=False)
+            answer = Generation(text="It is", reasoning="Hm." if think == "on" else "", tokens=tokens)
+            written = encoder.written(prompt, answer)
+            assert written is not None
+            for other, end in ends.items():
+                config = GenerationConfig(think=other)
+                found, own = encoder.continued(begun, config=config, written={1: written})
+                spelled = b"".join(vocabulary.piece(t, control=True) for t in found).decode()
+                assert spelled.endswith(end)
+                assert spelled.count("<think>") == 1
+                assert own == (written if other == think else None)
 
 
 def test_thinking_is_switched_off_and_on(loaded: Engine) -> None:
