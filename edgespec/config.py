@@ -6,7 +6,7 @@ made from the fields here. The settings of an answer are `generation.config.Gene
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -159,6 +159,26 @@ class MemoryConfig(Group):
         says="8GiB",
         more="It is shared by all models; what was of no use for the longest time is deleted first.",
     )
+
+    def check_offload(self) -> None:
+        """Refuse options that have no effect with others.
+
+        Raises:
+            ContradictionError: there are such.
+        """
+        if self.offload in ("mmap", NONE):
+            for name in _OF_STREAMING:
+                if getattr(self, name) not in (OPTIONS[name].default, "never" if name == "pack" else None):
+                    raise _excluded(named("offload", self.offload), named(name), "offload", name)
+        if self.pack == "never" and self.pack_dir:
+            raise _excluded(named("pack", "never"), named("pack_dir"), "pack", "pack_dir")
+        if self.prompt_cache_size != OPTIONS["prompt_cache_size"].default and not self.prompt_cache:
+            raise ContradictionError(
+                f"{named('prompt_cache_size')} has no effect without {named('prompt_cache', True)}.",
+                f"Add {named('prompt_cache', True)}.",
+                "prompt_cache_size",
+                "prompt_cache",
+            )
 
 
 @dataclass(frozen=True)
@@ -336,22 +356,28 @@ class SpeculationConfig(Group):
         """
         kind, draft = self.kind, self.draft
         if draft == NONE:
-            for name in _OF_TREES:
-                if getattr(self, name) != OPTIONS[name].default:
-                    raise _excluded(named("draft", NONE), named(name), "draft", name)
-        if self.draft_from is not None and draft == NONE:
-            raise _excluded(named("draft", NONE), named("draft_from"), "draft", "draft_from")
+            self._refuse(_OF_DRAFTS, named("draft", NONE), "draft")
+        if draft == LOOKUP:
+            self._refuse(("draft_window",), named("draft", LOOKUP), "draft")
+        if kind == LOOKUP:
+            self._refuse(("draft_window",), named("drafter", LOOKUP), "drafter")
         if self.draft_from is not None and kind == "model":
             raise _excluded(named("drafter", kind), named("draft_from"), "drafter", "draft_from")
-        if kind == "lookup" and (self.names_a_model or self.uses_mtp):
+        if kind == LOOKUP and (draft == NONE or self.names_a_model or self.uses_mtp):
             raise _excluded(named("drafter", kind), named("draft", draft), "drafter", "draft")
-        if kind in ("model", "merged") and draft in (NONE, "lookup"):
+        if kind in ("model", "merged") and draft in (NONE, LOOKUP):
             raise ContradictionError(
                 f"{named('drafter', kind)} needs a model, but {named('draft', draft)} names none.",
                 f"Name one: {named('draft', 'PATH')}",
                 "drafter",
                 "draft",
             )
+
+    def _refuse(self, names: Sequence[str], given: str, option: str) -> None:
+        """Refuse options that another one, as it was given, leaves without effect."""
+        for name in names:
+            if getattr(self, name) != OPTIONS[name].default:
+                raise _excluded(given, named(name), option, name)
 
     def require_exact_budget(self, most: int) -> None:
         """Refuse larger trees than exact decoding allows, if both were asked for.
@@ -424,6 +450,20 @@ class Config:
                 *("gpu_layers", "draft_device", "workers"),
             )
 
+    def check(self) -> None:
+        """Refuse options that exclude each other, or would be ignored, in what a person asks for.
+
+        Raises:
+            ContradictionError: there are such.
+        """
+        self.memory.check_offload()
+        self.speculation.check_drafter()
+        uses_model = self.speculation.may_use_a_model and self.speculation.draft not in (NONE, LOOKUP)
+        if self.devices.draft_device not in (AUTO, NONE) and not uses_model:
+            why = "drafter" if self.speculation.kind == LOOKUP else "draft"
+            given = named(why, LOOKUP if self.speculation.kind == LOOKUP else self.speculation.draft)
+            raise _excluded(given, named("draft_device"), why, "draft_device")
+
     @classmethod
     def of(cls, **values: Any) -> Config:
         """The configuration with some options, by their names as arguments; raises as `Config`."""
@@ -454,7 +494,8 @@ OPTIONS: Mapping[str, Option] = {option.name: option for options in _BY_GROUP.va
 """Every option by its name as an argument."""
 
 
-_OF_TREES = ("draft_window", "tree", "tree_budget", "tree_depth", "tree_width")
+_OF_DRAFTS = ("draft_from", "draft_window", "tree", "tree_budget", "tree_depth", "tree_width")
+_OF_STREAMING = ("pack", "pack_dir", "slots", "experts")
 
 
 def _excluded(first: str, second: str, *names: str) -> ContradictionError:

@@ -86,7 +86,7 @@ def checked_config(arguments: dict[str, Any]) -> Config:
         if name not in _TYPES:
             raise TypeError(f"load() got an unexpected keyword argument '{name}'")
     config = Config.of(**arguments)
-    config.speculation.check_drafter()
+    config.check()
     return config
 
 

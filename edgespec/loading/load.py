@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Unpack
 
-from edgespec.config import Config
+from edgespec.config import Config, ModelConfig
 from edgespec.drafters.model import ModelDrafter
 from edgespec.engine.drafting import Speculator
 from edgespec.engine.engine import Engine
@@ -120,6 +120,9 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
     try_kernels(state)  # their outcome is part of what a file is vetted for
     target_files = read_model(path)
     require_cache_type(config.model.kv, target_files.headers[0])
+    if doubt := target_files.headers[0].doubt_about(config.model.context):
+        asked = config.model.context != ModelConfig().context
+        (state.warnings if asked else state.notes).append(doubt)
     fingerprint = target_files.headers[0].fingerprint
     state.n_threads = planned_threads(config.devices.threads, fingerprint, state.store)
     state.adapters = read_adapters(config.model.lora, target_files.headers[0])

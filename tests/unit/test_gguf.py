@@ -58,6 +58,8 @@ def test_the_properties_of_smollm2(smol_path: Path) -> None:
     header = read_header(smol_path)
     assert (header.version, header.architecture) == (3, "llama")
     assert (header.block_count, header.context_length) == (30, 8192)
+    assert header.doubt_about(8192) == ""
+    assert "was trained for 8192 tokens, and the context holds 8193" in header.doubt_about(8193)
     assert header.metadata["tokenizer.ggml.tokens"] == ArrayInfo("string", 49152)
     assert header.file_bytes == smol_path.stat().st_size
     assert header.tensor_bytes == sum(tensor.n_bytes for tensor in header.tensors)

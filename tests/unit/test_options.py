@@ -14,7 +14,7 @@ import pytest
 import edgespec
 from edgespec.config import OPTIONS, TREES, Config
 from edgespec.drafters.kinds import DRAFTER_KINDS, NO_DRAFTER
-from edgespec.errors import UsageError
+from edgespec.errors import ContradictionError, UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.loading.arguments import LoadArguments
 from edgespec.models.gguf.footprint import CACHE_TYPES
@@ -125,6 +125,40 @@ def test_options_that_contradict_each_other_are_refused(other: dict[str, Any]) -
     Config.of(**other)
     with pytest.raises(UsageError, match="exclude each other"):
         Config.of(workers=["localhost:1"]).with_(**other)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"draft": "none", "drafter": "lookup"},
+        {"draft": "none", "draft_device": "CUDA0"},
+        {"draft": "none", "draft_from": "notes"},
+        {"draft": "none", "tree_budget": 8},
+        {"draft": "lookup", "draft_window": 512},
+        {"drafter": "lookup", "draft_window": 512},
+        {"drafter": "lookup", "draft_device": "CUDA0"},
+        {"offload": "mmap", "pack": "always"},
+        {"offload": "mmap", "pack_dir": ["packs"]},
+        {"offload": "none", "slots": 4},
+        {"offload": "none", "experts": "never"},
+        {"pack": "never", "pack_dir": ["packs"]},
+        {"prompt_cache_size": "1GiB"},
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(ContradictionError) as refused:
+        Config.of(**given).check()
+    assert all(name in str(refused.value) for name in refused.value.options)
+
+
+def test_options_that_say_the_same_are_no_contradiction() -> None:
+    for given in (
+        {"offload": "mmap", "pack": "never"},
+        {"offload": "stream", "slots": 4, "pack": "always", "experts": "never"},
+        {"draft": "lookup", "drafter": "lookup", "draft_device": "none", "draft_from": "notes"},
+        {"prompt_cache": True, "prompt_cache_size": "1GiB"},
+    ):
+        Config.of(**given).check()
 
 
 def test_messages_name_options_as_their_reader_does() -> None:

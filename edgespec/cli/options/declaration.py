@@ -131,7 +131,7 @@ def _config(defaults: Config, called: typer.Context, /, **given: Any) -> Config:
         if source is not None and source.name == "DEFAULT_MAP":
             error.hint = "It is set in the configuration file, or in a preset."
         raise
-    config.speculation.check_drafter()
+    config.check()
     return config
 
 

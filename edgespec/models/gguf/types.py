@@ -116,6 +116,16 @@ class GGUFHeader:
         """The context the model was trained with, in tokens."""
         return self._count("context_length")
 
+    def doubt_about(self, context: int) -> str:
+        """A sentence if the model was trained for a shorter context, in tokens; else empty."""
+        trained = self.context_length
+        if not trained or context <= trained:
+            return ""
+        return (
+            f"{self.path.name} was trained for {trained} tokens, and the context holds {context}: "
+            "longer texts may be answered poorly."
+        )
+
     @property
     def embedding_length(self) -> int | None:
         """Elements of an embedding and of a hidden state."""

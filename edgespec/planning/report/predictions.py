@@ -154,6 +154,8 @@ class _Planning:
             self._notes.append("The hit rate of experts is assumed. Running the model measures it.")
         if plan.streams and not plan.sends:
             self._note_packing(files, chosen, way)
+        if doubt := header.doubt_about(named.context):
+            self._notes.append(doubt)
         if not way.measured:
             self._notes.append(
                 "Derived figures may be off by half: 'edgespec profile' with this model and drafter "
