@@ -209,6 +209,11 @@ class Generation:
         return f"<Generation {count}{speed}{passes}, {self.finish_reason}: {text!r}>"
 
     @property
+    def is_only_thought(self) -> bool:
+        """True if the model thought, and neither answered nor called a tool."""
+        return bool(self.reasoning_tokens) and not self.text.strip() and not self.tool_calls
+
+    @property
     def tokens_per_second(self) -> float:
         """Tokens after the first pass, per second of decoding; 0 if there are none."""
         return tokens_per_second([self])

@@ -91,6 +91,7 @@ class AnswerParts(PartsReader):
     Args:
         thought: how thoughts are marked; None if there are none.
         opened: the prompt has opened one.
+        budgeted: a thought may have been closed before its end, so the model may close it again in the text.
         syntax: how tools are called; None if no call is to be recognized.
         tools: those that may be called.
         fences: decides which code fences are calls; None if none is.
@@ -103,6 +104,7 @@ class AnswerParts(PartsReader):
         thought: ThoughtFormat | None,
         *,
         opened: bool = False,
+        budgeted: bool = False,
         text_closes: str = "",
         syntax: CallSyntax | None = None,
         tools: Sequence[Tool] = (),
@@ -111,6 +113,7 @@ class AnswerParts(PartsReader):
     ) -> None:
         super().__init__(call_id)
         self._thought = thought
+        self._stray = thought.closes if thought is not None and budgeted else ""  # no part of a text
         self._syntax = syntax
         self._tools = tools
         self._fences = fences
@@ -186,10 +189,13 @@ class AnswerParts(PartsReader):
 
     def _in_text(self, final: bool) -> AnswerPart | None:
         syntax = self._syntax
+        if self._stray:
+            self._held = self._held.replace(self._stray, "")
         if self._text_closes:
             return self._in_closed_text(self._text_closes, final)
         if syntax is None:
-            said, self._held = self._held, ""
+            whole = final or not self._stray
+            said = self._release(len(self._held) if whole else self._certain_length([self._stray]))
             return AnswerPart(text=said) if said else None
         if syntax.first_only:
             return self._at_first(syntax, final)
@@ -213,6 +219,7 @@ class AnswerParts(PartsReader):
             said = said.rstrip()
         else:
             marks = [syntax.trigger] if self._fences is None else [syntax.trigger, FENCE]
+            marks += [self._stray] if self._stray else []
             said = self._release(len(self._held) if final else self._certain_length(marks))
             if final and self.calls:
                 said = said.rstrip()

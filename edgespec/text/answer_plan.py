@@ -90,7 +90,15 @@ class AnswerPlanner:
             offered = self._offered(syntax, config.tools, config.tool_choice, config.parallel_tool_calls)
         tools = offered.tools if offered is not None else ()
         in_text = encoder.begins_in_text(prompt)
-        parts = reader_of(form, opened=opened, in_text=in_text, tools=tools, fences=fences, prompt=prompt)
+        parts = reader_of(
+            form,
+            opened=opened,
+            budgeted=config.thinking.budget is not None,
+            in_text=in_text,
+            tools=tools,
+            fences=fences,
+            prompt=prompt,
+        )
         # A model that is not to think gets a closed thought, or is told by its template.
         thinks = thought is not None and (opened or config.thinking.enabled is not False)
         if not thinks and syntax is None and not shown_only:

@@ -18,6 +18,7 @@ def reader_of(
     form: AnswerFormat,
     *,
     opened: bool = False,
+    budgeted: bool = False,
     in_text: bool = False,
     tools: Sequence[Tool] = (),
     fences: FenceReader | None = None,
@@ -27,6 +28,7 @@ def reader_of(
 
     Args:
         opened: the prompt has opened a thought.
+        budgeted: the length of thoughts is limited.
         in_text: the prompt has the header of a text.
         tools: those that may be called.
         fences: decides which code fences are calls; None if none is.
@@ -43,6 +45,7 @@ def reader_of(
     return AnswerParts(
         form.thought,
         opened=opened,
+        budgeted=budgeted,
         text_closes=form.text_tags.text_closes if form.text_tags is not None else "",
         syntax=syntax,
         tools=tools,

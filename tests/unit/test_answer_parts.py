@@ -44,12 +44,15 @@ def taken_apart(
     thought: ThoughtFormat | None = None,
     *,
     opened: bool = False,
+    budgeted: bool = False,
     syntax: CallSyntax | None = None,
     several: bool = True,
 ) -> tuple[str, str, list[tuple[str, str]]]:
     """Thought, text and calls; what was streamed and what was kept must agree."""
     fences = FenceReader(TOOLS, several=several) if syntax and syntax.in_fences else None
-    parts: PartsReader = AnswerParts(thought, opened=opened, syntax=syntax, tools=TOOLS, fences=fences)
+    parts: PartsReader = AnswerParts(
+        thought, opened=opened, budgeted=budgeted, syntax=syntax, tools=TOOLS, fences=fences
+    )
     if syntax is HARMONY:
         parts = ChannelParts(opened=opened, calls_tools=True)
     found = [part for piece in pieces for part in parts.push(piece)] + parts.flush()
@@ -356,3 +359,11 @@ def test_ids_of_calls_are_nine_letters_and_differ() -> None:
     assert len(set(ids)) == 12
     assert all(len(name) == 9 and name.isalnum() and name.isascii() for name in ids)
     assert ids[0] == call_id("a", 0)
+
+
+@pytest.mark.parametrize("syntax", [None, HERMES])
+def test_a_thought_that_was_cut_off_may_be_closed_again(syntax: CallSyntax | None) -> None:
+    text = "<think>Hm.\n</think>\n\n so </th\n</think>Yes."
+    for pieces in ([text], list(text)):
+        assert taken_apart(pieces, THINK, budgeted=True, syntax=syntax) == ("Hm.", "so </th\nYes.", [])
+        assert taken_apart(pieces, THINK, syntax=syntax)[1] == "so </th\n</think>Yes."

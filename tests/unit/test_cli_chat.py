@@ -196,6 +196,35 @@ def test_the_model_of_a_chat_that_has_none_to_change(typed: Any) -> None:
     assert typed("/model smollm2-135m")[1] == ["This chat cannot switch models. Start another chat."]
 
 
+def test_a_thought_without_an_answer_is_told(
+    typed: Any,
+    engine: TalkingEngine,
+    talking_session: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    engine.thought, engine.words = ["Hm,", " sky."], []
+    _, err, _ = typed("Hi")
+    assert any("The model thought for 2 tokens and gave no answer." in line for line in err)
+    assert main(["chat", "-p", "Hi"]) == 1
+    assert "gave no answer" in capsys.readouterr().err
+
+
+def test_a_quiet_chat_answers_commands(engine: TalkingEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    session: Any = TalkingSession(engine)
+    results = ResultStream(sys.stdout, "Standard output")
+    chat = Chat(session, engine, GenerationConfig(), Terminal(quiet=True), results)  # type: ignore[arg-type]
+    for command, reply in (
+        ("/help", "this list"),
+        ("/show", "talker"),
+        ("/stats", "No answer yet."),
+        ("/sessions", "No saved conversations"),
+        ("/set top_k 3", "top_k set to 3"),
+    ):
+        InteractiveChat(chat).run(TypingFriend([command], says_yes=False))
+        assert reply in capsys.readouterr().err
+
+
 def test_thoughts_are_folded_and_unfolded(typed: Any, engine: TalkingEngine) -> None:
     engine.thought = ["Hm,", " \x1b[2Jsky."]
     out, err, session = typed("Hi", "/think", "/think show", "Hi", "/think hide", "Hi")

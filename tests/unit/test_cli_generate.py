@@ -187,6 +187,23 @@ def test_lossless_rules_say_nothing(engine: TalkingEngine, capsys: pytest.Captur
         assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize(("flags", "code"), [([], 1), (["--answers", "2"], 1), (["--json"], 0)])
+def test_a_thought_without_an_answer_is_told(
+    flags: list[str], code: int, engine: TalkingEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine.thought, engine.words = ["Hm,", " sky."], []
+    assert main(["generate", "-p", "Hi", *flags]) == code
+    out, err = capsys.readouterr()
+    assert "The model thought for 2 tokens and gave no answer. --think off" in err
+    if flags == ["--json"]:
+        record = json.loads(out)
+        assert (record["text"], record["reasoning_content"], record["finish_reason"]) == (
+            "",
+            "Hm, sky.",
+            "stop",
+        )
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

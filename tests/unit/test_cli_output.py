@@ -25,9 +25,9 @@ class FakeTerminal(io.StringIO):
 def test_a_model_cannot_steer_the_terminal() -> None:
     terminal, file = FakeTerminal(), io.StringIO()
     for stream in (terminal, file):
-        ResultStream(stream, "it").verbatim("a\x1b[2J\tb\r\n")
-    assert terminal.getvalue() == "a\ufffd[2J\tb\ufffd\n"
-    assert file.getvalue() == "a\x1b[2J\tb\r\n"
+        ResultStream(stream, "it").verbatim("a\x1b[2J\tb\u202e\u2069\r\n")
+    assert terminal.getvalue() == "a\ufffd[2J\tb\ufffd\ufffd\ufffd\n"
+    assert file.getvalue() == "a\x1b[2J\tb\u202e\u2069\r\n"
 
 
 @pytest.mark.parametrize(("encoding", "line"), [("utf-8", '{"a": "é"}\n'), ("ascii", '{"a": "\\u00e9"}\n')])

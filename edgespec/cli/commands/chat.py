@@ -178,3 +178,5 @@ def _answer_once(turns: Chat, question: str, images: Sequence[Image], *, as_json
         )
     if interruption:
         raise typer.Exit(interruption.exit_code)
+    if not as_json and turns.last_answer is not None and turns.last_answer.is_only_thought:
+        raise typer.Exit(1)

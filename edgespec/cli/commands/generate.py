@@ -39,6 +39,7 @@ from edgespec.generation.config import MAX_SEED, GenerationConfig
 
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
+    from edgespec.generation.result import Generation
     from edgespec.images.parts import Image
 
 _PANEL = "Prompt"
@@ -297,6 +298,7 @@ class _SinglePrompt:
             config = _config(sampling, loading, self.terminal)
             self.terminal.rule(config.rule)
             left = deque(range(self.answers))
+            given: list[Generation] = []
 
             def answer_left(engine: Engine) -> None:
                 self.terminal.template(engine, raw=self.raw)
@@ -306,18 +308,20 @@ class _SinglePrompt:
                     seed = None if config.seed is None else (config.seed + left[0]) % (MAX_SEED + 1)
                     asked = after_images(text, [digest_part(image) for image in self.images])
                     origin = Origin.of(model, with_system(asked, self.system), config, raw=self.raw)
-                    self._answer(text, config.with_(seed=seed), engine, origin)
+                    given.append(self._answer(text, config.with_(seed=seed), engine, origin))
                     left.popleft()
                     if left and self.as_text:
                         self.results.text("\n")
 
             with_reloads(self.terminal.load, answer_left, loading, self.terminal)
+            if self.as_text and any(answer.is_only_thought for answer in given):
+                raise typer.Exit(1)
         except EdgeSpecError as error:
             if not self.as_text:
                 self.results.failure(prompt, None, str(error))
             raise
 
-    def _answer(self, prompt: str, config: GenerationConfig, engine: Engine, origin: Origin) -> None:
+    def _answer(self, prompt: str, config: GenerationConfig, engine: Engine, origin: Origin) -> Generation:
         asked = with_system(after_images(prompt, [image.part for image in self.images]), self.system)
         answer = None
         self.written.begin()
@@ -338,6 +342,8 @@ class _SinglePrompt:
             self.written.end()
         else:
             self.results.record(answer.to_json(prompt) | origin.to_json())
+        if not interruption:
+            self.terminal.only_thought(answer)
         if answer.passes:
             self.terminal.statistics(answer, "A larger value allows a longer answer.")
             self.terminal.all_statistics(answer)
@@ -349,3 +355,4 @@ class _SinglePrompt:
             early = "the answer ends early" if answer.passes else "there is no answer yet"
             self.terminal.note(f"Interrupted: {early}.")
             raise typer.Exit(interruption.exit_code)
+        return answer

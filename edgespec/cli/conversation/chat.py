@@ -175,6 +175,8 @@ class Chat:
         return interruption, answer
 
     def _report(self, answer: Generation, continue_hint: str) -> None:
+        if answer.finish_reason != "cancelled":
+            self.terminal.only_thought(answer)
         if answer.passes:
             self.terminal.statistics(answer, continue_hint)
         unsaved = self.session.unsaved

@@ -129,7 +129,7 @@ class InteractiveChat:
         """
         self._keyboard = keyboard
         if first is not None:
-            self.say(f">>> {first}")
+            self.chat.terminal.note(f">>> {first}")
             self._guarded(lambda: self._ask(first))
         for text in keyboard.messages():
             name = text.strip().partition(" ")[0]
@@ -156,7 +156,7 @@ class InteractiveChat:
         except EdgeSpecError as error:
             self.chat.terminal.warn(str(error))
         except KeyboardInterrupt:
-            self.say("Stopped.")
+            self.chat.terminal.note("Stopped.")
 
     def _load_again(self) -> None:
         """Load again before the next question: without what was lost, or with less on a card."""
@@ -165,14 +165,14 @@ class InteractiveChat:
         self.chat.session.detach()
         self.models.load_again()
         self.chat.use(self.models.engine, self.models.sampling)
-        self.say("Reloaded the model. /retry asks the last question again.")
+        self.chat.terminal.note("Reloaded the model. /retry asks the last question again.")
 
     def _ask(self, text: str) -> None:
         if self.chat.session.engine.sees_images:
             text, dropped = without_images(text)
             self.images += dropped
             if dropped and not text:
-                self.say(f"Attached {_names(dropped)} to the next question.")
+                self.chat.terminal.note(f"Attached {_names(dropped)} to the next question.")
                 return
         question = with_attachments(text, self.attached)
         images = [*self.images, *question.images]
@@ -181,7 +181,9 @@ class InteractiveChat:
         self.attached.clear()
         self.images.clear()
         if question.files or images:
-            self.say(f"Attached: {', '.join([*map(str, question.files), *(image.name for image in images)])}")
+            self.chat.terminal.note(
+                f"Attached: {', '.join([*map(str, question.files), *(image.name for image in images)])}"
+            )
         self.answer(Question(question.text, tuple(images)))
 
     def answer(self, question: Question) -> None:
@@ -210,9 +212,9 @@ class InteractiveChat:
             return
         answer = self.chat.last_answer
         if interruption and answer is not None and answer.passes:
-            self.say("Stopped; the partial answer is kept. /continue resumes it.")
+            self.chat.terminal.note("Stopped; the partial answer is kept. /continue resumes it.")
         elif interruption:
-            self.say("Stopped before the first token. /retry asks again.")
+            self.chat.terminal.note("Stopped before the first token. /retry asks again.")
         if answer is not None and answer.context_full:
             self.chat.terminal.warn(
                 f"The answer ends early: the context of {self.chat.context} tokens is full."
@@ -225,10 +227,10 @@ class InteractiveChat:
         if possible and self.confirm("Drop the oldest turns to make room?"):
             dropped = self.chat.session.drop_oldest(text)
             if dropped:
-                self.say(f"Dropped {count(dropped, 'turn')}, kept {self.chat.session.turns}.")
+                self.chat.terminal.note(f"Dropped {count(dropped, 'turn')}, kept {self.chat.session.turns}.")
                 return True
-            self.say("That would not free enough of the context.")
-        self.say(_FREE_CONTEXT)
+            self.chat.terminal.note("That would not free enough of the context.")
+        self.chat.terminal.note(_FREE_CONTEXT)
         return False
 
     def confirm(self, question: str) -> bool:
@@ -237,7 +239,7 @@ class InteractiveChat:
 
     def say(self, text: str) -> None:
         """Print a note."""
-        self.chat.terminal.note(text)
+        self.chat.terminal.say(text)
 
 
 def _names(images: Sequence[Image]) -> str:

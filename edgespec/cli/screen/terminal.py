@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TextIO, TypeVar
 
 from edgespec.cli.interrupt import Cancellable, cancelling
-from edgespec.cli.screen.formatting import details, format_statistics, in_columns, is_cut_off
+from edgespec.cli.screen.formatting import count, details, format_statistics, in_columns, is_cut_off
 from edgespec.cli.screen.status import RemainingTime, StatusLine, aside
 from edgespec.printable import printable
 from edgespec.progress import Progress, told_of_waiting
@@ -79,7 +79,11 @@ class Terminal:
     def note(self, text: str) -> None:
         """Print something that a person may want to know."""
         if not self._quiet:
-            _print(text)
+            self.say(text)
+
+    def say(self, text: str) -> None:
+        """Print the reply to a command that a person typed."""
+        _print(text)
 
     @property
     def is_watched(self) -> bool:
@@ -93,10 +97,9 @@ class Terminal:
 
     def rows(self, rows: Mapping[str, str]) -> None:
         """Print names and texts in two columns."""
-        if not self._quiet:
-            width = shutil.get_terminal_size().columns if is_terminal(sys.stderr) else None
-            for line in in_columns([*rows.items()], width):
-                _print(line)
+        width = shutil.get_terminal_size().columns if is_terminal(sys.stderr) else None
+        for line in in_columns([*rows.items()], width):
+            self.say(line)
 
     def detail(self, text: str) -> None:
         """Print something only with `--verbose`."""
@@ -241,6 +244,15 @@ class Terminal:
             _print(format_statistics(generation), style="dim")
             if is_cut_off(generation):
                 _print(f"The answer was cut off by --max-tokens. {continue_hint}", style="dim")
+
+    def only_thought(self, generation: Generation) -> None:
+        """Warn if there is no answer behind a thought."""
+        if generation.is_only_thought:
+            tokens = count(generation.reasoning_tokens, "token")
+            self.warn(
+                f"The model thought for {tokens} and gave no answer. --think off skips the thought, and "
+                "--think N ends it after N tokens; in a chat, /think does the same."
+            )
 
     def all_statistics(self, generation: Generation) -> None:
         """Print every figure of an answer, with `--verbose`."""
