@@ -22,7 +22,6 @@ def main(folder: str) -> None:
     print(cluster.address, flush=True)
     if sys.stdin.readline():
         cluster.remove_node(second, allow_graceful=False)
-        print("ended", flush=True)
         sys.stdin.read()
     cluster.shutdown()
 

@@ -40,6 +40,7 @@ def read_text(name: str) -> str:
 
 
 def _is_open_here(path: Path) -> bool:
+    """True for a pipe that a shell has opened for this process, as /dev/fd/63."""
     return path.parts[:2] == ("/", "dev") or path.parts[:2] == ("/", "proc")
 
 

@@ -69,7 +69,7 @@ def test_a_file_is_resumed_and_keeps_what_was_scored(
     output = tmp_path / "out.jsonl"
     bad = [
         {"prompt": "a", "choices": []},
-        {"prompt": "a", "temperature": 1},
+        {"prompt": "a", "choice": ["b"]},
         {"messages": [{"role": "user"}]},
     ]
     write_lines(tmp_path / "in.jsonl", *LINES[1:3], *bad)
@@ -78,7 +78,7 @@ def test_a_file_is_resumed_and_keeps_what_was_scored(
     assert [record["finish_reason"] for record in first] == ["stop"] * 2 + ["error"] * 3
     assert [record["id"] for record in first] == ["one", 2, 3, 4, 5]
     assert '"choices" must be a list' in first[2]["error"]
-    assert "no field 'temperature'" in first[3]["error"]
+    assert "no field 'choice'" in first[3]["error"]
     assert all("token_logprobs" in choice for choice in first[1]["choices"])
     capsys.readouterr()
     write_lines(tmp_path / "in.jsonl", *LINES[1:3], LINES[0])

@@ -391,7 +391,7 @@ def test_a_binary_file_is_not_attached(typed: Any, tmp_path: Path) -> None:
     (tmp_path / "latin").write_bytes(b"a\ncaf\xe9")
     _, err, _ = typed(f"/file {tmp_path / 'x.png'}", f"/file {tmp_path / 'latin'}")
     assert err == [
-        f"{tmp_path / 'x.png'} is not a text file. Only UTF-8 text files can be attached.",
+        f"{tmp_path / 'x.png'} is not a text file. Name a UTF-8 text file.",
         f"{tmp_path / 'latin'} is not valid UTF-8: byte 0xe9 at offset 5, on line 2. {CONVERT}",
     ]
 

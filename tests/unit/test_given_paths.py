@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from edgespec.cli import utf8
 from edgespec.cli.main import main
+from edgespec.cli.prompt import standard_input
 from edgespec.errors import ModelFileError
 from edgespec.files.user_folders import expanded
 from edgespec.models.hub import catalog
@@ -76,6 +78,17 @@ def test_what_is_no_text_file_is_refused(
     assert main(["generate", flag, name, *([] if flag == "-f" else ["Hi"])]) == 2
     assert capsys.readouterr().err.startswith(f"Error: {said}")
     assert engine.loaded_with == {}
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="POSIX")
+def test_standard_input_is_read_up_to_a_limit(
+    engine: TalkingEngine, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr(standard_input, "_MAX_BYTES", 10)
+    with Path("/dev/zero").open() as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert main(["generate"]) == 2
+    assert capsys.readouterr().err.startswith("Error: Standard input has more than 0 MiB.")
 
 
 @pytest.mark.skipif(not Path("/dev/fd").exists(), reason="POSIX")

@@ -346,7 +346,7 @@ def open_cluster(address: RayAddress, loading: Config, terminal: Terminal) -> It
                 ) from error
             finally:
                 if threading.current_thread() is threading.main_thread():
-                    signal.signal(signal.SIGTERM, on_sigterm)  # Ray installs a handler of its own
+                    signal.signal(signal.SIGTERM, on_sigterm or signal.SIG_DFL)  # Ray installs its own
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = context.print_on_execution_start = False
         context.max_errored_blocks = -1  # requests that are lost with an engine are asked again

@@ -18,6 +18,7 @@ from edgespec.cli.utf8 import as_text, decoded
 from edgespec.errors import UsageError
 
 _PATIENCE_S = 2.0
+_MAX_BYTES = 64 << 20
 
 
 def whole_prompt(prompt: str | None, terminal: Terminal, how: str) -> str:
@@ -60,11 +61,13 @@ def _mode() -> int:
 def _read(terminal: Terminal) -> str:
     _note_waiting(terminal)
     try:
-        data = sys.stdin.buffer.read()
+        data = sys.stdin.buffer.read(_MAX_BYTES + 1)
     except OSError as error:
         raise UsageError(
             f"Standard input cannot be read: {error.strerror}.", "Give the prompt with -p TEXT."
         ) from error
+    if len(data) > _MAX_BYTES:
+        raise UsageError(f"Standard input has more than {_MAX_BYTES >> 20} MiB.", "Use a part of it.")
     return decoded(data, "The text on standard input").removesuffix("\n").removesuffix("\r")
 
 

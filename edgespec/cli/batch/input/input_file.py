@@ -53,6 +53,7 @@ def open_input(name: str) -> Iterator[Input]:
         UsageError: it cannot be read, or holds something else; the lines raise it, too.
     """
     with _opened(name) as file:
+        name = "Standard input" if name == "-" else name
         waits = not stat.S_ISREG(os.fstat(file.fileno()).st_mode)
         content: IO[bytes] = file
         with _reading(name):
@@ -90,7 +91,7 @@ def _lines_of(file: IO[bytes], head: bytes, name: str) -> Iterator[bytes]:
     if begins.startswith(b"["):
         return _items(file, name)
     if _PRETTY.match(begins):
-        raise UsageError(f"{name} has objects that span several lines.", f"Convert it: jq -c . {name}")
+        raise UsageError(f"{name} has objects that span several lines.", "Convert it: jq -c .")
     if begins and not any(line.lstrip().startswith(b"{") for line in begins.splitlines()):
         if begins.startswith(UTF16):
             decoded(begins, name)
@@ -112,7 +113,7 @@ def _lines(file: IO[bytes], name: str) -> Iterator[bytes]:
 def _items(file: IO[bytes], name: str) -> Iterator[bytes]:
     with _reading(name):
         data = file.read(_MAX_BYTES + 1)
-    way_out = f"Convert it to a line for each item: jq -c '.[]' {name}"
+    way_out = "Convert it to a line for each item: jq -c '.[]'"
     if len(data) > _MAX_BYTES:
         raise UsageError(f"{name} is an array of more than {_MAX_BYTES >> 20} MiB.", way_out)
     try:
