@@ -27,6 +27,7 @@ class BannedStrings:
         self._spelling = spelling
         self._start = start
         self._most = max(map(len, self._strings)) - 1  # bytes of the text that can matter
+        self._refused: dict[bytes, Tokens] = {}  # by what is missing of a string
         self._always = np.concatenate([spelling.containing(text) for text in self._strings])
 
     def refused(self, sequence: Sequence[int], path: Sequence[int] = ()) -> Tokens:
@@ -38,6 +39,8 @@ class BannedStrings:
             for place in range(bisect_left(self._strings, begun), len(self._strings)):
                 if not self._strings[place].startswith(begun):
                     break
-                if rest := self._strings[place][size:]:  # a drafted path may have a whole one
-                    refused.append(self._spelling.beginning_with(rest))
+                if missing := self._strings[place][size:]:  # a drafted path may have a whole one
+                    if missing not in self._refused:
+                        self._refused[missing] = self._spelling.beginning_with(missing)
+                    refused.append(self._refused[missing])
         return np.concatenate(refused)

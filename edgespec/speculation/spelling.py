@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 Tokens = NDArray[np.int64]
 
+_BETWEEN = b"\xff"  # in no text: it is not UTF-8
+
 
 class Speller(Protocol):
     """The part of a vocabulary that is used here."""
@@ -59,24 +61,22 @@ class Spelling:
         found: list[int] = []
         at = self._joined.find(text)
         while at >= 0:
-            place = int(np.searchsorted(ends, at, side="right"))
-            whole = at + len(text) <= ends[place]
-            if whole:
-                found.append(place)
-            at = self._joined.find(text, int(ends[place]) if whole else at + 1)
-        return tokens[found]
+            found.append(at)
+            at = self._joined.find(text, at + 1)
+        return tokens[np.unique(np.searchsorted(ends, found, side="right"))]
 
     @cached_property
     def _sorted(self) -> tuple[list[bytes], Tokens, Tokens]:
-        """The texts in lower case and in order, their tokens, and where each ends when they are joined."""
+        """The texts in lower case and in order, their tokens, and where each ends in `_joined`."""
         pieces = [self.piece(token).lower() for token in range(self._vocabulary.n_tokens)]
         order = sorted(range(len(pieces)), key=pieces.__getitem__)
         ordered = [pieces[token] for token in order]
-        return ordered, np.array(order, dtype=np.int64), np.cumsum(list(map(len, ordered)))
+        ends = np.cumsum([len(piece) + len(_BETWEEN) for piece in ordered])
+        return ordered, np.array(order, dtype=np.int64), ends
 
     @cached_property
     def _joined(self) -> bytes:
-        return b"".join(self._sorted[0])
+        return _BETWEEN.join(self._sorted[0])
 
 
 def backwards(sequence: Sequence[int], path: Sequence[int] = (), start: int = 0) -> Iterator[int]:

@@ -32,6 +32,22 @@ CONFIGS = [
     GenerationConfig(max_tokens=20),
     GenerationConfig(max_tokens=20, temperature=0.8, seed=3),
     GenerationConfig(max_tokens=20, temperature=0.8, top_p=0.9, top_k=40, min_p=0.02, seed=4),
+    GenerationConfig(
+        max_tokens=20,
+        dry_multiplier=1.0,
+        dry_allowed_length=1,
+        dry_sequence_breakers=(". ",),
+        banned_strings=("the", " forest", "CROW"),
+    ),
+    GenerationConfig(
+        max_tokens=20,
+        temperature=0.8,
+        top_n_sigma=2.0,
+        xtc_probability=0.4,
+        dry_multiplier=1.0,
+        banned_strings=(" old",),
+        seed=11,
+    ),
 ]
 
 
